@@ -1,0 +1,14 @@
+#pragma once
+// One function per subcommand: declares its options and what it does. A command throws std::invalid_argument for wrong
+// usage (exit status 2) and any other exception for failure (exit status 1); main prints what() as one line.
+
+#include <CLI/CLI.hpp>
+
+namespace thinwire::apps {
+
+void add_systems_command(CLI::App& app);
+void add_bench_command(CLI::App& app);
+void add_train_command(CLI::App& app);
+void add_launch_command(CLI::App& app);
+
+}  // namespace thinwire::apps

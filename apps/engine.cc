@@ -1,0 +1,95 @@
+#include "apps/engine.h"
+
+#include <memory>
+#include <stdexcept>
+
+#include "thinwire/in_process.h"
+#if THINWIRE_HAVE_MPI
+#include "thinwire/mpi.h"
+#endif
+#if THINWIRE_HAVE_TORCH
+#include "torch/gloo_environment.h"
+#endif
+
+namespace thinwire::apps {
+namespace {
+
+std::string known_engines() {
+  std::string names = "threads";
+  if (THINWIRE_HAVE_MPI) names += ", mpi";
+  if (THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO) names += ", gloo";
+  return names;
+}
+
+[[noreturn]] void refuse(const std::string& engine) {
+  if (engine == "mpi") {
+    throw std::invalid_argument(
+        "engine mpi: this build has no MPI; install libopenmpi-dev and openmpi-bin and configure again "
+        "(here: " +
+        known_engines() + ")");
+  }
+  if (engine == "gloo") {
+    throw std::invalid_argument(
+        "engine gloo: this build has no torch with Gloo; install libtorch-dev and libgloo-dev and configure "
+        "again "
+        "(here: " +
+        known_engines() + ")");
+  }
+  throw std::invalid_argument("unknown engine '" + engine + "': this build has " + known_engines());
+}
+
+[[maybe_unused]] void check_world(const EngineOptions& options, int world, const std::string& start) {
+  if (world == options.workers) return;
+  throw std::invalid_argument("--workers " + std::to_string(options.workers) + ", but " +
+                              std::to_string(world) + (world == 1 ? " process was" : " processes were") +
+                              " started: use " + start + std::to_string(options.workers) + " or --workers " +
+                              std::to_string(world));
+}
+
+// A process joins its world once and stays until it ends: MPI cannot be initialised twice, and a rendezvous
+// port that closes and opens again could be met half way.
+
+#if THINWIRE_HAVE_MPI
+void run_on_mpi(const EngineOptions& options, const std::function<void(Communicator&)>& run) {
+  static MpiWorld world;
+  try {
+    check_world(options, world.communicator().size(), "mpirun -n ");
+    run(world.communicator());
+  } catch (...) {
+    world.abandon();  // ranks that did not fail would keep this one waiting in MPI_Finalize
+    throw;
+  }
+}
+#endif
+
+#if THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO
+Communicator& gloo_world(const EngineOptions& options) {
+  check_world(options, GlooEnvironment::read().world_size, "thinwire launch -n ");
+  static const std::unique_ptr<Communicator> world =
+      open_gloo_from_environment(std::chrono::duration<double>(options.deadline_seconds));
+  return *world;
+}
+#endif
+
+}  // namespace
+
+void run_on_engine(const EngineOptions& options, const std::function<void(Communicator&)>& body) {
+  if (options.workers < 1) {
+    throw std::invalid_argument("workers = " + std::to_string(options.workers) + ": at least 1 is needed");
+  }
+  const std::chrono::duration<double> deadline(options.deadline_seconds);
+  [[maybe_unused]] const auto run = [&](Communicator& communicator) {
+    communicator.set_deadline(deadline);
+    body(communicator);
+  };
+  if (options.engine == "threads") return run_in_process(options.workers, body, deadline);
+#if THINWIRE_HAVE_MPI
+  if (options.engine == "mpi") return run_on_mpi(options, run);
+#endif
+#if THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO
+  if (options.engine == "gloo") return run(gloo_world(options));
+#endif
+  refuse(options.engine);
+}
+
+}  // namespace thinwire::apps

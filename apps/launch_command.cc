@@ -1,0 +1,265 @@
+// thinwire launch -n W -- COMMAND...: W local processes with the environment that torchrun would give them.
+// It owns them: whatever happens to one of them, or to the launcher, none is left running.
+
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "apps/commands.h"
+
+namespace thinwire::apps {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+/// What a process that was asked to end may take for it.
+constexpr Seconds kTermPatience{3.0};
+constexpr int kUnknownCommand = 127;
+constexpr int kNotExecutable = 126;
+
+struct LaunchOptions {
+  int processes = 0;
+  int port = 0;
+  double grace_seconds = 30;
+  std::vector<std::string> command;
+};
+
+/// The file that PATH leads to; empty when there is none. status: what a shell would exit with.
+std::string find_command(const std::string& name, int& status) {
+  status = kUnknownCommand;
+  std::vector<std::string> candidates;
+  if (name.find('/') != std::string::npos) {
+    candidates.push_back(name);
+  } else {
+    const char* path = std::getenv("PATH");
+    std::istringstream folders(path == nullptr ? "/usr/local/bin:/usr/bin:/bin" : path);
+    for (std::string folder; std::getline(folders, folder, ':');) {
+      candidates.push_back((folder.empty() ? "." : folder) + "/" + name);
+    }
+  }
+  for (const auto& candidate : candidates) {
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+    if (access(candidate.c_str(), F_OK) == 0) status = kNotExecutable;
+  }
+  return {};
+}
+
+int free_port() {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  const bool found = listener >= 0 && bind(listener, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                     getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  if (listener >= 0) close(listener);
+  if (!found) throw std::runtime_error(std::string("no free port on 127.0.0.1: ") + std::strerror(errno));
+  return ntohs(address.sin_port);
+}
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, std::string file) : options_(options), file_(std::move(file)) {}
+
+  /// Exit status for the launcher.
+  int run() {
+    // Orphans of the ranks become children of this process, so that they can be found in the end.
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, number);
+    sigprocmask(SIG_BLOCK, &signals_, &old_mask_);
+    const int port = options_.port != 0 ? options_.port : free_port();
+    for (int rank = 0; rank < options_.processes; ++rank) start(rank, port);
+    while (running() > 0) {
+      wait_for_event();
+      reap();
+      escalate();
+    }
+    sweep_orphans();
+    return status_;
+  }
+
+ private:
+  struct Child {
+    pid_t pid = -1;
+    bool ended = false;
+    bool stopped = false;
+  };
+  enum class Stage { running, draining, terminated, killed };
+
+  void start(int rank, int port) {
+    const pid_t launcher = getpid();
+    const pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (getppid() != launcher) _exit(1);  // it died before the line above
+      sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
+      const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+      set("MASTER_ADDR", "127.0.0.1");
+      set("MASTER_PORT", std::to_string(port));
+      for (const char* name : {"RANK", "LOCAL_RANK"}) set(name, std::to_string(rank));
+      for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
+        set(name, std::to_string(options_.processes));
+      std::vector<char*> arguments;
+      for (const auto& word : options_.command) arguments.push_back(const_cast<char*>(word.c_str()));
+      arguments.push_back(nullptr);
+      execv(file_.c_str(), arguments.data());
+      std::fprintf(stderr, "thinwire launch: %s: %s\n", file_.c_str(), std::strerror(errno));
+      _exit(kNotExecutable);
+    }
+    if (pid < 0) {
+      std::fprintf(stderr, "thinwire launch: cannot start rank %d: %s\n", rank, std::strerror(errno));
+      fail(1);
+      stage_end_ = Clock::now();  // the ranks that run would wait for this one
+    }
+    children_.push_back({.pid = pid, .ended = pid < 0, .stopped = false});
+  }
+
+  std::size_t running() const {
+    std::size_t count = 0;
+    for (const auto& child : children_) count += child.ended ? 0 : 1;
+    return count;
+  }
+
+  void wait_for_event() {
+    timespec limit{.tv_sec = 0, .tv_nsec = 100'000'000};
+    siginfo_t info{};
+    const int number = sigtimedwait(&signals_, &info, &limit);
+    if (number <= 0 || number == SIGCHLD) return;
+    // The terminal sends Ctrl-C to the whole foreground group, the ranks included.
+    if (info.si_code != SI_KERNEL) signal_all(number);
+    if (stage_ == Stage::draining) stage_end_ = Clock::now();  // asked twice: no more patience
+    fail(128 + number);
+  }
+
+  void reap() {
+    int how = 0;
+    for (pid_t pid = 0; (pid = waitpid(-1, &how, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
+      for (std::size_t rank = 0; rank < children_.size(); ++rank) {
+        if (children_[rank].pid == pid) note(rank, how);
+      }
+    }
+  }
+
+  void note(std::size_t rank, int how) {
+    Child& child = children_[rank];
+    child.stopped = WIFSTOPPED(how);
+    if (WIFSTOPPED(how) || WIFCONTINUED(how)) return;
+    child.ended = true;
+    const int status = WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
+    if (status == 0 || stage_ != Stage::running) return;
+    if (WIFSIGNALED(how)) {
+      std::fprintf(stderr, "thinwire launch: rank %zu (process %d) was killed by signal %d (%s)\n", rank,
+                   child.pid, WTERMSIG(how), strsignal(WTERMSIG(how)));
+    }
+    fail(status);
+  }
+
+  /// The first failure decides the status; from then on the others' time is limited.
+  void fail(int status) {
+    if (stage_ != Stage::running) return;
+    status_ = status;
+    enter(Stage::draining, Seconds(options_.grace_seconds));
+  }
+
+  void enter(Stage stage, Seconds patience) {
+    stage_ = stage;
+    stage_end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+  }
+
+  void escalate() {
+    if (stage_ == Stage::running || running() == 0) return;
+    bool only_stopped = true;
+    for (const auto& child : children_) only_stopped = only_stopped && (child.ended || child.stopped);
+    // A stopped process neither diagnoses nor answers SIGTERM.
+    if (Clock::now() < stage_end_ && !only_stopped) return;
+    if (stage_ == Stage::draining && !only_stopped) {
+      std::fprintf(stderr, "thinwire launch: ending %zu processes that still run\n", running());
+      signal_all(SIGTERM);
+      enter(Stage::terminated, kTermPatience);
+    } else {
+      signal_all(SIGKILL);
+      enter(Stage::killed, kTermPatience);
+    }
+  }
+
+  void signal_all(int number) {
+    for (const auto& child : children_) {
+      if (!child.ended) kill(child.pid, number);
+    }
+  }
+
+  /// What the ranks started and did not wait for.
+  void sweep_orphans() {
+    for (;;) {
+      std::ifstream list("/proc/self/task/" + std::to_string(getpid()) + "/children");
+      for (pid_t pid = 0; list >> pid;) kill(pid, SIGKILL);
+      const pid_t ended = waitpid(-1, nullptr, 0);
+      if (ended < 0 && errno != EINTR) return;
+    }
+  }
+
+  const LaunchOptions& options_;
+  std::string file_;
+  sigset_t signals_{};
+  sigset_t old_mask_{};
+  std::vector<Child> children_;
+  Stage stage_ = Stage::running;
+  Clock::time_point stage_end_{};
+  int status_ = 0;
+};
+
+int launch(const LaunchOptions& options) {
+  int status = 0;
+  const std::string file = find_command(options.command[0], status);
+  if (file.empty()) {
+    std::cerr << "thinwire launch: " << options.command[0]
+              << (status == kUnknownCommand ? ": command not found\n" : ": not an executable file\n");
+    return status;
+  }
+  std::cout.flush();
+  return Launcher(options, file).run();
+}
+
+}  // namespace
+
+void add_launch_command(CLI::App& app) {
+  auto* command =
+      app.add_subcommand("launch", "Start W local processes as torchrun would: launch -n W -- COMMAND...");
+  const auto options = std::make_shared<LaunchOptions>();
+  command->add_option("-n,--processes", options->processes, "How many processes (ranks)")
+      ->required()
+      ->check(CLI::Range(1, 65536));
+  command->add_option("--port", options->port, "MASTER_PORT; default: a free one")
+      ->check(CLI::Range(1, 65535));
+  command
+      ->add_option("--grace", options->grace_seconds,
+                   "Seconds that the other processes get to end by themselves after one has failed")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("command", options->command, "Program and arguments, after --")->required();
+  command->positionals_at_end();
+  command->callback([options] {
+    const int status = launch(*options);
+    if (status != 0) throw CLI::RuntimeError(status);  // the ranks, or launch(), have said why
+  });
+}
+
+}  // namespace thinwire::apps

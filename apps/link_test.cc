@@ -1,0 +1,24 @@
+#include "apps/link.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+namespace thinwire::apps {
+namespace {
+
+TEST(Link, RatesAndLatencies) {
+  EXPECT_DOUBLE_EQ(parse_link("25Gbit:20us").bytes_per_second, 25e9 / 8);
+  EXPECT_DOUBLE_EQ(parse_link("25Gbit:20us").latency_seconds, 20e-6);
+  EXPECT_DOUBLE_EQ(parse_link("0.5Mbit:1ms").bytes_per_second, 0.5e6 / 8);
+  EXPECT_DOUBLE_EQ(parse_link("100Kbit:0s").latency_seconds, 0);
+}
+
+TEST(Link, AnythingElseIsRefused) {
+  for (const char* text : {"", "1Gbit", "Gbit:1us", "1Gbit:", "1GBit:1us", "-1Gbit:1us", "1Gbit:-1us", "1Gbit:1m", "1Gbit:1us "}) {
+    EXPECT_THROW(parse_link(text), std::invalid_argument) << text;
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::apps

@@ -1,0 +1,110 @@
+#!/usr/bin/python3
+"""Draw what `thinwire train --json` wrote: test accuracy against epochs and against bytes sent.
+
+Usage: plot_training.py RESULTS.json PICTURE.png
+
+Exit status: 0 drawn, 1 failed (one line on stderr), 2 wrong usage, 3 matplotlib is missing (says nothing: the
+caller tells what to install).
+"""
+import json
+import os
+import sys
+
+try:
+    import matplotlib
+except ImportError:
+    sys.exit(3)
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter  # noqa: E402
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart; markers say the same once more.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+
+
+def bytes_text(value: float, _position=None) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} B"
+
+
+def draw(results: list, picture: str) -> None:
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (by_epoch, by_bytes) = plt.subplots(1, 2, figsize=(10.5, 4.3), sharey=True)
+    sent_anything = False
+    for i, result in enumerate(results):
+        epochs = result["epochs"]
+        if not epochs:
+            continue
+        style = {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": ["-", "--", ":"][i // len(COLOURS) % 3],
+            "markersize": 5,
+            "linewidth": 1.7,
+            "label": result["label"] + (" (diverged)" if result["failure"] else ""),
+        }
+        accuracy = [epoch["test_accuracy"] for epoch in epochs]
+        sent = [epoch["wire_bytes_so_far"] for epoch in epochs]
+        by_epoch.plot([epoch["epoch"] for epoch in epochs], accuracy, **style)
+        # A single worker sends nothing, which has no place on a logarithmic axis.
+        if sent[-1] > 0:
+            by_bytes.plot(sent, accuracy, **style)
+            sent_anything = True
+
+    by_epoch.set_xlabel("epoch")
+    by_epoch.set_ylabel("test accuracy")
+    by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True))
+    by_epoch.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    by_bytes.set_xlabel("sent per worker so far (logarithmic)")
+    if sent_anything:
+        by_bytes.set_xscale("log")
+        low, high = by_bytes.get_xlim()
+        # Few decades: marks at 1, 2 and 5 as well, else a picture of one system would have none.
+        decades = high / low < 1e3
+        by_bytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades else (1,)))
+        by_bytes.xaxis.set_major_formatter(FuncFormatter(bytes_text))
+        by_bytes.xaxis.set_minor_formatter(NullFormatter())
+    for axes in (by_epoch, by_bytes):
+        axes.grid(True, which="major", color="#DDDDDD", linewidth=0.7)
+        axes.set_axisbelow(True)
+
+    first = results[0]
+    workers = first["workers"]
+    figure.suptitle(
+        f"{first['model']} on {first['data'].split(':')[0]}, {workers} worker{'s' if workers != 1 else ''}, "
+        f"{first['batch']} images per worker and step, {first['parameters']:,} parameters",
+        fontsize=11,
+    )
+    handles, labels = by_epoch.get_legend_handles_labels()
+    columns = min(len(labels), 3)
+    rows = -(-len(labels) // max(columns, 1))
+    foot = 0.02 + 0.055 * rows
+    if labels:
+        figure.legend(handles, labels, loc="lower center", ncol=columns, frameon=False)
+    figure.tight_layout(rect=(0, foot, 1, 0.99))
+    # Beside its place and renamed, as the results are.
+    partial = f"{picture}.partial"
+    figure.savefig(partial, dpi=150, format="png")
+    os.replace(partial, picture)
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        with open(sys.argv[1], encoding="utf-8") as file:
+            results = json.load(file)
+        draw(results, sys.argv[2])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        print(f"plot_training.py: {sys.argv[1]}: {error!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

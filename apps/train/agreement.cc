@@ -1,0 +1,75 @@
+#include "agreement.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <stdexcept>
+
+namespace thinwire::train {
+
+namespace {
+
+Span<std::byte> bytes_of(const torch::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
+}
+
+}  // namespace
+
+void broadcast_model(Model& model, Communicator& communicator) {
+  for (const auto& parameter : model.parameters()) communicator.broadcast(bytes_of(parameter), 0);
+  for (const auto& buffer : model.buffers()) communicator.broadcast(bytes_of(buffer), 0);
+}
+
+void average_buffers(Model& model, Communicator& communicator) {
+  std::vector<torch::Tensor> statistics;
+  for (const auto& buffer : model.buffers()) {
+    if (buffer.scalar_type() == torch::kFloat32) statistics.push_back(buffer);
+  }
+  if (statistics.empty()) return;
+  std::vector<torch::Tensor> flattened;
+  for (const auto& tensor : statistics) flattened.push_back(tensor.flatten());
+  torch::Tensor flat = torch::cat(flattened);
+  communicator.all_reduce_sum({flat.data_ptr<float>(), static_cast<std::size_t>(flat.numel())});
+  flat.div_(communicator.size());
+  std::int64_t offset = 0;
+  for (auto& tensor : statistics) {
+    tensor.copy_(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    offset += tensor.numel();
+  }
+}
+
+std::uint64_t hash_model(const Model& model) {
+  // FNV-1a over 32-bit words, with a fold of the high half so that every bit reaches the low ones.
+  std::uint64_t hash = 0xCBF29CE484222325u;
+  const auto absorb = [&hash](const torch::Tensor& tensor) {
+    const Span<std::byte> bytes = bytes_of(tensor);
+    for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint32_t)) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, bytes.data() + at, std::min(sizeof word, bytes.size() - at));
+      hash = (hash ^ word) * 0x100000001B3u;
+      hash ^= hash >> 32;
+    }
+  };
+  for (const auto& parameter : model.parameters()) absorb(parameter);
+  for (const auto& buffer : model.buffers()) absorb(buffer);
+  return hash;
+}
+
+std::uint64_t require_agreement(const Model& model, Communicator& communicator, const std::string& when) {
+  const std::vector<std::uint64_t> hashes = gather(communicator, hash_model(model));
+  std::vector<std::size_t> others;
+  for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (hashes[rank] != hashes[0]) others.push_back(rank);
+  }
+  if (!others.empty()) {
+    throw std::runtime_error(fmt::format(
+        "{}: rank{} {} of {} hold{} another model than rank 0; check that all run the same program "
+        "on the same kind of machine",
+        when, others.size() > 1 ? "s" : "", fmt::join(others, ", "), hashes.size(),
+        others.size() > 1 ? "" : "s"));
+  }
+  return hashes[0];
+}
+
+}  // namespace thinwire::train

@@ -1,0 +1,17 @@
+#pragma once
+// A model and its optimizer as entries of a checkpoint.
+
+#include <torch/optim/sgd.h>
+
+#include "models.h"
+#include "thinwire/state.h"
+
+namespace thinwire::train {
+
+/// Parameters, buffers and momentum with their exact bits.
+void put_model(StateWriter& writer, const Model& model, const torch::optim::SGD& optimizer);
+
+/// Throws std::runtime_error naming a tensor that is missing or of another length.
+void get_model(const StateReader& reader, Model& model, torch::optim::SGD& optimizer);
+
+}  // namespace thinwire::train

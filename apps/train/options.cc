@@ -1,0 +1,34 @@
+#include "options.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <numbers>
+
+namespace thinwire::train {
+
+std::string name_of(Schedule schedule) {
+  return schedule == Schedule::cosine ? "cosine" : "constant";
+}
+
+std::string trajectory(const Options& options, const std::string& spec, std::uint64_t parameters) {
+  // A constant rate does not depend on how long one trains, so that such a run may be prolonged.
+  const std::string epochs = options.schedule == Schedule::cosine ? fmt::format("{}", options.epochs) : "any";
+  return fmt::format(
+      "spec={}\ndata={}\nmodel={}\nparameters={}\nworkers={}\nepochs={}\nbatch={}\nlr={}\nmomentum={}\n"
+      "weight_decay={}\nlr_schedule={}\nseed={}\nlimit={}\nbucket_mb={}\n",
+      spec, options.data, options.model, parameters, options.workers, epochs, options.batch,
+      options.learning_rate, options.momentum, options.weight_decay, name_of(options.schedule), options.seed,
+      options.limit, options.bucket_megabytes);
+}
+
+double learning_rate_at(const Options& options, std::uint64_t step, std::uint64_t total_steps) {
+  if (options.schedule == Schedule::constant) return options.learning_rate;
+  const double at = static_cast<double>(step);
+  const double total = static_cast<double>(total_steps);
+  const double warm_up = 0.05 * total;
+  if (at < warm_up) return options.learning_rate * (at + 1) / (warm_up + 1);
+  return options.learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * (at - warm_up) / (total - warm_up)));
+}
+
+}  // namespace thinwire::train

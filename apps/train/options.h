@@ -1,0 +1,48 @@
+#pragma once
+// What one call of `thinwire train` was asked to do.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace thinwire::train {
+
+enum class Schedule { constant, cosine };
+
+struct Options {
+  std::string data = "fashion-mnist";
+  std::string model = "cnn";
+  std::vector<std::string> specs = {"dense"};  ///< Trained one after the other, each from the same start.
+  std::string engine = "threads";
+  int workers = 4;
+  int epochs = 8;
+  int batch = 64;  ///< Images per worker and step.
+  double learning_rate = 0.05;
+  double momentum = 0.9;
+  double weight_decay = 5e-4;
+  Schedule schedule = Schedule::cosine;
+  std::uint64_t seed = 1;
+  std::uint64_t limit = 0;       ///< Use only so many training images; 0: all.
+  int threads = 1;               ///< CPU threads of one rank.
+  double bucket_megabytes = 25;  ///< Of 2^20 bytes: longest bucket of several parameters; DDP's default.
+  double deadline_seconds = 300;
+  int stop_after = 0;  ///< End after so many epochs of this call, as an interruption would; 0: do not.
+  std::string checkpoint;
+  bool resume = false;
+  std::string json;
+  std::string plot;
+};
+
+/// "constant", "cosine".
+std::string name_of(Schedule schedule);
+
+/// Everything that decides what the parameters become, one "key=value" per line: what ranks compare at the
+/// start and a checkpoint compares when it is resumed. `parameters` of them make up the model.
+std::string trajectory(const Options& options, const std::string& spec, std::uint64_t parameters);
+
+/// Learning rate of a step: linear warm-up over the first 5 % of `total_steps` under `cosine`, then half a
+/// cosine down to 0; `constant` has neither. One-bit systems take steps of fixed size, which only a falling
+/// rate brings to rest; the warm-up keeps the first, steepest gradients from blowing up any system.
+double learning_rate_at(const Options& options, std::uint64_t step, std::uint64_t total_steps);
+
+}  // namespace thinwire::train

@@ -1,0 +1,42 @@
+#include "options.h"
+
+#include <gtest/gtest.h>
+
+namespace thinwire::train {
+namespace {
+
+TEST(LearningRate, ConstantStays) {
+  Options options;
+  options.schedule = Schedule::constant;
+  options.learning_rate = 0.3;
+  EXPECT_EQ(learning_rate_at(options, 0, 100), 0.3);
+  EXPECT_EQ(learning_rate_at(options, 99, 100), 0.3);
+}
+
+TEST(LearningRate, CosineRisesThenFallsToZero) {
+  Options options;
+  options.schedule = Schedule::cosine;
+  options.learning_rate = 1;
+  EXPECT_GT(learning_rate_at(options, 0, 1000), 0);
+  for (std::uint64_t step = 1; step <= 50; ++step) {
+    EXPECT_GT(learning_rate_at(options, step, 1000), learning_rate_at(options, step - 1, 1000)) << step;
+  }
+  EXPECT_DOUBLE_EQ(learning_rate_at(options, 50, 1000), 1);
+  for (std::uint64_t step = 51; step < 1000; ++step) {
+    EXPECT_LT(learning_rate_at(options, step, 1000), learning_rate_at(options, step - 1, 1000)) << step;
+  }
+  EXPECT_LT(learning_rate_at(options, 999, 1000), 1e-5);
+  EXPECT_GT(learning_rate_at(options, 0, 1), 0.9);  // a single step has hardly any warm-up
+}
+
+TEST(Trajectory, NamesTheLengthOnlyWhereItMatters) {
+  Options options;
+  options.schedule = Schedule::cosine;
+  options.epochs = 7;
+  EXPECT_NE(trajectory(options, "dense", 5).find("epochs=7\n"), std::string::npos);
+  options.schedule = Schedule::constant;
+  EXPECT_NE(trajectory(options, "dense", 5).find("epochs=any\n"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace thinwire::train

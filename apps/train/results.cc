@@ -1,0 +1,152 @@
+#include "results.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "thinwire/registry.h"
+
+namespace thinwire::train {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// JSON has neither NaN nor "unknown".
+Json number_or_null(double value) {
+  return std::isfinite(value) && value >= 0 ? Json(value) : Json(nullptr);
+}
+
+double per_step(double sum, std::uint64_t steps) {
+  return steps == 0 ? 0 : sum / static_cast<double>(steps);
+}
+
+/// Largest over ranks of a mean over steps.
+template <class T>
+double busiest(const std::vector<Costs>& costs, T Costs::*member) {
+  double most = 0;
+  for (const Costs& rank : costs) {
+    most = std::max(most, per_step(static_cast<double>(rank.*member), rank.steps));
+  }
+  return most;
+}
+
+double mean_sent(const std::vector<Costs>& costs) {
+  double sum = 0;
+  for (const Costs& rank : costs) sum += per_step(static_cast<double>(rank.bytes_sent), rank.steps);
+  return costs.empty() ? 0 : sum / static_cast<double>(costs.size());
+}
+
+double total_seconds(const RunResult& result) {
+  double seconds = 0;
+  for (const auto& epoch : result.epochs) seconds += epoch.seconds;
+  return seconds;
+}
+
+/// 4765860 as "4,765,860".
+std::string grouped(double value) {
+  const std::string digits = fmt::format("{:.0f}", value);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+}  // namespace
+
+Costs& Costs::operator+=(const Costs& other) {
+  steps += other.steps;
+  bytes_sent += other.bytes_sent;
+  bytes_received += other.bytes_received;
+  messages_sent += other.messages_sent;
+  formula_bytes += other.formula_bytes;
+  seconds_compress += other.seconds_compress;
+  seconds_communicate += other.seconds_communicate;
+  seconds_decompress += other.seconds_decompress;
+  return *this;
+}
+
+std::string system_name(const std::string& spec) {
+  std::string name;
+  for (const auto& part : parse_spec(spec)) name += (name.empty() ? "" : "+") + part.name;
+  return name;
+}
+
+nlohmann::ordered_json to_json(const RunResult& result, const Options& options) {
+  Json epochs = Json::array();
+  for (const auto& epoch : result.epochs) {
+    epochs.push_back({{"epoch", epoch.epoch},
+                      {"steps", epoch.steps},
+                      {"loss", number_or_null(epoch.loss)},
+                      {"test_accuracy", epoch.test_accuracy},
+                      {"seconds", epoch.seconds},
+                      {"wire_bytes", epoch.wire_bytes},
+                      {"wire_bytes_so_far", epoch.wire_bytes_so_far}});
+  }
+  const bool done = result.failure.empty() && !result.epochs.empty();
+  return {{"system", result.system},
+          {"spec", result.spec},
+          {"label", result.label},
+          {"engine", options.engine},
+          {"workers", options.workers},
+          {"data", options.data},
+          {"model", options.model},
+          {"parameters", result.parameters},
+          {"batch", options.batch},
+          {"lr", options.learning_rate},
+          {"lr_schedule", name_of(options.schedule)},
+          {"momentum", options.momentum},
+          {"weight_decay", options.weight_decay},
+          {"seed", options.seed},
+          {"steps", result.costs.empty() ? 0 : result.costs.front().steps},
+          {"wire_bytes_sent_max", busiest(result.costs, &Costs::bytes_sent)},
+          {"wire_bytes_sent_mean", mean_sent(result.costs)},
+          {"wire_bytes_received_max", busiest(result.costs, &Costs::bytes_received)},
+          {"wire_bytes_formula", busiest(result.costs, &Costs::formula_bytes)},
+          {"messages_max", busiest(result.costs, &Costs::messages_sent)},
+          {"seconds_median", number_or_null(result.seconds_median)},
+          {"seconds_min", number_or_null(result.seconds_min)},
+          {"seconds_compress", busiest(result.costs, &Costs::seconds_compress)},
+          {"seconds_communicate", busiest(result.costs, &Costs::seconds_communicate)},
+          {"seconds_decompress", busiest(result.costs, &Costs::seconds_decompress)},
+          {"seconds_total", total_seconds(result)},
+          {"skipped_steps", result.skipped_steps},
+          {"residual_norm", number_or_null(result.residual_norm)},
+          {"residual_deviation", number_or_null(result.residual_deviation)},
+          {"ranks_agree", result.ranks_agree},
+          {"model_hash", fmt::format("{:016x}", result.model_hash)},
+          {"failure", result.failure.empty() ? Json(nullptr) : Json(result.failure)},
+          {"epochs", epochs},
+          {"test_accuracy", done ? Json(result.epochs.back().test_accuracy) : Json(nullptr)}};
+}
+
+std::string table(const std::vector<RunResult>& results) {
+  if (results.empty()) return "";
+  const auto dense = std::find_if(results.begin(), results.end(),
+                                  [](const RunResult& result) { return result.system == "dense"; });
+  const RunResult& base = dense != results.end() ? *dense : results.front();
+  const double base_bytes = busiest(base.costs, &Costs::bytes_sent);
+  std::size_t width = 6;
+  for (const auto& result : results) width = std::max(width, result.label.size());
+  std::string text = fmt::format("{:<{}}  {:>13}  {:>21}  {:>8}  {:>7}  {:>7}\n", "system", width,
+                                 "test accuracy", "bytes/worker and step",
+                                 dense != results.end() ? "of dense" : "of first", "step ms", "seconds");
+  for (const auto& result : results) {
+    const double bytes = busiest(result.costs, &Costs::bytes_sent);
+    const std::string accuracy = !result.failure.empty() ? "diverged"
+                                 : result.epochs.empty()
+                                     ? "-"
+                                     : fmt::format("{:.4f}", result.epochs.back().test_accuracy);
+    const std::string ratio = base_bytes > 0 ? fmt::format("{:.2f} %", 100 * bytes / base_bytes) : "-";
+    const std::string step =
+        result.seconds_median >= 0 ? fmt::format("{:.1f}", 1e3 * result.seconds_median) : "-";
+    text += fmt::format("{:<{}}  {:>13}  {:>21}  {:>8}  {:>7}  {:>7.1f}\n", result.label, width, accuracy,
+                        grouped(bytes), ratio, step, total_seconds(result));
+  }
+  return text;
+}
+
+}  // namespace thinwire::train

@@ -1,0 +1,64 @@
+#pragma once
+// What a training run yields, as JSON (for scripts and plots) and as a table (for people).
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "options.h"
+
+namespace thinwire::train {
+
+/// One rank's sums over steps. Kept in checkpoints, so that a resumed run reports the whole of it.
+struct Costs {
+  std::uint64_t steps = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  std::uint64_t messages_sent = 0;
+  std::uint64_t formula_bytes = 0;  ///< Synchronizer::payload_bytes
+  double seconds_compress = 0;
+  double seconds_communicate = 0;
+  double seconds_decompress = 0;
+
+  Costs& operator+=(const Costs& other);
+};
+
+struct EpochResult {
+  std::uint64_t epoch = 0;  ///< From 1.
+  std::uint64_t steps = 0;
+  double loss = 0;  ///< Mean over the images of all ranks, over steps that were not skipped.
+  double test_accuracy = 0;
+  double seconds = 0;                   ///< Wall-clock time, evaluation included.
+  double wire_bytes = 0;                ///< Sent per step, this epoch's mean, by the rank that sent most.
+  std::uint64_t wire_bytes_so_far = 0;  ///< Sent since the start of training, by the rank that sent most.
+};
+
+struct RunResult {
+  std::string label;   ///< The spec as it was typed.
+  std::string system;  ///< Names of its parts.
+  std::string spec;    ///< With all options.
+  std::uint64_t parameters = 0;
+  std::vector<EpochResult> epochs;
+  std::vector<Costs> costs;  ///< Of each rank.
+  /// Of a training step, the slowest rank's median and minimum in this call; -1 if it ran none.
+  double seconds_median = -1;
+  double seconds_min = -1;
+  std::uint64_t skipped_steps = 0;
+  double residual_norm = -1;  ///< Of rank 0 after the last step, over all buckets; -1: unknown.
+  double residual_deviation = -1;
+  std::uint64_t model_hash = 0;
+  bool ranks_agree = false;
+  std::string failure;  ///< Why training ended early; empty if it did not.
+};
+
+/// The name without options: "marsit", "block_top_k+s2_reducer".
+std::string system_name(const std::string& spec);
+
+/// One object of the JSON contract. Bytes are per rank and step.
+nlohmann::ordered_json to_json(const RunResult& result, const Options& options);
+
+/// A row per result; bytes relative to the system called dense, else to the first.
+std::string table(const std::vector<RunResult>& results);
+
+}  // namespace thinwire::train

@@ -1,0 +1,72 @@
+#include "results.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace thinwire::train {
+namespace {
+
+RunResult result_of(const std::string& label, std::uint64_t bytes) {
+  RunResult result;
+  result.label = label;
+  result.system = system_name(label);
+  result.spec = label;
+  result.epochs = {{.epoch = 1,
+                    .steps = 10,
+                    .loss = 0.5,
+                    .test_accuracy = 0.8,
+                    .seconds = 2,
+                    .wire_bytes = 7,
+                    .wire_bytes_so_far = 10 * bytes}};
+  result.costs = {{.steps = 10, .bytes_sent = 10 * bytes, .messages_sent = 60},
+                  {.steps = 10, .bytes_sent = 5 * bytes, .bytes_received = 30}};
+  result.seconds_median = 0.25;
+  result.ranks_agree = true;
+  return result;
+}
+
+TEST(Results, JsonGivesBytesPerRankAndStep) {
+  const auto json = to_json(result_of("marsit:full_every=100", 400), Options{});
+  EXPECT_EQ(json["system"], "marsit");
+  EXPECT_EQ(json["wire_bytes_sent_max"], 400.0);
+  EXPECT_EQ(json["wire_bytes_sent_mean"], 300.0);
+  EXPECT_EQ(json["wire_bytes_received_max"], 3.0);
+  EXPECT_EQ(json["messages_max"], 6.0);
+  EXPECT_EQ(json["steps"], 10);
+  EXPECT_EQ(json["test_accuracy"], 0.8);
+  EXPECT_EQ(json["epochs"][0]["wire_bytes_so_far"], 4000);
+  EXPECT_TRUE(json["residual_norm"].is_null());
+  EXPECT_TRUE(json["failure"].is_null());
+  EXPECT_TRUE(json["ranks_agree"]);
+}
+
+TEST(Results, JsonOfADivergedRunHoldsNoNumberThatIsNone) {
+  RunResult result = result_of("cascading_sign", 400);
+  result.failure = "diverged: x";
+  result.epochs[0].loss = NAN;
+  const auto json = to_json(result, Options{});
+  EXPECT_TRUE(json["epochs"][0]["loss"].is_null());
+  EXPECT_TRUE(json["test_accuracy"].is_null());
+  EXPECT_EQ(json["failure"], "diverged: x");
+}
+
+TEST(Results, TableComparesWithDense) {
+  RunResult failed = result_of("cascading_sign", 100);
+  failed.failure = "diverged";
+  const std::string text = table({result_of("marsit", 40000), result_of("dense", 1000000), failed});
+  EXPECT_NE(text.find("1,000,000"), std::string::npos) << text;
+  EXPECT_NE(text.find("4.00 %"), std::string::npos) << text;
+  EXPECT_NE(text.find("0.8000"), std::string::npos) << text;
+  EXPECT_NE(text.find("diverged"), std::string::npos) << text;
+  EXPECT_NE(text.find("of dense"), std::string::npos) << text;
+  EXPECT_NE(table({failed, result_of("marsit", 50)}).find("of first"), std::string::npos);
+  EXPECT_EQ(table({}), "");
+}
+
+TEST(Results, SystemNameLeavesOptionsOut) {
+  EXPECT_EQ(system_name("mc:momentum=0.9+sketched_sgd:k=10"), "mc+sketched_sgd");
+}
+
+}  // namespace
+}  // namespace thinwire::train

@@ -1,0 +1,189 @@
+#include "run.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <stdexcept>
+
+#include "apps/engine.h"
+#include "batches.h"
+#include "checkpoint.h"
+#include "data.h"
+#include "models.h"
+#include "plot.h"
+#include "results.h"
+#include "thinwire/registry.h"
+#include "worker.h"
+
+namespace thinwire::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void check_writable(const std::string& file) {
+  if (file.empty()) return;
+  const fs::path path(file);
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    throw std::runtime_error(
+        fmt::format("{} cannot be written: there is no folder {}", file, folder.string()));
+  }
+  if (fs::is_directory(path, error))
+    throw std::runtime_error(fmt::format("{} is a folder: name a file", file));
+  const bool exists = fs::exists(path, error);
+  if (access((exists ? path : folder).c_str(), W_OK) != 0) {
+    throw std::runtime_error(fmt::format("{} cannot be written: check the permissions", file));
+  }
+}
+
+/// Of one system; with several, each has a folder of its own.
+std::string checkpoint_folder(const Options& options, const std::string& spec) {
+  if (options.checkpoint.empty() || options.specs.size() == 1) return options.checkpoint;
+  std::string name = spec;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '/' || c == ':'; }, '_');
+  return (fs::path(options.checkpoint) / name).string();
+}
+
+/// Which of the systems have a checkpoint to continue from.
+std::vector<bool> find_checkpoints(const Options& options) {
+  std::vector<bool> found;
+  for (const auto& spec : options.specs) {
+    const std::string folder = checkpoint_folder(options, spec);
+    const std::uint64_t epoch = folder.empty() ? 0 : latest_checkpoint(folder);
+    found.push_back(epoch > 0);
+    if (epoch > 0 && !options.resume) {
+      throw std::runtime_error(fmt::format(
+          "{} already holds a checkpoint of epoch {}: give --resume to continue, or another folder", folder,
+          epoch));
+    }
+    std::error_code error;
+    if (!folder.empty()) fs::create_directories(folder, error);
+    if (error || (!folder.empty() && access(folder.c_str(), W_OK) != 0)) {
+      throw std::runtime_error(
+          fmt::format("checkpoint folder {} cannot be written: check the permissions", folder));
+    }
+  }
+  // With several systems those that the interruption kept from a first checkpoint begin anew.
+  if (options.resume && std::find(found.begin(), found.end(), true) == found.end()) {
+    throw std::runtime_error(fmt::format(
+        "there is no checkpoint in {} to resume: leave --resume out to begin anew", options.checkpoint));
+  }
+  return found;
+}
+
+void check_numbers(const Options& options) {
+  const auto at_least_one = [](const char* name, int value) {
+    if (value < 1) throw std::invalid_argument(fmt::format("{} must be at least 1, not {}", name, value));
+  };
+  at_least_one("--workers", options.workers);
+  at_least_one("--epochs", options.epochs);
+  at_least_one("--batch", options.batch);
+  at_least_one("--threads", options.threads);
+  const auto in_range = [](const char* name, double value, bool right, const char* wanted) {
+    if (!right) throw std::invalid_argument(fmt::format("{} must be {}, not {}", name, wanted, value));
+  };
+  in_range("--lr", options.learning_rate, options.learning_rate > 0, "above 0");
+  in_range("--momentum", options.momentum, options.momentum >= 0 && options.momentum < 1, "in [0, 1)");
+  in_range("--weight-decay", options.weight_decay, options.weight_decay >= 0, "at least 0");
+  in_range("--bucket-mb", options.bucket_megabytes,
+           options.bucket_megabytes >= 0 && options.bucket_megabytes <= 4096, "in [0, 4096]");
+  in_range("--deadline", options.deadline_seconds, options.deadline_seconds > 0, "above 0");
+  if (options.resume && options.checkpoint.empty()) {
+    throw std::invalid_argument("--resume needs --checkpoint DIR: the folder to continue from");
+  }
+}
+
+/// OpenBLAS has threads of its own, which torch does not know about; ranks that share a machine would fight
+/// over them. Another BLAS has no such function, then nothing happens.
+void limit_blas_threads(int threads) {
+  using SetThreads = void (*)(int);
+  if (const auto set = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads")))
+    set(threads);
+}
+
+/// Written beside its place and renamed: whoever reads the file finds all of it.
+void write_json(const std::vector<RunResult>& results, const Options& options, const std::string& path) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const auto& result : results) all.push_back(to_json(result, options));
+  const std::string partial = path + ".partial";
+  std::ofstream stream(partial);
+  stream << all.dump(2) << '\n';
+  stream.close();
+  std::error_code error;
+  if (stream) fs::rename(partial, path, error);
+  if (!stream || error)
+    throw std::runtime_error(fmt::format("{} cannot be written: is the disk full?", path));
+}
+
+void write_plot(const std::vector<RunResult>& results, const Options& options) {
+  if (!options.json.empty()) return plot_results(options.json, options.plot);
+  // The numbers outlive a plot that fails.
+  const std::string json = options.plot + ".json";
+  write_json(results, options, json);
+  try {
+    plot_results(json, options.plot);
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(fmt::format("{}; the results are kept in {}", error.what(), json));
+  }
+  fs::remove(json);
+}
+
+}  // namespace
+
+void run(const Options& options) {
+  check_numbers(options);
+  for (const auto& spec : options.specs) builtin_registry().make(spec);
+  const auto& models = known_models();
+  if (std::find(models.begin(), models.end(), options.model) == models.end()) {
+    make_model(options.model, {}, options.seed);  // says which ones are known
+  }
+  check_writable(options.json);
+  check_writable(options.plot);
+  Dataset dataset = load_dataset(options.data);
+  limit_training(dataset, options.limit);
+  if (steps_per_epoch(dataset.train.count(), options.workers, options.batch) == 0) {
+    throw std::invalid_argument(
+        fmt::format("{} workers with --batch {} need {} images for one step, there are {}", options.workers,
+                    options.batch, std::int64_t{options.workers} * options.batch, dataset.train.count()));
+  }
+  const std::vector<bool> resumable = find_checkpoints(options);
+  limit_blas_threads(options.threads);
+
+  std::vector<RunResult> results;  // stays empty in processes without rank 0
+  const apps::EngineOptions engine{options.engine, options.workers, options.deadline_seconds};
+  apps::run_on_engine(engine, [&](Communicator& communicator) {
+    std::optional<Progress> progress;
+    if (communicator.rank() == 0) progress.emplace(stderr);
+    for (std::size_t i = 0; i < options.specs.size(); ++i) {
+      const std::string& spec = options.specs[i];
+      const Job job{options, dataset, spec, checkpoint_folder(options, spec), resumable[i]};
+      RunResult result = train_rank(job, communicator, progress ? &*progress : nullptr);
+      if (!progress) continue;
+      if (!result.failure.empty()) progress->note(fmt::format("{} {}", spec, result.failure));
+      results.push_back(std::move(result));
+      // After each system, so that a failure of a later one costs nothing but its own numbers.
+      if (!options.json.empty()) write_json(results, options, options.json);
+    }
+  });
+  if (results.empty()) return;
+  fmt::print("{}", table(results));
+  std::fflush(stdout);
+  if (!options.plot.empty()) write_plot(results, options);
+  const bool all_failed = std::all_of(results.begin(), results.end(),
+                                      [](const RunResult& result) { return !result.failure.empty(); });
+  if (all_failed) {
+    throw std::runtime_error(
+        fmt::format("{} {}: try a smaller --lr", results.front().label, results.front().failure));
+  }
+}
+
+}  // namespace thinwire::train

@@ -1,0 +1,285 @@
+#include "worker.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <stdexcept>
+
+#include "agreement.h"
+#include "batches.h"
+#include "buckets.h"
+#include "checkpoint.h"
+#include "evaluation.h"
+#include "model_state.h"
+#include "models.h"
+#include "thinwire/session.h"
+
+namespace thinwire::train {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::vector<std::pair<std::string, torch::Tensor>> named_parameters(const Model& model) {
+  std::vector<std::pair<std::string, torch::Tensor>> list;
+  for (const auto& item : model.named_parameters()) list.emplace_back(item.key(), item.value());
+  return list;
+}
+
+ModelShape shape_of(const Dataset& dataset) {
+  return {dataset.channels, dataset.height, dataset.width, dataset.classes};
+}
+
+/// For messages of one line.
+std::string on_one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+class Worker {
+ public:
+  Worker(const Job& job, Communicator& communicator, Progress* progress);
+  RunResult run();
+
+ private:
+  void resume();
+  void save(std::uint64_t epoch);
+  /// False when training has diverged.
+  bool train_epoch(std::uint64_t epoch);
+  double forward_backward(Span<const std::uint32_t> indices, std::uint64_t epoch);
+  /// False when some rank's gradient was not finite; then no rank's parameters may change.
+  bool synchronize(Costs& costs);
+  void finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted, const Costs& costs,
+              Clock::time_point start);
+
+  const Job& job_;
+  const Options& options_;
+  Communicator& communicator_;
+  Progress* progress_;
+  std::shared_ptr<Model> model_;
+  std::string trajectory_;
+  Session session_;
+  GradientBuckets buckets_;
+  torch::optim::SGD optimizer_;
+  BatchCutter cutter_;
+  std::uint64_t steps_;  // of an epoch
+  torch::Tensor images_;
+  torch::Tensor labels_;
+  Costs costs_;
+  std::vector<double> step_seconds_;
+  int hopeless_ = 0;  // steps without a finite gradient in a row
+  RunResult result_;
+};
+
+Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
+    : job_(job),
+      options_(job.options),
+      communicator_(communicator),
+      progress_(progress),
+      model_(make_model(options_.model, shape_of(job.dataset), options_.seed)),
+      trajectory_(trajectory(options_, builtin_registry().make(job.spec).spec, count_parameters(*model_))),
+      session_(
+          job.spec, communicator,
+          {.seed = options_.seed, .threads = options_.threads, .configuration = on_one_line(trajectory_)}),
+      buckets_(named_parameters(*model_), session_,
+               static_cast<std::size_t>(options_.bucket_megabytes * (1 << 20))),
+      optimizer_(model_->parameters(), torch::optim::SGDOptions(options_.learning_rate)
+                                           .momentum(options_.momentum)
+                                           .weight_decay(options_.weight_decay)),
+      cutter_(job.dataset),
+      steps_(steps_per_epoch(job.dataset.train.count(), options_.workers, options_.batch)) {
+  const Dataset& data = job.dataset;
+  images_ = torch::empty({options_.batch, data.channels, data.height, data.width}, torch::kFloat32);
+  labels_ = torch::empty({options_.batch}, torch::kInt64);
+  result_.label = job.spec;
+  result_.system = system_name(job.spec);
+  result_.spec = session_.spec();
+  result_.parameters = count_parameters(*model_);
+}
+
+RunResult Worker::run() {
+  session_.start();
+  broadcast_model(*model_, communicator_);
+  if (job_.resume) resume();
+  const std::uint64_t first = result_.epochs.size();
+  const auto all = static_cast<std::uint64_t>(options_.epochs);
+  const std::uint64_t stop =
+      options_.stop_after > 0 ? std::min(all, first + static_cast<std::uint64_t>(options_.stop_after)) : all;
+  if (progress_) progress_->begin(job_.spec, all, steps_, first * steps_);
+  for (std::uint64_t epoch = first; epoch < stop; ++epoch) {
+    if (!train_epoch(epoch)) break;
+    if (!job_.checkpoint.empty()) save(epoch + 1);
+  }
+  if (!result_.failure.empty()) average_buffers(*model_, communicator_);  // it may have stopped in mid-epoch
+  result_.model_hash = require_agreement(*model_, communicator_, job_.spec + " at the end");
+  result_.ranks_agree = true;
+  result_.costs = gather(communicator_, costs_);
+  if (!step_seconds_.empty()) {
+    std::sort(step_seconds_.begin(), step_seconds_.end());
+    const std::vector<double> medians = gather(communicator_, step_seconds_[step_seconds_.size() / 2]);
+    const std::vector<double> minima = gather(communicator_, step_seconds_.front());
+    result_.seconds_median = *std::max_element(medians.begin(), medians.end());
+    result_.seconds_min = *std::max_element(minima.begin(), minima.end());
+  }
+  return std::move(result_);
+}
+
+bool Worker::train_epoch(std::uint64_t epoch) {
+  const Clock::time_point start = Clock::now();
+  const std::vector<std::uint32_t> order = epoch_order(job_.dataset.train.count(), options_.seed, epoch);
+  model_->train();
+  Costs costs;
+  double loss_sum = 0;
+  std::uint64_t counted = 0;
+  for (std::uint64_t step = 0; step < steps_; ++step) {
+    const Clock::time_point step_start = Clock::now();
+    const double loss = forward_backward(
+        rank_batch(order, step, communicator_.rank(), communicator_.size(), options_.batch), epoch);
+    if (synchronize(costs)) {
+      auto& group = static_cast<torch::optim::SGDOptions&>(optimizer_.param_groups()[0].options());
+      group.lr(learning_rate_at(options_, epoch * steps_ + step,
+                                static_cast<std::uint64_t>(options_.epochs) * steps_));
+      optimizer_.step();
+      loss_sum += loss;
+      ++counted;
+      hopeless_ = 0;
+    } else {
+      ++result_.skipped_steps;
+      if (++hopeless_ >= kHopelessSteps) {
+        costs_ += costs;
+        result_.failure = fmt::format("diverged: {} steps in a row without a finite gradient, in epoch {}",
+                                      kHopelessSteps, epoch + 1);
+        return false;
+      }
+    }
+    step_seconds_.push_back(seconds_since(step_start));
+    if (progress_) progress_->step(loss, costs_.bytes_sent + costs.bytes_sent);
+  }
+  finish(epoch, loss_sum, counted, costs, start);
+  return result_.failure.empty();
+}
+
+double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t epoch) {
+  cutter_.cut_training(indices, options_.seed, epoch,
+                       {images_.data_ptr<float>(), static_cast<std::size_t>(images_.numel())},
+                       {labels_.data_ptr<std::int64_t>(), static_cast<std::size_t>(labels_.numel())});
+  buckets_.zero();
+  const torch::Tensor loss = torch::nn::functional::cross_entropy(model_->forward(images_), labels_);
+  loss.backward();
+  return loss.item<double>();
+}
+
+bool Worker::synchronize(Costs& costs) {
+  bool finite = true;
+  double norm_squared = 0;
+  double deviation_squared = 0;
+  for (std::size_t i = 0; i < buckets_.count(); ++i) {
+    const Span<float> gradient = buckets_.bucket(i);
+    const StepReport& report = session_.synchronize(static_cast<BucketId>(i), gradient);
+    const Workload workload{.elements = gradient.size(),
+                            .world_size = communicator_.size(),
+                            .rank = communicator_.rank(),
+                            .step = session_.step(),
+                            .feedback = session_.feedback()};
+    costs += {.steps = 0,
+              .bytes_sent = report.wire.sent_bytes,
+              .bytes_received = report.wire.received_bytes,
+              .messages_sent = report.wire.sent_messages,
+              .formula_bytes = session_.synchronizer().payload_bytes(workload),
+              .seconds_compress = report.seconds_compress,
+              .seconds_communicate = report.seconds_communicate,
+              .seconds_decompress = report.seconds_decompress};
+    finite = finite && report.finite;
+    // -1 means "unknown", of one bucket as of all: NaN carries that through the sum.
+    norm_squared += report.residual_norm < 0 ? NAN : report.residual_norm * report.residual_norm;
+    deviation_squared +=
+        report.residual_deviation < 0 ? NAN : report.residual_deviation * report.residual_deviation;
+  }
+  ++costs.steps;
+  session_.next_step();
+  result_.residual_norm = std::isnan(norm_squared) ? -1 : std::sqrt(norm_squared);
+  result_.residual_deviation = std::isnan(deviation_squared) ? -1 : std::sqrt(deviation_squared);
+  return finite;
+}
+
+void Worker::finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted, const Costs& costs,
+                    Clock::time_point start) {
+  average_buffers(*model_, communicator_);
+  const double accuracy = test_accuracy(*model_, job_.dataset, cutter_, communicator_);
+  require_agreement(*model_, communicator_, fmt::format("{} after epoch {}", job_.spec, epoch + 1));
+  costs_ += costs;
+  double loss = 0;
+  for (const double sum : gather(communicator_, loss_sum)) loss += sum;
+  loss /= static_cast<double>(counted) * communicator_.size();  // 0 / 0 when all were skipped
+  if (!std::isfinite(loss)) {
+    result_.failure = fmt::format("diverged: the loss of epoch {} is not finite", epoch + 1);
+  }
+  std::uint64_t sent = 0;
+  std::uint64_t sent_so_far = 0;
+  for (const Costs& rank : gather(communicator_, costs)) sent = std::max(sent, rank.bytes_sent);
+  for (const Costs& rank : gather(communicator_, costs_))
+    sent_so_far = std::max(sent_so_far, rank.bytes_sent);
+  result_.epochs.push_back({.epoch = epoch + 1,
+                            .steps = costs.steps,
+                            .loss = loss,
+                            .test_accuracy = accuracy,
+                            .seconds = seconds_since(start),
+                            .wire_bytes = static_cast<double>(sent) / static_cast<double>(costs.steps),
+                            .wire_bytes_so_far = sent_so_far});
+  if (progress_) progress_->epoch(result_.epochs.back());
+}
+
+void Worker::save(std::uint64_t epoch) {
+  StateWriter shared;
+  if (communicator_.rank() == 0) {
+    shared.put("trajectory", std::string_view(trajectory_));
+    shared.put("skipped_steps", result_.skipped_steps);
+    put_history(shared, result_.epochs);
+    put_model(shared, *model_, optimizer_);
+  }
+  StateWriter mine;
+  mine.put("hopeless_steps", static_cast<std::uint64_t>(hopeless_));
+  put_costs(mine, costs_);
+  session_.save(mine);
+  write_checkpoint(job_.checkpoint, epoch, shared, mine, communicator_);
+}
+
+void Worker::resume() {
+  const std::uint64_t epoch = latest_checkpoint(job_.checkpoint);
+  for (const std::uint64_t others : gather(communicator_, epoch)) {
+    if (others == epoch && epoch > 0) continue;
+    throw std::runtime_error(fmt::format(
+        "no checkpoint in {} that every rank can see: --checkpoint needs a folder that all ranks share",
+        job_.checkpoint));
+  }
+  const StateReader shared = read_shared_state(job_.checkpoint, epoch);
+  require_same_trajectory(shared.get_text("trajectory"), trajectory_, job_.checkpoint);
+  get_model(shared, *model_, optimizer_);
+  result_.epochs = get_history(shared);
+  result_.skipped_steps = shared.get_integer("skipped_steps");
+  const StateReader mine = read_rank_state(job_.checkpoint, epoch, communicator_.rank());
+  hopeless_ = static_cast<int>(mine.get_integer("hopeless_steps"));
+  costs_ = get_costs(mine);
+  session_.load(mine);
+  session_.start();  // once more: now with the step that each rank has loaded
+}
+
+}  // namespace
+
+RunResult train_rank(const Job& job, Communicator& communicator, Progress* progress) {
+  // Before the replica is built: its first operations already choose how many threads to use.
+  at::set_num_threads(job.options.threads);
+  return Worker(job, communicator, progress).run();
+}
+
+}  // namespace thinwire::train

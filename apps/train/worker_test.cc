@@ -1,0 +1,154 @@
+#include "worker.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "test_dataset.h"
+#include "test_folder.h"
+#include "thinwire/in_process.h"
+
+namespace thinwire::train {
+namespace {
+
+Options small_options() {
+  Options options;
+  options.workers = 3;
+  options.epochs = 2;
+  options.batch = 8;
+  options.learning_rate = 0.02;
+  return options;
+}
+
+/// Rank 0's result.
+RunResult train(const Options& options, const Dataset& dataset, const std::string& spec,
+                const std::string& checkpoint = "", bool resume = false) {
+  RunResult result;
+  run_in_process(options.workers, [&](Communicator& communicator) {
+    const Job job{options, dataset, spec, checkpoint, resume};
+    RunResult mine = train_rank(job, communicator, nullptr);
+    if (communicator.rank() == 0) result = std::move(mine);
+  });
+  return result;
+}
+
+TEST(Worker, LearnsAndReports) {
+  const Dataset dataset = banded_dataset(480, 100);
+  Options options = small_options();
+  options.epochs = 3;
+  for (const std::string spec : {"dense", "marsit:full_every=10"}) {
+    const RunResult result = train(options, dataset, spec);
+    EXPECT_TRUE(result.ranks_agree);
+    EXPECT_EQ(result.failure, "");
+    ASSERT_EQ(result.epochs.size(), 3u);
+    EXPECT_GT(result.epochs.back().test_accuracy, 0.9) << spec;
+    EXPECT_LT(result.epochs.back().loss, result.epochs.front().loss) << spec;
+    EXPECT_EQ(result.parameters, 794310u);
+    ASSERT_EQ(result.costs.size(), 3u);
+    for (const Costs& costs : result.costs) {
+      EXPECT_EQ(costs.steps, 60u);
+      EXPECT_GE(costs.bytes_sent, costs.formula_bytes) << spec;
+      EXPECT_LE(costs.bytes_sent, costs.formula_bytes + costs.formula_bytes / 20) << spec;
+    }
+    std::uint64_t most = 0;
+    for (const Costs& costs : result.costs) most = std::max(most, costs.bytes_sent);
+    EXPECT_EQ(most, result.epochs.back().wire_bytes_so_far) << spec;
+    EXPECT_GT(result.seconds_median, 0);
+  }
+}
+
+TEST(Worker, MoreRanksWithDenseGradientsDoWhatOneDoesWithAllImages) {
+  const Dataset dataset = banded_dataset(240, 100);
+  Options options = small_options();
+  options.epochs = 1;
+  options.workers = 4;
+  options.batch = 6;
+  const RunResult many = train(options, dataset, "dense");
+  options.workers = 1;
+  options.batch = 24;
+  const RunResult one = train(options, dataset, "dense");
+  // The same sums in another order: float32 rounding, amplified by ten steps of training.
+  EXPECT_NEAR(many.epochs[0].loss, one.epochs[0].loss, 1e-3);
+}
+
+TEST(Worker, IsAFunctionOfTheSeed) {
+  const Dataset dataset = banded_dataset(96, 20);
+  Options options = small_options();
+  const std::uint64_t hash = train(options, dataset, "marsit").model_hash;
+  EXPECT_EQ(train(options, dataset, "marsit").model_hash, hash);
+  options.seed = 2;
+  EXPECT_NE(train(options, dataset, "marsit").model_hash, hash);
+}
+
+TEST(Worker, ResumesBitForBit) {
+  const Dataset dataset = banded_dataset(240, 50, /*augment=*/true);
+  for (const std::string model : {"cnn", "resnet20"}) {
+    for (const std::string spec : {"dense", "marsit:full_every=7"}) {
+      Options options = small_options();
+      options.model = model;
+      if (model == "resnet20") options.batch = 20;
+      const RunResult straight = train(options, dataset, spec);
+      const TestFolder folder;
+      options.stop_after = 1;
+      const RunResult first = train(options, dataset, spec, folder.path());
+      EXPECT_EQ(first.epochs.size(), 1u);
+      EXPECT_NE(first.model_hash, straight.model_hash);
+      const RunResult second = train(options, dataset, spec, folder.path(), /*resume=*/true);
+      EXPECT_EQ(second.model_hash, straight.model_hash) << model << " " << spec;
+      ASSERT_EQ(second.epochs.size(), 2u);
+      EXPECT_EQ(second.epochs[0].loss, straight.epochs[0].loss);
+      EXPECT_EQ(second.epochs[1].test_accuracy, straight.epochs[1].test_accuracy);
+      EXPECT_EQ(second.costs[2].bytes_sent, straight.costs[2].bytes_sent);
+      EXPECT_EQ(second.costs[2].steps, straight.costs[2].steps);
+      // Nothing is left to do: the result is that of the checkpoint.
+      EXPECT_EQ(train(options, dataset, spec, folder.path(), true).model_hash, straight.model_hash);
+    }
+  }
+}
+
+TEST(Worker, RefusesACheckpointOfSomethingElse) {
+  const Dataset dataset = banded_dataset(96, 20);
+  const TestFolder folder;
+  Options options = small_options();
+  options.stop_after = 1;
+  train(options, dataset, "dense", folder.path());
+  const auto complaint = [&](const std::string& spec) -> std::string {
+    try {
+      train(options, dataset, spec, folder.path(), true);
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  EXPECT_NE(complaint("marsit").find("was made with spec=dense"), std::string::npos) << complaint("marsit");
+  options.workers = 2;
+  EXPECT_NE(complaint("dense").find("workers=3, not workers=2"), std::string::npos) << complaint("dense");
+  options = small_options();
+  options.model = "resnet20";
+  EXPECT_NE(complaint("dense").find("model=cnn, not model=resnet20"), std::string::npos)
+      << complaint("dense");
+}
+
+TEST(Worker, SaysThatItDiverged) {
+  const Dataset dataset = banded_dataset(720, 20);
+  Options options = small_options();
+  options.learning_rate = 1e30;
+  const RunResult result = train(options, dataset, "dense");
+  EXPECT_EQ(result.failure.rfind("diverged", 0), 0u) << result.failure;
+  EXPECT_GE(result.skipped_steps, static_cast<std::uint64_t>(kHopelessSteps));
+  EXPECT_TRUE(result.ranks_agree);
+}
+
+TEST(Worker, RanksThatWereAskedForDifferentThingsDoNotStart) {
+  const Dataset dataset = banded_dataset(96, 20);
+  EXPECT_THROW(run_in_process(3,
+                              [&](Communicator& communicator) {
+                                Options options = small_options();
+                                if (communicator.rank() == 1) options.learning_rate = 0.5;
+                                train_rank({options, dataset, "dense", "", false}, communicator, nullptr);
+                              }),
+               std::runtime_error);
+}
+
+}  // namespace
+}  // namespace thinwire::train

@@ -1,0 +1,111 @@
+// `thinwire train`: its options, and what they mean together.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "apps/commands.h"
+
+#if THINWIRE_HAVE_TORCH
+#include "apps/train/options.h"
+#include "apps/train/run.h"
+#include "thinwire/registry.h"
+#endif
+
+namespace thinwire::apps {
+
+namespace {
+
+constexpr const char* kSummary = "Train a model on several workers and measure what synchronization costs";
+
+}  // namespace
+
+#if THINWIRE_HAVE_TORCH
+
+namespace {
+
+/// What --sync and --compare name together, without repetitions; --sync alone counts when it was given or
+/// there is nothing to compare.
+std::vector<std::string> systems_to_train(const std::string& sync, bool sync_given,
+                                          const std::string& compare) {
+  std::vector<std::string> specs;
+  const auto add = [&specs](const std::string& spec) {
+    if (std::find(specs.begin(), specs.end(), spec) == specs.end()) specs.push_back(spec);
+  };
+  if (sync_given || compare.empty()) {
+    for (const auto& spec : split_specs(sync)) add(spec);
+  }
+  if (!compare.empty()) {
+    for (const auto& spec : split_specs(compare)) add(spec);
+  }
+  return specs;
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app) {
+  struct Arguments {
+    train::Options options;
+    std::string sync = "dense";
+    std::string compare;
+    std::string schedule = train::name_of(train::Options{}.schedule);
+  };
+  const auto arguments = std::make_shared<Arguments>();
+  train::Options& options = arguments->options;
+
+  CLI::App* command = app.add_subcommand("train", kSummary);
+  command->option_defaults()->always_capture_default();
+  command->add_option("--data", options.data, "fashion-mnist[:DIR] or cifar10:DIR");
+  command->add_option("--model", options.model, "cnn or resnet20");
+  CLI::Option* sync =
+      command->add_option("--sync", arguments->sync, "System that synchronizes the gradients");
+  command->add_option("--compare", arguments->compare,
+                      "Systems to train one after the other from the same start, separated by commas");
+  command->add_option("--workers", options.workers, "Number of ranks");
+  command->add_option("--engine", options.engine,
+                      "threads, mpi (under mpirun) or gloo (as torchrun starts it)");
+  command->add_option("--epochs", options.epochs, "Passes over the training images");
+  command->add_option("--batch", options.batch, "Images per worker and step");
+  command->add_option("--lr", options.learning_rate, "Learning rate, the largest of its schedule");
+  command->add_option("--lr-schedule", arguments->schedule, "cosine (with a short warm-up) or constant")
+      ->check(CLI::IsMember({"cosine", "constant"}));
+  command->add_option("--momentum", options.momentum, "Of SGD");
+  command->add_option("--weight-decay", options.weight_decay, "Of SGD");
+  command->add_option("--seed", options.seed, "Of initial weights, order of images and every random choice");
+  command->add_option("--limit", options.limit, "Use only the first N training images; 0: all");
+  command->add_option("--threads", options.threads, "CPU threads of one rank");
+  command->add_option(
+      "--bucket-mb", options.bucket_megabytes,
+      "Most MB (of 2^20 bytes) of gradients that are synchronized together; 0: each parameter alone");
+  command->add_option("--deadline", options.deadline_seconds,
+                      "Seconds after which a silent rank counts as lost");
+  command->add_option("--checkpoint", options.checkpoint, "Folder for a checkpoint after each epoch");
+  command->add_flag("--resume", options.resume, "Continue from the newest checkpoint");
+  command->add_option("--stop-after", options.stop_after,
+                      "End after N epochs, to be resumed later; 0: do not");
+  command->add_option("--json", options.json, "File for the results");
+  command->add_option("--plot", options.plot, "PNG for accuracy against epochs and bytes");
+  command->callback([arguments, sync] {
+    train::Options& chosen = arguments->options;
+    chosen.schedule = arguments->schedule == "cosine" ? train::Schedule::cosine : train::Schedule::constant;
+    chosen.specs = systems_to_train(arguments->sync, sync->count() > 0, arguments->compare);
+    train::run(chosen);
+  });
+}
+
+#else
+
+void add_train_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("train", kSummary);
+  command->allow_extras();
+  command->callback([] {
+    throw std::runtime_error(
+        "train: this thinwire was built without libtorch; install Debian's libtorch-dev and build it again");
+  });
+}
+
+#endif
+
+}  // namespace thinwire::apps

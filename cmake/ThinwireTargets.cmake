@@ -1,0 +1,60 @@
+# thinwire_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...]): one folder as one static library, called
+# thinwire_NAME here and thinwire::NAME when installed.
+# thinwire_test(NAME SOURCES ... LINK ...): one GoogleTest program.
+
+set(THINWIRE_LIBRARIES "" CACHE INTERNAL "")
+
+function(thinwire_warnings target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion -Wshadow)
+  # GCC 12 sees overlapping copies inside std::string's operator+ that are not there (GCC bug 105651).
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(${target} PRIVATE -Wno-restrict)
+  endif()
+  if(THINWIRE_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()
+
+function(thinwire_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  set(target thinwire_${name})
+  add_library(${target} STATIC ${arg_SOURCES})
+  add_library(thinwire::${name} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(${target}
+    PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+    PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PUBLIC ${arg_LINK} PRIVATE ${arg_PRIVATE_LINK})
+  thinwire_warnings(${target})
+  set_property(CACHE THINWIRE_LIBRARIES APPEND PROPERTY VALUE ${target})
+endfunction()
+
+function(thinwire_test name)
+  if(NOT THINWIRE_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK;LABELS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${arg_LINK} rapidcheck GTest::gtest_main)
+  thinwire_warnings(${name})
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")
+endfunction()
+
+function(thinwire_install)
+  include(CMakePackageConfigHelpers)
+  install(TARGETS thinwire ${THINWIRE_LIBRARIES} EXPORT thinwireTargets
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/thinwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT thinwireTargets NAMESPACE thinwire:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
+  set(THINWIRE_HAS_MPI ${MPI_CXX_FOUND})
+  configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/thinwireConfig.cmake.in
+    ${PROJECT_BINARY_DIR}/thinwireConfig.cmake
+    INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/thinwireConfigVersion.cmake
+    COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/thinwireConfig.cmake ${PROJECT_BINARY_DIR}/thinwireConfigVersion.cmake
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
+endfunction()

@@ -1,0 +1,161 @@
+#pragma once
+// How ranks talk. A Communicator is a thin shell over an engine that users already run: threads of one process,
+// MPI, torch's c10d. Systems see tagged asynchronous messages and the dense collectives; whatever the engine
+// does well natively it overrides, the rest comes from collectives.cc on send and receive.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "thinwire/function_ref.h"
+#include "thinwire/report.h"
+#include "thinwire/span.h"
+
+namespace thinwire {
+
+class Communicator;
+
+/// A message under way. Move-only. The buffer belongs to the operation until wait() returns or the Pending is
+/// destroyed; destroying one that was not waited for abandons the message, after which the communicator must
+/// not be used any more (the engine may have delivered half of it).
+class Pending {
+ public:
+  Pending() = default;
+  Pending(Pending&& other) noexcept { swap(other); }
+  Pending& operator=(Pending&& other) noexcept {
+    Pending moved(std::move(other));
+    swap(moved);
+    return *this;
+  }
+  ~Pending();
+
+  /// Blocks until the buffer may be used again (send) or holds the message (receive). No-op when empty.
+  /// Throws CommError when the peer is gone or the communicator's deadline passes.
+  void wait();
+
+  bool active() const { return owner_ != nullptr; }
+
+ private:
+  friend class Communicator;
+  Pending(Communicator* owner, void* operation, int peer) : owner_(owner), operation_(operation), peer_(peer) {}
+  void swap(Pending& other) noexcept {
+    std::swap(owner_, other.owner_);
+    std::swap(operation_, other.operation_);
+    std::swap(peer_, other.peer_);
+  }
+
+  Communicator* owner_ = nullptr;
+  void* operation_ = nullptr;
+  int peer_ = -1;
+};
+
+/// Not thread-safe: one thread per rank drives one communicator.
+class Communicator {
+ public:
+  /// Tags separate streams of messages between the same two ranks. Users take tags below kFirstReservedTag; the
+  /// collectives use those above.
+  using Tag = std::uint32_t;
+  static constexpr Tag kFirstReservedTag = 1u << 20;
+
+  virtual ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// 0, 1, ..., size() - 1: the members of a ring of all ranks.
+  Span<const int> ranks() const { return ranks_; }
+  /// "threads", "mpi", "gloo": for messages and reports.
+  virtual std::string engine() const = 0;
+
+  /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless > 0.
+  void set_deadline(std::chrono::duration<double> deadline);
+  std::chrono::duration<double> deadline() const { return deadline_; }
+
+  /// Names the work under way in the errors thrown from now on.
+  void set_context(std::uint32_t bucket, std::uint64_t step);
+
+  /// Empty between collectives; a collective that keeps operations under way in it does not allocate again. Leave it
+  /// empty, also on an exception (comm/pending_lease.h does).
+  std::vector<Pending>& pending_storage() { return pendings_; }
+
+  /// Everything sent and received so far.
+  const Traffic& traffic() const { return traffic_; }
+
+  // --- Messages. Two messages from one rank to another with the same tag arrive in the order they were sent.
+
+  /// Sends `bytes` to `peer` (not this rank). Errors: std::invalid_argument for a peer outside [0, size) or
+  /// memory that the engine cannot reach.
+  Pending send(int peer, Tag tag, Span<const std::byte> bytes);
+  /// Receives a message of exactly bytes.size() bytes; one of another size raises CorruptFrame (or the engine's
+  /// own complaint as CommError) in wait().
+  Pending receive(int peer, Tag tag, Span<std::byte> bytes);
+
+  // --- Collectives: every rank calls the same ones in the same order with the same sizes.
+
+  /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes sent.
+  virtual void all_reduce_sum(Span<float> values);
+  /// words[i] becomes the bitwise OR over ranks. Same bytes as all_reduce_sum, 8 per word.
+  virtual void all_reduce_or(Span<std::uint64_t> words);
+  /// all [W * n] receives every rank's mine [n] in rank order; (W-1) n bytes sent. `mine` may alias its slot.
+  virtual void all_gather(Span<const std::byte> mine, Span<std::byte> all);
+  /// As all_gather with counts[r] bytes from rank r, the same counts on all ranks; all: [sum of counts].
+  virtual void all_gather_v(Span<const std::byte> mine, Span<std::byte> all,
+                            Span<const std::size_t> counts);
+  /// send_counts[r] bytes go to rank r from consecutive parts of `out`; receive_counts[r] bytes arrive from
+  /// rank r into consecutive parts of `in`. Both sides know the counts. `in` and `out` do not overlap.
+  virtual void all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts,
+                            Span<std::byte> in, Span<const std::size_t> receive_counts);
+  /// `bytes` of rank `root` reach all ranks; binomial tree, at most ceil(log2 W) * n bytes sent.
+  virtual void broadcast(Span<std::byte> bytes, int root);
+  /// Returns when all ranks have called it.
+  virtual void barrier();
+
+ protected:
+  Communicator(int rank, int size);
+
+  // What an engine provides. An operation is whatever the engine needs to find the message again.
+  virtual void* start_send(int peer, Tag tag, Span<const std::byte> bytes) = 0;
+  virtual void* start_receive(int peer, Tag tag, Span<std::byte> bytes) = 0;
+  /// Blocks until done or deadline; frees the operation in either case.
+  virtual void finish(void* operation, int peer) = 0;
+  /// Gives up and frees the operation.
+  virtual void abandon(void* operation) noexcept = 0;
+
+  /// For an engine's own collectives, whose messages nobody sees: counts what the usual algorithm moves.
+  void count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages);
+  /// Bytes that this rank sends in a ring all-reduce of n elements; it receives the same number, ring-shifted.
+  std::uint64_t ring_sent_bytes(std::size_t elements, std::size_t element_bytes) const;
+  std::uint64_t ring_received_bytes(std::size_t elements, std::size_t element_bytes) const;
+
+  [[noreturn]] void fail(int peer, const std::string& what) const;
+  std::uint32_t context_bucket() const { return bucket_; }
+  std::uint64_t context_step() const { return step_; }
+
+ private:
+  friend class Pending;
+  void check_peer(int peer, const char* verb) const;
+
+  int rank_;
+  int size_;
+  std::vector<int> ranks_;
+  std::uint32_t bucket_ = 0;
+  std::uint64_t step_ = 0;
+  std::chrono::duration<double> deadline_{300.0};
+  Traffic traffic_;
+  // Of the collectives; they grow once.
+  std::vector<std::byte> scratch_;
+  std::vector<Pending> pendings_;
+
+  template <class T, class Combine>
+  void ring_all_reduce(Span<T> values, Combine combine);
+  void exchange_parts(Span<const std::byte> mine, Span<std::byte> all,
+                      FunctionRef<std::size_t(std::size_t)> count);
+  Span<std::byte> scratch(std::size_t bytes);
+};
+
+}  // namespace thinwire

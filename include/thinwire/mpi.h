@@ -1,0 +1,50 @@
+#pragma once
+// Ranks as processes under mpirun. Everything is a non-blocking MPI call polled against the deadline, because
+// a blocking one could wait for a dead rank for ever.
+//
+//   thinwire::MpiWorld world;                       // MPI_Init
+//   thinwire::Session session("marsit", world.communicator());
+//
+// After a CommError the process should print it and end by _exit(1): MPI_Finalize would wait for the dead
+// rank, while mpirun ends the others when one process exits without it.
+
+// Open MPI's retired C++ bindings would bring their own warnings.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+
+#include <memory>
+
+#include "thinwire/communicator.h"
+
+namespace thinwire {
+
+/// A communicator on duplicates of `group`. Collective over the group. MPI must be initialised, and all
+/// calls, this one included, come from the thread that initialised it. Throws std::runtime_error when MPI's
+/// tags are too few. Host memory only.
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm group);
+
+/// Initialises MPI and finalises it at the end, unless a rank has failed. One per process.
+class MpiWorld {
+ public:
+  /// Throws std::runtime_error when MPI was finalised before. MPI initialised elsewhere is used and left
+  /// alone.
+  MpiWorld();
+  ~MpiWorld();
+  MpiWorld(const MpiWorld&) = delete;
+  MpiWorld& operator=(const MpiWorld&) = delete;
+
+  Communicator& communicator() { return *communicator_; }
+
+  /// Leaves MPI unfinalised at the end: for a rank that stops early, which the others would wait for.
+  void abandon() noexcept { abandoned_ = true; }
+
+ private:
+  std::unique_ptr<Communicator> communicator_;
+  bool initialised_here_ = false;
+  bool abandoned_ = false;
+  int exceptions_at_start_ = 0;
+};
+
+}  // namespace thinwire

@@ -1,0 +1,96 @@
+#pragma once
+// Systems by name. A spec string names a system and its options the same way in C++, on the command line and in
+// Python: "marsit:full_every=100"; stages go in front, from the outside in, joined by '+':
+// "mc:momentum=0.9+sketched_sgd".
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/synchronizer.h"
+
+namespace thinwire {
+
+/// One "name:key=value:key=value" part of a spec.
+struct SpecPart {
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> options;
+};
+
+/// Splits at '+' and ':'. Throws std::invalid_argument for empty names, options without '=', repeated keys.
+std::vector<SpecPart> parse_spec(std::string_view spec);
+
+/// Splits a list of specs at commas. Throws std::invalid_argument for an empty list or an empty entry.
+std::vector<std::string> split_specs(std::string_view list);
+
+/// An option as `thinwire systems` shows it.
+struct OptionInfo {
+  std::string name;
+  std::string default_value;
+  std::string meaning;
+};
+
+/// The options of one part, checked against the declared ones and read by type. Errors name the option, the value
+/// and what would be right.
+class Options {
+ public:
+  /// Throws std::invalid_argument for a key that `declared` does not list.
+  Options(const SpecPart& part, const std::vector<OptionInfo>& declared);
+
+  std::int64_t integer(std::string_view name, std::int64_t minimum, std::int64_t maximum) const;
+  double real(std::string_view name, double minimum, double maximum) const;
+  /// on/off, true/false, 1/0, yes/no.
+  bool flag(std::string_view name) const;
+  std::string choice(std::string_view name, const std::vector<std::string>& allowed) const;
+  /// The text as given, or the default's.
+  std::string text(std::string_view name) const;
+
+ private:
+  [[noreturn]] void refuse(std::string_view name, const std::string& wanted) const;
+  std::string system_;
+  std::vector<std::pair<std::string, std::string>> values_;
+};
+
+struct SystemInfo {
+  std::string name;
+  std::string summary;  ///< One line.
+  std::string paper;    ///< Where it comes from.
+  std::string formula;  ///< Payload bytes that one rank sends per step, as text.
+  bool lossless = false;
+  bool feedback_default = false;  ///< Whether a residual is kept unless feedback=on|off says otherwise.
+  bool delivers_all = true;       ///< Whether every element counts as delivered after a step.
+  bool stage = false;             ///< Goes in front of a system with '+'.
+  std::vector<OptionInfo> options;
+  /// For a stage, `inner` is what it wraps; else it is null.
+  std::function<std::unique_ptr<Synchronizer>(const Options&, std::unique_ptr<Synchronizer> inner)> make;
+};
+
+/// A spec turned into something that runs.
+struct Pipeline {
+  std::string spec;  ///< Canonical: all options with their values, in declared order.
+  std::unique_ptr<Synchronizer> synchronizer;
+  bool feedback = false;
+  bool lossless = false;
+};
+
+class Registry {
+ public:
+  /// Throws std::invalid_argument when the name is taken.
+  void add(SystemInfo info);
+  const std::vector<SystemInfo>& systems() const { return systems_; }
+  /// Throws std::invalid_argument that lists the known names.
+  const SystemInfo& find(std::string_view name) const;
+  /// Throws std::invalid_argument for unknown names and options, values out of range and combinations of
+  /// stages without meaning.
+  Pipeline make(std::string_view spec) const;
+
+ private:
+  std::vector<SystemInfo> systems_;
+};
+
+/// Every system and baseline of this library, in the order in which `thinwire systems` lists them.
+const Registry& builtin_registry();
+
+}  // namespace thinwire

@@ -1,0 +1,49 @@
+#pragma once
+// What a step cost. One struct and one JSON form, used by the command line, the benchmarks and the trainer.
+
+#include <cstdint>
+#include <string>
+
+namespace thinwire {
+
+/// Bytes that crossed this rank's network interface. Counted in one place, Communicator.
+struct Traffic {
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t sent_messages = 0;
+  std::uint64_t received_messages = 0;
+
+  Traffic& operator+=(const Traffic& other);
+  Traffic operator-(const Traffic& before) const;
+};
+
+/// One bucket's step on one rank. Seconds are wall-clock times of this rank's thread.
+struct StepReport {
+  std::uint32_t bucket = 0;
+  std::uint64_t step = 0;
+  std::uint64_t elements = 0;
+  std::uint64_t raw_bytes = 0;           ///< 4 * elements: what a dense system has to move.
+  Traffic wire;                          ///< Payload and frame headers together.
+  std::uint64_t frame_header_bytes = 0;  ///< The part of wire.sent_bytes that is frame headers.
+  double seconds_total = 0;
+  double seconds_compress = 0;     ///< Kernels before the exchange and inside its hops.
+  double seconds_communicate = 0;  ///< seconds_total less compress and decompress; wait is a part of it.
+  double seconds_decompress = 0;
+  double seconds_wait = 0;  ///< Blocked on the network with nothing left to compute.
+  bool finite = true;       ///< False: some rank had inf or NaN; mean is non-finite, residual untouched.
+  double density_in = 1;    ///< Non-zeros over elements, before and after, where a system knows them.
+  double density_out = 1;
+  double relative_error = -1;      ///< |mean - exact| / |exact|; -1: not asked for.
+  double residual_norm = -1;       ///< l2 norm of this rank's residual after the step; -1: not computed.
+  double residual_deviation = -1;  ///< l2 norm of residual - (mean residual over ranks); -1: not computed.
+  double scale = -1;               ///< The step size of one-bit systems (eta_s); -1: has none.
+
+  /// Adds bytes and seconds of another bucket or step; keeps the rest.
+  void accumulate(const StepReport& other);
+};
+
+/// One JSON object on one line, with the member names above; wire becomes wire_bytes_sent,
+/// wire_bytes_received, messages_sent, messages_received; -1 becomes null.
+std::string to_json(const StepReport& report);
+
+}  // namespace thinwire

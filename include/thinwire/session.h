@@ -1,0 +1,86 @@
+#pragma once
+// What a training loop holds: one system on one communicator, with the residuals, workspaces and step counter
+// that belong to it.
+//
+//   thinwire::Session session("marsit:full_every=100", communicator, {.seed = 1});
+//   session.add_bucket({{"layer1.weight", 4096}, {"layer1.bias", 64}});
+//   session.start();                       // collective: refuses to run if ranks are configured differently
+//   for (...) { session.synchronize(0, gradient); session.next_step(); }
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/registry.h"
+#include "thinwire/state.h"
+#include "thinwire/synchronizer.h"
+
+namespace thinwire {
+
+struct SessionOptions {
+  std::uint64_t seed = 1;
+  /// CPU threads for the kernels of this rank.
+  int threads = 1;
+  /// Whatever else must be the same on all ranks (a data set's name, a learning rate): compared at start().
+  std::string configuration{};
+  const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
+};
+
+class Session {
+ public:
+  /// Throws std::invalid_argument for a bad spec. The communicator must outlive the session.
+  Session(std::string_view spec, Communicator& communicator, SessionOptions options = {});
+  ~Session();
+
+  /// Declares the next bucket; returns its id (0, 1, ...). Parameter names are unique over all buckets; they are
+  /// what checkpoints are keyed by. Throws std::invalid_argument for a repeated name, 2^32 or more elements,
+  /// or when start() was called already.
+  BucketId add_bucket(BucketLayout parameters);
+
+  /// Collective. Compares library version, spec, options, seed, bucket sizes, step and configuration across
+  /// ranks and throws std::runtime_error on every rank, naming a rank that differs and in what. May be called
+  /// again, after load() for instance; synchronize() calls it when nobody did.
+  void start();
+
+  /// gradient [elements of the bucket]: in this rank's, out the mean, see Synchronizer::synchronize. Collective.
+  /// Returns what it cost.
+  const StepReport& synchronize(BucketId bucket, Span<float> gradient);
+
+  /// Ends a step of training: every bucket synchronizes at most once per step.
+  void next_step() { ++step_; }
+  std::uint64_t step() const { return step_; }
+
+  const std::string& spec() const { return pipeline_.spec; }
+  const Synchronizer& synchronizer() const { return *pipeline_.synchronizer; }
+  bool feedback() const { return pipeline_.feedback; }
+  bool lossless() const { return pipeline_.lossless; }
+  Communicator& communicator() { return communicator_; }
+  /// What this rank still owes for the bucket; empty without feedback.
+  Span<const float> residual(BucketId bucket) const;
+  /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.
+  std::size_t workspace_allocations() const;
+
+  /// Not collective. This rank's residuals (by parameter name), the system's own state, and the step.
+  void save(StateWriter& writer) const;
+  /// Not collective. Buckets must have been added; parameters may be grouped into other buckets than when saved.
+  /// Throws std::runtime_error naming a parameter that is missing or of another length, or another spec.
+  void load(const StateReader& reader);
+
+ private:
+  struct Bucket;
+  struct Store;
+  Communicator& communicator_;
+  SessionOptions options_;
+  Pipeline pipeline_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<BucketLayout> layouts_;
+  std::vector<std::unique_ptr<Bucket>> buckets_;
+  std::unique_ptr<Store> store_;
+  std::uint64_t step_ = 0;
+  bool started_ = false;
+};
+
+}  // namespace thinwire

@@ -1,0 +1,101 @@
+#pragma once
+// What training must not lose at a restart, as named values in one self-checking file. Written with the values'
+// exact bits: a resumed run continues bit for bit.
+
+#include <cstdint>
+#include <iosfwd>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/span.h"
+
+namespace thinwire {
+
+/// Collects named arrays. Names are unique; a scope prefixes them.
+class StateWriter {
+ public:
+  void put(std::string_view name, Span<const float> values);
+  void put(std::string_view name, std::uint64_t value);
+  void put(std::string_view name, double value);
+  void put(std::string_view name, std::string_view text);
+
+  /// Writes everything. Layout: magic "TWSTATE1", count, then per entry name, type, length and bytes, then a
+  /// 64-bit checksum of all that came before; integers little-endian. Throws std::runtime_error if the stream fails.
+  void write(std::ostream& stream) const;
+
+ private:
+  friend class StateReader;
+  struct Entry {
+    char type;
+    std::vector<std::byte> bytes;
+  };
+  void put_entry(std::string_view name, char type, const void* data, std::size_t bytes);
+  std::map<std::string, Entry, std::less<>> entries_;
+};
+
+/// Reads what a StateWriter wrote.
+class StateReader {
+ public:
+  /// Throws std::runtime_error, saying which part, if the stream is cut short or damaged.
+  explicit StateReader(std::istream& stream);
+
+  bool contains(std::string_view name) const;
+  /// Throws std::runtime_error naming the entry when it is absent, of another type, or (for floats) of another
+  /// length than `values`.
+  void get(std::string_view name, Span<float> values) const;
+  std::uint64_t get_integer(std::string_view name) const;
+  double get_real(std::string_view name) const;
+  std::string get_text(std::string_view name) const;
+  /// Names that begin with `prefix`, in order.
+  std::vector<std::string> names(std::string_view prefix) const;
+  std::size_t length(std::string_view name) const;
+
+ private:
+  const StateWriter::Entry& find(std::string_view name, char type) const;
+  std::map<std::string, StateWriter::Entry, std::less<>> entries_;
+};
+
+/// A parameter inside a bucket; a bucket's parameters lie one after the other.
+struct Parameter {
+  std::string name;
+  std::size_t elements = 0;
+};
+using BucketLayout = std::vector<Parameter>;
+
+/// Writes what belongs to buckets under the names of their parameters, so that it survives another grouping.
+class BucketWriter {
+ public:
+  BucketWriter(StateWriter& writer, const std::vector<BucketLayout>& buckets) : writer_(writer), buckets_(buckets) {}
+
+  /// One value per element of the bucket, split by parameter. No-op for an empty span.
+  void elements(std::string_view kind, std::uint32_t bucket, Span<const float> values);
+  /// One value for the bucket, kept under its first parameter.
+  void value(std::string_view kind, std::uint32_t bucket, double value);
+
+ private:
+  StateWriter& writer_;
+  const std::vector<BucketLayout>& buckets_;
+};
+
+/// Reads what a BucketWriter wrote, into the same or another grouping of the same parameters.
+class BucketReader {
+ public:
+  BucketReader(const StateReader& reader, const std::vector<BucketLayout>& buckets)
+      : reader_(reader), buckets_(buckets) {}
+
+  std::uint32_t buckets() const { return static_cast<std::uint32_t>(buckets_.size()); }
+  std::size_t bucket_elements(std::uint32_t bucket) const;
+  /// False, and values untouched, when no parameter of the bucket has an entry of this kind. Throws
+  /// std::runtime_error naming the parameter when some have and others do not, or a length differs.
+  bool elements(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
+  std::optional<double> value(std::string_view kind, std::uint32_t bucket) const;
+
+ private:
+  const StateReader& reader_;
+  const std::vector<BucketLayout>& buckets_;
+};
+
+}  // namespace thinwire

@@ -1,0 +1,88 @@
+#pragma once
+// The one contract that every system and baseline fulfils. A system turns this rank's gradient into the mean of
+// what all ranks delivered and leaves the undelivered remainder in the residual. With that, error feedback is
+// no feature of a system: whoever owns the residual passes it in, or passes an empty one.
+//
+//   sum over ranks of (gradient_in + residual_in) = W * mean + sum over ranks of residual_out
+//
+// holds for every system that is given a residual (within rounding), and is tested for each.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "thinwire/communicator.h"
+#include "thinwire/executor.h"
+#include "thinwire/report.h"
+#include "thinwire/span.h"
+#include "thinwire/workspace.h"
+
+namespace thinwire {
+
+using BucketId = std::uint32_t;
+
+/// Which elements of this rank's gradient a step delivered. Momentum correction clears its velocity there.
+struct Delivered {
+  enum class Kind : std::uint8_t { all, bitset, indices };
+  Kind kind = Kind::all;
+  /// bitset: bit i of word i/64 (least significant first). Lies in the step's workspace.
+  Span<const std::uint64_t> bits;
+  /// indices: ascending, each below n. Lies in the step's workspace.
+  Span<const std::uint32_t> indices;
+};
+
+/// Everything ambient, explicitly: there are no globals, and the library reads no environment variables.
+struct Step {
+  Communicator& communicator;
+  Executor& executor;
+  Workspace& workspace;     ///< This bucket's. The caller resets it between steps.
+  std::uint64_t index = 0;  ///< Counts the steps of training, the same on all ranks.
+  std::uint64_t seed = 0;   ///< The same on all ranks.
+  Delivered delivered{};    ///< Filled in by the system.
+  StepReport report{};      ///< Filled in by the system and its caller.
+};
+
+/// What a formula of bytes depends on.
+struct Workload {
+  std::uint64_t elements = 0;
+  int world_size = 1;
+  int rank = 0;
+  std::uint64_t step = 0;
+  bool feedback = true;  ///< Whether a residual is passed.
+};
+
+/// Save and restore values that belong to buckets, see state.h.
+class BucketWriter;
+class BucketReader;
+
+class Synchronizer {
+ public:
+  virtual ~Synchronizer() = default;
+
+  /// gradient [n], in: this rank's gradient. out: the mean over ranks of what was delivered, bit-identical on
+  ///   all ranks.
+  /// residual [n] or empty, in: what earlier steps left undelivered. out: what is undelivered now. Empty:
+  ///   nothing is kept. Written only once all ranks agreed that the step is finite.
+  /// gradient and residual do not overlap. If any rank's gradient or residual holds inf or NaN, every element of
+  /// the mean may be, and at least one is, non-finite on all ranks alike, report.finite is false and neither the
+  /// residual nor any state of the system changes.
+  /// Collective: same bucket, n and call order on every rank.
+  /// Throws std::invalid_argument for sizes that do not match, CorruptFrame, CommError; after the last two
+  /// gradient holds no meaningful value and residual is as it was.
+  virtual void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) = 0;
+
+  /// Payload bytes that rank workload.rank sends for one bucket, by the paper's formula in exact integers.
+  /// What a communicator counts is this plus report.frame_header_bytes.
+  virtual std::uint64_t payload_bytes(const Workload& workload) const = 0;
+
+  /// What must survive a restart besides the residuals (step sizes, centres, velocity). Default: nothing.
+  virtual void save(BucketWriter& writer) const;
+  virtual void load(const BucketReader& reader);
+
+ protected:
+  /// The check that every system opens with.
+  static void require_matching(Span<float> gradient, Span<float> residual);
+};
+
+}  // namespace thinwire

@@ -1,0 +1,7 @@
+#pragma once
+
+namespace thinwire {
+
+inline constexpr char kVersion[] = "0.1.0";
+
+}  // namespace thinwire

@@ -1,0 +1,15 @@
+#pragma once
+// The systems that the five papers measure themselves against. Each NAME.cc opens with its source and data flow.
+
+#include "thinwire/registry.h"
+
+namespace thinwire {
+
+SystemInfo dense_info();
+SystemInfo half_info();
+SystemInfo signsgd_info();
+SystemInfo ef_signsgd_info();
+SystemInfo ssdm_info();
+SystemInfo cascading_sign_info();
+
+}  // namespace thinwire

@@ -1,0 +1,211 @@
+// Cascading compression: what Marsit avoids. At every hop of the ring a worker decompresses what arrived, adds its own
+// part and compresses the sum again with SSDM's stochastic sign.
+//
+// Source: marsit.txt section 3.2 and appendix A (s_3). Q is unbiased, so the result is; but its deviation grows like
+// (2 d)^W / W, and training degrades at 3 workers and diverges at 8. Kept as the baseline that must be seen to fail.
+//
+//   segment s: Q(p_s) at position s --> Q(Q(p_s) + p_{s+1}) --> ... --> Q(sum) --all-gather--> mean = Q / W,
+//   residual = p - mean
+//
+// Bytes per rank: 2 * sum of (8 + ceil(len/8)) over W - 1 segments.
+
+#include <cmath>
+#include <limits>
+
+#include "baselines/baselines.h"
+#include "comm/ring.h"
+#include "core/partition.h"
+#include "core/stopwatch.h"
+#include "kernels/dense.h"
+#include "kernels/sign_bits.h"
+#include "kernels/stochastic_signs.h"
+#include "wire/frame.h"
+#include "wire/scaled_sign_payload.h"
+
+namespace thinwire {
+namespace {
+
+constexpr Communicator::Tag kTag = 50;
+
+/// A segment is one piece: its norm belongs to the whole of it.
+class CascadeCodec final : public RingCodec {
+ public:
+  CascadeCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
+               const RingGroup& ring)
+      : bucket_(bucket),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        ring_(ring),
+        longest_(gradient.size() / ring.size() + 1),
+        stride_((FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, longest_, 1) + 63) / 64 * 64),
+        frames_(step.workspace.take<std::byte>(ring.size() * stride_)),
+        landing_(step.workspace.take<std::byte>(kRingWindow * stride_)),
+        sums_(step.workspace.take<float>(longest_)) {}
+
+  void start_gather() { gathering_ = true; }
+  bool non_finite() const { return non_finite_; }
+
+  /// The segment's final frame: scale and bits.
+  Span<std::byte> frame(const RingPiece& piece) const {
+    return frames_.subspan(piece.segment * stride_, message_bytes(piece));
+  }
+
+  /// frame(piece) = Q(values).
+  void compress(const RingPiece& piece, Span<const float> values, Span<const float> plus) {
+    const double norm = std::sqrt(sum_of_squares(step_.executor, values, plus));
+    const bool finite = std::isfinite(static_cast<float>(norm));
+    non_finite_ = non_finite_ || !finite;
+    const auto message = frame(piece);
+    write_scale(message, finite ? static_cast<float>(norm) : 0.0f);
+    const RandomStream stream =
+        random_stream(step_.seed, step_.index, bucket_, RandomPurpose::stochastic_sign,
+                      static_cast<std::uint32_t>(step_.communicator.rank()), static_cast<std::uint32_t>(piece.hop));
+    const auto factor = static_cast<float>(finite && norm > 0 ? 0.5 / norm : 0.0);
+    stochastic_signs(step_.executor, stream, values, plus, factor, scaled_sign_words(message, piece.elements()));
+  }
+
+  /// This rank's part of the segment, compressed, as the start of its cascade.
+  void compress_own(const RingPiece& piece) {
+    compress(piece, gradient_.subspan(piece.begin, piece.elements()), residual_.subspan(piece.begin, piece.elements()));
+  }
+
+  std::size_t message_bytes(const RingPiece& piece) const override {
+    return FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, piece.elements(), 1);
+  }
+
+  Span<const std::byte> outgoing(const RingPiece& piece) override {
+    if (!gathering_ && piece.hop == 0) compress_own(piece);
+    FrameHeader sealed = header(piece, step_.communicator.rank());
+    sealed.flags = non_finite_ ? FrameHeader::kNonFinite : std::uint16_t{0};
+    write_frame_header(frame(piece), sealed);
+    step_.report.frame_header_bytes += FrameHeader::kBytes;
+    return frame(piece);
+  }
+
+  Span<std::byte> landing(const RingPiece& piece) override {
+    return gathering_ ? frame(piece) : landing_.subspan(piece.slot * stride_, message_bytes(piece));
+  }
+
+  void incoming(const RingPiece& piece, Span<const std::byte> message) override {
+    const FrameHeader arrived = expect_frame(message, header(piece, ring_.previous()));
+    non_finite_ = non_finite_ || arrived.non_finite();
+    const float scale = read_scale(message);
+    if (gathering_) return;
+    // Decompress, add, recompress.
+    const auto sums = sums_.first(piece.elements());
+    const auto own = gradient_.subspan(piece.begin, piece.elements());
+    std::copy(own.begin(), own.end(), sums.begin());
+    if (!residual_.empty()) add(step_.executor, sums, residual_.subspan(piece.begin, piece.elements()));
+    const Span<const std::uint64_t> bits{reinterpret_cast<const std::uint64_t*>(message.data() + kScaledSignBitsAt),
+                                         sign_words(piece.elements())};
+    accumulate_signs(step_.executor, bits, scale, sums);
+    RingPiece next = piece;
+    ++next.hop;
+    compress(next, sums, {});
+  }
+
+ private:
+  FrameHeader header(const RingPiece& piece, int source) const {
+    FrameHeader result;
+    result.type = FrameType::scaled_sign_bits;
+    result.bucket = bucket_;
+    result.step = step_.index;
+    result.source = static_cast<std::uint32_t>(source);
+    result.workers = static_cast<std::uint32_t>(gathering_ ? ring_.size() : piece.hop + 1);
+    result.first = piece.begin;
+    result.count = piece.elements();
+    result.payload_bytes = frame_payload_bytes(result.type, result.count, result.workers);
+    return result;
+  }
+
+  BucketId bucket_;
+  Span<const float> gradient_;
+  Span<const float> residual_;
+  Step& step_;
+  const RingGroup& ring_;
+  std::size_t longest_;
+  std::size_t stride_;
+  Span<std::byte> frames_;
+  Span<std::byte> landing_;
+  Span<float> sums_;
+  bool gathering_ = false;
+  bool non_finite_ = false;
+};
+
+class CascadingSign final : public Synchronizer {
+ public:
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    step.delivered = {};
+    if (gradient.empty()) return;
+    const auto world = static_cast<std::size_t>(step.communicator.size());
+    const RingGroup ring{step.communicator.ranks(), static_cast<std::size_t>(step.communicator.rank())};
+    const RingLayout layout{.elements = gradient.size(),
+                            .parts = world,
+                            .first_part = 0,
+                            .parts_per_segment = 1,
+                            .piece_elements = gradient.size() / world + 1};
+    CascadeCodec codec(bucket, gradient, residual, step, ring);
+    RingTimes times;
+    ring_reduce_scatter(step.communicator, ring, layout, kTag, codec, times);
+    codec.start_gather();
+    ring_all_gather(step.communicator, ring, layout, kTag, codec, times);
+    step.report.seconds_compress += times.compute;
+    step.report.seconds_wait += times.wait;
+
+    Stopwatch watch;
+    RingPiece piece;
+    if (world == 1) {
+      piece.end = gradient.size();
+      codec.compress_own(piece);
+    }
+    step.report.finite = !codec.non_finite();
+    if (!step.report.finite) {
+      fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+      return;
+    }
+    double squares = 0;
+    for (; piece.segment < world; ++piece.segment) {
+      piece.begin = part_begin(gradient.size(), world, piece.segment);
+      piece.end = part_begin(gradient.size(), world, piece.segment + 1);
+      if (piece.begin == piece.end) continue;
+      const auto message = codec.frame(piece);
+      squares += apply_signs(step.executor, scaled_sign_words(message, piece.elements()),
+                             read_scale(message) / static_cast<float>(world),
+                             gradient.subspan(piece.begin, piece.elements()),
+                             residual.subspan(piece.begin, piece.elements()));
+    }
+    if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
+    step.report.seconds_decompress += watch.seconds();
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const auto world = static_cast<std::size_t>(workload.world_size);
+    const auto rank = static_cast<std::size_t>(workload.rank);
+    std::uint64_t sent = 0;
+    for (std::size_t hop = 0; hop + 1 < world; ++hop) {
+      for (const std::size_t segment : {rank + world - hop, rank + 1 + world - hop}) {
+        const std::size_t elements = part_size(workload.elements, world, segment % world);
+        if (elements != 0) sent += frame_payload_bytes(FrameType::scaled_sign_bits, elements, 1);
+      }
+    }
+    return sent;
+  }
+};
+
+}  // namespace
+
+SystemInfo cascading_sign_info() {
+  SystemInfo info;
+  info.name = "cascading_sign";
+  info.summary = "recompression at every hop: the scheme that Marsit replaces; loses accuracy, diverges at 8 workers";
+  info.paper = "Marsit, section 3.2 and appendix A";
+  info.formula = "2 * sum of (ceil(len/8) + 8) over W-1 segments, about 2(W-1)/W * d/8";
+  info.make = [](const Options&, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<CascadingSign>();
+  };
+  return info;
+}
+
+}  // namespace thinwire

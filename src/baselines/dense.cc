@@ -1,0 +1,46 @@
+// Dense all-reduce: the engine's own float32 sum, divided by the number of ranks. What every system is compared with.
+//
+// Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
+
+#include "baselines/baselines.h"
+#include "core/partition.h"
+#include "kernels/dense.h"
+
+namespace thinwire {
+namespace {
+
+class Dense final : public Synchronizer {
+ public:
+  void synchronize(BucketId, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    step.delivered = {};
+    if (!residual.empty()) add(step.executor, gradient, residual);
+    step.communicator.all_reduce_sum(gradient);
+    // inf and NaN survive a sum (inf - inf is NaN), so the mean itself tells every rank the same.
+    step.report.finite = scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
+    if (step.report.finite && !residual.empty()) fill(step.executor, residual, 0);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.world_size == 1) return 0;
+    return 4 * ring_sent_elements(workload.elements, static_cast<std::size_t>(workload.world_size),
+                                  static_cast<std::size_t>(workload.rank));
+  }
+};
+
+}  // namespace
+
+SystemInfo dense_info() {
+  SystemInfo info;
+  info.name = "dense";
+  info.summary = "float32 all-reduce of the engine";
+  info.paper = "the baseline of all five papers";
+  info.formula = "2(W-1)/W * 4d";
+  info.lossless = true;
+  info.make = [](const Options&, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<Dense>();
+  };
+  return info;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,107 @@
+#include "baselines/scaled_signs.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "comm/pending_lease.h"
+#include "comm/ring.h"
+#include "core/stopwatch.h"
+#include "kernels/dense.h"
+#include "kernels/sign_bits.h"
+#include "wire/frame.h"
+#include "wire/scaled_sign_payload.h"
+
+namespace thinwire {
+namespace {
+
+constexpr Communicator::Tag kTag = 40;
+
+FrameHeader header_of(BucketId bucket, const Step& step, std::size_t source, std::size_t elements) {
+  FrameHeader header;
+  header.type = FrameType::scaled_sign_bits;
+  header.bucket = bucket;
+  header.step = step.index;
+  header.source = static_cast<std::uint32_t>(source);
+  header.workers = 1;
+  header.first = 0;
+  header.count = elements;
+  header.payload_bytes = frame_payload_bytes(header.type, elements, 1);
+  return header;
+}
+
+}  // namespace
+
+void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, double scale,
+                          std::vector<Pending>& pendings, PackScaledSigns pack) {
+  const std::size_t elements = gradient.size();
+  const auto world = static_cast<std::size_t>(step.communicator.size());
+  const auto self = static_cast<std::size_t>(step.communicator.rank());
+  const std::size_t frame_bytes = FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, elements, 1);
+  const std::size_t stride = (frame_bytes + 63) / 64 * 64;
+  const auto frames = step.workspace.take<std::byte>(world * stride);
+  auto frame_of = [&](std::size_t rank) { return frames.subspan(rank * stride, frame_bytes); };
+  auto bits_of = [&](std::size_t rank) { return scaled_sign_words(frame_of(rank), elements); };
+
+  Stopwatch watch;
+  PendingLease receives(pendings, world);
+  for (std::size_t peer = 0; peer < world; ++peer) {
+    if (peer != self) receives[peer] = step.communicator.receive(static_cast<int>(peer), kTag, frame_of(peer));
+  }
+  FrameHeader own = header_of(bucket, step, self, elements);
+  const bool finite = std::isfinite(static_cast<float>(scale));
+  if (finite) pack(bits_of(self));
+  own.flags = finite ? std::uint16_t{0} : FrameHeader::kNonFinite;
+  write_frame_header(frame_of(self), own);
+  write_scale(frame_of(self), finite ? static_cast<float>(scale) : 0.0f);
+  step.report.seconds_compress += watch.lap();
+  SendWindow sends;
+  for (std::size_t shift = 1; shift < world; ++shift) {
+    sends.push(step.communicator.send(static_cast<int>((self + shift) % world), kTag, frame_of(self)));
+    step.report.frame_header_bytes += FrameHeader::kBytes;
+  }
+  bool all_finite = finite;
+  const auto scales = step.workspace.take<float>(world);
+  for (std::size_t peer = 0; peer < world; ++peer) {
+    if (peer != self) {
+      receives[peer].wait();
+      all_finite = !expect_frame(frame_of(peer), header_of(bucket, step, peer, elements)).non_finite() && all_finite;
+    }
+    scales[peer] = read_scale(frame_of(peer));
+  }
+  sends.wait_all();
+  step.report.seconds_wait += watch.lap();
+  step.report.finite = all_finite;
+  if (!all_finite) {
+    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  step.report.scale = scale;
+
+  // Block by block, so that the sums stay in the cache while every rank's bits are added.
+  constexpr std::size_t kBlock = std::size_t{1} << 14;
+  const auto sums = step.workspace.take<float>(std::min(kBlock, elements));
+  double squares = 0;
+  for (std::size_t begin = 0; begin < elements; begin += kBlock) {
+    const std::size_t count = std::min(kBlock, elements - begin);
+    const auto block = sums.first(count);
+    fill(step.executor, block, 0);
+    for (std::size_t peer = 0; peer < world; ++peer) {
+      accumulate_signs(step.executor, bits_of(peer).subspan(begin / 64, sign_words(count)), scales[peer], block);
+    }
+    thinwire::scale(step.executor, block, 1.0f / static_cast<float>(world));
+    squares += subtract_signs(step.executor, bits_of(self).subspan(begin / 64, sign_words(count)), scales[self], block,
+                              gradient.subspan(begin, count), residual.subspan(begin, count));
+  }
+  if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
+  step.report.seconds_decompress += watch.lap();
+}
+
+std::uint64_t scaled_signs_payload_bytes(const Workload& workload) {
+  if (workload.elements == 0) return 0;
+  return static_cast<std::uint64_t>(workload.world_size - 1) *
+         frame_payload_bytes(FrameType::scaled_sign_bits, workload.elements, 1);
+}
+
+}  // namespace thinwire

@@ -1,0 +1,271 @@
+// signSGD with majority vote, extended to a ring: the counters of positive signs grow by a bit whenever the number of
+// workers that they count doubles.
+//
+// Sources: J. Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018; the ring with
+// growing sums is how the Marsit paper extends it (marsit.txt sections 3.1 and 5).
+//
+//   p --pack_signs--> bits --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th worker-->
+//     owner: majority, ties by a fair coin --ring all-gather of one bit--> mean = scale * (+-1), residual = p - mean
+//
+// scale: given, or auto: the mean over ranks of mean |p|, exchanged as one double per rank.
+// Bytes per rank: sum over hops m = 1 .. W-1 of ceil(log2(m+1)) * ceil(len/8), then W-1 segments of ceil(len/8).
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "baselines/baselines.h"
+#include "baselines/gather_scalars.h"
+#include "comm/ring.h"
+#include "core/partition.h"
+#include "core/stopwatch.h"
+#include "kernels/bernoulli_bits.h"
+#include "kernels/dense.h"
+#include "kernels/sign_bits.h"
+#include "kernels/sign_votes.h"
+#include "wire/piece_frames.h"
+
+namespace thinwire {
+namespace {
+
+constexpr Communicator::Tag kTag = 30;
+constexpr std::size_t kPieceElements = std::size_t{1} << 20;
+
+std::size_t plane_bytes(const RingPiece& piece) { return (piece.elements() + 7) / 8; }
+
+/// Payloads hold planes of ceil(n/8) bytes, kernels work on planes of whole words.
+void unpack_planes(Span<const std::byte> payload, std::size_t bytes, int planes, Span<std::uint64_t> words) {
+  const std::size_t stride = (bytes + 7) / 8;
+  std::fill(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(stride) * planes, 0);
+  for (int k = 0; k < planes; ++k) {
+    const auto plane = static_cast<std::size_t>(k);
+    std::memcpy(words.data() + plane * stride, payload.data() + plane * bytes, bytes);
+  }
+}
+
+void pack_planes(Span<const std::uint64_t> words, std::size_t bytes, int planes, Span<std::byte> payload) {
+  const std::size_t stride = (bytes + 7) / 8;
+  for (int k = 0; k < planes; ++k) {
+    const auto plane = static_cast<std::size_t>(k);
+    std::memcpy(payload.data() + plane * bytes, words.data() + plane * stride, bytes);
+  }
+}
+
+class VoteCodec final : public RingCodec {
+ public:
+  VoteCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step, const RingGroup& ring)
+      : bucket_(bucket),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        ring_(ring),
+        world_(static_cast<std::uint32_t>(ring.size())),
+        most_bytes_((std::min(kPieceElements, gradient.size() / ring.size() + 1) + 63) / 64 * 8),
+        votes_(step.workspace, gradient.size(), ring.size(), kPieceElements,
+               most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
+        bits_(step.workspace, gradient.size(), ring.size(), kPieceElements, most_bytes_),
+        landing_stride_(FrameHeader::kBytes + most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
+        landing_(step.workspace.take<std::byte>(kRingWindow * landing_stride_)),
+        planes_(step.workspace.take<std::uint64_t>(most_bytes_ / 8 * static_cast<std::size_t>(vote_planes(world_)))),
+        own_(step.workspace.take<std::uint64_t>(most_bytes_ / 8)) {}
+
+  void start_gather() { gathering_ = true; }
+  Span<std::uint64_t> words(const RingPiece& piece) const {
+    return bits_.words(piece.part, piece.index, sign_words(piece.elements()));
+  }
+
+  /// One worker: its own signs are the majority.
+  void pack_majority(const RingPiece& piece) { pack(piece, words(piece)); }
+
+  std::size_t message_bytes(const RingPiece& piece) const override {
+    return FrameHeader::kBytes + static_cast<std::size_t>(header(piece, 0).payload_bytes);
+  }
+
+  Span<const std::byte> outgoing(const RingPiece& piece) override {
+    const auto message = frame(piece);
+    if (!gathering_ && piece.hop == 0) {
+      // One worker's counters are its bits.
+      pack(piece, own_.first(sign_words(piece.elements())));
+      pack_planes(own_, plane_bytes(piece), 1, payload(message));
+    }
+    write_frame_header(message, header(piece, step_.communicator.rank()));
+    step_.report.frame_header_bytes += FrameHeader::kBytes;
+    return message;
+  }
+
+  void prepare(const RingPiece& piece) override {
+    if (!gathering_) pack(piece, own_.first(sign_words(piece.elements())));
+  }
+
+  Span<std::byte> landing(const RingPiece& piece) override {
+    return gathering_ ? frame(piece) : landing_.subspan(piece.slot * landing_stride_, message_bytes(piece));
+  }
+
+  void incoming(const RingPiece& piece, Span<const std::byte> message) override {
+    expect_frame(message, header(piece, ring_.previous()));
+    if (gathering_) return;
+    const std::size_t count = sign_words(piece.elements());
+    const auto received = static_cast<std::uint32_t>(piece.hop + 1);
+    const int planes = vote_planes(received + 1);
+    const auto counters = planes_.first(count * static_cast<std::size_t>(planes));
+    std::fill(counters.begin(), counters.end(), 0);
+    unpack_planes(message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes), plane_bytes(piece),
+                  vote_planes(received), counters);
+    add_votes(step_.executor, counters, planes, own_.first(count));
+    if (received + 1 < world_) {
+      RingPiece next = piece;
+      ++next.hop;
+      pack_planes(counters, plane_bytes(piece), planes, payload(frame(next)));
+    } else {
+      decide(piece, counters, planes);
+    }
+  }
+
+ private:
+  void pack(const RingPiece& piece, Span<std::uint64_t> bits) {
+    pack_signs(step_.executor, gradient_.subspan(piece.begin, piece.elements()),
+               residual_.subspan(piece.begin, piece.elements()), bits);
+  }
+
+  void decide(const RingPiece& piece, Span<const std::uint64_t> counters, int planes) {
+    const auto ties = own_.first(sign_words(piece.elements()));
+    if (world_ % 2 == 0) {
+      const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::tie,
+                                                static_cast<std::uint32_t>(step_.communicator.rank()));
+      bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(piece.index * (kPieceElements / 64)), 1, 2, ties);
+    }
+    majority_of_votes(step_.executor, counters, planes, world_, ties, words(piece));
+  }
+
+  /// What the piece's message in its hop says: after hop h the counters stand for h + 1 workers.
+  FrameHeader header(const RingPiece& piece, int source) const {
+    FrameHeader result;
+    result.type = gathering_ ? FrameType::sign_bits : FrameType::sign_votes;
+    result.bucket = bucket_;
+    result.step = step_.index;
+    result.source = static_cast<std::uint32_t>(source);
+    result.workers = gathering_ ? world_ : static_cast<std::uint32_t>(piece.hop + 1);
+    result.first = piece.begin;
+    result.count = piece.elements();
+    result.payload_bytes = frame_payload_bytes(result.type, result.count, result.workers);
+    return result;
+  }
+
+  Span<std::byte> frame(const RingPiece& piece) const {
+    const auto bytes = static_cast<std::size_t>(header(piece, 0).payload_bytes);
+    return (gathering_ ? bits_ : votes_).frame(piece.part, piece.index, bytes);
+  }
+  static Span<std::byte> payload(Span<std::byte> message) {
+    return message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes);
+  }
+
+  BucketId bucket_;
+  Span<const float> gradient_;
+  Span<const float> residual_;
+  Step& step_;
+  const RingGroup& ring_;
+  std::uint32_t world_;
+  std::size_t most_bytes_;  // of one plane of the largest piece, in whole words
+  PieceFrames votes_;
+  PieceFrames bits_;
+  std::size_t landing_stride_;
+  Span<std::byte> landing_;
+  Span<std::uint64_t> planes_;
+  Span<std::uint64_t> own_;
+  bool gathering_ = false;
+};
+
+class SignSgd final : public Synchronizer {
+ public:
+  explicit SignSgd(std::optional<float> scale) : scale_(scale) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    step.delivered = {};
+    if (gradient.empty()) return;
+    const std::size_t elements = gradient.size();
+    Stopwatch watch;
+    const double magnitude = sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(elements);
+    step.report.seconds_compress += watch.lap();
+    // Also tells every rank whether all are finite, before anything is compressed.
+    const double mean_magnitude = mean_over_ranks(step, magnitude);
+    step.report.seconds_wait += watch.lap();
+    step.report.finite = std::isfinite(mean_magnitude);
+    if (!step.report.finite) {
+      fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+      return;
+    }
+    const float scale = scale_ ? *scale_ : static_cast<float>(mean_magnitude);
+    step.report.scale = static_cast<double>(scale);
+
+    const auto world = static_cast<std::size_t>(step.communicator.size());
+    const RingGroup ring{step.communicator.ranks(), static_cast<std::size_t>(step.communicator.rank())};
+    const RingLayout layout{.elements = elements,
+                            .parts = world,
+                            .first_part = 0,
+                            .parts_per_segment = 1,
+                            .piece_elements = kPieceElements};
+    VoteCodec codec(bucket, gradient, residual, step, ring);
+    RingTimes times;
+    ring_reduce_scatter(step.communicator, ring, layout, kTag, codec, times);
+    codec.start_gather();
+    ring_all_gather(step.communicator, ring, layout, kTag, codec, times);
+    step.report.seconds_compress += times.compute;
+    step.report.seconds_wait += times.wait;
+
+    watch.restart();
+    double squares = 0;
+    for (RingPiece piece; piece.part < world; ++piece.part) {
+      const std::size_t end = part_begin(elements, world, piece.part + 1);
+      piece.begin = part_begin(elements, world, piece.part);
+      for (piece.index = 0; piece.begin < end; piece.begin = piece.end, ++piece.index) {
+        piece.end = std::min(piece.begin + kPieceElements, end);
+        if (world == 1) codec.pack_majority(piece);
+        squares += apply_signs(step.executor, codec.words(piece), scale,
+                               gradient.subspan(piece.begin, piece.elements()),
+                               residual.subspan(piece.begin, piece.elements()));
+      }
+    }
+    if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
+    step.report.seconds_decompress += watch.seconds();
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const auto world = static_cast<std::size_t>(workload.world_size);
+    const auto rank = static_cast<std::size_t>(workload.rank);
+    auto segment_bytes = [&](std::size_t segment) -> std::uint64_t {
+      return (part_size(workload.elements, world, segment % world) + 7) / 8;
+    };
+    if (world == 1 || workload.elements == 0) return 0;
+    std::uint64_t sent = scalar_payload_bytes(workload.world_size);
+    for (std::size_t hop = 0; hop + 1 < world; ++hop) {
+      sent += segment_bytes(rank + world - hop) * static_cast<std::uint64_t>(vote_planes(static_cast<std::uint32_t>(hop + 1)));
+      sent += segment_bytes(rank + 1 + world - hop);
+    }
+    return sent;
+  }
+
+ private:
+  std::optional<float> scale_;
+};
+
+}  // namespace
+
+SystemInfo signsgd_info() {
+  SystemInfo info;
+  info.name = "signsgd";
+  info.summary = "majority vote of signs, counters growing along a ring";
+  info.paper = "Bernstein et al., ICML 2018; on a ring as in Marsit, section 3.1";
+  info.formula = "sum over m = 1..W-1 of (ceil(log2(m+1)) + 1) * ceil(len/8), about that times d/(8W); + 8(W-1)";
+  info.options = {{"scale", "auto", "step size; auto: the mean over ranks of mean |gradient|"}};
+  info.make = [](const Options& options, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+    std::optional<float> scale;
+    if (options.text("scale") != "auto") scale = static_cast<float>(options.real("scale", 1e-30, 1e30));
+    return std::make_unique<SignSgd>(scale);
+  };
+  return info;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,198 @@
+// The collectives that every engine has, on send and receive alone. An engine overrides those that it does better.
+//
+//   all_reduce     ring, in pieces: 2 (W-1)/W n elements sent per rank, 2 (W-1) hops
+//   all_gather     direct exchange: (W-1) n bytes, one hop
+//   all_to_all     direct exchange
+//   broadcast      binomial tree: ceil(log2 W) hops
+//   barrier        dissemination: ceil(log2 W) hops of one byte
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "core/partition.h"
+#include "comm/pending_lease.h"
+#include "comm/ring.h"
+#include "thinwire/communicator.h"
+
+namespace thinwire {
+namespace {
+
+constexpr Communicator::Tag kReduceTag = Communicator::kFirstReservedTag + 0;
+constexpr Communicator::Tag kGatherTag = Communicator::kFirstReservedTag + 10;
+constexpr Communicator::Tag kAllToAllTag = Communicator::kFirstReservedTag + 20;
+constexpr Communicator::Tag kBroadcastTag = Communicator::kFirstReservedTag + 30;
+constexpr Communicator::Tag kBarrierTag = Communicator::kFirstReservedTag + 40;
+
+/// Large enough that per-message cost vanishes, small enough that a piece stays in the second-level cache; but a
+/// segment is never cut into more than kMostPieces, so that the messages under way stay countable.
+constexpr std::size_t kPieceBytes = 256 * 1024;
+constexpr std::size_t kMostPieces = 64;
+
+/// Values travel as they lie and are joined in place.
+template <class T, class Combine>
+class InPlaceCodec final : public RingCodec {
+ public:
+  InPlaceCodec(Span<T> values, Span<std::byte> scratch, std::size_t piece_elements, Combine combine)
+      : values_(values), scratch_(scratch), piece_bytes_(piece_elements * sizeof(T)), combine_(combine) {}
+
+  void start_gather() { gathering_ = true; }
+
+  std::size_t message_bytes(const RingPiece& piece) const override { return piece.elements() * sizeof(T); }
+  Span<const std::byte> outgoing(const RingPiece& piece) override { return bytes_of(piece); }
+  Span<std::byte> landing(const RingPiece& piece) override {
+    return gathering_ ? bytes_of(piece) : scratch_.subspan(piece.slot * piece_bytes_, message_bytes(piece));
+  }
+  void incoming(const RingPiece& piece, Span<const std::byte> message) override {
+    if (gathering_) return;  // it landed where it belongs
+    const T* __restrict received = reinterpret_cast<const T*>(message.data());
+    T* __restrict own = values_.data() + piece.begin;
+    const std::size_t count = piece.elements();
+    for (std::size_t i = 0; i < count; ++i) own[i] = combine_(received[i], own[i]);
+  }
+
+ private:
+  Span<std::byte> bytes_of(const RingPiece& piece) const {
+    return as_writable_bytes(values_.subspan(piece.begin, piece.elements()));
+  }
+
+  Span<T> values_;
+  Span<std::byte> scratch_;
+  std::size_t piece_bytes_;
+  Combine combine_;
+  bool gathering_ = false;
+};
+
+}  // namespace
+
+template <class T, class Combine>
+void Communicator::ring_all_reduce(Span<T> values, Combine combine) {
+  if (size_ == 1 || values.empty()) return;
+  const RingGroup group{ranks(), static_cast<std::size_t>(rank_)};
+  const std::size_t longest = part_size(values.size(), group.size(), group.size() - 1);
+  const std::size_t piece_elements =
+      std::min(std::max(kPieceBytes / sizeof(T), longest / kMostPieces + 1), longest + 1);
+  InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * piece_elements * sizeof(T)), piece_elements, combine);
+  const RingLayout layout{.elements = values.size(), .parts = group.size(), .piece_elements = piece_elements};
+  RingTimes times;
+  ring_reduce_scatter(*this, group, layout, kReduceTag, codec, times);
+  codec.start_gather();
+  ring_all_gather(*this, group, layout, kReduceTag, codec, times);
+}
+
+void Communicator::all_reduce_sum(Span<float> values) {
+  ring_all_reduce(values, [](float received, float own) { return received + own; });
+}
+
+void Communicator::all_reduce_or(Span<std::uint64_t> words) {
+  ring_all_reduce(words, [](std::uint64_t received, std::uint64_t own) { return received | own; });
+}
+
+void Communicator::all_gather(Span<const std::byte> mine, Span<std::byte> all) {
+  if (all.size() != mine.size() * static_cast<std::size_t>(size_)) {
+    throw std::invalid_argument("all_gather of " + std::to_string(mine.size()) + " bytes from " + std::to_string(size_) +
+                                " ranks needs room for " + std::to_string(mine.size() * static_cast<std::size_t>(size_)) +
+                                " bytes, got " + std::to_string(all.size()));
+  }
+  exchange_parts(mine, all, [&](std::size_t) { return mine.size(); });
+}
+
+void Communicator::all_gather_v(Span<const std::byte> mine, Span<std::byte> all, Span<const std::size_t> counts) {
+  const auto world = static_cast<std::size_t>(size_);
+  const auto self = static_cast<std::size_t>(rank_);
+  std::size_t total = 0;
+  for (const std::size_t count : counts) total += count;
+  if (counts.size() != world || counts[self] != mine.size() || total != all.size()) {
+    throw std::invalid_argument("all_gather_v: counts must list " + std::to_string(size_) + " sizes, " +
+                                std::to_string(mine.size()) + " bytes for this rank and " + std::to_string(all.size()) +
+                                " bytes in all");
+  }
+  exchange_parts(mine, all, [&](std::size_t peer) { return counts[peer]; });
+}
+
+void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> all,
+                                  FunctionRef<std::size_t(std::size_t)> count) {
+  const auto world = static_cast<std::size_t>(size_);
+  const auto self = static_cast<std::size_t>(rank_);
+  PendingLease pendings(pendings_);
+  std::size_t offset = 0;
+  for (std::size_t peer = 0; peer < world; offset += count(peer), ++peer) {
+    if (count(peer) == 0) continue;
+    const auto slot = all.subspan(offset, count(peer));
+    if (peer != self) {
+      pendings.push(receive(static_cast<int>(peer), kGatherTag, slot));
+    } else if (slot.data() != mine.data()) {
+      std::memmove(slot.data(), mine.data(), mine.size());
+    }
+  }
+  // Everyone starts with its right-hand neighbour, so that no rank is everybody's first target.
+  for (std::size_t shift = 1; shift < world && !mine.empty(); ++shift) {
+    pendings.push(send(static_cast<int>((self + shift) % world), kGatherTag, mine));
+  }
+  pendings.wait_all();
+}
+
+void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts, Span<std::byte> in,
+                                Span<const std::size_t> receive_counts) {
+  const auto world = static_cast<std::size_t>(size_);
+  const auto self = static_cast<std::size_t>(rank_);
+  std::vector<std::size_t> send_offsets(world + 1, 0);
+  std::vector<std::size_t> receive_offsets(world + 1, 0);
+  if (send_counts.size() == world && receive_counts.size() == world) {
+    for (std::size_t peer = 0; peer < world; ++peer) {
+      send_offsets[peer + 1] = send_offsets[peer] + send_counts[peer];
+      receive_offsets[peer + 1] = receive_offsets[peer] + receive_counts[peer];
+    }
+  }
+  if (send_counts.size() != world || receive_counts.size() != world || send_offsets[world] != out.size() ||
+      receive_offsets[world] != in.size() || send_counts[self] != receive_counts[self]) {
+    throw std::invalid_argument("all_to_all_v: both counts must list " + std::to_string(size_) +
+                                " sizes that add up to the buffers' (" + std::to_string(out.size()) + " out, " +
+                                std::to_string(in.size()) + " in) and agree for this rank itself");
+  }
+  if (send_counts[self] != 0) {
+    std::memcpy(in.data() + receive_offsets[self], out.data() + send_offsets[self], send_counts[self]);
+  }
+  PendingLease pendings(pendings_);
+  for (std::size_t shift = 1; shift < world; ++shift) {
+    const std::size_t from = (self + world - shift) % world;
+    if (receive_counts[from] == 0) continue;
+    pendings.push(
+        receive(static_cast<int>(from), kAllToAllTag, in.subspan(receive_offsets[from], receive_counts[from])));
+  }
+  for (std::size_t shift = 1; shift < world; ++shift) {
+    const std::size_t to = (self + shift) % world;
+    if (send_counts[to] == 0) continue;
+    pendings.push(send(static_cast<int>(to), kAllToAllTag, out.subspan(send_offsets[to], send_counts[to])));
+  }
+  pendings.wait_all();
+}
+
+void Communicator::broadcast(Span<std::byte> bytes, int root) {
+  if (root < 0 || root >= size_) {
+    throw std::invalid_argument("broadcast from rank " + std::to_string(root) + " in a world of " + std::to_string(size_));
+  }
+  if (bytes.empty()) return;
+  // Ranks relative to the root; in round k the first 2^k of them send to those 2^k further on.
+  const int relative = (rank_ - root + size_) % size_;
+  for (int reach = 1; reach < size_; reach *= 2) {
+    if (relative < reach) {
+      if (relative + reach < size_) send((rank_ + reach) % size_, kBroadcastTag, bytes).wait();
+    } else if (relative < 2 * reach) {
+      receive((rank_ - reach + size_) % size_, kBroadcastTag, bytes).wait();
+    }
+  }
+}
+
+void Communicator::barrier() {
+  for (int distance = 1; distance < size_; distance *= 2) {
+    std::byte out{1};
+    std::byte in{};
+    Pending receiving = receive((rank_ + size_ - distance) % size_, kBarrierTag, Span<std::byte>(&in, 1));
+    Pending sending = send((rank_ + distance) % size_, kBarrierTag, Span<const std::byte>(&out, 1));
+    receiving.wait();
+    sending.wait();
+  }
+}
+
+}  // namespace thinwire

@@ -1,0 +1,93 @@
+#include "thinwire/communicator.h"
+
+#include <numeric>
+#include <stdexcept>
+
+#include "core/partition.h"
+#include "thinwire/errors.h"
+
+namespace thinwire {
+
+Pending::~Pending() {
+  if (owner_ != nullptr) owner_->abandon(operation_);
+}
+
+void Pending::wait() {
+  if (owner_ == nullptr) return;
+  Communicator* owner = std::exchange(owner_, nullptr);
+  owner->finish(operation_, peer_);
+}
+
+Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                                ": a communicator needs 0 <= rank < size");
+  }
+  ranks_.resize(static_cast<std::size_t>(size));
+  std::iota(ranks_.begin(), ranks_.end(), 0);
+}
+
+Communicator::~Communicator() = default;
+
+void Communicator::set_deadline(std::chrono::duration<double> deadline) {
+  if (!(deadline.count() > 0)) {
+    throw std::invalid_argument("deadline of " + std::to_string(deadline.count()) + " s: it must be above 0");
+  }
+  deadline_ = deadline;
+}
+
+void Communicator::set_context(std::uint32_t bucket, std::uint64_t step) {
+  bucket_ = bucket;
+  step_ = step;
+}
+
+void Communicator::check_peer(int peer, const char* verb) const {
+  if (peer < 0 || peer >= size_ || peer == rank_) {
+    throw std::invalid_argument("rank " + std::to_string(rank_) + " cannot " + verb + " rank " + std::to_string(peer) +
+                                " in a world of " + std::to_string(size_));
+  }
+}
+
+Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
+  check_peer(peer, "send to");
+  void* operation = start_send(peer, tag, bytes);
+  traffic_.sent_bytes += bytes.size();
+  ++traffic_.sent_messages;
+  return {this, operation, peer};
+}
+
+Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
+  check_peer(peer, "receive from");
+  void* operation = start_receive(peer, tag, bytes);
+  traffic_.received_bytes += bytes.size();
+  ++traffic_.received_messages;
+  return {this, operation, peer};
+}
+
+void Communicator::count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages) {
+  traffic_ += {sent_bytes, received_bytes, messages, messages};
+}
+
+std::uint64_t Communicator::ring_sent_bytes(std::size_t elements, std::size_t element_bytes) const {
+  if (size_ == 1) return 0;
+  return ring_sent_elements(elements, static_cast<std::size_t>(size_), static_cast<std::size_t>(rank_)) * element_bytes;
+}
+
+std::uint64_t Communicator::ring_received_bytes(std::size_t elements, std::size_t element_bytes) const {
+  if (size_ == 1) return 0;
+  // What the previous rank sends.
+  const int previous = (rank_ + size_ - 1) % size_;
+  return ring_sent_elements(elements, static_cast<std::size_t>(size_), static_cast<std::size_t>(previous)) *
+         element_bytes;
+}
+
+void Communicator::fail(int peer, const std::string& what) const {
+  throw CommError(rank_, peer, bucket_, step_, what);
+}
+
+Span<std::byte> Communicator::scratch(std::size_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return Span<std::byte>(scratch_).first(bytes);
+}
+
+}  // namespace thinwire

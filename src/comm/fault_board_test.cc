@@ -1,0 +1,249 @@
+#include "comm/fault_board.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <future>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+namespace thinwire {
+namespace {
+
+using Notes = std::vector<std::optional<FaultNote>>;
+using Ranks = std::vector<int>;
+using Seconds = FaultBoard::Seconds;
+
+// Long enough that a busy machine schedules every thread within a third of it, short enough to wait for.
+constexpr Seconds kGrace{0.6};
+
+FaultNote failed(Ranks awaited) {
+  return {.failed = true, .awaited = std::move(awaited), .beat = 0};
+}
+
+TEST(FaultNote, SurvivesTheStore) {
+  for (const FaultNote& note :
+       {failed({}), failed({3}), failed({0, 2}), FaultNote{.failed = false, .awaited = {1}, .beat = 7}}) {
+    const auto parsed = FaultNote::parse(note.encode(), 4);
+    ASSERT_TRUE(parsed.has_value()) << note.encode();
+    EXPECT_EQ(parsed->failed, note.failed);
+    EXPECT_EQ(parsed->awaited, note.awaited);
+    EXPECT_EQ(parsed->beat, note.beat);
+  }
+}
+
+TEST(FaultNote, RefusesWhatIsNone) {
+  for (const char* text : {"", "failed", "1", "dead 0 1", "waiting x"}) {
+    EXPECT_FALSE(FaultNote::parse(text, 4).has_value()) << text;
+  }
+  // Ranks outside of the world could index out of bounds; such a list counts as unknown.
+  for (const char* text : {"failed 0 4", "failed 0 -1", "failed 0 1,99"}) {
+    const auto note = FaultNote::parse(text, 4);
+    ASSERT_TRUE(note.has_value()) << text;
+    EXPECT_TRUE(note->awaited.empty()) << text;
+  }
+}
+
+TEST(SilentRanks, FollowsTheChain) {
+  // 3 awaits 2, 2 awaits 1, 1 is silent; 0 is silent too, but nobody awaits it.
+  const Notes notes{std::nullopt, std::nullopt, failed({1}), failed({2})};
+  EXPECT_EQ(silent_ranks(3, {2}, notes), Ranks{1});
+  EXPECT_EQ(silent_ranks(2, {1}, notes), Ranks{1});
+}
+
+TEST(SilentRanks, UnknownAwaitedIsAnyOther) {
+  const Notes notes{failed({}), std::nullopt, failed({}), failed({2})};
+  for (const int self : {0, 2, 3}) EXPECT_EQ(silent_ranks(self, {}, notes), Ranks{1}) << self;
+  EXPECT_EQ(silent_ranks(3, {2}, notes), Ranks{1});
+}
+
+TEST(SilentRanks, NearestFirst) {
+  const Notes notes{std::nullopt, failed({0}), std::nullopt, failed({2, 1})};
+  EXPECT_EQ(silent_ranks(3, {2, 1}, notes), (Ranks{2, 0}));
+}
+
+TEST(SilentRanks, CyclesEnd) {
+  const Notes notes{failed({1}), failed({2}), failed({0})};
+  for (int self = 0; self < 3; ++self) EXPECT_TRUE(silent_ranks(self, {(self + 1) % 3}, notes).empty());
+}
+
+TEST(FaultGrace, StaysWithinItsBounds) {
+  EXPECT_DOUBLE_EQ(fault_grace(Seconds(0.1)).count(), 1.0);
+  EXPECT_DOUBLE_EQ(fault_grace(Seconds(12)).count(), 3.0);
+  EXPECT_DOUBLE_EQ(fault_grace(Seconds(300)).count(), 5.0);
+}
+
+TEST(NameRanks, ReadsAsEnglish) {
+  EXPECT_EQ(name_ranks({1}), "rank 1");
+  EXPECT_EQ(name_ranks({1, 3}), "ranks 1 and 3");
+  EXPECT_EQ(name_ranks({0, 1, 3}), "ranks 0, 1 and 3");
+}
+
+/// What all ranks' boards share; dead: every operation throws; frozen: none comes back until it is thawed.
+class MemoryStore : public FaultBoard::Store {
+ public:
+  ~MemoryStore() override { thaw(); }
+  void set(const std::string& key, const std::string& value) override {
+    std::unique_lock lock(mutex_);
+    pass(lock);
+    values_[key] = value;
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    std::unique_lock lock(mutex_);
+    pass(lock);
+    const auto found = values_.find(key);
+    return found == values_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void die() {
+    std::lock_guard lock(mutex_);
+    dead_ = true;
+  }
+  void freeze() {
+    std::lock_guard lock(mutex_);
+    frozen_ = true;
+  }
+  void thaw() {
+    std::lock_guard lock(mutex_);
+    frozen_ = false;
+    thawed_.notify_all();
+  }
+
+ private:
+  void pass(std::unique_lock<std::mutex>& lock) {
+    thawed_.wait(lock, [&] { return !frozen_; });
+    if (dead_) throw std::runtime_error("connection reset");
+  }
+  std::mutex mutex_;
+  std::condition_variable thawed_;
+  std::map<std::string, std::string> values_;
+  bool dead_ = false;
+  bool frozen_ = false;
+};
+
+struct World {
+  explicit World(int ranks, int store_host = 0) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      boards.push_back(std::make_unique<FaultBoard>(
+          store, FaultBoard::Options{.rank = rank, .size = ranks, .store_host = store_host}));
+    }
+  }
+  std::future<Verdict> fails(int rank, Ranks awaited, Seconds after = Seconds(0)) {
+    return std::async(std::launch::async, [this, rank, awaited = std::move(awaited), after] {
+      std::this_thread::sleep_for(after);
+      auto& board = *boards[static_cast<std::size_t>(rank)];
+      board.report(awaited, kGrace);
+      return board.judge();
+    });
+  }
+  std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
+  std::vector<std::unique_ptr<FaultBoard>> boards;
+};
+
+TEST(FaultBoard, AllNameTheSilentRankOfARing) {
+  World world(4);
+  auto two = world.fails(2, {1});
+  auto three = world.fails(3, {2});
+  auto zero = world.fails(0, {3});
+  EXPECT_EQ(zero.get().culprits, Ranks{1});
+  EXPECT_EQ(two.get().culprits, Ranks{1});
+  EXPECT_EQ(three.get().culprits, Ranks{1});
+}
+
+TEST(FaultBoard, AllNameTheSilentRankOfANativeCollective) {
+  World world(4);
+  auto zero = world.fails(0, {});
+  auto one = world.fails(1, {0}, kGrace / 3);  // woken by rank 0, which gave up first
+  auto three = world.fails(3, {});
+  EXPECT_EQ(zero.get().culprits, Ranks{2});
+  EXPECT_EQ(one.get().culprits, Ranks{2});
+  EXPECT_EQ(three.get().culprits, Ranks{2});
+}
+
+TEST(FaultBoard, ALiveRankThatWaitsIsNotBlamed) {
+  World world(3, /*store_host=*/2);
+  // Rank 1 waits for rank 2 and its deadline is far off: only its beats say so.
+  world.boards[1]->wait_begins(2, kGrace);
+  const Verdict verdict = world.fails(0, {1}).get();
+  EXPECT_EQ(verdict.culprits, Ranks{2});
+  world.boards[1]->wait_ends();
+}
+
+TEST(FaultBoard, ARankFrozenWhileItWaitedIsBlamed) {
+  World world(3, /*store_host=*/2);
+  world.store->set("thinwire/fault/note/1", FaultNote{.failed = false, .awaited = {2}, .beat = 5}.encode());
+  EXPECT_EQ(world.fails(0, {1}).get().culprits, Ranks{1});
+}
+
+TEST(FaultBoard, LaterFailuresAdoptTheVerdict) {
+  World world(4);
+  EXPECT_EQ(world.fails(2, {1}).get().culprits, Ranks{1});
+  // On its own it would have blamed rank 0, which has written nothing either.
+  EXPECT_EQ(world.fails(3, {0}).get().culprits, Ranks{1});
+  const Verdict own = world.fails(1, {0}).get();
+  EXPECT_EQ(own.culprits, Ranks{1});
+  EXPECT_NE(own.reason.find("gave up on this rank"), std::string::npos) << own.reason;
+}
+
+TEST(FaultBoard, ACircleBlamesNobody) {
+  World world(2);
+  auto zero = world.fails(0, {1});
+  auto one = world.fails(1, {0});
+  EXPECT_TRUE(zero.get().culprits.empty());
+  EXPECT_TRUE(one.get().culprits.empty());
+}
+
+TEST(FaultBoard, ADeadStoreMeansItsHost) {
+  World world(3);
+  world.store->die();
+  EXPECT_EQ(world.fails(2, {1}).get().culprits, Ranks{0});
+}
+
+TEST(FaultBoard, AFrozenStoreMeansItsHost) {
+  World world(3);
+  world.store->freeze();
+  auto one = world.fails(1, {2});
+  auto two = world.fails(2, {});
+  EXPECT_EQ(one.get().culprits, Ranks{0});
+  EXPECT_EQ(two.get().culprits, Ranks{0});
+  // Boards end while their threads are still stuck in the store.
+  world.boards.clear();
+}
+
+TEST(FaultBoard, AStoreOutsideOfTheRanksBlamesNone) {
+  World world(2, /*store_host=*/-1);
+  world.store->die();
+  const Verdict verdict = world.fails(1, {0}).get();
+  EXPECT_TRUE(verdict.culprits.empty());
+  EXPECT_NE(verdict.reason.find("store"), std::string::npos);
+}
+
+TEST(FaultBoard, TheHostStaysUntilTheOthersKnow) {
+  World world(3);
+  auto host = world.fails(0, {1});
+  auto late = world.fails(2, {0}, kGrace * 1.5);  // after the host's own verdict
+  EXPECT_EQ(host.get().culprits, Ranks{1});
+  world.store->die();  // as the host's process ends
+  EXPECT_EQ(late.get().culprits, Ranks{1});
+}
+
+TEST(FaultBoard, LeavingWaitsForAllWithinBounds) {
+  World world(3);
+  std::atomic<int> gone{0};
+  std::vector<std::thread> ranks;
+  for (auto& board : world.boards) {
+    ranks.emplace_back([&] {
+      board->leave(Seconds(30));
+      ++gone;
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  EXPECT_EQ(gone, 3);
+
+  World abandoned(2);
+  abandoned.boards[0]->leave(Seconds(0.1));  // rank 1 never comes; this returns nevertheless
+}
+
+}  // namespace
+}  // namespace thinwire

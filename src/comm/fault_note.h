@@ -1,0 +1,106 @@
+#pragma once
+// What ranks tell each other when a communicator gives up, and what follows from it. How the notes travel is
+// the engine's affair: through a rendezvous store (fault_board.h) or as messages (mpi.cc).
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace thinwire {
+
+inline std::string join_ranks(const std::vector<int>& ranks, const char* separator) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : separator) + std::to_string(rank);
+  return text;
+}
+
+/// "rank 1", "ranks 1 and 3", "ranks 0, 1 and 3".
+inline std::string name_ranks(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "no rank";
+  if (ranks.size() == 1) return "rank " + std::to_string(ranks[0]);
+  return "ranks " + join_ranks({ranks.begin(), ranks.end() - 1}, ", ") + " and " +
+         std::to_string(ranks.back());
+}
+
+/// "1,3" as join_ranks writes it; what is no list of ranks of this world becomes empty.
+inline std::vector<int> parse_ranks(const std::string& text, int size) {
+  std::vector<int> ranks;
+  std::istringstream in(text);
+  for (int rank = 0; in >> rank; in.ignore(1)) {
+    if (rank < 0 || rank >= size) return {};
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+/// What one rank says: it failed (final), or it is alive and has been waiting for a while.
+struct FaultNote {
+  bool failed = false;
+  std::vector<int> awaited;  ///< Empty: cannot be told (a collective of the engine), so any other rank.
+  std::uint64_t beat = 0;    ///< Grows while the rank is alive and waiting.
+
+  std::string encode() const {
+    return (failed ? "failed " : "waiting ") + std::to_string(beat) + " " + join_ranks(awaited, ",");
+  }
+
+  /// Nothing when the text is no note.
+  static std::optional<FaultNote> parse(const std::string& text, int size) {
+    std::istringstream in(text);
+    std::string word;
+    std::string ranks;
+    FaultNote note;
+    if (!(in >> word >> note.beat) || (word != "failed" && word != "waiting")) return std::nullopt;
+    in >> ranks;
+    note.failed = word == "failed";
+    note.awaited = parse_ranks(ranks, size);
+    return note;
+  }
+};
+
+/// Ranks reached from `awaited` (empty: all but self) by following notes, that have none: notes[r] is nothing
+/// for a silent rank. Nearest first, each once, never self. Empty when the chain only leads to ranks that
+/// wait.
+inline std::vector<int> silent_ranks(int self, const std::vector<int>& awaited,
+                                     const std::vector<std::optional<FaultNote>>& notes) {
+  std::vector<int> everyone;
+  for (int rank = 0; rank < static_cast<int>(notes.size()); ++rank) everyone.push_back(rank);
+  std::vector<bool> seen(notes.size(), false);
+  std::deque<int> next;
+  const auto follow = [&](const std::vector<int>& ranks) {
+    for (const int rank : ranks.empty() ? everyone : ranks) {
+      if (rank == self || seen[static_cast<std::size_t>(rank)]) continue;
+      seen[static_cast<std::size_t>(rank)] = true;
+      next.push_back(rank);
+    }
+  };
+  std::vector<int> silent;
+  for (follow(awaited); !next.empty(); next.pop_front()) {
+    const int rank = next.front();
+    const auto& note = notes[static_cast<std::size_t>(rank)];
+    if (note) {
+      follow(note->awaited);
+    } else {
+      silent.push_back(rank);
+    }
+  }
+  return silent;
+}
+
+/// How long a rank may stay silent before it is blamed: a quarter of the deadline, within [1 s, 5 s].
+inline std::chrono::duration<double> fault_grace(std::chrono::duration<double> deadline) {
+  return std::clamp(deadline / 4, std::chrono::duration<double>(1.0), std::chrono::duration<double>(5.0));
+}
+
+/// "3 s", "0.5 s".
+inline std::string seconds_text(std::chrono::duration<double> seconds) {
+  std::ostringstream out;
+  out << seconds.count() << " s";
+  return out.str();
+}
+
+}  // namespace thinwire

@@ -1,0 +1,250 @@
+#include "thinwire/in_process.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "thinwire/errors.h"
+
+namespace thinwire {
+namespace {
+
+/// A send or receive. Owned by the rank that posted it; matched with its counterpart under the hub's lock. The
+/// bytes go straight from the sender's buffer to the receiver's, copied by whichever came second.
+struct Operation {
+  enum class State { queued, copying, done };
+  bool sending = false;
+  Communicator::Tag tag = 0;
+  const std::byte* source = nullptr;
+  std::byte* target = nullptr;
+  std::size_t size = 0;
+  std::size_t arrived = 0;
+  State state = State::queued;
+  Operation* next = nullptr;  // in its channel's queue, or in the free list
+};
+
+/// Operations from one rank to another that wait for their counterpart, oldest first. At any time all of them are
+/// sends, or all receives, of each tag.
+class Channel {
+ public:
+  void push(Operation* operation) {
+    operation->next = nullptr;
+    (last_ == nullptr ? first_ : last_->next) = operation;
+    last_ = operation;
+  }
+  Operation* take_counterpart(const Operation& of) {
+    return take([&](const Operation& o) { return o.tag == of.tag && o.sending != of.sending; });
+  }
+  void remove(const Operation* operation) {
+    take([&](const Operation& o) { return &o == operation; });
+  }
+
+ private:
+  template <class Predicate>
+  Operation* take(Predicate wanted) {
+    Operation* previous = nullptr;
+    for (Operation* o = first_; o != nullptr; previous = o, o = o->next) {
+      if (!wanted(*o)) continue;
+      (previous == nullptr ? first_ : previous->next) = o->next;
+      if (last_ == o) last_ = previous;
+      return o;
+    }
+    return nullptr;
+  }
+  Operation* first_ = nullptr;
+  Operation* last_ = nullptr;
+};
+
+/// What the ranks share.
+struct Hub {
+  explicit Hub(int workers)
+      : size(workers),
+        channels(static_cast<std::size_t>(workers) * static_cast<std::size_t>(workers)),
+        wake(static_cast<std::size_t>(workers)),
+        awaiting(static_cast<std::size_t>(workers), -1) {}
+
+  Channel& channel(int from, int to) {
+    return channels[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) + static_cast<std::size_t>(to)];
+  }
+
+  /// Follows who waits for whom until a rank that waits for nobody: that one keeps the others waiting.
+  int culprit(int awaited) const {
+    for (int hops = 0; hops < size; ++hops) {
+      const int next = awaiting[static_cast<std::size_t>(awaited)];
+      if (next < 0) return awaited;
+      awaited = next;
+    }
+    return awaited;  // a circle: each waits for the next
+  }
+
+  const int size;
+  std::mutex mutex;
+  std::vector<Channel> channels;
+  std::deque<std::condition_variable> wake;  // one per rank
+  std::vector<int> awaiting;                 // peer that the rank is blocked on, or -1
+  int failed = -1;                           // first rank whose body threw
+};
+
+class InProcessCommunicator final : public Communicator {
+ public:
+  InProcessCommunicator(Hub& hub, int rank) : Communicator(rank, hub.size), hub_(hub) {}
+
+  std::string engine() const override { return "threads"; }
+
+ protected:
+  void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override {
+    Operation* operation = allocate(bytes);
+    operation->sending = true;
+    operation->tag = tag;
+    operation->source = bytes.data();
+    start(operation, hub_.channel(rank(), peer), peer);
+    return operation;
+  }
+
+  void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override {
+    Operation* operation = allocate(bytes);
+    operation->sending = false;
+    operation->tag = tag;
+    operation->target = bytes.data();
+    start(operation, hub_.channel(peer, rank()), peer);
+    return operation;
+  }
+
+  void finish(void* handle, int peer) override {
+    auto* operation = static_cast<Operation*>(handle);
+    auto& awaited = hub_.awaiting[static_cast<std::size_t>(rank())];
+    std::unique_lock lock(hub_.mutex);
+    awaited = peer;
+    const bool in_time = wake().wait_for(lock, deadline(), [&] {
+      return operation->state == Operation::State::done ||
+             (hub_.failed >= 0 && operation->state == Operation::State::queued);
+    });
+    if (operation->state == Operation::State::done) {
+      awaited = -1;
+      const std::size_t arrived = operation->arrived;
+      const std::size_t expected = operation->size;
+      const bool sending = operation->sending;
+      lock.unlock();
+      release(operation);
+      if (!sending && arrived != expected) {
+        throw CorruptFrame("message from rank " + std::to_string(peer) + " has " + std::to_string(arrived) +
+                           " bytes, expected " + std::to_string(expected));
+      }
+      return;
+    }
+    // awaiting stays set when the deadline passed, so that the others' search leads past this rank.
+    const int failed = hub_.failed;
+    const int culprit = in_time ? failed : hub_.culprit(peer);
+    lock.unlock();
+    give_up(operation);
+    if (in_time) fail(failed, "rank " + std::to_string(failed) + " failed");
+    fail(culprit, "rank " + std::to_string(culprit) + " was silent for " + std::to_string(deadline().count()) +
+                      " s while rank " + std::to_string(rank()) + " waited for rank " + std::to_string(peer));
+  }
+
+  void abandon(void* handle) noexcept override { give_up(static_cast<Operation*>(handle)); }
+
+ private:
+  std::condition_variable& wake() { return hub_.wake[static_cast<std::size_t>(rank())]; }
+
+  template <class T>
+  Operation* allocate(Span<T> bytes) {
+    if (bytes.memory() != Memory::host) {
+      throw std::invalid_argument("the threads engine moves host memory only: copy device memory to the host first");
+    }
+    if (free_ == nullptr) {
+      storage_.emplace_back();
+      free_ = &storage_.back();
+    }
+    Operation* operation = std::exchange(free_, free_->next);
+    *operation = Operation{};
+    operation->size = bytes.size();
+    return operation;
+  }
+
+  void release(Operation* operation) {
+    operation->next = free_;
+    free_ = operation;
+  }
+
+  void start(Operation* operation, Channel& channel, int peer) {
+    Operation* counterpart = nullptr;
+    {
+      std::lock_guard lock(hub_.mutex);
+      counterpart = channel.take_counterpart(*operation);
+      if (counterpart == nullptr) {
+        channel.push(operation);
+        return;
+      }
+      operation->state = counterpart->state = Operation::State::copying;
+    }
+    const Operation& from = operation->sending ? *operation : *counterpart;
+    const Operation& to = operation->sending ? *counterpart : *operation;
+    if (from.size != 0 && to.size != 0) std::memcpy(to.target, from.source, std::min(from.size, to.size));
+    {
+      std::lock_guard lock(hub_.mutex);
+      operation->arrived = counterpart->arrived = from.size;
+      operation->state = counterpart->state = Operation::State::done;
+    }
+    hub_.wake[static_cast<std::size_t>(peer)].notify_one();
+  }
+
+  void give_up(Operation* operation) {
+    std::unique_lock lock(hub_.mutex);
+    // A copy that has begun ends by itself; the buffers must stay until then.
+    wake().wait(lock, [&] { return operation->state != Operation::State::copying; });
+    if (operation->state == Operation::State::queued) {
+      for (int peer = 0; peer < hub_.size; ++peer) {
+        hub_.channel(rank(), peer).remove(operation);
+        hub_.channel(peer, rank()).remove(operation);
+      }
+    }
+    lock.unlock();
+    release(operation);
+  }
+
+  Hub& hub_;
+  std::deque<Operation> storage_;  // stable addresses
+  Operation* free_ = nullptr;
+};
+
+}  // namespace
+
+void run_in_process(int workers, const std::function<void(Communicator&)>& body,
+                    std::chrono::duration<double> deadline) {
+  if (workers < 1) {
+    throw std::invalid_argument("workers = " + std::to_string(workers) + ": at least 1 is needed");
+  }
+  Hub hub(workers);
+  std::exception_ptr first_error;
+  std::vector<std::thread> threads;
+  // Communicators outlive all threads: a peer may still look at an operation of a rank that has ended.
+  std::deque<InProcessCommunicator> communicators;
+  for (int rank = 0; rank < workers; ++rank) {
+    communicators.emplace_back(hub, rank);
+    communicators.back().set_deadline(deadline);
+  }
+  threads.reserve(static_cast<std::size_t>(workers));
+  for (int rank = 0; rank < workers; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(communicators[static_cast<std::size_t>(rank)]);
+      } catch (...) {
+        std::lock_guard lock(hub.mutex);
+        if (hub.failed < 0) {
+          hub.failed = rank;
+          first_error = std::current_exception();
+        }
+        for (auto& wake : hub.wake) wake.notify_all();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  if (first_error) std::rethrow_exception(first_error);
+}
+
+}  // namespace thinwire

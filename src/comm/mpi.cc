@@ -1,0 +1,313 @@
+#include "thinwire/mpi.h"
+
+#include <algorithm>
+#include <bit>
+#include <deque>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/fault_note.h"
+#include "comm/mpi_notes.h"
+#include "thinwire/errors.h"
+
+namespace thinwire {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// MPI counts in int: longer messages travel as several with the same tag, which MPI keeps in order.
+constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 30;
+constexpr std::size_t kMaxReduceWords = std::size_t{1} << 27;
+
+/// Tags in use, those of the collectives included; every MPI has far more.
+constexpr Communicator::Tag kTags = 2 * Communicator::kFirstReservedTag;
+/// How often a waiting rank looks for the notes of ranks that have failed.
+constexpr auto kNotePeriod = std::chrono::milliseconds(20);
+
+std::string error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) return "MPI error " + std::to_string(code);
+  return {text, static_cast<std::size_t>(length)};
+}
+
+/// Waits by polling. Ranks may outnumber cores, so one that waits for long must let the others run.
+class Backoff {
+ public:
+  void pause() {
+    ++polls_;
+    if (polls_ < 200) return;
+    if (polls_ < 2000) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+ private:
+  int polls_ = 0;
+};
+
+/// A message: one request per part of at most kMaxMessageBytes.
+struct Operation {
+  std::vector<MPI_Request> requests;
+  std::vector<int> expected;  // bytes of each part; empty when sending
+  Operation* next = nullptr;  // in the free list
+};
+
+class MpiCommunicator final : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm messages, MPI_Comm notes, int rank, int size)
+      : Communicator(rank, size), messages_(messages), notes_(notes, rank, size) {}
+
+  ~MpiCommunicator() override {
+    int finalised = 0;
+    MPI_Finalized(&finalised);
+    if (failed_ || finalised != 0) return;
+    MPI_Comm_free(&messages_);
+    notes_.free();
+  }
+
+  std::string engine() const override { return "mpi"; }
+  bool failed() const { return failed_; }
+
+  // all_reduce_sum stays the inherited ring: MPI only recommends that all ranks get the same bits, and our
+  // contract needs them. broadcast, all_gather_v and all_to_all_v are what MPI's non-blocking ones do anyway.
+
+  void all_reduce_or(Span<std::uint64_t> words) override {
+    check_memory(words.memory());
+    for (std::size_t begin = 0; begin < words.size(); begin += kMaxReduceWords) {
+      const auto part = words.subspan(begin, std::min(kMaxReduceWords, words.size() - begin));
+      run_native([&](MPI_Request* request) {
+        return MPI_Iallreduce(MPI_IN_PLACE, part.data(), static_cast<int>(part.size()), MPI_UINT64_T, MPI_BOR,
+                              messages_, request);
+      });
+    }
+    const auto hops = 2 * static_cast<std::uint64_t>(size() - 1);
+    count_native(ring_sent_bytes(words.size(), 8), ring_received_bytes(words.size(), 8),
+                 words.empty() ? 0 : hops);
+  }
+
+  void barrier() override {
+    run_native([&](MPI_Request* request) { return MPI_Ibarrier(messages_, request); });
+    const auto hops = static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(size() - 1)));
+    count_native(hops, hops, hops);
+  }
+
+ protected:
+  void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override {
+    check_tag(tag);
+    return start(bytes, [&](const std::byte* data, int count, MPI_Request* request) {
+      return MPI_Isend(data, count, MPI_BYTE, peer, static_cast<int>(tag), messages_, request);
+    });
+  }
+
+  void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override {
+    check_tag(tag);
+    return start(bytes, [&](std::byte* data, int count, MPI_Request* request) {
+      operation_->expected.push_back(count);
+      return MPI_Irecv(data, count, MPI_BYTE, peer, static_cast<int>(tag), messages_, request);
+    });
+  }
+
+  void finish(void* handle, int peer) override {
+    auto* operation = static_cast<Operation*>(handle);
+    for (std::size_t part = 0; part < operation->requests.size(); ++part) {
+      MPI_Status status;
+      int code = MPI_SUCCESS;
+      try {
+        code = poll(&operation->requests[part], &status, {peer});
+      } catch (...) {
+        abandon(operation);
+        throw;
+      }
+      const bool receiving = !operation->expected.empty();
+      int error_class = MPI_SUCCESS;
+      int arrived = 0;
+      if (code != MPI_SUCCESS) {
+        MPI_Error_class(code, &error_class);
+      } else if (receiving) {
+        MPI_Get_count(&status, MPI_BYTE, &arrived);
+      }
+      if (error_class == MPI_ERR_TRUNCATE ||
+          (code == MPI_SUCCESS && receiving && arrived != operation->expected[part])) {
+        const int expected = operation->expected[part];
+        abandon(operation);
+        throw CorruptFrame("message from rank " + std::to_string(peer) + " has " +
+                           (code == MPI_SUCCESS ? std::to_string(arrived) : "more") + " bytes, expected " +
+                           std::to_string(expected));
+      }
+      if (code != MPI_SUCCESS) {
+        abandon(operation);
+        give_up({peer}, error_text(code));
+      }
+    }
+    release(operation);
+  }
+
+  void abandon(void* handle) noexcept override {
+    auto* operation = static_cast<Operation*>(handle);
+    for (auto& request : operation->requests) {
+      if (request == MPI_REQUEST_NULL) continue;
+      if (!operation->expected.empty()) MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
+    release(operation);
+  }
+
+ private:
+  static void check_tag(Tag tag) {
+    if (tag >= kTags) {
+      throw std::invalid_argument("tag " + std::to_string(tag) + ": tags stay below " +
+                                  std::to_string(kTags));
+    }
+  }
+
+  void check_memory(Memory memory) const {
+    if (memory != Memory::host) {
+      throw std::invalid_argument(
+          "the mpi engine moves host memory only: copy device memory to the host first");
+    }
+  }
+
+  template <class T, class Post>
+  Operation* start(Span<T> bytes, Post post) {
+    check_memory(bytes.memory());
+    if (free_ == nullptr) free_ = &storage_.emplace_back();
+    operation_ = std::exchange(free_, free_->next);
+    operation_->requests.clear();
+    operation_->expected.clear();
+    std::size_t begin = 0;
+    do {
+      const std::size_t count = std::min(kMaxMessageBytes, bytes.size() - begin);
+      MPI_Request request = MPI_REQUEST_NULL;
+      const int code = post(bytes.data() + begin, static_cast<int>(count), &request);
+      operation_->requests.push_back(request);
+      if (code != MPI_SUCCESS) {
+        abandon(operation_);
+        give_up({}, error_text(code));
+      }
+      begin += count;
+    } while (begin < bytes.size());
+    return operation_;
+  }
+
+  void release(Operation* operation) noexcept {
+    operation->next = free_;
+    free_ = operation;
+  }
+
+  template <class Post>
+  void run_native(Post post) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    int code = post(&request);
+    if (code == MPI_SUCCESS) code = poll(&request, MPI_STATUS_IGNORE, {});
+    if (code != MPI_SUCCESS) give_up({}, error_text(code));
+  }
+
+  /// Until the request is done, the deadline passes, or a rank says that it has failed. Returns MPI's code.
+  int poll(MPI_Request* request, MPI_Status* status, const std::vector<int>& awaited) {
+    int done = 0;
+    int code = MPI_Test(request, &done, status);
+    if (code != MPI_SUCCESS || done != 0) return code;
+    const auto start = Clock::now();
+    auto next_look = start + kNotePeriod;
+    for (Backoff backoff;; backoff.pause()) {
+      code = MPI_Test(request, &done, status);
+      if (code != MPI_SUCCESS || done != 0) return code;
+      const auto now = Clock::now();
+      if (now < next_look) continue;
+      next_look = now + kNotePeriod;
+      if (notes_.collect()) give_up(awaited, "another rank gave up");
+      if (now - start > deadline()) {
+        give_up(awaited, "nothing arrived within " + seconds_text(deadline()));
+      }
+    }
+  }
+
+  /// Tells all ranks whom this one awaited (empty: unknown), hears whom they awaited, and blames the silent
+  /// one.
+  [[noreturn]] void give_up(const std::vector<int>& awaited, const std::string& what) {
+    failed_ = true;
+    const auto grace = fault_grace(deadline());
+    notes_.send(FaultNote{.failed = true, .awaited = awaited, .beat = 0});
+    for (const auto end = Clock::now() + grace; Clock::now() < end;) {
+      notes_.collect();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const std::vector<int> culprits = silent_ranks(rank(), awaited, notes_.all());
+    if (culprits.empty()) {
+      fail(-1, what + "; every awaited rank is alive and waits itself: do all ranks make the same calls?");
+    }
+    fail(culprits[0],
+         name_ranks(culprits) + (culprits.size() == 1 ? " is" : " are") + " gone or silent (" + what + ")");
+  }
+
+  MPI_Comm messages_;
+  MpiNotes notes_;
+  std::deque<Operation> storage_;
+  Operation* free_ = nullptr;
+  Operation* operation_ = nullptr;  // the one being started
+  bool failed_ = false;
+};
+
+MPI_Comm duplicate(MPI_Comm group) {
+  MPI_Comm copy = MPI_COMM_NULL;
+  if (const int code = MPI_Comm_dup(group, &copy); code != MPI_SUCCESS) {
+    throw std::runtime_error("MPI_Comm_dup: " + error_text(code));
+  }
+  MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
+  return copy;
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm group) {
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(group, &rank);
+  MPI_Comm_size(group, &size);
+  int* largest_tag = nullptr;
+  int known = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &known);
+  if (known == 0 || static_cast<Communicator::Tag>(*largest_tag) < kTags) {
+    throw std::runtime_error(
+        "this MPI has too few message tags: " + std::to_string(known == 0 ? 0 : *largest_tag) +
+        ", at least " + std::to_string(kTags) + " are needed");
+  }
+  return std::make_unique<MpiCommunicator>(duplicate(group), duplicate(group), rank, size);
+}
+
+MpiWorld::MpiWorld() : exceptions_at_start_(std::uncaught_exceptions()) {
+  int finalised = 0;
+  int initialised = 0;
+  MPI_Finalized(&finalised);
+  if (finalised != 0)
+    throw std::runtime_error("MPI was finalised already and cannot start again in this process");
+  MPI_Initialized(&initialised);
+  if (initialised == 0) {
+    int provided = 0;
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+      throw std::runtime_error("MPI_Init failed");
+    }
+    initialised_here_ = true;
+  }
+  communicator_ = make_mpi_communicator(MPI_COMM_WORLD);
+}
+
+MpiWorld::~MpiWorld() {
+  const bool failed = static_cast<MpiCommunicator&>(*communicator_).failed() || abandoned_ ||
+                      std::uncaught_exceptions() > exceptions_at_start_;
+  if (failed) {
+    communicator_.release();  // freeing its MPI communicators would wait for the dead rank
+    return;
+  }
+  communicator_.reset();
+  if (initialised_here_) MPI_Finalize();
+}
+
+}  // namespace thinwire

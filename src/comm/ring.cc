@@ -1,0 +1,125 @@
+#include "comm/ring.h"
+
+#include <algorithm>
+
+#include "comm/pending_lease.h"
+#include "core/partition.h"
+#include "core/stopwatch.h"
+
+namespace thinwire {
+namespace {
+
+/// Walks the pieces of a ring phase, hop by hop, in the order in which they travel.
+class PieceWalk {
+ public:
+  /// first_segment travels in hop 0, the one before it in hop 1, and so on.
+  PieceWalk(std::size_t size, const RingLayout& layout, std::size_t first_segment)
+      : size_(size), layout_(layout), first_segment_(first_segment) {
+    enter_hop(0);
+  }
+
+  bool done() const { return piece_.hop + 1 >= size_; }
+  const RingPiece& piece() const { return piece_; }
+
+  void advance() {
+    piece_.slot = (piece_.slot + 1) % kRingWindow;
+    ++piece_.index;
+    piece_.begin = piece_.end;
+    piece_.end = std::min(piece_.begin + layout_.piece_elements, part_end_);
+    if (piece_.begin == part_end_ && !enter_part(piece_.part + 1)) enter_hop(piece_.hop + 1);
+  }
+
+ private:
+  void enter_hop(std::size_t hop) {
+    for (piece_.hop = hop; !done(); ++piece_.hop) {
+      piece_.segment = (first_segment_ + size_ - piece_.hop) % size_;
+      if (enter_part(layout_.first_part + piece_.segment * layout_.parts_per_segment)) return;
+    }
+  }
+
+  /// The first part from `part` on, in the current segment, that is not empty; false if there is none.
+  bool enter_part(std::size_t part) {
+    const std::size_t last = layout_.first_part + (piece_.segment + 1) * layout_.parts_per_segment;
+    for (; part < last; ++part) {
+      piece_.part = part;
+      piece_.index = 0;
+      piece_.begin = part_begin(layout_.elements, layout_.parts, part);
+      part_end_ = part_begin(layout_.elements, layout_.parts, part + 1);
+      piece_.end = std::min(piece_.begin + layout_.piece_elements, part_end_);
+      if (piece_.begin != part_end_) return true;
+    }
+    return false;
+  }
+
+  std::size_t size_;
+  RingLayout layout_;
+  std::size_t first_segment_;
+  std::size_t part_end_ = 0;
+  RingPiece piece_;
+};
+
+/// One phase. What arrives in hop h leaves in hop h + 1; what leaves in hop 0 is this rank's own.
+void run_phase(Communicator& communicator, const RingGroup& group, const RingLayout& layout, std::size_t own_segment,
+               Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
+  const std::size_t size = group.size();
+  if (size == 1) return;
+  const std::size_t arriving_segment = (own_segment + size - 1) % size;
+
+  Stopwatch watch;
+  // Sends are waited for at the end only: what a rank sends for a later hop is received when its neighbour gets there,
+  // which may take pieces that this rank has yet to send.
+  PendingLease sends(communicator.pending_storage());
+  std::array<Pending, kRingWindow> receives;
+  std::array<Span<std::byte>, kRingWindow> landings;
+  PieceWalk posted(size, layout, arriving_segment);
+  auto post_receive = [&] {
+    if (posted.done()) return;
+    const RingPiece& piece = posted.piece();
+    landings[piece.slot] = codec.landing(piece);
+    receives[piece.slot] = communicator.receive(group.previous(), tag, landings[piece.slot]);
+    posted.advance();
+  };
+  for (std::size_t i = 0; i < kRingWindow; ++i) post_receive();
+
+  for (PieceWalk own(size, layout, own_segment); !own.done() && own.piece().hop == 0; own.advance()) {
+    watch.restart();
+    const auto message = codec.outgoing(own.piece());
+    times.compute += watch.lap();
+    sends.push(communicator.send(group.next(), tag, message));
+  }
+  for (PieceWalk arriving(size, layout, arriving_segment); !arriving.done(); arriving.advance()) {
+    RingPiece piece = arriving.piece();
+    watch.restart();
+    codec.prepare(piece);
+    times.compute += watch.lap();
+    receives[piece.slot].wait();
+    times.wait += watch.lap();
+    codec.incoming(piece, landings[piece.slot]);
+    if (piece.hop + 2 < size) {
+      ++piece.hop;
+      const auto message = codec.outgoing(piece);
+      times.compute += watch.lap();
+      sends.push(communicator.send(group.next(), tag, message));
+    } else {
+      times.compute += watch.lap();
+    }
+    post_receive();
+  }
+  watch.restart();
+  sends.wait_all();
+  times.wait += watch.lap();
+}
+
+}  // namespace
+
+void ring_reduce_scatter(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
+                         Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
+  run_phase(communicator, group, layout, group.position, tag, codec, times);
+}
+
+void ring_all_gather(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
+                     Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
+  run_phase(communicator, group, layout, ring_owned_segment(group.position, group.size()), tag, codec, times);
+}
+
+}  // namespace thinwire

@@ -1,0 +1,103 @@
+#pragma once
+// Ring reduce-scatter and all-gather, cut into pieces so that a hop's computation overlaps the next piece's
+// transfer. What a piece looks like on the wire and how two of them are joined is the codec's business; the dense
+// all-reduce and every one-bit system share this one ring.
+//
+// Words: a range is cut into one segment per ring member; a segment consists of one or more parts, a part is cut into
+// pieces of `piece_elements`. (Parts let a torus cut a row's segment again for its column.) In hop h
+// of the reduce-scatter position p receives segment p - h - 1, joins it with its own and sends it on in hop h + 1;
+// after size - 1 hops it owns segment p + 1. In hop h of the all-gather it sends segment p + 1 - h.
+
+#include <array>
+#include <cstddef>
+
+#include "thinwire/communicator.h"
+#include "thinwire/span.h"
+
+namespace thinwire {
+
+/// A ring: the member at position i sends to the one at position i + 1 (modulo the size).
+struct RingGroup {
+  Span<const int> members;  ///< Ranks, in ring order.
+  std::size_t position = 0;
+
+  std::size_t size() const { return members.size(); }
+  int next() const { return members[(position + 1) % size()]; }
+  int previous() const { return members[(position + size() - 1) % size()]; }
+};
+
+/// Which elements a ring works on: parts [first_part, first_part + size * parts_per_segment) of `elements` elements cut
+/// into `parts` parts.
+struct RingLayout {
+  std::size_t elements = 0;
+  std::size_t parts = 1;
+  std::size_t first_part = 0;
+  std::size_t parts_per_segment = 1;
+  std::size_t piece_elements = 1;
+};
+
+struct RingPiece {
+  std::size_t hop = 0;      ///< The hop in which the message travels.
+  std::size_t segment = 0;  ///< Whose message: 0 .. size - 1.
+  std::size_t part = 0;     ///< Index of the part in the whole range.
+  std::size_t index = 0;    ///< Position of the piece inside its part.
+  std::size_t begin = 0;    ///< Elements [begin, end) of the whole range.
+  std::size_t end = 0;
+  std::size_t slot = 0;  ///< Receives only: which of kRingWindow landing buffers is free for it.
+
+  std::size_t elements() const { return end - begin; }
+};
+
+/// Receives posted ahead: while one piece is joined, the next are arriving.
+inline constexpr std::size_t kRingWindow = 4;
+
+class RingCodec {
+ public:
+  virtual ~RingCodec() = default;
+  /// Size of the message that carries the piece in its hop; the same on both sides.
+  virtual std::size_t message_bytes(const RingPiece& piece) const = 0;
+  /// The message to send. Stays untouched until the phase returns.
+  virtual Span<const std::byte> outgoing(const RingPiece& piece) = 0;
+  /// Work for a piece that can be done while it is in flight.
+  virtual void prepare(const RingPiece&) {}
+  /// Where the message shall be received: message_bytes(piece) bytes, free until incoming(piece) returns.
+  virtual Span<std::byte> landing(const RingPiece& piece) = 0;
+  /// A message has arrived: joins it with this rank's part (reduce-scatter) or stores it (all-gather).
+  virtual void incoming(const RingPiece& piece, Span<const std::byte> message) = 0;
+};
+
+/// Where a phase's time went, in seconds.
+struct RingTimes {
+  double compute = 0;  ///< In the codec.
+  double wait = 0;     ///< Blocked on the network.
+};
+
+/// Collective over the group's members. Empty parts are not sent. No message when the group has one member.
+/// Uses pending_storage(). Throws what the codec and the communicator throw.
+void ring_reduce_scatter(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
+                         Communicator::Tag tag, RingCodec& codec, RingTimes& times);
+void ring_all_gather(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
+                     Communicator::Tag tag, RingCodec& codec, RingTimes& times);
+
+/// The segment that `position` owns after the reduce-scatter.
+constexpr std::size_t ring_owned_segment(std::size_t position, std::size_t size) { return (position + 1) % size; }
+
+/// Sends under way whose buffers stay valid: waits for the oldest when full.
+class SendWindow {
+ public:
+  void push(Pending pending) {
+    Pending& slot = pendings_[next_];
+    slot.wait();
+    slot = std::move(pending);
+    next_ = (next_ + 1) % pendings_.size();
+  }
+  void wait_all() {
+    for (std::size_t i = 0; i < pendings_.size(); ++i) pendings_[(next_ + i) % pendings_.size()].wait();
+  }
+
+ private:
+  std::array<Pending, 64> pendings_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace thinwire

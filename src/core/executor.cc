@@ -1,0 +1,118 @@
+#include "thinwire/executor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace thinwire {
+namespace {
+
+/// The caller and threads - 1 helpers take grains from a shared counter, so that a slow core takes fewer.
+class CpuExecutor final : public Executor {
+ public:
+  explicit CpuExecutor(int threads) : threads_(threads) {
+    helpers_.reserve(static_cast<std::size_t>(threads - 1));
+    for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { help(); });
+  }
+
+  ~CpuExecutor() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (auto& helper : helpers_) helper.join();
+  }
+
+  Memory memory() const override { return Memory::host; }
+  int concurrency() const override { return threads_; }
+  void wait() override {}
+
+  void parallel_for(std::size_t count, std::size_t grain,
+                    FunctionRef<void(std::size_t, std::size_t)> body) override {
+    if (count == 0) return;
+    grain = std::max<std::size_t>(grain, 1);
+    if (threads_ == 1 || count <= grain) {
+      body(0, count);
+      return;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      body_ = &body;
+      count_ = count;
+      // A few ranges per thread balance the load without fine-grained contention.
+      const std::size_t wanted = count / (static_cast<std::size_t>(threads_) * 4) + 1;
+      chunk_ = (wanted + grain - 1) / grain * grain;
+      next_.store(0, std::memory_order_relaxed);
+      error_ = nullptr;
+      busy_ = threads_ - 1;
+      ++generation_;
+    }
+    wake_.notify_all();
+    work();
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+    body_ = nullptr;
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  void help() {
+    std::uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+      if (stopping_) return;
+      seen = generation_;
+      lock.unlock();
+      work();
+      lock.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  void work() {
+    try {
+      while (true) {
+        const std::size_t begin = next_.fetch_add(chunk_, std::memory_order_relaxed);
+        if (begin >= count_) return;
+        (*body_)(begin, std::min(begin + chunk_, count_));
+      }
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      if (!error_) error_ = std::current_exception();
+      next_.store(count_, std::memory_order_relaxed);
+    }
+  }
+
+  const int threads_;
+  std::vector<std::thread> helpers_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  bool stopping_ = false;
+  std::uint64_t generation_ = 0;
+  int busy_ = 0;
+  const FunctionRef<void(std::size_t, std::size_t)>* body_ = nullptr;
+  std::size_t count_ = 0;
+  std::size_t chunk_ = 1;
+  std::atomic<std::size_t> next_{0};
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_cpu_executor(int threads) {
+  if (threads < 1) {
+    throw std::invalid_argument("threads = " + std::to_string(threads) + ": an executor needs at least 1");
+  }
+  return std::make_unique<CpuExecutor>(threads);
+}
+
+}  // namespace thinwire

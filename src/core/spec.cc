@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <stdexcept>
+
+#include "thinwire/registry.h"
+
+namespace thinwire {
+namespace {
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
+
+}  // namespace
+
+std::vector<SpecPart> parse_spec(std::string_view spec) {
+  std::vector<SpecPart> parts;
+  for (std::string_view piece : split(spec, '+')) {
+    const auto fields = split(piece, ':');
+    SpecPart part;
+    part.name = fields.front();
+    if (part.name.empty()) {
+      throw std::invalid_argument("spec " + quoted(spec) + " has an empty name; write NAME:OPTION=VALUE, stages joined by '+'");
+    }
+    for (auto field = fields.begin() + 1; field != fields.end(); ++field) {
+      const std::size_t equals = field->find('=');
+      if (equals == std::string_view::npos || equals == 0 || equals + 1 == field->size()) {
+        throw std::invalid_argument("spec " + quoted(spec) + ": option " + quoted(*field) +
+                                    " is not of the form OPTION=VALUE");
+      }
+      std::string key(field->substr(0, equals));
+      for (const auto& [known, value] : part.options) {
+        if (known == key) throw std::invalid_argument("spec " + quoted(spec) + " gives " + quoted(key) + " twice");
+      }
+      part.options.emplace_back(std::move(key), std::string(field->substr(equals + 1)));
+    }
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+std::vector<std::string> split_specs(std::string_view list) {
+  std::vector<std::string> specs;
+  for (std::string_view spec : split(list, ',')) {
+    if (spec.empty()) {
+      throw std::invalid_argument("spec list " + quoted(list) + " has an empty entry; separate specs by single commas");
+    }
+    specs.emplace_back(spec);
+  }
+  return specs;
+}
+
+Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) : system_(part.name) {
+  for (const auto& [key, value] : part.options) {
+    const bool known = std::any_of(declared.begin(), declared.end(),
+                                   [&key = key](const OptionInfo& info) { return info.name == key; });
+    if (known) continue;
+    std::string message = part.name + " has no option " + quoted(key) + "; ";
+    if (declared.empty()) throw std::invalid_argument(message + "it takes none");
+    message += "it has";
+    for (const auto& info : declared) message += (&info == declared.data() ? " " : ", ") + info.name;
+    throw std::invalid_argument(message);
+  }
+  for (const auto& info : declared) {
+    const auto given = std::find_if(part.options.begin(), part.options.end(),
+                                    [&info](const auto& option) { return option.first == info.name; });
+    values_.emplace_back(info.name, given == part.options.end() ? info.default_value : given->second);
+  }
+}
+
+std::string Options::text(std::string_view name) const {
+  for (const auto& [key, value] : values_) {
+    if (key == name) return value;
+  }
+  throw std::logic_error(system_ + " reads option " + std::string(name) + ", which it does not declare");
+}
+
+void Options::refuse(std::string_view name, const std::string& wanted) const {
+  throw std::invalid_argument(system_ + ": " + std::string(name) + "=" + text(name) + " must be " + wanted);
+}
+
+std::int64_t Options::integer(std::string_view name, std::int64_t minimum, std::int64_t maximum) const {
+  const std::string value = text(name);
+  std::int64_t result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc{} || end != value.data() + value.size() || result < minimum || result > maximum) {
+    refuse(name, "an integer from " + std::to_string(minimum) + " to " + std::to_string(maximum));
+  }
+  return result;
+}
+
+double Options::real(std::string_view name, double minimum, double maximum) const {
+  const std::string value = text(name);
+  double result = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(result) || result < minimum ||
+      result > maximum) {
+    char range[64];
+    std::snprintf(range, sizeof range, "a number from %g to %g", minimum, maximum);
+    refuse(name, range);
+  }
+  return result;
+}
+
+bool Options::flag(std::string_view name) const {
+  const std::string value = text(name);
+  for (const char* on : {"on", "true", "1", "yes"}) {
+    if (value == on) return true;
+  }
+  for (const char* off : {"off", "false", "0", "no"}) {
+    if (value == off) return false;
+  }
+  refuse(name, "on or off");
+}
+
+std::string Options::choice(std::string_view name, const std::vector<std::string>& allowed) const {
+  std::string value = text(name);
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return value;
+  std::string wanted = "one of";
+  for (const auto& word : allowed) wanted += " " + word;
+  refuse(name, wanted);
+}
+
+}  // namespace thinwire

@@ -1,0 +1,107 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "thinwire/registry.h"
+
+namespace thinwire {
+namespace {
+
+/// The message of the invalid_argument that `body` throws; fails the test if it throws none.
+template <class Body>
+std::string complaint(Body body) {
+  try {
+    body();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return "";
+}
+
+class Nothing final : public Synchronizer {
+ public:
+  void synchronize(BucketId, Span<float>, Span<float>, Step&) override {}
+  std::uint64_t payload_bytes(const Workload&) const override { return 0; }
+};
+
+SystemInfo system_info(const std::string& name, bool delivers_all, bool stage) {
+  SystemInfo info;
+  info.name = name;
+  info.delivers_all = delivers_all;
+  info.stage = stage;
+  info.options = {{"rate", "0.5", "a rate"}, {"count", "3", "a count"}};
+  info.make = [](const Options& options, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+    options.real("rate", 0, 1);
+    options.integer("count", 0, 10);
+    return std::make_unique<Nothing>();
+  };
+  return info;
+}
+
+Registry test_registry() {
+  Registry registry;
+  registry.add(system_info("whole", true, false));
+  registry.add(system_info("sparse", false, false));
+  registry.add(system_info("stage", true, true));
+  return registry;
+}
+
+TEST(Spec, PartsAndOptions) {
+  const auto parts = parse_spec("mc:momentum=0.9+top_k:density=0.01:sample=1");
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].name, "mc");
+  EXPECT_EQ(parts[1].name, "top_k");
+  ASSERT_EQ(parts[1].options.size(), 2u);
+  EXPECT_EQ(parts[1].options[1], (std::pair<std::string, std::string>{"sample", "1"}));
+}
+
+TEST(Spec, MalformedSpecsAreRefused) {
+  for (const char* spec : {"", "+dense", "dense+", "a:b", "a:=1", "a:b=", "a:b=1:b=2", ":x=1"}) {
+    EXPECT_THROW(parse_spec(spec), std::invalid_argument) << spec;
+  }
+  EXPECT_THROW(split_specs("a,,b"), std::invalid_argument);
+  EXPECT_THROW(split_specs(""), std::invalid_argument);
+  EXPECT_EQ(split_specs("a:x=1,b"), (std::vector<std::string>{"a:x=1", "b"}));
+}
+
+TEST(Registry, UnknownNamesAndOptionsListTheKnownOnes) {
+  const Registry registry = test_registry();
+  const auto name = complaint([&] { registry.make("hole"); });
+  EXPECT_NE(name.find("'hole'"), std::string::npos) << name;
+  EXPECT_NE(name.find("whole sparse stage"), std::string::npos) << name;
+  const auto option = complaint([&] { registry.make("whole:rat=1"); });
+  EXPECT_NE(option.find("rate, count, feedback"), std::string::npos) << option;
+}
+
+TEST(Registry, ValuesOutOfRangeNameTheRange) {
+  const Registry registry = test_registry();
+  for (const char* spec : {"whole:rate=2", "whole:rate=x", "whole:count=-1", "whole:count=3.5", "whole:count=11",
+                           "whole:rate=nan", "whole:feedback=maybe", "whole:count=99999999999999999999"}) {
+    EXPECT_NE(complaint([&] { registry.make(spec); }).find("must be"), std::string::npos) << spec;
+  }
+  EXPECT_NO_THROW(registry.make("whole:rate=1:count=10"));
+}
+
+TEST(Registry, CanonicalSpecNamesEveryOption) {
+  const Registry registry = test_registry();
+  EXPECT_EQ(registry.make("whole:count=4").spec, "whole:rate=0.5:count=4:feedback=off");
+  EXPECT_EQ(registry.make("stage+sparse").spec, "stage:rate=0.5:count=3+sparse:rate=0.5:count=3:feedback=off");
+  EXPECT_TRUE(registry.make("sparse:feedback=on").feedback);
+}
+
+TEST(Registry, CombinationsWithoutMeaningSayWhy) {
+  const Registry registry = test_registry();
+  EXPECT_NE(complaint([&] { registry.make("stage"); }).find("put a system behind it"), std::string::npos);
+  EXPECT_NE(complaint([&] { registry.make("whole+sparse"); }).find("not a stage"), std::string::npos);
+  EXPECT_NE(complaint([&] { registry.make("stage+stage+sparse"); }).find("two 'stage' stages"), std::string::npos);
+  EXPECT_NE(complaint([&] { registry.make("stage+whole"); }).find("delivers every element"), std::string::npos);
+}
+
+TEST(Registry, NamesAreUnique) {
+  Registry registry = test_registry();
+  EXPECT_THROW(registry.add(system_info("whole", true, false)), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace thinwire

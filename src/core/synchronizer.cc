@@ -1,0 +1,23 @@
+#include "thinwire/synchronizer.h"
+
+#include <limits>
+#include <stdexcept>
+
+namespace thinwire {
+
+void Synchronizer::save(BucketWriter&) const {}
+void Synchronizer::load(const BucketReader&) {}
+
+void Synchronizer::require_matching(Span<float> gradient, Span<float> residual) {
+  if (!residual.empty() && residual.size() != gradient.size()) {
+    throw std::invalid_argument("residual has " + std::to_string(residual.size()) + " elements, the gradient " +
+                                std::to_string(gradient.size()) +
+                                ": pass one of the same size, or an empty one to keep nothing");
+  }
+  if (gradient.size() > std::numeric_limits<std::uint32_t>::max()) {
+    throw std::invalid_argument("a bucket of " + std::to_string(gradient.size()) +
+                                " elements: indices are 32 bits, split it into buckets below 2^32 elements");
+  }
+}
+
+}  // namespace thinwire

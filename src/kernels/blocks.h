@@ -1,0 +1,32 @@
+#pragma once
+// How kernels cut their work. Blocks depend on the size alone, never on the number of threads, so that sums come out
+// the same whoever computes them.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "thinwire/executor.h"
+
+namespace thinwire {
+
+/// A multiple of 64, so that no two ranges share a word of bits.
+inline constexpr std::size_t kBlockElements = std::size_t{1} << 16;
+
+/// body(begin, end) -> double, summed over fixed blocks in ascending order.
+inline double sum_over_blocks(Executor& executor, std::size_t count,
+                              FunctionRef<double(std::size_t, std::size_t)> body) {
+  constexpr std::size_t kMostBlocks = 256;
+  std::array<double, kMostBlocks> sums{};
+  const std::size_t spread = (count / kMostBlocks + 1 + 63) / 64 * 64;
+  const std::size_t block = std::max(kBlockElements, spread);
+  const std::size_t blocks = (count + block - 1) / block;
+  executor.parallel_for(blocks, 1, [&](std::size_t first, std::size_t last) {
+    for (std::size_t b = first; b < last; ++b) sums[b] = body(b * block, std::min(count, (b + 1) * block));
+  });
+  double total = 0;
+  for (std::size_t b = 0; b < blocks; ++b) total += sums[b];
+  return total;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,28 @@
+#pragma once
+// Passes over float vectors that need no format: sums, norms, scaling.
+
+#include "thinwire/executor.h"
+#include "thinwire/span.h"
+
+namespace thinwire {
+
+/// target[i] += values[i].
+void add(Executor& executor, Span<float> target, Span<const float> values);
+
+/// values[i] *= factor. Returns whether every product is finite.
+bool scale(Executor& executor, Span<float> values, float factor);
+
+/// values[i] = value.
+void fill(Executor& executor, Span<float> values, float value);
+
+/// Sum of |gradient[i] + residual[i]|; residual: [n] or empty. Not finite if any element is not.
+double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual);
+
+/// Sum of (gradient[i] + residual[i])^2; residual: [n] or empty. Not finite if any element is not.
+double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual);
+
+/// residual[i] = gradient[i] + residual[i] - mean[i]; gradient[i] = mean[i]. residual may be empty. Returns the new
+/// residual's sum of squares.
+double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradient, Span<float> residual);
+
+}  // namespace thinwire

@@ -1,0 +1,131 @@
+#include "kernels/half.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "kernels/test_targets.h"
+#include "kernels/test_vectors.h"
+
+namespace thinwire {
+namespace {
+
+/// The value of a 16-bit float, from the format's definition.
+double value_of(HalfFormat format, std::uint16_t half) {
+  const int mantissa_bits = format == HalfFormat::fp16 ? 10 : 7;
+  const int bias = format == HalfFormat::fp16 ? 15 : 127;
+  const int exponent_mask = format == HalfFormat::fp16 ? 31 : 255;
+  const double sign = (half & 0x8000) != 0 ? -1 : 1;
+  const int exponent = (half >> mantissa_bits) & exponent_mask;
+  const double fraction = std::ldexp(half & ((1 << mantissa_bits) - 1), -mantissa_bits);
+  if (exponent == exponent_mask) return fraction != 0 ? std::nan("") : sign * std::numeric_limits<double>::infinity();
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
+  return sign * std::ldexp(1 + fraction, exponent - bias);
+}
+
+class HalfKernels : public testing::TestWithParam<HalfFormat> {};
+
+TEST_P(HalfKernels, DecodeIsExactForEveryPattern) {
+  const auto executor = make_cpu_executor(1);
+  std::vector<std::uint16_t> halves(65'536);
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  for_each_target([&](const std::string& target) {
+    std::vector<float> values(halves.size());
+    decode_half(*executor, GetParam(), halves, values);
+    for (std::size_t i = 0; i < halves.size(); ++i) {
+      const double expected = value_of(GetParam(), halves[i]);
+      if (std::isnan(expected)) {
+        ASSERT_TRUE(std::isnan(values[i])) << target << " " << i;
+      } else {
+        ASSERT_EQ(static_cast<double>(values[i]), expected) << target << " " << i;
+        ASSERT_EQ(std::signbit(values[i]), (halves[i] & 0x8000) != 0) << target << " " << i;
+      }
+    }
+  });
+}
+
+/// Between every pair of neighbours: just below, at and just above the midpoint, which goes to the even one.
+TEST_P(HalfKernels, EncodeRoundsToNearestEven) {
+  const auto executor = make_cpu_executor(1);
+  const std::uint16_t infinity = GetParam() == HalfFormat::fp16 ? 0x7C00 : 0x7F80;
+  std::vector<float> inputs;
+  std::vector<std::uint16_t> expected;
+  for (std::uint16_t half = 0; half + 1 < infinity; ++half) {
+    const double low = value_of(GetParam(), half);
+    const double high = value_of(GetParam(), static_cast<std::uint16_t>(half + 1));
+    const auto middle = static_cast<float>((low + high) / 2);
+    const auto even = static_cast<std::uint16_t>(half % 2 == 0 ? half : half + 1);
+    inputs.insert(inputs.end(), {static_cast<float>(low), std::nextafter(middle, 0.0f), middle,
+                                 std::nextafter(middle, std::numeric_limits<float>::infinity())});
+    expected.insert(expected.end(), {half, half, even, static_cast<std::uint16_t>(half + 1)});
+  }
+  for_each_target([&](const std::string& target) {
+    std::vector<std::uint16_t> halves(inputs.size());
+    EXPECT_TRUE(encode_half(*executor, GetParam(), inputs, {}, halves));
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      // Where float32 itself is as coarse as the 16-bit format (bf16's smallest values) midpoints cannot be told apart.
+      if (i % 4 != 0 && inputs[i] == inputs[i / 4 * 4]) continue;
+      ASSERT_EQ(halves[i], expected[i]) << target << " " << inputs[i];
+    }
+    std::vector<float> negative(inputs);
+    for (auto& value : negative) value = -value;
+    std::vector<std::uint16_t> mirrored(inputs.size());
+    encode_half(*executor, GetParam(), negative, {}, mirrored);
+    for (std::size_t i = 0; i < inputs.size(); ++i) ASSERT_EQ(mirrored[i], halves[i] | 0x8000) << target;
+  });
+}
+
+TEST_P(HalfKernels, OverflowInfinityAndNanAreReported) {
+  const auto executor = make_cpu_executor(1);
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float too_large = GetParam() == HalfFormat::fp16 ? 65'520.0f : std::numeric_limits<float>::max();
+  for_each_target([&](const std::string& target) {
+    for (const float bad : {too_large, -too_large, infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
+      for (const std::size_t at : {0u, 18u, 36u}) {
+        std::vector<float> values(37, 1.0f);
+        values[at] = bad;
+        std::vector<std::uint16_t> halves(values.size());
+        EXPECT_FALSE(encode_half(*executor, GetParam(), values, {}, halves)) << target << " " << bad;
+        EXPECT_EQ(std::isnan(value_of(GetParam(), halves[at])), std::isnan(bad)) << target;
+      }
+    }
+  });
+  if (GetParam() == HalfFormat::fp16) {
+    const std::vector<float> just_below = {65'519.0f};
+    std::vector<std::uint16_t> largest(1);
+    EXPECT_TRUE(encode_half(*executor, GetParam(), just_below, {}, largest));
+    EXPECT_EQ(largest[0], 0x7BFF);
+  }
+}
+
+TEST_P(HalfKernels, ApplyKeepsWhatRoundingLost) {
+  for_each_target([&](const std::string& target) {
+    for (const std::size_t count : kTestSizes) {
+      const auto executor = make_cpu_executor(2);
+      auto gradient = test_values(count, 1);
+      auto residual = test_values(count, 2);
+      const auto old_gradient = gradient;
+      const auto old_residual = residual;
+      std::vector<std::uint16_t> carried(count), mean(count);
+      encode_half(*executor, GetParam(), gradient, residual, carried);
+      const auto means = test_values(count, 3);
+      encode_half(*executor, GetParam(), means, {}, mean);
+      std::vector<float> sums(count, 1.0f);
+      accumulate_half(*executor, GetParam(), carried, sums);
+      apply_half(*executor, GetParam(), mean, gradient, residual);
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto value = static_cast<float>(value_of(GetParam(), carried[i]));
+        ASSERT_EQ(sums[i], 1.0f + value) << target;
+        ASSERT_EQ(gradient[i], static_cast<float>(value_of(GetParam(), mean[i]))) << target;
+        ASSERT_EQ(residual[i], old_gradient[i] + old_residual[i] - value) << target;
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, HalfKernels, testing::Values(HalfFormat::fp16, HalfFormat::bf16));
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,26 @@
+// The list of everything that this library can run. A new system joins by one line.
+
+#include "baselines/baselines.h"
+#include "state/momentum_correction.h"
+#include "systems/marsit.h"
+#include "thinwire/registry.h"
+
+namespace thinwire {
+
+const Registry& builtin_registry() {
+  static const Registry registry = [] {
+    Registry all;
+    all.add(marsit_info());
+    all.add(dense_info());
+    all.add(half_info());
+    all.add(signsgd_info());
+    all.add(ef_signsgd_info());
+    all.add(ssdm_info());
+    all.add(cascading_sign_info());
+    all.add(momentum_correction_info());
+    return all;
+  }();
+  return registry;
+}
+
+}  // namespace thinwire

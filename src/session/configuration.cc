@@ -1,0 +1,83 @@
+#include "session/configuration.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+
+#include "thinwire/version.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kTextBytes = 240;
+constexpr int kFields = 6;
+constexpr std::array<const char*, kFields> kNames = {"thinwire's version", "spec",         "seed",
+                                                     "step",               "bucket sizes", "configuration"};
+
+/// What travels: a hash of each field, which decides, and as much of its text as fits, for the message.
+struct Record {
+  std::array<std::uint64_t, kFields> hashes{};
+  std::array<std::array<char, kTextBytes>, kFields> texts{};
+};
+
+std::uint64_t hash_of(std::string_view text) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+std::string text_of(const std::vector<BucketLayout>& buckets) {
+  std::string text;
+  for (const auto& layout : buckets) {
+    std::size_t elements = 0;
+    for (const auto& parameter : layout) elements += parameter.elements;
+    text += (text.empty() ? "" : " ") + std::to_string(elements);
+  }
+  return text;
+}
+
+Record record_of(const Configuration& configuration) {
+  const std::array<std::string, kFields> fields = {kVersion,
+                                                   configuration.spec,
+                                                   std::to_string(configuration.seed),
+                                                   std::to_string(configuration.step),
+                                                   text_of(configuration.buckets),
+                                                   configuration.other};
+  Record record;
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    record.hashes[i] = hash_of(fields[i]);
+    fields[i].copy(record.texts[i].data(), kTextBytes - 1);
+  }
+  return record;
+}
+
+/// Texts come from another rank: they end where the field ends, and only printable characters are shown.
+std::string shown(const std::array<char, kTextBytes>& text) {
+  std::string result(text.begin(), std::find(text.begin(), text.end(), '\0'));
+  std::replace_if(result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return result;
+}
+
+}  // namespace
+
+void compare_configurations(Communicator& communicator, const Configuration& configuration) {
+  const Record mine = record_of(configuration);
+  std::vector<Record> all(static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(as_bytes(Span<const Record>(&mine, 1)), as_writable_bytes(Span<Record>(all)));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].hashes == all[0].hashes) continue;
+    std::string message = "ranks are configured differently: rank " + std::to_string(rank) + " differs from rank 0 in";
+    const char* separator = " ";
+    for (std::size_t i = 0; i < kNames.size(); ++i) {
+      if (all[rank].hashes[i] == all[0].hashes[i]) continue;
+      message += separator + std::string(kNames[i]) + " (" + shown(all[rank].texts[i]) + " against " +
+                 shown(all[0].texts[i]) + ")";
+      separator = ", ";
+    }
+    throw std::runtime_error(message + "; start all ranks alike");
+  }
+}
+
+}  // namespace thinwire

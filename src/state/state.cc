@@ -1,0 +1,179 @@
+#include "thinwire/state.h"
+
+#include <cstring>
+#include <istream>
+#include <ostream>
+#include <stdexcept>
+
+namespace thinwire {
+namespace {
+
+constexpr char kMagic[] = "TWSTATE1";
+constexpr char kFloats = 'f';
+constexpr char kInteger = 'i';
+constexpr char kReal = 'd';
+constexpr char kText = 't';
+
+/// FNV-1a over everything written or read so far.
+class Checksum {
+ public:
+  void add(const void* data, std::size_t size) {
+    const auto* bytes = static_cast<const unsigned char*>(data);
+    for (std::size_t i = 0; i < size; ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001b3u;
+  }
+  std::uint64_t value() const { return hash_; }
+
+ private:
+  std::uint64_t hash_ = 0xcbf29ce484222325u;
+};
+
+[[noreturn]] void damaged(const std::string& what) { throw std::runtime_error("state file damaged: " + what); }
+
+class Source {
+ public:
+  explicit Source(std::istream& stream) : stream_(stream) {}
+  void read(void* data, std::size_t size, const char* what) {
+    stream_.read(static_cast<char*>(data), static_cast<std::streamsize>(size));
+    if (static_cast<std::size_t>(stream_.gcount()) != size) damaged(std::string("it ends inside ") + what);
+    checksum_.add(data, size);
+  }
+  std::uint64_t integer(const char* what) {
+    std::uint64_t value = 0;
+    read(&value, sizeof value, what);
+    return value;
+  }
+  /// A block whose length the file claims: read in steps, so that a wrong length ends with the file instead of a
+  /// huge allocation.
+  template <class Container>
+  void read_block(Container& block, std::uint64_t size, const char* what) {
+    constexpr std::uint64_t kStep = 1u << 24;
+    while (block.size() < size) {
+      const std::size_t old = block.size();
+      block.resize(static_cast<std::size_t>(std::min<std::uint64_t>(size, old + kStep)));
+      read(block.data() + old, block.size() - old, what);
+    }
+  }
+  std::uint64_t checksum() const { return checksum_.value(); }
+
+ private:
+  std::istream& stream_;
+  Checksum checksum_;
+};
+
+}  // namespace
+
+void StateWriter::put_entry(std::string_view name, char type, const void* data, std::size_t bytes) {
+  Entry entry;
+  entry.type = type;
+  entry.bytes.resize(bytes);
+  if (bytes != 0) std::memcpy(entry.bytes.data(), data, bytes);
+  if (!entries_.emplace(std::string(name), std::move(entry)).second) {
+    throw std::invalid_argument("state has two entries called '" + std::string(name) + "'");
+  }
+}
+
+void StateWriter::put(std::string_view name, Span<const float> values) {
+  put_entry(name, kFloats, values.data(), values.size_bytes());
+}
+void StateWriter::put(std::string_view name, std::uint64_t value) { put_entry(name, kInteger, &value, sizeof value); }
+void StateWriter::put(std::string_view name, double value) { put_entry(name, kReal, &value, sizeof value); }
+void StateWriter::put(std::string_view name, std::string_view text) {
+  put_entry(name, kText, text.data(), text.size());
+}
+
+void StateWriter::write(std::ostream& stream) const {
+  Checksum checksum;
+  auto emit = [&](const void* data, std::size_t size) {
+    stream.write(static_cast<const char*>(data), static_cast<std::streamsize>(size));
+    checksum.add(data, size);
+  };
+  auto emit_integer = [&](std::uint64_t value) { emit(&value, sizeof value); };
+  emit(kMagic, sizeof kMagic - 1);
+  emit_integer(entries_.size());
+  for (const auto& [name, entry] : entries_) {
+    emit_integer(name.size());
+    emit(name.data(), name.size());
+    emit(&entry.type, 1);
+    emit_integer(entry.bytes.size());
+    emit(entry.bytes.data(), entry.bytes.size());
+  }
+  const std::uint64_t sum = checksum.value();
+  emit_integer(sum);
+  stream.flush();
+  if (!stream) throw std::runtime_error("state could not be written: is the disk full?");
+}
+
+StateReader::StateReader(std::istream& stream) {
+  Source source(stream);
+  char magic[sizeof kMagic - 1];
+  source.read(magic, sizeof magic, "the magic");
+  if (std::memcmp(magic, kMagic, sizeof magic) != 0) damaged("it does not begin with TWSTATE1");
+  const std::uint64_t count = source.integer("the entry count");
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::string name;
+    source.read_block(name, source.integer("a name's length"), "a name");
+    StateWriter::Entry entry;
+    source.read(&entry.type, 1, "a type");
+    if (std::strchr("fidt", entry.type) == nullptr || entry.type == '\0') damaged("'" + name + "' has an unknown type");
+    const std::uint64_t bytes = source.integer("a length");
+    const bool scalar = entry.type == kInteger || entry.type == kReal;
+    if ((scalar && bytes != 8) || (entry.type == kFloats && bytes % sizeof(float) != 0)) {
+      damaged("'" + name + "' has " + std::to_string(bytes) + " bytes, which its type cannot have");
+    }
+    source.read_block(entry.bytes, bytes, name.c_str());
+    if (!entries_.emplace(name, std::move(entry)).second) damaged("'" + name + "' stands in it twice");
+  }
+  const std::uint64_t expected = source.checksum();
+  if (source.integer("the checksum") != expected) damaged("the checksum does not match");
+}
+
+const StateWriter::Entry& StateReader::find(std::string_view name, char type) const {
+  const auto entry = entries_.find(name);
+  if (entry == entries_.end()) throw std::runtime_error("state has no entry '" + std::string(name) + "'");
+  if (entry->second.type != type) throw std::runtime_error("state entry '" + std::string(name) + "' is of another type");
+  return entry->second;
+}
+
+bool StateReader::contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
+
+std::size_t StateReader::length(std::string_view name) const {
+  return find(name, kFloats).bytes.size() / sizeof(float);
+}
+
+void StateReader::get(std::string_view name, Span<float> values) const {
+  const auto& entry = find(name, kFloats);
+  if (entry.bytes.size() != values.size_bytes()) {
+    throw std::runtime_error("state entry '" + std::string(name) + "' has " +
+                             std::to_string(entry.bytes.size() / sizeof(float)) + " values, expected " +
+                             std::to_string(values.size()));
+  }
+  if (!entry.bytes.empty()) std::memcpy(values.data(), entry.bytes.data(), entry.bytes.size());
+}
+
+std::uint64_t StateReader::get_integer(std::string_view name) const {
+  std::uint64_t value = 0;
+  std::memcpy(&value, find(name, kInteger).bytes.data(), sizeof value);
+  return value;
+}
+
+double StateReader::get_real(std::string_view name) const {
+  double value = 0;
+  std::memcpy(&value, find(name, kReal).bytes.data(), sizeof value);
+  return value;
+}
+
+std::string StateReader::get_text(std::string_view name) const {
+  const auto& bytes = find(name, kText).bytes;
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<std::string> StateReader::names(std::string_view prefix) const {
+  std::vector<std::string> result;
+  for (auto entry = entries_.lower_bound(prefix); entry != entries_.end(); ++entry) {
+    if (!std::string_view(entry->first).starts_with(prefix)) break;
+    result.push_back(entry->first);
+  }
+  return result;
+}
+
+}  // namespace thinwire

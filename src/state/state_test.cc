@@ -1,0 +1,109 @@
+#include "thinwire/state.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "state/residuals.h"
+
+namespace thinwire {
+namespace {
+
+std::string written(const StateWriter& writer) {
+  std::ostringstream stream;
+  writer.write(stream);
+  return stream.str();
+}
+
+StateReader read(const std::string& bytes) {
+  std::istringstream stream(bytes);
+  return StateReader(stream);
+}
+
+StateWriter sample() {
+  StateWriter writer;
+  const std::vector<float> values = {1.5f, -0.0f, std::numeric_limits<float>::denorm_min(), 3e38f};
+  writer.put("a/floats", Span<const float>(values));
+  writer.put("a/none", Span<const float>());
+  writer.put("b/count", std::uint64_t{1} << 60);
+  writer.put("b/real", 0.1);
+  writer.put("c/text", std::string_view("spec:x=1"));
+  return writer;
+}
+
+TEST(State, EveryBitComesBack) {
+  const StateReader reader = read(written(sample()));
+  std::vector<float> values(4);
+  reader.get("a/floats", values);
+  EXPECT_EQ(values[0], 1.5f);
+  EXPECT_TRUE(std::signbit(values[1]));
+  EXPECT_EQ(values[2], std::numeric_limits<float>::denorm_min());
+  EXPECT_EQ(reader.length("a/none"), 0u);
+  EXPECT_EQ(reader.get_integer("b/count"), std::uint64_t{1} << 60);
+  EXPECT_EQ(reader.get_real("b/real"), 0.1);
+  EXPECT_EQ(reader.get_text("c/text"), "spec:x=1");
+  EXPECT_EQ(reader.names("a/"), (std::vector<std::string>{"a/floats", "a/none"}));
+}
+
+TEST(State, DamageIsNoticedWhereverItIs) {
+  const std::string good = written(sample());
+  for (std::size_t size = 0; size < good.size(); ++size) {
+    EXPECT_THROW(read(good.substr(0, size)), std::runtime_error) << "cut at " << size;
+  }
+  for (std::size_t at = 0; at < good.size(); ++at) {
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 0x40);
+    EXPECT_THROW(read(bad), std::runtime_error) << "byte " << at;
+  }
+}
+
+TEST(State, WrongNamesTypesAndLengthsAreNamed) {
+  const StateReader reader = read(written(sample()));
+  std::vector<float> three(3);
+  EXPECT_THROW(reader.get("a/floats", three), std::runtime_error);
+  EXPECT_THROW(reader.get_integer("a/floats"), std::runtime_error);
+  EXPECT_THROW(reader.get_text("missing"), std::runtime_error);
+  StateWriter writer;
+  writer.put("x", 1.0);
+  EXPECT_THROW(writer.put("x", 2.0), std::invalid_argument);
+}
+
+TEST(BucketState, SurvivesAnotherGrouping) {
+  const std::vector<BucketLayout> before = {{{"w1", 3}, {"b1", 1}}, {{"w2", 2}}};
+  Residuals residuals;
+  const auto first = residuals.open(0, 4);
+  const auto second = residuals.open(1, 2);
+  for (std::size_t i = 0; i < 4; ++i) first[i] = static_cast<float>(i);
+  second[0] = 10;
+  second[1] = 11;
+  StateWriter state;
+  BucketWriter writer(state, before);
+  residuals.save(writer);
+  writer.value("eta", 1, 0.25);
+
+  const StateReader stored = read(written(state));
+  const std::vector<BucketLayout> after = {{{"w2", 2}, {"b1", 1}}, {{"w1", 3}}};
+  const BucketReader reader(stored, after);
+  std::vector<float> regrouped(3);
+  EXPECT_TRUE(reader.elements("residual", 0, regrouped));
+  EXPECT_EQ(regrouped, (std::vector<float>{10, 11, 3}));
+  EXPECT_EQ(reader.value("eta", 0), 0.25);
+  EXPECT_EQ(reader.value("eta", 1), std::nullopt);
+  EXPECT_FALSE(reader.elements("velocity", 0, regrouped));
+
+  const std::vector<BucketLayout> unknown = {{{"w1", 3}, {"new", 1}}};
+  std::vector<float> four(4);
+  EXPECT_THROW(BucketReader(stored, unknown).elements("residual", 0, four), std::runtime_error);
+}
+
+TEST(Residuals, KeepTheirSize) {
+  Residuals residuals;
+  EXPECT_TRUE(residuals.find(0).empty());
+  EXPECT_EQ(residuals.open(0, 5).size(), 5u);
+  EXPECT_THROW(residuals.open(0, 6), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace thinwire

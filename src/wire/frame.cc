@@ -1,0 +1,149 @@
+#include "wire/frame.h"
+
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "thinwire/errors.h"
+
+namespace thinwire {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "fields are copied as they lie: little-endian only");
+
+// Offsets of the fields. Everything is naturally aligned and little-endian.
+constexpr std::size_t kMagicAt = 0;
+constexpr std::size_t kVersionAt = 4;
+constexpr std::size_t kTypeAt = 5;
+constexpr std::size_t kFlagsAt = 6;
+constexpr std::size_t kBucketAt = 8;
+constexpr std::size_t kSourceAt = 12;
+constexpr std::size_t kStepAt = 16;
+constexpr std::size_t kFirstAt = 24;
+constexpr std::size_t kCountAt = 32;
+constexpr std::size_t kPayloadBytesAt = 40;
+constexpr std::size_t kWorkersAt = 48;
+constexpr std::size_t kReservedAt = 52;  // zero
+constexpr std::size_t kChecksumAt = 56;
+
+template <class T>
+void put(Span<std::byte> frame, std::size_t at, T value) {
+  std::memcpy(frame.data() + at, &value, sizeof value);
+}
+
+template <class T>
+T get(Span<const std::byte> frame, std::size_t at) {
+  T value;
+  std::memcpy(&value, frame.data() + at, sizeof value);
+  return value;
+}
+
+/// FNV-1a over the header's other fields. Not against malice, which checks of each field must withstand, but it
+/// tells a torn or misaligned message from a wrong one.
+std::uint64_t checksum(Span<const std::byte> frame) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (std::size_t i = 0; i < kChecksumAt; ++i) {
+    hash = (hash ^ static_cast<std::uint64_t>(frame[i])) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+[[noreturn]] void corrupt(const char* field, std::uint64_t got, const std::string& expected) {
+  throw CorruptFrame(std::string("frame refused: ") + field + " is " + std::to_string(got) + ", expected " + expected);
+}
+
+void require_equal(const char* field, std::uint64_t got, std::uint64_t expected) {
+  if (got != expected) corrupt(field, got, std::to_string(expected));
+}
+
+bool known_type(std::uint8_t type) {
+  return type >= static_cast<std::uint8_t>(FrameType::sign_bits) &&
+         type <= static_cast<std::uint8_t>(FrameType::half_bf16);
+}
+
+}  // namespace
+
+int vote_planes(std::uint32_t workers) { return static_cast<int>(std::bit_width(workers)); }
+
+std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers) {
+  const std::uint64_t bits = count / 8 + (count % 8 != 0);
+  switch (type) {
+    case FrameType::sign_bits:
+      return bits;
+    case FrameType::sign_votes:
+      return bits * static_cast<std::uint64_t>(vote_planes(workers));
+    case FrameType::scaled_sign_bits:
+      return 8 + bits;
+    case FrameType::half_fp16:
+    case FrameType::half_bf16:
+      return 2 * count;
+  }
+  return 0;
+}
+
+void write_frame_header(Span<std::byte> frame, const FrameHeader& header) {
+  put(frame, kMagicAt, FrameHeader::kMagic);
+  put(frame, kVersionAt, FrameHeader::kVersion);
+  put(frame, kTypeAt, static_cast<std::uint8_t>(header.type));
+  put(frame, kFlagsAt, header.flags);
+  put(frame, kBucketAt, header.bucket);
+  put(frame, kSourceAt, header.source);
+  put(frame, kStepAt, header.step);
+  put(frame, kFirstAt, header.first);
+  put(frame, kCountAt, header.count);
+  put(frame, kPayloadBytesAt, header.payload_bytes);
+  put(frame, kWorkersAt, header.workers);
+  put(frame, kReservedAt, std::uint32_t{0});
+  put(frame, kChecksumAt, checksum(frame));
+}
+
+FrameHeader read_frame_header(Span<const std::byte> frame) {
+  if (frame.size() < FrameHeader::kBytes) {
+    corrupt("size", frame.size(), "at least " + std::to_string(FrameHeader::kBytes) + " bytes");
+  }
+  require_equal("magic", get<std::uint32_t>(frame, kMagicAt), FrameHeader::kMagic);
+  require_equal("checksum", get<std::uint64_t>(frame, kChecksumAt), checksum(frame));
+  const auto version = get<std::uint8_t>(frame, kVersionAt);
+  if (version != FrameHeader::kVersion) {
+    corrupt("version", version, std::to_string(FrameHeader::kVersion) + "; install the same thinwire on every rank");
+  }
+  const auto type = get<std::uint8_t>(frame, kTypeAt);
+  if (!known_type(type)) corrupt("type", type, "a known frame type");
+  FrameHeader header;
+  header.type = static_cast<FrameType>(type);
+  header.flags = get<std::uint16_t>(frame, kFlagsAt);
+  if ((header.flags & ~FrameHeader::kNonFinite) != 0) corrupt("flags", header.flags, "only known bits");
+  header.bucket = get<std::uint32_t>(frame, kBucketAt);
+  header.source = get<std::uint32_t>(frame, kSourceAt);
+  header.step = get<std::uint64_t>(frame, kStepAt);
+  header.first = get<std::uint64_t>(frame, kFirstAt);
+  header.count = get<std::uint64_t>(frame, kCountAt);
+  header.payload_bytes = get<std::uint64_t>(frame, kPayloadBytesAt);
+  header.workers = get<std::uint32_t>(frame, kWorkersAt);
+  require_equal("reserved", get<std::uint32_t>(frame, kReservedAt), 0);
+  require_equal("payload length", header.payload_bytes, frame.size() - FrameHeader::kBytes);
+  if (header.workers == 0) corrupt("workers", 0, "at least 1");
+  constexpr std::uint64_t kElementLimit = std::numeric_limits<std::uint32_t>::max();
+  if (header.first > kElementLimit || header.count > kElementLimit || header.first + header.count > kElementLimit) {
+    corrupt("count", header.count, "a range inside a bucket of less than 2^32 elements");
+  }
+  require_equal("payload length for the count", header.payload_bytes,
+                frame_payload_bytes(header.type, header.count, header.workers));
+  return header;
+}
+
+FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected) {
+  const FrameHeader header = read_frame_header(frame);
+  require_equal("type", static_cast<std::uint64_t>(header.type), static_cast<std::uint64_t>(expected.type));
+  require_equal("bucket", header.bucket, expected.bucket);
+  require_equal("step", header.step, expected.step);
+  require_equal("source rank", header.source, expected.source);
+  require_equal("workers", header.workers, expected.workers);
+  require_equal("first element", header.first, expected.first);
+  require_equal("count", header.count, expected.count);
+  require_equal("payload length", header.payload_bytes, expected.payload_bytes);
+  return header;
+}
+
+}  // namespace thinwire

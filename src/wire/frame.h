@@ -1,0 +1,61 @@
+#pragma once
+// Every message of a system is a frame: a header of 64 bytes and a payload. The header says what the payload is
+// and whom it stands for, so that a message from a wrong step, a wrong bucket or a broken peer is refused before
+// a byte of it is used. docs/wire_formats.md has the table and a worked example.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "thinwire/span.h"
+
+namespace thinwire {
+
+/// What the payload is; part of the format, never renumbered.
+enum class FrameType : std::uint8_t {
+  sign_bits = 1,         ///< One bit per element, set for non-negative.
+  sign_votes = 2,        ///< Bit planes of counters of positive signs, least significant plane first.
+  scaled_sign_bits = 3,  ///< float32 scale, 4 zero bytes, then one bit per element.
+  half_fp16 = 4,         ///< One IEEE binary16 per element.
+  half_bf16 = 5,         ///< One bfloat16 per element.
+};
+
+struct FrameHeader {
+  static constexpr std::size_t kBytes = 64;
+  static constexpr std::uint32_t kMagic = 0x52495754;  // "TWIR"
+  static constexpr std::uint8_t kVersion = 1;
+  /// Some rank whose data this frame stands for had inf or NaN.
+  static constexpr std::uint16_t kNonFinite = 1;
+
+  FrameType type = FrameType::sign_bits;
+  std::uint16_t flags = 0;
+  std::uint32_t bucket = 0;
+  std::uint64_t step = 0;
+  std::uint32_t source = 0;   ///< Rank that sent it.
+  std::uint32_t workers = 1;  ///< Number of ranks whose data has been joined in it.
+  std::uint64_t first = 0;    ///< First element of the bucket that it covers.
+  std::uint64_t count = 0;    ///< Elements covered.
+  std::uint64_t payload_bytes = 0;
+
+  bool non_finite() const { return (flags & kNonFinite) != 0; }
+};
+
+/// Writes the header into frame[0, 64). frame must have at least 64 bytes.
+void write_frame_header(Span<std::byte> frame, const FrameHeader& header);
+
+/// Reads and checks everything that does not depend on the receiver: size, magic, version, type, known flags,
+/// checksum of the header, payload length against the frame's size, count against the payload length for the type.
+/// Throws CorruptFrame, saying which field.
+FrameHeader read_frame_header(Span<const std::byte> frame);
+
+/// read_frame_header, then compares with what the receiver expects: type, bucket, step, source, workers, first,
+/// count and payload length must all be equal; flags may differ. Throws CorruptFrame naming the field and both
+/// values. Returns the header, for its flags.
+FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected);
+
+/// Payload bytes of `count` elements of `type` joined from `workers` ranks.
+std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers);
+
+/// Bit planes that count 0 to `workers` positive signs: ceil(log2(workers + 1)).
+int vote_planes(std::uint32_t workers);
+
+}  // namespace thinwire

@@ -1,0 +1,135 @@
+"""Kills or freezes one of four ranks in mid-run and checks what becomes of the others.
+
+fault_test.py gloo|mpi STARTER WORKER reduce|ring kill|stop VICTIM
+
+STARTER is the thinwire executable, or mpirun with its options separated by semicolons. All other ranks must end
+by themselves with one line that names the victim; nothing may hang, dump core or stay behind. Time limits only
+tell a hang from an end: they are several times what is needed.
+"""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+RANKS = 4
+DEADLINE = 3  # seconds that a rank waits for another
+HANG = 30
+
+
+def fail(what, output):
+    sys.exit(f"FAILED: {what}\n--- output of the ranks ---\n{output}")
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Job:
+    """The ranks, with everything that they print."""
+
+    def __init__(self, command, folder):
+        self.text = ""
+        self.pids = {}
+        self.ready = threading.Event()
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.text += line
+            started = re.match(r"rank (\d+) ready (\d+)", line)
+            if started:
+                self.pids[int(started[1])] = int(started[2])
+                if len(self.pids) == RANKS:
+                    self.ready.set()
+
+    def end(self):
+        """Kills whatever is left, by its own id, and says what it was."""
+        left = [pid for pid in self.pids.values() if is_running(pid)]
+        if self.process.poll() is None:
+            left.append(self.process.pid)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        return left
+
+
+def check_gloo(job, status, how, victim):
+    for rank in range(RANKS):
+        lines = re.findall(rf"^process_worker: rank {rank}: .*$", job.text, re.M)
+        if rank == victim:
+            if lines:
+                fail(f"the victim spoke: {lines}", job.text)
+        elif len(lines) != 1:
+            fail(f"rank {rank} printed {len(lines)} lines about its end instead of one", job.text)
+        elif f"rank {rank}: rank {victim} is gone or silent" not in lines[0] or ", step " not in lines[0]:
+            fail(f"rank {rank} does not name rank {victim}", job.text)
+    expected = 128 + signal.SIGKILL if how == "kill" else 1
+    if status != expected:
+        fail(f"the launcher's status is {status}, expected {expected}", job.text)
+    known = r"rank \d ready|process_worker: |thinwire launch: rank \d .*killed by signal 9|$"
+    for line in job.text.splitlines():
+        if not re.match(known, line):
+            fail(f"an unexpected line: {line}", job.text)
+
+
+def check_mpi(job, status, how, victim):
+    if status == 0:
+        fail("mpirun's status is 0", job.text)
+    if how == "stop" and f": rank {victim} is gone or silent" not in job.text:
+        fail(f"nobody names rank {victim}", job.text)
+
+
+def main():
+    engine, starter, worker, mode, how, victim = sys.argv[1:]
+    victim = int(victim)
+    if engine == "gloo":
+        starter = os.path.abspath(starter)
+    ranks = [os.path.abspath(worker), engine, mode, str(DEADLINE)]
+    if engine == "gloo":
+        command = [starter, "launch", "-n", str(RANKS), "--", *ranks]
+    else:
+        command = [*starter.split(";"), "-n", str(RANKS), *ranks]
+    # A crash would leave a core file in the folder, where it is seen.
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(command, folder)
+        try:
+            if not job.ready.wait(HANG):
+                fail("the ranks did not start", job.text)
+            time.sleep(0.3)  # so that they are in the middle of their steps
+            start = time.monotonic()
+            os.kill(job.pids[victim], signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            try:
+                status = job.process.wait(HANG)
+            except subprocess.TimeoutExpired:
+                fail(f"still running {HANG} s after the fault", job.text)
+            seconds = time.monotonic() - start
+            job.reader.join(5)
+        finally:
+            left = job.end()
+        if left:
+            fail(f"processes {left} were left running", job.text)
+        if "terminate called" in job.text or "core dumped" in job.text or "Aborted" in job.text:
+            fail("a rank crashed", job.text)
+        cores = [name for name in os.listdir(folder) if name.startswith("core")]
+        if cores:
+            fail(f"core dumps: {cores}", job.text)
+    (check_gloo if engine == "gloo" else check_mpi)(job, status, how, victim)
+    print(f"all ended {seconds:.1f} s after the fault:\n{job.text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What a user may get wrong when starting Gloo ranks: each must end soon with one line that says what to do.
+
+gloo_bad_input_test.py THINWIRE WORKER
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+LAUNCHER, WORKER = (os.path.abspath(path) for path in sys.argv[1:3])
+HANG = 30
+failures = []
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(variables, deadline=1):
+    names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment.update({name: str(value) for name, value in variables.items()})
+    return subprocess.Popen(
+        [WORKER, "gloo", "collectives", str(deadline)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def expect(name, process, pattern):
+    try:
+        output, _ = process.communicate(timeout=HANG)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        failures.append(f"{name}: still running after {HANG} s")
+        return
+    lines = [line for line in output.splitlines() if not line.startswith("rank ")]
+    good = process.returncode == 1 and len(lines) == 1 and re.search(pattern, lines[0])
+    print(f"{'ok' if good else 'FAILED'}  {name} (status {process.returncode}): {output.strip()}")
+    if not good:
+        failures.append(f"{name}: expected status 1 and one line with '{pattern}'")
+
+
+def ranks(port, rank, world, **more):
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": world, **more}
+
+
+expect("no environment", start({}), "MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE.*thinwire launch")
+expect("half an environment", start({"MASTER_ADDR": "127.0.0.1", "RANK": 0}), "but MASTER_PORT, WORLD_SIZE")
+expect("rank outside", start(ranks(29500, 4, 4)), "RANK=4: a number from 0 to 3")
+expect("no number", start(ranks("http", 0, 1)), "MASTER_PORT=http: a number from 1 to 65535")
+expect("unknown host", start({**ranks(29500, 1, 2), "MASTER_ADDR": "no-such-host.invalid"}), "no-such-host.invalid")
+expect("nobody listens", start(ranks(free_port(), 1, 2)), r"cannot reach the rendezvous at 127\.0\.0\.1:\d+ within 1 s")
+expect("a rank is missing", start(ranks(free_port(), 0, 3)), "ranks 1 and 2 of 3 did not join")
+expect("no such interface", start(ranks(free_port(), 0, 1, GLOO_SOCKET_IFNAME="nosuch0")), "nosuch0: this machine has no")
+
+with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    expect("the port is taken", start(ranks(port, 0, 2)), f"127.0.0.1:{port}: the port is in use")
+    expect("something else answers", start(ranks(port, 1, 2)), f"127.0.0.1:{port} does not answer as a torch")
+
+port = free_port()
+first, second, third = (start(ranks(port, rank, 3), 3) for rank in (0, 1, 1))
+outputs = [process.communicate(timeout=HANG)[0] for process in (first, second, third)]
+if sum("two processes have RANK=1" in output for output in outputs) != 1:
+    failures.append(f"two ranks 1: {outputs}")
+
+if failures:
+    sys.exit("\n".join(failures))

@@ -1,0 +1,98 @@
+// One rank of a process test: process_worker ENGINE MODE [DEADLINE]
+//   collectives   every case of collectives_cases.h
+//   long-message, short-message   one of another size than its receiver expects: an error, no crash
+//   reduce        the engine's all_reduce_sum in a loop until something fails
+//   ring          a ring of messages in a loop until something fails
+//   reopen        two runs on the engine in one process
+// ENGINE is gloo (started by `thinwire launch`) or mpi (by mpirun). Rank r announces "rank r ready PID" once
+// it is connected. Exit status 1 and one line on stderr after an error, as the command line does.
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "apps/engine.h"
+#include "tests/collectives_cases.h"
+#include "thinwire/errors.h"
+
+namespace {
+
+using thinwire::Communicator;
+
+void announce(const std::string& line) {
+  std::cout << line + "\n" << std::flush;  // one write, so that ranks do not interleave
+}
+
+void reduce_for_ever(Communicator& communicator) {
+  std::vector<float> values(100'000);
+  for (std::uint64_t step = 0;; ++step) {
+    communicator.set_context(0, step);
+    communicator.all_reduce_sum(values);
+  }
+}
+
+void ring_for_ever(Communicator& communicator) {
+  const int world = communicator.size();
+  const int next = (communicator.rank() + 1) % world;
+  const int previous = (communicator.rank() + world - 1) % world;
+  std::vector<std::byte> out(100'000);
+  std::vector<std::byte> in(out.size());
+  for (std::uint64_t step = 0;; ++step) {
+    communicator.set_context(0, step);
+    auto receiving = communicator.receive(previous, 1, in);
+    auto sending = communicator.send(next, 1, out);
+    receiving.wait();
+    sending.wait();
+  }
+}
+
+void work(Communicator& communicator, const std::string& mode) {
+  const int rank = communicator.rank();
+  communicator.barrier();
+  announce("rank " + std::to_string(rank) + " ready " + std::to_string(getpid()));
+  if (mode == "collectives") {
+    thinwire::testing::CollectivesCases(communicator).run();
+  } else if (mode == "long-message") {
+    thinwire::testing::check_wrong_size(communicator, 100'000, 4);
+  } else if (mode == "short-message") {
+    thinwire::testing::check_wrong_size(communicator, 4, 100'000);
+  } else if (mode == "reduce") {
+    reduce_for_ever(communicator);
+  } else if (mode == "ring") {
+    ring_for_ever(communicator);
+  } else if (mode != "reopen") {
+    throw std::invalid_argument("unknown mode " + mode);
+  }
+}
+
+int world_size() {
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"}) {
+    if (const char* value = std::getenv(name)) return std::atoi(value);
+  }
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    std::cerr << "usage: process_worker ENGINE MODE [DEADLINE]\n";
+    return 2;
+  }
+  const std::string mode = argv[2];
+  thinwire::apps::EngineOptions options{.engine = argv[1], .workers = world_size()};
+  options.deadline_seconds = argc > 3 ? std::atof(argv[3]) : 30;
+  try {
+    for (int run = 0; run < (mode == "reopen" ? 2 : 1); ++run) {
+      thinwire::apps::run_on_engine(options, [&](Communicator& communicator) { work(communicator, mode); });
+    }
+  } catch (const std::exception& error) {
+    std::cerr << std::string("process_worker: ") + error.what() + "\n";
+    std::cerr.flush();
+    _exit(1);  // as the command line does: destructors of a broken engine may wait for the dead rank
+  }
+  return 0;
+}

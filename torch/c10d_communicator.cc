@@ -1,0 +1,239 @@
+#include "torch/c10d_communicator.h"
+
+#include <ATen/ATen.h>
+
+#include <bit>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include "comm/fault_board.h"
+#include "thinwire/errors.h"
+#include "torch/c10d_store.h"
+
+namespace thinwire {
+namespace {
+
+/// c10d's tags are non-negative ints. The lower bits are ours, the upper ones a hash of the message's size:
+/// Gloo ends the process when a message is longer than its receiver, while two sizes that never meet just
+/// time out.
+constexpr int kTagBits = 21;
+constexpr Communicator::Tag kTags = 1u << kTagBits;
+constexpr Communicator::Tag kProbeTag = kTags - 1;  // no message ever has it
+static_assert(kTags == 2 * Communicator::kFirstReservedTag);
+
+int wire_tag(Communicator::Tag tag, std::size_t bytes) {
+  if (tag >= kProbeTag) {
+    throw std::invalid_argument("tag " + std::to_string(tag) + ": tags stay below " +
+                                std::to_string(kProbeTag));
+  }
+  const auto hash = (static_cast<std::uint64_t>(bytes) * 0x9E3779B97F4A7C15u) >> (64 - (31 - kTagBits));
+  return static_cast<int>(tag | (static_cast<Communicator::Tag>(hash) << kTagBits));
+}
+
+at::Tensor view_bytes(const void* data, std::size_t bytes) {
+  return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::kByte);
+}
+
+/// 0 would mean "no limit" to c10d.
+std::chrono::milliseconds whole_milliseconds(std::chrono::duration<double> time) {
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(time), std::chrono::milliseconds(1));
+}
+
+/// The first line of an engine's complaint, without the source position that Gloo puts in front.
+std::string brief(const std::exception& error, std::chrono::duration<double> deadline) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  if (text.find("imed out") != std::string::npos) {
+    return "nothing arrived within " + seconds_text(deadline);
+  }
+  text.resize(std::min(text.find('\n'), text.size()));
+  if (const auto end = text.find("] "); text.starts_with('[') && end != std::string::npos)
+    text.erase(0, end + 2);
+  return "connection lost: " + text;
+}
+
+}  // namespace
+
+struct C10dCommunicator::Operation {
+  Work work;
+  std::byte padding{};  // what an empty message carries: Gloo needs an address
+};
+
+C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d_compat::Group> group,
+                                   c10::intrusive_ptr<::c10d::Store> store, Options options)
+    : Communicator(group->getRank(), group->getSize()),
+      group_(std::move(group)),
+      backend_(group_->getBackendName()),
+      options_(options),
+      exceptions_at_start_(std::uncaught_exceptions()) {
+  if (store) {
+    board_ = std::make_unique<FaultBoard>(
+        std::make_shared<C10dFaultStore>(std::move(store)),
+        FaultBoard::Options{.rank = rank(), .size = size(), .store_host = options.store_host});
+  }
+}
+
+C10dCommunicator::~C10dCommunicator() {
+  // A rank that leaves because of an exception leaves at once: the others shall notice.
+  if (!options_.leave_together || board_ == nullptr || failed_) return;
+  if (std::uncaught_exceptions() > exceptions_at_start_) return;
+  board_->leave(fault_grace(deadline()));
+}
+
+void C10dCommunicator::check_memory(Memory memory) const {
+  if (memory != Memory::host) {
+    throw std::invalid_argument("the " + backend_ +
+                                " engine moves host memory only: copy device memory to the host first");
+  }
+}
+
+void* C10dCommunicator::start_send(int peer, Tag tag, Span<const std::byte> bytes) {
+  check_memory(bytes.memory());
+  const int number = wire_tag(tag, bytes.size());
+  auto operation = std::make_unique<Operation>();
+  std::vector<at::Tensor> tensors{bytes.empty() ? view_bytes(&operation->padding, 1)
+                                                : view_bytes(bytes.data(), bytes.size())};
+  try {
+    operation->work = group_->send(tensors, peer, number);
+  } catch (const std::exception& error) {
+    give_up({peer}, brief(error, deadline()), {});
+  }
+  return operation.release();
+}
+
+void* C10dCommunicator::start_receive(int peer, Tag tag, Span<std::byte> bytes) {
+  check_memory(bytes.memory());
+  const int number = wire_tag(tag, bytes.size());
+  auto operation = std::make_unique<Operation>();
+  std::vector<at::Tensor> tensors{bytes.empty() ? view_bytes(&operation->padding, 1)
+                                                : view_bytes(bytes.data(), bytes.size())};
+  try {
+    operation->work = group_->recv(tensors, peer, number);
+  } catch (const std::exception& error) {
+    give_up({peer}, brief(error, deadline()), {});
+  }
+  return operation.release();
+}
+
+void C10dCommunicator::finish(void* handle, int peer) {
+  const std::unique_ptr<Operation> operation(static_cast<Operation*>(handle));
+  if (board_) board_->wait_begins(peer, fault_grace(deadline()));
+  try {
+    operation->work->wait(whole_milliseconds(deadline()));
+  } catch (const std::exception& error) {
+    if (board_) board_->wait_ends();
+    give_up({peer}, brief(error, deadline()), {});
+  }
+  if (board_) board_->wait_ends();
+}
+
+void C10dCommunicator::abandon(void* operation) noexcept {
+  delete static_cast<Operation*>(operation);
+}
+
+void C10dCommunicator::wait_native(const Work& work) {
+  if (board_) board_->wait_begins(-1, fault_grace(deadline()));
+  try {
+    work->wait(whole_milliseconds(deadline()));
+  } catch (const std::exception& error) {
+    if (board_) board_->wait_ends();
+    give_up({}, brief(error, deadline()), work);
+  }
+  if (board_) board_->wait_ends();
+}
+
+void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOpType operator_name) {
+  ::c10d::AllreduceOptions options;
+  options.reduceOp = operator_name;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  Work work;
+  try {
+    work = group_->allreduce(tensors, options);
+  } catch (const std::exception& error) {
+    give_up({}, brief(error, deadline()), {});
+  }
+  wait_native(work);
+}
+
+void C10dCommunicator::all_reduce_sum(Span<float> values) {
+  check_memory(values.memory());
+  if (backend_ != "gloo") return Communicator::all_reduce_sum(values);
+  if (size() == 1 || values.empty()) return;
+  run_all_reduce(at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kFloat),
+                 ::c10d::ReduceOp::SUM);
+  count_native(ring_sent_bytes(values.size(), 4), ring_received_bytes(values.size(), 4),
+               2 * static_cast<std::uint64_t>(size() - 1));
+}
+
+void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
+  check_memory(words.memory());
+  if (backend_ != "gloo") return Communicator::all_reduce_or(words);
+  if (size() == 1 || words.empty()) return;
+  run_all_reduce(at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kLong),
+                 ::c10d::ReduceOp::BOR);
+  count_native(ring_sent_bytes(words.size(), 8), ring_received_bytes(words.size(), 8),
+               2 * static_cast<std::uint64_t>(size() - 1));
+}
+
+void C10dCommunicator::barrier() {
+  if (size() == 1) return;
+  Work work;
+  try {
+    work = group_->barrier();
+  } catch (const std::exception& error) {
+    give_up({}, brief(error, deadline()), {});
+  }
+  wait_native(work);
+  const auto hops = static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(size() - 1)));
+  count_native(hops, hops, hops);
+}
+
+/// Wakes every rank that waits for this one: a Gloo wait that times out closes all connections of its group,
+/// so one that nobody will answer is waited for. Returns the ranks whose connections were broken before.
+std::vector<int> C10dCommunicator::close_pairs() {
+  std::vector<int> broken;
+  std::vector<Work> probes;
+  std::byte landing{};
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    std::vector<at::Tensor> tensors{view_bytes(&landing, 1)};
+    try {
+      probes.push_back(group_->recv(tensors, peer, static_cast<int>(kProbeTag)));
+    } catch (const std::exception&) {
+      broken.push_back(peer);
+    }
+  }
+  for (const Work& probe : probes) {
+    try {
+      probe->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+      // It was meant to fail.
+    }
+  }
+  return broken;
+}
+
+void C10dCommunicator::give_up(std::vector<int> awaited, const std::string& what, const Work& native) {
+  const auto grace = fault_grace(deadline());
+  failed_ = true;
+  if (backend_ == "gloo") {
+    // An engine's own collective does not say whom it awaited, but a broken connection does.
+    const std::vector<int> broken = close_pairs();
+    if (awaited.empty() && broken.size() + 1 < static_cast<std::size_t>(size())) awaited = broken;
+  }
+  if (board_) board_->report(awaited, grace);
+  if (native) {
+    // The engine's thread still holds the caller's buffer until it has seen its connections closed.
+    try {
+      native->wait(whole_milliseconds(grace));
+    } catch (const std::exception&) {
+    }
+  }
+  const Verdict verdict = board_ ? board_->judge() : Verdict{awaited, "there is no store to ask others"};
+  if (verdict.culprits.empty()) fail(-1, what + "; " + verdict.reason);
+  fail(verdict.culprits[0], name_ranks(verdict.culprits) + (verdict.culprits.size() == 1 ? " is" : " are") +
+                                " gone or silent (" + what + "; " + verdict.reason + ")");
+}
+
+}  // namespace thinwire

@@ -1,0 +1,39 @@
+#pragma once
+// Joins the ranks that torchrun or `thinwire launch` started: the only place that reads their environment.
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "thinwire/communicator.h"
+
+namespace thinwire {
+
+/// What the variables say, checked.
+struct GlooEnvironment {
+  std::string master_address;
+  int master_port = 0;
+  int rank = 0;
+  int world_size = 1;
+  std::string network_interface;  ///< GLOO_SOCKET_IFNAME; empty: chosen by the route to the master.
+  /// torchrun may serve the store from its own process; then no rank does, and keys need a prefix per
+  /// restart.
+  bool agent_serves_store = false;
+  std::string restart_count = "0";
+
+  /// get(name) is the variable's value, or nothing. Throws std::invalid_argument listing what is missing and
+  /// how to start ranks, or naming a value that cannot be.
+  static GlooEnvironment read(const std::function<std::optional<std::string>(const char*)>& get);
+  /// read() on this process's environment.
+  static GlooEnvironment read();
+};
+
+/// MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME -> a communicator over Gloo with that
+/// deadline. Collective. Throws std::invalid_argument as read() does; std::runtime_error, within the deadline
+/// and a few seconds, when the port is taken, the master cannot be reached, ranks do not join (naming them),
+/// or torch was built without Gloo.
+std::unique_ptr<Communicator> open_gloo_from_environment(std::chrono::duration<double> deadline);
+
+}  // namespace thinwire
