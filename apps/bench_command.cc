@@ -1,4 +1,5 @@
-// thinwire bench: one bucket of synthetic gradient through each system, timed, with bytes beside their formula.
+// thinwire bench: one bucket of synthetic gradient through each system, timed, with bytes beside their
+// formula.
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -48,7 +49,8 @@ struct RankResult {
 
 std::uint64_t hash_of(Span<const float> values) {
   std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const std::byte byte : as_bytes(values)) hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001b3u;
+  for (const std::byte byte : as_bytes(values))
+    hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001b3u;
   return hash;
 }
 
@@ -76,12 +78,14 @@ class Run {
   Run(const BenchOptions& options, const std::string& spec, Communicator& communicator)
       : options_(options),
         communicator_(communicator),
-        session_(spec, communicator,
-                 {.seed = options.gradient.seed,
-                  .threads = options.threads,
-                  .configuration = fmt::format("bench elements={} density={} zipf={} row_width={} steps={}",
-                                               options.elements, options.gradient.density, options.gradient.zipf,
-                                               options.gradient.row_width, options.steps)}),
+        spec_(spec),
+        session_(
+            spec, communicator,
+            {.seed = options.gradient.seed,
+             .threads = options.threads,
+             .configuration = fmt::format("bench elements={} density={} zipf={} row_width={} steps={}",
+                                          options.elements, options.gradient.density, options.gradient.zipf,
+                                          options.gradient.row_width, options.steps)}),
         input_(options.elements),
         gradient_(options.elements) {
     session_.add_bucket({{"gradient", options.elements}});
@@ -98,9 +102,9 @@ class Run {
       seconds.push_back(step(&mine));
     }
     const double count = options_.steps;
-    for (double* sum : {&mine.wire_bytes_sent, &mine.wire_bytes_received, &mine.frame_header_bytes, &mine.formula_bytes,
-                        &mine.messages, &mine.seconds_compress, &mine.seconds_communicate, &mine.seconds_decompress,
-                        &mine.seconds_wait}) {
+    for (double* sum : {&mine.wire_bytes_sent, &mine.wire_bytes_received, &mine.frame_header_bytes,
+                        &mine.formula_bytes, &mine.messages, &mine.seconds_compress,
+                        &mine.seconds_communicate, &mine.seconds_decompress, &mine.seconds_wait}) {
       *sum /= count;
     }
     mine.hash = hash_of(gradient_);
@@ -111,7 +115,7 @@ class Run {
   double step(RankResult* into = nullptr) {
     std::copy(input_.begin(), input_.end(), gradient_.begin());
     communicator_.barrier();
-    const std::uint64_t index = session_.step();
+    const std::uint64_t formula = session_.payload_bytes(0);
     const StepReport& report = session_.synchronize(0, gradient_);
     session_.next_step();
     if (into != nullptr) {
@@ -119,12 +123,7 @@ class Run {
       into->wire_bytes_received += static_cast<double>(report.wire.received_bytes);
       into->frame_header_bytes += static_cast<double>(report.frame_header_bytes);
       into->messages += static_cast<double>(report.wire.sent_messages);
-      into->formula_bytes += static_cast<double>(session_.synchronizer().payload_bytes(
-          {.elements = options_.elements,
-           .world_size = communicator_.size(),
-           .rank = communicator_.rank(),
-           .step = index,
-           .feedback = session_.feedback()}));
+      into->formula_bytes += static_cast<double>(formula);
       into->seconds_compress += report.seconds_compress;
       into->seconds_communicate += report.seconds_communicate;
       into->seconds_decompress += report.seconds_decompress;
@@ -163,11 +162,14 @@ class Run {
       for (const auto& rank : ranks) value += rank.*field;
       return value / static_cast<double>(world);
     };
-    auto or_null = [](double value) { return value < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(value); };
+    auto or_null = [](double value) {
+      return value < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(value);
+    };
 
     nlohmann::ordered_json json;
-    json["system"] = session_.spec().substr(0, session_.spec().find(':'));
-    json["spec"] = session_.spec();
+    json["system"] = parse_spec(spec_).back().name;
+    json["spec"] = spec_;
+    json["spec_with_defaults"] = session_.spec();
     json["engine"] = communicator_.engine();
     json["workers"] = communicator_.size();
     json["elements"] = options_.elements;
@@ -190,15 +192,16 @@ class Run {
     json["modelled_seconds"] = nullptr;
     if (!options_.link.empty()) {
       const Link link = parse_link(options_.link);
-      json["modelled_seconds"] = most(&RankResult::messages) * link.latency_seconds +
-                                 std::max(most(&RankResult::wire_bytes_sent), most(&RankResult::wire_bytes_received)) /
-                                     link.bytes_per_second;
+      json["modelled_seconds"] =
+          most(&RankResult::messages) * link.latency_seconds +
+          std::max(most(&RankResult::wire_bytes_sent), most(&RankResult::wire_bytes_received)) /
+              link.bytes_per_second;
     }
     check(json);
     json["residual_norm"] = or_null(mean(&RankResult::residual_norm));
     json["residual_deviation"] = or_null(mean(&RankResult::residual_deviation));
-    json["ranks_agree"] =
-        std::all_of(ranks.begin(), ranks.end(), [&](const RankResult& rank) { return rank.hash == ranks[0].hash; });
+    json["ranks_agree"] = std::all_of(ranks.begin(), ranks.end(),
+                                      [&](const RankResult& rank) { return rank.hash == ranks[0].hash; });
     json["imbalance_push"] = nullptr;
     json["imbalance_pull"] = nullptr;
     json["seed"] = options_.gradient.seed;
@@ -228,6 +231,7 @@ class Run {
 
   const BenchOptions& options_;
   Communicator& communicator_;
+  std::string spec_;
   Session session_;
   std::vector<float> input_;
   std::vector<float> gradient_;
@@ -235,16 +239,16 @@ class Run {
 };
 
 void print_table(const nlohmann::ordered_json& results) {
-  fmt::print("{:<28} {:>12} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "system", "bytes sent", "formula", "median ms",
-             "compress", "wait", "apply", "rel.err", "agree");
+  fmt::print("{:<28} {:>12} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}\n", "system", "bytes sent", "formula",
+             "median ms", "compress", "wait", "apply", "rel.err", "agree");
   for (const auto& r : results) {
     auto ms = [&](const char* key) { return r[key].get<double>() * 1e3; };
     std::string spec = r["spec"];
     if (spec.size() > 28) spec = spec.substr(0, 25) + "...";
     fmt::print("{:<28} {:>12.0f} {:>12.0f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.3g} {:>6}\n", spec,
-               r["wire_bytes_sent_max"].get<double>(), r["wire_bytes_formula"].get<double>(), ms("seconds_median"),
-               ms("seconds_compress"), ms("seconds_wait"), ms("seconds_decompress"), r["relative_error"].get<double>(),
-               r["ranks_agree"].get<bool>() ? "yes" : "NO");
+               r["wire_bytes_sent_max"].get<double>(), r["wire_bytes_formula"].get<double>(),
+               ms("seconds_median"), ms("seconds_compress"), ms("seconds_wait"), ms("seconds_decompress"),
+               r["relative_error"].get<double>(), r["ranks_agree"].get<bool>() ? "yes" : "NO");
   }
 }
 
@@ -275,7 +279,8 @@ void run_bench(const BenchOptions& options) {
       if (!file) throw std::runtime_error("writing " + options.json + " failed: is the disk full?");
     }
     for (const auto& result : results) {
-      if (!result["ranks_agree"]) throw std::runtime_error(result["spec"].get<std::string>() + ": ranks disagree on the mean");
+      if (!result["ranks_agree"])
+        throw std::runtime_error(result["spec"].get<std::string>() + ": ranks disagree on the mean");
     }
   });
 }
@@ -289,7 +294,8 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--elements", options->elements, "Elements of the bucket")
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{0xFFFFFFFF}))
       ->capture_default_str();
-  command->add_option("--density", options->gradient.density, "Share of rows that are not zero")->capture_default_str();
+  command->add_option("--density", options->gradient.density, "Share of rows that are not zero")
+      ->capture_default_str();
   command->add_option("--zipf", options->gradient.zipf, "Skew of the row indices")->capture_default_str();
   command->add_option("--row-width", options->gradient.row_width, "Elements of a row")->capture_default_str();
   command->add_option("--workers", options->engine.workers, "Number of ranks")->capture_default_str();
@@ -299,9 +305,13 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--steps", options->steps, "Measured steps, after one that is not")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  command->add_option("--threads", options->threads, "CPU threads per rank")->check(CLI::Range(1, 1024))->capture_default_str();
-  command->add_option("--seed", options->gradient.seed, "Seed of gradients and systems")->capture_default_str();
-  command->add_option("--link", options->link, "Model this link, as 1Gbit:50us: messages * latency + bytes / rate");
+  command->add_option("--threads", options->threads, "CPU threads per rank")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command->add_option("--seed", options->gradient.seed, "Seed of gradients and systems")
+      ->capture_default_str();
+  command->add_option("--link", options->link,
+                      "Model this link, as 1Gbit:50us: messages * latency + bytes / rate");
   command->add_option("--json", options->json, "Write results to this file; - for standard output");
   command->callback([options] { run_bench(*options); });
 }

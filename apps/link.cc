@@ -10,7 +10,8 @@ namespace thinwire::apps {
 namespace {
 
 template <std::size_t N>
-bool parse(std::string_view text, const std::array<std::pair<std::string_view, double>, N>& units, double& result) {
+bool parse(std::string_view text, const std::array<std::pair<std::string_view, double>, N>& units,
+           double& result) {
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc{}) return false;

@@ -10,7 +10,8 @@ struct Link {
   double latency_seconds = 0;
 };
 
-/// RATE:LATENCY, RATE in bit, Kbit, Mbit or Gbit per second, LATENCY in ns, us, ms or s. Throws std::invalid_argument.
+/// RATE:LATENCY, RATE in bit, Kbit, Mbit or Gbit per second, LATENCY in ns, us, ms or s. Throws
+/// std::invalid_argument.
 Link parse_link(std::string_view text);
 
 }  // namespace thinwire::apps

@@ -15,7 +15,8 @@ TEST(Link, RatesAndLatencies) {
 }
 
 TEST(Link, AnythingElseIsRefused) {
-  for (const char* text : {"", "1Gbit", "Gbit:1us", "1Gbit:", "1GBit:1us", "-1Gbit:1us", "1Gbit:-1us", "1Gbit:1m", "1Gbit:1us "}) {
+  for (const char* text : {"", "1Gbit", "Gbit:1us", "1Gbit:", "1GBit:1us", "-1Gbit:1us", "1Gbit:-1us",
+                           "1Gbit:1m", "1Gbit:1us "}) {
     EXPECT_THROW(parse_link(text), std::invalid_argument) << text;
   }
 }

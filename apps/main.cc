@@ -1,4 +1,5 @@
-// thinwire: the command line. Exit status: 0 done, 1 failed, 2 wrong usage; one line on stderr says what and what to do.
+// thinwire: the command line. Exit status: 0 done, 1 failed, 2 wrong usage; one line on stderr says what and
+// what to do.
 
 #include <unistd.h>
 
@@ -9,7 +10,6 @@
 #include <string>
 
 #include "apps/commands.h"
-#include "thinwire/errors.h"
 #include "thinwire/version.h"
 
 namespace {
@@ -34,28 +34,29 @@ int main(int argc, char** argv) {
   thinwire::apps::add_bench_command(app);
   thinwire::apps::add_systems_command(app);
   thinwire::apps::add_launch_command(app);
+  int status = 0;
   try {
     app.parse(argc, argv);
-    return 0;
   } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success);
-  } catch (const CLI::RuntimeError& status) {  // a command's own exit status
-    return status.get_exit_code();
+    status = app.exit(success);
+  } catch (const CLI::RuntimeError& error) {  // a command's own exit status
+    status = error.get_exit_code();
   } catch (const CLI::ParseError& error) {
     complain(std::string(error.what()) + "; see thinwire --help");
-    return 2;
-  } catch (const thinwire::CommError& error) {
-    complain(error.what());
-    // Engines whose peer is gone may wait for it for ever in their destructors: nothing more is torn down.
-    _exit(1);
+    status = 2;
   } catch (const std::invalid_argument& error) {
     complain(error.what());
-    return 2;
+    status = 2;
   } catch (const std::bad_alloc&) {
     complain("out of memory: use fewer elements, workers or a smaller batch");
-    return 1;
+    status = 1;
   } catch (const std::exception& error) {
     complain(error.what());
-    return 1;
+    status = 1;
   }
+  std::fflush(stdout);
+  // An engine whose peers are gone or differ may wait for them in its destructors: after a failure nothing
+  // more is torn down.
+  if (status != 0) _exit(status);
+  return 0;
 }

@@ -13,13 +13,16 @@
 namespace thinwire::apps {
 namespace {
 
-double uniform(std::uint32_t word) { return (static_cast<double>(word) + 0.5) * 0x1p-32; }
+double uniform(std::uint32_t word) {
+  return (static_cast<double>(word) + 0.5) * 0x1p-32;
+}
 
 /// Two normal numbers per pair of words (Box and Muller).
 void fill_normal(const RandomStream& stream, std::uint64_t first, Span<float> values) {
   for (std::size_t i = 0; i < values.size(); i += 4) {
     const std::uint64_t index = (first + i) / 4;
-    const auto words = stream.block(static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32));
+    const auto words =
+        stream.block(static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32));
     for (std::size_t pair = 0; pair < 2; ++pair) {
       const auto radius = static_cast<float>(std::sqrt(-2 * std::log(uniform(words[2 * pair]))));
       const float angle = static_cast<float>(uniform(words[2 * pair + 1])) * 2 * std::numbers::pi_v<float>;
@@ -37,8 +40,8 @@ std::uint64_t skewed_rank(double u, double skew, std::uint64_t count) {
   return std::min(count - 1, static_cast<std::uint64_t>(std::max(0.0, value)));
 }
 
-/// A fixed permutation of the rows, so that hot rows do not lie side by side: multiplication by a number that has no
-/// factor in common with their count.
+/// A fixed permutation of the rows, so that hot rows do not lie side by side: multiplication by a number that
+/// has no factor in common with their count.
 std::uint64_t scatter_step(std::uint64_t rows) {
   std::uint64_t step = static_cast<std::uint64_t>(static_cast<double>(rows) * 0.6180339887) | 1;
   while (std::gcd(step, rows) != 1) step += 2;
@@ -49,9 +52,11 @@ std::uint64_t scatter_step(std::uint64_t rows) {
 
 void fill_synthetic(const SyntheticGradient& shape, int rank, Span<float> gradient) {
   if (!(shape.density > 0 && shape.density <= 1)) {
-    throw std::invalid_argument("density " + std::to_string(shape.density) + " must be above 0 and at most 1");
+    throw std::invalid_argument("density " + std::to_string(shape.density) +
+                                " must be above 0 and at most 1");
   }
-  if (shape.zipf < 0) throw std::invalid_argument("zipf " + std::to_string(shape.zipf) + " must not be negative");
+  if (shape.zipf < 0)
+    throw std::invalid_argument("zipf " + std::to_string(shape.zipf) + " must not be negative");
   if (shape.row_width == 0) throw std::invalid_argument("row width must be at least 1");
   const RandomStream values =
       random_stream(shape.seed, 0, 0, RandomPurpose::bench, static_cast<std::uint32_t>(rank), 0);
@@ -62,8 +67,10 @@ void fill_synthetic(const SyntheticGradient& shape, int rank, Span<float> gradie
   }
   std::fill(gradient.begin(), gradient.end(), 0.0f);
   const std::uint64_t rows = (gradient.size() + shape.row_width - 1) / shape.row_width;
-  const auto wanted = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(static_cast<double>(rows) * shape.density));
-  const RandomStream choice = random_stream(shape.seed, 0, 0, RandomPurpose::bench, static_cast<std::uint32_t>(rank), 1);
+  const auto wanted =
+      std::max<std::uint64_t>(1, static_cast<std::uint64_t>(static_cast<double>(rows) * shape.density));
+  const RandomStream choice =
+      random_stream(shape.seed, 0, 0, RandomPurpose::bench, static_cast<std::uint32_t>(rank), 1);
   const std::uint64_t step = scatter_step(rows);
   std::vector<bool> taken(rows, false);
   std::uint64_t chosen = 0;

@@ -23,7 +23,8 @@ void print_json() {
     entry["formula"] = info.formula;
     entry["options"] = nlohmann::ordered_json::array();
     for (const auto& option : info.options) {
-      entry["options"].push_back({{"name", option.name}, {"default", option.default_value}, {"meaning", option.meaning}});
+      entry["options"].push_back(
+          {{"name", option.name}, {"default", option.default_value}, {"meaning", option.meaning}});
     }
     list.push_back(entry);
   }
@@ -33,7 +34,8 @@ void print_json() {
 void print_text() {
   fmt::print("W workers, d elements in a bucket, len elements of a rank's segment (about d/W).\n");
   for (const auto& info : builtin_registry().systems()) {
-    fmt::print("\n{}{}\n  {}\n", info.name, info.stage ? " (stage: goes in front of a system with '+')" : "", info.summary);
+    fmt::print("\n{}{}\n  {}\n", info.name, info.stage ? " (stage: goes in front of a system with '+')" : "",
+               info.summary);
     fmt::print("  paper     {}\n", info.paper);
     if (!info.stage) {
       fmt::print("  lossless  {}\n  feedback  {} by default\n", info.lossless ? "yes" : "no",
@@ -49,7 +51,8 @@ void print_text() {
 }  // namespace
 
 void add_systems_command(CLI::App& app) {
-  auto* command = app.add_subcommand("systems", "List every system and baseline with its options and formula of bytes");
+  auto* command =
+      app.add_subcommand("systems", "List every system and baseline with its options and formula of bytes");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print JSON");
   command->callback([json] { *json ? print_json() : print_text(); });

@@ -73,8 +73,10 @@ void add_train_command(CLI::App& app) {
       ->check(CLI::IsMember({"cosine", "constant"}));
   command->add_option("--momentum", options.momentum, "Of SGD");
   command->add_option("--weight-decay", options.weight_decay, "Of SGD");
-  command->add_option("--seed", options.seed, "Of initial weights, order of images and every random choice");
-  command->add_option("--limit", options.limit, "Use only the first N training images; 0: all");
+  command->add_option("--seed", options.seed, "Of initial weights, order of images and every random choice")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--limit", options.limit, "Use only the first N training images; 0: all")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--threads", options.threads, "CPU threads of one rank");
   command->add_option(
       "--bucket-mb", options.bucket_megabytes,

@@ -2,7 +2,7 @@
 
 fault_test.py gloo|mpi STARTER WORKER reduce|ring kill|stop VICTIM
 
-STARTER is the thinwire executable, or mpirun with its options separated by semicolons. All other ranks must end
+STARTER is the thinwire executable, or mpirun with its options, as one word. All other ranks must end
 by themselves with one line that names the victim; nothing may hang, dump core or stay behind. Time limits only
 tell a hang from an end: they are several times what is needed.
 """
@@ -58,7 +58,10 @@ class Job:
 
     def end(self):
         """Kills whatever is left, by its own id, and says what it was."""
-        left = [pid for pid in self.pids.values() if is_running(pid)]
+        # mpirun ends without waiting for those that it has just killed; they take a moment to disappear.
+        patience = time.monotonic() + 2
+        while (left := [pid for pid in self.pids.values() if is_running(pid)]) and time.monotonic() < patience:
+            time.sleep(0.01)
         if self.process.poll() is None:
             left.append(self.process.pid)
         for pid in left:
@@ -101,7 +104,7 @@ def main():
     if engine == "gloo":
         command = [starter, "launch", "-n", str(RANKS), "--", *ranks]
     else:
-        command = [*starter.split(";"), "-n", str(RANKS), *ranks]
+        command = [*starter.split(), "-n", str(RANKS), *ranks]
     # A crash would leave a core file in the folder, where it is seen.
     resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
     with tempfile.TemporaryDirectory() as folder:

@@ -17,8 +17,11 @@ struct Options {
   int workers = 4;
   int epochs = 8;
   int batch = 64;  ///< Images per worker and step.
-  double learning_rate = 0.05;
-  double momentum = 0.9;
+  double learning_rate = 0.5;
+  /// Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual arrives tens
+  /// of steps late: with it Marsit diverges at every useful rate, without it all systems train at the same
+  /// one.
+  double momentum = 0;
   double weight_decay = 5e-4;
   Schedule schedule = Schedule::cosine;
   std::uint64_t seed = 1;

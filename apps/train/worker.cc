@@ -186,16 +186,11 @@ bool Worker::synchronize(Costs& costs) {
   for (std::size_t i = 0; i < buckets_.count(); ++i) {
     const Span<float> gradient = buckets_.bucket(i);
     const StepReport& report = session_.synchronize(static_cast<BucketId>(i), gradient);
-    const Workload workload{.elements = gradient.size(),
-                            .world_size = communicator_.size(),
-                            .rank = communicator_.rank(),
-                            .step = session_.step(),
-                            .feedback = session_.feedback()};
     costs += {.steps = 0,
               .bytes_sent = report.wire.sent_bytes,
               .bytes_received = report.wire.received_bytes,
               .messages_sent = report.wire.sent_messages,
-              .formula_bytes = session_.synchronizer().payload_bytes(workload),
+              .formula_bytes = session_.payload_bytes(static_cast<BucketId>(i)),
               .seconds_compress = report.seconds_compress,
               .seconds_communicate = report.seconds_communicate,
               .seconds_decompress = report.seconds_decompress};

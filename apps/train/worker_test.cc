@@ -16,7 +16,8 @@ Options small_options() {
   options.workers = 3;
   options.epochs = 2;
   options.batch = 8;
-  options.learning_rate = 0.02;
+  options.learning_rate = 0.1;
+  options.bucket_megabytes = 0;
   return options;
 }
 
@@ -36,7 +37,7 @@ TEST(Worker, LearnsAndReports) {
   const Dataset dataset = banded_dataset(480, 100);
   Options options = small_options();
   options.epochs = 3;
-  for (const std::string spec : {"dense", "marsit:full_every=10"}) {
+  for (const std::string spec : {"dense", "marsit:full_every=10:eta_s=0.01"}) {
     const RunResult result = train(options, dataset, spec);
     EXPECT_TRUE(result.ranks_agree);
     EXPECT_EQ(result.failure, "");
@@ -86,6 +87,7 @@ TEST(Worker, ResumesBitForBit) {
     for (const std::string spec : {"dense", "marsit:full_every=7"}) {
       Options options = small_options();
       options.model = model;
+      options.momentum = 0.5;
       if (model == "resnet20") options.batch = 20;
       const RunResult straight = train(options, dataset, spec);
       const TestFolder folder;

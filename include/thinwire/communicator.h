@@ -1,7 +1,7 @@
 #pragma once
-// How ranks talk. A Communicator is a thin shell over an engine that users already run: threads of one process,
-// MPI, torch's c10d. Systems see tagged asynchronous messages and the dense collectives; whatever the engine
-// does well natively it overrides, the rest comes from collectives.cc on send and receive.
+// How ranks talk. A Communicator is a thin shell over an engine that users already run: threads of one
+// process, MPI, torch's c10d. Systems see tagged asynchronous messages and the dense collectives; whatever
+// the engine does well natively it overrides, the rest comes from collectives.cc on send and receive.
 
 #include <chrono>
 #include <cstddef>
@@ -41,7 +41,8 @@ class Pending {
 
  private:
   friend class Communicator;
-  Pending(Communicator* owner, void* operation, int peer) : owner_(owner), operation_(operation), peer_(peer) {}
+  Pending(Communicator* owner, void* operation, int peer)
+      : owner_(owner), operation_(operation), peer_(peer) {}
   void swap(Pending& other) noexcept {
     std::swap(owner_, other.owner_);
     std::swap(operation_, other.operation_);
@@ -56,8 +57,8 @@ class Pending {
 /// Not thread-safe: one thread per rank drives one communicator.
 class Communicator {
  public:
-  /// Tags separate streams of messages between the same two ranks. Users take tags below kFirstReservedTag; the
-  /// collectives use those above.
+  /// Tags separate streams of messages between the same two ranks. Users take tags below kFirstReservedTag;
+  /// the collectives use those above.
   using Tag = std::uint32_t;
   static constexpr Tag kFirstReservedTag = 1u << 20;
 
@@ -72,15 +73,16 @@ class Communicator {
   /// "threads", "mpi", "gloo": for messages and reports.
   virtual std::string engine() const = 0;
 
-  /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless > 0.
+  /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless >
+  /// 0.
   void set_deadline(std::chrono::duration<double> deadline);
   std::chrono::duration<double> deadline() const { return deadline_; }
 
   /// Names the work under way in the errors thrown from now on.
   void set_context(std::uint32_t bucket, std::uint64_t step);
 
-  /// Empty between collectives; a collective that keeps operations under way in it does not allocate again. Leave it
-  /// empty, also on an exception (comm/pending_lease.h does).
+  /// Empty between collectives; a collective that keeps operations under way in it does not allocate again.
+  /// Leave it empty, also on an exception (comm/pending_lease.h does).
   std::vector<Pending>& pending_storage() { return pendings_; }
 
   /// Everything sent and received so far.
@@ -91,21 +93,21 @@ class Communicator {
   /// Sends `bytes` to `peer` (not this rank). Errors: std::invalid_argument for a peer outside [0, size) or
   /// memory that the engine cannot reach.
   Pending send(int peer, Tag tag, Span<const std::byte> bytes);
-  /// Receives a message of exactly bytes.size() bytes; one of another size raises CorruptFrame (or the engine's
-  /// own complaint as CommError) in wait().
+  /// Receives a message of exactly bytes.size() bytes; one of another size raises CorruptFrame (or the
+  /// engine's own complaint as CommError) in wait().
   Pending receive(int peer, Tag tag, Span<std::byte> bytes);
 
   // --- Collectives: every rank calls the same ones in the same order with the same sizes.
 
-  /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes sent.
+  /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes
+  /// sent.
   virtual void all_reduce_sum(Span<float> values);
   /// words[i] becomes the bitwise OR over ranks. Same bytes as all_reduce_sum, 8 per word.
   virtual void all_reduce_or(Span<std::uint64_t> words);
   /// all [W * n] receives every rank's mine [n] in rank order; (W-1) n bytes sent. `mine` may alias its slot.
   virtual void all_gather(Span<const std::byte> mine, Span<std::byte> all);
   /// As all_gather with counts[r] bytes from rank r, the same counts on all ranks; all: [sum of counts].
-  virtual void all_gather_v(Span<const std::byte> mine, Span<std::byte> all,
-                            Span<const std::size_t> counts);
+  virtual void all_gather_v(Span<const std::byte> mine, Span<std::byte> all, Span<const std::size_t> counts);
   /// send_counts[r] bytes go to rank r from consecutive parts of `out`; receive_counts[r] bytes arrive from
   /// rank r into consecutive parts of `in`. Both sides know the counts. `in` and `out` do not overlap.
   virtual void all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts,
@@ -128,7 +130,8 @@ class Communicator {
 
   /// For an engine's own collectives, whose messages nobody sees: counts what the usual algorithm moves.
   void count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages);
-  /// Bytes that this rank sends in a ring all-reduce of n elements; it receives the same number, ring-shifted.
+  /// Bytes that this rank sends in a ring all-reduce of n elements; it receives the same number,
+  /// ring-shifted.
   std::uint64_t ring_sent_bytes(std::size_t elements, std::size_t element_bytes) const;
   std::uint64_t ring_received_bytes(std::size_t elements, std::size_t element_bytes) const;
 

@@ -1,6 +1,6 @@
 #pragma once
-// Systems by name. A spec string names a system and its options the same way in C++, on the command line and in
-// Python: "marsit:full_every=100"; stages go in front, from the outside in, joined by '+':
+// Systems by name. A spec string names a system and its options the same way in C++, on the command line and
+// in Python: "marsit:full_every=100"; stages go in front, from the outside in, joined by '+':
 // "mc:momentum=0.9+sketched_sgd".
 
 #include <functional>
@@ -32,8 +32,8 @@ struct OptionInfo {
   std::string meaning;
 };
 
-/// The options of one part, checked against the declared ones and read by type. Errors name the option, the value
-/// and what would be right.
+/// The options of one part, checked against the declared ones and read by type. Errors name the option, the
+/// value and what would be right.
 class Options {
  public:
   /// Throws std::invalid_argument for a key that `declared` does not list.

@@ -35,9 +35,9 @@ class Session {
   Session(std::string_view spec, Communicator& communicator, SessionOptions options = {});
   ~Session();
 
-  /// Declares the next bucket; returns its id (0, 1, ...). Parameter names are unique over all buckets; they are
-  /// what checkpoints are keyed by. Throws std::invalid_argument for a repeated name, 2^32 or more elements,
-  /// or when start() was called already.
+  /// Declares the next bucket; returns its id (0, 1, ...). Parameter names are unique over all buckets; they
+  /// are what checkpoints are keyed by. Throws std::invalid_argument for a repeated name, 2^32 or more
+  /// elements, or when start() was called already.
   BucketId add_bucket(BucketLayout parameters);
 
   /// Collective. Compares library version, spec, options, seed, bucket sizes, step and configuration across
@@ -45,9 +45,12 @@ class Session {
   /// again, after load() for instance; synchronize() calls it when nobody did.
   void start();
 
-  /// gradient [elements of the bucket]: in this rank's, out the mean, see Synchronizer::synchronize. Collective.
-  /// Returns what it cost.
+  /// gradient [elements of the bucket]: in this rank's, out the mean, see Synchronizer::synchronize.
+  /// Collective. Returns what it cost.
   const StepReport& synchronize(BucketId bucket, Span<float> gradient);
+
+  /// Payload bytes that this rank sends for the bucket in the current step, by the system's formula.
+  std::uint64_t payload_bytes(BucketId bucket) const;
 
   /// Ends a step of training: every bucket synchronizes at most once per step.
   void next_step() { ++step_; }
@@ -65,8 +68,9 @@ class Session {
 
   /// Not collective. This rank's residuals (by parameter name), the system's own state, and the step.
   void save(StateWriter& writer) const;
-  /// Not collective. Buckets must have been added; parameters may be grouped into other buckets than when saved.
-  /// Throws std::runtime_error naming a parameter that is missing or of another length, or another spec.
+  /// Not collective. Buckets must have been added; parameters may be grouped into other buckets than when
+  /// saved. Throws std::runtime_error naming a parameter that is missing or of another length, or another
+  /// spec.
   void load(const StateReader& reader);
 
  private:

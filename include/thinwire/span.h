@@ -13,6 +13,18 @@ namespace thinwire {
 enum class Memory : std::uint8_t { host, cuda };
 
 template <class T>
+class Span;
+
+namespace detail {
+
+template <class T>
+inline constexpr bool kIsSpan = false;
+template <class T>
+inline constexpr bool kIsSpan<Span<T>> = true;
+
+}  // namespace detail
+
+template <class T>
 class Span {
  public:
   using element_type = T;
@@ -24,15 +36,16 @@ class Span {
 
   /// Span<float> converts to Span<const float>.
   template <class U>
-    requires(!std::is_same_v<U, T> && std::is_convertible_v<U (*)[], T (*)[]>)
-  constexpr Span(Span<U> other) : data_(other.data()), size_(other.size()), memory_(other.memory()) {}
+  requires(!std::is_same_v<U, T> && std::is_convertible_v<U (*)[], T (*)[]>) constexpr Span(Span<U> other)
+      : data_(other.data()), size_(other.size()), memory_(other.memory()) {}
 
   /// From a vector, array or string, which lie in host memory. Temporaries are refused.
   template <class Range>
-    requires(std::ranges::contiguous_range<Range&> && std::ranges::sized_range<Range&> &&
-             std::is_convertible_v<std::remove_reference_t<std::ranges::range_reference_t<Range&>> (*)[],
-                                   T (*)[]>)
-  constexpr Span(Range& range) : data_(std::ranges::data(range)), size_(std::ranges::size(range)) {}
+  requires(!detail::kIsSpan<std::remove_cv_t<Range>> && std::ranges::contiguous_range<Range&> &&
+           std::ranges::sized_range<Range&> &&
+           std::is_convertible_v<std::remove_reference_t<std::ranges::range_reference_t<Range&>> (*)[],
+                                 T (*)[]>) constexpr Span(Range& range)
+      : data_(std::ranges::data(range)), size_(std::ranges::size(range)) {}
 
   constexpr T* data() const { return data_; }
   constexpr std::size_t size() const { return size_; }
@@ -63,8 +76,7 @@ Span<const std::byte> as_bytes(Span<T> span) {
 }
 
 template <class T>
-  requires(!std::is_const_v<T>)
-Span<std::byte> as_writable_bytes(Span<T> span) {
+requires(!std::is_const_v<T>) Span<std::byte> as_writable_bytes(Span<T> span) {
   return {reinterpret_cast<std::byte*>(span.data()), span.size_bytes(), span.memory()};
 }
 

@@ -1,11 +1,10 @@
 #pragma once
-// What training must not lose at a restart, as named values in one self-checking file. Written with the values'
-// exact bits: a resumed run continues bit for bit.
+// What training must not lose at a restart, as named values in one self-checking file. Written with the
+// values' exact bits: a resumed run continues bit for bit.
 
 #include <cstdint>
 #include <iosfwd>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,7 +22,8 @@ class StateWriter {
   void put(std::string_view name, std::string_view text);
 
   /// Writes everything. Layout: magic "TWSTATE1", count, then per entry name, type, length and bytes, then a
-  /// 64-bit checksum of all that came before; integers little-endian. Throws std::runtime_error if the stream fails.
+  /// 64-bit checksum of all that came before; integers little-endian. Throws std::runtime_error if the stream
+  /// fails.
   void write(std::ostream& stream) const;
 
  private:
@@ -43,8 +43,8 @@ class StateReader {
   explicit StateReader(std::istream& stream);
 
   bool contains(std::string_view name) const;
-  /// Throws std::runtime_error naming the entry when it is absent, of another type, or (for floats) of another
-  /// length than `values`.
+  /// Throws std::runtime_error naming the entry when it is absent, of another type, or (for floats) of
+  /// another length than `values`.
   void get(std::string_view name, Span<float> values) const;
   std::uint64_t get_integer(std::string_view name) const;
   double get_real(std::string_view name) const;
@@ -68,12 +68,13 @@ using BucketLayout = std::vector<Parameter>;
 /// Writes what belongs to buckets under the names of their parameters, so that it survives another grouping.
 class BucketWriter {
  public:
-  BucketWriter(StateWriter& writer, const std::vector<BucketLayout>& buckets) : writer_(writer), buckets_(buckets) {}
+  BucketWriter(StateWriter& writer, const std::vector<BucketLayout>& buckets)
+      : writer_(writer), buckets_(buckets) {}
 
   /// One value per element of the bucket, split by parameter. No-op for an empty span.
   void elements(std::string_view kind, std::uint32_t bucket, Span<const float> values);
-  /// One value for the bucket, kept under its first parameter.
-  void value(std::string_view kind, std::uint32_t bucket, double value);
+  /// One value per parameter of the bucket.
+  void values(std::string_view kind, std::uint32_t bucket, Span<const float> values);
 
  private:
   StateWriter& writer_;
@@ -91,9 +92,13 @@ class BucketReader {
   /// False, and values untouched, when no parameter of the bucket has an entry of this kind. Throws
   /// std::runtime_error naming the parameter when some have and others do not, or a length differs.
   bool elements(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
-  std::optional<double> value(std::string_view kind, std::uint32_t bucket) const;
+  /// As elements, for one value per parameter.
+  bool values(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
+  std::size_t parameters(std::uint32_t bucket) const { return buckets_.at(bucket).size(); }
 
  private:
+  bool read(std::string_view kind, std::uint32_t bucket, bool per_parameter, Span<float> values) const;
+
   const StateReader& reader_;
   const std::vector<BucketLayout>& buckets_;
 };

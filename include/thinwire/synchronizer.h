@@ -1,7 +1,7 @@
 #pragma once
-// The one contract that every system and baseline fulfils. A system turns this rank's gradient into the mean of
-// what all ranks delivered and leaves the undelivered remainder in the residual. With that, error feedback is
-// no feature of a system: whoever owns the residual passes it in, or passes an empty one.
+// The one contract that every system and baseline fulfils. A system turns this rank's gradient into the mean
+// of what all ranks delivered and leaves the undelivered remainder in the residual. With that, error feedback
+// is no feature of a system: whoever owns the residual passes it in, or passes an empty one.
 //
 //   sum over ranks of (gradient_in + residual_in) = W * mean + sum over ranks of residual_out
 //
@@ -39,8 +39,11 @@ struct Step {
   Workspace& workspace;     ///< This bucket's. The caller resets it between steps.
   std::uint64_t index = 0;  ///< Counts the steps of training, the same on all ranks.
   std::uint64_t seed = 0;   ///< The same on all ranks.
-  Delivered delivered{};    ///< Filled in by the system.
-  StepReport report{};      ///< Filled in by the system and its caller.
+  /// Where each of the bucket's parameters ends, ascending, the last at n. Empty: the bucket is one
+  /// parameter. For systems that scale parameters separately, since layers differ by orders of magnitude.
+  Span<const std::size_t> parameter_ends{};
+  Delivered delivered{};  ///< Filled in by the system.
+  StepReport report{};    ///< Filled in by the system and its caller.
 };
 
 /// What a formula of bytes depends on.
@@ -49,7 +52,8 @@ struct Workload {
   int world_size = 1;
   int rank = 0;
   std::uint64_t step = 0;
-  bool feedback = true;  ///< Whether a residual is passed.
+  bool feedback = true;                      ///< Whether a residual is passed.
+  Span<const std::size_t> parameter_ends{};  ///< As in Step.
 };
 
 /// Save and restore values that belong to buckets, see state.h.
@@ -64,12 +68,11 @@ class Synchronizer {
   ///   all ranks.
   /// residual [n] or empty, in: what earlier steps left undelivered. out: what is undelivered now. Empty:
   ///   nothing is kept. Written only once all ranks agreed that the step is finite.
-  /// gradient and residual do not overlap. If any rank's gradient or residual holds inf or NaN, every element of
-  /// the mean may be, and at least one is, non-finite on all ranks alike, report.finite is false and neither the
-  /// residual nor any state of the system changes.
-  /// Collective: same bucket, n and call order on every rank.
-  /// Throws std::invalid_argument for sizes that do not match, CorruptFrame, CommError; after the last two
-  /// gradient holds no meaningful value and residual is as it was.
+  /// gradient and residual do not overlap. If any rank's gradient or residual holds inf or NaN, every element
+  /// of the mean may be, and at least one is, non-finite on all ranks alike, report.finite is false and
+  /// neither the residual nor any state of the system changes. Collective: same bucket, n and call order on
+  /// every rank. Throws std::invalid_argument for sizes that do not match, CorruptFrame, CommError; after the
+  /// last two gradient holds no meaningful value and residual is as it was.
   virtual void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) = 0;
 
   /// Payload bytes that rank workload.rank sends for one bucket, by the paper's formula in exact integers.

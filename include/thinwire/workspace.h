@@ -1,6 +1,6 @@
 #pragma once
-// Scratch memory of one bucket. Every step of a bucket needs the same buffers; an arena hands them out without
-// touching the allocator after the first step.
+// Scratch memory of one bucket. Every step of a bucket needs the same buffers; an arena hands them out
+// without touching the allocator after the first step.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,11 +18,10 @@ class Workspace {
   Workspace(Workspace&&) = default;
   Workspace& operator=(Workspace&&) = default;
 
-  /// `count` elements, uninitialised, aligned to 64 bytes, valid until the next reset(). Padded so that reading
-  /// up to 64 bytes past the end stays inside the allocation (vector loads of a tail).
+  /// `count` elements, uninitialised, aligned to 64 bytes, valid until the next reset(). Padded so that
+  /// reading up to 64 bytes past the end stays inside the allocation (vector loads of a tail).
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  Span<T> take(std::size_t count) {
+  requires std::is_trivially_copyable_v<T> Span<T> take(std::size_t count) {
     return {static_cast<T*>(take_bytes(count * sizeof(T))), count};
   }
 

@@ -1,5 +1,6 @@
 #pragma once
-// The systems that the five papers measure themselves against. Each NAME.cc opens with its source and data flow.
+// The systems that the five papers measure themselves against. Each NAME.cc opens with its source and data
+// flow.
 
 #include "thinwire/registry.h"
 

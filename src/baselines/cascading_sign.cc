@@ -1,8 +1,9 @@
-// Cascading compression: what Marsit avoids. At every hop of the ring a worker decompresses what arrived, adds its own
-// part and compresses the sum again with SSDM's stochastic sign.
+// Cascading compression: what Marsit avoids. At every hop of the ring a worker decompresses what arrived,
+// adds its own part and compresses the sum again with SSDM's stochastic sign.
 //
-// Source: marsit.txt section 3.2 and appendix A (s_3). Q is unbiased, so the result is; but its deviation grows like
-// (2 d)^W / W, and training degrades at 3 workers and diverges at 8. Kept as the baseline that must be seen to fail.
+// Source: marsit.txt section 3.2 and appendix A (s_3). Q is unbiased, so the result is; but its deviation
+// grows like (2 d)^W / W, and training degrades at 3 workers and diverges at 8. Kept as the baseline that
+// must be seen to fail.
 //
 //   segment s: Q(p_s) at position s --> Q(Q(p_s) + p_{s+1}) --> ... --> Q(sum) --all-gather--> mean = Q / W,
 //   residual = p - mean
@@ -38,7 +39,8 @@ class CascadeCodec final : public RingCodec {
         step_(step),
         ring_(ring),
         longest_(gradient.size() / ring.size() + 1),
-        stride_((FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, longest_, 1) + 63) / 64 * 64),
+        stride_((FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, longest_, 1) + 63) /
+                64 * 64),
         frames_(step.workspace.take<std::byte>(ring.size() * stride_)),
         landing_(step.workspace.take<std::byte>(kRingWindow * stride_)),
         sums_(step.workspace.take<float>(longest_)) {}
@@ -58,16 +60,18 @@ class CascadeCodec final : public RingCodec {
     non_finite_ = non_finite_ || !finite;
     const auto message = frame(piece);
     write_scale(message, finite ? static_cast<float>(norm) : 0.0f);
-    const RandomStream stream =
-        random_stream(step_.seed, step_.index, bucket_, RandomPurpose::stochastic_sign,
-                      static_cast<std::uint32_t>(step_.communicator.rank()), static_cast<std::uint32_t>(piece.hop));
+    const RandomStream stream = random_stream(
+        step_.seed, step_.index, bucket_, RandomPurpose::stochastic_sign,
+        static_cast<std::uint32_t>(step_.communicator.rank()), static_cast<std::uint32_t>(piece.hop));
     const auto factor = static_cast<float>(finite && norm > 0 ? 0.5 / norm : 0.0);
-    stochastic_signs(step_.executor, stream, values, plus, factor, scaled_sign_words(message, piece.elements()));
+    stochastic_signs(step_.executor, stream, values, plus, factor,
+                     scaled_sign_words(message, piece.elements()));
   }
 
   /// This rank's part of the segment, compressed, as the start of its cascade.
   void compress_own(const RingPiece& piece) {
-    compress(piece, gradient_.subspan(piece.begin, piece.elements()), residual_.subspan(piece.begin, piece.elements()));
+    compress(piece, gradient_.subspan(piece.begin, piece.elements()),
+             residual_.subspan(piece.begin, piece.elements()));
   }
 
   std::size_t message_bytes(const RingPiece& piece) const override {
@@ -97,8 +101,9 @@ class CascadeCodec final : public RingCodec {
     const auto own = gradient_.subspan(piece.begin, piece.elements());
     std::copy(own.begin(), own.end(), sums.begin());
     if (!residual_.empty()) add(step_.executor, sums, residual_.subspan(piece.begin, piece.elements()));
-    const Span<const std::uint64_t> bits{reinterpret_cast<const std::uint64_t*>(message.data() + kScaledSignBitsAt),
-                                         sign_words(piece.elements())};
+    const Span<const std::uint64_t> bits{
+        reinterpret_cast<const std::uint64_t*>(message.data() + kScaledSignBitsAt),
+        sign_words(piece.elements())};
     accumulate_signs(step_.executor, bits, scale, sums);
     RingPiece next = piece;
     ++next.hop;
@@ -199,7 +204,8 @@ class CascadingSign final : public Synchronizer {
 SystemInfo cascading_sign_info() {
   SystemInfo info;
   info.name = "cascading_sign";
-  info.summary = "recompression at every hop: the scheme that Marsit replaces; loses accuracy, diverges at 8 workers";
+  info.summary =
+      "recompression at every hop: the scheme that Marsit replaces; loses accuracy, diverges at 8 workers";
   info.paper = "Marsit, section 3.2 and appendix A";
   info.formula = "2 * sum of (ceil(len/8) + 8) over W-1 segments, about 2(W-1)/W * d/8";
   info.make = [](const Options&, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {

@@ -1,10 +1,11 @@
-// Dense all-reduce: the engine's own float32 sum, divided by the number of ranks. What every system is compared with.
+// Dense all-reduce: the engine's own float32 sum, divided by the number of ranks. What every system is
+// compared with.
 //
 // Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
 
+#include "kernels/dense.h"
 #include "baselines/baselines.h"
 #include "core/partition.h"
-#include "kernels/dense.h"
 
 namespace thinwire {
 namespace {

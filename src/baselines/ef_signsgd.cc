@@ -1,12 +1,13 @@
 // EF-signSGD: signs scaled by the mean magnitude, with error feedback.
 //
-// Source: S. P. Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019,
-// algorithm 1; a baseline of Marsit (marsit.txt section 5).
+// Source: S. P. Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes",
+// ICML 2019, algorithm 1; a baseline of Marsit (marsit.txt section 5).
 //
 //   p --> Q(p) = |p|_1 / d * sign(p) --all-gather--> mean of all Q, residual = p - Q(p)
 //
-// The paper scales per layer; here the unit is the bucket. On a ring the growing sums that the Marsit paper speaks of
-// cannot carry a scale per worker, so the frames are gathered: exact, and cheaper than growing sums up to 8 workers.
+// The paper scales per layer; here the unit is the bucket. On a ring the growing sums that the Marsit paper
+// speaks of cannot carry a scale per worker, so the frames are gathered: exact, and cheaper than growing sums
+// up to 8 workers.
 
 #include "baselines/baselines.h"
 #include "baselines/scaled_signs.h"
@@ -24,14 +25,17 @@ class EfSignSgd final : public Synchronizer {
     step.delivered = {};
     if (gradient.empty()) return;
     Stopwatch watch;
-    const double scale = sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(gradient.size());
+    const double scale =
+        sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(gradient.size());
     step.report.seconds_compress += watch.seconds();
     average_scaled_signs(bucket, gradient, residual, step, scale, pendings_, [&](Span<std::uint64_t> bits) {
       pack_signs(step.executor, gradient, residual, bits);
     });
   }
 
-  std::uint64_t payload_bytes(const Workload& workload) const override { return scaled_signs_payload_bytes(workload); }
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    return scaled_signs_payload_bytes(workload);
+  }
 
  private:
   std::vector<Pending> pendings_;

@@ -1,11 +1,13 @@
-// Half precision on the wire, float32 sums: what PyTorch's fp16 and bf16 hooks promise, but rounded once on the way
-// up and once on the way down instead of at every hop of a ring.
+// Half precision on the wire, float32 sums: what PyTorch's fp16 and bf16 hooks promise, but rounded once on
+// the way up and once on the way down instead of at every hop of a ring.
 //
-//   p --Q--> shards --direct exchange--> owner: float32 sum in rank order --/W, Q--> --direct exchange--> mean
+//   p --Q--> shards --direct exchange--> owner: float32 sum in rank order --/W, Q--> --direct exchange-->
+//   mean
 //
-// Each rank owns part `rank` of the bucket. residual = p - Q(p); the owner adds (sum of Q(p)) - W * mean for its shard.
-// A value that overflows to infinity (beyond 65504 in fp16) makes the step non-finite on all ranks, by a flag in the
-// frames. Bytes per rank: 2 for every element of the others' shards, and 2 (W - 1) for every element of its own.
+// Each rank owns part `rank` of the bucket. residual = p - Q(p); the owner adds (sum of Q(p)) - W * mean for
+// its shard. A value that overflows to infinity (beyond 65504 in fp16) makes the step non-finite on all
+// ranks, by a flag in the frames. Bytes per rank: 2 for every element of the others' shards, and 2 (W - 1)
+// for every element of its own.
 
 #include <limits>
 #include <vector>
@@ -88,8 +90,8 @@ class Half final : public Synchronizer {
       for (std::size_t shift = 0; shift < world_; ++shift) {
         // One's own shard last: the others can start when theirs have arrived.
         const std::size_t peer = (self_ + 1 + shift) % world_;
-        const bool finite = encode_half(step_.executor, format_, shard(gradient_, peer), shard(residual_, peer),
-                                        up[peer].values);
+        const bool finite = encode_half(step_.executor, format_, shard(gradient_, peer),
+                                        shard(residual_, peer), up[peer].values);
         non_finite_ = non_finite_ || !finite;
         if (peer != self_ && shard_size(peer) != 0) sends.push(send(peer, kUpTag, up[peer], peer, 1));
       }
@@ -113,7 +115,8 @@ class Half final : public Synchronizer {
         downlinks[peer] = step_.communicator.receive(static_cast<int>(peer), kDownTag, down[peer].bytes);
       }
       for (std::size_t shift = 1; shift < world_ && shard_size(self_) != 0; ++shift) {
-        sends.push(send((self_ + shift) % world_, kDownTag, down[self_], self_, static_cast<std::uint32_t>(world_)));
+        sends.push(
+            send((self_ + shift) % world_, kDownTag, down[self_], self_, static_cast<std::uint32_t>(world_)));
       }
       step_.report.seconds_compress += watch.lap();
       for (std::size_t peer = 0; peer < world_; ++peer) {
@@ -175,7 +178,8 @@ class Half final : public Synchronizer {
         return;
       }
       for (std::size_t owner = 0; owner < world_; ++owner) {
-        apply_half(step_.executor, format_, down[owner].values, shard(gradient_, owner), shard(residual_, owner));
+        apply_half(step_.executor, format_, down[owner].values, shard(gradient_, owner),
+                   shard(residual_, owner));
       }
       if (residual_.empty()) return;
       const auto mean = shard(gradient_, self_);

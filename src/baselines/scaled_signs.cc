@@ -33,12 +33,13 @@ FrameHeader header_of(BucketId bucket, const Step& step, std::size_t source, std
 
 }  // namespace
 
-void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, double scale,
-                          std::vector<Pending>& pendings, PackScaledSigns pack) {
+void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                          double scale, std::vector<Pending>& pendings, PackScaledSigns pack) {
   const std::size_t elements = gradient.size();
   const auto world = static_cast<std::size_t>(step.communicator.size());
   const auto self = static_cast<std::size_t>(step.communicator.rank());
-  const std::size_t frame_bytes = FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, elements, 1);
+  const std::size_t frame_bytes =
+      FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, elements, 1);
   const std::size_t stride = (frame_bytes + 63) / 64 * 64;
   const auto frames = step.workspace.take<std::byte>(world * stride);
   auto frame_of = [&](std::size_t rank) { return frames.subspan(rank * stride, frame_bytes); };
@@ -47,7 +48,8 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   Stopwatch watch;
   PendingLease receives(pendings, world);
   for (std::size_t peer = 0; peer < world; ++peer) {
-    if (peer != self) receives[peer] = step.communicator.receive(static_cast<int>(peer), kTag, frame_of(peer));
+    if (peer != self)
+      receives[peer] = step.communicator.receive(static_cast<int>(peer), kTag, frame_of(peer));
   }
   FrameHeader own = header_of(bucket, step, self, elements);
   const bool finite = std::isfinite(static_cast<float>(scale));
@@ -66,7 +68,8 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   for (std::size_t peer = 0; peer < world; ++peer) {
     if (peer != self) {
       receives[peer].wait();
-      all_finite = !expect_frame(frame_of(peer), header_of(bucket, step, peer, elements)).non_finite() && all_finite;
+      all_finite =
+          !expect_frame(frame_of(peer), header_of(bucket, step, peer, elements)).non_finite() && all_finite;
     }
     scales[peer] = read_scale(frame_of(peer));
   }
@@ -88,11 +91,13 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
     const auto block = sums.first(count);
     fill(step.executor, block, 0);
     for (std::size_t peer = 0; peer < world; ++peer) {
-      accumulate_signs(step.executor, bits_of(peer).subspan(begin / 64, sign_words(count)), scales[peer], block);
+      accumulate_signs(step.executor, bits_of(peer).subspan(begin / 64, sign_words(count)), scales[peer],
+                       block);
     }
     thinwire::scale(step.executor, block, 1.0f / static_cast<float>(world));
-    squares += subtract_signs(step.executor, bits_of(self).subspan(begin / 64, sign_words(count)), scales[self], block,
-                              gradient.subspan(begin, count), residual.subspan(begin, count));
+    squares +=
+        subtract_signs(step.executor, bits_of(self).subspan(begin / 64, sign_words(count)), scales[self],
+                       block, gradient.subspan(begin, count), residual.subspan(begin, count));
   }
   if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
   step.report.seconds_decompress += watch.lap();

@@ -1,14 +1,17 @@
-// signSGD with majority vote, extended to a ring: the counters of positive signs grow by a bit whenever the number of
-// workers that they count doubles.
+// signSGD with majority vote, extended to a ring: the counters of positive signs grow by a bit whenever the
+// number of workers that they count doubles.
 //
-// Sources: J. Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018; the ring with
-// growing sums is how the Marsit paper extends it (marsit.txt sections 3.1 and 5).
+// Sources: J. Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018; the
+// ring with growing sums is how the Marsit paper extends it (marsit.txt sections 3.1 and 5).
 //
-//   p --pack_signs--> bits --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th worker-->
-//     owner: majority, ties by a fair coin --ring all-gather of one bit--> mean = scale * (+-1), residual = p - mean
+//   p --pack_signs--> bits --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th
+//   worker-->
+//     owner: majority, ties by a fair coin --ring all-gather of one bit--> mean = scale * (+-1), residual = p
+//     - mean
 //
 // scale: given, or auto: the mean over ranks of mean |p|, exchanged as one double per rank.
-// Bytes per rank: sum over hops m = 1 .. W-1 of ceil(log2(m+1)) * ceil(len/8), then W-1 segments of ceil(len/8).
+// Bytes per rank: sum over hops m = 1 .. W-1 of ceil(log2(m+1)) * ceil(len/8), then W-1 segments of
+// ceil(len/8).
 
 #include <algorithm>
 #include <cmath>
@@ -33,7 +36,9 @@ namespace {
 constexpr Communicator::Tag kTag = 30;
 constexpr std::size_t kPieceElements = std::size_t{1} << 20;
 
-std::size_t plane_bytes(const RingPiece& piece) { return (piece.elements() + 7) / 8; }
+std::size_t plane_bytes(const RingPiece& piece) {
+  return (piece.elements() + 7) / 8;
+}
 
 /// Payloads hold planes of ceil(n/8) bytes, kernels work on planes of whole words.
 void unpack_planes(Span<const std::byte> payload, std::size_t bytes, int planes, Span<std::uint64_t> words) {
@@ -55,7 +60,8 @@ void pack_planes(Span<const std::uint64_t> words, std::size_t bytes, int planes,
 
 class VoteCodec final : public RingCodec {
  public:
-  VoteCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step, const RingGroup& ring)
+  VoteCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
+            const RingGroup& ring)
       : bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
@@ -68,7 +74,8 @@ class VoteCodec final : public RingCodec {
         bits_(step.workspace, gradient.size(), ring.size(), kPieceElements, most_bytes_),
         landing_stride_(FrameHeader::kBytes + most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
         landing_(step.workspace.take<std::byte>(kRingWindow * landing_stride_)),
-        planes_(step.workspace.take<std::uint64_t>(most_bytes_ / 8 * static_cast<std::size_t>(vote_planes(world_)))),
+        planes_(step.workspace.take<std::uint64_t>(most_bytes_ / 8 *
+                                                   static_cast<std::size_t>(vote_planes(world_)))),
         own_(step.workspace.take<std::uint64_t>(most_bytes_ / 8)) {}
 
   void start_gather() { gathering_ = true; }
@@ -111,8 +118,8 @@ class VoteCodec final : public RingCodec {
     const int planes = vote_planes(received + 1);
     const auto counters = planes_.first(count * static_cast<std::size_t>(planes));
     std::fill(counters.begin(), counters.end(), 0);
-    unpack_planes(message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes), plane_bytes(piece),
-                  vote_planes(received), counters);
+    unpack_planes(message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes),
+                  plane_bytes(piece), vote_planes(received), counters);
     add_votes(step_.executor, counters, planes, own_.first(count));
     if (received + 1 < world_) {
       RingPiece next = piece;
@@ -134,7 +141,8 @@ class VoteCodec final : public RingCodec {
     if (world_ % 2 == 0) {
       const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::tie,
                                                 static_cast<std::uint32_t>(step_.communicator.rank()));
-      bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(piece.index * (kPieceElements / 64)), 1, 2, ties);
+      bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(piece.index * (kPieceElements / 64)),
+                     1, 2, ties);
     }
     majority_of_votes(step_.executor, counters, planes, world_, ties, words(piece));
   }
@@ -187,7 +195,8 @@ class SignSgd final : public Synchronizer {
     if (gradient.empty()) return;
     const std::size_t elements = gradient.size();
     Stopwatch watch;
-    const double magnitude = sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(elements);
+    const double magnitude =
+        sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(elements);
     step.report.seconds_compress += watch.lap();
     // Also tells every rank whether all are finite, before anything is compressed.
     const double mean_magnitude = mean_over_ranks(step, magnitude);
@@ -241,7 +250,8 @@ class SignSgd final : public Synchronizer {
     if (world == 1 || workload.elements == 0) return 0;
     std::uint64_t sent = scalar_payload_bytes(workload.world_size);
     for (std::size_t hop = 0; hop + 1 < world; ++hop) {
-      sent += segment_bytes(rank + world - hop) * static_cast<std::uint64_t>(vote_planes(static_cast<std::uint32_t>(hop + 1)));
+      sent += segment_bytes(rank + world - hop) *
+              static_cast<std::uint64_t>(vote_planes(static_cast<std::uint32_t>(hop + 1)));
       sent += segment_bytes(rank + 1 + world - hop);
     }
     return sent;
@@ -258,7 +268,8 @@ SystemInfo signsgd_info() {
   info.name = "signsgd";
   info.summary = "majority vote of signs, counters growing along a ring";
   info.paper = "Bernstein et al., ICML 2018; on a ring as in Marsit, section 3.1";
-  info.formula = "sum over m = 1..W-1 of (ceil(log2(m+1)) + 1) * ceil(len/8), about that times d/(8W); + 8(W-1)";
+  info.formula =
+      "sum over m = 1..W-1 of (ceil(log2(m+1)) + 1) * ceil(len/8), about that times d/(8W); + 8(W-1)";
   info.options = {{"scale", "auto", "step size; auto: the mean over ranks of mean |gradient|"}};
   info.make = [](const Options& options, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
     std::optional<float> scale;

@@ -1,7 +1,8 @@
 // SSDM: stochastic signs, unbiased.
 //
-// Source: M. Safaryan, P. Richtarik, "Stochastic sign descent methods", ICML 2021; a baseline of Marsit (marsit.txt
-// section 5 and appendix A, whose probability is the one that sums to 1; section 3.2's lacks the factor 2).
+// Source: M. Safaryan, P. Richtarik, "Stochastic sign descent methods", ICML 2021; a baseline of Marsit
+// (marsit.txt section 5 and appendix A, whose probability is the one that sums to 1; section 3.2's lacks the
+// factor 2).
 //
 //   P(+1) = 1/2 + p_i / (2 |p|_2), Q(p) = |p|_2 * (+-1) --all-gather--> mean of all Q, residual = p - Q(p)
 //
@@ -35,7 +36,9 @@ class Ssdm final : public Synchronizer {
     });
   }
 
-  std::uint64_t payload_bytes(const Workload& workload) const override { return scaled_signs_payload_bytes(workload); }
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    return scaled_signs_payload_bytes(workload);
+  }
 
  private:
   std::vector<Pending> pendings_;

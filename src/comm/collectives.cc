@@ -1,4 +1,5 @@
-// The collectives that every engine has, on send and receive alone. An engine overrides those that it does better.
+// The collectives that every engine has, on send and receive alone. An engine overrides those that it does
+// better.
 //
 //   all_reduce     ring, in pieces: 2 (W-1)/W n elements sent per rank, 2 (W-1) hops
 //   all_gather     direct exchange: (W-1) n bytes, one hop
@@ -10,9 +11,9 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "core/partition.h"
 #include "comm/pending_lease.h"
 #include "comm/ring.h"
+#include "core/partition.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire {
@@ -24,8 +25,8 @@ constexpr Communicator::Tag kAllToAllTag = Communicator::kFirstReservedTag + 20;
 constexpr Communicator::Tag kBroadcastTag = Communicator::kFirstReservedTag + 30;
 constexpr Communicator::Tag kBarrierTag = Communicator::kFirstReservedTag + 40;
 
-/// Large enough that per-message cost vanishes, small enough that a piece stays in the second-level cache; but a
-/// segment is never cut into more than kMostPieces, so that the messages under way stay countable.
+/// Large enough that per-message cost vanishes, small enough that a piece stays in the second-level cache;
+/// but a segment is never cut into more than kMostPieces, so that the messages under way stay countable.
 constexpr std::size_t kPieceBytes = 256 * 1024;
 constexpr std::size_t kMostPieces = 64;
 
@@ -72,7 +73,8 @@ void Communicator::ring_all_reduce(Span<T> values, Combine combine) {
   const std::size_t longest = part_size(values.size(), group.size(), group.size() - 1);
   const std::size_t piece_elements =
       std::min(std::max(kPieceBytes / sizeof(T), longest / kMostPieces + 1), longest + 1);
-  InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * piece_elements * sizeof(T)), piece_elements, combine);
+  InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * piece_elements * sizeof(T)), piece_elements,
+                                 combine);
   const RingLayout layout{.elements = values.size(), .parts = group.size(), .piece_elements = piece_elements};
   RingTimes times;
   ring_reduce_scatter(*this, group, layout, kReduceTag, codec, times);
@@ -90,22 +92,24 @@ void Communicator::all_reduce_or(Span<std::uint64_t> words) {
 
 void Communicator::all_gather(Span<const std::byte> mine, Span<std::byte> all) {
   if (all.size() != mine.size() * static_cast<std::size_t>(size_)) {
-    throw std::invalid_argument("all_gather of " + std::to_string(mine.size()) + " bytes from " + std::to_string(size_) +
-                                " ranks needs room for " + std::to_string(mine.size() * static_cast<std::size_t>(size_)) +
+    throw std::invalid_argument("all_gather of " + std::to_string(mine.size()) + " bytes from " +
+                                std::to_string(size_) + " ranks needs room for " +
+                                std::to_string(mine.size() * static_cast<std::size_t>(size_)) +
                                 " bytes, got " + std::to_string(all.size()));
   }
   exchange_parts(mine, all, [&](std::size_t) { return mine.size(); });
 }
 
-void Communicator::all_gather_v(Span<const std::byte> mine, Span<std::byte> all, Span<const std::size_t> counts) {
+void Communicator::all_gather_v(Span<const std::byte> mine, Span<std::byte> all,
+                                Span<const std::size_t> counts) {
   const auto world = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
   std::size_t total = 0;
   for (const std::size_t count : counts) total += count;
   if (counts.size() != world || counts[self] != mine.size() || total != all.size()) {
     throw std::invalid_argument("all_gather_v: counts must list " + std::to_string(size_) + " sizes, " +
-                                std::to_string(mine.size()) + " bytes for this rank and " + std::to_string(all.size()) +
-                                " bytes in all");
+                                std::to_string(mine.size()) + " bytes for this rank and " +
+                                std::to_string(all.size()) + " bytes in all");
   }
   exchange_parts(mine, all, [&](std::size_t peer) { return counts[peer]; });
 }
@@ -132,8 +136,8 @@ void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> al
   pendings.wait_all();
 }
 
-void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts, Span<std::byte> in,
-                                Span<const std::size_t> receive_counts) {
+void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts,
+                                Span<std::byte> in, Span<const std::size_t> receive_counts) {
   const auto world = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
   std::vector<std::size_t> send_offsets(world + 1, 0);
@@ -147,8 +151,8 @@ void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_
   if (send_counts.size() != world || receive_counts.size() != world || send_offsets[world] != out.size() ||
       receive_offsets[world] != in.size() || send_counts[self] != receive_counts[self]) {
     throw std::invalid_argument("all_to_all_v: both counts must list " + std::to_string(size_) +
-                                " sizes that add up to the buffers' (" + std::to_string(out.size()) + " out, " +
-                                std::to_string(in.size()) + " in) and agree for this rank itself");
+                                " sizes that add up to the buffers' (" + std::to_string(out.size()) +
+                                " out, " + std::to_string(in.size()) + " in) and agree for this rank itself");
   }
   if (send_counts[self] != 0) {
     std::memcpy(in.data() + receive_offsets[self], out.data() + send_offsets[self], send_counts[self]);
@@ -157,8 +161,8 @@ void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_
   for (std::size_t shift = 1; shift < world; ++shift) {
     const std::size_t from = (self + world - shift) % world;
     if (receive_counts[from] == 0) continue;
-    pendings.push(
-        receive(static_cast<int>(from), kAllToAllTag, in.subspan(receive_offsets[from], receive_counts[from])));
+    pendings.push(receive(static_cast<int>(from), kAllToAllTag,
+                          in.subspan(receive_offsets[from], receive_counts[from])));
   }
   for (std::size_t shift = 1; shift < world; ++shift) {
     const std::size_t to = (self + shift) % world;
@@ -170,7 +174,8 @@ void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_
 
 void Communicator::broadcast(Span<std::byte> bytes, int root) {
   if (root < 0 || root >= size_) {
-    throw std::invalid_argument("broadcast from rank " + std::to_string(root) + " in a world of " + std::to_string(size_));
+    throw std::invalid_argument("broadcast from rank " + std::to_string(root) + " in a world of " +
+                                std::to_string(size_));
   }
   if (bytes.empty()) return;
   // Ranks relative to the root; in round k the first 2^k of them send to those 2^k further on.

@@ -43,8 +43,8 @@ void Communicator::set_context(std::uint32_t bucket, std::uint64_t step) {
 
 void Communicator::check_peer(int peer, const char* verb) const {
   if (peer < 0 || peer >= size_ || peer == rank_) {
-    throw std::invalid_argument("rank " + std::to_string(rank_) + " cannot " + verb + " rank " + std::to_string(peer) +
-                                " in a world of " + std::to_string(size_));
+    throw std::invalid_argument("rank " + std::to_string(rank_) + " cannot " + verb + " rank " +
+                                std::to_string(peer) + " in a world of " + std::to_string(size_));
   }
 }
 
@@ -64,13 +64,15 @@ Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
   return {this, operation, peer};
 }
 
-void Communicator::count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages) {
+void Communicator::count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes,
+                                std::uint64_t messages) {
   traffic_ += {sent_bytes, received_bytes, messages, messages};
 }
 
 std::uint64_t Communicator::ring_sent_bytes(std::size_t elements, std::size_t element_bytes) const {
   if (size_ == 1) return 0;
-  return ring_sent_elements(elements, static_cast<std::size_t>(size_), static_cast<std::size_t>(rank_)) * element_bytes;
+  return ring_sent_elements(elements, static_cast<std::size_t>(size_), static_cast<std::size_t>(rank_)) *
+         element_bytes;
 }
 
 std::uint64_t Communicator::ring_received_bytes(std::size_t elements, std::size_t element_bytes) const {

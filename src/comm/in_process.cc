@@ -13,8 +13,8 @@
 namespace thinwire {
 namespace {
 
-/// A send or receive. Owned by the rank that posted it; matched with its counterpart under the hub's lock. The
-/// bytes go straight from the sender's buffer to the receiver's, copied by whichever came second.
+/// A send or receive. Owned by the rank that posted it; matched with its counterpart under the hub's lock.
+/// The bytes go straight from the sender's buffer to the receiver's, copied by whichever came second.
 struct Operation {
   enum class State { queued, copying, done };
   bool sending = false;
@@ -27,8 +27,8 @@ struct Operation {
   Operation* next = nullptr;  // in its channel's queue, or in the free list
 };
 
-/// Operations from one rank to another that wait for their counterpart, oldest first. At any time all of them are
-/// sends, or all receives, of each tag.
+/// Operations from one rank to another that wait for their counterpart, oldest first. At any time all of them
+/// are sends, or all receives, of each tag.
 class Channel {
  public:
   void push(Operation* operation) {
@@ -68,7 +68,8 @@ struct Hub {
         awaiting(static_cast<std::size_t>(workers), -1) {}
 
   Channel& channel(int from, int to) {
-    return channels[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) + static_cast<std::size_t>(to)];
+    return channels[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) +
+                    static_cast<std::size_t>(to)];
   }
 
   /// Follows who waits for whom until a rank that waits for nobody: that one keeps the others waiting.
@@ -142,8 +143,9 @@ class InProcessCommunicator final : public Communicator {
     lock.unlock();
     give_up(operation);
     if (in_time) fail(failed, "rank " + std::to_string(failed) + " failed");
-    fail(culprit, "rank " + std::to_string(culprit) + " was silent for " + std::to_string(deadline().count()) +
-                      " s while rank " + std::to_string(rank()) + " waited for rank " + std::to_string(peer));
+    fail(culprit, "rank " + std::to_string(culprit) + " was silent for " +
+                      std::to_string(deadline().count()) + " s while rank " + std::to_string(rank()) +
+                      " waited for rank " + std::to_string(peer));
   }
 
   void abandon(void* handle) noexcept override { give_up(static_cast<Operation*>(handle)); }
@@ -154,7 +156,8 @@ class InProcessCommunicator final : public Communicator {
   template <class T>
   Operation* allocate(Span<T> bytes) {
     if (bytes.memory() != Memory::host) {
-      throw std::invalid_argument("the threads engine moves host memory only: copy device memory to the host first");
+      throw std::invalid_argument(
+          "the threads engine moves host memory only: copy device memory to the host first");
     }
     if (free_ == nullptr) {
       storage_.emplace_back();

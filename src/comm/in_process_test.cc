@@ -40,7 +40,8 @@ TEST(InProcess, RethrowsTheFirstFailureAndReleasesTheOthers) {
   EXPECT_EQ(released.load(), 3);
 }
 
-/// In a ring everyone waits for its neighbour; the search for the culprit must go round to the one that does not.
+/// In a ring everyone waits for its neighbour; the search for the culprit must go round to the one that does
+/// not.
 TEST(InProcess, DeadlineNamesTheSilentRankNotTheNeighbour) {
   std::atomic<int> named{0};
   std::atomic<bool> done{false};
@@ -82,9 +83,7 @@ TEST(InProcess, MessagesOfAnotherSizeAreCorrupt) {
 TEST(InProcess, AbandonedOperationsLeaveNothingBehind) {
   run_in_process(2, [](Communicator& communicator) {
     std::vector<std::byte> bytes(10);
-    {
-      auto unused = communicator.receive(1 - communicator.rank(), 7, bytes);
-    }
+    { auto unused = communicator.receive(1 - communicator.rank(), 7, bytes); }
     communicator.barrier();
   });
 }

@@ -59,15 +59,15 @@ class PieceWalk {
 };
 
 /// One phase. What arrives in hop h leaves in hop h + 1; what leaves in hop 0 is this rank's own.
-void run_phase(Communicator& communicator, const RingGroup& group, const RingLayout& layout, std::size_t own_segment,
-               Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
+void run_phase(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
+               std::size_t own_segment, Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
   const std::size_t size = group.size();
   if (size == 1) return;
   const std::size_t arriving_segment = (own_segment + size - 1) % size;
 
   Stopwatch watch;
-  // Sends are waited for at the end only: what a rank sends for a later hop is received when its neighbour gets there,
-  // which may take pieces that this rank has yet to send.
+  // Sends are waited for at the end only: what a rank sends for a later hop is received when its neighbour
+  // gets there, which may take pieces that this rank has yet to send.
   PendingLease sends(communicator.pending_storage());
   std::array<Pending, kRingWindow> receives;
   std::array<Span<std::byte>, kRingWindow> landings;

@@ -1,12 +1,12 @@
 #pragma once
 // Ring reduce-scatter and all-gather, cut into pieces so that a hop's computation overlaps the next piece's
-// transfer. What a piece looks like on the wire and how two of them are joined is the codec's business; the dense
-// all-reduce and every one-bit system share this one ring.
+// transfer. What a piece looks like on the wire and how two of them are joined is the codec's business; the
+// dense all-reduce and every one-bit system share this one ring.
 //
-// Words: a range is cut into one segment per ring member; a segment consists of one or more parts, a part is cut into
-// pieces of `piece_elements`. (Parts let a torus cut a row's segment again for its column.) In hop h
-// of the reduce-scatter position p receives segment p - h - 1, joins it with its own and sends it on in hop h + 1;
-// after size - 1 hops it owns segment p + 1. In hop h of the all-gather it sends segment p + 1 - h.
+// Words: a range is cut into one segment per ring member; a segment consists of one or more parts, a part is
+// cut into pieces of `piece_elements`. (Parts let a torus cut a row's segment again for its column.) In hop h
+// of the reduce-scatter position p receives segment p - h - 1, joins it with its own and sends it on in hop h
+// + 1; after size - 1 hops it owns segment p + 1. In hop h of the all-gather it sends segment p + 1 - h.
 
 #include <array>
 #include <cstddef>
@@ -26,8 +26,8 @@ struct RingGroup {
   int previous() const { return members[(position + size() - 1) % size()]; }
 };
 
-/// Which elements a ring works on: parts [first_part, first_part + size * parts_per_segment) of `elements` elements cut
-/// into `parts` parts.
+/// Which elements a ring works on: parts [first_part, first_part + size * parts_per_segment) of `elements`
+/// elements cut into `parts` parts.
 struct RingLayout {
   std::size_t elements = 0;
   std::size_t parts = 1;
@@ -80,7 +80,9 @@ void ring_all_gather(Communicator& communicator, const RingGroup& group, const R
                      Communicator::Tag tag, RingCodec& codec, RingTimes& times);
 
 /// The segment that `position` owns after the reduce-scatter.
-constexpr std::size_t ring_owned_segment(std::size_t position, std::size_t size) { return (position + 1) % size; }
+constexpr std::size_t ring_owned_segment(std::size_t position, std::size_t size) {
+  return (position + 1) % size;
+}
 
 /// Sends under way whose buffers stay valid: waits for the oldest when full.
 class SendWindow {

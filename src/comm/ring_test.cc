@@ -65,10 +65,14 @@ TEST_P(Ring, ReduceScatterThenAllGatherIsAnAllReduce) {
     std::vector<int> members(world);
     for (std::size_t i = 0; i < world; ++i) members[i] = static_cast<int>(i);
     const RingGroup group{members, static_cast<std::size_t>(communicator.rank())};
-    const RingLayout layout{
-        .elements = elements, .parts = 2 * world, .first_part = 0, .parts_per_segment = 2, .piece_elements = piece};
+    const RingLayout layout{.elements = elements,
+                            .parts = 2 * world,
+                            .first_part = 0,
+                            .parts_per_segment = 2,
+                            .piece_elements = piece};
     std::vector<std::uint32_t> values(elements);
-    for (std::size_t i = 0; i < elements; ++i) values[i] = static_cast<std::uint32_t>(i * world + group.position);
+    for (std::size_t i = 0; i < elements; ++i)
+      values[i] = static_cast<std::uint32_t>(i * world + group.position);
     SumCodec codec(values);
     RingTimes times;
     ring_reduce_scatter(communicator, group, layout, 0, codec, times);
@@ -77,8 +81,8 @@ TEST_P(Ring, ReduceScatterThenAllGatherIsAnAllReduce) {
       return static_cast<std::uint32_t>(i * world * world + world * (world - 1) / 2);
     };
     const std::size_t owned = ring_owned_segment(group.position, world);
-    for (std::size_t i = part_begin(elements, 2 * world, 2 * owned); i < part_begin(elements, 2 * world, 2 * owned + 2);
-         ++i) {
+    for (std::size_t i = part_begin(elements, 2 * world, 2 * owned);
+         i < part_begin(elements, 2 * world, 2 * owned + 2); ++i) {
       ASSERT_EQ(values[i], expected(i));
     }
     codec.gathering = true;
@@ -89,14 +93,16 @@ TEST_P(Ring, ReduceScatterThenAllGatherIsAnAllReduce) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Ring,
                          testing::Values(RingCase{1, 100, 8}, RingCase{2, 100, 8}, RingCase{3, 100, 7},
-                                         RingCase{4, 1000, 1}, RingCase{5, 3, 8}, RingCase{8, 1, 8}, RingCase{8, 0, 8},
-                                         RingCase{3, 100'003, 1000}, RingCase{8, 64, 64}, RingCase{4, 100'000, 10}));
+                                         RingCase{4, 1000, 1}, RingCase{5, 3, 8}, RingCase{8, 1, 8},
+                                         RingCase{8, 0, 8}, RingCase{3, 100'003, 1000}, RingCase{8, 64, 64},
+                                         RingCase{4, 100'000, 10}));
 
 TEST(RingFormula, SentElementsAreTwoPhasesOfAllButOneSegment) {
   for (std::size_t size = 2; size <= 9; ++size) {
     for (const std::size_t elements : {0u, 1u, 7u, 8u, 1000u}) {
       std::uint64_t total = 0;
-      for (std::size_t position = 0; position < size; ++position) total += ring_sent_elements(elements, size, position);
+      for (std::size_t position = 0; position < size; ++position)
+        total += ring_sent_elements(elements, size, position);
       EXPECT_EQ(total, 2 * (size - 1) * elements);
     }
   }

@@ -41,7 +41,9 @@ TEST_P(ExecutorTest, RethrowsWhatABodyThrowsAndGoesOn) {
 
 INSTANTIATE_TEST_SUITE_P(Threads, ExecutorTest, testing::Values(1, 2, 3, 8));
 
-TEST(Executor, RefusesNoThreads) { EXPECT_THROW(make_cpu_executor(0), std::invalid_argument); }
+TEST(Executor, RefusesNoThreads) {
+  EXPECT_THROW(make_cpu_executor(0), std::invalid_argument);
+}
 
 }  // namespace
 }  // namespace thinwire

@@ -15,8 +15,8 @@ constexpr std::size_t part_size(std::size_t elements, std::size_t parts, std::si
   return part_begin(elements, parts, part + 1) - part_begin(elements, parts, part);
 }
 
-/// Elements that the rank at `position` of a ring of `size` sends in an all-reduce: every part but the next position's
-/// in the reduce-scatter, every part but the one after that in the all-gather.
+/// Elements that the rank at `position` of a ring of `size` sends in an all-reduce: every part but the next
+/// position's in the reduce-scatter, every part but the one after that in the all-gather.
 constexpr std::uint64_t ring_sent_elements(std::size_t elements, std::size_t size, std::size_t position) {
   return 2 * static_cast<std::uint64_t>(elements) - part_size(elements, size, (position + 1) % size) -
          part_size(elements, size, (position + 2) % size);

@@ -3,7 +3,8 @@
 // must draw the same numbers do so without talking, a resumed run draws what the first would have drawn, and
 // the CPU and the GPU agree.
 //
-// Philox4x32-10: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Philox4x32-10: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
+// 2011.
 
 #include <array>
 #include <cstdint>
@@ -47,8 +48,8 @@ struct RandomStream {
   }
 };
 
-/// The stream of (seed, step, bucket, purpose), the part of `rank` and `hop`. Seed, step and bucket are folded
-/// into the key by one Philox block, which leaves all 64 bits of (i, j) to the elements.
+/// The stream of (seed, step, bucket, purpose), the part of `rank` and `hop`. Seed, step and bucket are
+/// folded into the key by one Philox block, which leaves all 64 bits of (i, j) to the elements.
 constexpr RandomStream random_stream(std::uint64_t seed, std::uint64_t step, std::uint32_t bucket,
                                      RandomPurpose purpose, std::uint32_t rank = 0, std::uint32_t hop = 0) {
   const PhiloxCounter mixed =

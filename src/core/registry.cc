@@ -14,11 +14,13 @@ std::string canonical(const SpecPart& part, const SystemInfo& info) {
   return text;
 }
 
-/// A stage clears its own state where the inner system delivered; if that is everywhere, the stage does nothing.
+/// A stage clears its own state where the inner system delivered; if that is everywhere, the stage does
+/// nothing.
 void refuse_meaningless(const std::vector<const SystemInfo*>& infos) {
   const SystemInfo& last = *infos.back();
   if (last.stage) {
-    throw std::invalid_argument(last.name + " is a stage: put a system behind it, as in '" + last.name + "+SYSTEM'");
+    throw std::invalid_argument(last.name + " is a stage: put a system behind it, as in '" + last.name +
+                                "+SYSTEM'");
   }
   for (std::size_t i = 0; i + 1 < infos.size(); ++i) {
     const SystemInfo& stage = *infos[i];
@@ -28,13 +30,15 @@ void refuse_meaningless(const std::vector<const SystemInfo*>& infos) {
     }
     for (std::size_t j = 0; j < i; ++j) {
       if (infos[j]->name == stage.name) {
-        throw std::invalid_argument("two '" + stage.name + "' stages: the second would correct the first's correction; keep one");
+        throw std::invalid_argument("two '" + stage.name +
+                                    "' stages: the second would correct the first's correction; keep one");
       }
     }
     if (last.delivers_all) {
-      throw std::invalid_argument(stage.name + " around " + last.name + " has no effect: " + last.name +
-                                  " delivers every element at every step, so the velocity would be cleared each "
-                                  "time; leave the momentum to the optimizer");
+      throw std::invalid_argument(
+          stage.name + " around " + last.name + " has no effect: " + last.name +
+          " delivers every element at every step, so the velocity would be cleared each "
+          "time; leave the momentum to the optimizer");
     }
   }
 }
@@ -43,7 +47,8 @@ void refuse_meaningless(const std::vector<const SystemInfo*>& infos) {
 
 void Registry::add(SystemInfo info) {
   for (const auto& known : systems_) {
-    if (known.name == info.name) throw std::invalid_argument("a system called '" + info.name + "' exists already");
+    if (known.name == info.name)
+      throw std::invalid_argument("a system called '" + info.name + "' exists already");
   }
   if (!info.stage) {
     info.options.push_back({kFeedback, info.feedback_default ? "on" : "off",

@@ -18,7 +18,9 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
+std::string quoted(std::string_view text) {
+  return "'" + std::string(text) + "'";
+}
 
 }  // namespace
 
@@ -29,7 +31,8 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
     SpecPart part;
     part.name = fields.front();
     if (part.name.empty()) {
-      throw std::invalid_argument("spec " + quoted(spec) + " has an empty name; write NAME:OPTION=VALUE, stages joined by '+'");
+      throw std::invalid_argument("spec " + quoted(spec) +
+                                  " has an empty name; write NAME:OPTION=VALUE, stages joined by '+'");
     }
     for (auto field = fields.begin() + 1; field != fields.end(); ++field) {
       const std::size_t equals = field->find('=');
@@ -39,7 +42,8 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
       }
       std::string key(field->substr(0, equals));
       for (const auto& [known, value] : part.options) {
-        if (known == key) throw std::invalid_argument("spec " + quoted(spec) + " gives " + quoted(key) + " twice");
+        if (known == key)
+          throw std::invalid_argument("spec " + quoted(spec) + " gives " + quoted(key) + " twice");
       }
       part.options.emplace_back(std::move(key), std::string(field->substr(equals + 1)));
     }
@@ -52,7 +56,8 @@ std::vector<std::string> split_specs(std::string_view list) {
   std::vector<std::string> specs;
   for (std::string_view spec : split(list, ',')) {
     if (spec.empty()) {
-      throw std::invalid_argument("spec list " + quoted(list) + " has an empty entry; separate specs by single commas");
+      throw std::invalid_argument("spec list " + quoted(list) +
+                                  " has an empty entry; separate specs by single commas");
     }
     specs.emplace_back(spec);
   }
@@ -102,8 +107,8 @@ double Options::real(std::string_view name, double minimum, double maximum) cons
   const std::string value = text(name);
   double result = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
-  if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(result) || result < minimum ||
-      result > maximum) {
+  if (error != std::errc{} || end != value.data() + value.size() || !std::isfinite(result) ||
+      result < minimum || result > maximum) {
     char range[64];
     std::snprintf(range, sizeof range, "a number from %g to %g", minimum, maximum);
     refuse(name, range);

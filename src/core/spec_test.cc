@@ -76,8 +76,9 @@ TEST(Registry, UnknownNamesAndOptionsListTheKnownOnes) {
 
 TEST(Registry, ValuesOutOfRangeNameTheRange) {
   const Registry registry = test_registry();
-  for (const char* spec : {"whole:rate=2", "whole:rate=x", "whole:count=-1", "whole:count=3.5", "whole:count=11",
-                           "whole:rate=nan", "whole:feedback=maybe", "whole:count=99999999999999999999"}) {
+  for (const char* spec :
+       {"whole:rate=2", "whole:rate=x", "whole:count=-1", "whole:count=3.5", "whole:count=11",
+        "whole:rate=nan", "whole:feedback=maybe", "whole:count=99999999999999999999"}) {
     EXPECT_NE(complaint([&] { registry.make(spec); }).find("must be"), std::string::npos) << spec;
   }
   EXPECT_NO_THROW(registry.make("whole:rate=1:count=10"));
@@ -86,7 +87,8 @@ TEST(Registry, ValuesOutOfRangeNameTheRange) {
 TEST(Registry, CanonicalSpecNamesEveryOption) {
   const Registry registry = test_registry();
   EXPECT_EQ(registry.make("whole:count=4").spec, "whole:rate=0.5:count=4:feedback=off");
-  EXPECT_EQ(registry.make("stage+sparse").spec, "stage:rate=0.5:count=3+sparse:rate=0.5:count=3:feedback=off");
+  EXPECT_EQ(registry.make("stage+sparse").spec,
+            "stage:rate=0.5:count=3+sparse:rate=0.5:count=3:feedback=off");
   EXPECT_TRUE(registry.make("sparse:feedback=on").feedback);
 }
 
@@ -94,8 +96,10 @@ TEST(Registry, CombinationsWithoutMeaningSayWhy) {
   const Registry registry = test_registry();
   EXPECT_NE(complaint([&] { registry.make("stage"); }).find("put a system behind it"), std::string::npos);
   EXPECT_NE(complaint([&] { registry.make("whole+sparse"); }).find("not a stage"), std::string::npos);
-  EXPECT_NE(complaint([&] { registry.make("stage+stage+sparse"); }).find("two 'stage' stages"), std::string::npos);
-  EXPECT_NE(complaint([&] { registry.make("stage+whole"); }).find("delivers every element"), std::string::npos);
+  EXPECT_NE(complaint([&] { registry.make("stage+stage+sparse"); }).find("two 'stage' stages"),
+            std::string::npos);
+  EXPECT_NE(complaint([&] { registry.make("stage+whole"); }).find("delivers every element"),
+            std::string::npos);
 }
 
 TEST(Registry, NamesAreUnique) {

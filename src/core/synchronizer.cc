@@ -10,8 +10,8 @@ void Synchronizer::load(const BucketReader&) {}
 
 void Synchronizer::require_matching(Span<float> gradient, Span<float> residual) {
   if (!residual.empty() && residual.size() != gradient.size()) {
-    throw std::invalid_argument("residual has " + std::to_string(residual.size()) + " elements, the gradient " +
-                                std::to_string(gradient.size()) +
+    throw std::invalid_argument("residual has " + std::to_string(residual.size()) +
+                                " elements, the gradient " + std::to_string(gradient.size()) +
                                 ": pass one of the same size, or an empty one to keep nothing");
   }
   if (gradient.size() > std::numeric_limits<std::uint32_t>::max()) {

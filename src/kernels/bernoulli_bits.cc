@@ -67,15 +67,16 @@ HWY_EXPORT(BernoulliBits);
 void bernoulli_bits(Executor& executor, const RandomStream& stream, std::uint32_t first_word,
                     std::uint32_t numerator, std::uint32_t denominator, Span<std::uint64_t> words) {
   if (numerator == 0 || numerator >= denominator) {
-    throw std::invalid_argument("probability " + std::to_string(numerator) + "/" + std::to_string(denominator) +
-                                " must lie strictly between 0 and 1");
+    throw std::invalid_argument("probability " + std::to_string(numerator) + "/" +
+                                std::to_string(denominator) + " must lie strictly between 0 and 1");
   }
   const std::uint32_t threshold = bernoulli_threshold(numerator, denominator);
   // Digits after the last 1 cannot decide for 1 any more.
   const int draws = kBernoulliDraws - std::countr_zero(threshold);
   executor.parallel_for(words.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(BernoulliBits)
-    (stream, first_word + static_cast<std::uint32_t>(begin), threshold, draws, words.data() + begin, end - begin);
+    (stream, first_word + static_cast<std::uint32_t>(begin), threshold, draws, words.data() + begin,
+     end - begin);
   });
 }
 

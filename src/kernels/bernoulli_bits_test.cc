@@ -22,7 +22,8 @@ std::uint64_t scalar_word(const RandomStream& stream, std::uint32_t word, std::u
   std::uint64_t result = 0;
   for (int lane = 0; lane < 64; ++lane) {
     std::uint32_t uniform = 0;
-    for (const std::uint64_t draw : draws) uniform = uniform << 1 | static_cast<std::uint32_t>((draw >> lane) & 1);
+    for (const std::uint64_t draw : draws)
+      uniform = uniform << 1 | static_cast<std::uint32_t>((draw >> lane) & 1);
     result |= static_cast<std::uint64_t>(uniform < bernoulli_threshold(numerator, denominator)) << lane;
   }
   return result;
@@ -31,14 +32,16 @@ std::uint64_t scalar_word(const RandomStream& stream, std::uint32_t word, std::u
 TEST(BernoulliBits, AgreeWithTheirDefinitionOnEveryInstructionSet) {
   const RandomStream stream = random_stream(11, 22, 33, RandomPurpose::merge, 44, 55);
   for_each_target([&](const std::string& target) {
-    for (const auto& [numerator, denominator] : {std::pair{1u, 2u}, {1u, 3u}, {1u, 7u}, {3u, 8u}, {2u, 5u}, {5u, 6u}}) {
+    for (const auto& [numerator, denominator] :
+         {std::pair{1u, 2u}, {1u, 3u}, {1u, 7u}, {3u, 8u}, {2u, 5u}, {5u, 6u}}) {
       for (const std::size_t words : {0u, 1u, 15u, 16u, 17u, 2000u}) {
         for (const int threads : {1, 3}) {
           const auto executor = make_cpu_executor(threads);
           std::vector<std::uint64_t> bits(words);
           bernoulli_bits(*executor, stream, 123, numerator, denominator, bits);
           for (std::size_t i = 0; i < words; ++i) {
-            ASSERT_EQ(bits[i], scalar_word(stream, 123 + static_cast<std::uint32_t>(i), numerator, denominator))
+            ASSERT_EQ(bits[i],
+                      scalar_word(stream, 123 + static_cast<std::uint32_t>(i), numerator, denominator))
                 << target << " word " << i << " p = " << numerator << "/" << denominator;
           }
         }
@@ -59,7 +62,8 @@ TEST(BernoulliBits, HaveTheRightProbabilityInEveryLane) {
     for (int lane = 0; lane < 64; ++lane) {
       double ones = 0;
       for (const std::uint64_t word : bits) ones += static_cast<double>((word >> lane) & 1);
-      EXPECT_LT(std::fabs(ones - kWords * p) / std::sqrt(kWords * p * (1 - p)), 5) << "m " << m << " lane " << lane;
+      EXPECT_LT(std::fabs(ones - kWords * p) / std::sqrt(kWords * p * (1 - p)), 5)
+          << "m " << m << " lane " << lane;
       total += ones;
     }
     const double n = 64.0 * kWords;

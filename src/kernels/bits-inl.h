@@ -1,4 +1,5 @@
-// Masks of vector lanes to and from 64-bit words, for every vector length up to 16 lanes. Included once per target.
+// Masks of vector lanes to and from 64-bit words, for every vector length up to 16 lanes. Included once per
+// target.
 
 #if defined(THINWIRE_KERNELS_BITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_KERNELS_BITS_INL_H_

@@ -1,6 +1,6 @@
 #pragma once
-// How kernels cut their work. Blocks depend on the size alone, never on the number of threads, so that sums come out
-// the same whoever computes them.
+// How kernels cut their work. Blocks depend on the size alone, never on the number of threads, so that sums
+// come out the same whoever computes them.
 
 #include <algorithm>
 #include <array>

@@ -153,15 +153,15 @@ void fill(Executor& executor, Span<float> values, float value) {
 
 double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(Magnitudes)(gradient.data() + begin,
-                                            residual.empty() ? nullptr : residual.data() + begin, end - begin);
+    return HWY_DYNAMIC_DISPATCH(Magnitudes)(
+        gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin, end - begin);
   });
 }
 
 double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin,
-                                         end - begin);
+    return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin,
+                                         residual.empty() ? nullptr : residual.data() + begin, end - begin);
   });
 }
 
@@ -173,8 +173,8 @@ double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradie
     return 0;
   }
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(ApplyMean)(mean.data() + begin, gradient.data() + begin, residual.data() + begin,
-                                           end - begin);
+    return HWY_DYNAMIC_DISPATCH(ApplyMean)(mean.data() + begin, gradient.data() + begin,
+                                           residual.data() + begin, end - begin);
   });
 }
 

@@ -13,8 +13,8 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A 16-bit float in the low half of each 32-bit lane. Integer arithmetic throughout: not every target converts in
-// hardware, and those that do need not round alike.
+// A 16-bit float in the low half of each 32-bit lane. Integer arithmetic throughout: not every target
+// converts in hardware, and those that do need not round alike.
 
 struct Bf16 {
   static constexpr std::uint32_t kExponent = 0x7F80;
@@ -47,10 +47,11 @@ struct Fp16 {
     const V odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1u));
     const V normal = hn::ShiftRight<13>(
         hn::Add(hn::Add(magnitude, hn::Set(d, (static_cast<std::uint32_t>(15 - 127) << 23) + 0xFFFu)), odd));
-    // Subnormal results, below 2^-14: adding 0.5 makes the float adder shift and round; the mantissa's low bits are
-    // then the result.
+    // Subnormal results, below 2^-14: adding 0.5 makes the float adder shift and round; the mantissa's low
+    // bits are then the result.
     const V magic = hn::Set(d, 0x3F000000u);
-    const V subnormal = hn::Sub(hn::BitCast(d, hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, magic))), magic);
+    const V subnormal =
+        hn::Sub(hn::BitCast(d, hn::Add(hn::BitCast(df, magnitude), hn::BitCast(df, magic))), magic);
     // From 65520 on everything rounds to infinity; NaN stays NaN.
     const V special =
         hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, 0x7F800000u)), hn::Set(d, 0x7E00u), hn::Set(d, 0x7C00u));
@@ -102,8 +103,8 @@ HWY_INLINE void store_run(V value, D d, T* to, std::size_t lanes, std::size_t va
 }
 
 template <class Format>
-bool Encode(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::uint16_t* HWY_RESTRICT out,
-            std::size_t count) {
+bool Encode(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
+            std::uint16_t* HWY_RESTRICT out, std::size_t count) {
   const WordTag d;
   const HalfTag dh;
   const hn::RebindToSigned<WordTag> di;
@@ -124,7 +125,8 @@ bool Encode(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residu
 
 /// out[i] = decoded, or out[i] + decoded.
 template <class Format>
-void Decode(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTRICT out, std::size_t count, bool accumulate) {
+void Decode(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTRICT out, std::size_t count,
+            bool accumulate) {
   const WordTag d;
   const HalfTag dh;
   const hn::Rebind<float, WordTag> df;
@@ -147,11 +149,13 @@ void Apply(const std::uint16_t* HWY_RESTRICT mean, float* HWY_RESTRICT gradient,
   for (std::size_t i = 0; i < count; i += lanes) {
     const std::size_t valid = count - i < lanes ? count - i : lanes;
     if (residual != nullptr) {
-      const auto p = hn::Add(load_run(df, gradient + i, lanes, valid), load_run(df, residual + i, lanes, valid));
+      const auto p =
+          hn::Add(load_run(df, gradient + i, lanes, valid), load_run(df, residual + i, lanes, valid));
       const auto carried = hn::BitCast(df, Format::decode(d, Format::encode(d, hn::BitCast(d, p))));
       store_run(hn::Sub(p, carried), df, residual + i, lanes, valid);
     }
-    const auto value = hn::BitCast(df, Format::decode(d, hn::PromoteTo(d, load_run(dh, mean + i, lanes, valid))));
+    const auto value =
+        hn::BitCast(df, Format::decode(d, hn::PromoteTo(d, load_run(dh, mean + i, lanes, valid))));
     store_run(value, df, gradient + i, lanes, valid);
   }
 }
@@ -163,10 +167,12 @@ bool EncodeHalf(HalfFormat format, const float* gradient, const float* residual,
 }
 
 void DecodeHalf(HalfFormat format, const std::uint16_t* in, float* out, std::size_t count, bool accumulate) {
-  format == HalfFormat::fp16 ? Decode<Fp16>(in, out, count, accumulate) : Decode<Bf16>(in, out, count, accumulate);
+  format == HalfFormat::fp16 ? Decode<Fp16>(in, out, count, accumulate)
+                             : Decode<Bf16>(in, out, count, accumulate);
 }
 
-void ApplyHalf(HalfFormat format, const std::uint16_t* mean, float* gradient, float* residual, std::size_t count) {
+void ApplyHalf(HalfFormat format, const std::uint16_t* mean, float* gradient, float* residual,
+               std::size_t count) {
   format == HalfFormat::fp16 ? Apply<Fp16>(mean, gradient, residual, count)
                              : Apply<Bf16>(mean, gradient, residual, count);
 }
@@ -181,13 +187,13 @@ HWY_EXPORT(EncodeHalf);
 HWY_EXPORT(DecodeHalf);
 HWY_EXPORT(ApplyHalf);
 
-bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient, Span<const float> residual,
-                 Span<std::uint16_t> out) {
+bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient,
+                 Span<const float> residual, Span<std::uint16_t> out) {
   std::atomic<bool> finite{true};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(EncodeHalf)(format, gradient.data() + begin,
-                                          residual.empty() ? nullptr : residual.data() + begin, out.data() + begin,
-                                          end - begin)) {
+                                          residual.empty() ? nullptr : residual.data() + begin,
+                                          out.data() + begin, end - begin)) {
       finite.store(false, std::memory_order_relaxed);
     }
   });
@@ -209,8 +215,9 @@ void accumulate_half(Executor& executor, HalfFormat format, Span<const std::uint
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
                 Span<float> residual) {
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(ApplyHalf)(format, mean.data() + begin, gradient.data() + begin,
-                                    residual.empty() ? nullptr : residual.data() + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(ApplyHalf)
+    (format, mean.data() + begin, gradient.data() + begin,
+     residual.empty() ? nullptr : residual.data() + begin, end - begin);
   });
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// float32 to and from 16-bit floats, rounding to nearest even, the same on every target: IEEE binary16 (overflow to
-// infinity, subnormals kept) and bfloat16.
+// float32 to and from 16-bit floats, rounding to nearest even, the same on every target: IEEE binary16
+// (overflow to infinity, subnormals kept) and bfloat16.
 
 #include <cstdint>
 
@@ -12,8 +12,8 @@ namespace thinwire {
 enum class HalfFormat : std::uint8_t { fp16, bf16 };
 
 /// out[i] = Q(gradient[i] + residual[i]); residual: [n] or empty. Returns whether every out[i] is finite.
-bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient, Span<const float> residual,
-                 Span<std::uint16_t> out);
+bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient,
+                 Span<const float> residual, Span<std::uint16_t> out);
 
 /// out[i] = in[i] as float32.
 void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> out);
@@ -21,7 +21,8 @@ void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t
 /// sums[i] += in[i].
 void accumulate_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> sums);
 
-/// residual[i] = p - Q(p) with p = gradient[i] + residual[i], then gradient[i] = mean[i]. residual may be empty.
+/// residual[i] = p - Q(p) with p = gradient[i] + residual[i], then gradient[i] = mean[i]. residual may be
+/// empty.
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
                 Span<float> residual);
 

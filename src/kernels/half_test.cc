@@ -20,7 +20,8 @@ double value_of(HalfFormat format, std::uint16_t half) {
   const double sign = (half & 0x8000) != 0 ? -1 : 1;
   const int exponent = (half >> mantissa_bits) & exponent_mask;
   const double fraction = std::ldexp(half & ((1 << mantissa_bits) - 1), -mantissa_bits);
-  if (exponent == exponent_mask) return fraction != 0 ? std::nan("") : sign * std::numeric_limits<double>::infinity();
+  if (exponent == exponent_mask)
+    return fraction != 0 ? std::nan("") : sign * std::numeric_limits<double>::infinity();
   if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
   return sign * std::ldexp(1 + fraction, exponent - bias);
 }
@@ -65,7 +66,8 @@ TEST_P(HalfKernels, EncodeRoundsToNearestEven) {
     std::vector<std::uint16_t> halves(inputs.size());
     EXPECT_TRUE(encode_half(*executor, GetParam(), inputs, {}, halves));
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      // Where float32 itself is as coarse as the 16-bit format (bf16's smallest values) midpoints cannot be told apart.
+      // Where float32 itself is as coarse as the 16-bit format (bf16's smallest values) midpoints cannot be
+      // told apart.
       if (i % 4 != 0 && inputs[i] == inputs[i / 4 * 4]) continue;
       ASSERT_EQ(halves[i], expected[i]) << target << " " << inputs[i];
     }
@@ -82,7 +84,8 @@ TEST_P(HalfKernels, OverflowInfinityAndNanAreReported) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float too_large = GetParam() == HalfFormat::fp16 ? 65'520.0f : std::numeric_limits<float>::max();
   for_each_target([&](const std::string& target) {
-    for (const float bad : {too_large, -too_large, infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
+    for (const float bad :
+         {too_large, -too_large, infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
       for (const std::size_t at : {0u, 18u, 36u}) {
         std::vector<float> values(37, 1.0f);
         values[at] = bad;

@@ -16,7 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// x * 0 is 0 for finite x and NaN otherwise, and NaN sticks to a sum: one fused multiply-add per vector tells.
+/// x * 0 is 0 for finite x and NaN otherwise, and NaN sticks to a sum: one fused multiply-add per vector
+/// tells.
 template <class D, class V>
 bool all_zero(D d, V sum_of_zeros) {
   return hn::AllTrue(d, hn::Eq(sum_of_zeros, hn::Zero(d)));
@@ -74,7 +75,8 @@ double ApplySigns(const std::uint64_t* HWY_RESTRICT bits, float scale, const flo
   const std::size_t lanes = hn::Lanes(d);
   const auto plus = hn::Set(d, scale);
   const auto minus = hn::Neg(plus);
-  // Squares are summed in float over a run that is short enough to lose nothing that a norm needs, then in double.
+  // Squares are summed in float over a run that is short enough to lose nothing that a norm needs, then in
+  // double.
   constexpr std::size_t kRun = 4096;
   auto squares = hn::Zero(d);
   double total = 0;
@@ -145,7 +147,8 @@ T* at(Span<T> span, std::size_t offset) {
 
 }  // namespace
 
-bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> bits) {
+bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                Span<std::uint64_t> bits) {
   std::atomic<bool> finite{true};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(PackSigns)(gradient.data() + begin, at(residual, begin), end - begin,
@@ -159,7 +162,8 @@ bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float
 void merge_signs(Executor& executor, Span<std::uint64_t> own, Span<const std::uint64_t> received,
                  Span<const std::uint64_t> take_own) {
   executor.parallel_for(own.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(MergeSigns)(own.data() + begin, received.data() + begin, take_own.data() + begin, end - begin);
+    HWY_DYNAMIC_DISPATCH(MergeSigns)
+    (own.data() + begin, received.data() + begin, take_own.data() + begin, end - begin);
   });
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 // --- The definitions.
 
-std::vector<std::uint64_t> scalar_pack(const std::vector<float>& gradient, const std::vector<float>& residual) {
+std::vector<std::uint64_t> scalar_pack(const std::vector<float>& gradient,
+                                       const std::vector<float>& residual) {
   std::vector<std::uint64_t> bits(sign_words(gradient.size()), 0);
   for (std::size_t i = 0; i < gradient.size(); ++i) {
     const float p = residual.empty() ? gradient[i] : gradient[i] + residual[i];
@@ -143,7 +144,8 @@ TEST(SignBits, AccumulateAddsPlusOrMinusScale) {
       auto sums = test_values(count, 1);
       const auto before = sums;
       accumulate_signs(*executor, bits, 0.25f, sums);
-      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(sums[i], before[i] + scalar_step(bits, i, 0.25f)) << target;
+      for (std::size_t i = 0; i < count; ++i)
+        ASSERT_EQ(sums[i], before[i] + scalar_step(bits, i, 0.25f)) << target;
     }
   });
 }

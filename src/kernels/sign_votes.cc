@@ -37,8 +37,8 @@ void AddVotes(std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_
 /// Compares with workers / 2 digit by digit, the most significant plane first.
 template <class D>
 void MajorityFrom(D d, const std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_count,
-                  std::uint32_t workers, const std::uint64_t* HWY_RESTRICT ties, std::uint64_t* HWY_RESTRICT majority,
-                  std::size_t& i, std::size_t end) {
+                  std::uint32_t workers, const std::uint64_t* HWY_RESTRICT ties,
+                  std::uint64_t* HWY_RESTRICT majority, std::size_t& i, std::size_t end) {
   const std::size_t lanes = hn::Lanes(d);
   const std::uint32_t half = workers / 2;
   const bool tie_possible = workers % 2 == 0;
@@ -59,11 +59,13 @@ void MajorityFrom(D d, const std::uint64_t* HWY_RESTRICT planes, std::size_t str
   }
 }
 
-void Majority(const std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_count, std::uint32_t workers,
-              const std::uint64_t* HWY_RESTRICT ties, std::uint64_t* HWY_RESTRICT majority, std::size_t begin,
-              std::size_t end) {
-  MajorityFrom(hn::ScalableTag<std::uint64_t>(), planes, stride, plane_count, workers, ties, majority, begin, end);
-  MajorityFrom(HWY_CAPPED(std::uint64_t, 1)(), planes, stride, plane_count, workers, ties, majority, begin, end);
+void Majority(const std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_count,
+              std::uint32_t workers, const std::uint64_t* HWY_RESTRICT ties,
+              std::uint64_t* HWY_RESTRICT majority, std::size_t begin, std::size_t end) {
+  MajorityFrom(hn::ScalableTag<std::uint64_t>(), planes, stride, plane_count, workers, ties, majority, begin,
+               end);
+  MajorityFrom(HWY_CAPPED(std::uint64_t, 1)(), planes, stride, plane_count, workers, ties, majority, begin,
+               end);
 }
 
 }  // namespace thinwire::HWY_NAMESPACE
@@ -75,14 +77,15 @@ namespace thinwire {
 HWY_EXPORT(AddVotes);
 HWY_EXPORT(Majority);
 
-void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count, Span<const std::uint64_t> bits) {
+void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
+               Span<const std::uint64_t> bits) {
   executor.parallel_for(bits.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AddVotes)(planes.data(), bits.size(), plane_count, bits.data(), begin, end);
   });
 }
 
-void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int plane_count, std::uint32_t workers,
-                       Span<const std::uint64_t> ties, Span<std::uint64_t> majority) {
+void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
+                       std::uint32_t workers, Span<const std::uint64_t> ties, Span<std::uint64_t> majority) {
   executor.parallel_for(majority.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(Majority)
     (planes.data(), majority.size(), plane_count, workers, ties.data(), majority.data(), begin, end);

@@ -25,7 +25,8 @@ TEST(SignVotes, CountersAndMajorityAgreeWithCounting) {
           std::vector<std::uint64_t> bits(words);
           for (auto& word : bits) word = random();
           add_votes(*executor, counters, planes, bits);
-          for (std::size_t i = 0; i < counts.size(); ++i) counts[i] += static_cast<std::uint32_t>((bits[i / 64] >> (i % 64)) & 1);
+          for (std::size_t i = 0; i < counts.size(); ++i)
+            counts[i] += static_cast<std::uint32_t>((bits[i / 64] >> (i % 64)) & 1);
         }
         std::vector<std::uint64_t> ties(words), majority(words);
         for (auto& word : ties) word = random();
@@ -33,7 +34,8 @@ TEST(SignVotes, CountersAndMajorityAgreeWithCounting) {
         for (std::size_t i = 0; i < counts.size(); ++i) {
           const bool tie = (ties[i / 64] >> (i % 64)) & 1;
           const bool expected = 2 * counts[i] == workers ? tie : 2 * counts[i] > workers;
-          ASSERT_EQ((majority[i / 64] >> (i % 64)) & 1, expected ? 1u : 0u) << target << " workers " << workers;
+          ASSERT_EQ((majority[i / 64] >> (i % 64)) & 1, expected ? 1u : 0u)
+              << target << " workers " << workers;
         }
       }
     }

@@ -16,8 +16,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 /// `count` elements from gradient on are the first of word first_word; fewer than 64 only in the last word.
 void StochasticSigns(const RandomStream& stream, std::size_t first_word, const float* HWY_RESTRICT gradient,
-                     const float* HWY_RESTRICT residual, float half_inverse_norm, std::uint64_t* HWY_RESTRICT bits,
-                     std::size_t count) {
+                     const float* HWY_RESTRICT residual, float half_inverse_norm,
+                     std::uint64_t* HWY_RESTRICT bits, std::size_t count) {
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> du;
   const hn::RebindToSigned<FloatTag> di;

@@ -50,7 +50,8 @@ TEST(StochasticSigns, AreUnbiased) {
   std::vector<int> ones(gradient.size(), 0);
   for (int draw = 0; draw < kDraws; ++draw) {
     std::vector<std::uint64_t> bits(1);
-    stochastic_signs(*executor, random_stream(9, static_cast<std::uint64_t>(draw), 0, RandomPurpose::stochastic_sign),
+    stochastic_signs(*executor,
+                     random_stream(9, static_cast<std::uint64_t>(draw), 0, RandomPurpose::stochastic_sign),
                      gradient, {}, static_cast<float>(0.5 / norm), bits);
     for (std::size_t i = 0; i < gradient.size(); ++i) ones[i] += static_cast<int>((bits[0] >> i) & 1);
   }

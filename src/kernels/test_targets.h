@@ -1,6 +1,6 @@
 #pragma once
-// Runs a kernel test once per instruction set that this machine has, so that all of them are held against the scalar
-// definition.
+// Runs a kernel test once per instruction set that this machine has, so that all of them are held against the
+// scalar definition.
 
 #include <hwy/targets.h>
 

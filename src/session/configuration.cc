@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::size_t kTextBytes = 240;
 constexpr int kFields = 6;
-constexpr std::array<const char*, kFields> kNames = {"thinwire's version", "spec",         "seed",
-                                                     "step",               "bucket sizes", "configuration"};
+constexpr std::array<const char*, kFields> kNames = {"thinwire's version", "spec",         "seed", "step",
+                                                     "bucket sizes",       "configuration"};
 
 /// What travels: a hash of each field, which decides, and as much of its text as fits, for the message.
 struct Record {
@@ -56,7 +56,8 @@ Record record_of(const Configuration& configuration) {
 /// Texts come from another rank: they end where the field ends, and only printable characters are shown.
 std::string shown(const std::array<char, kTextBytes>& text) {
   std::string result(text.begin(), std::find(text.begin(), text.end(), '\0'));
-  std::replace_if(result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  std::replace_if(
+      result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return result;
 }
 
@@ -68,7 +69,8 @@ void compare_configurations(Communicator& communicator, const Configuration& con
   communicator.all_gather(as_bytes(Span<const Record>(&mine, 1)), as_writable_bytes(Span<Record>(all)));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank].hashes == all[0].hashes) continue;
-    std::string message = "ranks are configured differently: rank " + std::to_string(rank) + " differs from rank 0 in";
+    std::string message =
+        "ranks are configured differently: rank " + std::to_string(rank) + " differs from rank 0 in";
     const char* separator = " ";
     for (std::size_t i = 0; i < kNames.size(); ++i) {
       if (all[rank].hashes[i] == all[0].hashes[i]) continue;

@@ -1,5 +1,6 @@
 #pragma once
-// The start-up comparison: ranks that are configured differently would compute nonsense or hang; better not to start.
+// The start-up comparison: ranks that are configured differently would compute nonsense or hang; better not
+// to start.
 
 #include <cstdint>
 #include <string>
@@ -18,8 +19,8 @@ struct Configuration {
   std::string other;
 };
 
-/// Collective. Throws std::runtime_error on every rank when any rank differs from rank 0, naming the first that does
-/// and everything in which it differs, with the values where they are short.
+/// Collective. Throws std::runtime_error on every rank when any rank differs from rank 0, naming the first
+/// that does and everything in which it differs, with the values where they are short.
 void compare_configurations(Communicator& communicator, const Configuration& configuration);
 
 }  // namespace thinwire

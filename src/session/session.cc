@@ -14,6 +14,7 @@ namespace thinwire {
 /// What belongs to one bucket.
 struct Session::Bucket {
   std::size_t elements = 0;
+  std::vector<std::size_t> parameter_ends;
   Workspace workspace;
   StepReport report;
 };
@@ -35,11 +36,14 @@ Session::~Session() = default;
 BucketId Session::add_bucket(BucketLayout parameters) {
   if (started_) throw std::invalid_argument("add_bucket after start(): declare every bucket first");
   std::size_t elements = 0;
+  std::vector<std::size_t> ends;
   for (const auto& parameter : parameters) {
     if (!store_->parameters.insert(parameter.name).second) {
-      throw std::invalid_argument("two parameters are called '" + parameter.name + "': checkpoints need unique names");
+      throw std::invalid_argument("two parameters are called '" + parameter.name +
+                                  "': checkpoints need unique names");
     }
     elements += parameter.elements;
+    ends.push_back(elements);
   }
   if (elements > std::numeric_limits<std::uint32_t>::max()) {
     throw std::invalid_argument("a bucket of " + std::to_string(elements) +
@@ -48,6 +52,7 @@ BucketId Session::add_bucket(BucketLayout parameters) {
   const auto id = static_cast<BucketId>(buckets_.size());
   buckets_.push_back(std::make_unique<Bucket>());
   buckets_.back()->elements = elements;
+  buckets_.back()->parameter_ends = std::move(ends);
   layouts_.push_back(std::move(parameters));
   if (pipeline_.feedback) store_->residuals.open(id, elements);
   return id;
@@ -80,7 +85,8 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
             .executor = *executor_,
             .workspace = own.workspace,
             .index = step_,
-            .seed = options_.seed};
+            .seed = options_.seed,
+            .parameter_ends = own.parameter_ends};
   step.report.bucket = bucket;
   step.report.step = step_;
   step.report.elements = own.elements;
@@ -97,7 +103,19 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
   return own.report;
 }
 
-Span<const float> Session::residual(BucketId bucket) const { return store_->residuals.find(bucket); }
+std::uint64_t Session::payload_bytes(BucketId bucket) const {
+  const Bucket& own = *buckets_.at(bucket);
+  return pipeline_.synchronizer->payload_bytes({.elements = own.elements,
+                                                .world_size = communicator_.size(),
+                                                .rank = communicator_.rank(),
+                                                .step = step_,
+                                                .feedback = pipeline_.feedback,
+                                                .parameter_ends = own.parameter_ends});
+}
+
+Span<const float> Session::residual(BucketId bucket) const {
+  return store_->residuals.find(bucket);
+}
 
 std::size_t Session::workspace_allocations() const {
   std::size_t total = 0;
@@ -121,15 +139,17 @@ void Session::load(const StateReader& reader) {
                              "': resume with the same spec");
   }
   if (const std::uint64_t seed = reader.get_integer("seed"); seed != options_.seed) {
-    throw std::runtime_error("the state was saved with seed " + std::to_string(seed) + ", this session has seed " +
-                             std::to_string(options_.seed) + ": resume with the same seed");
+    throw std::runtime_error("the state was saved with seed " + std::to_string(seed) +
+                             ", this session has seed " + std::to_string(options_.seed) +
+                             ": resume with the same seed");
   }
   const BucketReader buckets(reader, layouts_);
   if (pipeline_.feedback) {
     for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
       if (!buckets.elements("residual", bucket, store_->residuals.open(bucket, buckets_[bucket]->elements)) &&
           buckets_[bucket]->elements != 0) {
-        throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name + "'");
+        throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name +
+                                 "'");
       }
     }
   }

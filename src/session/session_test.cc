@@ -64,9 +64,11 @@ TEST(Session, DifferentlyConfiguredRanksRefuseToRunAndSayWhoDiffersInWhat) {
   EXPECT_EQ(complaint("marsit", 1, 100, "lr=0.1"), "");
   EXPECT_NE(complaint("marsit", 7, 100, "lr=0.1").find("rank 2 differs from rank 0 in seed (7 against 1)"),
             std::string::npos);
-  EXPECT_NE(complaint("marsit:full_every=5", 1, 100, "lr=0.1").find("in spec (marsit:full_every=5"), std::string::npos);
+  EXPECT_NE(complaint("marsit:full_every=5", 1, 100, "lr=0.1").find("in spec (marsit:full_every=5"),
+            std::string::npos);
   EXPECT_NE(complaint("marsit", 1, 99, "lr=0.1").find("in bucket sizes (99 against 100)"), std::string::npos);
-  EXPECT_NE(complaint("marsit", 1, 100, "lr=0.2").find("in configuration (lr=0.2 against lr=0.1)"), std::string::npos);
+  EXPECT_NE(complaint("marsit", 1, 100, "lr=0.2").find("in configuration (lr=0.2 against lr=0.1)"),
+            std::string::npos);
   const auto both = complaint("dense", 2, 100, "lr=0.1");
   EXPECT_NE(both.find("spec"), std::string::npos);
   EXPECT_NE(both.find("seed"), std::string::npos);

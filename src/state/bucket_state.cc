@@ -20,9 +20,10 @@ void BucketWriter::elements(std::string_view kind, std::uint32_t bucket, Span<co
   }
 }
 
-void BucketWriter::value(std::string_view kind, std::uint32_t bucket, double value) {
-  const auto& layout = buckets_.at(bucket);
-  if (!layout.empty()) writer_.put(entry_name(kind, layout.front()), value);
+void BucketWriter::values(std::string_view kind, std::uint32_t bucket, Span<const float> values) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    writer_.put(entry_name(kind, buckets_.at(bucket)[i]), values.subspan(i, 1));
+  }
 }
 
 std::size_t BucketReader::bucket_elements(std::uint32_t bucket) const {
@@ -32,23 +33,26 @@ std::size_t BucketReader::bucket_elements(std::uint32_t bucket) const {
 }
 
 bool BucketReader::elements(std::string_view kind, std::uint32_t bucket, Span<float> values) const {
+  return read(kind, bucket, false, values);
+}
+
+bool BucketReader::values(std::string_view kind, std::uint32_t bucket, Span<float> values) const {
+  return read(kind, bucket, true, values);
+}
+
+bool BucketReader::read(std::string_view kind, std::uint32_t bucket, bool per_parameter,
+                        Span<float> values) const {
   const auto& layout = buckets_.at(bucket);
   std::size_t present = 0;
   for (const auto& parameter : layout) present += reader_.contains(entry_name(kind, parameter)) ? 1 : 0;
   if (present == 0) return false;
   std::size_t offset = 0;
   for (const auto& parameter : layout) {
-    const auto part = values.subspan(offset, parameter.elements);
-    reader_.get(entry_name(kind, parameter), part);
-    offset += parameter.elements;
+    const std::size_t count = per_parameter ? 1 : parameter.elements;
+    if (count != 0) reader_.get(entry_name(kind, parameter), values.subspan(offset, count));
+    offset += count;
   }
   return true;
-}
-
-std::optional<double> BucketReader::value(std::string_view kind, std::uint32_t bucket) const {
-  const auto& layout = buckets_.at(bucket);
-  if (layout.empty() || !reader_.contains(entry_name(kind, layout.front()))) return std::nullopt;
-  return reader_.get_real(entry_name(kind, layout.front()));
 }
 
 }  // namespace thinwire

@@ -22,10 +22,12 @@ class MomentumCorrection final : public Synchronizer {
     auto [entry, created] = velocities_.try_emplace(bucket, gradient.size(), 0.0f);
     std::vector<float>& velocity = entry->second;
     if (velocity.size() != gradient.size()) {
-      throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " + std::to_string(velocity.size()) +
-                                  " elements in earlier steps, now " + std::to_string(gradient.size()));
+      throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " +
+                                  std::to_string(velocity.size()) + " elements in earlier steps, now " +
+                                  std::to_string(gradient.size()));
     }
-    // The corrected gradient is overwritten with the mean, and whether the step counts is known only afterwards.
+    // The corrected gradient is overwritten with the mean, and whether the step counts is known only
+    // afterwards.
     const Span<float> corrected = step.workspace.take<float>(gradient.size());
     for (std::size_t i = 0; i < gradient.size(); ++i) {
       corrected[i] = momentum_ * velocity[i] + gradient[i];
@@ -37,10 +39,13 @@ class MomentumCorrection final : public Synchronizer {
     clear_delivered(step.delivered, velocity);
   }
 
-  std::uint64_t payload_bytes(const Workload& workload) const override { return inner_->payload_bytes(workload); }
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    return inner_->payload_bytes(workload);
+  }
 
   void save(BucketWriter& writer) const override {
-    for (const auto& [bucket, values] : velocities_) writer.elements(kKind, bucket, Span<const float>(values));
+    for (const auto& [bucket, values] : velocities_)
+      writer.elements(kKind, bucket, Span<const float>(values));
     inner_->save(writer);
   }
 
@@ -84,8 +89,10 @@ SystemInfo momentum_correction_info() {
   info.formula = "that of the system behind it";
   info.stage = true;
   info.options = {{"momentum", "0.9", "decay of the velocity per step, 0 to 1"}};
-  info.make = [](const Options& options, std::unique_ptr<Synchronizer> inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<MomentumCorrection>(static_cast<float>(options.real("momentum", 0, 1)), std::move(inner));
+  info.make = [](const Options& options,
+                 std::unique_ptr<Synchronizer> inner) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<MomentumCorrection>(static_cast<float>(options.real("momentum", 0, 1)),
+                                                std::move(inner));
   };
   return info;
 }

@@ -1,15 +1,15 @@
 #pragma once
-// Momentum correction: momentum applied before compression, so that what a sparsifier holds back gathers the same
-// momentum that it would have had in the optimizer. Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.2;
-// in Thinwire it is a stage around any system that leaves elements undelivered.
+// Momentum correction: momentum applied before compression, so that what a sparsifier holds back gathers the
+// same momentum that it would have had in the optimizer. Y. Lin et al., "Deep Gradient Compression", ICLR
+// 2018, section 3.2; in Thinwire it is a stage around any system that leaves elements undelivered.
 
 #include "thinwire/registry.h"
 
 namespace thinwire {
 
-/// Stage `mc:momentum=M`. With u the velocity of a bucket: u = M u + gradient is handed to the inner system as its
-/// gradient; where the inner system delivered (Step::delivered), u becomes 0. A step that is not finite leaves u as
-/// it was. Keeps one float per element.
+/// Stage `mc:momentum=M`. With u the velocity of a bucket: u = M u + gradient is handed to the inner system
+/// as its gradient; where the inner system delivered (Step::delivered), u becomes 0. A step that is not
+/// finite leaves u as it was. Keeps one float per element.
 SystemInfo momentum_correction_info();
 
 }  // namespace thinwire

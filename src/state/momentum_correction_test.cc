@@ -110,7 +110,8 @@ TEST(MomentumCorrection, VelocityIsSavedByParameter) {
     auto second = registry.make("mc+even");
     second.synchronizer->load(BucketReader(stored, layout));
     auto residual_too = residual;
-    EXPECT_EQ(run(*first.synchronizer, {0, 0, 0, 0}, residual), run(*second.synchronizer, {0, 0, 0, 0}, residual_too));
+    EXPECT_EQ(run(*first.synchronizer, {0, 0, 0, 0}, residual),
+              run(*second.synchronizer, {0, 0, 0, 0}, residual_too));
     EXPECT_EQ(residual, residual_too);
   });
 }

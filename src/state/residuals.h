@@ -1,6 +1,6 @@
 #pragma once
-// The store of residuals: what each bucket of this rank still owes. Systems never own a residual; they are lent
-// the span for the duration of a step.
+// The store of residuals: what each bucket of this rank still owes. Systems never own a residual; they are
+// lent the span for the duration of a step.
 
 #include <cstdint>
 #include <map>
@@ -12,8 +12,8 @@ namespace thinwire {
 
 class Residuals {
  public:
-  /// The bucket's residual, `elements` zeros when it is opened for the first time. The span stays valid as long as the
-  /// store. Throws std::invalid_argument when the bucket was opened with another size.
+  /// The bucket's residual, `elements` zeros when it is opened for the first time. The span stays valid as
+  /// long as the store. Throws std::invalid_argument when the bucket was opened with another size.
   Span<float> open(std::uint32_t bucket, std::size_t elements);
 
   /// Empty when the bucket was never opened.

@@ -27,7 +27,9 @@ class Checksum {
   std::uint64_t hash_ = 0xcbf29ce484222325u;
 };
 
-[[noreturn]] void damaged(const std::string& what) { throw std::runtime_error("state file damaged: " + what); }
+[[noreturn]] void damaged(const std::string& what) {
+  throw std::runtime_error("state file damaged: " + what);
+}
 
 class Source {
  public:
@@ -42,8 +44,8 @@ class Source {
     read(&value, sizeof value, what);
     return value;
   }
-  /// A block whose length the file claims: read in steps, so that a wrong length ends with the file instead of a
-  /// huge allocation.
+  /// A block whose length the file claims: read in steps, so that a wrong length ends with the file instead
+  /// of a huge allocation.
   template <class Container>
   void read_block(Container& block, std::uint64_t size, const char* what) {
     constexpr std::uint64_t kStep = 1u << 24;
@@ -75,8 +77,12 @@ void StateWriter::put_entry(std::string_view name, char type, const void* data, 
 void StateWriter::put(std::string_view name, Span<const float> values) {
   put_entry(name, kFloats, values.data(), values.size_bytes());
 }
-void StateWriter::put(std::string_view name, std::uint64_t value) { put_entry(name, kInteger, &value, sizeof value); }
-void StateWriter::put(std::string_view name, double value) { put_entry(name, kReal, &value, sizeof value); }
+void StateWriter::put(std::string_view name, std::uint64_t value) {
+  put_entry(name, kInteger, &value, sizeof value);
+}
+void StateWriter::put(std::string_view name, double value) {
+  put_entry(name, kReal, &value, sizeof value);
+}
 void StateWriter::put(std::string_view name, std::string_view text) {
   put_entry(name, kText, text.data(), text.size());
 }
@@ -114,7 +120,8 @@ StateReader::StateReader(std::istream& stream) {
     source.read_block(name, source.integer("a name's length"), "a name");
     StateWriter::Entry entry;
     source.read(&entry.type, 1, "a type");
-    if (std::strchr("fidt", entry.type) == nullptr || entry.type == '\0') damaged("'" + name + "' has an unknown type");
+    if (std::strchr("fidt", entry.type) == nullptr || entry.type == '\0')
+      damaged("'" + name + "' has an unknown type");
     const std::uint64_t bytes = source.integer("a length");
     const bool scalar = entry.type == kInteger || entry.type == kReal;
     if ((scalar && bytes != 8) || (entry.type == kFloats && bytes % sizeof(float) != 0)) {
@@ -130,11 +137,14 @@ StateReader::StateReader(std::istream& stream) {
 const StateWriter::Entry& StateReader::find(std::string_view name, char type) const {
   const auto entry = entries_.find(name);
   if (entry == entries_.end()) throw std::runtime_error("state has no entry '" + std::string(name) + "'");
-  if (entry->second.type != type) throw std::runtime_error("state entry '" + std::string(name) + "' is of another type");
+  if (entry->second.type != type)
+    throw std::runtime_error("state entry '" + std::string(name) + "' is of another type");
   return entry->second;
 }
 
-bool StateReader::contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
+bool StateReader::contains(std::string_view name) const {
+  return entries_.find(name) != entries_.end();
+}
 
 std::size_t StateReader::length(std::string_view name) const {
   return find(name, kFloats).bytes.size() / sizeof(float);

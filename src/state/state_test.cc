@@ -81,7 +81,8 @@ TEST(BucketState, SurvivesAnotherGrouping) {
   StateWriter state;
   BucketWriter writer(state, before);
   residuals.save(writer);
-  writer.value("eta", 1, 0.25);
+  const std::vector<float> eta = {0.25f};
+  writer.values("eta", 1, eta);
 
   const StateReader stored = read(written(state));
   const std::vector<BucketLayout> after = {{{"w2", 2}, {"b1", 1}}, {{"w1", 3}}};
@@ -89,8 +90,10 @@ TEST(BucketState, SurvivesAnotherGrouping) {
   std::vector<float> regrouped(3);
   EXPECT_TRUE(reader.elements("residual", 0, regrouped));
   EXPECT_EQ(regrouped, (std::vector<float>{10, 11, 3}));
-  EXPECT_EQ(reader.value("eta", 0), 0.25);
-  EXPECT_EQ(reader.value("eta", 1), std::nullopt);
+  std::vector<float> none(1);
+  EXPECT_FALSE(reader.values("eta", 1, none));
+  std::vector<float> both(2);
+  EXPECT_THROW(reader.values("eta", 0, both), std::runtime_error) << "b1 has none";
   EXPECT_FALSE(reader.elements("velocity", 0, regrouped));
 
   const std::vector<BucketLayout> unknown = {{{"w1", 3}, {"new", 1}}};

@@ -1,4 +1,5 @@
-// What only Marsit promises: unbiased bits at every hop, whatever the topology, and the algebra of its residual.
+// What only Marsit promises: unbiased bits at every hop, whatever the topology, and the algebra of its
+// residual.
 
 #include "systems/marsit.h"
 
@@ -40,14 +41,19 @@ TEST(Torus, ShapesUseAllRanksOrAllButOne) {
   EXPECT_THROW(Torus(4, 5), std::invalid_argument);
 }
 
-/// One OneBitAllReduce per rank over gradients made by `gradient`; returns rank 0's bits and checks that all agree.
+/// One OneBitAllReduce per rank over gradients made by `gradient`; returns rank 0's bits and checks that all
+/// agree.
 std::vector<bool> reduce_bits(int world, int rows, std::size_t elements, std::uint64_t step_index,
                               const std::function<float(int rank, std::size_t element)>& gradient) {
   std::vector<std::vector<bool>> bits(static_cast<std::size_t>(world), std::vector<bool>(elements));
   run_in_process(world, [&](Communicator& communicator) {
     const auto executor = make_cpu_executor(1);
     Workspace workspace;
-    Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = step_index, .seed = 5};
+    Step step{.communicator = communicator,
+              .executor = *executor,
+              .workspace = workspace,
+              .index = step_index,
+              .seed = 5};
     std::vector<float> values(elements);
     for (std::size_t i = 0; i < elements; ++i) values[i] = gradient(communicator.rank(), i);
     OneBitAllReduce reduce(3, values, {}, step, Torus(world, rows));
@@ -73,8 +79,9 @@ struct Shape {
 
 class OneBit : public testing::TestWithParam<Shape> {};
 
-// Element i is positive on the first i % (W + 1) ranks of a rotation that i chooses, so every rank takes every place. A
-// correct implementation fails one z-test at 5 sigma with probability below 6e-7; W + 1 of them per shape, fixed seeds.
+// Element i is positive on the first i % (W + 1) ranks of a rotation that i chooses, so every rank takes
+// every place. A correct implementation fails one z-test at 5 sigma with probability below 6e-7; W + 1 of
+// them per shape, fixed seeds.
 TEST_P(OneBit, ExpectationIsTheMeanOfTheWorkersBits) {
   const auto [world, rows] = GetParam();
   const auto groups = static_cast<std::size_t>(world + 1);
@@ -96,13 +103,14 @@ TEST_P(OneBit, ExpectationIsTheMeanOfTheWorkersBits) {
     if (group == 0 || group == static_cast<std::size_t>(world)) {
       EXPECT_EQ(ones, p * count) << "unanimous bits must survive";
     } else {
-      EXPECT_LT(std::fabs(ones - count * p) / std::sqrt(count * p * (1 - p)), 5) << "positive on " << group << " ranks";
+      EXPECT_LT(std::fabs(ones - count * p) / std::sqrt(count * p * (1 - p)), 5)
+          << "positive on " << group << " ranks";
     }
   }
 }
 
-// The same for every single worker: when only worker r is positive, its bit survives with probability 1/W, wherever it
-// stands in ring, row, column or outside the rectangle.
+// The same for every single worker: when only worker r is positive, its bit survives with probability 1/W,
+// wherever it stands in ring, row, column or outside the rectangle.
 TEST_P(OneBit, EveryWorkerSurvivesEquallyOften) {
   const auto [world, rows] = GetParam();
   if (world == 1) return;
@@ -113,11 +121,13 @@ TEST_P(OneBit, EveryWorkerSurvivesEquallyOften) {
   });
   for (int worker = 0; worker < world; ++worker) {
     double ones = 0;
-    for (std::size_t i = static_cast<std::size_t>(worker); i < elements; i += static_cast<std::size_t>(world)) {
+    for (std::size_t i = static_cast<std::size_t>(worker); i < elements;
+         i += static_cast<std::size_t>(world)) {
       ones += bits[i] ? 1 : 0;
     }
     const double p = 1.0 / world;
-    EXPECT_LT(std::fabs(ones - per_worker * p) / std::sqrt(per_worker * p * (1 - p)), 5) << "worker " << worker;
+    EXPECT_LT(std::fabs(ones - per_worker * p) / std::sqrt(per_worker * p * (1 - p)), 5)
+        << "worker " << worker;
   }
 }
 
@@ -127,7 +137,8 @@ TEST_P(OneBit, PayloadFormulaIsWhatIsSent) {
     run_in_process(world, [&, rows = rows](Communicator& communicator) {
       const auto executor = make_cpu_executor(1);
       Workspace workspace;
-      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = 1, .seed = 5};
+      Step step{
+          .communicator = communicator, .executor = *executor, .workspace = workspace, .index = 1, .seed = 5};
       const std::vector<float> values(elements, 1.0f);
       const Torus torus(communicator.size(), rows);
       OneBitAllReduce reduce(0, values, {}, step, torus);
@@ -139,11 +150,12 @@ TEST_P(OneBit, PayloadFormulaIsWhatIsSent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, OneBit,
-                         testing::Values(Shape{1, 1}, Shape{2, 1}, Shape{3, 1}, Shape{4, 1}, Shape{5, 1}, Shape{8, 1},
-                                         Shape{4, 0}, Shape{5, 0}, Shape{6, 0}, Shape{7, 0}, Shape{8, 0}, Shape{8, 3},
-                                         Shape{6, 6}, Shape{11, 0}),
+                         testing::Values(Shape{1, 1}, Shape{2, 1}, Shape{3, 1}, Shape{4, 1}, Shape{5, 1},
+                                         Shape{8, 1}, Shape{4, 0}, Shape{5, 0}, Shape{6, 0}, Shape{7, 0},
+                                         Shape{8, 0}, Shape{8, 3}, Shape{6, 6}, Shape{11, 0}),
                          [](const auto& parameter) {
-                           return "w" + std::to_string(parameter.param.world) + "_rows" + std::to_string(parameter.param.rows);
+                           return "w" + std::to_string(parameter.param.world) + "_rows" +
+                                  std::to_string(parameter.param.rows);
                          });
 
 TEST(OneBit, DrawsDifferFromStepToStepAndRepeatWithinOne) {
@@ -186,11 +198,13 @@ TEST(OneBit, ABrokenFrameIsRefused) {
   EXPECT_EQ(refused.load(), 1);
 }
 
-/// Runs marsit by hand with residuals at hand: mean(c') = mean(c) + mean(g) - mean_out, c = 0 after a full step.
+/// Runs marsit by hand with residuals at hand: mean(c') = mean(c) + mean(g) - mean_out, c = 0 after a full
+/// step.
 TEST(Marsit, MeanOfTheResidualsFollowsTheSumAndFullStepsClearIt) {
   Registry registry;
   registry.add(marsit_info());
-  for (const char* spec : {"marsit:full_every=5", "marsit:full_every=0", "marsit:full_every=5:topology=torus"}) {
+  for (const char* spec :
+       {"marsit:full_every=5", "marsit:full_every=0", "marsit:full_every=5:topology=torus"}) {
     for (const int world : {1, 3, 4}) {
       constexpr std::size_t kElements = 500;
       std::vector<std::vector<float>> gradients(static_cast<std::size_t>(world)), residuals(gradients);
@@ -214,7 +228,11 @@ TEST(Marsit, MeanOfTheResidualsFollowsTheSumAndFullStepsClearIt) {
           const auto rank = static_cast<std::size_t>(communicator.rank());
           const auto executor = make_cpu_executor(1);
           Workspace workspace;
-          Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = index, .seed = 5};
+          Step step{.communicator = communicator,
+                    .executor = *executor,
+                    .workspace = workspace,
+                    .index = index,
+                    .seed = 5};
           pipelines[rank].synchronizer->synchronize(0, gradients[rank], residuals[rank], step);
           EXPECT_GT(step.report.scale, 0);
         });
@@ -222,7 +240,8 @@ TEST(Marsit, MeanOfTheResidualsFollowsTheSumAndFullStepsClearIt) {
         for (std::size_t i = 0; i < kElements; ++i) {
           double after = 0;
           for (const auto& residual : residuals) after += static_cast<double>(residual[i]) / world;
-          ASSERT_NEAR(after, mean_residual[i] + mean_gradient[i] - static_cast<double>(means[i]), 1e-5) << spec;
+          ASSERT_NEAR(after, mean_residual[i] + mean_gradient[i] - static_cast<double>(means[i]), 1e-5)
+              << spec;
           mean_residual[i] = after;
         }
         const bool full = std::string(spec).find("full_every=5") != std::string::npos && index % 5 == 0;
@@ -243,7 +262,7 @@ TEST(Marsit, AutomaticStepSizeLeavesTheResidualOut) {
   Registry registry;
   registry.add(marsit_info());
   run_in_process(4, [&](Communicator& communicator) {
-    auto pipeline = registry.make("marsit:full_every=10");
+    auto pipeline = registry.make("marsit:full_every=10:eta_factor=1");
     const auto executor = make_cpu_executor(1);
     constexpr std::size_t kElements = 2000;
     std::vector<float> residual(kElements, 0.0f);
@@ -254,7 +273,11 @@ TEST(Marsit, AutomaticStepSizeLeavesTheResidualOut) {
         gradient[i] = (i % 2 == 0 ? 0.5f : -0.5f) + static_cast<float>(communicator.rank() * 2 - 3);
       }
       Workspace workspace;
-      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = index, .seed = 1};
+      Step step{.communicator = communicator,
+                .executor = *executor,
+                .workspace = workspace,
+                .index = index,
+                .seed = 1};
       pipeline.synchronizer->synchronize(0, gradient, residual, step);
       EXPECT_NEAR(step.report.scale, 0.5, 1e-4) << index;
     }

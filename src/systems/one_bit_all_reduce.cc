@@ -16,7 +16,9 @@ constexpr Communicator::Tag kTag = 10;
 /// 128 KiB of bits per message: packing one reads up to 8 MiB, long enough to hide a hop's latency.
 constexpr std::size_t kPieceElements = std::size_t{1} << 20;
 
-std::size_t payload_bytes(const RingPiece& piece) { return (piece.elements() + 7) / 8; }
+std::size_t payload_bytes(const RingPiece& piece) {
+  return (piece.elements() + 7) / 8;
+}
 
 std::size_t largest_piece_bytes(std::size_t elements, std::size_t parts) {
   return sign_words(std::min(kPieceElements, elements / parts + 1)) * 8;
@@ -24,8 +26,8 @@ std::size_t largest_piece_bytes(std::size_t elements, std::size_t parts) {
 
 }  // namespace
 
-OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
-                                 const Torus& torus)
+OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Span<const float> residual,
+                                 Step& step, const Torus& torus)
     : bucket_(bucket),
       gradient_(gradient),
       residual_(residual),
@@ -168,12 +170,14 @@ void OneBitAllReduce::pack(const RingPiece& piece) {
   non_finite_ = non_finite_ || !finite;
 }
 
-/// Choices between this rank's bits, which stand for `own` workers, and arriving ones that stand for `received`.
-void OneBitAllReduce::draw(const RingPiece& piece, std::uint32_t hop, std::uint32_t own, std::uint32_t received) {
+/// Choices between this rank's bits, which stand for `own` workers, and arriving ones that stand for
+/// `received`.
+void OneBitAllReduce::draw(const RingPiece& piece, std::uint32_t hop, std::uint32_t own,
+                           std::uint32_t received) {
   // Hops of different phases draw from different streams.
-  const RandomStream stream =
-      random_stream(step_.seed, step_.index, bucket_, RandomPurpose::merge,
-                    static_cast<std::uint32_t>(step_.communicator.rank()), hop | static_cast<std::uint32_t>(phase_) << 16);
+  const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::merge,
+                                            static_cast<std::uint32_t>(step_.communicator.rank()),
+                                            hop | static_cast<std::uint32_t>(phase_) << 16);
   // Any numbering that no two pieces share will do: words are counted per part, pieces being whole words.
   const std::size_t part_words = sign_words(gradient_.size() / parts_ + 1);
   const std::size_t first_word = piece.part * part_words + piece.index * (kPieceElements / 64);
@@ -181,13 +185,15 @@ void OneBitAllReduce::draw(const RingPiece& piece, std::uint32_t hop, std::uint3
                  masks_.first(sign_words(piece.elements())));
 }
 
-void OneBitAllReduce::join(const RingPiece& piece, Span<const std::byte> message, int source, std::uint32_t received) {
+void OneBitAllReduce::join(const RingPiece& piece, Span<const std::byte> message, int source,
+                           std::uint32_t received) {
   check(piece, message, source, received);
   const std::size_t count = sign_words(piece.elements());
   merge_signs(step_.executor, words(piece), payload_words(message, count), masks_.first(count));
 }
 
-void OneBitAllReduce::check(const RingPiece& piece, Span<const std::byte> message, int source, std::uint32_t workers) {
+void OneBitAllReduce::check(const RingPiece& piece, Span<const std::byte> message, int source,
+                            std::uint32_t workers) {
   const FrameHeader arrived = expect_frame(message, header(piece, source, workers));
   non_finite_ = non_finite_ || arrived.non_finite();
 }
@@ -264,7 +270,9 @@ std::uint64_t one_bit_payload_bytes(std::size_t elements, const Torus& torus, in
   const auto parts = static_cast<std::size_t>(torus.core());
   const auto columns = static_cast<std::size_t>(torus.columns());
   const auto rows = static_cast<std::size_t>(torus.rows());
-  auto part_bytes = [&](std::size_t part) -> std::uint64_t { return (part_size(elements, parts, part) + 7) / 8; };
+  auto part_bytes = [&](std::size_t part) -> std::uint64_t {
+    return (part_size(elements, parts, part) + 7) / 8;
+  };
   auto segment_bytes = [&](std::size_t segment) {
     std::uint64_t sum = 0;
     for (std::size_t part = segment * rows; part < (segment + 1) * rows; ++part) sum += part_bytes(part);
@@ -278,7 +286,8 @@ std::uint64_t one_bit_payload_bytes(std::size_t elements, const Torus& torus, in
   const std::size_t row = static_cast<std::size_t>(rank) / columns;
   const std::size_t column = static_cast<std::size_t>(rank) % columns;
   // Each ring sends everything twice but for one segment per phase, as ring_sent_elements counts it.
-  if (columns > 1) sent += 2 * all - segment_bytes((column + 1) % columns) - segment_bytes((column + 2) % columns);
+  if (columns > 1)
+    sent += 2 * all - segment_bytes((column + 1) % columns) - segment_bytes((column + 2) % columns);
   if (rows > 1) {
     const std::size_t owned = (column + 1) % columns;
     sent += 2 * segment_bytes(owned) - part_bytes(owned * rows + (row + 1) % rows) -

@@ -1,7 +1,7 @@
 #pragma once
-// Marsit's one-bit all-reduce (marsit.txt section 4.1.1): every element's sign travels from worker to worker as one bit,
-// and at each hop the receiver keeps either the bit that arrived or its own, with probabilities such that the final bit
-// is each worker's with probability 1/W.
+// Marsit's one-bit all-reduce (marsit.txt section 4.1.1): every element's sign travels from worker to worker
+// as one bit, and at each hop the receiver keeps either the bit that arrived or its own, with probabilities
+// such that the final bit is each worker's with probability 1/W.
 
 #include "comm/ring.h"
 #include "kernels/sign_bits.h"
@@ -13,11 +13,13 @@ namespace thinwire {
 
 class OneBitAllReduce final : private RingCodec {
  public:
-  /// The bits are the signs of gradient + residual (residual: [n] or empty). All buffers come from step.workspace.
+  /// The bits are the signs of gradient + residual (residual: [n] or empty). All buffers come from
+  /// step.workspace.
   OneBitAllReduce(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
                   const Torus& torus);
 
-  /// Collective. Afterwards words() holds the final bits, the same on all ranks. Throws CorruptFrame and CommError.
+  /// Collective. Afterwards words() holds the final bits, the same on all ranks. Throws CorruptFrame and
+  /// CommError.
   void run();
 
   /// Some rank's gradient + residual had inf or NaN; the same answer on all ranks.

@@ -32,8 +32,9 @@ Torus::Torus(int world_size, int rows) : world_size_(world_size), rows_(rows) {
   }
   columns_ = world_size / rows_;
   if (folded() > core()) {
-    throw std::invalid_argument("marsit: rows=" + std::to_string(rows_) + " leaves " + std::to_string(folded()) + " of " +
-                                std::to_string(world_size) + " workers outside the torus, more than stand in it");
+    throw std::invalid_argument("marsit: rows=" + std::to_string(rows_) + " leaves " +
+                                std::to_string(folded()) + " of " + std::to_string(world_size) +
+                                " workers outside the torus, more than stand in it");
   }
 }
 

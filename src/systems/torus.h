@@ -1,6 +1,6 @@
 #pragma once
-// The shape in which Marsit's ranks stand: a rectangle of rows and columns, with the ranks that do not fit folded into
-// the first ones. A ring is a rectangle of one row.
+// The shape in which Marsit's ranks stand: a rectangle of rows and columns, with the ranks that do not fit
+// folded into the first ones. A ring is a rectangle of one row.
 
 #include <cstdint>
 #include <string>
@@ -9,8 +9,9 @@ namespace thinwire {
 
 class Torus {
  public:
-  /// rows = 0 takes the most nearly square rectangle that uses all ranks, or all but one when world_size is a prime
-  /// above 3 (which has no rectangle but the ring). Throws std::invalid_argument when rows is above world_size.
+  /// rows = 0 takes the most nearly square rectangle that uses all ranks, or all but one when world_size is a
+  /// prime above 3 (which has no rectangle but the ring). Throws std::invalid_argument when rows is above
+  /// world_size.
   Torus(int world_size, int rows);
 
   int rows() const { return rows_; }

@@ -10,7 +10,8 @@
 namespace thinwire {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "fields are copied as they lie: little-endian only");
+static_assert(std::endian::native == std::endian::little,
+              "fields are copied as they lie: little-endian only");
 
 // Offsets of the fields. Everything is naturally aligned and little-endian.
 constexpr std::size_t kMagicAt = 0;
@@ -39,8 +40,8 @@ T get(Span<const std::byte> frame, std::size_t at) {
   return value;
 }
 
-/// FNV-1a over the header's other fields. Not against malice, which checks of each field must withstand, but it
-/// tells a torn or misaligned message from a wrong one.
+/// FNV-1a over the header's other fields. Not against malice, which checks of each field must withstand, but
+/// it tells a torn or misaligned message from a wrong one.
 std::uint64_t checksum(Span<const std::byte> frame) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (std::size_t i = 0; i < kChecksumAt; ++i) {
@@ -50,7 +51,8 @@ std::uint64_t checksum(Span<const std::byte> frame) {
 }
 
 [[noreturn]] void corrupt(const char* field, std::uint64_t got, const std::string& expected) {
-  throw CorruptFrame(std::string("frame refused: ") + field + " is " + std::to_string(got) + ", expected " + expected);
+  throw CorruptFrame(std::string("frame refused: ") + field + " is " + std::to_string(got) + ", expected " +
+                     expected);
 }
 
 void require_equal(const char* field, std::uint64_t got, std::uint64_t expected) {
@@ -64,7 +66,9 @@ bool known_type(std::uint8_t type) {
 
 }  // namespace
 
-int vote_planes(std::uint32_t workers) { return static_cast<int>(std::bit_width(workers)); }
+int vote_planes(std::uint32_t workers) {
+  return static_cast<int>(std::bit_width(workers));
+}
 
 std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers) {
   const std::uint64_t bits = count / 8 + (count % 8 != 0);
@@ -106,7 +110,8 @@ FrameHeader read_frame_header(Span<const std::byte> frame) {
   require_equal("checksum", get<std::uint64_t>(frame, kChecksumAt), checksum(frame));
   const auto version = get<std::uint8_t>(frame, kVersionAt);
   if (version != FrameHeader::kVersion) {
-    corrupt("version", version, std::to_string(FrameHeader::kVersion) + "; install the same thinwire on every rank");
+    corrupt("version", version,
+            std::to_string(FrameHeader::kVersion) + "; install the same thinwire on every rank");
   }
   const auto type = get<std::uint8_t>(frame, kTypeAt);
   if (!known_type(type)) corrupt("type", type, "a known frame type");
@@ -125,7 +130,8 @@ FrameHeader read_frame_header(Span<const std::byte> frame) {
   require_equal("payload length", header.payload_bytes, frame.size() - FrameHeader::kBytes);
   if (header.workers == 0) corrupt("workers", 0, "at least 1");
   constexpr std::uint64_t kElementLimit = std::numeric_limits<std::uint32_t>::max();
-  if (header.first > kElementLimit || header.count > kElementLimit || header.first + header.count > kElementLimit) {
+  if (header.first > kElementLimit || header.count > kElementLimit ||
+      header.first + header.count > kElementLimit) {
     corrupt("count", header.count, "a range inside a bucket of less than 2^32 elements");
   }
   require_equal("payload length for the count", header.payload_bytes,

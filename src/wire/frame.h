@@ -1,7 +1,7 @@
 #pragma once
-// Every message of a system is a frame: a header of 64 bytes and a payload. The header says what the payload is
-// and whom it stands for, so that a message from a wrong step, a wrong bucket or a broken peer is refused before
-// a byte of it is used. docs/wire_formats.md has the table and a worked example.
+// Every message of a system is a frame: a header of 64 bytes and a payload. The header says what the payload
+// is and whom it stands for, so that a message from a wrong step, a wrong bucket or a broken peer is refused
+// before a byte of it is used. docs/wire_formats.md has the table and a worked example.
 
 #include <cstddef>
 #include <cstdint>
@@ -43,13 +43,13 @@ struct FrameHeader {
 void write_frame_header(Span<std::byte> frame, const FrameHeader& header);
 
 /// Reads and checks everything that does not depend on the receiver: size, magic, version, type, known flags,
-/// checksum of the header, payload length against the frame's size, count against the payload length for the type.
-/// Throws CorruptFrame, saying which field.
+/// checksum of the header, payload length against the frame's size, count against the payload length for the
+/// type. Throws CorruptFrame, saying which field.
 FrameHeader read_frame_header(Span<const std::byte> frame);
 
-/// read_frame_header, then compares with what the receiver expects: type, bucket, step, source, workers, first,
-/// count and payload length must all be equal; flags may differ. Throws CorruptFrame naming the field and both
-/// values. Returns the header, for its flags.
+/// read_frame_header, then compares with what the receiver expects: type, bucket, step, source, workers,
+/// first, count and payload length must all be equal; flags may differ. Throws CorruptFrame naming the field
+/// and both values. Returns the header, for its flags.
 FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected);
 
 /// Payload bytes of `count` elements of `type` joined from `workers` ranks.

@@ -146,7 +146,8 @@ TEST(ScaledSigns, BadScalesAreRefused) {
   auto frame = frame_of(header);
   write_scale(frame, 1.5f);
   EXPECT_EQ(read_scale(frame), 1.5f);
-  for (const float scale : {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float scale :
+       {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     write_scale(frame, scale);
     EXPECT_THROW(read_scale(frame), CorruptFrame) << scale;
   }

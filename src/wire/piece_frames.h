@@ -1,6 +1,6 @@
 #pragma once
-// Frames of a bucket that travels in pieces, laid out so that a kernel writes a piece's payload straight behind its
-// header and the message goes out as it lies: no copy between packing and sending.
+// Frames of a bucket that travels in pieces, laid out so that a kernel writes a piece's payload straight
+// behind its header and the message goes out as it lies: no copy between packing and sending.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace thinwire {
 
 class PieceFrames {
  public:
-  /// Room for every piece of `elements` elements cut into `parts` parts and these into pieces of `piece_elements` (a
-  /// multiple of 64), with at most `most_payload_bytes` of payload per piece.
+  /// Room for every piece of `elements` elements cut into `parts` parts and these into pieces of
+  /// `piece_elements` (a multiple of 64), with at most `most_payload_bytes` of payload per piece.
   PieceFrames(Workspace& workspace, std::size_t elements, std::size_t parts, std::size_t piece_elements,
               std::size_t most_payload_bytes)
       : stride_(FrameHeader::kBytes + (most_payload_bytes + 63) / 64 * 64),
@@ -28,7 +28,8 @@ class PieceFrames {
   }
   /// The payload as words. Behind its last byte lies padding up to the next multiple of 64 bytes.
   Span<std::uint64_t> words(std::size_t part, std::size_t index, std::size_t count) const {
-    return {reinterpret_cast<std::uint64_t*>(bytes_.data() + (part * per_part_ + index) * stride_ + FrameHeader::kBytes),
+    return {reinterpret_cast<std::uint64_t*>(bytes_.data() + (part * per_part_ + index) * stride_ +
+                                             FrameHeader::kBytes),
             count};
   }
 

@@ -26,7 +26,8 @@ inline float read_scale(Span<const std::byte> frame) {
   std::memcpy(&scale, frame.data() + FrameHeader::kBytes, sizeof scale);
   std::memcpy(&zero, frame.data() + FrameHeader::kBytes + 4, sizeof zero);
   if (!std::isfinite(scale) || scale < 0) {
-    throw CorruptFrame("frame refused: scale is " + std::to_string(scale) + ", expected finite and not negative");
+    throw CorruptFrame("frame refused: scale is " + std::to_string(scale) +
+                       ", expected finite and not negative");
   }
   if (zero != 0) throw CorruptFrame("frame refused: the bytes behind the scale are not zero");
   return scale;

@@ -1,0 +1,175 @@
+// Kernels beside the memory that bounds them, on one core, in one run.
+//
+// Every benchmark reports bytes_per_second of what it has to move (each array once per direction in which it
+// crosses) and, as `of_read` or `of_copy`, the share of what a plain read or memcpy of the same number of
+// bytes reached in this run. Sizes are far beyond the last-level cache. How each figure is derived stands in
+// docs/benchmarks.md.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "kernels/bernoulli_bits.h"
+#include "kernels/dense.h"
+#include "kernels/half.h"
+#include "kernels/sign_bits.h"
+#include "kernels/sign_votes.h"
+#include "kernels/stochastic_signs.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kElements = 25'000'000;
+constexpr std::size_t kWords = (kElements + 63) / 64;
+/// The operator works on bits: as many words as make its arrays as large as the gradient's.
+constexpr std::size_t kManyWords = kElements / 2;
+
+struct Data {
+  std::vector<float> gradient, residual, copy;
+  std::vector<std::uint64_t> bits, own, received, masks;
+  std::unique_ptr<Executor> executor = make_cpu_executor(1);
+
+  Data()
+      : gradient(kElements),
+        residual(kElements),
+        copy(kElements),
+        bits(kWords),
+        own(kManyWords),
+        received(kManyWords),
+        masks(kManyWords) {
+    std::mt19937 random(1);
+    for (auto* vector : {&gradient, &residual, &copy}) {
+      for (auto& value : *vector) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
+    }
+    for (auto* vector : {&bits, &own, &received, &masks}) {
+      for (auto& word : *vector) word = std::uint64_t{random()} << 32 | random();
+    }
+  }
+};
+
+Data& data() {
+  static Data all;
+  return all;
+}
+
+/// Bandwidths of this run's read and memcpy, taken from the first two benchmarks.
+double read_bandwidth = 0;
+double copy_bandwidth = 0;
+
+using Clock = std::chrono::steady_clock;
+
+/// Runs body under the benchmark's loop; returns the best bandwidth of an iteration.
+template <class Body>
+double measure(benchmark::State& state, double bytes, Body body) {
+  double best = 0;
+  for (auto _ : state) {
+    const auto start = Clock::now();
+    body();
+    benchmark::ClobberMemory();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    state.SetIterationTime(seconds);
+    best = std::max(best, bytes / seconds);
+  }
+  state.SetBytesProcessed(static_cast<std::int64_t>(bytes) * static_cast<std::int64_t>(state.iterations()));
+  return best;
+}
+
+template <class Body>
+void against(benchmark::State& state, const char* counter, double bound, double bytes, double elements,
+             Body body) {
+  const double best = measure(state, bytes, body);
+  state.counters[counter] = best / bound;
+  state.counters["Melements/s"] = best / bytes * elements / 1e6;
+}
+
+void read(benchmark::State& state) {
+  data();  // made before the clock starts
+  read_bandwidth = measure(state, 4.0 * kElements, [] {
+    // Sixteen independent sums, so that the adder is not what limits.
+    std::uint64_t sums[16] = {};
+    const auto* words = reinterpret_cast<const std::uint64_t*>(data().gradient.data());
+    for (std::size_t i = 0; i + 16 <= kElements / 2; i += 16) {
+      for (std::size_t k = 0; k < 16; ++k) sums[k] += words[i + k];
+    }
+    benchmark::DoNotOptimize(sums);
+  });
+}
+
+void copy(benchmark::State& state) {
+  copy_bandwidth = measure(state, 8.0 * kElements,
+                           [] { std::memcpy(data().copy.data(), data().gradient.data(), 4 * kElements); });
+}
+
+void pack(benchmark::State& state) {
+  against(state, "of_read", read_bandwidth, (4.0 + 1.0 / 8) * kElements, kElements,
+          [] { benchmark::DoNotOptimize(pack_signs(*data().executor, data().gradient, {}, data().bits)); });
+}
+
+void pack_with_residual(benchmark::State& state) {
+  against(state, "of_read", read_bandwidth, (8.0 + 1.0 / 8) * kElements, kElements, [] {
+    benchmark::DoNotOptimize(pack_signs(*data().executor, data().gradient, data().residual, data().bits));
+  });
+}
+
+void apply(benchmark::State& state) {
+  against(state, "of_copy", copy_bandwidth, (16.0 + 1.0 / 8) * kElements, kElements, [] {
+    benchmark::DoNotOptimize(
+        apply_signs(*data().executor, data().bits, 0.1f, data().gradient, data().residual));
+  });
+}
+
+void merge(benchmark::State& state) {
+  // Reads own, received and mask, writes own.
+  against(state, "of_copy", copy_bandwidth, 4.0 * 8 * kManyWords, 64.0 * kManyWords,
+          [] { merge_signs(*data().executor, data().own, data().received, data().masks); });
+}
+
+void bernoulli(benchmark::State& state) {
+  const auto m = static_cast<std::uint32_t>(state.range(0));
+  against(state, "of_copy", copy_bandwidth, 8.0 * kWords, 64.0 * kWords, [m] {
+    bernoulli_bits(*data().executor, random_stream(1, 2, 3, RandomPurpose::merge), 0, 1, m, data().bits);
+  });
+}
+
+void votes(benchmark::State& state) {
+  const int planes = 3;
+  auto& counters = data().received;
+  against(state, "of_copy", copy_bandwidth, (2.0 * planes + 1) * 8 * kWords, 64.0 * kWords, [&] {
+    add_votes(*data().executor, Span<std::uint64_t>(counters).first(planes * kWords), planes, data().bits);
+  });
+}
+
+void stochastic(benchmark::State& state) {
+  against(state, "of_read", read_bandwidth, (4.0 + 1.0 / 8) * kElements, kElements, [] {
+    stochastic_signs(*data().executor, random_stream(1, 2, 3, RandomPurpose::stochastic_sign),
+                     data().gradient, {}, 1e-4f, data().bits);
+  });
+}
+
+void encode(benchmark::State& state) {
+  const auto format = state.range(0) == 0 ? HalfFormat::fp16 : HalfFormat::bf16;
+  const Span<std::uint16_t> out(reinterpret_cast<std::uint16_t*>(data().copy.data()), kElements);
+  against(state, "of_copy", copy_bandwidth, 6.0 * kElements, kElements,
+          [&] { benchmark::DoNotOptimize(encode_half(*data().executor, format, data().gradient, {}, out)); });
+}
+
+BENCHMARK(read)->UseManualTime();
+BENCHMARK(copy)->UseManualTime();
+BENCHMARK(pack)->UseManualTime()->Name("pack_signs/gradient");
+BENCHMARK(pack_with_residual)->UseManualTime()->Name("pack_signs/gradient+residual");
+BENCHMARK(apply)->UseManualTime()->Name("apply_signs");
+BENCHMARK(merge)->UseManualTime()->Name("merge_signs");
+BENCHMARK(bernoulli)->UseManualTime()->Name("bernoulli_bits/1:m")->Arg(2)->Arg(3)->Arg(4)->Arg(7)->Arg(8);
+BENCHMARK(votes)->UseManualTime()->Name("add_votes/3_planes");
+BENCHMARK(stochastic)->UseManualTime()->Name("stochastic_signs");
+BENCHMARK(encode)->UseManualTime()->Name("encode_half")->ArgName("bf16")->Arg(0)->Arg(1);
+
+}  // namespace
+}  // namespace thinwire
+
+BENCHMARK_MAIN();
