@@ -131,7 +131,7 @@ class Marsit final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const auto world = static_cast<std::size_t>(workload.world_size);
     const auto position = static_cast<std::size_t>(workload.rank);
-    if (world == 1) return 0;
+    if (world == 1 || workload.elements == 0) return 0;
     auto dense_bytes = [&](std::size_t elements) {
       return 4 * ring_sent_elements(elements, world, position);
     };
