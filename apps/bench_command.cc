@@ -189,6 +189,12 @@ class Run {
     json["seconds_communicate"] = most(&RankResult::seconds_communicate);
     json["seconds_decompress"] = most(&RankResult::seconds_decompress);
     json["seconds_wait"] = most(&RankResult::seconds_wait);
+    // Share of a step in which a rank was computing while its messages travelled: what the ring hides.
+    json["overlap"] = most(&RankResult::seconds_compress) > 0
+                          ? nlohmann::ordered_json(1 - mean(&RankResult::seconds_wait) /
+                                                           (mean(&RankResult::seconds_communicate) +
+                                                            mean(&RankResult::seconds_compress)))
+                          : nlohmann::ordered_json();
     json["modelled_seconds"] = nullptr;
     if (!options_.link.empty()) {
       const Link link = parse_link(options_.link);
@@ -252,15 +258,24 @@ void print_table(const nlohmann::ordered_json& results) {
   }
 }
 
+/// Opens for appending: what an earlier run left there stays until there is something to put in its place.
+void require_writable(const std::string& path) {
+  if (!std::ofstream(path, std::ios::app))
+    throw std::runtime_error("cannot write " + path + ": does its folder exist?");
+}
+
+void write_results(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << '\n';
+  file.flush();
+  if (!file) throw std::runtime_error("writing " + path + " failed: is the disk full?");
+}
+
 void run_bench(const BenchOptions& options) {
   const auto specs = split_specs(options.sync);
   for (const auto& spec : specs) builtin_registry().make(spec);  // all of them, before any runs
   if (!options.link.empty()) parse_link(options.link);
-  std::ofstream file;
-  if (!options.json.empty() && options.json != "-") {
-    file.open(options.json);
-    if (!file) throw std::runtime_error("cannot write " + options.json + ": does its folder exist?");
-  }
+  if (!options.json.empty() && options.json != "-") require_writable(options.json);
   run_on_engine(options.engine, [&](Communicator& communicator) {
     auto results = nlohmann::ordered_json::array();
     for (const auto& spec : specs) {
@@ -270,13 +285,9 @@ void run_bench(const BenchOptions& options) {
     if (communicator.rank() != 0) return;
     if (options.json == "-") {
       fmt::print("{}\n", results.dump(2));
-      return;
-    }
-    print_table(results);
-    if (file.is_open()) {
-      file << results.dump(2) << '\n';
-      file.flush();
-      if (!file) throw std::runtime_error("writing " + options.json + " failed: is the disk full?");
+    } else {
+      print_table(results);
+      if (!options.json.empty()) write_results(options.json, results.dump(2));
     }
     for (const auto& result : results) {
       if (!result["ranks_agree"])
@@ -298,7 +309,10 @@ void add_bench_command(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--zipf", options->gradient.zipf, "Skew of the row indices")->capture_default_str();
   command->add_option("--row-width", options->gradient.row_width, "Elements of a row")->capture_default_str();
-  command->add_option("--workers", options->engine.workers, "Number of ranks")->capture_default_str();
+  command
+      ->add_option("--workers", options->engine.workers,
+                   "Number of ranks; under mpirun and torchrun's variables as many as were started")
+      ->capture_default_str();
   command->add_option("--engine", options->engine.engine, "threads, mpi or gloo")->capture_default_str();
   command->add_option("--deadline", options->engine.deadline_seconds, "Seconds that a blocking call may take")
       ->capture_default_str();
@@ -309,6 +323,7 @@ void add_bench_command(CLI::App& app) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command->add_option("--seed", options->gradient.seed, "Seed of gradients and systems")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--link", options->link,
                       "Model this link, as 1Gbit:50us: messages * latency + bytes / rate");

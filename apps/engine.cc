@@ -77,6 +77,10 @@ void run_on_engine(const EngineOptions& options, const std::function<void(Commun
   if (options.workers < 1) {
     throw std::invalid_argument("workers = " + std::to_string(options.workers) + ": at least 1 is needed");
   }
+  if (!(options.deadline_seconds > 0 && options.deadline_seconds <= Communicator::kLongestDeadlineSeconds)) {
+    throw std::invalid_argument("deadline of " + std::to_string(options.deadline_seconds) +
+                                " s: it must be above 0 and at most a day");
+  }
   const std::chrono::duration<double> deadline(options.deadline_seconds);
   [[maybe_unused]] const auto run = [&](Communicator& communicator) {
     communicator.set_deadline(deadline);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -36,6 +37,7 @@ Link parse_link(std::string_view text) {
   const std::size_t colon = text.find(':');
   if (colon == std::string_view::npos || !parse(text.substr(0, colon), kRates, link.bytes_per_second) ||
       !parse(text.substr(colon + 1), kTimes, link.latency_seconds) || !(link.bytes_per_second > 0) ||
+      !std::isfinite(link.bytes_per_second) || !std::isfinite(link.latency_seconds) ||
       link.latency_seconds < 0) {
     throw std::invalid_argument("link '" + std::string(text) + "' is not RATE:LATENCY, as in 1Gbit:50us");
   }

@@ -16,7 +16,7 @@ TEST(Link, RatesAndLatencies) {
 
 TEST(Link, AnythingElseIsRefused) {
   for (const char* text : {"", "1Gbit", "Gbit:1us", "1Gbit:", "1GBit:1us", "-1Gbit:1us", "1Gbit:-1us",
-                           "1Gbit:1m", "1Gbit:1us "}) {
+                           "1Gbit:1m", "1Gbit:1us ", "infGbit:1us", "1Gbit:infs", "nanGbit:1us"}) {
     EXPECT_THROW(parse_link(text), std::invalid_argument) << text;
   }
 }

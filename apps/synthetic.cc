@@ -55,9 +55,13 @@ void fill_synthetic(const SyntheticGradient& shape, int rank, Span<float> gradie
     throw std::invalid_argument("density " + std::to_string(shape.density) +
                                 " must be above 0 and at most 1");
   }
-  if (shape.zipf < 0)
-    throw std::invalid_argument("zipf " + std::to_string(shape.zipf) + " must not be negative");
-  if (shape.row_width == 0) throw std::invalid_argument("row width must be at least 1");
+  if (!(shape.zipf >= 0 && shape.zipf <= 100)) {
+    throw std::invalid_argument("zipf " + std::to_string(shape.zipf) + " must be from 0 to 100");
+  }
+  if (shape.row_width == 0 || (!gradient.empty() && shape.row_width > gradient.size())) {
+    throw std::invalid_argument("row width " + std::to_string(shape.row_width) + " must be from 1 to the " +
+                                std::to_string(gradient.size()) + " elements of the gradient");
+  }
   const RandomStream values =
       random_stream(shape.seed, 0, 0, RandomPurpose::bench, static_cast<std::uint32_t>(rank), 0);
   if (gradient.empty()) return;

@@ -63,8 +63,11 @@ TEST(Synthetic, RepeatsWithTheSeedAndDiffersByRank) {
 }
 
 TEST(Synthetic, BadShapesAreRefused) {
-  for (const SyntheticGradient& shape : {SyntheticGradient{.density = 0}, SyntheticGradient{.density = 1.1},
-                                         SyntheticGradient{.zipf = -1}, SyntheticGradient{.row_width = 0}}) {
+  for (const SyntheticGradient& shape :
+       {SyntheticGradient{.density = 0}, SyntheticGradient{.density = 1.1}, SyntheticGradient{.zipf = -1},
+        SyntheticGradient{.zipf = std::nan("")}, SyntheticGradient{.row_width = 0},
+        SyntheticGradient{.row_width = 11},
+        SyntheticGradient{.density = 0.5, .row_width = ~std::uint64_t{0}}}) {
     EXPECT_THROW(gradient_of(shape, 0, 10), std::invalid_argument);
   }
 }

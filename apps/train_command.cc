@@ -56,7 +56,7 @@ void add_train_command(CLI::App& app) {
   train::Options& options = arguments->options;
 
   CLI::App* command = app.add_subcommand("train", kSummary);
-  command->option_defaults()->always_capture_default();
+  command->option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   command->add_option("--data", options.data, "fashion-mnist[:DIR] or cifar10:DIR");
   command->add_option("--model", options.model, "cnn or resnet20");
   CLI::Option* sync =
@@ -85,8 +85,9 @@ void add_train_command(CLI::App& app) {
                       "Seconds after which a silent rank counts as lost");
   command->add_option("--checkpoint", options.checkpoint, "Folder for a checkpoint after each epoch");
   command->add_flag("--resume", options.resume, "Continue from the newest checkpoint");
-  command->add_option("--stop-after", options.stop_after,
-                      "End after N epochs, to be resumed later; 0: do not");
+  command
+      ->add_option("--stop-after", options.stop_after, "End after N epochs, to be resumed later; 0: do not")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--json", options.json, "File for the results");
   command->add_option("--plot", options.plot, "PNG for accuracy against epochs and bytes");
   command->callback([arguments, sync] {

@@ -15,9 +15,9 @@ struct Options {
   std::vector<std::string> specs = {"dense"};  ///< Trained one after the other, each from the same start.
   std::string engine = "threads";
   int workers = 4;
-  int epochs = 8;
-  int batch = 64;  ///< Images per worker and step.
-  double learning_rate = 0.5;
+  int epochs = 6;
+  int batch = 16;  ///< Images per worker and step.
+  double learning_rate = 0.05;
   /// Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual arrives tens
   /// of steps late: with it Marsit diverges at every useful rate, without it all systems train at the same
   /// one.

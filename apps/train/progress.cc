@@ -1,6 +1,7 @@
 #include "progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,11 +12,18 @@ namespace thinwire::train {
 namespace {
 
 constexpr std::chrono::milliseconds kRedraw{100};
-constexpr std::size_t kBarWidth = 20;
+constexpr std::size_t kWidestBar = 30;
+constexpr std::size_t kNarrowestBar = 5;  // below that it says less than the numbers beside it
 
-std::string bar(std::uint64_t done, std::uint64_t all) {
-  const std::size_t filled = all == 0 ? kBarWidth : static_cast<std::size_t>(done * kBarWidth / all);
-  return std::string(filled, '#') + std::string(kBarWidth - filled, '.');
+std::string bar(std::uint64_t done, std::uint64_t all, std::size_t width) {
+  const std::size_t filled = all == 0 ? width : static_cast<std::size_t>(done * width / all);
+  return std::string(filled, '#') + std::string(width - filled, '.');
+}
+
+/// Of the terminal; 80 if it does not say.
+std::size_t columns_of(std::FILE* stream) {
+  winsize size{};
+  return ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 std::string duration(double seconds) {
@@ -59,11 +67,18 @@ void Progress::draw(double loss, std::uint64_t bytes_sent) {
   const double elapsed = std::chrono::duration<double>(Clock::now() - begun_).count();
   const double left = elapsed / static_cast<double>(done) * static_cast<double>(all - std::min(all, steps_));
   const std::string accuracy = accuracy_ < 0 ? "" : fmt::format(", accuracy {:.4f}", accuracy_);
-  // Carriage return and "erase to the end of the line": the line never grows a tail of an older, longer one.
-  fmt::print(stream_, "\r{} [{}] epoch {}/{} step {}/{}, loss {:.4f}{}, {} sent per worker, {} left\x1b[K",
-             label_, bar(steps_, all), std::min(epochs_, (steps_ - 1) / steps_per_epoch_ + 1), epochs_,
-             (steps_ - 1) % steps_per_epoch_ + 1, steps_per_epoch_, loss, accuracy, megabytes(bytes_sent),
-             duration(left));
+  const std::string numbers = fmt::format("epoch {}/{} step {}/{}, loss {:.4f}{}, {}/worker, {} left",
+                                          std::min(epochs_, (steps_ - 1) / steps_per_epoch_ + 1), epochs_,
+                                          (steps_ - 1) % steps_per_epoch_ + 1, steps_per_epoch_, loss,
+                                          accuracy, megabytes(bytes_sent), duration(left));
+  // The bar takes the room that is left; brackets and blanks take four.
+  const std::size_t room = columns_of(stream_);
+  const std::size_t taken = label_.size() + numbers.size() + 4;
+  const std::size_t width = room > taken ? std::min(kWidestBar, room - taken - 1) : 0;
+  const std::string picture = width < kNarrowestBar ? "" : fmt::format("[{}] ", bar(steps_, all, width));
+  // Wrapping is off while the line is drawn, for a wrapped line could not be redrawn; "erase to the end of
+  // the line" removes the tail of an older, longer one.
+  fmt::print(stream_, "\r\x1b[?7l{} {}{}\x1b[K\x1b[?7h", label_, picture, numbers);
   std::fflush(stream_);
   drawn_ = true;
   last_drawn_ = Clock::now();

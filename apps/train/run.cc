@@ -114,12 +114,14 @@ void limit_blas_threads(int threads) {
 void write_json(const std::vector<RunResult>& results, const Options& options, const std::string& path) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
   for (const auto& result : results) all.push_back(to_json(result, options));
-  const std::string partial = path + ".partial";
+  // A pipe or a device (/dev/stdout) is written to, not replaced.
+  std::error_code error;
+  const bool replace = !fs::exists(path, error) || fs::is_regular_file(path, error);
+  const std::string partial = replace ? path + ".partial" : path;
   std::ofstream stream(partial);
   stream << all.dump(2) << '\n';
   stream.close();
-  std::error_code error;
-  if (stream) fs::rename(partial, path, error);
+  if (stream && replace) fs::rename(partial, path, error);
   if (!stream || error)
     throw std::runtime_error(fmt::format("{} cannot be written: is the disk full?", path));
 }
@@ -148,6 +150,9 @@ void run(const Options& options) {
   }
   check_writable(options.json);
   check_writable(options.plot);
+  if (fs::exists(options.plot) && !fs::is_regular_file(options.plot)) {
+    throw std::invalid_argument(fmt::format("--plot {}: not a file", options.plot));
+  }
   Dataset dataset = load_dataset(options.data);
   limit_training(dataset, options.limit);
   if (steps_per_epoch(dataset.train.count(), options.workers, options.batch) == 0) {
@@ -168,7 +173,10 @@ void run(const Options& options) {
       const Job job{options, dataset, spec, checkpoint_folder(options, spec), resumable[i]};
       RunResult result = train_rank(job, communicator, progress ? &*progress : nullptr);
       if (!progress) continue;
-      if (!result.failure.empty()) progress->note(fmt::format("{} {}", spec, result.failure));
+      // A single system's failure becomes this call's own error below.
+      if (!result.failure.empty() && options.specs.size() > 1) {
+        progress->note(fmt::format("{} {}", spec, result.failure));
+      }
       results.push_back(std::move(result));
       // After each system, so that a failure of a later one costs nothing but its own numbers.
       if (!options.json.empty()) write_json(results, options, options.json);

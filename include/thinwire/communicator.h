@@ -73,8 +73,9 @@ class Communicator {
   /// "threads", "mpi", "gloo": for messages and reports.
   virtual std::string engine() const = 0;
 
-  /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless >
-  /// 0.
+  static constexpr double kLongestDeadlineSeconds = 86'400;
+  /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless
+  /// above 0 and at most a day.
   void set_deadline(std::chrono::duration<double> deadline);
   std::chrono::duration<double> deadline() const { return deadline_; }
 

@@ -75,6 +75,10 @@ class Synchronizer {
   /// last two gradient holds no meaningful value and residual is as it was.
   virtual void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) = 0;
 
+  /// Called once before the first step, on every rank alike: throws std::invalid_argument when the options do
+  /// not fit a world of this size. Default: every world will do.
+  virtual void require_world(int world_size) const;
+
   /// Payload bytes that rank workload.rank sends for one bucket, by the paper's formula in exact integers.
   /// What a communicator counts is this plus report.frame_header_bytes.
   virtual std::uint64_t payload_bytes(const Workload& workload) const = 0;

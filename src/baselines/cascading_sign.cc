@@ -63,7 +63,7 @@ class CascadeCodec final : public RingCodec {
     const RandomStream stream = random_stream(
         step_.seed, step_.index, bucket_, RandomPurpose::stochastic_sign,
         static_cast<std::uint32_t>(step_.communicator.rank()), static_cast<std::uint32_t>(piece.hop));
-    const auto factor = static_cast<float>(finite && norm > 0 ? 0.5 / norm : 0.0);
+    const auto factor = static_cast<float>(finite && norm > 1e-37 ? 0.5 / norm : 0.0);
     stochastic_signs(step_.executor, stream, values, plus, factor,
                      scaled_sign_words(message, piece.elements()));
   }

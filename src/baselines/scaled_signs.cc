@@ -75,6 +75,10 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   }
   sends.wait_all();
   step.report.seconds_wait += watch.lap();
+  // Every partial sum lies within the sum of the scales; all ranks have the same ones.
+  float largest_sum = 0;
+  for (const float one : scales) largest_sum += one;
+  all_finite = all_finite && std::isfinite(largest_sum);
   step.report.finite = all_finite;
   if (!all_finite) {
     fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());

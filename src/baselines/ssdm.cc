@@ -31,7 +31,7 @@ class Ssdm final : public Synchronizer {
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::stochastic_sign,
                                               static_cast<std::uint32_t>(step.communicator.rank()));
     average_scaled_signs(bucket, gradient, residual, step, norm, pendings_, [&](Span<std::uint64_t> bits) {
-      const auto factor = static_cast<float>(norm > 0 ? 0.5 / norm : 0.0);
+      const auto factor = static_cast<float>(norm > 1e-37 ? 0.5 / norm : 0.0);
       stochastic_signs(step.executor, stream, gradient, residual, factor, bits);
     });
   }

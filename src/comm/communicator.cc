@@ -30,8 +30,9 @@ Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
 Communicator::~Communicator() = default;
 
 void Communicator::set_deadline(std::chrono::duration<double> deadline) {
-  if (!(deadline.count() > 0)) {
-    throw std::invalid_argument("deadline of " + std::to_string(deadline.count()) + " s: it must be above 0");
+  if (!(deadline.count() > 0 && deadline.count() <= kLongestDeadlineSeconds)) {
+    throw std::invalid_argument("deadline of " + std::to_string(deadline.count()) +
+                                " s: it must be above 0 and at most a day");
   }
   deadline_ = deadline;
 }

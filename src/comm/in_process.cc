@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 #include "thinwire/errors.h"
@@ -223,28 +224,37 @@ void run_in_process(int workers, const std::function<void(Communicator&)>& body,
     throw std::invalid_argument("workers = " + std::to_string(workers) + ": at least 1 is needed");
   }
   Hub hub(workers);
-  std::exception_ptr first_error;
-  std::vector<std::thread> threads;
   // Communicators outlive all threads: a peer may still look at an operation of a rank that has ended.
   std::deque<InProcessCommunicator> communicators;
   for (int rank = 0; rank < workers; ++rank) {
     communicators.emplace_back(hub, rank);
     communicators.back().set_deadline(deadline);
   }
+  std::exception_ptr first_error;
+  // The first failure interrupts everyone's communication.
+  auto failed = [&](int rank) {
+    std::lock_guard lock(hub.mutex);
+    if (hub.failed < 0) {
+      hub.failed = rank;
+      first_error = std::current_exception();
+    }
+    for (auto& wake : hub.wake) wake.notify_all();
+  };
+  std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(workers));
   for (int rank = 0; rank < workers; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(communicators[static_cast<std::size_t>(rank)]);
-      } catch (...) {
-        std::lock_guard lock(hub.mutex);
-        if (hub.failed < 0) {
-          hub.failed = rank;
-          first_error = std::current_exception();
+    try {
+      threads.emplace_back([&, rank] {
+        try {
+          body(communicators[static_cast<std::size_t>(rank)]);
+        } catch (...) {
+          failed(rank);
         }
-        for (auto& wake : hub.wake) wake.notify_all();
-      }
-    });
+      });
+    } catch (const std::system_error&) {  // no more threads to be had
+      failed(rank);
+      break;
+    }
   }
   for (auto& thread : threads) thread.join();
   if (first_error) std::rethrow_exception(first_error);

@@ -18,17 +18,15 @@ class CpuExecutor final : public Executor {
  public:
   explicit CpuExecutor(int threads) : threads_(threads) {
     helpers_.reserve(static_cast<std::size_t>(threads - 1));
-    for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { help(); });
+    try {
+      for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { help(); });
+    } catch (...) {  // no more threads to be had: end those that there are
+      stop();
+      throw;
+    }
   }
 
-  ~CpuExecutor() override {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    for (auto& helper : helpers_) helper.join();
-  }
+  ~CpuExecutor() override { stop(); }
 
   Memory memory() const override { return Memory::host; }
   int concurrency() const override { return threads_; }
@@ -63,6 +61,15 @@ class CpuExecutor final : public Executor {
   }
 
  private:
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (auto& helper : helpers_) helper.join();
+  }
+
   void help() {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex_);

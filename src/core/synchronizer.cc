@@ -5,6 +5,8 @@
 
 namespace thinwire {
 
+void Synchronizer::require_world(int) const {}
+
 void Synchronizer::save(BucketWriter&) const {}
 void Synchronizer::load(const BucketReader&) {}
 

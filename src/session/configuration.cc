@@ -11,7 +11,7 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kTextBytes = 240;
+constexpr std::size_t kTextBytes = 1024;
 constexpr int kFields = 6;
 constexpr std::array<const char*, kFields> kNames = {"thinwire's version", "spec",         "seed", "step",
                                                      "bucket sizes",       "configuration"};
@@ -54,11 +54,24 @@ Record record_of(const Configuration& configuration) {
 }
 
 /// Texts come from another rank: they end where the field ends, and only printable characters are shown.
-std::string shown(const std::array<char, kTextBytes>& text) {
+std::string printable(const std::array<char, kTextBytes>& text) {
   std::string result(text.begin(), std::find(text.begin(), text.end(), '\0'));
   std::replace_if(
       result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return result;
+}
+
+/// "ONE against OTHER", from the word on in which the texts first differ, shortened.
+std::string difference(const std::string& one, const std::string& other) {
+  constexpr std::size_t kShown = 60;
+  const auto limit = std::min(one.size(), other.size());
+  std::size_t at = 0;
+  while (at < limit && one[at] == other[at]) ++at;
+  while (at > 0 && one[at - 1] != ' ') --at;
+  auto cut = [at](const std::string& text) {
+    return text.size() - at > kShown ? text.substr(at, kShown) + "..." : text.substr(at);
+  };
+  return cut(one) + " against " + cut(other);
 }
 
 }  // namespace
@@ -74,8 +87,8 @@ void compare_configurations(Communicator& communicator, const Configuration& con
     const char* separator = " ";
     for (std::size_t i = 0; i < kNames.size(); ++i) {
       if (all[rank].hashes[i] == all[0].hashes[i]) continue;
-      message += separator + std::string(kNames[i]) + " (" + shown(all[rank].texts[i]) + " against " +
-                 shown(all[0].texts[i]) + ")";
+      message += separator + std::string(kNames[i]) + " (" +
+                 difference(printable(all[rank].texts[i]), printable(all[0].texts[i])) + ")";
       separator = ", ";
     }
     throw std::runtime_error(message + "; start all ranks alike");

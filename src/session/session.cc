@@ -1,6 +1,6 @@
 #include "thinwire/session.h"
 
-#include <cstring>
+#include <algorithm>
 #include <limits>
 #include <set>
 #include <stdexcept>
@@ -59,6 +59,7 @@ BucketId Session::add_bucket(BucketLayout parameters) {
 }
 
 void Session::start() {
+  pipeline_.synchronizer->require_world(communicator_.size());
   compare_configurations(communicator_, {.spec = pipeline_.spec,
                                          .seed = options_.seed,
                                          .step = step_,
@@ -144,17 +145,24 @@ void Session::load(const StateReader& reader) {
                              ": resume with the same seed");
   }
   const BucketReader buckets(reader, layouts_);
+  const std::uint64_t step = reader.get_integer("step");
+  std::vector<std::vector<float>> residuals(buckets_.size());
   if (pipeline_.feedback) {
     for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
-      if (!buckets.elements("residual", bucket, store_->residuals.open(bucket, buckets_[bucket]->elements)) &&
-          buckets_[bucket]->elements != 0) {
+      residuals[bucket].resize(buckets_[bucket]->elements);
+      if (!buckets.elements("residual", bucket, residuals[bucket]) && buckets_[bucket]->elements != 0) {
         throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name +
                                  "'");
       }
     }
   }
   pipeline_.synchronizer->load(buckets);
-  step_ = reader.get_integer("step");
+  // Only now that everything has been read: a state that does not fit leaves the session as it was.
+  for (BucketId bucket = 0; bucket < buckets_.size() && pipeline_.feedback; ++bucket) {
+    std::copy(residuals[bucket].begin(), residuals[bucket].end(),
+              store_->residuals.open(bucket, buckets_[bucket]->elements).begin());
+  }
+  step_ = step;
   started_ = false;
 }
 

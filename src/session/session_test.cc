@@ -69,6 +69,8 @@ TEST(Session, DifferentlyConfiguredRanksRefuseToRunAndSayWhoDiffersInWhat) {
   EXPECT_NE(complaint("marsit", 1, 99, "lr=0.1").find("in bucket sizes (99 against 100)"), std::string::npos);
   EXPECT_NE(complaint("marsit", 1, 100, "lr=0.2").find("in configuration (lr=0.2 against lr=0.1)"),
             std::string::npos);
+  const std::string prefix(200, 'x');
+  EXPECT_NE(complaint("marsit", 1, 100, prefix + " limit=5").find("in configuration ("), std::string::npos);
   const auto both = complaint("dense", 2, 100, "lr=0.1");
   EXPECT_NE(both.find("spec"), std::string::npos);
   EXPECT_NE(both.find("seed"), std::string::npos);

@@ -39,6 +39,8 @@ class MomentumCorrection final : public Synchronizer {
     clear_delivered(step.delivered, velocity);
   }
 
+  void require_world(int world_size) const override { inner_->require_world(world_size); }
+
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return inner_->payload_bytes(workload);
   }
@@ -50,10 +52,12 @@ class MomentumCorrection final : public Synchronizer {
   }
 
   void load(const BucketReader& reader) override {
+    std::map<BucketId, std::vector<float>> loaded;
     for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
       std::vector<float> values(reader.bucket_elements(bucket));
-      if (reader.elements(kKind, bucket, Span<float>(values))) velocities_[bucket] = std::move(values);
+      if (reader.elements(kKind, bucket, Span<float>(values))) loaded[bucket] = std::move(values);
     }
+    velocities_ = std::move(loaded);
     inner_->load(reader);
   }
 

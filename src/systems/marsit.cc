@@ -128,6 +128,8 @@ class Marsit final : public Synchronizer {
     }
   }
 
+  void require_world(int world_size) const override { torus(world_size); }
+
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const auto world = static_cast<std::size_t>(workload.world_size);
     const auto position = static_cast<std::size_t>(workload.rank);
@@ -143,6 +145,8 @@ class Marsit final : public Synchronizer {
       const bool sampled = !config_.eta && workload.feedback && workload.step != 0;
       return extra + dense_bytes(workload.elements) + (sampled ? dense_bytes(sample) : 0);
     }
+    // Not counted, for the formula knows no history: when no step has counted yet (all before were not
+    // finite), a one-bit step agrees on its step sizes as well.
     const bool agrees = !config_.eta && config_.full_every == 0 && workload.step == 0;
     return extra + one_bit_payload_bytes(workload.elements, torus(workload.world_size), workload.rank) +
            (agrees ? dense_bytes(sample) : 0);
@@ -152,10 +156,12 @@ class Marsit final : public Synchronizer {
     for (const auto& [bucket, etas] : etas_) writer.values("marsit_eta", bucket, Span<const float>(etas));
   }
   void load(const BucketReader& reader) override {
+    std::map<BucketId, std::vector<float>> loaded;
     for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
       std::vector<float> etas(reader.parameters(bucket));
-      if (reader.values("marsit_eta", bucket, Span<float>(etas))) etas_[bucket] = std::move(etas);
+      if (reader.values("marsit_eta", bucket, Span<float>(etas))) loaded[bucket] = std::move(etas);
     }
+    etas_ = std::move(loaded);
   }
 
  private:
