@@ -323,7 +323,7 @@ void add_bench_command(CLI::App& app) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command->add_option("--seed", options->gradient.seed, "Seed of gradients and systems")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative())
       ->capture_default_str();
   command->add_option("--link", options->link,
                       "Model this link, as 1Gbit:50us: messages * latency + bytes / rate");

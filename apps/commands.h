@@ -7,6 +7,14 @@
 
 namespace thinwire::apps {
 
+/// For options that count something: a message that a person can read.
+inline CLI::Validator not_negative() {
+  return {[](std::string& value) {
+            return value.starts_with('-') ? value + " must not be negative" : std::string();
+          },
+          "", "not negative"};
+}
+
 void add_systems_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_train_command(CLI::App& app);

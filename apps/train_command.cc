@@ -74,9 +74,9 @@ void add_train_command(CLI::App& app) {
   command->add_option("--momentum", options.momentum, "Of SGD");
   command->add_option("--weight-decay", options.weight_decay, "Of SGD");
   command->add_option("--seed", options.seed, "Of initial weights, order of images and every random choice")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   command->add_option("--limit", options.limit, "Use only the first N training images; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   command->add_option("--threads", options.threads, "CPU threads of one rank");
   command->add_option(
       "--bucket-mb", options.bucket_megabytes,
@@ -87,7 +87,7 @@ void add_train_command(CLI::App& app) {
   command->add_flag("--resume", options.resume, "Continue from the newest checkpoint");
   command
       ->add_option("--stop-after", options.stop_after, "End after N epochs, to be resumed later; 0: do not")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   command->add_option("--json", options.json, "File for the results");
   command->add_option("--plot", options.plot, "PNG for accuracy against epochs and bytes");
   command->callback([arguments, sync] {

@@ -36,6 +36,8 @@ TEST(Results, JsonGivesBytesPerRankAndStep) {
   EXPECT_EQ(json["steps"], 10);
   EXPECT_EQ(json["test_accuracy"], 0.8);
   EXPECT_EQ(json["epochs"][0]["wire_bytes_so_far"], 4000);
+  EXPECT_TRUE(json.contains("perplexity") && json["perplexity"].is_null());
+  EXPECT_TRUE(json.contains("relative_error") && json["relative_error"].is_null());
   EXPECT_TRUE(json["residual_norm"].is_null());
   EXPECT_TRUE(json["failure"].is_null());
   EXPECT_TRUE(json["ranks_agree"]);

@@ -251,8 +251,13 @@ void run_in_process(int workers, const std::function<void(Communicator&)>& body,
           failed(rank);
         }
       });
-    } catch (const std::system_error&) {  // no more threads to be had
-      failed(rank);
+    } catch (const std::system_error&) {
+      try {
+        throw std::runtime_error("only " + std::to_string(rank) + " of " + std::to_string(workers) +
+                                 " worker threads could be started: use fewer workers or raise the limits");
+      } catch (...) {
+        failed(rank);
+      }
       break;
     }
   }
