@@ -93,7 +93,10 @@ class Half final : public Synchronizer {
         const bool finite = encode_half(step_.executor, format_, shard(gradient_, peer),
                                         shard(residual_, peer), up[peer].values);
         non_finite_ = non_finite_ || !finite;
-        if (peer != self_ && shard_size(peer) != 0) sends.push(send(peer, kUpTag, up[peer], peer, 1));
+        if (peer != self_ && shard_size(peer) != 0) {
+          seal(up[peer], peer, 1);
+          sends.push(send(peer, kUpTag, up[peer]));
+        }
       }
       step_.report.seconds_compress += watch.lap();
 
@@ -114,9 +117,11 @@ class Half final : public Synchronizer {
         if (peer == self_ || shard_size(peer) == 0) continue;
         downlinks[peer] = step_.communicator.receive(static_cast<int>(peer), kDownTag, down[peer].bytes);
       }
-      for (std::size_t shift = 1; shift < world_ && shard_size(self_) != 0; ++shift) {
-        sends.push(
-            send((self_ + shift) % world_, kDownTag, down[self_], self_, static_cast<std::uint32_t>(world_)));
+      if (shard_size(self_) != 0) {
+        seal(down[self_], self_, static_cast<std::uint32_t>(world_));
+        for (std::size_t shift = 1; shift < world_; ++shift) {
+          sends.push(send((self_ + shift) % world_, kDownTag, down[self_]));
+        }
       }
       step_.report.seconds_compress += watch.lap();
       for (std::size_t peer = 0; peer < world_; ++peer) {
@@ -149,11 +154,14 @@ class Half final : public Synchronizer {
       return result;
     }
 
-    Pending send(std::size_t peer, Communicator::Tag tag, const HalfFrame& frame, std::size_t owner,
-                 std::uint32_t workers) {
+    /// Before the frame goes to anyone: a message under way may not be written to.
+    void seal(const HalfFrame& frame, std::size_t owner, std::uint32_t workers) {
       FrameHeader sealed = header(self_, owner, workers);
       sealed.flags = non_finite_ ? FrameHeader::kNonFinite : std::uint16_t{0};
       write_frame_header(frame.bytes, sealed);
+    }
+
+    Pending send(std::size_t peer, Communicator::Tag tag, const HalfFrame& frame) {
       step_.report.frame_header_bytes += FrameHeader::kBytes;
       return step_.communicator.send(static_cast<int>(peer), tag, frame.bytes);
     }
