@@ -230,7 +230,7 @@ class Run {
     }
     json["relative_error"] = size > 0 ? norm(exact) / (size / static_cast<double>(world)) : 0;
     // Without a residual nothing is conserved unless the system is lossless.
-    const bool conserves = session_.feedback() || session_.lossless();
+    const bool conserves = session_.pipeline(0).conserves;
     json["conservation_error"] =
         conserves ? nlohmann::ordered_json(size > 0 ? norm(kept) / size : 0) : nlohmann::ordered_json();
   }

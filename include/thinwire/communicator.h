@@ -72,6 +72,9 @@ class Communicator {
   Span<const int> ranks() const { return ranks_; }
   /// "threads", "mpi", "gloo": for messages and reports.
   virtual std::string engine() const = 0;
+  /// Seconds on this rank's clock since some moment in the past: the wall's, or the engine's own where time
+  /// is simulated.
+  virtual double now_seconds() const;
 
   static constexpr double kLongestDeadlineSeconds = 86'400;
   /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless

@@ -22,7 +22,17 @@ struct SpecPart {
 /// Splits at '+' and ':'. Throws std::invalid_argument for empty names, options without '=', repeated keys.
 std::vector<SpecPart> parse_spec(std::string_view spec);
 
-/// Splits a list of specs at commas. Throws std::invalid_argument for an empty list or an empty entry.
+/// What runs on which buckets: "rows=zen,dense=marsit:full_every=100", or one spec for both.
+struct SpecPair {
+  std::string dense;
+  std::string rows;  ///< Equal to dense when the text names one spec.
+};
+
+/// Throws std::invalid_argument when only one of rows= and dense= is there, or one is empty or repeated.
+SpecPair parse_spec_pair(std::string_view text);
+
+/// Splits a list of specs at commas; "rows=SPEC,dense=SPEC" is one entry. Throws std::invalid_argument for an
+/// empty list or an empty entry.
 std::vector<std::string> split_specs(std::string_view list);
 
 /// An option as `thinwire systems` shows it.
@@ -53,18 +63,29 @@ class Options {
   std::vector<std::pair<std::string, std::string>> values_;
 };
 
+/// What a stage wraps.
+struct Inner {
+  std::unique_ptr<Synchronizer> synchronizer;
+  bool feedback = false;  ///< Whether it shall be given a residual.
+};
+
 struct SystemInfo {
   std::string name;
   std::string summary;  ///< One line.
   std::string paper;    ///< Where it comes from.
   std::string formula;  ///< Payload bytes that one rank sends per step, as text.
   bool lossless = false;
-  bool feedback_default = false;  ///< Whether a residual is kept unless feedback=on|off says otherwise.
-  bool delivers_all = true;       ///< Whether every element counts as delivered after a step.
-  bool stage = false;             ///< Goes in front of a system with '+'.
+  bool feedback_default = false;   ///< Whether a residual is kept unless feedback=on|off says otherwise.
+  bool delivers_all = true;        ///< Whether every element counts as delivered after a step.
+  bool takes_rows = false;         ///< Gains from sparsity: rows, or the zeros of a dense bucket.
+  bool stage = false;              ///< Goes in front of a system with '+'.
+  bool sparsifies = false;         ///< A stage that hands on a part of the gradient and keeps the rest.
+  bool corrects_momentum = false;  ///< A stage that applies momentum before compression.
+  /// A stage's: what stands behind it when the spec names nothing; empty: something must be named.
+  std::string alone;
   std::vector<OptionInfo> options;
-  /// For a stage, `inner` is what it wraps; else it is null.
-  std::function<std::unique_ptr<Synchronizer>(const Options&, std::unique_ptr<Synchronizer> inner)> make;
+  /// For a stage, `inner` is what it wraps; else it is empty.
+  std::function<std::unique_ptr<Synchronizer>(const Options&, Inner inner)> make;
 };
 
 /// A spec turned into something that runs.
@@ -73,6 +94,7 @@ struct Pipeline {
   std::unique_ptr<Synchronizer> synchronizer;
   bool feedback = false;
   bool lossless = false;
+  bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
 };
 
 class Registry {

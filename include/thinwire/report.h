@@ -19,12 +19,17 @@ struct Traffic {
 
 /// One bucket's step on one rank. Seconds are wall-clock times of this rank's thread.
 struct StepReport {
+  static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
+
   std::uint32_t bucket = 0;
   std::uint64_t step = 0;
   std::uint64_t elements = 0;
   std::uint64_t raw_bytes = 0;           ///< 4 * elements: what a dense system has to move.
   Traffic wire;                          ///< Payload and frame headers together.
   std::uint64_t frame_header_bytes = 0;  ///< The part of wire.sent_bytes that is frame headers.
+  /// The rest of wire.sent_bytes by the system's formula, from this step's own counts (non-zeros per owner,
+  /// union) where it depends on them.
+  std::uint64_t formula_bytes = kUnknown;
   double seconds_total = 0;
   double seconds_compress = 0;     ///< Kernels before the exchange and inside its hops.
   double seconds_communicate = 0;  ///< seconds_total less compress and decompress; wait is a part of it.
@@ -33,6 +38,10 @@ struct StepReport {
   bool finite = true;       ///< False: some rank had inf or NaN; mean is non-finite, residual untouched.
   double density_in = 1;    ///< Non-zeros over elements, before and after, where a system knows them.
   double density_out = 1;
+  /// Largest share of this rank's rows that goes to one owner, times the number of owners; 1 is balance. -1:
+  /// the system has no owners, or there were no rows.
+  double imbalance_push = -1;
+  double imbalance_pull = -1;      ///< The same for the union's rows, over owners.
   double relative_error = -1;      ///< |mean - exact| / |exact|; -1: not asked for.
   double residual_norm = -1;       ///< l2 norm of this rank's residual after the step; -1: not computed.
   double residual_deviation = -1;  ///< l2 norm of residual - (mean residual over ranks); -1: not computed.

@@ -6,6 +6,14 @@
 //   session.add_bucket({{"layer1.weight", 4096}, {"layer1.bias", 64}});
 //   session.start();                       // collective: refuses to run if ranks are configured differently
 //   for (...) { session.synchronize(0, gradient); session.next_step(); }
+//
+// Embeddings whose gradients are rows may run another system than the rest, in the same session:
+//
+//   thinwire::Session session("rows=zen,dense=marsit:full_every=100", communicator);
+//   const auto table = session.add_rows("embedding.weight", 50'000, 256);
+//   const auto rest = session.add_bucket({...});
+//   std::array gradients = {BucketGradient{.bucket = table, .rows = ...}, BucketGradient{.bucket = rest,
+//   .dense = ...}}; session.synchronize(gradients);        // the whole model; then next_step()
 
 #include <cstdint>
 #include <map>
@@ -29,9 +37,17 @@ struct SessionOptions {
   const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
 };
 
+/// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.
+struct BucketGradient {
+  BucketId bucket = 0;
+  Span<float> dense{};  ///< In: this rank's gradient. Out: the mean.
+  RowSparse rows{};     ///< In: this rank's gradient. Out: the mean, see Session::synchronize_rows.
+};
+
 class Session {
  public:
-  /// Throws std::invalid_argument for a bad spec. The communicator must outlive the session.
+  /// spec: one system for all buckets, or "rows=SPEC,dense=SPEC". Throws std::invalid_argument for a bad
+  /// spec. The communicator must outlive the session.
   Session(std::string_view spec, Communicator& communicator, SessionOptions options = {});
   ~Session();
 
@@ -39,6 +55,10 @@ class Session {
   /// are what checkpoints are keyed by. Throws std::invalid_argument for a repeated name, 2^32 or more
   /// elements, or when start() was called already.
   BucketId add_bucket(BucketLayout parameters);
+
+  /// Declares a table of `rows` rows of `width` values as the next bucket; its gradients are row-sparse.
+  /// Throws as add_bucket does, and for 2^32 or more rows or a width of 0.
+  BucketId add_rows(std::string parameter, std::size_t rows, std::size_t width);
 
   /// Collective. Compares library version, spec, options, seed, bucket sizes, step and configuration across
   /// ranks and throws std::runtime_error on every rank, naming a rank that differs and in what. May be called
@@ -49,6 +69,20 @@ class Session {
   /// Collective. Returns what it cost.
   const StepReport& synchronize(BucketId bucket, Span<float> gradient);
 
+  /// gradient: this rank's rows, in any order; rows that come more than once are added up in the order in
+  /// which they come. `rows` and `width` must be those of add_rows. Returns the mean as
+  /// Synchronizer::synchronize_rows does: ascending, distinct, the same on all ranks, in memory of the
+  /// session that stays valid until the bucket's next step. A system that takes no rows, or a residual, makes
+  /// it work on a dense copy of the table. Collective. Throws std::invalid_argument, before anything is sent,
+  /// for an index that is not below rows and for sizes that do not fit.
+  RowSparse synchronize_rows(BucketId bucket, const RowSparse& gradient);
+
+  /// Both kinds, one after the other in the order given, the same on all ranks. Collective.
+  void synchronize(Span<BucketGradient> gradients);
+
+  /// What the bucket's last step cost.
+  const StepReport& report(BucketId bucket) const;
+
   /// Payload bytes that this rank sends for the bucket in the current step, by the system's formula.
   std::uint64_t payload_bytes(BucketId bucket) const;
 
@@ -56,10 +90,10 @@ class Session {
   void next_step() { ++step_; }
   std::uint64_t step() const { return step_; }
 
-  const std::string& spec() const { return pipeline_.spec; }
-  const Synchronizer& synchronizer() const { return *pipeline_.synchronizer; }
-  bool feedback() const { return pipeline_.feedback; }
-  bool lossless() const { return pipeline_.lossless; }
+  /// Canonical: all options with their values.
+  std::string spec() const;
+  /// What runs on the bucket.
+  const Pipeline& pipeline(BucketId bucket) const;
   Communicator& communicator() { return communicator_; }
   /// What this rank still owes for the bucket; empty without feedback.
   Span<const float> residual(BucketId bucket) const;
@@ -76,9 +110,14 @@ class Session {
  private:
   struct Bucket;
   struct Store;
+  BucketId add(BucketLayout parameters, std::size_t width, std::size_t pipeline);
+  Bucket& open(BucketId bucket, bool rows);
+  template <class Run>
+  void run(BucketId bucket, Run&& run);
+
   Communicator& communicator_;
   SessionOptions options_;
-  Pipeline pipeline_;
+  std::vector<Pipeline> pipelines_;  // dense, and rows where it differs
   std::unique_ptr<Executor> executor_;
   std::vector<BucketLayout> layouts_;
   std::vector<std::unique_ptr<Bucket>> buckets_;

@@ -15,6 +15,7 @@
 #include "thinwire/communicator.h"
 #include "thinwire/executor.h"
 #include "thinwire/report.h"
+#include "thinwire/row_sparse.h"
 #include "thinwire/span.h"
 #include "thinwire/workspace.h"
 
@@ -49,6 +50,9 @@ struct Step {
 /// What a formula of bytes depends on.
 struct Workload {
   std::uint64_t elements = 0;
+  std::uint64_t row_width = 1;  ///< Values per unit of sparsity: elements by themselves, or rows.
+  double density = 1;           ///< Share of rows that a rank's gradient holds.
+  double densification = 1;     ///< gamma: rows in the union over ranks, divided by rows of one rank.
   int world_size = 1;
   int rank = 0;
   std::uint64_t step = 0;
@@ -79,8 +83,21 @@ class Synchronizer {
   /// not fit a world of this size. Default: every world will do.
   virtual void require_world(int world_size) const;
 
+  /// Whether synchronize_rows works on the rows as they are. False: whoever holds rows densifies them.
+  virtual bool takes_rows() const { return false; }
+
+  /// synchronize for a row-sparse gradient. gradient: row indices ascending and distinct, below
+  /// gradient.rows. residual [rows * width] or empty, as in synchronize. Returns the mean: rows ascending and
+  /// distinct, the same on all ranks, every row that it does not list is zero; it lies in step.workspace. If
+  /// any rank's values hold inf or NaN, the mean is one row of NaN on all ranks. Collective. Throws what
+  /// synchronize throws; the default throws std::logic_error.
+  virtual RowSparse synchronize_rows(BucketId bucket, const RowSparse& gradient, Span<float> residual,
+                                     Step& step);
+
   /// Payload bytes that rank workload.rank sends for one bucket, by the paper's formula in exact integers.
-  /// What a communicator counts is this plus report.frame_header_bytes.
+  /// What a communicator counts is this plus report.frame_header_bytes. Where the bytes depend on the data,
+  /// this is what workload's density and densification lead one to expect, spread evenly over the ranks; the
+  /// formula's value for the very data of a step is report.formula_bytes.
   virtual std::uint64_t payload_bytes(const Workload& workload) const = 0;
 
   /// What must survive a restart besides the residuals (step sizes, centres, velocity). Default: nothing.

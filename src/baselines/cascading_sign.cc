@@ -208,7 +208,7 @@ SystemInfo cascading_sign_info() {
       "recompression at every hop: the scheme that Marsit replaces; loses accuracy, diverges at 8 workers";
   info.paper = "Marsit, section 3.2 and appendix A";
   info.formula = "2 * sum of (ceil(len/8) + 8) over W-1 segments, about 2(W-1)/W * d/8";
-  info.make = [](const Options&, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<CascadingSign>();
   };
   return info;

@@ -38,7 +38,7 @@ SystemInfo dense_info() {
   info.paper = "the baseline of all five papers";
   info.formula = "2(W-1)/W * 4d";
   info.lossless = true;
-  info.make = [](const Options&, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<Dense>();
   };
   return info;

@@ -221,7 +221,7 @@ SystemInfo half_info() {
   info.paper = "baseline; compare PyTorch's fp16_compress_hook";
   info.formula = "2(W-1)/W * 2d";
   info.options = {{"format", "fp16", "fp16 or bf16"}};
-  info.make = [](const Options& options, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const bool fp16 = options.choice("format", {"fp16", "bf16"}) == "fp16";
     return std::make_unique<Half>(fp16 ? HalfFormat::fp16 : HalfFormat::bf16);
   };

@@ -270,7 +270,7 @@ SystemInfo signsgd_info() {
   info.paper = "Bernstein et al., ICML 2018; on a ring as in Marsit, section 3.1";
   info.formula = "sum over m = 1..W-1 of (ceil(log2(m+1)) + 1) * ceil(len/8), and 8 for each other rank";
   info.options = {{"scale", "auto", "step size; auto: the mean over ranks of mean |gradient|"}};
-  info.make = [](const Options& options, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     std::optional<float> scale;
     if (options.text("scale") != "auto") scale = static_cast<float>(options.real("scale", 1e-30, 1e30));
     return std::make_unique<SignSgd>(scale);

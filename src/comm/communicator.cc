@@ -29,6 +29,10 @@ Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
 
 Communicator::~Communicator() = default;
 
+double Communicator::now_seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 void Communicator::set_deadline(std::chrono::duration<double> deadline) {
   if (!(deadline.count() > 0 && deadline.count() <= kLongestDeadlineSeconds)) {
     throw std::invalid_argument("deadline of " + std::to_string(deadline.count()) +

@@ -1,5 +1,6 @@
 #include "thinwire/registry.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace thinwire {
@@ -14,32 +15,61 @@ std::string canonical(const SpecPart& part, const SystemInfo& info) {
   return text;
 }
 
-/// A stage clears its own state where the inner system delivered; if that is everywhere, the stage does
-/// nothing.
-void refuse_meaningless(const std::vector<const SystemInfo*>& infos) {
+std::string known_systems(const std::vector<SystemInfo>& systems, bool (*wanted)(const SystemInfo&)) {
+  std::string names;
+  for (const auto& info : systems) {
+    if (wanted(info)) names += (names.empty() ? "" : ", ") + info.name;
+  }
+  return names;
+}
+
+void refuse_meaningless(const std::vector<const SystemInfo*>& infos, const std::vector<SystemInfo>& known) {
   const SystemInfo& last = *infos.back();
   if (last.stage) {
     throw std::invalid_argument(last.name + " is a stage: put a system behind it, as in '" + last.name +
                                 "+SYSTEM'");
   }
+  const SystemInfo* momentum = nullptr;
+  const SystemInfo* sparsifier = nullptr;
   for (std::size_t i = 0; i + 1 < infos.size(); ++i) {
     const SystemInfo& stage = *infos[i];
     if (!stage.stage) {
       throw std::invalid_argument(stage.name + " is a system, not a stage: nothing can follow it, but '" +
                                   infos[i + 1]->name + "' does");
     }
-    for (std::size_t j = 0; j < i; ++j) {
-      if (infos[j]->name == stage.name) {
-        throw std::invalid_argument("two '" + stage.name +
-                                    "' stages: the second would correct the first's correction; keep one");
+    if (stage.corrects_momentum) {
+      if (momentum != nullptr) {
+        throw std::invalid_argument(stage.name + " behind " + momentum->name +
+                                    ": the second would correct the first's correction; keep one");
       }
+      if (sparsifier != nullptr) {
+        throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
+                                    " would build its velocity from what is left of the gradient; put " +
+                                    stage.name + " in front");
+      }
+      momentum = &stage;
     }
-    if (last.delivers_all) {
-      throw std::invalid_argument(
-          stage.name + " around " + last.name + " has no effect: " + last.name +
-          " delivers every element at every step, so the velocity would be cleared each "
-          "time; leave the momentum to the optimizer");
+    if (stage.sparsifies) {
+      if (sparsifier != nullptr) {
+        throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
+                                    ": the gradient is sparse already; keep one");
+      }
+      sparsifier = &stage;
     }
+  }
+  if (sparsifier != nullptr && !last.takes_rows) {
+    throw std::invalid_argument(
+        sparsifier->name + " in front of " + last.name + " saves nothing: " + last.name +
+        " sends zeros like other values; behind " + sparsifier->name + " go " +
+        known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
+  }
+  const bool delivers_all =
+      std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->delivers_all; });
+  if (momentum != nullptr && delivers_all) {
+    throw std::invalid_argument(
+        momentum->name + " around " + last.name + " has no effect: " + last.name +
+        " delivers every element at every step, so the velocity would be cleared each "
+        "time; leave the momentum to the optimizer");
   }
 }
 
@@ -50,7 +80,7 @@ void Registry::add(SystemInfo info) {
     if (known.name == info.name)
       throw std::invalid_argument("a system called '" + info.name + "' exists already");
   }
-  if (!info.stage) {
+  if (!info.stage || info.sparsifies) {
     info.options.push_back({kFeedback, info.feedback_default ? "on" : "off",
                             "keep what was not delivered and add it to the next gradient"});
   }
@@ -67,19 +97,33 @@ const SystemInfo& Registry::find(std::string_view name) const {
 }
 
 Pipeline Registry::make(std::string_view spec) const {
-  const std::vector<SpecPart> parts = parse_spec(spec);
+  std::vector<SpecPart> parts = parse_spec(spec);
   std::vector<const SystemInfo*> infos;
   for (const auto& part : parts) infos.push_back(&find(part.name));
-  refuse_meaningless(infos);
+  if (infos.back()->stage && !infos.back()->alone.empty()) {
+    parts.push_back(parse_spec(infos.back()->alone).front());
+    infos.push_back(&find(parts.back().name));
+  }
+  refuse_meaningless(infos, systems_);
 
   Pipeline pipeline;
-  pipeline.lossless = infos.back()->lossless;
-  pipeline.feedback = Options(parts.back(), infos.back()->options).flag(kFeedback);
+  Inner made;
   for (std::size_t i = parts.size(); i-- > 0;) {
-    pipeline.synchronizer =
-        infos[i]->make(Options(parts[i], infos[i]->options), std::move(pipeline.synchronizer));
-    pipeline.spec = canonical(parts[i], *infos[i]) + (pipeline.spec.empty() ? "" : "+" + pipeline.spec);
+    const SystemInfo& info = *infos[i];
+    const Options options(parts[i], info.options);
+    made.synchronizer = info.make(options, std::move(made));
+    // A stage that keeps no residual of its own hands its inner system's through.
+    if (!info.stage || info.sparsifies) made.feedback = options.flag(kFeedback);
+    pipeline.spec = canonical(parts[i], info) + (pipeline.spec.empty() ? "" : "+" + pipeline.spec);
   }
+  pipeline.synchronizer = std::move(made.synchronizer);
+  pipeline.feedback = made.feedback;
+  pipeline.lossless = std::none_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
+    return info->stage ? info->sparsifies : !info->lossless;
+  });
+  const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);
+  pipeline.conserves =
+      (made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless));
   return pipeline;
 }
 

@@ -48,6 +48,8 @@ void StepReport::accumulate(const StepReport& other) {
   raw_bytes += other.raw_bytes;
   wire += other.wire;
   frame_header_bytes += other.frame_header_bytes;
+  const bool known = formula_bytes != kUnknown && other.formula_bytes != kUnknown;
+  formula_bytes = known ? formula_bytes + other.formula_bytes : kUnknown;
   seconds_total += other.seconds_total;
   seconds_compress += other.seconds_compress;
   seconds_communicate += other.seconds_communicate;
@@ -67,6 +69,7 @@ std::string to_json(const StepReport& report) {
   json.add("messages_sent", report.wire.sent_messages);
   json.add("messages_received", report.wire.received_messages);
   json.add("frame_header_bytes", report.frame_header_bytes);
+  if (report.formula_bytes != StepReport::kUnknown) json.add("formula_bytes", report.formula_bytes);
   json.add("seconds_total", report.seconds_total);
   json.add("seconds_compress", report.seconds_compress);
   json.add("seconds_communicate", report.seconds_communicate);
@@ -75,6 +78,8 @@ std::string to_json(const StepReport& report) {
   json.add("finite", report.finite);
   json.add("density_in", report.density_in);
   json.add("density_out", report.density_out);
+  json.add_optional("imbalance_push", report.imbalance_push);
+  json.add_optional("imbalance_pull", report.imbalance_pull);
   json.add_optional("relative_error", report.relative_error);
   json.add_optional("residual_norm", report.residual_norm);
   json.add_optional("residual_deviation", report.residual_deviation);

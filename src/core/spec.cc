@@ -18,6 +18,9 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
+constexpr std::string_view kRowsPrefix = "rows=";
+constexpr std::string_view kDensePrefix = "dense=";
+
 std::string quoted(std::string_view text) {
   return "'" + std::string(text) + "'";
 }
@@ -54,14 +57,41 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
 
 std::vector<std::string> split_specs(std::string_view list) {
   std::vector<std::string> specs;
+  bool pair_open = false;
   for (std::string_view spec : split(list, ',')) {
     if (spec.empty()) {
       throw std::invalid_argument("spec list " + quoted(list) +
                                   " has an empty entry; separate specs by single commas");
     }
-    specs.emplace_back(spec);
+    const bool half_pair = spec.starts_with(kRowsPrefix) || spec.starts_with(kDensePrefix);
+    if (half_pair && pair_open) {
+      specs.back() += "," + std::string(spec);
+      pair_open = false;
+    } else {
+      specs.emplace_back(spec);
+      pair_open = half_pair;
+    }
   }
   return specs;
+}
+
+SpecPair parse_spec_pair(std::string_view text) {
+  const auto parts = split(text, ',');
+  SpecPair pair;
+  for (const std::string_view part : parts) {
+    const bool rows = part.starts_with(kRowsPrefix);
+    const bool dense = part.starts_with(kDensePrefix);
+    if (parts.size() == 1 && !rows && !dense) return {std::string(text), std::string(text)};
+    std::string& side = rows ? pair.rows : pair.dense;
+    if ((!rows && !dense) || !side.empty()) break;
+    side = part.substr(rows ? kRowsPrefix.size() : kDensePrefix.size());
+  }
+  if (parts.size() != 2 || pair.rows.empty() || pair.dense.empty()) {
+    throw std::invalid_argument("spec " + quoted(text) +
+                                " is neither one system nor a pair; write SPEC, or rows=SPEC,dense=SPEC for "
+                                "embeddings by one and the rest by another");
+  }
+  return pair;
 }
 
 Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) : system_(part.name) {

@@ -7,6 +7,10 @@ namespace thinwire {
 
 void Synchronizer::require_world(int) const {}
 
+RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>, Step&) {
+  throw std::logic_error("this system takes no rows: densify them first");
+}
+
 void Synchronizer::save(BucketWriter&) const {}
 void Synchronizer::load(const BucketReader&) {}
 

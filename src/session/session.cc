@@ -7,16 +7,23 @@
 
 #include "core/stopwatch.h"
 #include "session/configuration.h"
+#include "sparse/densify.h"
+#include "sparse/rows.h"
 #include "state/residuals.h"
 
 namespace thinwire {
 
 /// What belongs to one bucket.
 struct Session::Bucket {
-  std::size_t elements = 0;
+  std::size_t rows = 0;
+  std::size_t width = 1;
+  bool row_sparse = false;
+  std::size_t pipeline = 0;
   std::vector<std::size_t> parameter_ends;
   Workspace workspace;
   StepReport report;
+
+  std::size_t elements() const { return rows * width; }
 };
 
 struct Session::Store {
@@ -27,14 +34,18 @@ struct Session::Store {
 Session::Session(std::string_view spec, Communicator& communicator, SessionOptions options)
     : communicator_(communicator),
       options_(std::move(options)),
-      pipeline_((options_.registry != nullptr ? *options_.registry : builtin_registry()).make(spec)),
       executor_(make_cpu_executor(options_.threads)),
-      store_(std::make_unique<Store>()) {}
+      store_(std::make_unique<Store>()) {
+  const Registry& registry = options_.registry != nullptr ? *options_.registry : builtin_registry();
+  const SpecPair pair = parse_spec_pair(spec);
+  pipelines_.push_back(registry.make(pair.dense));
+  if (pair.rows != pair.dense) pipelines_.push_back(registry.make(pair.rows));
+}
 
 Session::~Session() = default;
 
-BucketId Session::add_bucket(BucketLayout parameters) {
-  if (started_) throw std::invalid_argument("add_bucket after start(): declare every bucket first");
+BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pipeline) {
+  if (started_) throw std::invalid_argument("buckets are added before start(): declare every bucket first");
   std::size_t elements = 0;
   std::vector<std::size_t> ends;
   for (const auto& parameter : parameters) {
@@ -45,22 +56,37 @@ BucketId Session::add_bucket(BucketLayout parameters) {
     elements += parameter.elements;
     ends.push_back(elements);
   }
-  if (elements > std::numeric_limits<std::uint32_t>::max()) {
-    throw std::invalid_argument("a bucket of " + std::to_string(elements) +
-                                " elements: indices are 32 bits, split it into buckets below 2^32 elements");
+  if (elements / width > std::numeric_limits<std::uint32_t>::max()) {
+    throw std::invalid_argument("a bucket of " + std::to_string(elements / width) +
+                                (width == 1 ? " elements" : " rows") +
+                                ": indices are 32 bits, split it into buckets below 2^32");
   }
   const auto id = static_cast<BucketId>(buckets_.size());
   buckets_.push_back(std::make_unique<Bucket>());
-  buckets_.back()->elements = elements;
-  buckets_.back()->parameter_ends = std::move(ends);
+  Bucket& bucket = *buckets_.back();
+  bucket.rows = elements / width;
+  bucket.width = width;
+  bucket.pipeline = pipeline;
+  bucket.parameter_ends = std::move(ends);
   layouts_.push_back(std::move(parameters));
-  if (pipeline_.feedback) store_->residuals.open(id, elements);
+  if (pipelines_[pipeline].feedback) store_->residuals.open(id, elements);
+  return id;
+}
+
+BucketId Session::add_bucket(BucketLayout parameters) {
+  return add(std::move(parameters), 1, 0);
+}
+
+BucketId Session::add_rows(std::string parameter, std::size_t rows, std::size_t width) {
+  if (width == 0) throw std::invalid_argument("rows of width 0 in '" + parameter + "': a row needs values");
+  const BucketId id = add({{std::move(parameter), rows * width}}, width, pipelines_.size() - 1);
+  buckets_[id]->row_sparse = true;
   return id;
 }
 
 void Session::start() {
-  pipeline_.synchronizer->require_world(communicator_.size());
-  compare_configurations(communicator_, {.spec = pipeline_.spec,
+  for (const auto& pipeline : pipelines_) pipeline.synchronizer->require_world(communicator_.size());
+  compare_configurations(communicator_, {.spec = spec(),
                                          .seed = options_.seed,
                                          .step = step_,
                                          .buckets = layouts_,
@@ -68,18 +94,27 @@ void Session::start() {
   started_ = true;
 }
 
-const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
+Session::Bucket& Session::open(BucketId bucket, bool rows) {
   if (!started_) start();
   if (bucket >= buckets_.size()) {
     throw std::invalid_argument("bucket " + std::to_string(bucket) + ": " + std::to_string(buckets_.size()) +
                                 " were added");
   }
   Bucket& own = *buckets_[bucket];
-  if (gradient.size() != own.elements) {
-    throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " + std::to_string(own.elements) +
-                                " elements, the gradient " + std::to_string(gradient.size()));
+  if (own.row_sparse != rows) {
+    throw std::invalid_argument("bucket " + std::to_string(bucket) +
+                                (rows ? " was added by add_bucket: synchronize it as a dense span"
+                                      : " was added by add_rows: use synchronize_rows"));
   }
-  const auto residual = pipeline_.feedback ? store_->residuals.open(bucket, own.elements) : Span<float>();
+  return own;
+}
+
+/// run(own, residual, step): what differs between dense buckets and rows.
+template <class Run>
+void Session::run(BucketId bucket, Run&& run) {
+  Bucket& own = *buckets_[bucket];
+  const bool feedback = pipelines_[own.pipeline].feedback;
+  const auto residual = feedback ? store_->residuals.open(bucket, own.elements()) : Span<float>();
   communicator_.set_context(bucket, step_);
   own.workspace.reset();
   Step step{.communicator = communicator_,
@@ -90,28 +125,92 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
             .parameter_ends = own.parameter_ends};
   step.report.bucket = bucket;
   step.report.step = step_;
-  step.report.elements = own.elements;
-  step.report.raw_bytes = own.elements * sizeof(float);
+  step.report.elements = own.elements();
+  step.report.raw_bytes = own.elements() * sizeof(float);
   const Traffic before = communicator_.traffic();
+  const std::uint64_t expected_bytes = payload_bytes(bucket);
   Stopwatch watch;
-  pipeline_.synchronizer->synchronize(bucket, gradient, residual, step);
+  run(own, residual, step);
   StepReport& report = step.report;
   report.seconds_total = watch.seconds();
   report.seconds_communicate =
       std::max(0.0, report.seconds_total - report.seconds_compress - report.seconds_decompress);
   report.wire = communicator_.traffic() - before;
+  if (report.formula_bytes == StepReport::kUnknown) report.formula_bytes = expected_bytes;
   own.report = report;
-  return own.report;
+}
+
+const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
+  const Bucket& declared = open(bucket, false);
+  if (gradient.size() != declared.elements()) {
+    throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " +
+                                std::to_string(declared.elements()) + " elements, the gradient " +
+                                std::to_string(gradient.size()));
+  }
+  run(bucket, [&](Bucket& own, Span<float> residual, Step& step) {
+    pipelines_[own.pipeline].synchronizer->synchronize(bucket, gradient, residual, step);
+  });
+  return declared.report;
+}
+
+RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) {
+  const Bucket& declared = open(bucket, true);
+  if (gradient.rows != declared.rows || gradient.width != declared.width) {
+    throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " + std::to_string(declared.rows) +
+                                " rows of width " + std::to_string(declared.width) + ", the gradient " +
+                                std::to_string(gradient.rows) + " of width " +
+                                std::to_string(gradient.width));
+  }
+  require_rows(gradient);
+  RowSparse mean;
+  run(bucket, [&](Bucket& own, Span<float> residual, Step& step) {
+    Synchronizer& system = *pipelines_[own.pipeline].synchronizer;
+    Stopwatch watch;
+    const RowSparse merged = merge_repeated_rows(step.executor, step.workspace, gradient);
+    step.report.seconds_compress += watch.seconds();
+    const bool native = system.takes_rows() && residual.empty();
+    mean = native ? system.synchronize_rows(bucket, merged, residual, step)
+                  : synchronize_densified(system, bucket, merged, residual, step);
+    if (declared.rows == 0) return;
+    step.report.density_in = static_cast<double>(merged.size()) / static_cast<double>(declared.rows);
+    step.report.density_out = static_cast<double>(mean.size()) / static_cast<double>(declared.rows);
+  });
+  return mean;
+}
+
+void Session::synchronize(Span<BucketGradient> gradients) {
+  for (BucketGradient& one : gradients) {
+    if (one.bucket < buckets_.size() && buckets_[one.bucket]->row_sparse) {
+      one.rows = synchronize_rows(one.bucket, one.rows);
+    } else {
+      synchronize(one.bucket, one.dense);
+    }
+  }
+}
+
+const StepReport& Session::report(BucketId bucket) const {
+  return buckets_.at(bucket)->report;
+}
+
+std::string Session::spec() const {
+  if (pipelines_.size() == 1) return pipelines_[0].spec;
+  return "rows=" + pipelines_[1].spec + ",dense=" + pipelines_[0].spec;
+}
+
+const Pipeline& Session::pipeline(BucketId bucket) const {
+  return pipelines_[buckets_.at(bucket)->pipeline];
 }
 
 std::uint64_t Session::payload_bytes(BucketId bucket) const {
   const Bucket& own = *buckets_.at(bucket);
-  return pipeline_.synchronizer->payload_bytes({.elements = own.elements,
-                                                .world_size = communicator_.size(),
-                                                .rank = communicator_.rank(),
-                                                .step = step_,
-                                                .feedback = pipeline_.feedback,
-                                                .parameter_ends = own.parameter_ends});
+  const Pipeline& pipeline = pipelines_[own.pipeline];
+  return pipeline.synchronizer->payload_bytes({.elements = own.elements(),
+                                               .row_width = own.width,
+                                               .world_size = communicator_.size(),
+                                               .rank = communicator_.rank(),
+                                               .step = step_,
+                                               .feedback = pipeline.feedback,
+                                               .parameter_ends = own.parameter_ends});
 }
 
 Span<const float> Session::residual(BucketId bucket) const {
@@ -125,18 +224,18 @@ std::size_t Session::workspace_allocations() const {
 }
 
 void Session::save(StateWriter& writer) const {
-  writer.put("spec", pipeline_.spec);
+  writer.put("spec", spec());
   writer.put("seed", options_.seed);
   writer.put("step", step_);
   BucketWriter buckets(writer, layouts_);
   store_->residuals.save(buckets);
-  pipeline_.synchronizer->save(buckets);
+  for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
 }
 
 void Session::load(const StateReader& reader) {
-  const std::string spec = reader.get_text("spec");
-  if (spec != pipeline_.spec) {
-    throw std::runtime_error("the state was saved by '" + spec + "', this session runs '" + pipeline_.spec +
+  const std::string saved = reader.get_text("spec");
+  if (saved != spec()) {
+    throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
                              "': resume with the same spec");
   }
   if (const std::uint64_t seed = reader.get_integer("seed"); seed != options_.seed) {
@@ -147,20 +246,20 @@ void Session::load(const StateReader& reader) {
   const BucketReader buckets(reader, layouts_);
   const std::uint64_t step = reader.get_integer("step");
   std::vector<std::vector<float>> residuals(buckets_.size());
-  if (pipeline_.feedback) {
-    for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
-      residuals[bucket].resize(buckets_[bucket]->elements);
-      if (!buckets.elements("residual", bucket, residuals[bucket]) && buckets_[bucket]->elements != 0) {
-        throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name +
-                                 "'");
-      }
+  for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
+    if (!pipeline(bucket).feedback) continue;
+    residuals[bucket].resize(buckets_[bucket]->elements());
+    if (!buckets.elements("residual", bucket, residuals[bucket]) && !residuals[bucket].empty()) {
+      throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name +
+                               "'");
     }
   }
-  pipeline_.synchronizer->load(buckets);
+  for (const auto& pipeline : pipelines_) pipeline.synchronizer->load(buckets);
   // Only now that everything has been read: a state that does not fit leaves the session as it was.
-  for (BucketId bucket = 0; bucket < buckets_.size() && pipeline_.feedback; ++bucket) {
+  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (!pipeline(bucket).feedback) continue;
     std::copy(residuals[bucket].begin(), residuals[bucket].end(),
-              store_->residuals.open(bucket, buckets_[bucket]->elements).begin());
+              store_->residuals.open(bucket, buckets_[bucket]->elements()).begin());
   }
   step_ = step;
   started_ = false;

@@ -92,11 +92,11 @@ SystemInfo momentum_correction_info() {
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018, section 3.2";
   info.formula = "that of the system behind it";
   info.stage = true;
+  info.corrects_momentum = true;
   info.options = {{"momentum", "0.9", "decay of the velocity per step, 0 to 1"}};
-  info.make = [](const Options& options,
-                 std::unique_ptr<Synchronizer> inner) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<MomentumCorrection>(static_cast<float>(options.real("momentum", 0, 1)),
-                                                std::move(inner));
+                                                std::move(inner.synchronizer));
   };
   return info;
 }

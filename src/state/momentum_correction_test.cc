@@ -48,7 +48,7 @@ Registry registry_with(Delivered::Kind kind) {
   SystemInfo info;
   info.name = "even";
   info.delivers_all = false;
-  info.make = [kind](const Options&, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+  info.make = [kind](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<EvenElements>(kind);
   };
   registry.add(info);

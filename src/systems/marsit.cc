@@ -318,7 +318,7 @@ SystemInfo marsit_info() {
                   {"rows", "auto", "rows of the torus; auto: the most nearly square one"},
                   {"drift_every", "0",
                    "measure |c_w - mean(c)| every N steps, by a dense all-reduce of the residual; 0: never"}};
-  info.make = [](const Options& options, std::unique_ptr<Synchronizer>) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
     Config config;
     config.full_every = static_cast<std::uint64_t>(options.integer("full_every", 0, kMost));

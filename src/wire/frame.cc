@@ -25,7 +25,7 @@ constexpr std::size_t kFirstAt = 24;
 constexpr std::size_t kCountAt = 32;
 constexpr std::size_t kPayloadBytesAt = 40;
 constexpr std::size_t kWorkersAt = 48;
-constexpr std::size_t kReservedAt = 52;  // zero
+constexpr std::size_t kWidthAt = 52;
 constexpr std::size_t kChecksumAt = 56;
 
 template <class T>
@@ -61,7 +61,32 @@ void require_equal(const char* field, std::uint64_t got, std::uint64_t expected)
 
 bool known_type(std::uint8_t type) {
   return type >= static_cast<std::uint8_t>(FrameType::sign_bits) &&
-         type <= static_cast<std::uint8_t>(FrameType::half_bf16);
+         type <= static_cast<std::uint8_t>(FrameType::row_bitmap);
+}
+
+bool has_rows(FrameType type) {
+  return type == FrameType::row_list || type == FrameType::row_bitmap;
+}
+
+/// That the payload's length is one that this many rows can have.
+void check_rows(const FrameHeader& header) {
+  constexpr std::uint32_t kWidthLimit = 1u << 28;  // keeps the products below inside 64 bits
+  if (header.width == 0 || header.width > kWidthLimit) {
+    corrupt("row width", header.width, "1 to " + std::to_string(kWidthLimit));
+  }
+  if (header.type == FrameType::row_list) {
+    require_equal("payload length for the count", header.payload_bytes,
+                  row_list_bytes(header.count, header.width));
+    return;
+  }
+  const std::uint64_t bits = (header.count + 7) / 8;
+  const std::uint64_t row_bytes = 4 * std::uint64_t{header.width};
+  if (header.payload_bytes < bits || (header.payload_bytes - bits) % row_bytes != 0 ||
+      (header.payload_bytes - bits) / row_bytes > header.count) {
+    corrupt("payload length for the count", header.payload_bytes,
+            std::to_string(bits) + " and " + std::to_string(row_bytes) + " for each of at most " +
+                std::to_string(header.count) + " rows");
+  }
 }
 
 }  // namespace
@@ -82,8 +107,16 @@ std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint
     case FrameType::half_fp16:
     case FrameType::half_bf16:
       return 2 * count;
+    case FrameType::row_list:
+    case FrameType::row_bitmap:
+      break;  // depends on more than the count: check_rows
   }
   return 0;
+}
+
+std::uint64_t frame_rows(const FrameHeader& header) {
+  if (header.type == FrameType::row_list) return header.count;
+  return (header.payload_bytes - (header.count + 7) / 8) / (4 * std::uint64_t{header.width});
 }
 
 void write_frame_header(Span<std::byte> frame, const FrameHeader& header) {
@@ -98,11 +131,11 @@ void write_frame_header(Span<std::byte> frame, const FrameHeader& header) {
   put(frame, kCountAt, header.count);
   put(frame, kPayloadBytesAt, header.payload_bytes);
   put(frame, kWorkersAt, header.workers);
-  put(frame, kReservedAt, std::uint32_t{0});
+  put(frame, kWidthAt, header.width);
   put(frame, kChecksumAt, checksum(frame));
 }
 
-FrameHeader read_frame_header(Span<const std::byte> frame) {
+FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
   if (frame.size() < FrameHeader::kBytes) {
     corrupt("size", frame.size(), "at least " + std::to_string(FrameHeader::kBytes) + " bytes");
   }
@@ -126,16 +159,25 @@ FrameHeader read_frame_header(Span<const std::byte> frame) {
   header.count = get<std::uint64_t>(frame, kCountAt);
   header.payload_bytes = get<std::uint64_t>(frame, kPayloadBytesAt);
   header.workers = get<std::uint32_t>(frame, kWorkersAt);
-  require_equal("reserved", get<std::uint32_t>(frame, kReservedAt), 0);
-  require_equal("payload length", header.payload_bytes, frame.size() - FrameHeader::kBytes);
+  header.width = get<std::uint32_t>(frame, kWidthAt);
+  if (place == PayloadPlace::behind_header) {
+    require_equal("payload length", header.payload_bytes, frame.size() - FrameHeader::kBytes);
+  } else {
+    require_equal("size", frame.size(), FrameHeader::kBytes);
+  }
   if (header.workers == 0) corrupt("workers", 0, "at least 1");
   constexpr std::uint64_t kElementLimit = std::numeric_limits<std::uint32_t>::max();
   if (header.first > kElementLimit || header.count > kElementLimit ||
       header.first + header.count > kElementLimit) {
     corrupt("count", header.count, "a range inside a bucket of less than 2^32 elements");
   }
-  require_equal("payload length for the count", header.payload_bytes,
-                frame_payload_bytes(header.type, header.count, header.workers));
+  if (has_rows(header.type)) {
+    check_rows(header);
+  } else {
+    require_equal("row width", header.width, 0);
+    require_equal("payload length for the count", header.payload_bytes,
+                  frame_payload_bytes(header.type, header.count, header.workers));
+  }
   return header;
 }
 
@@ -148,6 +190,7 @@ FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expecte
   require_equal("workers", header.workers, expected.workers);
   require_equal("first element", header.first, expected.first);
   require_equal("count", header.count, expected.count);
+  require_equal("row width", header.width, expected.width);
   require_equal("payload length", header.payload_bytes, expected.payload_bytes);
   return header;
 }

@@ -17,6 +17,8 @@ enum class FrameType : std::uint8_t {
   scaled_sign_bits = 3,  ///< float32 scale, 4 zero bytes, then one bit per element.
   half_fp16 = 4,         ///< One IEEE binary16 per element.
   half_bf16 = 5,         ///< One bfloat16 per element.
+  row_list = 6,          ///< Rows as coordinates: ascending u32 indices, then float32 values.
+  row_bitmap = 7,        ///< float32 values of the rows whose bit is set, then one bit per row of the range.
 };
 
 struct FrameHeader {
@@ -32,9 +34,10 @@ struct FrameHeader {
   std::uint64_t step = 0;
   std::uint32_t source = 0;   ///< Rank that sent it.
   std::uint32_t workers = 1;  ///< Number of ranks whose data has been joined in it.
-  std::uint64_t first = 0;    ///< First element of the bucket that it covers.
-  std::uint64_t count = 0;    ///< Elements covered.
+  std::uint64_t first = 0;    ///< First element of the bucket that it covers; rows: first place of the range.
+  std::uint64_t count = 0;    ///< Elements covered; row_list: rows listed; row_bitmap: places in the range.
   std::uint64_t payload_bytes = 0;
+  std::uint32_t width = 0;  ///< Values per row; 0 where the payload has no rows.
 
   bool non_finite() const { return (flags & kNonFinite) != 0; }
 };
@@ -42,17 +45,32 @@ struct FrameHeader {
 /// Writes the header into frame[0, 64). frame must have at least 64 bytes.
 void write_frame_header(Span<std::byte> frame, const FrameHeader& header);
 
+/// Where a frame's payload is: behind the header, or in a message of its own that follows, where the receiver
+/// cannot know how long it is.
+enum class PayloadPlace : std::uint8_t { behind_header, next_message };
+
 /// Reads and checks everything that does not depend on the receiver: size, magic, version, type, known flags,
 /// checksum of the header, payload length against the frame's size, count against the payload length for the
-/// type. Throws CorruptFrame, saying which field.
-FrameHeader read_frame_header(Span<const std::byte> frame);
+/// type. With PayloadPlace::next_message, frame is the header alone. Throws CorruptFrame, saying which field.
+FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place = PayloadPlace::behind_header);
 
 /// read_frame_header, then compares with what the receiver expects: type, bucket, step, source, workers,
 /// first, count and payload length must all be equal; flags may differ. Throws CorruptFrame naming the field
 /// and both values. Returns the header, for its flags.
 FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected);
 
-/// Payload bytes of `count` elements of `type` joined from `workers` ranks.
+/// Rows whose values a frame of rows carries. Its header has been read.
+std::uint64_t frame_rows(const FrameHeader& header);
+
+/// Payload bytes of `listed` rows, as a list and as bits over `places`.
+constexpr std::uint64_t row_list_bytes(std::uint64_t listed, std::uint64_t width) {
+  return listed * (4 + 4 * width);
+}
+constexpr std::uint64_t row_bitmap_bytes(std::uint64_t places, std::uint64_t listed, std::uint64_t width) {
+  return listed * 4 * width + (places + 7) / 8;
+}
+
+/// Payload bytes of `count` elements of a `type` that has no rows, joined from `workers` ranks.
 std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers);
 
 /// Bit planes that count 0 to `workers` positive signs: ceil(log2(workers + 1)).

@@ -1,0 +1,114 @@
+// Row-sparse gradients through a session: what goes in, what is refused, what comes out.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <limits>
+#include <map>
+#include <random>
+
+#include "thinwire/in_process.h"
+#include "thinwire/session.h"
+
+namespace thinwire {
+namespace {
+
+using Table = std::map<std::uint32_t, std::vector<float>>;
+
+Table table_of(const RowSparse& rows) {
+  Table table;
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    const auto row = rows.row(k);
+    EXPECT_TRUE(table.emplace(rows.row_indices[k], std::vector<float>(row.begin(), row.end())).second);
+    if (k > 0) {
+      EXPECT_LT(rows.row_indices[k - 1], rows.row_indices[k]);
+    }
+  }
+  return table;
+}
+
+TEST(SessionRows, RepeatedRowsAreAddedAndTheMeanIsListedInOrder) {
+  for (const char* spec : {"dense", "rows=dense,dense=marsit"}) {
+    run_in_process(2, [&](Communicator& communicator) {
+      Session session(spec, communicator);
+      const BucketId bucket = session.add_rows("table", 10, 2);
+      const bool first = communicator.rank() == 0;
+      const std::vector<std::uint32_t> indices =
+          first ? std::vector<std::uint32_t>{7, 2, 7} : std::vector<std::uint32_t>{2};
+      const std::vector<float> values =
+          first ? std::vector<float>{1, 2, 3, 4, 5, 6} : std::vector<float>{10, 20};
+      const RowSparse mean = session.synchronize_rows(
+          bucket, {.row_indices = indices, .values = values, .rows = 10, .width = 2});
+      EXPECT_EQ(table_of(mean), (Table{{2, {6.5f, 12}}, {7, {3, 4}}}));
+      EXPECT_DOUBLE_EQ(session.report(bucket).density_in, first ? 0.2 : 0.1);
+      EXPECT_DOUBLE_EQ(session.report(bucket).density_out, 0.2);
+    });
+  }
+}
+
+TEST(SessionRows, AMixedModelGoesThroughOneCall) {
+  run_in_process(3, [&](Communicator& communicator) {
+    Session session("rows=dense,dense=half", communicator);
+    const BucketId weights = session.add_bucket({{"weights", 4}});
+    const BucketId table = session.add_rows("table", 5, 1);
+    std::vector<float> dense = {1, 2, 3, 4};
+    const std::vector<std::uint32_t> indices = {static_cast<std::uint32_t>(communicator.rank())};
+    const std::vector<float> values = {3};
+    std::array<BucketGradient, 2> gradients = {
+        BucketGradient{.bucket = table,
+                       .rows = {.row_indices = indices, .values = values, .rows = 5, .width = 1}},
+        BucketGradient{.bucket = weights, .dense = dense}};
+    session.synchronize(gradients);
+    EXPECT_EQ(table_of(gradients[0].rows), (Table{{0, {1}}, {1, {1}}, {2, {1}}}));
+    EXPECT_EQ(dense, (std::vector<float>{1, 2, 3, 4}));
+    EXPECT_EQ(session.spec(), "rows=dense:feedback=off,dense=half:format=fp16:feedback=off");
+  });
+}
+
+TEST(SessionRows, BadInputIsRefusedWithTheValue) {
+  run_in_process(1, [&](Communicator& communicator) {
+    Session session("dense", communicator);
+    const BucketId table = session.add_rows("table", 5, 2);
+    const BucketId weights = session.add_bucket({{"weights", 4}});
+    auto complaint = [&](std::vector<std::uint32_t> indices, std::vector<float> values, std::size_t rows,
+                         std::size_t width) -> std::string {
+      try {
+        session.synchronize_rows(table,
+                                 {.row_indices = indices, .values = values, .rows = rows, .width = width});
+      } catch (const std::invalid_argument& error) {
+        return error.what();
+      }
+      return "";
+    };
+    EXPECT_NE(complaint({1, 5}, {1, 2, 3, 4}, 5, 2).find("row index 5 at position 1"), std::string::npos);
+    EXPECT_NE(complaint({1}, {1, 2, 3}, 5, 2).find("need 2 values, got 3"), std::string::npos);
+    EXPECT_NE(complaint({1}, {1, 2, 3}, 5, 3).find("5 rows of width 2"), std::string::npos);
+    EXPECT_EQ(complaint({}, {}, 5, 2), "");
+    std::vector<float> dense(10);
+    EXPECT_THROW(session.synchronize(table, dense), std::invalid_argument);
+    EXPECT_THROW(session.synchronize_rows(weights, RowSparse{}), std::invalid_argument);
+    EXPECT_THROW(Session("rows=dense", communicator), std::invalid_argument);
+    EXPECT_THROW(Session("dense,half", communicator), std::invalid_argument);
+    Session other("dense", communicator);
+    EXPECT_THROW(other.add_rows("table", 5, 0), std::invalid_argument);
+    EXPECT_THROW(other.add_rows("table", std::size_t{1} << 32, 1), std::invalid_argument);
+  });
+}
+
+TEST(SessionRows, NanInOneRankIsNanInAll) {
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("dense", communicator);
+    const BucketId table = session.add_rows("table", 5, 2);
+    const std::vector<std::uint32_t> indices = {3};
+    const float bad = communicator.rank() == 1 ? std::numeric_limits<float>::quiet_NaN() : 1;
+    const std::vector<float> values = {1, bad};
+    const RowSparse mean =
+        session.synchronize_rows(table, {.row_indices = indices, .values = values, .rows = 5, .width = 2});
+    EXPECT_FALSE(session.report(table).finite);
+    ASSERT_EQ(mean.size(), 1u);
+    EXPECT_TRUE(std::isnan(mean.values[0]));
+  });
+}
+
+}  // namespace
+}  // namespace thinwire
