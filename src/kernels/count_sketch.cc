@@ -128,6 +128,9 @@ HWY_INLINE V FlipSigns(D d, V values, std::uint64_t signs, std::size_t shift) {
   return hn::IfThenElse(word_to_mask(d, signs, shift), hn::Neg(values), values);
 }
 
+/// The end of a run that is not worth a masked vector.
+constexpr std::size_t kFewElements = 3;
+
 /// cells[i] += sign * (values[i] + residual[i]).
 HWY_INLINE void AddRun(float* HWY_RESTRICT cells, const float* HWY_RESTRICT values,
                        const float* HWY_RESTRICT residual, std::uint64_t signs, std::size_t length) {
@@ -138,6 +141,14 @@ HWY_INLINE void AddRun(float* HWY_RESTRICT cells, const float* HWY_RESTRICT valu
     auto p = hn::LoadU(d, values + i);
     if (residual != nullptr) p = hn::Add(p, hn::LoadU(d, residual + i));
     hn::StoreU(hn::Add(hn::LoadU(d, cells + i), FlipSigns(d, p, signs, i)), d, cells + i);
+  }
+  if (length - i > kFewElements) {
+    const auto valid = hn::FirstN(d, length - i);
+    auto p = hn::MaskedLoad(valid, d, values + i);
+    if (residual != nullptr) p = hn::Add(p, hn::MaskedLoad(valid, d, residual + i));
+    const auto sum = hn::Add(hn::MaskedLoad(valid, d, cells + i), FlipSigns(d, p, signs, i));
+    hn::BlendedStore(sum, valid, d, cells + i);
+    return;
   }
   for (; i < length; ++i) {
     const float p = residual != nullptr ? values[i] + residual[i] : values[i];
@@ -153,6 +164,11 @@ HWY_INLINE void FlipRun(const float* HWY_RESTRICT cells, std::uint64_t signs, st
   std::size_t i = 0;
   for (; i + lanes <= length; i += lanes) {
     hn::StoreU(FlipSigns(d, hn::LoadU(d, cells + i), signs, i), d, out + i);
+  }
+  if (length - i > kFewElements) {
+    const auto valid = hn::FirstN(d, length - i);
+    hn::BlendedStore(FlipSigns(d, hn::MaskedLoad(valid, d, cells + i), signs, i), valid, d, out + i);
+    return;
   }
   for (; i < length; ++i) out[i] = ((signs >> i) & 1) != 0 ? -cells[i] : cells[i];
 }
