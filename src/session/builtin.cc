@@ -3,6 +3,7 @@
 #include "baselines/baselines.h"
 #include "state/momentum_correction.h"
 #include "systems/marsit.h"
+#include "systems/s2_reducer.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {
@@ -11,6 +12,7 @@ const Registry& builtin_registry() {
   static const Registry registry = [] {
     Registry all;
     all.add(marsit_info());
+    all.add(s2_reducer_info());
     all.add(dense_info());
     all.add(half_info());
     all.add(signsgd_info());
