@@ -1,6 +1,7 @@
 #include "kernels/hash_partition.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "kernels/blocks.h"
@@ -33,6 +34,12 @@ namespace thinwire {
 
 HWY_EXPORT(FindOwners);
 
+namespace {
+
+constexpr std::size_t kManyOwners = 1024;
+
+}  // namespace
+
 void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
                  Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
   const double per_size = 1.0 / static_cast<double>(size);
@@ -41,7 +48,20 @@ void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size
     (places.data(), static_cast<double>(owners), per_size, owner_of.data(), begin, end);
   });
   std::fill(counts.begin(), counts.end(), 0);
-  for (const std::uint16_t owner : owner_of) ++counts[owner];
+  if (owners > kManyOwners) {
+    for (const std::uint16_t owner : owner_of) ++counts[owner];
+    return;
+  }
+  // Four histograms: with few owners the next count would often wait for the last one to reach memory.
+  std::array<std::array<std::uint32_t, kManyOwners>, 4> partial{};
+  std::size_t k = 0;
+  for (; k + 4 <= owner_of.size(); k += 4) {
+    for (std::size_t h = 0; h < 4; ++h) ++partial[h][owner_of[k + h]];
+  }
+  for (; k < owner_of.size(); ++k) ++partial[0][owner_of[k]];
+  for (std::size_t owner = 0; owner < owners; ++owner) {
+    for (const auto& histogram : partial) counts[owner] += histogram[owner];
+  }
 }
 
 void split_by_owner(Executor&, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,

@@ -67,7 +67,9 @@ void Walk(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* i
       hn::StoreU(x, d, target + i);
       const auto beyond = hn::Gt(x, last);
       const auto at = hn::Add(iota, hn::Set(d, static_cast<std::uint32_t>(i)));
-      walking += hn::CompressStore(at, beyond, d, outside + walking);
+      // Whole vectors, for which `outside` has room: storing some lanes alone is microcode on some processors.
+      hn::StoreU(hn::Compress(at, beyond), d, outside + walking);
+      walking += hn::CountTrue(d, beyond);
     }
     for (; i < block; ++i) {
       target[i] = RoundsScalar<kForward>(p, in[begin + i] + first);

@@ -52,8 +52,10 @@ std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
     // Sparse gradients are mostly vectors without any.
     if (hn::AllFalse(d, found)) continue;
     const auto at = hn::Add(iota, hn::Set(du, static_cast<std::uint32_t>(i)));
-    hn::CompressStore(at, hn::RebindMask(du, found), du, indices + out);
-    out += hn::CompressStore(p, found, d, values + out);
+    // Whole vectors: storing the found lanes alone is microcode on some processors.
+    hn::StoreU(hn::Compress(at, hn::RebindMask(du, found)), du, indices + out);
+    hn::StoreU(hn::Compress(p, found), d, values + out);
+    out += hn::CountTrue(d, found);
   }
   for (; i < end; ++i) {
     const float p = Sum(gradient, residual, i);
