@@ -1,4 +1,5 @@
-// What every system promises, held against each of them by name. A new system joins by one line of kSpecs.
+// What every system promises, held against each of them by name. A new system joins by one line of
+// contract_specs.h.
 
 #include <gtest/gtest.h>
 
@@ -12,42 +13,13 @@
 #include <random>
 #include <sstream>
 
+#include "session/contract_specs.h"
 #include "session/count_allocations.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
 namespace thinwire {
 namespace {
-
-const std::vector<std::string> kSpecs = {
-    "dense",
-    "dense:feedback=on",
-    "half",
-    "half:feedback=on",
-    "half:format=bf16:feedback=on",
-    "marsit",
-    "marsit:full_every=0",
-    "marsit:full_every=3:eta_s=0.01",
-    "marsit:full_every=2:feedback=off",
-    "marsit:full_every=0:topology=torus",
-    "marsit:full_every=3:topology=torus:drift_every=2",
-    "signsgd",
-    "signsgd:feedback=on:scale=0.5",
-    "ef_signsgd",
-    "ssdm",
-    "ssdm:feedback=on",
-    "zen",
-    "zen:scheme=push_pull:feedback=on",
-    "zen:scheme=centralization:feedback=on",
-    "zen:profile_steps=2:gbit=1000:latency_us=1000",  // where the fewer hops win
-    "agsparse",
-    "agsparse:feedback=on",
-    "sparcml:feedback=on",
-    "omnireduce:feedback=on",
-    "omnireduce:block=1000",
-    "sparse_ps:feedback=on",
-    "cascading_sign",  // with feedback it diverges within steps, see below
-};
 
 const std::vector<int> kWorlds = {1, 2, 3, 4, 5, 8};
 
@@ -267,7 +239,7 @@ TEST_P(Contract, NothingAllocatesAfterTheFirstSteps) {
   EXPECT_EQ(allocated.load(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kSpecs), [](const auto& parameter) {
+INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kContractSpecs), [](const auto& parameter) {
   std::string name = parameter.param;
   for (char& c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
@@ -294,7 +266,7 @@ TEST(CascadingSign, ConservesWhileItLastsAndDivergesWithFeedback) {
 TEST(ContractTable, NamesEveryBuiltInSystem) {
   for (const auto& info : builtin_registry().systems()) {
     if (info.stage) continue;
-    EXPECT_TRUE(std::any_of(kSpecs.begin(), kSpecs.end(), [&](const std::string& spec) {
+    EXPECT_TRUE(std::any_of(kContractSpecs.begin(), kContractSpecs.end(), [&](const std::string& spec) {
       return parse_spec(spec)[0].name == info.name;
     })) << info.name;
   }
