@@ -1,4 +1,5 @@
-// What every system promises, held against each of them by name. A new system joins by one line of kSpecs.
+// What every system promises, held against each of them by name. A new system joins by one line of
+// contract_specs.h.
 
 #include <gtest/gtest.h>
 
@@ -12,37 +13,13 @@
 #include <random>
 #include <sstream>
 
+#include "session/contract_specs.h"
 #include "session/count_allocations.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
 namespace thinwire {
 namespace {
-
-const std::vector<std::string> kSpecs = {
-    "dense",
-    "dense:feedback=on",
-    "half",
-    "half:feedback=on",
-    "half:format=bf16:feedback=on",
-    "marsit",
-    "marsit:full_every=0",
-    "marsit:full_every=3:eta_s=0.01",
-    "marsit:full_every=2:feedback=off",
-    "marsit:full_every=0:topology=torus",
-    "marsit:full_every=3:topology=torus:drift_every=2",
-    "signsgd",
-    "signsgd:feedback=on:scale=0.5",
-    "ef_signsgd",
-    "ssdm",
-    "ssdm:feedback=on",
-    "cascading_sign",  // with feedback it diverges within steps, see below
-    "s2_reducer",
-    "s2_reducer:lambda=exact",
-    "s2_reducer:lambda=exact:feedback=on",
-    "s2_reducer:lambda=auto:budget=0.8:rows=4:run=16:block=100",
-    "s2_reducer:shrink=on:feedback=on",
-};
 
 const std::vector<int> kWorlds = {1, 2, 3, 4, 5, 8};
 
@@ -146,8 +123,8 @@ TEST_P(Contract, SeveralPiecesWorkLikeOne) {
   const Trace trace = run(GetParam(), 2, 2'200'001, {.steps = 2});
   for (std::size_t step = 0; step < 2; ++step) {
     ASSERT_TRUE(same_bits(trace.means[0][step], trace.means[1][step]));
-    ASSERT_EQ(trace.reports[0][step].wire.sent_bytes,
-              trace.reports[0][step].formula_bytes + trace.reports[0][step].frame_header_bytes);
+    const StepReport& report = trace.reports[0][step];
+    ASSERT_EQ(report.wire.sent_bytes, report.formula_bytes + report.frame_header_bytes);
   }
 }
 
@@ -264,7 +241,7 @@ TEST_P(Contract, NothingAllocatesAfterTheFirstSteps) {
   EXPECT_EQ(allocated.load(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kSpecs), [](const auto& parameter) {
+INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kContractSpecs), [](const auto& parameter) {
   std::string name = parameter.param;
   for (char& c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
@@ -291,7 +268,7 @@ TEST(CascadingSign, ConservesWhileItLastsAndDivergesWithFeedback) {
 TEST(ContractTable, NamesEveryBuiltInSystem) {
   for (const auto& info : builtin_registry().systems()) {
     if (info.stage) continue;
-    EXPECT_TRUE(std::any_of(kSpecs.begin(), kSpecs.end(), [&](const std::string& spec) {
+    EXPECT_TRUE(std::any_of(kContractSpecs.begin(), kContractSpecs.end(), [&](const std::string& spec) {
       return parse_spec(spec)[0].name == info.name;
     })) << info.name;
   }

@@ -12,8 +12,8 @@ RowSparse add_residual_rows(const RowSparse& gradient, Span<const float> residua
   flag_nonzero_blocks(step.executor, residual, {}, gradient.width, bits);
   set_bits(step.executor, gradient.row_indices, bits);
   const std::size_t count = count_bits_before(step.executor, bits, before);
-  const auto indices = take_growing<std::uint32_t>(step.workspace, count);
-  const auto values = take_growing<float>(step.workspace, count * gradient.width);
+  const auto indices = step.workspace.take<std::uint32_t>(count);
+  const auto values = step.workspace.take<float>(count * gradient.width);
   list_bits(step.executor, bits, before, indices);
   gather_rows(step.executor, residual, indices, gradient.width, values);
   accumulate_rows(step.executor, gradient.row_indices, gradient.values, gradient.width, bits, before, true,
@@ -22,13 +22,13 @@ RowSparse add_residual_rows(const RowSparse& gradient, Span<const float> residua
 }
 
 RowSparse without_zero_rows(const RowSparse& gradient, Step& step, bool& finite) {
-  const auto bits = take_growing<std::uint64_t>(step.workspace, bitmap_words(gradient.size()));
-  const auto before = take_growing<std::uint32_t>(step.workspace, bits.size());
+  const auto bits = step.workspace.take<std::uint64_t>(bitmap_words(gradient.size()));
+  const auto before = step.workspace.take<std::uint32_t>(bits.size());
   finite = flag_nonzero_blocks(step.executor, gradient.values, {}, gradient.width, bits);
   const std::size_t kept = count_bits_before(step.executor, bits, before);
   if (kept == gradient.size()) return gradient;
-  const auto indices = take_growing<std::uint32_t>(step.workspace, kept);
-  const auto values = take_growing<float>(step.workspace, kept * gradient.width);
+  const auto indices = step.workspace.take<std::uint32_t>(kept);
+  const auto values = step.workspace.take<float>(kept * gradient.width);
   list_bits(step.executor, bits, before, indices);
   gather_rows(step.executor, gradient.values, indices, gradient.width, values);
   for (auto& index : indices) index = gradient.row_indices[index];

@@ -1,18 +1,9 @@
 #pragma once
 // Rows together with a residual that is dense: what a system that takes rows needs when it is given one.
 
-#include <bit>
-
 #include "thinwire/synchronizer.h"
 
 namespace thinwire {
-
-/// Room for `count` elements that grows by powers of two: what a step of rows needs varies with the data, and
-/// allocations shall be rare.
-template <class T>
-Span<T> take_growing(Workspace& workspace, std::size_t count) {
-  return workspace.take<T>(std::bit_ceil(count)).first(count);
-}
 
 /// gradient + residual as rows: those of the gradient and those whose residual holds something other than 0.
 /// gradient: indices ascending and distinct; residual: [rows * width]. In the step's workspace.

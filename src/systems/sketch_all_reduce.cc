@@ -9,7 +9,6 @@
 #include "kernels/block_norms.h"
 #include "kernels/dense.h"
 #include "kernels/row_merge.h"
-#include "sparse/row_residual.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {
@@ -92,7 +91,7 @@ void SketchAllReduce::unite() {
   }
   before_ = step_.workspace.take<std::uint32_t>(bits_.size());
   const std::size_t count = count_bits_before(step_.executor, bits_, before_);
-  const auto united = take_growing<std::uint32_t>(step_.workspace, count);
+  const auto united = step_.workspace.take<std::uint32_t>(count);
   list_bits(step_.executor, bits_, before_, united);
   union_ = {united, width_, elements_};
   step_.report.seconds_compress += watch.seconds();
@@ -100,7 +99,7 @@ void SketchAllReduce::unite() {
 
 Span<const float> SketchAllReduce::sum_exactly(const OwnBlocks& own) {
   Stopwatch watch;
-  const auto sums = take_growing<float>(step_.workspace, union_.listed());
+  const auto sums = step_.workspace.take<float>(union_.listed());
   if (own.layout == BlockLayout::packed) {
     fill(step_.executor, sums, 0);
     accumulate_rows(step_.executor, own.list.blocks, own.values, width_, bits_, before_, true, sums);
@@ -122,7 +121,7 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
   const CountSketch sketch =
       make_count_sketch(random_stream(step_.seed, step_.index, bucket_, RandomPurpose::sketch),
                         settings_.rows, columns, settings_.run);
-  const auto table = take_growing<float>(step_.workspace, sketch.cells());
+  const auto table = step_.workspace.take<float>(sketch.cells());
   fill(step_.executor, table, 0);
   insert(step_.executor, sketch, own.list, own.layout, own.values, own.residual, table);
   step_.report.seconds_compress += watch.lap();
@@ -135,7 +134,7 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
   }
   // A cell that is not finite would show in some estimates and hide from others behind the median.
   step_.report.finite = scale(step_.executor, table, static_cast<float>(factor));
-  const auto mean = take_growing<float>(step_.workspace, union_.listed());
+  const auto mean = step_.workspace.take<float>(union_.listed());
   if (step_.report.finite) query(step_.executor, sketch, union_, BlockLayout::packed, table, mean);
   step_.report.seconds_decompress += watch.seconds();
   return mean;
