@@ -25,6 +25,9 @@ const Registry& builtin_registry() {
     all.add(sparcml_info());
     all.add(omnireduce_info());
     all.add(sparse_ps_info());
+    all.add(top_k_info());
+    all.add(block_top_k_info());
+    all.add(dgc_info());
     all.add(momentum_correction_info());
     return all;
   }();

@@ -169,7 +169,7 @@ std::uint64_t S2Reducer::payload_bytes(const Workload& workload) const {
   const auto rank = static_cast<std::size_t>(workload.rank);
   const std::uint64_t counts = 8 * static_cast<std::uint64_t>(world - 1);
   // Of a dense bucket, density and densification are taken to be those of its blocks.
-  const std::size_t width = workload.row_width > 1 ? workload.row_width : settings_.block;
+  const std::size_t width = workload.row_sparse ? workload.row_width : settings_.block;
   const auto elements = static_cast<double>(workload.elements);
   const double nonzeros = std::round(workload.density * elements);
   if (nonzeros == 0) return counts;

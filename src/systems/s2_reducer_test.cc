@@ -317,6 +317,7 @@ TEST(S2Reducer, PayloadBytesAreThoseOfAStepThatMatchesTheWorkload) {
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(make(spec).synchronizer->payload_bytes({.elements = shape.elements(),
                                                         .row_width = 64,
+                                                        .row_sparse = true,
                                                         .density = 0.1,
                                                         .densification = 3,
                                                         .world_size = 3,
