@@ -32,8 +32,20 @@ namespace thinwire {
 
 /// Each rank's link to the switch, in both directions.
 struct LinkModel {
+  /// What frames open with, see docs/wire_formats.md.
+  static constexpr std::size_t kHeaderBytes = 64;
+
   double bytes_per_second = 25e9 / 8;
   double latency_seconds = 20e-6;  ///< One way, from one rank to another.
+  /// How often a byte counts, so that a small bucket stands for one that is so many times larger. The header
+  /// of a message that is longer than a header counts once: larger buckets have no longer headers.
+  double scale = 1;
+
+  /// How long a message occupies an egress or an ingress.
+  double transfer_seconds(std::size_t bytes) const {
+    const std::size_t header = bytes > kHeaderBytes ? kHeaderBytes : 0;
+    return (static_cast<double>(header) + scale * static_cast<double>(bytes - header)) / bytes_per_second;
+  }
 };
 
 /// What lies between two calls of VirtualCommunicator::align().
@@ -43,8 +55,8 @@ struct VirtualInterval {
   /// the stage after the latest stage that its sender had received from; stages add up. The last one costs
   ///     latency + max(sent, received) / bandwidth
   /// and each other one
-  ///     max(max(sent, received) / bandwidth, latency + awaited / bandwidth)
-  /// both of its most loaded rank, awaited being what a rank received, or what one of its senders sent, in
+  ///     max(max(sent, received) / bandwidth, latency + awaited / bandwidth),
+  /// both of its most loaded rank; awaited is what a rank received, or what one of its senders sent, in
   /// the stage until the rank began to send in the next. So a ring of W ranks with one piece per segment is
   /// 2(W-1) (latency + segment / bandwidth), with more pieces the latency hides behind them, and a push and a
   /// pull are twice latency + bytes of the most loaded rank / bandwidth.
@@ -93,7 +105,7 @@ class VirtualCommunicator final : public Communicator {
 /// communication is interrupted (they get a CommError naming that rank) and the first exception is rethrown
 /// here. Where ranks wait and nothing more can arrive, each of them gets a CommError at once that says who
 /// waits for whom; deadlines do not apply. Throws std::invalid_argument when workers < 1, for a bandwidth
-/// that is not above 0 and for a negative latency.
+/// or scale that is not above 0 and for a negative latency.
 void run_virtual(int workers, const LinkModel& link, const std::function<void(VirtualCommunicator&)>& body);
 
 }  // namespace thinwire

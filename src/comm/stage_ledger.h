@@ -10,28 +10,29 @@
 namespace thinwire {
 
 /// A message belongs to the stage after the latest stage that its sender had received from; the first is 1.
-/// See VirtualInterval::formula_seconds for what stages cost.
+/// See VirtualInterval::formula_seconds for what stages cost. Bytes are counted as the seconds that they
+/// occupy a link.
 class StageLedger {
  public:
   explicit StageLedger(std::size_t ranks) : ranks_(ranks) {}
 
   struct Place {
     std::uint32_t stage = 0;
-    std::uint64_t sent_through = 0;  ///< What its sender has sent in the stage, this message included.
+    double sent_through = 0;  ///< What its sender has sent in the stage, this message included.
   };
 
-  Place sent(std::size_t rank, std::size_t bytes) {
+  Place sent(std::size_t rank, double seconds) {
     Rank& own = ranks_[rank];
     if (own.latest > 0) own.loads[own.latest - 1].sent_on = true;
     Load& load = load_of(own, own.latest + 1);
-    load.sent += bytes;
+    load.sent += seconds;
     return {own.latest + 1, load.sent};
   }
 
-  void received(std::size_t rank, const Place& place, std::size_t bytes) {
+  void received(std::size_t rank, const Place& place, double seconds) {
     Rank& own = ranks_[rank];
     Load& load = load_of(own, place.stage);
-    load.received += bytes;
+    load.received += seconds;
     if (!load.sent_on) load.awaited = std::max({load.awaited, load.received, place.sent_through});
     own.latest = std::max(own.latest, place.stage);
   }
@@ -42,7 +43,7 @@ class StageLedger {
     return most;
   }
 
-  double seconds(double bytes_per_second, double latency_seconds) const {
+  double seconds(double latency) const {
     const std::size_t last = stages();
     double total = 0;
     for (std::size_t stage = 1; stage <= last; ++stage) {
@@ -50,11 +51,11 @@ class StageLedger {
       for (const Rank& rank : ranks_) {
         if (stage > rank.loads.size()) continue;
         const Load& load = rank.loads[stage - 1];
-        double cost = static_cast<double>(std::max(load.sent, load.received)) / bytes_per_second;
+        double cost = std::max(load.sent, load.received);
         if (stage == last) {
-          cost += latency_seconds;
+          cost += latency;
         } else if (load.sent_on) {
-          cost = std::max(cost, latency_seconds + static_cast<double>(load.awaited) / bytes_per_second);
+          cost = std::max(cost, latency + load.awaited);
         }
         slowest = std::max(slowest, cost);
       }
@@ -72,10 +73,10 @@ class StageLedger {
 
  private:
   struct Load {
-    std::uint64_t sent = 0;
-    std::uint64_t received = 0;
-    /// Before anything of the next stage was sent: bytes received, or that a sender had to send until then.
-    std::uint64_t awaited = 0;
+    double sent = 0;
+    double received = 0;
+    /// Before anything of the next stage was sent: what was received, or a sender had to send until then.
+    double awaited = 0;
     bool sent_on = false;
   };
   struct Rank {

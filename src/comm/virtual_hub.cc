@@ -79,10 +79,11 @@ VirtualOperation* VirtualHub::send(int from, int to, Communicator::Tag tag, Span
   operation->to = to;
   operation->source = bytes.data();
   operation->size = bytes.size();
-  operation->place = ledger_.sent(static_cast<std::size_t>(from), bytes.size());
+  const double seconds = link_.transfer_seconds(bytes.size());
+  operation->place = ledger_.sent(static_cast<std::size_t>(from), seconds);
   Rank& own = at(from);
   const double start = std::max(own.clock, own.egress_free);
-  operation->egress_end = start + static_cast<double>(bytes.size()) / link_.bytes_per_second;
+  operation->egress_end = start + seconds;
   own.egress_free = operation->egress_end;
   push({.time = start + link_.latency_seconds, .arrival = operation, .rank = from, .number = numbers_++});
   match(operation);
@@ -121,7 +122,8 @@ bool VirtualHub::wait(VirtualOperation* operation, std::size_t& size) {
   VirtualOperation* message = operation->counterpart;
   Rank& own = at(operation->to);
   own.clock = std::max(own.clock, message->delivered);
-  ledger_.received(static_cast<std::size_t>(operation->to), message->place, message->size);
+  ledger_.received(static_cast<std::size_t>(operation->to), message->place,
+                   link_.transfer_seconds(message->size));
   size = message->size;
   message->counterpart = nullptr;
   message->taken = true;
@@ -150,8 +152,7 @@ void VirtualHub::abandon(VirtualOperation* operation) {
 
 void VirtualHub::land(VirtualOperation* send, double arrival) {
   Rank& receiver = at(send->to);
-  send->delivered =
-      std::max(arrival, receiver.ingress_free) + static_cast<double>(send->size) / link_.bytes_per_second;
+  send->delivered = std::max(arrival, receiver.ingress_free) + link_.transfer_seconds(send->size);
   receiver.ingress_free = send->delivered;
   send->landed = true;
   if (send->counterpart != nullptr && send->counterpart == receiver.on) {
@@ -170,7 +171,7 @@ bool VirtualHub::align(int rank, VirtualInterval& interval) {
     double latest = 0;
     for (const Rank& one : ranks_) latest = std::max(latest, one.clock);
     interval_ = {.seconds = latest - aligned_at_,
-                 .formula_seconds = ledger_.seconds(link_.bytes_per_second, link_.latency_seconds),
+                 .formula_seconds = ledger_.seconds(link_.latency_seconds),
                  .stages = ledger_.stages()};
     aligned_at_ = latest;
     ledger_.clear();

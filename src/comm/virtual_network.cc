@@ -142,11 +142,13 @@ void run_virtual(int workers, const LinkModel& link, const std::function<void(Vi
   if (workers < 1) {
     throw std::invalid_argument("workers = " + std::to_string(workers) + ": at least 1 is needed");
   }
-  if (!(link.bytes_per_second > 0 && std::isfinite(link.bytes_per_second) && link.latency_seconds >= 0 &&
-        std::isfinite(link.latency_seconds))) {
+  const auto positive = [](double value) { return value > 0 && std::isfinite(value); };
+  if (!positive(link.bytes_per_second) || !positive(link.scale) || !(link.latency_seconds >= 0) ||
+      !std::isfinite(link.latency_seconds)) {
     throw std::invalid_argument("a link of " + std::to_string(link.bytes_per_second) + " bytes/s and " +
-                                std::to_string(link.latency_seconds) +
-                                " s: the rate must be above 0, the latency not negative");
+                                std::to_string(link.latency_seconds) + " s, scale " +
+                                std::to_string(link.scale) +
+                                ": rate and scale must be above 0, the latency not negative");
   }
   VirtualHub hub(workers, link);
   // Communicators outlive all threads, as on the threads engine.

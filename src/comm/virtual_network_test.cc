@@ -48,6 +48,17 @@ TEST(VirtualNetwork, AMessageTakesLatencyAndBandwidth) {
   });
 }
 
+TEST(VirtualNetwork, AScaleCountsAllBytesButOneHeader) {
+  LinkModel link = kLink;
+  link.scale = 100;
+  EXPECT_DOUBLE_EQ(link.transfer_seconds(64), 64 * 100 / 1e9);
+  run_virtual(2, link, [](VirtualCommunicator& communicator) {
+    if (communicator.rank() == 0) return send_bytes(communicator, 1, 1000);
+    receive_bytes(communicator, 0, 1000);
+    EXPECT_DOUBLE_EQ(communicator.now_seconds(), 1e-5 + (64 + 936 * 100) / 1e9);
+  });
+}
+
 TEST(VirtualNetwork, MessagesThatAreAskedForLateHaveArrivedMeanwhile) {
   run_virtual(2, kLink, [](VirtualCommunicator& communicator) {
     if (communicator.rank() == 0) return send_bytes(communicator, 1, 1000);
@@ -325,7 +336,7 @@ TEST(VirtualNetwork, BadArgumentsAreRefused) {
   EXPECT_THROW(run_virtual(0, kLink, nothing), std::invalid_argument);
   for (const LinkModel& link : {LinkModel{.bytes_per_second = 0}, LinkModel{.bytes_per_second = std::nan("")},
                                 LinkModel{.bytes_per_second = HUGE_VAL}, LinkModel{.latency_seconds = -1},
-                                LinkModel{.latency_seconds = HUGE_VAL}}) {
+                                LinkModel{.latency_seconds = HUGE_VAL}, LinkModel{.scale = 0}}) {
     EXPECT_THROW(run_virtual(2, link, nothing), std::invalid_argument);
   }
   run_virtual(1, kLink, [](VirtualCommunicator& communicator) {
