@@ -18,6 +18,7 @@ inline CLI::Validator not_negative() {
 void add_systems_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_train_command(CLI::App& app);
+void add_simulate_command(CLI::App& app);
 void add_launch_command(CLI::App& app);
 
 }  // namespace thinwire::apps

@@ -15,7 +15,7 @@ namespace thinwire::apps {
 namespace {
 
 std::string known_engines() {
-  std::string names = "threads";
+  std::string names = "threads, virtual";
   if (THINWIRE_HAVE_MPI) names += ", mpi";
   if (THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO) names += ", gloo";
   return names;
@@ -87,6 +87,7 @@ void run_on_engine(const EngineOptions& options, const std::function<void(Commun
     body(communicator);
   };
   if (options.engine == "threads") return run_in_process(options.workers, body, deadline);
+  if (options.engine == "virtual") return run_virtual(options.workers, options.link, body);
 #if THINWIRE_HAVE_MPI
   if (options.engine == "mpi") return run_on_mpi(options, run);
 #endif

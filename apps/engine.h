@@ -5,18 +5,20 @@
 #include <string>
 
 #include "thinwire/communicator.h"
+#include "thinwire/virtual_network.h"
 
 namespace thinwire::apps {
 
 struct EngineOptions {
-  std::string engine = "threads";  ///< threads, mpi, gloo
-  int workers = 4;  ///< threads: how many; mpi and gloo: must equal the world that was started.
-  double deadline_seconds = 300;
+  std::string engine = "threads";  ///< threads, virtual, mpi, gloo
+  int workers = 4;  ///< threads, virtual: how many; mpi and gloo: must equal the world that was started.
+  double deadline_seconds = 300;  ///< Not of virtual, which knows when nothing more can come.
+  LinkModel link{};               ///< Of virtual.
 };
 
-/// Runs body once per rank of this process: `workers` times on threads, once under mpi and gloo. Rethrows
-/// what a body throws. Throws std::invalid_argument for an unknown engine (listing those of this build), for
-/// one that this build lacks (naming the package), for workers < 1 or a world of another size.
+/// Runs body once per rank of this process: `workers` times on threads and virtual, once under mpi and gloo.
+/// Rethrows what a body throws. Throws std::invalid_argument for an unknown engine (listing those of this
+/// build), for one that this build lacks (naming the package), for workers < 1 or a world of another size.
 void run_on_engine(const EngineOptions& options, const std::function<void(Communicator&)>& body);
 
 }  // namespace thinwire::apps

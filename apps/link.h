@@ -3,15 +3,12 @@
 
 #include <string_view>
 
-namespace thinwire::apps {
+#include "thinwire/virtual_network.h"
 
-struct Link {
-  double bytes_per_second = 0;
-  double latency_seconds = 0;
-};
+namespace thinwire::apps {
 
 /// RATE:LATENCY, RATE in bit, Kbit, Mbit or Gbit per second, LATENCY in ns, us, ms or s. Throws
 /// std::invalid_argument.
-Link parse_link(std::string_view text);
+LinkModel parse_link(std::string_view text);
 
 }  // namespace thinwire::apps

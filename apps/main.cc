@@ -26,12 +26,13 @@ void complain(std::string message) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Synchronizes gradients over thin wires: trains, measures and compares."};
+  CLI::App app{"Synchronizes gradients over thin wires: trains, measures, simulates and compares."};
   app.name("thinwire");
   app.set_version_flag("--version", thinwire::kVersion);
   app.require_subcommand(1);
   thinwire::apps::add_train_command(app);
   thinwire::apps::add_bench_command(app);
+  thinwire::apps::add_simulate_command(app);
   thinwire::apps::add_systems_command(app);
   thinwire::apps::add_launch_command(app);
   int status = 0;

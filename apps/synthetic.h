@@ -1,24 +1,51 @@
 #pragma once
-// Synthetic gradients for benchmarks: reproducible from a seed, with a given density and skew.
+// Synthetic gradients for benchmarks and simulations: reproducible from a seed, with a given density, and
+// with a given skew or overlap of the ranks' rows. skew.h says from what distribution, docs/benchmarks.md
+// what for.
 
 #include <cstdint>
+#include <optional>
 
-#include "thinwire/span.h"
+#include "apps/gradient_source.h"
+#include "apps/skew.h"
 
 namespace thinwire::apps {
 
 struct SyntheticGradient {
-  double density = 1;  ///< Share of rows that are not zero, in (0, 1].
-  double zipf =
-      0;  ///< Skew of the row indices: row ranks are drawn with probability about rank^-zipf; 0: uniform.
-  std::uint64_t row_width = 1;  ///< Elements of a row; the last row may be shorter.
+  std::uint64_t elements = 0;
+  double density = 1;  ///< Share of rows that are not zero, in (0, 1]: exact but for rounding, at least one.
+  double zipf = 0;     ///< Skew of the rows, 0: even.
+  /// Instead of zipf: rows in the union over all ranks divided by those of one rank.
+  std::optional<double> gamma{};
+  std::uint64_t row_width = 1;  ///< Above 1 the bucket is row-sparse.
+  /// Popular rows lie side by side in the order of their popularity, as in a vocabulary sorted by frequency;
+  /// else they are scattered by a fixed permutation.
+  bool contiguous = false;
   std::uint64_t seed = 1;
 };
 
-/// Fills `gradient` for one rank: normally distributed values (mean 0, deviation 1) in the chosen rows, 0
-/// elsewhere. Which ranks of the skew are which rows is the same for all workers, so hot rows are hot
-/// everywhere. Throws std::invalid_argument for a density outside (0, 1], a negative zipf or a row width of
-/// 0.
-void fill_synthetic(const SyntheticGradient& shape, int rank, Span<float> gradient);
+/// One bucket. Values are normally distributed (mean 0, deviation 1). Which rows are popular is the same for
+/// all ranks and steps; ranks and steps draw independently.
+class SyntheticSource final : public GradientSource {
+ public:
+  /// world: the ranks that share the gradient; only a fit to gamma depends on it. Throws
+  /// std::invalid_argument for a density outside (0, 1], a row width that does not divide the elements, and
+  /// what Skew throws.
+  SyntheticSource(const SyntheticGradient& shape, int world);
+
+  const std::vector<BucketShape>& buckets() const override { return buckets_; }
+  void dense(int rank, std::uint64_t step, std::size_t bucket, Span<float> gradient) const override;
+  RowSparse rows(int rank, std::uint64_t step, std::size_t bucket, RowBuffer& buffer) const override;
+
+  const Skew& skew() const { return skew_; }
+
+ private:
+  void choose_rows(int rank, std::uint64_t step, std::vector<std::uint32_t>& rows) const;
+
+  SyntheticGradient shape_;
+  std::vector<BucketShape> buckets_;
+  Skew skew_;
+  std::uint64_t scatter_step_ = 1;
+};
 
 }  // namespace thinwire::apps

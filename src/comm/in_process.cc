@@ -9,6 +9,7 @@
 #include <system_error>
 #include <thread>
 
+#include "comm/channel.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {
@@ -28,38 +29,6 @@ struct Operation {
   Operation* next = nullptr;  // in its channel's queue, or in the free list
 };
 
-/// Operations from one rank to another that wait for their counterpart, oldest first. At any time all of them
-/// are sends, or all receives, of each tag.
-class Channel {
- public:
-  void push(Operation* operation) {
-    operation->next = nullptr;
-    (last_ == nullptr ? first_ : last_->next) = operation;
-    last_ = operation;
-  }
-  Operation* take_counterpart(const Operation& of) {
-    return take([&](const Operation& o) { return o.tag == of.tag && o.sending != of.sending; });
-  }
-  void remove(const Operation* operation) {
-    take([&](const Operation& o) { return &o == operation; });
-  }
-
- private:
-  template <class Predicate>
-  Operation* take(Predicate wanted) {
-    Operation* previous = nullptr;
-    for (Operation* o = first_; o != nullptr; previous = o, o = o->next) {
-      if (!wanted(*o)) continue;
-      (previous == nullptr ? first_ : previous->next) = o->next;
-      if (last_ == o) last_ = previous;
-      return o;
-    }
-    return nullptr;
-  }
-  Operation* first_ = nullptr;
-  Operation* last_ = nullptr;
-};
-
 /// What the ranks share.
 struct Hub {
   explicit Hub(int workers)
@@ -68,7 +37,7 @@ struct Hub {
         wake(static_cast<std::size_t>(workers)),
         awaiting(static_cast<std::size_t>(workers), -1) {}
 
-  Channel& channel(int from, int to) {
+  Channel<Operation>& channel(int from, int to) {
     return channels[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) +
                     static_cast<std::size_t>(to)];
   }
@@ -85,7 +54,7 @@ struct Hub {
 
   const int size;
   std::mutex mutex;
-  std::vector<Channel> channels;
+  std::vector<Channel<Operation>> channels;
   std::deque<std::condition_variable> wake;  // one per rank
   std::vector<int> awaiting;                 // peer that the rank is blocked on, or -1
   int failed = -1;                           // first rank whose body threw
@@ -175,7 +144,7 @@ class InProcessCommunicator final : public Communicator {
     free_ = operation;
   }
 
-  void start(Operation* operation, Channel& channel, int peer) {
+  void start(Operation* operation, Channel<Operation>& channel, int peer) {
     Operation* counterpart = nullptr;
     {
       std::lock_guard lock(hub_.mutex);

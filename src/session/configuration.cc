@@ -16,10 +16,14 @@ constexpr int kFields = 6;
 constexpr std::array<const char*, kFields> kNames = {"thinwire's version", "spec",         "seed", "step",
                                                      "bucket sizes",       "configuration"};
 
-/// What travels: a hash of each field, which decides, and as much of its text as fits, for the message.
+/// What travels: a hash of each field, which decides, and, where they differ, as much of the texts as fits,
+/// for the message.
+using Hashes = std::array<std::uint64_t, kFields>;
+using Texts = std::array<std::array<char, kTextBytes>, kFields>;
+
 struct Record {
-  std::array<std::uint64_t, kFields> hashes{};
-  std::array<std::array<char, kTextBytes>, kFields> texts{};
+  Hashes hashes{};
+  Texts texts{};
 };
 
 std::uint64_t hash_of(std::string_view text) {
@@ -78,17 +82,23 @@ std::string difference(const std::string& one, const std::string& other) {
 
 void compare_configurations(Communicator& communicator, const Configuration& configuration) {
   const Record mine = record_of(configuration);
-  std::vector<Record> all(static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(as_bytes(Span<const Record>(&mine, 1)), as_writable_bytes(Span<Record>(all)));
+  std::vector<Hashes> all(static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(as_bytes(Span<const Hashes>(&mine.hashes, 1)),
+                          as_writable_bytes(Span<Hashes>(all)));
+  // Every rank finds the same one, so all take part in what follows.
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank].hashes == all[0].hashes) continue;
+    if (all[rank] == all[0]) continue;
+    std::array<Texts, 2> texts = {mine.texts, mine.texts};
+    communicator.broadcast(as_writable_bytes(Span<Texts>(&texts[0], 1)), 0);
+    communicator.broadcast(as_writable_bytes(Span<Texts>(&texts[1], 1)), static_cast<int>(rank));
+    communicator.barrier();  // nobody leaves with the error while others still wait for their texts
     std::string message =
         "ranks are configured differently: rank " + std::to_string(rank) + " differs from rank 0 in";
     const char* separator = " ";
     for (std::size_t i = 0; i < kNames.size(); ++i) {
-      if (all[rank].hashes[i] == all[0].hashes[i]) continue;
+      if (all[rank][i] == all[0][i]) continue;
       message += separator + std::string(kNames[i]) + " (" +
-                 difference(printable(all[rank].texts[i]), printable(all[0].texts[i])) + ")";
+                 difference(printable(texts[1][i]), printable(texts[0][i])) + ")";
       separator = ", ";
     }
     throw std::runtime_error(message + "; start all ranks alike");

@@ -1,0 +1,41 @@
+#pragma once
+// One system on one workload over a virtual network: what a step would take with so many workers on such a
+// link.
+
+#include <cstdint>
+#include <string>
+
+#include "apps/codec.h"
+#include "apps/gradient_source.h"
+#include "apps/measurement.h"
+#include "thinwire/virtual_network.h"
+
+namespace thinwire::apps {
+
+struct SimulationOptions {
+  int workers = 4;
+  /// Its scale is also the codec's: an element takes so many times as long.
+  LinkModel link{};
+  CodecModel codec{};
+  int warm_up = 1;  ///< Steps before those that count: systems agree on sizes in their first.
+  int steps = 1;
+  std::uint64_t seed = 1;
+};
+
+struct Simulation {
+  Measurement measurement;
+  /// See VirtualInterval; of the step whose time is the median.
+  double formula_seconds = 0;
+  std::size_t stages = 0;
+  /// Elements that are not zero in some rank, divided by those of one rank, of the last step; a listed row's
+  /// elements all count.
+  double gamma = 1;
+};
+
+/// The keys of the measurement, and `gamma`, `formula_seconds`, `stages`.
+nlohmann::ordered_json to_json(const Simulation& simulation);
+
+/// Throws what the system throws.
+Simulation simulate(const std::string& spec, const GradientSource& source, const SimulationOptions& options);
+
+}  // namespace thinwire::apps

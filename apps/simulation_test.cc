@@ -1,0 +1,121 @@
+#include "apps/simulation.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+
+#include "apps/synthetic.h"
+
+namespace thinwire::apps {
+namespace {
+
+constexpr LinkModel kLink{.bytes_per_second = 1e9, .latency_seconds = 1e-5};
+
+TEST(Simulation, DenseTakesTheTimeOfItsRing) {
+  for (const int workers : {2, 4, 16}) {
+    const SyntheticSource source({.elements = 16'000}, workers);
+    const Simulation simulation = simulate("dense", source, {.workers = workers, .link = kLink});
+    const double expected = 2 * (workers - 1) * (1e-5 + 4.0 * 16'000 / workers / 1e9);
+    EXPECT_NEAR(*simulation.measurement.modelled_seconds, expected, 1e-9 * expected);
+    EXPECT_NEAR(simulation.formula_seconds, expected, 1e-9 * expected);
+    EXPECT_EQ(simulation.stages, 2u * static_cast<std::size_t>(workers - 1));
+    EXPECT_DOUBLE_EQ(simulation.gamma, 1);
+    EXPECT_LT(*simulation.measurement.relative_error, 1e-6);
+    EXPECT_LT(*simulation.measurement.conservation_error, 1e-6);
+  }
+}
+
+TEST(Simulation, TimesAreWithinTwoPercentOfTheFormula) {
+  for (const char* spec : {"dense", "half", "marsit:full_every=0", "signsgd", "ef_signsgd"}) {
+    for (const std::uint64_t elements : {1000u, 300'000u}) {
+      const SyntheticSource source({.elements = elements, .density = 0.1}, 8);
+      const Simulation simulation = simulate(spec, source, {.workers = 8, .link = kLink, .steps = 2});
+      EXPECT_NEAR(*simulation.measurement.modelled_seconds / simulation.formula_seconds, 1, 0.02)
+          << spec << ", " << elements;
+      EXPECT_TRUE(simulation.measurement.ranks_agree());
+      if (simulation.measurement.conservation_error) {
+        EXPECT_LT(*simulation.measurement.conservation_error, 1e-5) << spec;
+      }
+    }
+  }
+}
+
+TEST(Simulation, TwoRunsAreTheSameToTheBit) {
+  const SyntheticSource source({.elements = 50'000, .density = 0.02, .zipf = 1.1, .row_width = 5}, 12);
+  const auto run = [&](const char* spec) {
+    const Simulation simulation = simulate(spec, source, {.workers = 12, .steps = 3, .seed = 5});
+    return std::pair(std::bit_cast<std::uint64_t>(*simulation.measurement.modelled_seconds),
+                     simulation.measurement.ranks[0].hash);
+  };
+  for (const char* spec : {"dense", "marsit:full_every=2", "ef_signsgd"}) EXPECT_EQ(run(spec), run(spec));
+}
+
+TEST(Simulation, RowsComeOutAsTheyWouldDensely) {
+  const SyntheticSource source({.elements = 40'000, .density = 0.01, .gamma = 2.0, .row_width = 8}, 4);
+  const Simulation simulation = simulate("dense", source, {.workers = 4, .link = kLink});
+  const Measurement& measurement = simulation.measurement;
+  EXPECT_EQ(measurement.row_width, 8u);
+  EXPECT_EQ(measurement.elements, 40'000u);
+  EXPECT_DOUBLE_EQ(measurement.density_in, 0.01);
+  EXPECT_NEAR(simulation.gamma, 2, 0.3);  // about 100 rows in the union
+  EXPECT_NEAR(measurement.density_out, 0.01 * simulation.gamma, 1e-9);
+  EXPECT_LT(*measurement.relative_error, 1e-6);
+}
+
+TEST(Simulation, CodecsCostWhatTheyAreSaidToCost) {
+  const SyntheticSource source({.elements = 10'000}, 4);
+  const auto seconds = [&](const CodecModel& codec, double scale) {
+    LinkModel link = kLink;
+    link.scale = scale;
+    return *simulate("half", source, {.workers = 4, .link = link, .codec = codec})
+                .measurement.modelled_seconds;
+  };
+  const double free = seconds({}, 1);
+  EXPECT_NEAR(seconds({.elements_per_second = 1e6}, 1), free + 0.01, 1e-12);
+  EXPECT_NEAR(seconds({.elements_per_second = 1e6}, 10), seconds({}, 10) + 0.1, 1e-12);
+  EXPECT_GT(seconds({.measured = true}, 1), free);
+}
+
+TEST(Simulation, JsonHasTheKeysOfTheContract) {
+  const SyntheticSource source({.elements = 1000}, 2);
+  const auto json = to_json(simulate("marsit", source, {.workers = 2}));
+  for (const char* key : {"system",
+                          "spec",
+                          "engine",
+                          "workers",
+                          "elements",
+                          "row_width",
+                          "density_in",
+                          "density_out",
+                          "steps",
+                          "wire_bytes_sent_max",
+                          "wire_bytes_sent_mean",
+                          "wire_bytes_received_max",
+                          "wire_bytes_formula",
+                          "messages_max",
+                          "seconds_median",
+                          "seconds_min",
+                          "seconds_compress",
+                          "seconds_communicate",
+                          "seconds_decompress",
+                          "modelled_seconds",
+                          "relative_error",
+                          "conservation_error",
+                          "ranks_agree",
+                          "imbalance_push",
+                          "imbalance_pull",
+                          "seed",
+                          "gamma",
+                          "formula_seconds"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  EXPECT_EQ(json["engine"], "virtual");
+  EXPECT_EQ(json["system"], "marsit");
+  EXPECT_TRUE(json["imbalance_push"].is_null());
+  EXPECT_EQ(json["wire_bytes_sent_max"].get<double>(),
+            json["wire_bytes_formula"].get<double>() + json["frame_header_bytes_max"].get<double>());
+}
+
+}  // namespace
+}  // namespace thinwire::apps

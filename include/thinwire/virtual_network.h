@@ -1,0 +1,111 @@
+#pragma once
+// Ranks on a network that is computed instead of built: every rank has a clock, every link a latency and a
+// bandwidth, so that the time of 128 or 1024 workers comes out on one core, the same to the last bit in every
+// run.
+//
+// The model. Each rank hangs on a switch by one full-duplex link.
+//   - A message sent at the sender's time t occupies the sender's egress from max(t, egress free) for
+//     bytes / bandwidth seconds: a rank's messages leave one after the other, in the order sent.
+//   - Its first bit reaches the receiver `latency` after it left. The receiver's ingress takes messages in
+//     the order in which their first bits arrive (ties: lower sender, then order sent), one at a time, each
+//     for bytes / bandwidth. An idle path delivers at start of egress + latency + bytes / bandwidth: the
+//     switch cuts through and adds nothing of its own.
+//   - wait() on a receive moves the rank's clock to the delivery. wait() on a send moves it to the end of the
+//     message's egress: as with a TCP socket, a blocking send returns when the wire has taken the bytes, not
+//     when the peer has. Messages that nobody has asked for yet are buffered at the receiver without limit,
+//     so ingress does not depend on when a receive is posted, and two ranks that send before they receive do
+//     not lock up.
+//   - Computing takes no time unless it is charged: advance(), charge_cpu_time().
+// Not modelled: loss, congestion inside the switch, fair sharing between messages on their way to one
+// receiver (the last of them is done at the same time), per-packet overhead.
+//
+// Ranks are threads of which one runs at a time: always the one with the smallest clock. So one rank's body
+// may touch what another's wrote without a lock.
+
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "thinwire/communicator.h"
+
+namespace thinwire {
+
+/// Each rank's link to the switch, in both directions.
+struct LinkModel {
+  /// What frames open with, see docs/wire_formats.md.
+  static constexpr std::size_t kHeaderBytes = 64;
+
+  double bytes_per_second = 25e9 / 8;
+  double latency_seconds = 20e-6;  ///< One way, from one rank to another.
+  /// How often a byte counts, so that a small bucket stands for one that is so many times larger. The header
+  /// of a message that is longer than a header counts once: larger buckets have no longer headers.
+  double scale = 1;
+
+  /// How long a message occupies an egress or an ingress.
+  double transfer_seconds(std::size_t bytes) const {
+    const std::size_t header = bytes > kHeaderBytes ? kHeaderBytes : 0;
+    return (static_cast<double>(header) + scale * static_cast<double>(bytes - header)) / bytes_per_second;
+  }
+};
+
+/// What lies between two calls of VirtualCommunicator::align().
+struct VirtualInterval {
+  double seconds = 0;  ///< By the clock, the slowest rank's.
+  /// The same communication by arithmetic instead of simulation, computing not included. A message belongs to
+  /// the stage after the latest stage that its sender had received from; stages add up. The last one costs
+  ///     latency + max(sent, received) / bandwidth
+  /// and each other one
+  ///     max(max(sent, received) / bandwidth, latency + awaited / bandwidth),
+  /// both of its most loaded rank; awaited is what a rank received, or what one of its senders sent, in
+  /// the stage until the rank began to send in the next. So a ring of W ranks with one piece per segment is
+  /// 2(W-1) (latency + segment / bandwidth), with more pieces the latency hides behind them, and a push and a
+  /// pull are twice latency + bytes of the most loaded rank / bandwidth.
+  double formula_seconds = 0;
+  std::size_t stages = 0;
+};
+
+class VirtualHub;
+
+class VirtualCommunicator final : public Communicator {
+ public:
+  VirtualCommunicator(VirtualHub& hub, int rank);  ///< For run_virtual.
+
+  std::string engine() const override { return "virtual"; }
+  /// This rank's clock; starts at 0.
+  double now_seconds() const override;
+
+  /// Moves this rank's clock: it computes for so long. Throws std::invalid_argument when negative or not
+  /// finite.
+  void advance(double seconds);
+
+  /// From now on the CPU time that this rank's thread spends between calls of the communicator is added to
+  /// its clock, times `factor`; 0, as at the start: none. Results are then no longer the same in every run.
+  void charge_cpu_time(double factor);
+
+  /// Collective, and free of charge where a barrier is not: sets every rank's clock to the latest one.
+  /// Returns the same interval on all ranks.
+  VirtualInterval align();
+
+ protected:
+  void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override;
+  void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override;
+  void finish(void* operation, int peer) override;
+  void abandon(void* operation) noexcept override;
+
+ private:
+  class Entry;
+  double uncharged_seconds() const;
+
+  VirtualHub& hub_;
+  double cpu_factor_ = 0;
+  double cpu_seen_ = 0;  // CPU time of the thread when it last left the communicator
+};
+
+/// Runs body(communicator) on `workers` ranks and returns when all have ended. If a body throws, the others'
+/// communication is interrupted (they get a CommError naming that rank) and the first exception is rethrown
+/// here. Where ranks wait and nothing more can arrive, each of them gets a CommError at once that says who
+/// waits for whom; deadlines do not apply. Throws std::invalid_argument when workers < 1, for a bandwidth
+/// or scale that is not above 0 and for a negative latency.
+void run_virtual(int workers, const LinkModel& link, const std::function<void(VirtualCommunicator&)>& body);
+
+}  // namespace thinwire

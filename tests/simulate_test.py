@@ -1,0 +1,81 @@
+"""`thinwire simulate` as scripts see it: simulate_test.py PATH_TO_THINWIRE"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+THINWIRE = sys.argv[1]
+KEYS = """system spec engine workers elements row_width density_in density_out steps wire_bytes_sent_max
+    wire_bytes_sent_mean wire_bytes_formula modelled_seconds formula_seconds time_vs_dense gamma relative_error
+    ranks_agree imbalance_push imbalance_pull seed link scale codec""".split()
+# What a run measures of this machine's CPU; all else repeats.
+MEASURED = ("seconds_compress", "seconds_decompress")
+
+
+def run(*arguments, status=0):
+    done = subprocess.run([THINWIRE, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == status, f"{arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def simulate(*arguments):
+    return json.loads(run("simulate", *arguments, "--json", "-").stdout)
+
+
+def repeats():
+    arguments = ("--sync", "half,signsgd", "--workers", "2,5", "--elements", "3000", "--density", "0.1", "--zipf", "1")
+    runs = [simulate(*arguments) for _ in range(2)]
+    for results in runs:
+        assert [(r["workers"], r["spec"]) for r in results] == [
+            (w, s) for w in (2, 5) for s in ("dense", "half", "signsgd")]
+        for result in results:
+            assert not [key for key in KEYS if key not in result], result.keys()
+            assert result["ranks_agree"] and result["engine"] == "virtual"
+            assert abs(result["modelled_seconds"] / result["formula_seconds"] - 1) < 0.02
+            for key in MEASURED:
+                del result[key]
+    assert runs[0] == runs[1]
+
+
+def bench_agrees():
+    common = ("--elements", "8000", "--link", "1Gbit:50us", "--steps", "2", "--json", "-", "--sync", "dense,half")
+    bench = json.loads(run("bench", "--engine", "virtual", "--workers", "4", *common).stdout)
+    for one, other in zip(bench, simulate("--workers", "4", *common[:-4], *common[-2:])):
+        assert one["modelled_seconds"] == other["modelled_seconds"] == one["seconds_median"]
+
+
+def bad_usage():
+    for arguments, word in [
+        (("--sync", "nonsense"), "nonsense"),
+        (("--gamma", "40", "--density", "0.01", "--workers", "16"), "gamma 40"),
+        (("--gamma", "2", "--zipf", "1"), "excludes"),
+        (("--gradients", "a", "b", "--density", "0.1"), "excludes"),
+        (("--elements", "10", "--row-width", "3"), "row width 3"),
+        (("--link", "slow"), "slow"),
+        (("--codec", "slow"), "slow"),
+        (("--workers", "0"), "workers"),
+    ]:
+        done = run("simulate", *arguments, status=2)
+        assert word in done.stderr and done.stderr.count("\n") == 1 and not done.stdout, done
+    assert "missing" in run("simulate", "--gradients", "missing", status=1).stderr
+
+
+def plots():
+    with tempfile.TemporaryDirectory() as folder:
+        picture = os.path.join(folder, "curve.png")
+        arguments = ("simulate", "--sync", "half", "--workers", "2,4", "--elements", "1000", "--plot", picture)
+        done = subprocess.run([THINWIRE, *arguments], capture_output=True, text=True, check=False)
+        if "matplotlib is missing" in done.stderr:
+            assert os.listdir(folder) == ["curve.png.json"]  # the numbers are kept
+            return
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(folder) == ["curve.png"]
+        with open(picture, "rb") as file:
+            assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+
+
+repeats()
+bench_agrees()
+bad_usage()
+plots()
