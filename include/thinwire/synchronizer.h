@@ -51,6 +51,7 @@ struct Step {
 struct Workload {
   std::uint64_t elements = 0;
   std::uint64_t row_width = 1;  ///< Values per unit of sparsity: elements by themselves, or rows.
+  bool row_sparse = false;      ///< Handed in by synchronize_rows.
   double density = 1;           ///< Share of rows that a rank's gradient holds.
   double densification = 1;     ///< gamma: rows in the union over ranks, divided by rows of one rank.
   int world_size = 1;

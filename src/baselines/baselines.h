@@ -16,5 +16,9 @@ SystemInfo agsparse_info();
 SystemInfo sparcml_info();
 SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
+// Stages.
+SystemInfo top_k_info();
+SystemInfo block_top_k_info();
+SystemInfo dgc_info();
 
 }  // namespace thinwire

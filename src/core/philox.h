@@ -41,7 +41,8 @@ enum class RandomPurpose : std::uint32_t {
   tie = 3,
   bench = 4,
   sample = 5,
-  ownership = 6
+  ownership = 6,
+  sketch = 7
 };
 
 /// A stream of random blocks; block(i, j) may be asked for in any order.

@@ -122,8 +122,12 @@ Pipeline Registry::make(std::string_view spec) const {
     return info->stage ? info->sparsifies : !info->lossless;
   });
   const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);
+  // With momentum, more is delivered than comes in.
+  const bool corrects_momentum =
+      std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->corrects_momentum; });
   pipeline.conserves =
-      (made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless));
+      !corrects_momentum &&
+      ((made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless)));
   return pipeline;
 }
 

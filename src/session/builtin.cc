@@ -3,6 +3,7 @@
 #include "baselines/baselines.h"
 #include "state/momentum_correction.h"
 #include "systems/marsit.h"
+#include "systems/s2_reducer.h"
 #include "systems/zen.h"
 #include "thinwire/registry.h"
 
@@ -13,6 +14,7 @@ const Registry& builtin_registry() {
     Registry all;
     all.add(zen_info());
     all.add(marsit_info());
+    all.add(s2_reducer_info());
     all.add(dense_info());
     all.add(half_info());
     all.add(signsgd_info());
@@ -23,6 +25,9 @@ const Registry& builtin_registry() {
     all.add(sparcml_info());
     all.add(omnireduce_info());
     all.add(sparse_ps_info());
+    all.add(top_k_info());
+    all.add(block_top_k_info());
+    all.add(dgc_info());
     all.add(momentum_correction_info());
     return all;
   }();

@@ -34,6 +34,19 @@ inline const std::vector<std::string> kContractSpecs = {
     "omnireduce:feedback=on",
     "omnireduce:block=1000",
     "sparse_ps:feedback=on",
+    "s2_reducer",
+    "s2_reducer:lambda=exact:feedback=on",
+    "s2_reducer:lambda=auto:budget=0.8:rows=4:run=16:block=100",
+    "s2_reducer:shrink=on:feedback=on",
+    "top_k:ratio=0.05",
+    "top_k:k=40+s2_reducer:lambda=exact:feedback=on",
+    "top_k:ratio=0.2+zen",
+    "block_top_k:ratio=0.1:block=100",
+    "block_top_k:ratio=0.1:block=64+s2_reducer",
+    "block_top_k:ratio=0.1+s2_reducer:shrink=on:feedback=on",
+    "dgc:ratio=0.05:momentum=0",
+    "dgc:ratio=0.01:clip=1:warmup_steps=2+s2_reducer:rows=3",
+    "mc:momentum=0.5+block_top_k:ratio=0.1+omnireduce",
     "cascading_sign",  // with feedback it diverges within steps, see below
 };
 

@@ -207,6 +207,7 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
   const Pipeline& pipeline = pipelines_[own.pipeline];
   return pipeline.synchronizer->payload_bytes({.elements = own.elements(),
                                                .row_width = own.width,
+                                               .row_sparse = own.row_sparse,
                                                .world_size = communicator_.size(),
                                                .rank = communicator_.rank(),
                                                .step = step_,

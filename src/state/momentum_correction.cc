@@ -85,6 +85,10 @@ class MomentumCorrection final : public Synchronizer {
 
 }  // namespace
 
+std::unique_ptr<Synchronizer> correct_momentum(float momentum, std::unique_ptr<Synchronizer> inner) {
+  return std::make_unique<MomentumCorrection>(momentum, std::move(inner));
+}
+
 SystemInfo momentum_correction_info() {
   SystemInfo info;
   info.name = "mc";
@@ -95,8 +99,8 @@ SystemInfo momentum_correction_info() {
   info.corrects_momentum = true;
   info.options = {{"momentum", "0.9", "decay of the velocity per step, 0 to 1"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<MomentumCorrection>(static_cast<float>(options.real("momentum", 0, 1)),
-                                                std::move(inner.synchronizer));
+    return correct_momentum(static_cast<float>(options.real("momentum", 0, 1)),
+                            std::move(inner.synchronizer));
   };
   return info;
 }

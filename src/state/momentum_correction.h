@@ -12,4 +12,7 @@ namespace thinwire {
 /// finite leaves u as it was. Keeps one float per element.
 SystemInfo momentum_correction_info();
 
+/// The stage itself, around `inner`; for stages that contain it.
+std::unique_ptr<Synchronizer> correct_momentum(float momentum, std::unique_ptr<Synchronizer> inner);
+
 }  // namespace thinwire

@@ -1,0 +1,193 @@
+// Sketches, block norms and top-k beside memory and beside a straightforward loop, on one core, in one run.
+// What each figure counts stands in docs/benchmarks.md.
+
+#include <cmath>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "bench/measure.h"
+#include "kernels/bitmap.h"
+#include "kernels/block_norms.h"
+#include "kernels/count_sketch.h"
+#include "kernels/select.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kElements = 25'000'000;
+
+struct Data {
+  std::vector<float> gradient, residual, copy;
+  std::unique_ptr<Executor> executor = make_cpu_executor(1);
+
+  Data() : gradient(kElements), residual(kElements), copy(kElements) {
+    std::mt19937 random(1);
+    for (auto* vector : {&gradient, &residual, &copy}) {
+      for (auto& value : *vector) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
+    }
+  }
+};
+
+Data& data() {
+  static Data all;
+  return all;
+}
+
+void copy(benchmark::State& state) {
+  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
+}
+
+void read(benchmark::State& state) {
+  data().copy = data().gradient;
+  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
+}
+
+/// lambda = 0.5: half a cell per element. An insertion reads every element, and per row of the table fetches
+/// and writes a cell for it; a query reads a cell per row and writes an estimate.
+constexpr std::size_t kColumns = kElements / 2;
+
+CountSketch sketch_of(std::size_t rows, std::size_t run) {
+  return make_count_sketch(random_stream(1, 2, 3, RandomPurpose::sketch), rows, kColumns / rows, run);
+}
+
+void sketch_insert(benchmark::State& state) {
+  const auto rows = static_cast<std::size_t>(state.range(0));
+  const CountSketch sketch = sketch_of(rows, static_cast<std::size_t>(state.range(1)));
+  const auto table = Span<float>(data().copy).first(sketch.cells());
+  against(state, "of_copy", copy_bandwidth, 4.0 * kElements + static_cast<double>(rows) * 8 * kElements,
+          kElements, [&] { insert(*data().executor, sketch, data().gradient, {}, table); });
+}
+
+void sketch_query(benchmark::State& state) {
+  const auto rows = static_cast<std::size_t>(state.range(0));
+  const CountSketch sketch = sketch_of(rows, static_cast<std::size_t>(state.range(1)));
+  const auto table = Span<const float>(data().gradient).first(sketch.cells());
+  against(state, "of_copy", copy_bandwidth, 4.0 * static_cast<double>(rows + 1) * kElements, kElements,
+          [&] { query(*data().executor, sketch, table, data().copy); });
+}
+
+/// Blocks of 256, one in 32, from a bucket: what block_top_k hands to a sketch. The table stays in the cache.
+void sketch_sparse(benchmark::State& state) {
+  std::vector<std::uint32_t> blocks;
+  for (std::uint32_t block = 7; block < kElements / 256; block += 32) blocks.push_back(block);
+  const BlockList list{blocks, 256, kElements};
+  const auto listed = static_cast<double>(list.listed());
+  const CountSketch sketch =
+      make_count_sketch(random_stream(1, 2, 3, RandomPurpose::sketch), 1, list.listed() / 2, 64);
+  const auto table = Span<float>(data().copy).first(sketch.cells());
+  against(state, "of_copy", copy_bandwidth, 12 * listed, listed, [&] {
+    insert(*data().executor, sketch, list, BlockLayout::in_bucket, data().gradient, {}, table);
+  });
+}
+
+/// The plain loop: every element by itself, a multiplicative hash for column and sign.
+void scalar_sketch(benchmark::State& state) {
+  against(state, "of_copy", copy_bandwidth, 12.0 * kElements, kElements, [] {
+    for (std::size_t i = 0; i < kElements; ++i) {
+      const std::uint64_t hash = (i + 1) * 0x9E3779B97F4A7C15u;
+      const std::size_t column = ((hash >> 32) * kColumns) >> 32;
+      data().copy[column] += (hash & 0x80000000u) != 0 ? -data().gradient[i] : data().gradient[i];
+    }
+  });
+}
+
+void norms_of_blocks(benchmark::State& state) {
+  std::vector<float> norms(block_count(kElements, 256));
+  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements,
+          [&] { block_norms(*data().executor, data().gradient, data().residual, 256, norms); });
+}
+
+void flags_of_blocks(benchmark::State& state) {
+  std::vector<std::uint64_t> flags(bitmap_words(block_count(kElements, 256)));
+  against(state, "of_read", read_bandwidth, 4.0 * kElements, kElements, [&] {
+    benchmark::DoNotOptimize(flag_nonzero_blocks(*data().executor, data().gradient, {}, 256, flags));
+  });
+}
+
+void scalar_norms(benchmark::State& state) {
+  std::vector<float> norms(block_count(kElements, 256));
+  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements, [&] {
+    for (std::size_t b = 0; b < norms.size(); ++b) {
+      float sum = 0;
+      for (std::size_t i = b * 256; i < std::min(kElements, (b + 1) * 256); ++i) {
+        const float p = data().gradient[i] + data().residual[i];
+        sum += p * p;
+      }
+      norms[b] = sum;
+    }
+  });
+}
+
+std::size_t share_of_elements(const benchmark::State& state) {
+  return kElements / static_cast<std::size_t>(state.range(0));
+}
+
+void top_k(benchmark::State& state) {
+  static Workspace workspace;
+  const std::size_t k = share_of_elements(state);
+  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements, [&] {
+    workspace.reset();
+    const Selection selection =
+        select_largest(*data().executor, workspace, data().gradient, data().residual, k);
+    benchmark::DoNotOptimize(selection.size());
+  });
+}
+
+/// Three passes, for data on which no sample can be had.
+void top_k_threshold(benchmark::State& state) {
+  const std::size_t k = share_of_elements(state);
+  against(state, "of_read", read_bandwidth, 3 * 8.0 * kElements, kElements, [&] {
+    benchmark::DoNotOptimize(cut_of_largest(*data().executor, data().gradient, data().residual, k));
+  });
+}
+
+/// The plain way: nth_element on magnitudes, then a loop that picks.
+void scalar_top_k(benchmark::State& state) {
+  const std::size_t k = share_of_elements(state);
+  std::vector<float> magnitudes(kElements);
+  std::vector<std::uint32_t> indices;
+  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements, [&] {
+    for (std::size_t i = 0; i < kElements; ++i) {
+      magnitudes[i] = std::fabs(data().gradient[i] + data().residual[i]);
+    }
+    const auto nth = magnitudes.end() - static_cast<std::ptrdiff_t>(k);
+    std::nth_element(magnitudes.begin(), nth, magnitudes.end());
+    indices.clear();
+    for (std::uint32_t i = 0; i < kElements; ++i) {
+      if (std::fabs(data().gradient[i] + data().residual[i]) >= *nth) indices.push_back(i);
+    }
+    benchmark::DoNotOptimize(indices.size());
+  });
+}
+
+BENCHMARK(copy)->UseManualTime();
+BENCHMARK(read)->UseManualTime();
+BENCHMARK(sketch_insert)
+    ->UseManualTime()
+    ->Name("count_sketch_insert")
+    ->ArgNames({"rows", "run"})
+    ->Args({1, 64})
+    ->Args({1, 16})
+    ->Args({5, 64});
+BENCHMARK(sketch_query)
+    ->UseManualTime()
+    ->Name("count_sketch_query")
+    ->ArgNames({"rows", "run"})
+    ->Args({1, 64})
+    ->Args({1, 16})
+    ->Args({3, 64})
+    ->Args({5, 64});
+BENCHMARK(sketch_sparse)->UseManualTime()->Name("count_sketch_insert/blocks_of_256_1_in_32");
+BENCHMARK(scalar_sketch)->UseManualTime()->Name("count_sketch_insert/plain_loop");
+BENCHMARK(norms_of_blocks)->UseManualTime()->Name("block_norms/gradient+residual");
+BENCHMARK(scalar_norms)->UseManualTime()->Name("block_norms/plain_loop");
+BENCHMARK(flags_of_blocks)->UseManualTime()->Name("flag_nonzero_blocks");
+BENCHMARK(top_k)->UseManualTime()->Name("select_largest/1_in")->Arg(1000)->Arg(100)->Arg(10);
+BENCHMARK(top_k_threshold)->UseManualTime()->Name("cut_of_largest/1_in")->Arg(100);
+BENCHMARK(scalar_top_k)->UseManualTime()->Name("select_largest/nth_element_1_in")->Arg(100);
+
+}  // namespace
+}  // namespace thinwire
+
+BENCHMARK_MAIN();

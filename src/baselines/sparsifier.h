@@ -1,0 +1,53 @@
+#pragma once
+// What all stages that sparsify share. A sparsifier hands a part of p = gradient + residual to the system
+// behind it, as rows, and keeps the rest in the residual.
+//
+//   p --select--> rows --inner system--> mean
+//    \-> residual: p outside the selection, 0 inside, plus what the inner system leaves when it has feedback
+
+#include "thinwire/registry.h"
+
+namespace thinwire {
+
+class Sparsifier : public Synchronizer {
+ public:
+  /// A unit of selection is `width` elements; of a bucket's last unit the missing ones count as 0.
+  Sparsifier(Inner inner, std::size_t width) : inner_(std::move(inner)), width_(width) {}
+
+  /// Least value of a ratio option.
+  static constexpr double kSmallestRatio = 1e-9;
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) final;
+  std::uint64_t payload_bytes(const Workload& workload) const final;
+  void require_world(int world_size) const final { inner_.synchronizer->require_world(world_size); }
+  void save(BucketWriter& writer) const final { inner_.synchronizer->save(writer); }
+  void load(const BucketReader& reader) final { inner_.synchronizer->load(reader); }
+
+ protected:
+  /// Units to send out of `units` (at least one) in a step: 1 to `units`.
+  virtual std::size_t wanted(std::size_t units, std::uint64_t step) const = 0;
+
+  /// About `wanted` units of p and their values, [size * width()], in the step's workspace: ascending, only
+  /// units that hold something. Where p has inf or NaN, one that holds such a value must be among them: so
+  /// the inner system tells every rank.
+  virtual RowSparse select(BucketId bucket, Span<const float> gradient, Span<const float> residual,
+                           std::size_t wanted, Step& step) = 0;
+
+  std::size_t width() const { return width_; }
+  /// ratio * units, rounded, 1 to `units`.
+  static std::size_t share_of(double ratio, std::size_t units);
+
+ private:
+  void keep_rest(const RowSparse& own, Span<const float> left, Span<const float> gradient,
+                 Span<float> residual, Step& step) const;
+  void write_mean(const RowSparse& mean, Span<float> gradient, Step& step) const;
+  Delivered delivered(const RowSparse& own, std::size_t elements, Step& step) const;
+
+  Inner inner_;
+  std::size_t width_;
+};
+
+/// What the infos of all of them have in common.
+SystemInfo sparsifier_info();
+
+}  // namespace thinwire

@@ -1,0 +1,155 @@
+#include "kernels/select.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "kernels/test_targets.h"
+#include "kernels/test_vectors.h"
+
+namespace thinwire {
+namespace {
+
+std::vector<float> sum_of(const std::vector<float>& gradient, const std::vector<float>& residual) {
+  auto p = gradient;
+  for (std::size_t i = 0; i < residual.size(); ++i) p[i] += residual[i];
+  return p;
+}
+
+/// The definition: sorted by (|p| descending, index ascending), zeros dropped, the first k, by index.
+std::vector<std::uint32_t> sorted_largest(const std::vector<float>& p, std::size_t k) {
+  std::vector<std::uint32_t> order(p.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::erase_if(order, [&](std::uint32_t i) { return p[i] == 0; });
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return magnitude_bits(p[a]) > magnitude_bits(p[b]);
+  });
+  order.resize(std::min(k, order.size()));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+std::vector<std::uint32_t> indices_of(const Selection& selection) {
+  return {selection.indices.begin(), selection.indices.end()};
+}
+
+void expect_values(const Selection& selection, const std::vector<float>& p) {
+  ASSERT_EQ(selection.indices.size(), selection.values.size());
+  for (std::size_t k = 0; k < selection.size(); ++k) {
+    const float expected = p[selection.indices[k]];
+    ASSERT_EQ(std::memcmp(&selection.values[k], &expected, sizeof(float)), 0) << k;
+  }
+}
+
+/// Values that take few different magnitudes.
+std::vector<float> values_with_ties(std::size_t count) {
+  auto values = test_values(count, 9);
+  for (auto& value : values) value = std::round(2 * value);
+  return values;
+}
+
+TEST(Select, TheLargestAreThoseOfASortOnEveryInstructionSet) {
+  Workspace workspace;
+  for (const std::size_t elements : {0u, 1u, 15u, 64u, 65u, 1000u, 70'001u, 300'003u}) {
+    const auto normal = test_values(elements, 1);
+    const auto residual = test_values(elements, 2);
+    const auto ties = values_with_ties(elements);
+    const std::vector<float> none;
+    for (const auto& [gradient, left] :
+         {std::pair{&normal, &none}, std::pair{&normal, &residual}, std::pair{&ties, &none}}) {
+      const auto p = sum_of(*gradient, *left);
+      for (const std::size_t k :
+           {std::size_t{0}, std::size_t{1}, elements / 1000, elements / 10, elements, elements + 5}) {
+        const auto expected = sorted_largest(p, k);
+        for_each_target([&, gradient = gradient, left = left](const std::string& target) {
+          for (const int threads : {1, 3}) {
+            SCOPED_TRACE(testing::Message()
+                         << target << " n " << elements << " k " << k << " threads " << threads);
+            const auto executor = make_cpu_executor(threads);
+            workspace.reset();
+            const Selection largest = select_largest(*executor, workspace, *gradient, *left, k);
+            ASSERT_EQ(indices_of(largest), expected);
+            expect_values(largest, p);
+            const MagnitudeCut cut = cut_of_largest(*executor, *gradient, *left, k);
+            const Selection candidates = select_at_least(*executor, workspace, *gradient, *left, cut.bits);
+            ASSERT_EQ(indices_of(apply_cut(candidates, cut)), expected);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Select, NanIsLargestAndInfinityNext) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for_each_target([&](const std::string& target) {
+    Workspace workspace;
+    const auto executor = make_cpu_executor(1);
+    auto values = test_values(1000, 3);
+    values[17] = -infinity;
+    values[400] = std::numeric_limits<float>::quiet_NaN();
+    values[900] = 3e38f;
+    EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, 1)),
+              (std::vector<std::uint32_t>{400}))
+        << target;
+    EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, 2)),
+              (std::vector<std::uint32_t>{17, 400}));
+    EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, 3)),
+              (std::vector<std::uint32_t>{17, 400, 900}));
+  });
+}
+
+TEST(Select, ADeceptiveSampleChangesNothing) {
+  // Nearly everything that is large lies in one place, so that a sample sees too much of it or nothing.
+  Workspace workspace;
+  const auto executor = make_cpu_executor(1);
+  for (const std::size_t heavy : {100u, 5000u, 299'000u}) {
+    auto values = test_values(300'000, 4);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] *= i < heavy ? 1.0f : 1e-3f;
+    for (const std::size_t k : {1u, 50u, 3000u, 290'000u}) {
+      workspace.reset();
+      EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, k)), sorted_largest(values, k))
+          << heavy << " heavy, k " << k;
+    }
+  }
+}
+
+TEST(Select, AllEqualTakesTheFirst) {
+  Workspace workspace;
+  const auto executor = make_cpu_executor(2);
+  const std::vector<float> values(300'000, -2.5f);
+  const Selection selection = select_largest(*executor, workspace, values, {}, 1234);
+  ASSERT_EQ(selection.size(), 1234u);
+  for (std::uint32_t i = 0; i < 1234; ++i) ASSERT_EQ(selection.indices[i], i);
+  const std::vector<float> zeros(300'000, -0.0f);
+  EXPECT_EQ(select_largest(*executor, workspace, zeros, {}, 1234).size(), 0u);
+}
+
+TEST(Select, ASampledThresholdPassesAboutAsManyAsAskedFor) {
+  constexpr std::size_t kElements = 1'000'000;
+  Workspace workspace;
+  const auto executor = make_cpu_executor(1);
+  const auto values = test_values(kElements, 5);
+  for (const std::size_t k : {1000u, 10'000u, 250'000u}) {
+    // k/100 of the sample pass; their number varies by at most its square root, 4 sigma with fixed seeds.
+    const double spread = 4 / std::sqrt(static_cast<double>(k) / 100);
+    for (std::uint32_t seed = 0; seed < 20; ++seed) {
+      workspace.reset();
+      const std::uint32_t threshold =
+          sampled_threshold(*executor, workspace, values, {}, k, kElements / 100, 0, seed * 0x01234567);
+      const auto passing = std::count_if(values.begin(), values.end(),
+                                         [&](float value) { return magnitude_bits(value) >= threshold; });
+      const double share = static_cast<double>(passing) / static_cast<double>(k);
+      EXPECT_GT(share, 1 - spread) << k;
+      EXPECT_LT(share, 1 / std::max(0.1, 1 - spread)) << k;
+    }
+  }
+  EXPECT_EQ(sampled_threshold(*executor, workspace, {}, {}, 1, 10, 0, 0), 0u);
+  EXPECT_EQ(sampled_threshold(*executor, workspace, values, {}, kElements, 10, 1, 0), 0u);
+}
+
+}  // namespace
+}  // namespace thinwire
