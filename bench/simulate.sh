@@ -35,10 +35,10 @@ run density --sync $sparse --workers 16 --elements 1000000 --scale 100 --density
 run gamma --sync $zen,sparcml,agsparse,sparse_ps --workers 16 --elements 1000000 --scale 100 --density 0.05 --gamma 1,2,4,8,15 --link $link \
   --plot "$out/gamma.png"
 
-# S2 Reducer on blocks of 256, one in 32.
+# S2 Reducer on blocks of 256, one in 32; 25 million elements (ResNet-50).
 run s2 --sync s2_reducer:lambda=0.5,s2_reducer:lambda=2,s2_reducer:lambda=exact,$zen,sparcml,agsparse,omnireduce --workers 16 \
-  --elements 4194304 --row-width 256 --density 0.03125 --gamma 8 --link 1Gbit:50us
-run s2-gamma --sync s2_reducer:lambda=0.5,s2_reducer:lambda=exact,$zen,sparcml,omnireduce --workers 16 --elements 1048576 --row-width 256 \
+  --elements 4194304 --scale 6 --row-width 256 --density 0.03125 --gamma 8 --link 1Gbit:50us
+run s2-gamma --sync s2_reducer:lambda=0.5,s2_reducer:lambda=exact,$zen,sparcml,omnireduce --workers 16 --elements 1048576 --scale 24 --row-width 256 \
   --density 0.03125 --gamma 1,2,4,8,12 --link 1Gbit:50us --plot "$out/s2-gamma.png"
 
 # The codecs' own time, on this machine's core.
