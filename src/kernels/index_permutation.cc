@@ -44,45 +44,71 @@ HWY_INLINE V Rounds(D d, const IndexPermutation& p, V x, V mask) {
   return x;
 }
 
-/// Blocks of which the lanes that are still outside are gathered and walked again together, so that no vector
-/// waits for its unluckiest lane.
+/// Works on runs whose lanes that are still outside are gathered and walked again, so that no vector waits
+/// for its unluckiest lane.
 template <bool kForward>
 void Walk(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* in, std::uint32_t* out,
           std::size_t count) {
-  constexpr std::size_t kBlock = 1024;
+  constexpr std::size_t kRun = 1024;
   const hn::ScalableTag<std::uint32_t> d;
   const std::size_t lanes = hn::Lanes(d);
   const auto mask = hn::Set(d, p.mask);
-  const auto last = hn::Set(d, p.size - 1);
+  const auto last = hn::Set(d, p.blocks - 1);
   const auto offset = hn::Set(d, first);
   const auto iota = hn::Iota(d, 0);
-  HWY_ALIGN std::uint32_t outside[kBlock + HWY_MAX_BYTES / 4];
-  for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t block = HWY_MIN(kBlock, count - begin);
+  const std::uint32_t low_mask = (1u << p.block_bits) - 1;
+  const auto low_lanes = hn::Set(d, low_mask);
+  const int block_bits = static_cast<int>(p.block_bits);
+  HWY_ALIGN std::uint32_t outside[kRun + HWY_MAX_BYTES / 4];
+  HWY_ALIGN std::uint32_t outside_low[kRun + HWY_MAX_BYTES / 4];
+  for (std::size_t begin = 0; begin < count; begin += kRun) {
+    const std::size_t run = HWY_MIN(kRun, count - begin);
     std::uint32_t* target = out + begin;
     std::size_t walking = 0;
     std::size_t i = 0;
-    for (; i + lanes <= block; i += lanes) {
-      const auto x = Rounds<kForward>(d, p, hn::Add(hn::LoadU(d, in + begin + i), offset), mask);
-      hn::StoreU(x, d, target + i);
-      const auto beyond = hn::Gt(x, last);
+    for (; i + lanes <= run; i += lanes) {
+      const auto x = hn::Add(hn::LoadU(d, in + begin + i), offset);
+      const auto low = hn::And(x, low_lanes);
+      const auto block = hn::ShiftRightSame(x, block_bits);
+      const auto behind = hn::Gt(block, last);
+      const auto y = Rounds<kForward>(d, p, block, mask);
+      const auto beyond = hn::And(hn::Gt(y, last), hn::Not(behind));
+      const auto inside = hn::Or(hn::ShiftLeftSame(y, block_bits), low);
+      // A block that is still outside is kept as it is, without its low bits, which are remembered beside it.
+      hn::StoreU(hn::IfThenElse(behind, x, hn::IfThenElse(beyond, y, inside)), d, target + i);
       const auto at = hn::Add(iota, hn::Set(d, static_cast<std::uint32_t>(i)));
-      // Whole vectors, for which `outside` has room: storing some lanes alone is microcode on some processors.
+      // Whole vectors, for which there is room: storing some lanes alone is microcode on some processors.
       hn::StoreU(hn::Compress(at, beyond), d, outside + walking);
+      hn::StoreU(hn::Compress(low, beyond), d, outside_low + walking);
       walking += hn::CountTrue(d, beyond);
     }
-    for (; i < block; ++i) {
-      target[i] = RoundsScalar<kForward>(p, in[begin + i] + first);
-      if (target[i] >= p.size) outside[walking++] = static_cast<std::uint32_t>(i);
+    for (; i < run; ++i) {
+      const std::uint32_t x = in[begin + i] + first;
+      const std::uint32_t block = x >> p.block_bits;
+      if (block >= p.blocks) {
+        target[i] = x;
+        continue;
+      }
+      const std::uint32_t y = RoundsScalar<kForward>(p, block);
+      if (y < p.blocks) {
+        target[i] = (y << p.block_bits) | (x & low_mask);
+      } else {
+        target[i] = y;
+        outside_low[walking] = x & low_mask;
+        outside[walking++] = static_cast<std::uint32_t>(i);
+      }
     }
     while (walking != 0) {
       std::size_t still = 0;
       for (std::size_t k = 0; k < walking; ++k) {
         const std::uint32_t at = outside[k];
-        const std::uint32_t x = RoundsScalar<kForward>(p, target[at]);
-        target[at] = x;
+        const std::uint32_t low = outside_low[k];
+        const std::uint32_t y = RoundsScalar<kForward>(p, target[at]);
+        const bool inside = y < p.blocks;
+        target[at] = inside ? (y << p.block_bits) | low : y;
         outside[still] = at;
-        still += x >= p.size ? 1 : 0;
+        outside_low[still] = low;
+        still += inside ? 0 : 1;
       }
       walking = still;
     }
@@ -119,11 +145,14 @@ std::uint32_t inverse_of_odd(std::uint32_t value) {
 
 }  // namespace
 
-IndexPermutation IndexPermutation::make(std::size_t size, const RandomStream& stream) {
+IndexPermutation IndexPermutation::make(std::size_t size, const RandomStream& stream,
+                                        std::uint32_t block_bits) {
   IndexPermutation p = none(size);
-  if (size < 2) return p;
+  if (size >> block_bits < 2) return p;
   p.identity = false;
-  const int bits = std::bit_width(static_cast<std::uint32_t>(size - 1));
+  p.block_bits = block_bits;
+  p.blocks = static_cast<std::uint32_t>(size >> block_bits);
+  const int bits = std::bit_width(p.blocks - 1);
   p.mask = static_cast<std::uint32_t>((std::uint64_t{1} << bits) - 1);
   p.shift = static_cast<std::uint32_t>((bits + 1) / 2);
   for (std::uint32_t r = 0; r < kRounds; ++r) {

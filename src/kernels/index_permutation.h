@@ -5,6 +5,9 @@
 //
 // Rounds of xor, odd multiplication and xorshift on ceil(log2 size) bits; a value outside [0, size) goes
 // through them again until it falls inside ("cycle walking"), twice on average at most.
+//
+// Blocks of 2^block_bits neighbours can be kept together, which lets the scattered writes of a table share
+// cache lines. It costs balance: a block is one ball in the owners' bins, however many non-zeros it has.
 
 #include <array>
 #include <cstddef>
@@ -20,15 +23,17 @@ struct IndexPermutation {
   static constexpr std::size_t kRounds = 4;
 
   std::uint32_t size = 0;
-  std::uint32_t mask = 0;   ///< 2^bits - 1 >= size - 1
-  std::uint32_t shift = 0;  ///< At least half of the bits, so that x ^ (x >> shift) undoes itself.
+  std::uint32_t block_bits = 0;
+  std::uint32_t blocks = 0;  ///< Whole ones; what is behind them stays where it is.
+  std::uint32_t mask = 0;    ///< 2^bits - 1 >= blocks - 1
+  std::uint32_t shift = 0;   ///< At least half of the bits, so that x ^ (x >> shift) undoes itself.
   std::array<std::uint32_t, kRounds> keys{};
   std::array<std::uint32_t, kRounds> multipliers{};  ///< Odd.
   std::array<std::uint32_t, kRounds> inverses{};     ///< Of the multipliers, modulo 2^32.
   bool identity = false;
 
-  /// Indices are below `size`, at most 2^32 - 1. Every (stream, size) is another permutation.
-  static IndexPermutation make(std::size_t size, const RandomStream& stream);
+  /// Indices are below `size`, at most 2^32 - 1. Every (stream, size, block_bits) is another permutation.
+  static IndexPermutation make(std::size_t size, const RandomStream& stream, std::uint32_t block_bits = 0);
   /// Leaves indices where they are.
   static IndexPermutation none(std::size_t size);
 

@@ -13,6 +13,9 @@
 // ranks. Owner p has the places [p d/W, (p+1) d/W): whatever pattern the non-zeros have, each owner gets
 // about the same number of them. A pull's bitmap has one bit for each place that its owner has.
 //
+// Where the last step's union was large enough for the balance to bear it, pi moves blocks of up to 16
+// elements, so that the scattered reads and writes of a table share cache lines (block_bits_for below).
+//
 // Hierarchical Centralization (sparse/recursive_doubling.cc) is the other scheme that can be optimal.
 // scheme=auto runs push/pull for profile_steps steps, predicts the time of both from the bytes that each
 // would really send (zen_selector.h) and keeps the faster one.
@@ -34,6 +37,7 @@
 #include "systems/zen.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -57,6 +61,23 @@ struct ZenConfig {
 /// Centralization adds in another order than the dense sum does and its sums grow on fewer ranks: it has to
 /// be clearly faster to be chosen.
 constexpr double kClearlyFaster = 0.95;
+
+constexpr std::size_t kMostBlockBytes = 4096;
+
+/// How many bits of an index may stay together. A block is one ball in W bins, so the number of blocks that a
+/// rank's non-zeros make has to satisfy nnz >= 400 W ln W, with which the imbalance stays below 1.1 (zen.txt
+/// theorem 2); union_rows / W is the least that the largest nnz can be. Blocks need not be larger than a
+/// cache line.
+std::uint32_t block_bits_for(std::uint64_t union_rows, std::size_t world, std::size_t width) {
+  const auto ranks = static_cast<double>(world);
+  const double needed = 400 * ranks * std::log(ranks);
+  std::uint32_t bits = 0;
+  while ((width * sizeof(float) << (bits + 1)) <= kMostBlockBytes &&
+         static_cast<double>(union_rows) / ranks >= needed * static_cast<double>(2u << bits)) {
+    ++bits;
+  }
+  return bits;
+}
 
 class Zen final : public SparseSynchronizer {
  public:
@@ -149,8 +170,14 @@ class Zen final : public SparseSynchronizer {
                          PushPullObserver* observer) {
     step.report.scheme = "push_pull";
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
-    return push_pull(bucket, own, finite, {.places = IndexPermutation::make(own.rows, stream)}, storage_,
-                     step, observer);
+    std::uint64_t& union_rows = union_rows_[bucket];
+    const std::uint32_t block_bits =
+        block_bits_for(union_rows, static_cast<std::size_t>(step.communicator.size()), own.width);
+    const RowMean mean =
+        push_pull(bucket, own, finite, {.places = IndexPermutation::make(own.rows, stream, block_bits)},
+                  storage_, step, observer);
+    union_rows = mean.rows.size();
+    return mean;
   }
 
   RowMean centralized(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
@@ -161,6 +188,8 @@ class Zen final : public SparseSynchronizer {
   ZenConfig config_;
   RowMessageStorage storage_;
   std::map<BucketId, Profile> profiles_;
+  /// Of the last step, the same on all ranks. Not saved: it decides who adds what up, not what comes out.
+  std::map<BucketId, std::uint64_t> union_rows_;
 };
 
 }  // namespace
