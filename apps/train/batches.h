@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "data.h"
+#include "images.h"
 #include "thinwire/span.h"
 
 namespace thinwire::train {
@@ -25,7 +25,7 @@ Span<const std::uint32_t> rank_batch(const std::vector<std::uint32_t>& order, st
 class BatchCutter {
  public:
   /// The data set must outlive the cutter.
-  explicit BatchCutter(const Dataset& dataset);
+  explicit BatchCutter(const ImageSet& images);
 
   /// floats [indices.size() * image_bytes()], labels [indices.size()]: the training images, shifted by up to
   /// 4 pixels and mirrored at random if the data set asks for it.
@@ -38,7 +38,7 @@ class BatchCutter {
   void convert(const std::uint8_t* pixels, float* floats) const;
   void convert_shifted(const std::uint8_t* pixels, int down, int right, bool mirrored, float* floats) const;
 
-  const Dataset& dataset_;
+  const ImageSet& images_;
   std::vector<float> table_;  // [channels * 256]: the float of each pixel value
 };
 
