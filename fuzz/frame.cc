@@ -14,9 +14,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Span<const std::byte> frame(reinterpret_cast<const std::byte*>(data), size);
   try {
     const FrameHeader header = read_frame_header(frame);
-    const bool sound = header.payload_bytes == size - FrameHeader::kBytes && header.workers != 0 &&
-                       header.first + header.count <= std::numeric_limits<std::uint32_t>::max() &&
-                       header.payload_bytes == frame_payload_bytes(header.type, header.count, header.workers);
+    const bool rows = header.type == FrameType::row_list || header.type == FrameType::row_bitmap;
+    const bool sound =
+        header.payload_bytes == size - FrameHeader::kBytes && header.workers != 0 &&
+        header.first + header.count <= std::numeric_limits<std::uint32_t>::max() &&
+        rows == (header.width != 0) &&
+        (rows || header.payload_bytes == frame_payload_bytes(header.type, header.count, header.workers));
     if (!sound) std::abort();
     expect_frame(frame, header);
     if (header.type == FrameType::scaled_sign_bits && !(read_scale(frame) >= 0)) std::abort();

@@ -1,5 +1,6 @@
 // One rank of a process test: process_worker ENGINE MODE [DEADLINE]
 //   collectives   every case of collectives_cases.h
+//   systems       every system, see systems_cases.h
 //   long-message, short-message   one of another size than its receiver expects: an error, no crash
 //   reduce        the engine's all_reduce_sum in a loop until something fails
 //   ring          a ring of messages in a loop until something fails
@@ -16,6 +17,7 @@
 
 #include "apps/engine.h"
 #include "tests/collectives_cases.h"
+#include "tests/systems_cases.h"
 #include "thinwire/errors.h"
 
 namespace {
@@ -55,6 +57,8 @@ void work(Communicator& communicator, const std::string& mode) {
   announce("rank " + std::to_string(rank) + " ready " + std::to_string(getpid()));
   if (mode == "collectives") {
     thinwire::testing::CollectivesCases(communicator).run();
+  } else if (mode == "systems") {
+    thinwire::testing::SystemsCases(communicator).run();
   } else if (mode == "long-message") {
     thinwire::testing::check_wrong_size(communicator, 100'000, 4);
   } else if (mode == "short-message") {

@@ -19,6 +19,7 @@ struct Traffic {
 
 /// One bucket's step on one rank. Seconds are wall-clock times of this rank's thread.
 struct StepReport {
+  /// formula_bytes while a step is under way, until the system says otherwise.
   static constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
 
   std::uint32_t bucket = 0;
@@ -29,7 +30,7 @@ struct StepReport {
   std::uint64_t frame_header_bytes = 0;  ///< The part of wire.sent_bytes that is frame headers.
   /// The rest of wire.sent_bytes by the system's formula, from this step's own counts (non-zeros per owner,
   /// union) where it depends on them.
-  std::uint64_t formula_bytes = kUnknown;
+  std::uint64_t formula_bytes = 0;
   double seconds_total = 0;
   double seconds_compress = 0;     ///< Kernels before the exchange and inside its hops.
   double seconds_communicate = 0;  ///< seconds_total less compress and decompress; wait is a part of it.
@@ -45,7 +46,9 @@ struct StepReport {
   double relative_error = -1;      ///< |mean - exact| / |exact|; -1: not asked for.
   double residual_norm = -1;       ///< l2 norm of this rank's residual after the step; -1: not computed.
   double residual_deviation = -1;  ///< l2 norm of residual - (mean residual over ranks); -1: not computed.
-  double scale = -1;               ///< The step size of one-bit systems (eta_s); -1: has none.
+  const char* scheme =
+      nullptr;        ///< Which of several schemes a system took ("push_pull"); null: has one only.
+  double scale = -1;  ///< The step size of one-bit systems (eta_s); -1: has none.
 
   /// Adds bytes and seconds of another bucket or step; keeps the rest.
   void accumulate(const StepReport& other);

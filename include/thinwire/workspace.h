@@ -1,6 +1,7 @@
 #pragma once
-// Scratch memory of one bucket. Every step of a bucket needs the same buffers; an arena hands them out
-// without touching the allocator after the first step.
+// Scratch memory of one bucket. Every step of a bucket needs about the same buffers; an arena hands them out
+// without touching the allocator after the first steps. Sparse gradients need a little more in one step than
+// in another: what a step took is joined into one block with a margin before the next.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,12 +26,13 @@ class Workspace {
     return {static_cast<T*>(take_bytes(count * sizeof(T))), count};
   }
 
-  /// Makes everything available again; spans handed out before become invalid. Keeps the memory.
+  /// Makes everything available again; spans handed out before become invalid. Keeps the memory, or, when it
+  /// lay in several blocks, replaces it by one block that is a quarter larger.
   void reset();
 
   /// Bytes held, and how often the allocator was asked, since construction.
   std::size_t capacity_bytes() const;
-  std::size_t allocations() const { return blocks_.size(); }
+  std::size_t allocations() const { return allocations_; }
 
  private:
   struct Release {
@@ -42,10 +44,11 @@ class Workspace {
   };
 
   void* take_bytes(std::size_t size);
+  void add_block(std::size_t size);
 
   std::vector<Block> blocks_;
-  std::size_t block_ = 0;   // the block that is being filled
-  std::size_t offset_ = 0;  // bytes used in it
+  std::size_t offset_ = 0;  // bytes used in the last block
+  std::size_t allocations_ = 0;
 };
 
 }  // namespace thinwire

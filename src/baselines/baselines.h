@@ -12,5 +12,9 @@ SystemInfo signsgd_info();
 SystemInfo ef_signsgd_info();
 SystemInfo ssdm_info();
 SystemInfo cascading_sign_info();
+SystemInfo agsparse_info();
+SystemInfo sparcml_info();
+SystemInfo omnireduce_info();
+SystemInfo sparse_ps_info();
 
 }  // namespace thinwire

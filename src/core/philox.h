@@ -35,7 +35,14 @@ constexpr PhiloxCounter philox4x32(PhiloxCounter counter, PhiloxKey key) {
 }
 
 /// What a stream is used for; keeps streams of one step apart.
-enum class RandomPurpose : std::uint32_t { merge = 1, stochastic_sign = 2, tie = 3, bench = 4, sample = 5 };
+enum class RandomPurpose : std::uint32_t {
+  merge = 1,
+  stochastic_sign = 2,
+  tie = 3,
+  bench = 4,
+  sample = 5,
+  ownership = 6
+};
 
 /// A stream of random blocks; block(i, j) may be asked for in any order.
 struct RandomStream {

@@ -15,6 +15,9 @@ class JsonObject {
     std::snprintf(text, sizeof text, "%.9g", value);
     raw(key, std::isfinite(value) ? text : "null");
   }
+  void add(const char* key, const char* text) {
+    raw(key, text == nullptr ? "null" : '"' + std::string(text) + '"');
+  }
   void add_optional(const char* key, double value) { value == -1 ? raw(key, "null") : add(key, value); }
   std::string finish() { return text_ + "}"; }
 
@@ -48,8 +51,7 @@ void StepReport::accumulate(const StepReport& other) {
   raw_bytes += other.raw_bytes;
   wire += other.wire;
   frame_header_bytes += other.frame_header_bytes;
-  const bool known = formula_bytes != kUnknown && other.formula_bytes != kUnknown;
-  formula_bytes = known ? formula_bytes + other.formula_bytes : kUnknown;
+  formula_bytes += other.formula_bytes;
   seconds_total += other.seconds_total;
   seconds_compress += other.seconds_compress;
   seconds_communicate += other.seconds_communicate;
@@ -69,7 +71,7 @@ std::string to_json(const StepReport& report) {
   json.add("messages_sent", report.wire.sent_messages);
   json.add("messages_received", report.wire.received_messages);
   json.add("frame_header_bytes", report.frame_header_bytes);
-  if (report.formula_bytes != StepReport::kUnknown) json.add("formula_bytes", report.formula_bytes);
+  json.add("formula_bytes", report.formula_bytes);
   json.add("seconds_total", report.seconds_total);
   json.add("seconds_compress", report.seconds_compress);
   json.add("seconds_communicate", report.seconds_communicate);
@@ -83,6 +85,7 @@ std::string to_json(const StepReport& report) {
   json.add_optional("relative_error", report.relative_error);
   json.add_optional("residual_norm", report.residual_norm);
   json.add_optional("residual_deviation", report.residual_deviation);
+  json.add("scheme", report.scheme);
   json.add_optional("scale", report.scale);
   return json.finish();
 }

@@ -18,24 +18,29 @@ void Workspace::Release::operator()(std::byte* pointer) const {
 void* Workspace::take_bytes(std::size_t size) {
   // One line more than asked for: kernels may load whole vectors at the end.
   const std::size_t needed = (size + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
-  while (block_ < blocks_.size() && offset_ + needed > blocks_[block_].size) {
-    ++block_;
-    offset_ = 0;
+  if (blocks_.empty() || offset_ + needed > blocks_.back().size) {
+    add_block(std::max(needed, kSmallestBlock));
   }
-  if (block_ == blocks_.size()) {
-    Block block;
-    block.size = std::max(needed, kSmallestBlock);
-    block.bytes.reset(new (std::align_val_t{kAlignment}) std::byte[block.size]);
-    blocks_.push_back(std::move(block));
-    offset_ = 0;
-  }
-  void* result = blocks_[block_].bytes.get() + offset_;
+  void* result = blocks_.back().bytes.get() + offset_;
   offset_ += needed;
   return result;
 }
 
+void Workspace::add_block(std::size_t size) {
+  Block block;
+  block.size = size;
+  block.bytes.reset(new (std::align_val_t{kAlignment}) std::byte[size]);
+  blocks_.push_back(std::move(block));
+  ++allocations_;
+  offset_ = 0;
+}
+
 void Workspace::reset() {
-  block_ = 0;
+  if (blocks_.size() > 1) {
+    const std::size_t total = capacity_bytes();
+    blocks_.clear();
+    add_block((total + total / 4) / kAlignment * kAlignment);
+  }
   offset_ = 0;
 }
 

@@ -31,11 +31,22 @@ TEST(Workspace, SameRequestsAfterResetNeverAllocate) {
     for (const std::size_t size : {10u, 70'000u, 64u, 3u, 1'000'000u, 5u}) workspace.take<std::byte>(size);
   };
   step();
+  step();  // several blocks have become one
   const std::size_t allocations = workspace.allocations();
   const std::size_t capacity = workspace.capacity_bytes();
   for (int i = 0; i < 10; ++i) step();
   EXPECT_EQ(workspace.allocations(), allocations);
   EXPECT_EQ(workspace.capacity_bytes(), capacity);
+}
+
+TEST(Workspace, ALittleMoreThanBeforeFits) {
+  Workspace workspace;
+  for (const std::size_t size : {100'000u, 200'000u}) workspace.take<std::byte>(size);
+  workspace.reset();
+  const std::size_t allocations = workspace.allocations();
+  for (const std::size_t size : {120'000u, 240'000u}) workspace.take<std::byte>(size);
+  workspace.reset();
+  EXPECT_EQ(workspace.allocations(), allocations);
 }
 
 TEST(Workspace, EmptyRequestIsEmpty) {

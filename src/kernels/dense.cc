@@ -49,6 +49,18 @@ bool Scale(float* HWY_RESTRICT values, float factor, std::size_t count) {
   return finite;
 }
 
+bool AllFinite(const float* HWY_RESTRICT values, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto zero = hn::Zero(d);
+  auto check = zero;
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) check = hn::MulAdd(hn::LoadU(d, values + i), zero, check);
+  bool finite = hn::AllTrue(d, hn::Eq(check, zero));
+  for (; i < count; ++i) finite = finite && std::isfinite(values[i]);
+  return finite;
+}
+
 /// Sum of f(p) over runs; both reductions differ in f only.
 template <class VectorOp, class ScalarOp>
 double Reduce(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t count,
@@ -125,6 +137,7 @@ namespace thinwire {
 
 HWY_EXPORT(AddTo);
 HWY_EXPORT(Scale);
+HWY_EXPORT(AllFinite);
 HWY_EXPORT(Magnitudes);
 HWY_EXPORT(Squares);
 HWY_EXPORT(ApplyMean);
@@ -139,6 +152,16 @@ bool scale(Executor& executor, Span<float> values, float factor) {
   std::atomic<bool> finite{true};
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(Scale)(values.data() + begin, factor, end - begin)) {
+      finite.store(false, std::memory_order_relaxed);
+    }
+  });
+  return finite.load(std::memory_order_relaxed);
+}
+
+bool all_finite(Executor& executor, Span<const float> values) {
+  std::atomic<bool> finite{true};
+  executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    if (!HWY_DYNAMIC_DISPATCH(AllFinite)(values.data() + begin, end - begin)) {
       finite.store(false, std::memory_order_relaxed);
     }
   });

@@ -12,6 +12,9 @@ void add(Executor& executor, Span<float> target, Span<const float> values);
 /// values[i] *= factor. Returns whether every product is finite.
 bool scale(Executor& executor, Span<float> values, float factor);
 
+/// Whether no value is inf or NaN.
+bool all_finite(Executor& executor, Span<const float> values);
+
 /// values[i] = value.
 void fill(Executor& executor, Span<float> values, float value);
 

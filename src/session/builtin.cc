@@ -3,6 +3,7 @@
 #include "baselines/baselines.h"
 #include "state/momentum_correction.h"
 #include "systems/marsit.h"
+#include "systems/zen.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {
@@ -10,6 +11,7 @@ namespace thinwire {
 const Registry& builtin_registry() {
   static const Registry registry = [] {
     Registry all;
+    all.add(zen_info());
     all.add(marsit_info());
     all.add(dense_info());
     all.add(half_info());
@@ -17,6 +19,10 @@ const Registry& builtin_registry() {
     all.add(ef_signsgd_info());
     all.add(ssdm_info());
     all.add(cascading_sign_info());
+    all.add(agsparse_info());
+    all.add(sparcml_info());
+    all.add(omnireduce_info());
+    all.add(sparse_ps_info());
     all.add(momentum_correction_info());
     return all;
   }();

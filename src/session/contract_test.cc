@@ -1,4 +1,5 @@
-// What every system promises, held against each of them by name. A new system joins by one line of kSpecs.
+// What every system promises, held against each of them by name. A new system joins by one line of
+// contract_specs.h.
 
 #include <gtest/gtest.h>
 
@@ -12,32 +13,13 @@
 #include <random>
 #include <sstream>
 
+#include "session/contract_specs.h"
 #include "session/count_allocations.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
 namespace thinwire {
 namespace {
-
-const std::vector<std::string> kSpecs = {
-    "dense",
-    "dense:feedback=on",
-    "half",
-    "half:feedback=on",
-    "half:format=bf16:feedback=on",
-    "marsit",
-    "marsit:full_every=0",
-    "marsit:full_every=3:eta_s=0.01",
-    "marsit:full_every=2:feedback=off",
-    "marsit:full_every=0:topology=torus",
-    "marsit:full_every=3:topology=torus:drift_every=2",
-    "signsgd",
-    "signsgd:feedback=on:scale=0.5",
-    "ef_signsgd",
-    "ssdm",
-    "ssdm:feedback=on",
-    "cascading_sign",  // with feedback it diverges within steps, see below
-};
 
 const std::vector<int> kWorlds = {1, 2, 3, 4, 5, 8};
 
@@ -53,7 +35,6 @@ std::vector<float> normal_values(std::size_t count, std::uint32_t seed) {
 struct Trace {
   std::vector<std::vector<std::vector<float>>> inputs, residuals_before, means, residuals_after;
   std::vector<std::vector<StepReport>> reports;
-  std::vector<std::vector<std::uint64_t>> formulas;
 };
 
 struct RunOptions {
@@ -70,7 +51,6 @@ Trace run(const std::string& spec, int world, std::size_t elements, const RunOpt
     part->resize(static_cast<std::size_t>(world));
   }
   trace.reports.resize(static_cast<std::size_t>(world));
-  trace.formulas.resize(static_cast<std::size_t>(world));
   run_in_process(world, [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     Session session(spec, communicator, {.seed = options.seed, .threads = options.threads});
@@ -87,7 +67,6 @@ Trace run(const std::string& spec, int world, std::size_t elements, const RunOpt
       trace.inputs[rank].push_back(gradient);
       trace.residuals_before[rank].push_back(residual());
       trace.reports[rank].push_back(session.synchronize(0, gradient));
-      trace.formulas[rank].push_back(session.payload_bytes(0));
       session.next_step();
       trace.means[rank].push_back(gradient);
       trace.residuals_after[rank].push_back(residual());
@@ -115,7 +94,7 @@ TEST_P(Contract, RanksAgreeSumsAreConservedBytesMatchTheFormula) {
           ASSERT_TRUE(same_bits(trace.means[rank][step], trace.means[0][step])) << "rank " << rank;
           ASSERT_TRUE(trace.reports[rank][step].finite);
           const StepReport& report = trace.reports[rank][step];
-          ASSERT_EQ(report.wire.sent_bytes, trace.formulas[rank][step] + report.frame_header_bytes)
+          ASSERT_EQ(report.wire.sent_bytes, report.formula_bytes + report.frame_header_bytes)
               << "rank " << rank;
           ASSERT_LE(report.frame_header_bytes, 64 * report.wire.sent_messages);
           if (trace.residuals_after[rank][step].empty()) continue;
@@ -142,8 +121,8 @@ TEST_P(Contract, SeveralPiecesWorkLikeOne) {
   const Trace trace = run(GetParam(), 2, 2'200'001, {.steps = 2});
   for (std::size_t step = 0; step < 2; ++step) {
     ASSERT_TRUE(same_bits(trace.means[0][step], trace.means[1][step]));
-    ASSERT_EQ(trace.reports[0][step].wire.sent_bytes,
-              trace.formulas[0][step] + trace.reports[0][step].frame_header_bytes);
+    const StepReport& report = trace.reports[0][step];
+    ASSERT_EQ(report.wire.sent_bytes, report.formula_bytes + report.frame_header_bytes);
   }
 }
 
@@ -260,7 +239,7 @@ TEST_P(Contract, NothingAllocatesAfterTheFirstSteps) {
   EXPECT_EQ(allocated.load(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kSpecs), [](const auto& parameter) {
+INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kContractSpecs), [](const auto& parameter) {
   std::string name = parameter.param;
   for (char& c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
@@ -287,7 +266,7 @@ TEST(CascadingSign, ConservesWhileItLastsAndDivergesWithFeedback) {
 TEST(ContractTable, NamesEveryBuiltInSystem) {
   for (const auto& info : builtin_registry().systems()) {
     if (info.stage) continue;
-    EXPECT_TRUE(std::any_of(kSpecs.begin(), kSpecs.end(), [&](const std::string& spec) {
+    EXPECT_TRUE(std::any_of(kContractSpecs.begin(), kContractSpecs.end(), [&](const std::string& spec) {
       return parse_spec(spec)[0].name == info.name;
     })) << info.name;
   }

@@ -127,6 +127,7 @@ void Session::run(BucketId bucket, Run&& run) {
   step.report.step = step_;
   step.report.elements = own.elements();
   step.report.raw_bytes = own.elements() * sizeof(float);
+  step.report.formula_bytes = StepReport::kUnknown;
   const Traffic before = communicator_.traffic();
   const std::uint64_t expected_bytes = payload_bytes(bucket);
   Stopwatch watch;

@@ -1,0 +1,264 @@
+// Kernels of the sparse systems beside memory and beside a straightforward scalar loop, on one core, in one
+// run. What each figure counts stands in docs/benchmarks.md.
+
+#include <cmath>
+#include <memory>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "bench/measure.h"
+#include "kernels/bitmap.h"
+#include "kernels/hash_partition.h"
+#include "kernels/index_permutation.h"
+#include "kernels/nonzeros.h"
+#include "kernels/row_merge.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kElements = 25'000'000;
+constexpr std::size_t kOwners = 16;
+
+/// Non-zeros of a gradient in which one element in `every` is not zero, and a second rank's.
+struct Sparse {
+  std::vector<std::uint32_t> indices, other;
+  std::vector<float> values, other_values;
+};
+
+struct Data {
+  std::vector<float> gradient, copy;
+  std::unique_ptr<Executor> executor = make_cpu_executor(1);
+  IndexPermutation permutation =
+      IndexPermutation::make(kElements, random_stream(1, 2, 3, RandomPurpose::ownership));
+  std::unordered_map<std::int64_t, Sparse> sparse;
+
+  Data() : gradient(kElements, 0.0f), copy(kElements, 0.0f) {}
+};
+
+Data& data() {
+  static Data all;
+  return all;
+}
+
+/// Fills the gradient for the benchmark's density and lists its non-zeros.
+const Sparse& sparse_of(const benchmark::State& state) {
+  const std::int64_t every = state.range(0);
+  auto [entry, created] = data().sparse.try_emplace(every);
+  Sparse& sparse = entry->second;
+  std::mt19937 random(static_cast<std::uint32_t>(every));
+  for (auto& value : data().gradient) value = 0;
+  for (std::uint32_t i = 0; i < kElements; ++i) {
+    const auto draw = static_cast<std::uint32_t>(random());
+    const float value = static_cast<float>(draw) * 0x1p-31f - 1.0f;
+    if (draw % every == 0) {
+      data().gradient[i] = value;
+      if (created) {
+        sparse.indices.push_back(i);
+        sparse.values.push_back(value);
+      }
+    } else if (created && draw % every == 1) {
+      sparse.other.push_back(i);
+      sparse.other_values.push_back(value);
+    }
+  }
+  return sparse;
+}
+
+double count_of(const std::vector<std::uint32_t>& indices) {
+  return static_cast<double>(indices.size());
+}
+
+void copy(benchmark::State& state) {
+  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
+}
+
+void read(benchmark::State& state) {
+  data().copy = data().gradient;
+  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
+}
+
+/// Reads every element once, writes an index and a value per non-zero.
+void nonzeros(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  std::vector<std::uint32_t> indices(kElements);
+  std::vector<float> values(kElements);
+  against(state, "of_read", read_bandwidth, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
+    benchmark::DoNotOptimize(find_nonzeros(*data().executor, data().gradient, {}, indices, values));
+  });
+}
+
+void nonzeros_loop(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  std::vector<std::uint32_t> indices(kElements);
+  std::vector<float> values(kElements);
+  against(state, "of_read", read_bandwidth, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
+    std::size_t out = 0;
+    for (std::uint32_t i = 0; i < kElements; ++i) {
+      if (data().gradient[i] == 0) continue;
+      indices[out] = i;
+      values[out++] = data().gradient[i];
+    }
+    benchmark::DoNotOptimize(out);
+  });
+}
+
+void permutation(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  std::vector<std::uint32_t> places(sparse.indices.size());
+  against(state, "of_copy", copy_bandwidth, 8 * count_of(sparse.indices), count_of(sparse.indices),
+          [&] { permute(*data().executor, data().permutation, sparse.indices, places); });
+}
+
+void permutation_loop(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  const IndexPermutation& p = data().permutation;
+  std::vector<std::uint32_t> places(sparse.indices.size());
+  against(state, "of_copy", copy_bandwidth, 8 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      std::uint32_t x = sparse.indices[k];
+      do {
+        for (std::size_t r = 0; r < IndexPermutation::kRounds; ++r) {
+          x = ((x ^ p.keys[r]) * p.multipliers[r]) & p.mask;
+          x ^= x >> p.shift;
+        }
+      } while (x >= p.size);
+      places[k] = x;
+    }
+  });
+}
+
+/// Owners of places, their counts, and the split: reads place, index and value, writes index and value.
+void partition(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  const std::size_t count = sparse.indices.size();
+  std::vector<std::uint32_t> places(count), out(count);
+  std::vector<float> out_values(count);
+  std::vector<std::uint16_t> owner_of(count);
+  std::vector<std::size_t> counts(kOwners);
+  std::vector<RowCursor> cursors(kOwners);
+  permute(*data().executor, data().permutation, sparse.indices, places);
+  against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+    find_owners(*data().executor, places, kElements, kOwners, owner_of, counts);
+    std::size_t at = 0;
+    for (std::size_t p = 0; p < kOwners; at += counts[p++])
+      cursors[p] = {out.data() + at, out_values.data() + at};
+    split_by_owner(*data().executor, owner_of, sparse.indices, sparse.values, 1, cursors);
+  });
+}
+
+/// The plain way: a vector per owner, grown as rows come, the owner by a 64-bit division.
+void partition_loop(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  std::vector<std::uint32_t> places(sparse.indices.size());
+  permute(*data().executor, data().permutation, sparse.indices, places);
+  std::vector<std::vector<std::pair<std::uint32_t, float>>> parts(kOwners);
+  against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+    for (auto& part : parts) part.clear();
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      const std::uint64_t owner = ((std::uint64_t{places[k]} + 1) * kOwners - 1) / kElements;
+      parts[owner].emplace_back(sparse.indices[k], sparse.values[k]);
+    }
+  });
+}
+
+/// Two lists into one: reads both, writes at most both.
+void merge_sorted(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  const double count = count_of(sparse.indices) + count_of(sparse.other);
+  std::vector<std::uint32_t> indices(sparse.indices.size() + sparse.other.size());
+  std::vector<float> values(indices.size());
+  against(state, "of_copy", copy_bandwidth, 16 * count, count, [&] {
+    benchmark::DoNotOptimize(merge_sorted_rows(*data().executor, sparse.indices, sparse.values, sparse.other,
+                                               sparse.other_values, 1, indices, values));
+  });
+}
+
+/// The owner's merge of two ranks: bits, ranks in them, sums; reads both lists, writes the union.
+void merge_by_bitmap(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  const double count = count_of(sparse.indices) + count_of(sparse.other);
+  std::vector<std::uint64_t> bits(bitmap_words(kElements));
+  std::vector<std::uint32_t> before(bits.size());
+  std::vector<float> sums(sparse.indices.size() + sparse.other.size());
+  against(state, "of_copy", copy_bandwidth, 16 * count, count, [&] {
+    std::fill(bits.begin(), bits.end(), 0);
+    set_bits(*data().executor, sparse.indices, bits);
+    set_bits(*data().executor, sparse.other, bits);
+    const std::size_t total = count_bits_before(*data().executor, bits, before);
+    std::fill_n(sums.begin(), total, 0.0f);
+    accumulate_rows(*data().executor, sparse.indices, sparse.values, 1, bits, before, true, sums);
+    accumulate_rows(*data().executor, sparse.other, sparse.other_values, 1, bits, before, true, sums);
+  });
+}
+
+/// The plain way to merge rows whose order is unknown.
+void merge_loop(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  const double count = count_of(sparse.indices) + count_of(sparse.other);
+  against(state, "of_copy", copy_bandwidth, 16 * count, count, [&] {
+    std::unordered_map<std::uint32_t, float> sums;
+    for (std::size_t k = 0; k < sparse.indices.size(); ++k) sums[sparse.indices[k]] += sparse.values[k];
+    for (std::size_t k = 0; k < sparse.other.size(); ++k) sums[sparse.other[k]] += sparse.other_values[k];
+    benchmark::DoNotOptimize(sums.size());
+  });
+}
+
+/// Reads the bits of all places, writes a position per set one.
+void bitmap_decode(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  std::vector<std::uint64_t> bits(bitmap_words(kElements), 0);
+  std::vector<std::uint32_t> before(bits.size());
+  std::vector<std::uint32_t> positions(sparse.indices.size());
+  set_bits(*data().executor, sparse.indices, bits);
+  against(state, "of_copy", copy_bandwidth, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
+    count_bits_before(*data().executor, bits, before);
+    list_bits(*data().executor, bits, before, positions);
+  });
+}
+
+void bitmap_decode_loop(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  std::vector<std::uint64_t> bits(bitmap_words(kElements), 0);
+  std::vector<std::uint32_t> positions(sparse.indices.size());
+  set_bits(*data().executor, sparse.indices, bits);
+  against(state, "of_copy", copy_bandwidth, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
+    std::size_t out = 0;
+    for (std::uint32_t i = 0; i < kElements; ++i) {
+      if (((bits[i / 64] >> (i % 64)) & 1) != 0) positions[out++] = i;
+    }
+    benchmark::DoNotOptimize(out);
+  });
+}
+
+/// What a pull ends with: the mean's values to where they belong, in the order of places.
+void scatter(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  std::vector<std::uint32_t> places(sparse.indices.size());
+  permute(*data().executor, data().permutation, sparse.indices, places);
+  against(state, "of_copy", copy_bandwidth, 12 * count_of(sparse.indices), count_of(sparse.indices),
+          [&] { scatter_rows(*data().executor, places, sparse.values, 1, data().copy); });
+}
+
+#define SPARSE(function, name) \
+  BENCHMARK(function)->UseManualTime()->Name(name)->ArgName("one_in")->Arg(100)->Arg(10)
+
+BENCHMARK(copy)->UseManualTime();
+BENCHMARK(read)->UseManualTime();
+SPARSE(nonzeros, "find_nonzeros");
+SPARSE(nonzeros_loop, "find_nonzeros/scalar_loop");
+SPARSE(permutation, "permute");
+SPARSE(permutation_loop, "permute/scalar_loop");
+SPARSE(partition, "split_among_16_owners");
+SPARSE(partition_loop, "split_among_16_owners/scalar_loop");
+SPARSE(merge_sorted, "merge_two_sorted_lists");
+SPARSE(merge_by_bitmap, "merge_two_lists_by_bitmap");
+SPARSE(merge_loop, "merge_two_lists/unordered_map");
+SPARSE(bitmap_decode, "bitmap_decode");
+SPARSE(bitmap_decode_loop, "bitmap_decode/scalar_loop");
+SPARSE(scatter, "scatter_in_order_of_places");
+
+}  // namespace
+}  // namespace thinwire
+
+BENCHMARK_MAIN();

@@ -1,0 +1,18 @@
+#pragma once
+// Finding what is not zero in a dense gradient: the first pass of every sparse system.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "thinwire/executor.h"
+#include "thinwire/span.h"
+
+namespace thinwire {
+
+/// With p = gradient + residual (residual: [n] or empty): indices[k], values[k] = the k-th element of p that
+/// is not 0, ascending; -0 counts as 0, NaN does not. Outputs have room for n elements and overlap no input.
+/// Returns how many there are.
+std::size_t find_nonzeros(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                          Span<std::uint32_t> indices, Span<float> values);
+
+}  // namespace thinwire

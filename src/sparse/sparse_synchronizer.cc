@@ -1,0 +1,138 @@
+#include "sparse/sparse_synchronizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/stopwatch.h"
+#include "kernels/bitmap.h"
+#include "kernels/dense.h"
+#include "kernels/nonzeros.h"
+#include "kernels/row_merge.h"
+#include "sparse/densify.h"
+#include "sparse/rows.h"
+
+namespace thinwire {
+namespace {
+
+/// The same rows, ascending: places them by their rank in a bitmap of the table.
+RowSparse in_order(const RowSparse& rows, Step& step) {
+  const auto bitmap = step.workspace.take<std::uint64_t>(bitmap_words(rows.rows));
+  const auto before = step.workspace.take<std::uint32_t>(bitmap.size());
+  const auto indices = step.workspace.take<std::uint32_t>(rows.size());
+  const auto slots = step.workspace.take<std::uint32_t>(rows.size());
+  const auto values = step.workspace.take<float>(rows.values.size());
+  std::fill(bitmap.begin(), bitmap.end(), 0);
+  set_bits(step.executor, rows.row_indices, bitmap);
+  count_bits_before(step.executor, bitmap, before);
+  list_bits(step.executor, bitmap, before, indices);
+  for (std::size_t k = 0; k < rows.size(); ++k) slots[k] = rank_of(bitmap, before, rows.row_indices[k]);
+  scatter_rows(step.executor, slots, rows.values, rows.width, values);
+  return {indices, values, rows.rows, rows.width};
+}
+
+}  // namespace
+
+void SparseSynchronizer::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual,
+                                     Step& step) {
+  require_matching(gradient, residual);
+  step.delivered = {};
+  if (gradient.empty()) {
+    step.report.formula_bytes = 0;
+    return;
+  }
+  Stopwatch watch;
+  const RowSparse own = collect(gradient, residual, step);
+  step.report.seconds_compress += watch.lap();
+  const RowMean mean = exchange_checked(bucket, own, step);
+  watch.restart();
+  if (!mean.finite) {
+    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  const auto rows = static_cast<double>(own.rows);
+  step.report.density_in = static_cast<double>(own.size()) / rows;
+  step.report.density_out = static_cast<double>(mean.rows.size()) / rows;
+  fill(step.executor, gradient, 0);
+  if (block_ == 1) {
+    scatter_rows(step.executor, mean.rows.row_indices, mean.rows.values, 1, gradient);
+  } else {
+    for (std::size_t k = 0; k < mean.rows.size(); ++k) {
+      const auto values = mean.rows.row(k);
+      const std::size_t begin = mean.rows.row_indices[k] * block_;
+      std::copy_n(values.begin(), std::min(block_, gradient.size() - begin), gradient.begin() + begin);
+    }
+  }
+  if (!residual.empty()) fill(step.executor, residual, 0);
+  step.report.seconds_decompress += watch.lap();
+}
+
+RowSparse SparseSynchronizer::synchronize_rows(BucketId bucket, const RowSparse& gradient,
+                                               Span<float> residual, Step& step) {
+  if (!residual.empty()) return synchronize_densified(*this, bucket, gradient, residual, step);
+  step.delivered = {};
+  if (gradient.rows == 0) {
+    step.report.formula_bytes = 0;
+    return gradient;
+  }
+  const RowMean mean = exchange_checked(bucket, gradient, step);
+  if (!mean.finite) return row_of_nan(step.workspace, gradient);
+  if (mean.ascending) return mean.rows;
+  Stopwatch watch;
+  const RowSparse ordered = in_order(mean.rows, step);
+  step.report.seconds_decompress += watch.seconds();
+  return ordered;
+}
+
+RowMean SparseSynchronizer::exchange_checked(BucketId bucket, const RowSparse& own, Step& step) {
+  Stopwatch watch;
+  const bool finite = all_finite(step.executor, own.values);
+  step.report.seconds_compress += watch.seconds();
+  if (step.communicator.size() > 1) return exchange(bucket, own, finite, step);
+  step.report.formula_bytes = 0;
+  step.report.finite = finite;
+  return {own, finite, true};
+}
+
+RowSparse SparseSynchronizer::collect(Span<const float> gradient, Span<const float> residual,
+                                      Step& step) const {
+  const std::size_t n = gradient.size();
+  if (block_ == 1) {
+    const auto indices = step.workspace.take<std::uint32_t>(n);
+    const auto values = step.workspace.take<float>(n);
+    const std::size_t found = find_nonzeros(step.executor, gradient, residual, indices, values);
+    return {indices.first(found), values.first(found), n, 1};
+  }
+  const std::size_t blocks = (n + block_ - 1) / block_;
+  const auto indices = step.workspace.take<std::uint32_t>(blocks);
+  const auto values = step.workspace.take<float>(blocks * block_);
+  std::size_t found = 0;
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const std::size_t begin = b * block_;
+    const std::size_t count = std::min(block_, n - begin);
+    float* out = values.data() + found * block_;
+    bool zero = true;
+    for (std::size_t i = 0; i < count; ++i) {
+      out[i] = residual.empty() ? gradient[begin + i] : gradient[begin + i] + residual[begin + i];
+      zero &= out[i] == 0;
+    }
+    std::fill(out + count, out + block_, 0.0f);
+    indices[found] = static_cast<std::uint32_t>(b);
+    found += zero ? 0 : 1;
+  }
+  return {indices.first(found), values.first(found * block_), blocks, block_};
+}
+
+SparseSynchronizer::Expected SparseSynchronizer::expected(const Workload& workload) const {
+  const std::uint64_t width = workload.row_width > 1 ? workload.row_width : block_;
+  const std::uint64_t table = (workload.elements + width - 1) / width;
+  const auto rows = static_cast<double>(table) * workload.density;
+  const double most = std::min(static_cast<double>(table), rows * workload.densification);
+  return {.table_rows = table,
+          .width = width,
+          .rows = static_cast<std::uint64_t>(std::llround(rows)),
+          .union_rows = static_cast<std::uint64_t>(std::llround(most)),
+          .world = static_cast<std::uint64_t>(workload.world_size)};
+}
+
+}  // namespace thinwire

@@ -1,0 +1,69 @@
+#include "wire/row_payload.h"
+
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "thinwire/errors.h"
+
+namespace thinwire {
+namespace {
+
+/// One pass without branches; which index it was is looked up only when something is wrong.
+bool ascending_below(Span<const std::uint32_t> indices, std::uint64_t limit) {
+  if (indices.empty()) return true;
+  bool good = indices[indices.size() - 1] < limit;
+  for (std::size_t k = 1; k < indices.size(); ++k) good &= indices[k - 1] < indices[k];
+  return good;
+}
+
+[[noreturn]] void refuse_index(Span<const std::uint32_t> indices, std::uint64_t limit) {
+  std::size_t k = 0;
+  while (indices[k] < limit && (k == 0 || indices[k - 1] < indices[k])) ++k;
+  throw CorruptFrame("frame refused: row index " + std::to_string(indices[k]) + " at position " +
+                     std::to_string(k) + " is not above the one before and below " + std::to_string(limit));
+}
+
+}  // namespace
+
+RowList row_list_in(Span<std::byte> payload, std::size_t listed, std::size_t width) {
+  auto* indices = reinterpret_cast<std::uint32_t*>(payload.data());
+  return {{indices, listed}, {reinterpret_cast<float*>(indices + listed), listed * width}};
+}
+
+ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> payload, std::uint64_t limit) {
+  const std::size_t listed = header.count;
+  const auto* first = reinterpret_cast<const std::uint32_t*>(payload.data());
+  const Span<const std::uint32_t> indices(first, listed);
+  if (!ascending_below(indices, limit)) refuse_index(indices, limit);
+  return {indices, {reinterpret_cast<const float*>(first + listed), listed * header.width}};
+}
+
+void write_row_bitmap(Span<std::byte> payload, Span<const float> values, Span<const std::uint64_t> bits,
+                      std::size_t places) {
+  if (!values.empty()) std::memcpy(payload.data(), values.data(), values.size_bytes());
+  if (places != 0) std::memcpy(payload.data() + values.size_bytes(), bits.data(), (places + 7) / 8);
+}
+
+Span<const float> read_row_bitmap(const FrameHeader& header, Span<const std::byte> payload,
+                                  Span<std::uint64_t> bits) {
+  const std::size_t values = frame_rows(header) * header.width;
+  const std::size_t bytes = (header.count + 7) / 8;
+  if (!bits.empty()) {
+    bits[bits.size() - 1] = 0;
+    std::memcpy(bits.data(), payload.data() + values * sizeof(float), bytes);
+  }
+  std::uint64_t set = 0;
+  for (const std::uint64_t word : bits) set += static_cast<std::uint64_t>(std::popcount(word));
+  if (set != frame_rows(header)) {
+    throw CorruptFrame("frame refused: " + std::to_string(set) + " bits are set for " +
+                       std::to_string(frame_rows(header)) + " rows of values");
+  }
+  if (header.count % 64 != 0 && (bits[bits.size() - 1] >> (header.count % 64)) != 0) {
+    throw CorruptFrame("frame refused: a bit is set behind the last of " + std::to_string(header.count) +
+                       " places");
+  }
+  return {reinterpret_cast<const float*>(payload.data()), values};
+}
+
+}  // namespace thinwire

@@ -1,0 +1,36 @@
+#pragma once
+// The payloads of row_list and row_bitmap frames: what another rank says about which rows it sends.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "thinwire/span.h"
+#include "wire/frame.h"
+
+namespace thinwire {
+
+/// A row_list payload of `listed` rows in place: u32 indices [listed], then float32 values [listed * width].
+struct RowList {
+  Span<std::uint32_t> indices;
+  Span<float> values;
+};
+RowList row_list_in(Span<std::byte> payload, std::size_t listed, std::size_t width);
+
+/// Views a received row_list. payload: header.payload_bytes, aligned to 4. Throws CorruptFrame, naming the
+/// position, unless indices ascend strictly and are below `limit`.
+struct ReceivedRowList {
+  Span<const std::uint32_t> indices;
+  Span<const float> values;
+};
+ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> payload, std::uint64_t limit);
+
+/// Writes a row_bitmap: values [listed * width], then one bit per place, (places + 7) / 8 bytes of `bits`.
+void write_row_bitmap(Span<std::byte> payload, Span<const float> values, Span<const std::uint64_t> bits,
+                      std::size_t places);
+
+/// Reads a row_bitmap: copies its bits to `bits` [bitmap words of header.count places] and views its values.
+/// Throws CorruptFrame unless as many bits are set as there are rows of values, none behind the last place.
+Span<const float> read_row_bitmap(const FrameHeader& header, Span<const std::byte> payload,
+                                  Span<std::uint64_t> bits);
+
+}  // namespace thinwire
