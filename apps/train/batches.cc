@@ -21,7 +21,7 @@ std::uint64_t random_bits(std::uint64_t seed, std::uint64_t epoch, std::uint64_t
   return mix(mix(mix(seed) ^ epoch) ^ position);
 }
 
-/// Below `bound`; the bias of at most bound / 2^32 does not matter for an order of images.
+/// Below `bound`; the bias of at most bound / 2^32 does not matter for an order of examples.
 std::uint32_t below(std::uint64_t bits, std::uint64_t bound) {
   return static_cast<std::uint32_t>(((bits >> 32) * bound) >> 32);
 }
@@ -37,8 +37,8 @@ std::vector<std::uint32_t> epoch_order(std::size_t count, std::uint64_t seed, st
   return order;
 }
 
-std::uint64_t steps_per_epoch(std::size_t images, int workers, int batch) {
-  return images / (static_cast<std::uint64_t>(workers) * static_cast<std::uint64_t>(batch));
+std::uint64_t steps_per_epoch(std::size_t examples, int workers, int batch) {
+  return examples / (static_cast<std::uint64_t>(workers) * static_cast<std::uint64_t>(batch));
 }
 
 Span<const std::uint32_t> rank_batch(const std::vector<std::uint32_t>& order, std::uint64_t step, int rank,
