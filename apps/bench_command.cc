@@ -61,7 +61,7 @@ void show(const BenchOptions& options, const Json& results) {
 }
 
 /// The slowest rank's messages and bytes, one after the other.
-double modelled_seconds(const Measurement& measured, const LinkModel& link) {
+double modelled_seconds(const Measurement& measured, const VirtualLink& link) {
   double messages = 0;
   double bytes = 0;
   for (const auto& rank : measured.ranks) {

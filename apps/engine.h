@@ -13,7 +13,7 @@ struct EngineOptions {
   std::string engine = "threads";  ///< threads, virtual, mpi, gloo
   int workers = 4;  ///< threads, virtual: how many; mpi and gloo: must equal the world that was started.
   double deadline_seconds = 300;  ///< Not of virtual, which knows when nothing more can come.
-  LinkModel link{};               ///< Of virtual.
+  VirtualLink link{};             ///< Of virtual.
 };
 
 /// Runs body once per rank of this process: `workers` times on threads and virtual, once under mpi and gloo.

@@ -25,23 +25,23 @@ namespace thinwire::apps {
 
 /// One parameter's gradient.
 struct RecordedTensor {
-  std::string name;
+  std::string name{};
   bool row_sparse = false;
-  std::size_t rows = 0;                ///< Of the table; dense: all elements.
-  std::size_t width = 1;               ///< Values per row; dense: 1.
-  std::vector<std::uint32_t> indices;  ///< [count], each below rows, repetitions allowed; dense: empty.
-  std::vector<float> values;           ///< [count * width]; dense: [rows].
+  std::size_t rows = 0;                  ///< Of the table; dense: all elements.
+  std::size_t width = 1;                 ///< Values per row; dense: 1.
+  std::vector<std::uint32_t> indices{};  ///< [count], each below rows, repetitions allowed; dense: empty.
+  std::vector<float> values{};           ///< [count * width]; dense: [rows].
 };
 
 struct RecordedStep {
   std::uint64_t step = 0;  ///< Of training, from 0.
-  std::vector<RecordedTensor> tensors;
+  std::vector<RecordedTensor> tensors{};
 };
 
 struct GradientFile {
   int rank = 0;
   int world_size = 1;
-  std::vector<RecordedStep> steps;  ///< Ascending; all with the same tensors in the same order.
+  std::vector<RecordedStep> steps{};  ///< Ascending; all with the same tensors in the same order.
 };
 
 /// Throws std::runtime_error naming the file, the field and its value when it is missing, cut short, or holds

@@ -28,12 +28,12 @@ bool parse(std::string_view text, const std::array<std::pair<std::string_view, d
 
 }  // namespace
 
-LinkModel parse_link(std::string_view text) {
+VirtualLink parse_link(std::string_view text) {
   static constexpr std::array<std::pair<std::string_view, double>, 4> kRates = {
       {{"bit", 1.0}, {"Kbit", 1e3}, {"Mbit", 1e6}, {"Gbit", 1e9}}};
   static constexpr std::array<std::pair<std::string_view, double>, 4> kTimes = {
       {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}}};
-  LinkModel link;
+  VirtualLink link;
   const std::size_t colon = text.find(':');
   if (colon == std::string_view::npos || !parse(text.substr(0, colon), kRates, link.bytes_per_second) ||
       !parse(text.substr(colon + 1), kTimes, link.latency_seconds) || !(link.bytes_per_second > 0) ||

@@ -9,6 +9,6 @@ namespace thinwire::apps {
 
 /// RATE:LATENCY, RATE in bit, Kbit, Mbit or Gbit per second, LATENCY in ns, us, ms or s. Throws
 /// std::invalid_argument.
-LinkModel parse_link(std::string_view text);
+VirtualLink parse_link(std::string_view text);
 
 }  // namespace thinwire::apps

@@ -1,6 +1,7 @@
 // thinwire simulate: how long a step's communication would take with many workers on a given link.
 
 #include <fmt/core.h>
+#include <malloc.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -53,6 +54,10 @@ void draw(const SimulateOptions& options, const std::string& results) {
 }
 
 void run_simulate(const SimulateOptions& options) {
+#ifdef M_MMAP_THRESHOLD
+  // Hundreds of ranks in one process: what one of them frees goes back to the system at once.
+  mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+#endif
   require_writable(options.json);
   if (std::filesystem::is_directory(options.plot)) {
     throw std::invalid_argument("--plot " + options.plot + ": a folder, not a file");

@@ -15,7 +15,7 @@ namespace thinwire::apps {
 struct SimulationOptions {
   int workers = 4;
   /// Its scale is also the codec's: an element takes so many times as long.
-  LinkModel link{};
+  VirtualLink link{};
   CodecModel codec{};
   int warm_up = 1;  ///< Steps before those that count: systems agree on sizes in their first.
   int steps = 1;

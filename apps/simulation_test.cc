@@ -10,7 +10,7 @@
 namespace thinwire::apps {
 namespace {
 
-constexpr LinkModel kLink{.bytes_per_second = 1e9, .latency_seconds = 1e-5};
+constexpr VirtualLink kLink{.bytes_per_second = 1e9, .latency_seconds = 1e-5};
 
 TEST(Simulation, DenseTakesTheTimeOfItsRing) {
   for (const int workers : {2, 4, 16}) {
@@ -66,7 +66,7 @@ TEST(Simulation, RowsComeOutAsTheyWouldDensely) {
 TEST(Simulation, CodecsCostWhatTheyAreSaidToCost) {
   const SyntheticSource source({.elements = 10'000}, 4);
   const auto seconds = [&](const CodecModel& codec, double scale) {
-    LinkModel link = kLink;
+    VirtualLink link = kLink;
     link.scale = scale;
     return *simulate("half", source, {.workers = 4, .link = link, .codec = codec})
                 .measurement.modelled_seconds;

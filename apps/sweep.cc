@@ -105,7 +105,7 @@ Json run_sweep(const SweepOptions& options, const std::function<void(const Json&
     throw std::invalid_argument(fmt::format("{} steps after {} to warm up: at least 1 after 0 is needed",
                                             options.steps, options.warm_up));
   }
-  LinkModel link = parse_link(options.link);
+  VirtualLink link = parse_link(options.link);
   link.scale = options.scale;
   if (!(options.scale > 0 && options.scale <= 1e9)) {
     throw std::invalid_argument(fmt::format("scale {} must be above 0 and at most 1e9", options.scale));

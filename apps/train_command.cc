@@ -1,5 +1,7 @@
 // `thinwire train`: its options, and what they mean together.
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
@@ -43,6 +45,19 @@ std::vector<std::string> systems_to_train(const std::string& sync, bool sync_giv
   return specs;
 }
 
+/// A default that depends on the model, as --help shows it.
+template <class Field>
+std::string by_model(Field train::Defaults::*field) {
+  return fmt::format("{}; lstm: {}; deepfm: {}", train::defaults_of("cnn").*field,
+                     train::defaults_of("lstm").*field, train::defaults_of("deepfm").*field);
+}
+
+/// Takes the model's default for whatever was not given.
+template <class T>
+void fall_back(const CLI::Option* option, T& value, const T& by_default) {
+  if (option->count() == 0) value = by_default;
+}
+
 }  // namespace
 
 void add_train_command(CLI::App& app) {
@@ -57,25 +72,44 @@ void add_train_command(CLI::App& app) {
 
   CLI::App* command = app.add_subcommand("train", kSummary);
   command->option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  command->add_option("--data", options.data, "fashion-mnist[:DIR] or cifar10:DIR");
-  command->add_option("--model", options.model, "cnn or resnet20");
-  CLI::Option* sync =
-      command->add_option("--sync", arguments->sync, "System that synchronizes the gradients");
+  using train::Defaults;
+  CLI::Option* data = command
+                          ->add_option("--data", options.data,
+                                       "fashion-mnist[:DIR], cifar10:DIR, text[:FILE] (the King James Bible "
+                                       "without a file) or adult:DIR")
+                          ->default_str(by_model(&Defaults::data));
+  command->add_option("--model", options.model, "cnn, resnet20, lstm (words) or deepfm (categories)");
+  CLI::Option* sync = command->add_option(
+      "--sync", arguments->sync,
+      "System that synchronizes the gradients; rows=SPEC,dense=SPEC: embeddings by another "
+      "one than the rest");
   command->add_option("--compare", arguments->compare,
                       "Systems to train one after the other from the same start, separated by commas");
   command->add_option("--workers", options.workers, "Number of ranks");
   command->add_option("--engine", options.engine,
                       "threads, mpi (under mpirun) or gloo (as torchrun starts it)");
-  command->add_option("--epochs", options.epochs, "Passes over the training images");
-  command->add_option("--batch", options.batch, "Images per worker and step");
-  command->add_option("--lr", options.learning_rate, "Learning rate, the largest of its schedule");
+  CLI::Option* epochs = command->add_option("--epochs", options.epochs, "Passes over the training examples")
+                            ->default_str(by_model(&Defaults::epochs));
+  CLI::Option* batch = command
+                           ->add_option("--batch", options.batch,
+                                        "Examples per worker and step: images, windows of 32 words, records")
+                           ->default_str(by_model(&Defaults::batch));
+  CLI::Option* rate =
+      command->add_option("--lr", options.learning_rate, "Learning rate, the largest of its schedule")
+          ->default_str(by_model(&Defaults::learning_rate));
   command->add_option("--lr-schedule", arguments->schedule, "cosine (with a short warm-up) or constant")
       ->check(CLI::IsMember({"cosine", "constant"}));
-  command->add_option("--momentum", options.momentum, "Of SGD");
-  command->add_option("--weight-decay", options.weight_decay, "Of SGD");
-  command->add_option("--seed", options.seed, "Of initial weights, order of images and every random choice")
+  command->add_option("--momentum", options.momentum, "Of SGD; embeddings have none");
+  CLI::Option* decay =
+      command->add_option("--weight-decay", options.weight_decay, "Of SGD; embeddings have none")
+          ->default_str(by_model(&Defaults::weight_decay));
+  command->add_option("--seed", options.seed, "Of initial weights, order of examples and every random choice")
       ->check(not_negative());
-  command->add_option("--limit", options.limit, "Use only the first N training images; 0: all")
+  command->add_option("--limit", options.limit, "Use only the first N training examples; 0: all")
+      ->check(not_negative());
+  command
+      ->add_option("--vocabulary", options.vocabulary,
+                   "Most words of a text that are told apart; the rest is one unknown word")
       ->check(not_negative());
   command->add_option("--threads", options.threads, "CPU threads of one rank");
   command->add_option(
@@ -88,10 +122,21 @@ void add_train_command(CLI::App& app) {
   command
       ->add_option("--stop-after", options.stop_after, "End after N epochs, to be resumed later; 0: do not")
       ->check(not_negative());
+  command
+      ->add_option("--record", options.record,
+                   "Write each rank's gradients of the first N steps to files for `thinwire simulate`")
+      ->check(not_negative());
+  command->add_option("--record-to", options.record_to, "Folder for --record: gradients-rank-R.twg");
   command->add_option("--json", options.json, "File for the results");
-  command->add_option("--plot", options.plot, "PNG for accuracy against epochs and bytes");
-  command->callback([arguments, sync] {
+  command->add_option("--plot", options.plot, "PNG for accuracy or perplexity against epochs and bytes");
+  command->callback([=] {
     train::Options& chosen = arguments->options;
+    const Defaults defaults = train::defaults_of(chosen.model);
+    fall_back(data, chosen.data, defaults.data);
+    fall_back(epochs, chosen.epochs, defaults.epochs);
+    fall_back(batch, chosen.batch, defaults.batch);
+    fall_back(rate, chosen.learning_rate, defaults.learning_rate);
+    fall_back(decay, chosen.weight_decay, defaults.weight_decay);
     chosen.schedule = arguments->schedule == "cosine" ? train::Schedule::cosine : train::Schedule::constant;
     chosen.specs = systems_to_train(arguments->sync, sync->count() > 0, arguments->compare);
     train::run(chosen);

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Draw what `thinwire train --json` wrote: test accuracy against epochs and against bytes sent.
+"""Draw what `thinwire train --json` wrote: test accuracy, or of a text the perplexity, against epochs and against
+bytes sent.
 
 Usage: plot_training.py RESULTS.json PICTURE.png
 
@@ -7,6 +8,7 @@ Exit status: 0 drawn, 1 failed (one line on stderr), 2 wrong usage, 3 matplotlib
 caller tells what to install).
 """
 import json
+import math
 import os
 import sys
 
@@ -35,6 +37,9 @@ def draw(results: list, picture: str) -> None:
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (by_epoch, by_bytes) = plt.subplots(1, 2, figsize=(10.5, 4.3), sharey=True)
     sent_anything = False
+    # Of a text every epoch has a perplexity, of anything else none.
+    perplexity = any(epoch.get("perplexity") is not None for result in results for epoch in result["epochs"])
+    measure = "perplexity" if perplexity else "test_accuracy"
     for i, result in enumerate(results):
         epochs = result["epochs"]
         if not epochs:
@@ -47,18 +52,20 @@ def draw(results: list, picture: str) -> None:
             "linewidth": 1.7,
             "label": result["label"] + (" (diverged)" if result["failure"] else ""),
         }
-        accuracy = [epoch["test_accuracy"] for epoch in epochs]
+        # A perplexity that overflowed is null: a gap in the line.
+        measured = [math.nan if epoch[measure] is None else epoch[measure] for epoch in epochs]
         sent = [epoch["wire_bytes_so_far"] for epoch in epochs]
-        by_epoch.plot([epoch["epoch"] for epoch in epochs], accuracy, **style)
+        by_epoch.plot([epoch["epoch"] for epoch in epochs], measured, **style)
         # A single worker sends nothing, which has no place on a logarithmic axis.
         if sent[-1] > 0:
-            by_bytes.plot(sent, accuracy, **style)
+            by_bytes.plot(sent, measured, **style)
             sent_anything = True
 
     by_epoch.set_xlabel("epoch")
-    by_epoch.set_ylabel("test accuracy")
+    by_epoch.set_ylabel("test perplexity (lower is better)" if perplexity else "test accuracy")
     by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True))
-    by_epoch.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    if not perplexity:
+        by_epoch.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     by_bytes.set_xlabel("sent per worker so far (logarithmic)")
     if sent_anything:
         by_bytes.set_xscale("log")
@@ -76,7 +83,7 @@ def draw(results: list, picture: str) -> None:
     workers = first["workers"]
     figure.suptitle(
         f"{first['model']} on {first['data'].split(':')[0]}, {workers} worker{'s' if workers != 1 else ''}, "
-        f"{first['batch']} images per worker and step, {first['parameters']:,} parameters",
+        f"{first['batch']} examples per worker and step, {first['parameters']:,} parameters",
         fontsize=11,
     )
     handles, labels = by_epoch.get_legend_handles_labels()

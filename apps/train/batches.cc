@@ -21,7 +21,7 @@ std::uint64_t random_bits(std::uint64_t seed, std::uint64_t epoch, std::uint64_t
   return mix(mix(mix(seed) ^ epoch) ^ position);
 }
 
-/// Below `bound`; the bias of at most bound / 2^32 does not matter for an order of images.
+/// Below `bound`; the bias of at most bound / 2^32 does not matter for an order of examples.
 std::uint32_t below(std::uint64_t bits, std::uint64_t bound) {
   return static_cast<std::uint32_t>(((bits >> 32) * bound) >> 32);
 }
@@ -37,8 +37,8 @@ std::vector<std::uint32_t> epoch_order(std::size_t count, std::uint64_t seed, st
   return order;
 }
 
-std::uint64_t steps_per_epoch(std::size_t images, int workers, int batch) {
-  return images / (static_cast<std::uint64_t>(workers) * static_cast<std::uint64_t>(batch));
+std::uint64_t steps_per_epoch(std::size_t examples, int workers, int batch) {
+  return examples / (static_cast<std::uint64_t>(workers) * static_cast<std::uint64_t>(batch));
 }
 
 Span<const std::uint32_t> rank_batch(const std::vector<std::uint32_t>& order, std::uint64_t step, int rank,
@@ -48,22 +48,22 @@ Span<const std::uint32_t> rank_batch(const std::vector<std::uint32_t>& order, st
   return Span<const std::uint32_t>(order.data() + slot * size, size);
 }
 
-BatchCutter::BatchCutter(const Dataset& dataset) : dataset_(dataset) {
-  for (std::size_t channel = 0; channel < static_cast<std::size_t>(dataset.channels); ++channel) {
+BatchCutter::BatchCutter(const ImageSet& images) : images_(images) {
+  for (std::size_t channel = 0; channel < static_cast<std::size_t>(images.channels); ++channel) {
     for (int value = 0; value < 256; ++value) {
-      table_.push_back(static_cast<float>((value - dataset.mean[channel]) / dataset.deviation[channel]));
+      table_.push_back(static_cast<float>((value - images.mean[channel]) / images.deviation[channel]));
     }
   }
 }
 
 void BatchCutter::cut_training(Span<const std::uint32_t> indices, std::uint64_t seed, std::uint64_t epoch,
                                Span<float> floats, Span<std::int64_t> labels) const {
-  const std::size_t size = dataset_.image_bytes();
+  const std::size_t size = images_.image_bytes();
   for (std::size_t i = 0; i < indices.size(); ++i) {
     const std::size_t image = indices[i];
-    labels[i] = dataset_.train.labels[image];
-    const std::uint8_t* pixels = &dataset_.train.pixels[image * size];
-    if (!dataset_.augment) {
+    labels[i] = images_.train.labels[image];
+    const std::uint8_t* pixels = &images_.train.pixels[image * size];
+    if (!images_.augment) {
       convert(pixels, &floats[i * size]);
       continue;
     }
@@ -76,16 +76,16 @@ void BatchCutter::cut_training(Span<const std::uint32_t> indices, std::uint64_t 
 }
 
 void BatchCutter::cut_test(std::size_t first, Span<float> floats, Span<std::int64_t> labels) const {
-  const std::size_t size = dataset_.image_bytes();
+  const std::size_t size = images_.image_bytes();
   for (std::size_t i = 0; i < labels.size(); ++i) {
-    labels[i] = dataset_.test.labels[first + i];
-    convert(&dataset_.test.pixels[(first + i) * size], &floats[i * size]);
+    labels[i] = images_.test.labels[first + i];
+    convert(&images_.test.pixels[(first + i) * size], &floats[i * size]);
   }
 }
 
 void BatchCutter::convert(const std::uint8_t* pixels, float* floats) const {
-  const std::size_t plane = dataset_.image_bytes() / static_cast<std::size_t>(dataset_.channels);
-  for (std::size_t channel = 0; channel < static_cast<std::size_t>(dataset_.channels); ++channel) {
+  const std::size_t plane = images_.image_bytes() / static_cast<std::size_t>(images_.channels);
+  for (std::size_t channel = 0; channel < static_cast<std::size_t>(images_.channels); ++channel) {
     const float* table = &table_[channel * 256];
     for (std::size_t i = channel * plane; i < (channel + 1) * plane; ++i) floats[i] = table[pixels[i]];
   }
@@ -93,9 +93,9 @@ void BatchCutter::convert(const std::uint8_t* pixels, float* floats) const {
 
 void BatchCutter::convert_shifted(const std::uint8_t* pixels, int down, int right, bool mirrored,
                                   float* floats) const {
-  const int height = dataset_.height;
-  const int width = dataset_.width;
-  for (int channel = 0; channel < dataset_.channels; ++channel) {
+  const int height = images_.height;
+  const int width = images_.width;
+  for (int channel = 0; channel < images_.channels; ++channel) {
     const float* table = &table_[static_cast<std::size_t>(channel) * 256];
     for (int y = 0; y < height; ++y) {
       const int from_y = y + down;

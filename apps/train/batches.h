@@ -1,12 +1,12 @@
 #pragma once
-// Which images a rank sees in which step, and how bytes become a normalised batch of floats. Everything is a
-// pure function of (seed, epoch, position), so that ranks agree without talking and a resumed run sees what
-// an uninterrupted one would have seen.
+// Which examples a rank sees in which step, and how bytes of images become a normalised batch of floats.
+// Everything is a pure function of (seed, epoch, position), so that ranks agree without talking and a resumed
+// run sees what an uninterrupted one would have seen.
 
 #include <cstdint>
 #include <vector>
 
-#include "data.h"
+#include "images.h"
 #include "thinwire/span.h"
 
 namespace thinwire::train {
@@ -15,7 +15,7 @@ namespace thinwire::train {
 std::vector<std::uint32_t> epoch_order(std::size_t count, std::uint64_t seed, std::uint64_t epoch);
 
 /// Steps of an epoch: whole global batches; what is left over waits for another epoch's permutation.
-std::uint64_t steps_per_epoch(std::size_t images, int workers, int batch);
+std::uint64_t steps_per_epoch(std::size_t examples, int workers, int batch);
 
 /// Rank `rank`'s part of the global batch of `step`.
 Span<const std::uint32_t> rank_batch(const std::vector<std::uint32_t>& order, std::uint64_t step, int rank,
@@ -25,7 +25,7 @@ Span<const std::uint32_t> rank_batch(const std::vector<std::uint32_t>& order, st
 class BatchCutter {
  public:
   /// The data set must outlive the cutter.
-  explicit BatchCutter(const Dataset& dataset);
+  explicit BatchCutter(const ImageSet& images);
 
   /// floats [indices.size() * image_bytes()], labels [indices.size()]: the training images, shifted by up to
   /// 4 pixels and mirrored at random if the data set asks for it.
@@ -38,7 +38,7 @@ class BatchCutter {
   void convert(const std::uint8_t* pixels, float* floats) const;
   void convert_shifted(const std::uint8_t* pixels, int down, int right, bool mirrored, float* floats) const;
 
-  const Dataset& dataset_;
+  const ImageSet& images_;
   std::vector<float> table_;  // [channels * 256]: the float of each pixel value
 };
 

@@ -50,7 +50,7 @@ TEST(RankBatch, ShardsCoverEveryWholeGlobalBatchOnce) {
 }
 
 TEST(BatchCutter, NormalisesPixels) {
-  const Dataset dataset = banded_dataset(20, 10);
+  const ImageSet dataset = banded_set(20, 10);
   const BatchCutter cutter(dataset);
   const std::vector<std::uint32_t> indices = {3, 11};
   std::vector<float> floats(2 * 784);
@@ -66,7 +66,7 @@ TEST(BatchCutter, NormalisesPixels) {
 }
 
 TEST(BatchCutter, AugmentsTheSameWayForTheSameSeedEpochAndImage) {
-  const Dataset dataset = banded_dataset(40, 10, /*augment=*/true);
+  const ImageSet dataset = banded_set(40, 10, /*augment=*/true);
   const BatchCutter cutter(dataset);
   std::vector<std::int64_t> labels(1);
   const auto cut = [&](std::uint32_t image, std::uint64_t epoch) {
@@ -86,7 +86,7 @@ TEST(BatchCutter, AugmentsTheSameWayForTheSameSeedEpochAndImage) {
 }
 
 TEST(BatchCutter, ShiftedImagesHoldTheOriginalsPixels) {
-  const Dataset dataset = banded_dataset(10, 10, /*augment=*/true);
+  const ImageSet dataset = banded_set(10, 10, /*augment=*/true);
   const BatchCutter cutter(dataset);
   std::vector<float> floats(784);
   std::vector<std::int64_t> labels(1);

@@ -47,8 +47,8 @@ void append_file(const std::string& folder, const std::string& name, Images& ima
 
 }  // namespace
 
-Dataset load_cifar10(const std::string& folder) {
-  Dataset dataset;
+ImageSet load_cifar10(const std::string& folder) {
+  ImageSet dataset;
   dataset.channels = 3;
   dataset.height = 32;
   dataset.width = 32;

@@ -4,12 +4,12 @@
 
 #include <string>
 
-#include "data.h"
+#include "images.h"
 
 namespace thinwire::train {
 
 /// Reads data_batch_1.bin to data_batch_5.bin and test_batch.bin; mean and deviation are left to the caller.
 /// Throws std::runtime_error.
-Dataset load_cifar10(const std::string& folder);
+ImageSet load_cifar10(const std::string& folder);
 
 }  // namespace thinwire::train

@@ -1,49 +1,53 @@
 #pragma once
-// Labelled images in memory, one byte per pixel and channel: the whole training set of Fashion-MNIST takes 47
-// MB and is shared by all ranks of a process; batches become floats when they are cut (batches.h).
+// What one trains on: numbered examples, what is to be learned of each, and how batches of them become
+// tensors. A data set lies in memory once and is shared by all ranks of a process.
+
+#include <torch/types.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "models.h"
+#include "thinwire/span.h"
 
 namespace thinwire::train {
 
-struct Images {
-  std::vector<std::uint8_t> pixels;  ///< [count * channels * height * width]
-  std::vector<std::uint8_t> labels;  ///< [count]
-  std::size_t count() const { return labels.size(); }
+/// What goes into a model, [n, ...], and the class of everything that comes out, [n] or, if each example has
+/// several, [n * classes per example].
+struct Batch {
+  torch::Tensor inputs;
+  torch::Tensor labels;
 };
 
-struct Dataset {
-  std::string name;
-  int channels = 0;
-  int height = 0;
-  int width = 0;
-  int classes = 0;
-  bool augment = false;  ///< Whether training images are shifted and mirrored.
-  Images train;
-  Images test;
-  /// Mean and standard deviation of each channel over the training images, in units of a pixel value.
-  std::vector<double> mean;
-  std::vector<double> deviation;
+class Dataset {
+ public:
+  Dataset() = default;
+  virtual ~Dataset() = default;
+  Dataset(const Dataset&) = delete;
+  Dataset& operator=(const Dataset&) = delete;
 
-  std::size_t image_bytes() const {
-    return static_cast<std::size_t>(channels) * static_cast<std::size_t>(height) *
-           static_cast<std::size_t>(width);
-  }
+  virtual ModelShape shape() const = 0;
+  virtual std::size_t training_examples() const = 0;
+  virtual std::size_t test_examples() const = 0;
+  /// How many test examples a model should see at once, so that what it computes of them stays in caches.
+  virtual std::size_t test_batch_examples() const = 0;
+  /// Keeps the first `count` training examples (0: all).
+  virtual void limit_training(std::uint64_t count) = 0;
+
+  /// The training examples `indices`; a pure function of its arguments, may be called by several threads.
+  virtual Batch training_batch(Span<const std::uint32_t> indices, std::uint64_t seed,
+                               std::uint64_t epoch) const = 0;
+  /// Test examples first to first + count. May be called by several threads.
+  virtual Batch test_batch(std::size_t first, std::size_t count) const = 0;
 };
 
-/// Reads a data set named as on the command line: fashion-mnist[:DIR], cifar10:DIR.
+/// Reads a data set named as on the command line: fashion-mnist[:DIR], cifar10:DIR, text[:FILE], adult:DIR.
+/// `vocabulary`: most words of a text that are told apart.
 /// Throws std::invalid_argument for an unknown name, listing the known ones, and std::runtime_error naming
 /// the file that is missing, cut short or not of its format, and what to do.
-Dataset load_dataset(std::string_view name);
-
-/// Keeps the first `count` training images (0: all).
-void limit_training(Dataset& dataset, std::uint64_t count);
-
-/// Fills in mean and deviation from the training images.
-void measure_channels(Dataset& dataset);
+std::unique_ptr<Dataset> load_dataset(std::string_view name, std::size_t vocabulary = 10'000);
 
 }  // namespace thinwire::train

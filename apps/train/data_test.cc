@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "image_dataset.h"
 #include "test_folder.h"
 
 namespace thinwire::train {
@@ -51,6 +52,11 @@ std::string cifar_records(int count) {
   return bytes;
 }
 
+std::unique_ptr<ImageDataset> load_images(const std::string& name) {
+  std::unique_ptr<Dataset> dataset = load_dataset(name);
+  return std::unique_ptr<ImageDataset>(dynamic_cast<ImageDataset*>(dataset.release()));
+}
+
 /// What load_dataset complains about.
 std::string complaint(const std::string& name) {
   try {
@@ -68,7 +74,8 @@ void expect_mention(const std::string& text, const std::string& part) {
 TEST(FashionMnist, ReadsPlainAndGzippedFiles) {
   const TestFolder folder;
   write_fashion(folder);
-  const Dataset dataset = load_dataset("fashion-mnist:" + folder.path());
+  const auto loaded = load_images("fashion-mnist:" + folder.path());
+  const ImageSet& dataset = loaded->images();
   EXPECT_EQ(dataset.train.count(), 12u);
   EXPECT_EQ(dataset.test.count(), 5u);
   EXPECT_EQ(dataset.image_bytes(), 784u);
@@ -125,7 +132,8 @@ TEST(Cifar10, ReadsRecordsAndMeasuresChannels) {
   const TestFolder folder;
   for (int i = 1; i <= 5; ++i) folder.write("data_batch_" + std::to_string(i) + ".bin", cifar_records(4));
   folder.write("test_batch.bin", cifar_records(3));
-  const Dataset dataset = load_dataset("cifar10:" + folder.path());
+  const auto loaded = load_images("cifar10:" + folder.path());
+  const ImageSet& dataset = loaded->images();
   EXPECT_EQ(dataset.train.count(), 20u);
   EXPECT_EQ(dataset.test.count(), 3u);
   EXPECT_TRUE(dataset.augment);
@@ -142,20 +150,21 @@ TEST(Cifar10, ReadsRecordsAndMeasuresChannels) {
 
 TEST(Datasets, UnknownNamesListTheKnown) {
   EXPECT_THROW(load_dataset("imagenet"), std::invalid_argument);
-  expect_mention(complaint("imagenet"), "fashion-mnist[:DIR], cifar10:DIR");
+  expect_mention(complaint("imagenet"), "fashion-mnist[:DIR], cifar10:DIR, text[:FILE], adult:DIR");
   EXPECT_THROW(load_dataset("cifar10"), std::invalid_argument);
+  EXPECT_THROW(load_dataset("adult"), std::invalid_argument);
 }
 
 TEST(Datasets, LimitKeepsTheFirst) {
   const TestFolder folder;
   write_fashion(folder);
-  Dataset dataset = load_dataset("fashion-mnist:" + folder.path());
-  limit_training(dataset, 0);
-  EXPECT_EQ(dataset.train.count(), 12u);
-  limit_training(dataset, 7);
-  EXPECT_EQ(dataset.train.count(), 7u);
-  EXPECT_EQ(dataset.train.pixels.size(), 7u * 784);
-  EXPECT_EQ(dataset.test.count(), 5u);
+  const auto dataset = load_images("fashion-mnist:" + folder.path());
+  dataset->limit_training(0);
+  EXPECT_EQ(dataset->training_examples(), 12u);
+  dataset->limit_training(7);
+  EXPECT_EQ(dataset->training_examples(), 7u);
+  EXPECT_EQ(dataset->images().train.pixels.size(), 7u * 784);
+  EXPECT_EQ(dataset->test_examples(), 5u);
 }
 
 }  // namespace

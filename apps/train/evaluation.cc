@@ -1,6 +1,7 @@
 #include "evaluation.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/nn/functional/loss.h>
 
 #include <algorithm>
 
@@ -10,33 +11,40 @@ namespace thinwire::train {
 
 namespace {
 
-constexpr std::size_t kBatch = 100;  // activations of so many images still fit a core's cache
+struct Part {
+  std::uint64_t labels = 0;
+  std::uint64_t right = 0;
+  double loss = 0;
+};
 
 }  // namespace
 
-double test_accuracy(Model& model, const Dataset& dataset, const BatchCutter& cutter,
-                     Communicator& communicator) {
+Score evaluate(Model& model, const Dataset& dataset, Communicator& communicator) {
   const at::NoGradGuard no_grad;
   model.eval();
-  const std::size_t count = dataset.test.count();
+  const std::size_t count = dataset.test_examples();
+  const std::size_t most = dataset.test_batch_examples();
   const std::size_t ranks = static_cast<std::size_t>(communicator.size());
   const std::size_t rank = static_cast<std::size_t>(communicator.rank());
   const std::size_t end = count * (rank + 1) / ranks;
-  std::uint64_t right = 0;
-  for (std::size_t first = count * rank / ranks; first < end; first += kBatch) {
-    const std::size_t size = std::min(kBatch, end - first);
-    const auto length = static_cast<std::int64_t>(size);
-    torch::Tensor images =
-        torch::empty({length, dataset.channels, dataset.height, dataset.width}, torch::kFloat32);
-    torch::Tensor labels = torch::empty({length}, torch::kInt64);
-    cutter.cut_test(first, {images.data_ptr<float>(), size * dataset.image_bytes()},
-                    {labels.data_ptr<std::int64_t>(), size});
-    right +=
-        static_cast<std::uint64_t>(model.forward(images).argmax(1).eq(labels).sum().item<std::int64_t>());
+  namespace functional = torch::nn::functional;
+  const auto sum = functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+  Part mine;
+  for (std::size_t first = count * rank / ranks; first < end; first += most) {
+    const Batch batch = dataset.test_batch(first, std::min(most, end - first));
+    const torch::Tensor logits = model.forward(batch.inputs);
+    mine.labels += static_cast<std::uint64_t>(batch.labels.numel());
+    mine.right += static_cast<std::uint64_t>(logits.argmax(1).eq(batch.labels).sum().item<std::int64_t>());
+    mine.loss += functional::cross_entropy(logits, batch.labels, sum).item<double>();
   }
-  std::uint64_t all_right = 0;
-  for (const std::uint64_t part : gather(communicator, right)) all_right += part;
-  return static_cast<double>(all_right) / static_cast<double>(count);
+  Part all;
+  for (const Part& part : gather(communicator, mine)) {
+    all.labels += part.labels;
+    all.right += part.right;
+    all.loss += part.loss;
+  }
+  const auto labels = static_cast<double>(all.labels);
+  return {static_cast<double>(all.right) / labels, all.loss / labels};
 }
 
 }  // namespace thinwire::train

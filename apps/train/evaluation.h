@@ -1,17 +1,19 @@
 #pragma once
-// How good the model is on images that it was not trained on.
+// How good the model is on examples that it was not trained on.
 
-#include "batches.h"
 #include "data.h"
 #include "models.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire::train {
 
-/// Share of the test images that the model classifies rightly. Each rank looks at its part of them; the
-/// counts are integers, so that the result is exact and the same on all ranks. Leaves the model in evaluation
-/// mode. Collective.
-double test_accuracy(Model& model, const Dataset& dataset, const BatchCutter& cutter,
-                     Communicator& communicator);
+struct Score {
+  double accuracy = 0;  ///< Share of labels that the model holds for the most likely.
+  double loss = 0;  ///< Mean cross entropy of a label, in nats; of words, the logarithm of the perplexity.
+};
+
+/// Each rank looks at its part of the test examples; the result is the same on all. Leaves the model in
+/// evaluation mode. Collective.
+Score evaluate(Model& model, const Dataset& dataset, Communicator& communicator);
 
 }  // namespace thinwire::train

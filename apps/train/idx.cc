@@ -111,8 +111,8 @@ Images load_images(const std::string& folder, const std::string& prefix) {
 
 }  // namespace
 
-Dataset load_fashion_mnist(const std::string& folder) {
-  Dataset dataset;
+ImageSet load_fashion_mnist(const std::string& folder) {
+  ImageSet dataset;
   dataset.channels = 1;
   dataset.height = kSide;
   dataset.width = kSide;

@@ -4,12 +4,12 @@
 
 #include <string>
 
-#include "data.h"
+#include "images.h"
 
 namespace thinwire::train {
 
 /// Reads {train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz] of 28x28 images in 10 classes; mean and deviation
 /// are left to the caller. Throws std::runtime_error.
-Dataset load_fashion_mnist(const std::string& folder);
+ImageSet load_fashion_mnist(const std::string& folder);
 
 }  // namespace thinwire::train

@@ -6,11 +6,16 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <array>
+#include <map>
 #include <mutex>
 #include <stdexcept>
+
+#include "sparse_models.h"
 
 namespace thinwire::train {
 
@@ -122,19 +127,74 @@ class ResNet20 : public Model {
 
 }  // namespace
 
+namespace {
+
+struct Known {
+  Input input;
+  std::shared_ptr<Model> (*make)(const ModelShape&);
+};
+
+template <class M>
+std::shared_ptr<Model> make_shared_model(const ModelShape& shape) {
+  return std::make_shared<M>(shape);
+}
+
+const std::map<std::string, Known>& models() {
+  static const std::map<std::string, Known> known = {
+      {"cnn", {Input::images, make_shared_model<Cnn>}},
+      {"resnet20", {Input::images, make_shared_model<ResNet20>}},
+      {"lstm", {Input::words, make_word_lstm}},
+      {"deepfm", {Input::categories, make_deep_fm}},
+  };
+  return known;
+}
+
+const Known& find_model(const std::string& name) {
+  const auto found = models().find(name);
+  if (found != models().end()) return found->second;
+  throw std::invalid_argument(
+      fmt::format("unknown model '{}'; known: {}", name, fmt::join(known_models(), ", ")));
+}
+
+}  // namespace
+
 const std::vector<std::string>& known_models() {
-  static const std::vector<std::string> names = {"cnn", "resnet20"};
+  static const std::vector<std::string> names = {"cnn", "resnet20", "lstm", "deepfm"};
   return names;
 }
 
+Input input_of(const std::string& name) {
+  return find_model(name).input;
+}
+
+void require_input(const std::string& name, const ModelShape& shape) {
+  const Input wanted = input_of(name);
+  if (wanted == shape.input) return;
+  constexpr std::array<const char*, 3> kInputs = {"images", "words", "categories"};
+  constexpr std::array<const char*, 3> kRemedies = {"--data fashion-mnist or --data cifar10:DIR",
+                                                    "--data text or --data text:FILE", "--data adult:DIR"};
+  throw std::invalid_argument(fmt::format("model '{}' learns from {}, these data are {}: give {}", name,
+                                          kInputs[static_cast<std::size_t>(wanted)],
+                                          kInputs[static_cast<std::size_t>(shape.input)],
+                                          kRemedies[static_cast<std::size_t>(wanted)]));
+}
+
 std::shared_ptr<Model> make_model(const std::string& name, const ModelShape& shape, std::uint64_t seed) {
+  const Known& known = find_model(name);
+  require_input(name, shape);
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   torch::manual_seed(seed);
-  if (name == "cnn") return std::make_shared<Cnn>(shape);
-  if (name == "resnet20") return std::make_shared<ResNet20>(shape);
-  throw std::invalid_argument(
-      fmt::format("unknown model '{}'; known: {}", name, fmt::join(known_models(), ", ")));
+  return known.make(shape);
+}
+
+std::set<std::string> row_sparse_parameters(const Model& model) {
+  std::set<std::string> names;
+  for (const auto& module : model.named_modules("", /*include_self=*/false)) {
+    const auto* embedding = module.value()->as<nn::EmbeddingImpl>();
+    if (embedding != nullptr && embedding->options.sparse()) names.insert(module.key() + ".weight");
+  }
+  return names;
 }
 
 std::uint64_t count_parameters(const Model& model) {

@@ -10,16 +10,26 @@
 namespace thinwire::train {
 namespace {
 
+const ModelShape kGrey;                                              // Fashion-MNIST's
+const ModelShape kColour{.channels = 3, .height = 32, .width = 32};  // CIFAR-10's
+const ModelShape kWords{.input = Input::words, .classes = 50};
+const ModelShape kCategories{.input = Input::categories, .classes = 2, .fields = 5, .table_rows = 70};
+
 TEST(Models, HaveTheSizesTheyAreKnownFor) {
-  EXPECT_EQ(count_parameters(*make_model("cnn", {1, 28, 28, 10}, 1)), 794310u);
-  EXPECT_EQ(count_parameters(*make_model("cnn", {3, 32, 32, 10}, 1)), 448u + 4640 + 2048 * 500 + 500 + 5010);
-  EXPECT_EQ(count_parameters(*make_model("resnet20", {3, 32, 32, 10}, 1)),
+  EXPECT_EQ(count_parameters(*make_model("cnn", kGrey, 1)), 794310u);
+  EXPECT_EQ(count_parameters(*make_model("cnn", kColour, 1)), 448u + 4640 + 2048 * 500 + 500 + 5010);
+  EXPECT_EQ(count_parameters(*make_model("resnet20", kColour, 1)),
             269722u);  // He et al., table 6: 0.27M
+  // Embedding, LSTM of four gates with torch's two biases, softmax.
+  EXPECT_EQ(count_parameters(*make_model("lstm", kWords, 1)),
+            50u * 128 + 4 * 128 * (128 + 128 + 2) + 50 * 129);
+  // Per row a weight and 16 factors; the perceptron of 5 * 16 -> 64 -> 64 -> 1; the bias.
+  EXPECT_EQ(count_parameters(*make_model("deepfm", kCategories, 1)), 70u * 17 + 81 * 64 + 65 * 64 + 65 + 1);
 }
 
 TEST(Models, ClassifyImagesOfBothDataSets) {
-  for (const auto& name : known_models()) {
-    for (const ModelShape& shape : {ModelShape{1, 28, 28, 10}, ModelShape{3, 32, 32, 10}}) {
+  for (const std::string name : {"cnn", "resnet20"}) {
+    for (const ModelShape& shape : {kGrey, kColour}) {
       const auto model = make_model(name, shape, 1);
       const auto logits = model->forward(torch::rand({3, shape.channels, shape.height, shape.width}));
       EXPECT_EQ(logits.sizes(), (std::vector<std::int64_t>{3, 10})) << name;
@@ -27,13 +37,69 @@ TEST(Models, ClassifyImagesOfBothDataSets) {
   }
 }
 
+TEST(Models, ForetellEveryNextWord) {
+  const auto model = make_model("lstm", kWords, 1);
+  const torch::Tensor words = torch::randint(50, {3, 7}, torch::kInt64);
+  const torch::Tensor logits = model->forward(words);
+  EXPECT_EQ(logits.sizes(), (std::vector<std::int64_t>{21, 50}));
+  // What comes later changes nothing before it.
+  torch::Tensor other = words.clone();
+  other[0][6] = (other[0][6] + 1) % 50;
+  const torch::Tensor others = model->forward(other);
+  EXPECT_TRUE(torch::equal(others.narrow(0, 0, 6), logits.narrow(0, 0, 6)));
+  EXPECT_FALSE(torch::equal(others[6], logits[6]));
+}
+
+TEST(Models, DeepFmIsTheSumOfItsParts) {
+  const auto model = make_model("deepfm", kCategories, 1);
+  const torch::NoGradGuard no_grad;
+  auto parameters = model->named_parameters();
+  parameters["first_order.weight"].uniform_(-1, 1);
+  parameters["bias"].fill_(0.25);
+  parameters["output.weight"].zero_();  // without the perceptron, only its last bias is left
+  const torch::Tensor categories = torch::tensor({{3, 14, 15, 9, 26}, {5, 3, 58, 9, 7}}, torch::kInt64);
+  const torch::Tensor logits = model->forward(categories);
+  ASSERT_EQ(logits.sizes(), (std::vector<std::int64_t>{2, 2}));
+  for (std::int64_t i = 0; i < 2; ++i) {
+    double score = 0.25 + parameters["output.bias"].item<double>();
+    for (std::int64_t a = 0; a < 5; ++a) {
+      const auto row = categories[i][a].item<std::int64_t>();
+      score += parameters["first_order.weight"][row].item<double>();
+      for (std::int64_t b = a + 1; b < 5; ++b) {
+        const auto partner = categories[i][b].item<std::int64_t>();
+        score += parameters["factors.weight"][row].dot(parameters["factors.weight"][partner]).item<double>();
+      }
+    }
+    EXPECT_EQ(logits[i][0].item<double>(), 0);
+    EXPECT_NEAR(logits[i][1].item<double>(), score, 1e-5);
+  }
+}
+
+TEST(Models, OnlyTablesAreRowSparse) {
+  EXPECT_EQ(row_sparse_parameters(*make_model("cnn", kGrey, 1)), std::set<std::string>{});
+  EXPECT_EQ(row_sparse_parameters(*make_model("lstm", kWords, 1)), std::set<std::string>{"embedding.weight"});
+  EXPECT_EQ(row_sparse_parameters(*make_model("deepfm", kCategories, 1)),
+            (std::set<std::string>{"first_order.weight", "factors.weight"}));
+}
+
+TEST(Models, RefuseDataOfAnotherKind) {
+  try {
+    make_model("lstm", kGrey, 1);
+    FAIL();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "model 'lstm' learns from words, these data are images: give --data text or --data text:FILE");
+  }
+}
+
 TEST(Models, StartFromTheirSeedEvenWhenBuiltAtTheSameTime) {
-  const std::uint64_t wanted = hash_model(*make_model("resnet20", {3, 32, 32, 10}, 7));
-  EXPECT_NE(wanted, hash_model(*make_model("resnet20", {3, 32, 32, 10}, 8)));
+  const std::uint64_t wanted = hash_model(*make_model("resnet20", kColour, 7));
+  EXPECT_NE(wanted, hash_model(*make_model("resnet20", kColour, 8)));
   std::vector<std::uint64_t> hashes(4);
   std::vector<std::thread> threads;
   for (auto& hash : hashes) {
-    threads.emplace_back([&hash] { hash = hash_model(*make_model("resnet20", {3, 32, 32, 10}, 7)); });
+    threads.emplace_back([&hash] { hash = hash_model(*make_model("resnet20", kColour, 7)); });
   }
   for (auto& thread : threads) thread.join();
   for (const std::uint64_t hash : hashes) EXPECT_EQ(hash, wanted);
@@ -44,7 +110,7 @@ TEST(Models, UnknownNamesListTheKnown) {
     make_model("vgg", {}, 1);
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "unknown model 'vgg'; known: cnn, resnet20");
+    EXPECT_STREQ(error.what(), "unknown model 'vgg'; known: cnn, resnet20, lstm, deepfm");
   }
 }
 

@@ -7,6 +7,21 @@
 
 namespace thinwire::train {
 
+Defaults defaults_of(const std::string& model) {
+  if (model == "lstm") {
+    return {.data = "text", .epochs = 3, .batch = 8, .learning_rate = 8, .weight_decay = 0};
+  }
+  if (model == "deepfm") {
+    return {.data = "adult", .epochs = 6, .batch = 32, .learning_rate = 0.4, .weight_decay = 0};
+  }
+  const Options options;
+  return {.data = options.data,
+          .epochs = options.epochs,
+          .batch = options.batch,
+          .learning_rate = options.learning_rate,
+          .weight_decay = options.weight_decay};
+}
+
 std::string name_of(Schedule schedule) {
   return schedule == Schedule::cosine ? "cosine" : "constant";
 }
@@ -16,10 +31,10 @@ std::string trajectory(const Options& options, const std::string& spec, std::uin
   const std::string epochs = options.schedule == Schedule::cosine ? fmt::format("{}", options.epochs) : "any";
   return fmt::format(
       "spec={}\ndata={}\nmodel={}\nparameters={}\nworkers={}\nepochs={}\nbatch={}\nlr={}\nmomentum={}\n"
-      "weight_decay={}\nlr_schedule={}\nseed={}\nlimit={}\nbucket_mb={}\n",
+      "weight_decay={}\nlr_schedule={}\nseed={}\nlimit={}\nbucket_mb={}\nvocabulary={}\n",
       spec, options.data, options.model, parameters, options.workers, epochs, options.batch,
       options.learning_rate, options.momentum, options.weight_decay, name_of(options.schedule), options.seed,
-      options.limit, options.bucket_megabytes);
+      options.limit, options.bucket_megabytes, options.vocabulary);
 }
 
 double learning_rate_at(const Options& options, std::uint64_t step, std::uint64_t total_steps) {

@@ -16,7 +16,7 @@ struct Options {
   std::string engine = "threads";
   int workers = 4;
   int epochs = 6;
-  int batch = 16;  ///< Images per worker and step.
+  int batch = 16;  ///< Examples per worker and step.
   double learning_rate = 0.05;
   /// Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual arrives tens
   /// of steps late: with it Marsit diverges at every useful rate, without it all systems train at the same
@@ -25,16 +25,30 @@ struct Options {
   double weight_decay = 5e-4;
   Schedule schedule = Schedule::cosine;
   std::uint64_t seed = 1;
-  std::uint64_t limit = 0;       ///< Use only so many training images; 0: all.
+  std::uint64_t limit = 0;       ///< Use only so many training examples; 0: all.
   int threads = 1;               ///< CPU threads of one rank.
   double bucket_megabytes = 25;  ///< Of 2^20 bytes: longest bucket of several parameters; DDP's default.
   double deadline_seconds = 300;
   int stop_after = 0;  ///< End after so many epochs of this call, as an interruption would; 0: do not.
+  std::uint64_t vocabulary = 10'000;  ///< Most words of a text that are told apart.
+  int record = 0;  ///< Write the gradients of so many steps, the first of this call, to record_to.
+  std::string record_to = "gradients";
   std::string checkpoint;
   bool resume = false;
   std::string json;
   std::string plot;
 };
+
+/// What `model` trains well with under dense synchronization when nothing else is asked for; an unknown model
+/// has those of cnn.
+struct Defaults {
+  std::string data;
+  int epochs = 0;
+  int batch = 0;
+  double learning_rate = 0;
+  double weight_decay = 0;
+};
+Defaults defaults_of(const std::string& model);
 
 /// "constant", "cosine".
 std::string name_of(Schedule schedule);

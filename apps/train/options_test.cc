@@ -29,6 +29,15 @@ TEST(LearningRate, CosineRisesThenFallsToZero) {
   EXPECT_GT(learning_rate_at(options, 0, 1), 0.9);  // a single step has hardly any warm-up
 }
 
+TEST(Defaults, DependOnTheModel) {
+  const Options options;
+  EXPECT_EQ(defaults_of("cnn").epochs, options.epochs);
+  EXPECT_EQ(defaults_of("resnet20").learning_rate, options.learning_rate);
+  EXPECT_EQ(defaults_of("lstm").data, "text");
+  EXPECT_EQ(defaults_of("deepfm").data, "adult");
+  EXPECT_EQ(defaults_of("deepfm").weight_decay, 0);
+}
+
 TEST(Trajectory, NamesTheLengthOnlyWhereItMatters) {
   Options options;
   options.schedule = Schedule::cosine;

@@ -51,7 +51,7 @@ void Progress::begin(std::string label, std::uint64_t epochs, std::uint64_t step
   steps_per_epoch_ = std::max<std::uint64_t>(1, steps_per_epoch);
   first_step_ = done_steps;
   steps_ = done_steps;
-  accuracy_ = -1;
+  measured_.clear();
   begun_ = Clock::now();
   last_drawn_ = {};
 }
@@ -66,11 +66,10 @@ void Progress::draw(double loss, std::uint64_t bytes_sent) {
   const std::uint64_t done = std::max<std::uint64_t>(1, steps_ - first_step_);
   const double elapsed = std::chrono::duration<double>(Clock::now() - begun_).count();
   const double left = elapsed / static_cast<double>(done) * static_cast<double>(all - std::min(all, steps_));
-  const std::string accuracy = accuracy_ < 0 ? "" : fmt::format(", accuracy {:.4f}", accuracy_);
   const std::string numbers = fmt::format("epoch {}/{} step {}/{}, loss {:.4f}{}, {}/worker, {} left",
                                           std::min(epochs_, (steps_ - 1) / steps_per_epoch_ + 1), epochs_,
                                           (steps_ - 1) % steps_per_epoch_ + 1, steps_per_epoch_, loss,
-                                          accuracy, megabytes(bytes_sent), duration(left));
+                                          measured_, megabytes(bytes_sent), duration(left));
   // The bar takes the room that is left; brackets and blanks take four.
   const std::size_t room = columns_of(stream_);
   const std::size_t taken = label_.size() + numbers.size() + 4;
@@ -85,12 +84,14 @@ void Progress::draw(double loss, std::uint64_t bytes_sent) {
 }
 
 void Progress::epoch(const EpochResult& result) {
-  accuracy_ = result.test_accuracy;
+  const std::string measure = result.perplexity >= 0 ? fmt::format("perplexity {:.2f}", result.perplexity)
+                                                     : fmt::format("accuracy {:.4f}", result.test_accuracy);
+  measured_ = ", " + measure;
   // On a terminal the line is redrawn all the time; the last epoch's stays to be read.
   if (live_ && result.epoch != epochs_) return;
-  note(fmt::format("{}: epoch {}/{}, loss {:.4f}, test accuracy {:.4f}, {} sent per worker, {:.1f} s", label_,
-                   result.epoch, epochs_, result.loss, result.test_accuracy,
-                   megabytes(result.wire_bytes_so_far), result.seconds));
+  note(fmt::format("{}: epoch {}/{}, loss {:.4f}, test {}, {} sent per worker, {:.1f} s", label_,
+                   result.epoch, epochs_, result.loss, measure, megabytes(result.wire_bytes_so_far),
+                   result.seconds));
 }
 
 void Progress::note(const std::string& text) {

@@ -41,7 +41,7 @@ class Progress {
   std::uint64_t steps_per_epoch_ = 1;
   std::uint64_t first_step_ = 0;
   std::uint64_t steps_ = 0;
-  double accuracy_ = -1;  // none measured yet
+  std::string measured_;  // after the newest epoch
   Clock::time_point begun_;
   Clock::time_point last_drawn_;
 };

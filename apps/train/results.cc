@@ -38,6 +38,31 @@ double mean_sent(const std::vector<Costs>& costs) {
   return costs.empty() ? 0 : sum / static_cast<double>(costs.size());
 }
 
+double mean_density(const std::vector<Costs>& costs, double Costs::*part) {
+  double elements = 0;
+  double listed = 0;
+  for (const Costs& rank : costs) {
+    elements += rank.row_elements;
+    listed += rank.*part;
+  }
+  return elements > 0 ? listed / elements : -1;
+}
+
+bool has_rows(const RunResult& result) {
+  return std::any_of(result.costs.begin(), result.costs.end(),
+                     [](const Costs& rank) { return rank.row_elements > 0; });
+}
+
+bool has_perplexity(const RunResult& result) {
+  return !result.epochs.empty() && result.epochs.back().perplexity >= 0;
+}
+
+/// Largest over ranks of the bytes sent per step for all but the embeddings.
+double busiest_dense(std::vector<Costs> costs) {
+  for (Costs& rank : costs) rank.bytes_sent -= rank.bytes_sent_rows;
+  return busiest(costs, &Costs::bytes_sent);
+}
+
 double total_seconds(const RunResult& result) {
   double seconds = 0;
   for (const auto& epoch : result.epochs) seconds += epoch.seconds;
@@ -63,6 +88,10 @@ Costs& Costs::operator+=(const Costs& other) {
   bytes_received += other.bytes_received;
   messages_sent += other.messages_sent;
   formula_bytes += other.formula_bytes;
+  bytes_sent_rows += other.bytes_sent_rows;
+  row_elements += other.row_elements;
+  row_elements_in += other.row_elements_in;
+  row_elements_out += other.row_elements_out;
   seconds_compress += other.seconds_compress;
   seconds_communicate += other.seconds_communicate;
   seconds_decompress += other.seconds_decompress;
@@ -70,9 +99,27 @@ Costs& Costs::operator+=(const Costs& other) {
 }
 
 std::string system_name(const std::string& spec) {
+  const SpecPair pair = parse_spec_pair(spec);
+  if (pair.rows != pair.dense) {
+    return fmt::format("rows={},dense={}", system_name(pair.rows), system_name(pair.dense));
+  }
   std::string name;
-  for (const auto& part : parse_spec(spec)) name += (name.empty() ? "" : "+") + part.name;
+  for (const auto& part : parse_spec(pair.dense)) name += (name.empty() ? "" : "+") + part.name;
   return name;
+}
+
+std::string canonical_spec(const std::string& spec) {
+  const SpecPair pair = parse_spec_pair(spec);
+  const std::string dense = builtin_registry().make(pair.dense).spec;
+  if (pair.rows == pair.dense) return dense;
+  return fmt::format("rows={},dense={}", builtin_registry().make(pair.rows).spec, dense);
+}
+
+std::string measure_of(const RunResult& result) {
+  if (result.epochs.empty()) return "-";
+  const EpochResult& last = result.epochs.back();
+  return has_perplexity(result) ? fmt::format("{:.2f}", last.perplexity)
+                                : fmt::format("{:.4f}", last.test_accuracy);
 }
 
 nlohmann::ordered_json to_json(const RunResult& result, const Options& options) {
@@ -82,8 +129,12 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
                       {"steps", epoch.steps},
                       {"loss", number_or_null(epoch.loss)},
                       {"test_accuracy", epoch.test_accuracy},
+                      {"perplexity", number_or_null(epoch.perplexity)},
                       {"seconds", epoch.seconds},
+                      {"seconds_step_median", number_or_null(epoch.seconds_step_median)},
                       {"wire_bytes", epoch.wire_bytes},
+                      {"wire_bytes_rows", epoch.wire_bytes_rows},
+                      {"wire_bytes_dense", epoch.wire_bytes_dense},
                       {"wire_bytes_so_far", epoch.wire_bytes_so_far}});
   }
   const bool done = result.failure.empty() && !result.epochs.empty();
@@ -98,14 +149,15 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           // One name for one thing wherever results are read: what training does not measure is null.
           {"elements", result.parameters},
           {"row_width", nullptr},
-          {"density_in", nullptr},
-          {"density_out", nullptr},
+          // Of the embeddings' gradients, where the model has some.
+          {"density_in", number_or_null(mean_density(result.costs, &Costs::row_elements_in))},
+          {"density_out", number_or_null(mean_density(result.costs, &Costs::row_elements_out))},
           {"modelled_seconds", nullptr},
           {"relative_error", nullptr},
           {"conservation_error", nullptr},
           {"imbalance_push", nullptr},
           {"imbalance_pull", nullptr},
-          {"perplexity", nullptr},
+          {"perplexity", done ? number_or_null(result.epochs.back().perplexity) : Json(nullptr)},
           {"batch", options.batch},
           {"lr", options.learning_rate},
           {"lr_schedule", name_of(options.schedule)},
@@ -114,6 +166,8 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"seed", options.seed},
           {"steps", result.costs.empty() ? 0 : result.costs.front().steps},
           {"wire_bytes_sent_max", busiest(result.costs, &Costs::bytes_sent)},
+          {"wire_bytes_rows", busiest(result.costs, &Costs::bytes_sent_rows)},
+          {"wire_bytes_dense", busiest_dense(result.costs)},
           {"wire_bytes_sent_mean", mean_sent(result.costs)},
           {"wire_bytes_received_max", busiest(result.costs, &Costs::bytes_received)},
           {"wire_bytes_formula", busiest(result.costs, &Costs::formula_bytes)},
@@ -140,22 +194,26 @@ std::string table(const std::vector<RunResult>& results) {
                                   [](const RunResult& result) { return result.system == "dense"; });
   const RunResult& base = dense != results.end() ? *dense : results.front();
   const double base_bytes = busiest(base.costs, &Costs::bytes_sent);
+  const bool rows = std::any_of(results.begin(), results.end(), has_rows);
+  const bool perplexity = std::any_of(results.begin(), results.end(), has_perplexity);
   std::size_t width = 6;
   for (const auto& result : results) width = std::max(width, result.label.size());
-  std::string text = fmt::format("{:<{}}  {:>13}  {:>21}  {:>8}  {:>7}  {:>7}\n", "system", width,
-                                 "test accuracy", "bytes/worker and step",
-                                 dense != results.end() ? "of dense" : "of first", "step ms", "seconds");
+  const auto line = [&](const std::string& label, const std::string& measure, const std::string& bytes,
+                        const std::string& ratio, const std::string& row_bytes, const std::string& step,
+                        const std::string& seconds) {
+    return fmt::format("{:<{}}  {:>13}  {:>21}  {:>8}  {}{:>7}  {:>7}\n", label, width, measure, bytes, ratio,
+                       rows ? fmt::format("{:>13}  ", row_bytes) : "", step, seconds);
+  };
+  std::string text =
+      line("system", perplexity ? "perplexity" : "test accuracy", "bytes/worker and step",
+           dense != results.end() ? "of dense" : "of first", "of embeddings", "step ms", "seconds");
   for (const auto& result : results) {
     const double bytes = busiest(result.costs, &Costs::bytes_sent);
-    const std::string accuracy = !result.failure.empty() ? "diverged"
-                                 : result.epochs.empty()
-                                     ? "-"
-                                     : fmt::format("{:.4f}", result.epochs.back().test_accuracy);
-    const std::string ratio = base_bytes > 0 ? fmt::format("{:.2f} %", 100 * bytes / base_bytes) : "-";
-    const std::string step =
-        result.seconds_median >= 0 ? fmt::format("{:.1f}", 1e3 * result.seconds_median) : "-";
-    text += fmt::format("{:<{}}  {:>13}  {:>21}  {:>8}  {:>7}  {:>7.1f}\n", result.label, width, accuracy,
-                        grouped(bytes), ratio, step, total_seconds(result));
+    text += line(result.label, result.failure.empty() ? measure_of(result) : "diverged", grouped(bytes),
+                 base_bytes > 0 ? fmt::format("{:.2f} %", 100 * bytes / base_bytes) : "-",
+                 grouped(busiest(result.costs, &Costs::bytes_sent_rows)),
+                 result.seconds_median >= 0 ? fmt::format("{:.1f}", 1e3 * result.seconds_median) : "-",
+                 fmt::format("{:.1f}", total_seconds(result)));
   }
   return text;
 }

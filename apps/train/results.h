@@ -16,10 +16,16 @@ struct Costs {
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
   std::uint64_t messages_sent = 0;
-  std::uint64_t formula_bytes = 0;  ///< Synchronizer::payload_bytes
+  std::uint64_t formula_bytes = 0;    ///< Synchronizer::payload_bytes
+  std::uint64_t bytes_sent_rows = 0;  ///< The part of bytes_sent that synchronized embeddings.
   double seconds_compress = 0;
   double seconds_communicate = 0;
   double seconds_decompress = 0;
+  /// Of the embeddings' tables: all elements, those of rows that this rank had, those of rows that the mean
+  /// had.
+  double row_elements = 0;
+  double row_elements_in = 0;
+  double row_elements_out = 0;
 
   Costs& operator+=(const Costs& other);
 };
@@ -27,10 +33,14 @@ struct Costs {
 struct EpochResult {
   std::uint64_t epoch = 0;  ///< From 1.
   std::uint64_t steps = 0;
-  double loss = 0;  ///< Mean over the images of all ranks, over steps that were not skipped.
-  double test_accuracy = 0;
-  double seconds = 0;                   ///< Wall-clock time, evaluation included.
+  double loss = 0;           ///< Mean over the examples of all ranks, over steps that were not skipped.
+  double test_accuracy = 0;  ///< Of a text, the share of words that were foretold.
+  double perplexity = -1;    ///< exp(mean loss of a test word); -1: not a text.
+  double seconds = 0;        ///< Wall-clock time, evaluation included.
+  double seconds_step_median = -1;      ///< Of this epoch's steps, the slowest rank's.
   double wire_bytes = 0;                ///< Sent per step, this epoch's mean, by the rank that sent most.
+  double wire_bytes_rows = 0;           ///< The same of the embeddings alone,
+  double wire_bytes_dense = 0;          ///< and of all else.
   std::uint64_t wire_bytes_so_far = 0;  ///< Sent since the start of training, by the rank that sent most.
 };
 
@@ -52,11 +62,18 @@ struct RunResult {
   std::string failure;  ///< Why training ended early; empty if it did not.
 };
 
-/// The name without options: "marsit", "block_top_k+s2_reducer".
+/// The name without options: "marsit", "block_top_k+s2_reducer", "rows=zen,dense=marsit".
 std::string system_name(const std::string& spec);
+
+/// What the model is measured by after its last epoch, as text: "0.9012", "148.20"; "-" if it has no epoch.
+std::string measure_of(const RunResult& result);
 
 /// One object of the JSON contract. Bytes are per rank and step.
 nlohmann::ordered_json to_json(const RunResult& result, const Options& options);
+
+/// The spec with all options, as sessions and checkpoints have it. Throws std::invalid_argument for a bad
+/// one.
+std::string canonical_spec(const std::string& spec);
 
 /// A row per result; bytes relative to the system called dense, else to the first.
 std::string table(const std::vector<RunResult>& results);

@@ -66,6 +66,43 @@ TEST(Results, TableComparesWithDense) {
   EXPECT_EQ(table({}), "");
 }
 
+TEST(Results, EmbeddingsAndPerplexityAreShownWhereThereAreSome) {
+  RunResult result = result_of("rows=dense,dense=marsit:full_every=7", 400);
+  result.epochs[0].perplexity = 123.456;
+  result.epochs[0].wire_bytes_rows = 3;
+  result.epochs[0].wire_bytes_dense = 4;
+  result.costs[0].bytes_sent_rows = 2500;
+  result.costs[0].row_elements = 100;
+  result.costs[0].row_elements_in = 10;
+  result.costs[0].row_elements_out = 30;
+  const auto json = to_json(result, Options{});
+  EXPECT_EQ(json["system"], "rows=dense,dense=marsit");
+  EXPECT_EQ(json["perplexity"], 123.456);
+  EXPECT_EQ(json["epochs"][0]["perplexity"], 123.456);
+  EXPECT_EQ(json["epochs"][0]["wire_bytes_rows"], 3.0);
+  EXPECT_EQ(json["epochs"][0]["wire_bytes_dense"], 4.0);
+  EXPECT_EQ(json["wire_bytes_rows"], 250.0);
+  EXPECT_EQ(json["wire_bytes_dense"], 200.0);  // rank 1 sent none of its 200 for embeddings, rank 0 150
+  EXPECT_EQ(json["density_in"], 0.1);
+  EXPECT_EQ(json["density_out"], 0.3);
+  const std::string text = table({result});
+  EXPECT_NE(text.find("perplexity"), std::string::npos) << text;
+  EXPECT_NE(text.find("123.46"), std::string::npos) << text;
+  EXPECT_NE(text.find("of embeddings"), std::string::npos) << text;
+  EXPECT_NE(text.find(" 250 "), std::string::npos) << text;
+  const std::string plain = table({result_of("dense", 4)});
+  EXPECT_EQ(plain.find("embeddings"), std::string::npos) << plain;
+  EXPECT_NE(plain.find("test accuracy"), std::string::npos) << plain;
+  EXPECT_TRUE(to_json(result_of("dense", 4), Options{})["density_in"].is_null());
+}
+
+TEST(Results, CanonicalSpecsHaveAllOptions) {
+  EXPECT_EQ(canonical_spec("dense"), "dense:feedback=off");
+  EXPECT_EQ(canonical_spec("rows=dense,dense=half"),
+            "rows=dense:feedback=off,dense=half:format=fp16:feedback=off");
+  EXPECT_THROW(canonical_spec("rows=dense,dense=nonsense"), std::invalid_argument);
+}
+
 TEST(Results, SystemNameLeavesOptionsOut) {
   EXPECT_EQ(system_name("mc:momentum=0.9+sketched_sgd:k=10"), "mc+sketched_sgd");
 }

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -18,7 +19,6 @@
 #include "models.h"
 #include "plot.h"
 #include "results.h"
-#include "thinwire/registry.h"
 #include "worker.h"
 
 namespace thinwire::train {
@@ -44,12 +44,21 @@ void check_writable(const std::string& file) {
   }
 }
 
+void make_folder(const std::string& folder, const char* option) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error || !fs::is_directory(folder) || access(folder.c_str(), W_OK) != 0) {
+    throw std::runtime_error(
+        fmt::format("{} {}: the folder cannot be written, check the permissions", option, folder));
+  }
+}
+
 /// Of one system; with several, each has a folder of its own.
 std::string checkpoint_folder(const Options& options, const std::string& spec) {
   if (options.checkpoint.empty() || options.specs.size() == 1) return options.checkpoint;
   std::string name = spec;
   std::replace_if(
-      name.begin(), name.end(), [](char c) { return c == '/' || c == ':'; }, '_');
+      name.begin(), name.end(), [](char c) { return c == '/' || c == ':' || c == ','; }, '_');
   return (fs::path(options.checkpoint) / name).string();
 }
 
@@ -65,12 +74,7 @@ std::vector<bool> find_checkpoints(const Options& options) {
           "{} already holds a checkpoint of epoch {}: give --resume to continue, or another folder", folder,
           epoch));
     }
-    std::error_code error;
-    if (!folder.empty()) fs::create_directories(folder, error);
-    if (error || (!folder.empty() && access(folder.c_str(), W_OK) != 0)) {
-      throw std::runtime_error(
-          fmt::format("checkpoint folder {} cannot be written: check the permissions", folder));
-    }
+    if (!folder.empty()) make_folder(folder, "--checkpoint");
   }
   // With several systems those that the interruption kept from a first checkpoint begin anew.
   if (options.resume && std::find(found.begin(), found.end(), true) == found.end()) {
@@ -97,6 +101,16 @@ void check_numbers(const Options& options) {
   in_range("--bucket-mb", options.bucket_megabytes,
            options.bucket_megabytes >= 0 && options.bucket_megabytes <= 4096, "in [0, 4096]");
   in_range("--deadline", options.deadline_seconds, options.deadline_seconds > 0, "above 0");
+  if (options.vocabulary < 2 || options.vocabulary > std::numeric_limits<std::int32_t>::max()) {
+    throw std::invalid_argument(
+        fmt::format("--vocabulary must be in [2, 2^31), not {}: one number is for all unknown words",
+                    options.vocabulary));
+  }
+  if (options.record > 0 && options.specs.size() > 1) {
+    throw std::invalid_argument(fmt::format(
+        "--record writes the gradients of one training, {} systems are to be trained: name one with --sync",
+        options.specs.size()));
+  }
   if (options.resume && options.checkpoint.empty()) {
     throw std::invalid_argument("--resume needs --checkpoint DIR: the folder to continue from");
   }
@@ -143,23 +157,22 @@ void write_plot(const std::vector<RunResult>& results, const Options& options) {
 
 void run(const Options& options) {
   check_numbers(options);
-  for (const auto& spec : options.specs) builtin_registry().make(spec);
-  const auto& models = known_models();
-  if (std::find(models.begin(), models.end(), options.model) == models.end()) {
-    make_model(options.model, {}, options.seed);  // says which ones are known
-  }
+  for (const auto& spec : options.specs) canonical_spec(spec);
+  input_of(options.model);  // says which ones are known
   check_writable(options.json);
   check_writable(options.plot);
   if (fs::exists(options.plot) && !fs::is_regular_file(options.plot)) {
     throw std::invalid_argument(fmt::format("--plot {}: not a file", options.plot));
   }
-  Dataset dataset = load_dataset(options.data);
-  limit_training(dataset, options.limit);
-  if (steps_per_epoch(dataset.train.count(), options.workers, options.batch) == 0) {
-    throw std::invalid_argument(
-        fmt::format("{} workers with --batch {} need {} images for one step, there are {}", options.workers,
-                    options.batch, std::int64_t{options.workers} * options.batch, dataset.train.count()));
+  const std::unique_ptr<Dataset> dataset = load_dataset(options.data, options.vocabulary);
+  require_input(options.model, dataset->shape());
+  dataset->limit_training(options.limit);
+  if (steps_per_epoch(dataset->training_examples(), options.workers, options.batch) == 0) {
+    throw std::invalid_argument(fmt::format(
+        "{} workers with --batch {} need {} training examples for one step, there are {}", options.workers,
+        options.batch, std::int64_t{options.workers} * options.batch, dataset->training_examples()));
   }
+  if (options.record > 0) make_folder(options.record_to, "--record-to");
   const std::vector<bool> resumable = find_checkpoints(options);
   limit_blas_threads(options.threads);
 
@@ -170,7 +183,7 @@ void run(const Options& options) {
     if (communicator.rank() == 0) progress.emplace(stderr);
     for (std::size_t i = 0; i < options.specs.size(); ++i) {
       const std::string& spec = options.specs[i];
-      const Job job{options, dataset, spec, checkpoint_folder(options, spec), resumable[i]};
+      const Job job{options, *dataset, spec, checkpoint_folder(options, spec), resumable[i]};
       RunResult result = train_rank(job, communicator, progress ? &*progress : nullptr);
       if (!progress) continue;
       // A single system's failure becomes this call's own error below.

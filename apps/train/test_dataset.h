@@ -1,7 +1,12 @@
 #pragma once
-// Images that a network learns in a few steps: each class lights up one band of rows, with some noise.
+// Data that a network learns in a few steps: images whose class lights up one band of rows, with some noise;
+// a text in which each word decides the next; records whose label one category decides.
 
-#include "data.h"
+#include <fmt/format.h>
+
+#include "adult.h"
+#include "image_dataset.h"
+#include "text.h"
 
 namespace thinwire::train {
 
@@ -20,18 +25,42 @@ inline Images banded_images(std::size_t count, int channels, std::uint32_t noise
   return images;
 }
 
-inline Dataset banded_dataset(std::size_t train, std::size_t test, bool augment = false) {
-  Dataset dataset;
-  dataset.name = "bands";
-  dataset.channels = 1;
-  dataset.height = 28;
-  dataset.width = 28;
-  dataset.classes = 10;
-  dataset.augment = augment;
-  dataset.train = banded_images(train, 1, 1);
-  dataset.test = banded_images(test, 1, 2);
-  measure_channels(dataset);
-  return dataset;
+inline ImageSet banded_set(std::size_t train, std::size_t test, bool augment = false) {
+  ImageSet images;
+  images.channels = 1;
+  images.height = 28;
+  images.width = 28;
+  images.classes = 10;
+  images.augment = augment;
+  images.train = banded_images(train, 1, 1);
+  images.test = banded_images(test, 1, 2);
+  measure_channels(images);
+  return images;
+}
+
+/// Words w1 to w16 in a cycle: each is followed by the one of three times its number, modulo 17.
+inline std::string chain_text(std::size_t words) {
+  std::string text;
+  std::size_t word = 1;
+  for (std::size_t i = 0; i < words; ++i) {
+    text += fmt::format("w{} ", word);
+    word = 3 * word % 17;
+  }
+  return text;
+}
+
+inline std::vector<AdultRecord> adult_records(std::size_t count, std::uint32_t noise) {
+  std::vector<AdultRecord> records(count);
+  const auto draw = [&noise](std::uint32_t bound) {
+    noise = noise * 1664525u + 1013904223u;
+    return (noise >> 16) % bound;
+  };
+  for (auto& record : records) {
+    for (auto& category : record.categories) category = fmt::format("value-{}", draw(6));
+    for (auto& number : record.numbers) number = draw(100);
+    record.above_50k = record.categories[1] < "value-3";
+  }
+  return records;
 }
 
 }  // namespace thinwire::train

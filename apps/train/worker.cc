@@ -13,11 +13,12 @@
 
 #include "agreement.h"
 #include "batches.h"
-#include "buckets.h"
 #include "checkpoint.h"
 #include "evaluation.h"
+#include "gradients.h"
 #include "model_state.h"
 #include "models.h"
+#include "recorder.h"
 #include "thinwire/session.h"
 
 namespace thinwire::train {
@@ -30,14 +31,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::vector<std::pair<std::string, torch::Tensor>> named_parameters(const Model& model) {
-  std::vector<std::pair<std::string, torch::Tensor>> list;
-  for (const auto& item : model.named_parameters()) list.emplace_back(item.key(), item.value());
-  return list;
-}
-
-ModelShape shape_of(const Dataset& dataset) {
-  return {dataset.channels, dataset.height, dataset.width, dataset.classes};
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 /// For messages of one line.
@@ -59,6 +56,7 @@ class Worker {
   double forward_backward(Span<const std::uint32_t> indices, std::uint64_t epoch);
   /// False when some rank's gradient was not finite; then no rank's parameters may change.
   bool synchronize(Costs& costs);
+  void note_residuals();
   void finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted, const Costs& costs,
               Clock::time_point start);
 
@@ -69,12 +67,10 @@ class Worker {
   std::shared_ptr<Model> model_;
   std::string trajectory_;
   Session session_;
-  GradientBuckets buckets_;
-  torch::optim::SGD optimizer_;
-  BatchCutter cutter_;
+  Gradients gradients_;
+  torch::optim::SGD optimizer_;  // of all but the tables
+  Recorder recorder_;
   std::uint64_t steps_;  // of an epoch
-  torch::Tensor images_;
-  torch::Tensor labels_;
   Costs costs_;
   std::vector<double> step_seconds_;
   int hopeless_ = 0;  // steps without a finite gradient in a row
@@ -86,21 +82,17 @@ Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
       options_(job.options),
       communicator_(communicator),
       progress_(progress),
-      model_(make_model(options_.model, shape_of(job.dataset), options_.seed)),
-      trajectory_(trajectory(options_, builtin_registry().make(job.spec).spec, count_parameters(*model_))),
+      model_(make_model(options_.model, job.dataset.shape(), options_.seed)),
+      trajectory_(trajectory(options_, canonical_spec(job.spec), count_parameters(*model_))),
       session_(
           job.spec, communicator,
           {.seed = options_.seed, .threads = options_.threads, .configuration = on_one_line(trajectory_)}),
-      buckets_(named_parameters(*model_), session_,
-               static_cast<std::size_t>(options_.bucket_megabytes * (1 << 20))),
-      optimizer_(model_->parameters(), torch::optim::SGDOptions(options_.learning_rate)
-                                           .momentum(options_.momentum)
-                                           .weight_decay(options_.weight_decay)),
-      cutter_(job.dataset),
-      steps_(steps_per_epoch(job.dataset.train.count(), options_.workers, options_.batch)) {
-  const Dataset& data = job.dataset;
-  images_ = torch::empty({options_.batch, data.channels, data.height, data.width}, torch::kFloat32);
-  labels_ = torch::empty({options_.batch}, torch::kInt64);
+      gradients_(*model_, session_, static_cast<std::size_t>(options_.bucket_megabytes * (1 << 20))),
+      optimizer_(gradients_.dense_parameters(), torch::optim::SGDOptions(options_.learning_rate)
+                                                    .momentum(options_.momentum)
+                                                    .weight_decay(options_.weight_decay)),
+      recorder_(options_.record_to, options_.record, communicator),
+      steps_(steps_per_epoch(job.dataset.training_examples(), options_.workers, options_.batch)) {
   result_.label = job.spec;
   result_.system = system_name(job.spec);
   result_.spec = session_.spec();
@@ -125,9 +117,9 @@ RunResult Worker::run() {
   result_.ranks_agree = true;
   result_.costs = gather(communicator_, costs_);
   if (!step_seconds_.empty()) {
-    std::sort(step_seconds_.begin(), step_seconds_.end());
-    const std::vector<double> medians = gather(communicator_, step_seconds_[step_seconds_.size() / 2]);
-    const std::vector<double> minima = gather(communicator_, step_seconds_.front());
+    const std::vector<double> medians = gather(communicator_, median(step_seconds_));
+    const std::vector<double> minima =
+        gather(communicator_, *std::min_element(step_seconds_.begin(), step_seconds_.end()));
     result_.seconds_median = *std::max_element(medians.begin(), medians.end());
     result_.seconds_min = *std::max_element(minima.begin(), minima.end());
   }
@@ -136,7 +128,8 @@ RunResult Worker::run() {
 
 bool Worker::train_epoch(std::uint64_t epoch) {
   const Clock::time_point start = Clock::now();
-  const std::vector<std::uint32_t> order = epoch_order(job_.dataset.train.count(), options_.seed, epoch);
+  const std::vector<std::uint32_t> order =
+      epoch_order(job_.dataset.training_examples(), options_.seed, epoch);
   model_->train();
   Costs costs;
   double loss_sum = 0;
@@ -146,10 +139,11 @@ bool Worker::train_epoch(std::uint64_t epoch) {
     const double loss = forward_backward(
         rank_batch(order, step, communicator_.rank(), communicator_.size(), options_.batch), epoch);
     if (synchronize(costs)) {
-      auto& group = static_cast<torch::optim::SGDOptions&>(optimizer_.param_groups()[0].options());
-      group.lr(learning_rate_at(options_, epoch * steps_ + step,
-                                static_cast<std::uint64_t>(options_.epochs) * steps_));
+      const double rate = learning_rate_at(options_, epoch * steps_ + step,
+                                           static_cast<std::uint64_t>(options_.epochs) * steps_);
+      static_cast<torch::optim::SGDOptions&>(optimizer_.param_groups()[0].options()).lr(rate);
       optimizer_.step();
+      gradients_.apply_rows(rate);
       loss_sum += loss;
       ++counted;
       hopeless_ = 0;
@@ -170,47 +164,63 @@ bool Worker::train_epoch(std::uint64_t epoch) {
 }
 
 double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t epoch) {
-  cutter_.cut_training(indices, options_.seed, epoch,
-                       {images_.data_ptr<float>(), static_cast<std::size_t>(images_.numel())},
-                       {labels_.data_ptr<std::int64_t>(), static_cast<std::size_t>(labels_.numel())});
-  buckets_.zero();
-  const torch::Tensor loss = torch::nn::functional::cross_entropy(model_->forward(images_), labels_);
+  const Batch batch = job_.dataset.training_batch(indices, options_.seed, epoch);
+  gradients_.clear();
+  const torch::Tensor loss =
+      torch::nn::functional::cross_entropy(model_->forward(batch.inputs), batch.labels);
   loss.backward();
   return loss.item<double>();
 }
 
 bool Worker::synchronize(Costs& costs) {
+  recorder_.step(gradients_, session_.step());
+  gradients_.synchronize();
   bool finite = true;
-  double norm_squared = 0;
-  double deviation_squared = 0;
-  for (std::size_t i = 0; i < buckets_.count(); ++i) {
-    const Span<float> gradient = buckets_.bucket(i);
-    const StepReport& report = session_.synchronize(static_cast<BucketId>(i), gradient);
+  for (std::size_t i = 0; i < gradients_.buckets(); ++i) {
+    const StepReport& report = gradients_.report(i);
+    const bool rows = gradients_.row_sparse(i);
+    const double elements = rows ? static_cast<double>(report.elements) : 0;
     costs += {.steps = 0,
               .bytes_sent = report.wire.sent_bytes,
               .bytes_received = report.wire.received_bytes,
               .messages_sent = report.wire.sent_messages,
-              .formula_bytes = session_.payload_bytes(static_cast<BucketId>(i)),
+              .formula_bytes = report.formula_bytes,
+              .bytes_sent_rows = rows ? report.wire.sent_bytes : 0,
               .seconds_compress = report.seconds_compress,
               .seconds_communicate = report.seconds_communicate,
-              .seconds_decompress = report.seconds_decompress};
+              .seconds_decompress = report.seconds_decompress,
+              .row_elements = elements,
+              .row_elements_in = elements * report.density_in,
+              .row_elements_out = elements * report.density_out};
     finite = finite && report.finite;
+  }
+  ++costs.steps;
+  session_.next_step();
+  note_residuals();
+  return finite;
+}
+
+void Worker::note_residuals() {
+  double norm_squared = 0;
+  double deviation_squared = 0;
+  bool any = false;
+  for (std::size_t i = 0; i < gradients_.buckets(); ++i) {
+    if (session_.residual(static_cast<BucketId>(i)).empty()) continue;
+    const StepReport& report = gradients_.report(i);
     // -1 means "unknown", of one bucket as of all: NaN carries that through the sum.
     norm_squared += report.residual_norm < 0 ? NAN : report.residual_norm * report.residual_norm;
     deviation_squared +=
         report.residual_deviation < 0 ? NAN : report.residual_deviation * report.residual_deviation;
+    any = true;
   }
-  ++costs.steps;
-  session_.next_step();
-  result_.residual_norm = std::isnan(norm_squared) ? -1 : std::sqrt(norm_squared);
-  result_.residual_deviation = std::isnan(deviation_squared) ? -1 : std::sqrt(deviation_squared);
-  return finite;
+  result_.residual_norm = !any || std::isnan(norm_squared) ? -1 : std::sqrt(norm_squared);
+  result_.residual_deviation = !any || std::isnan(deviation_squared) ? -1 : std::sqrt(deviation_squared);
 }
 
 void Worker::finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted, const Costs& costs,
                     Clock::time_point start) {
   average_buffers(*model_, communicator_);
-  const double accuracy = test_accuracy(*model_, job_.dataset, cutter_, communicator_);
+  const Score score = evaluate(*model_, job_.dataset, communicator_);
   require_agreement(*model_, communicator_, fmt::format("{} after epoch {}", job_.spec, epoch + 1));
   costs_ += costs;
   double loss = 0;
@@ -219,17 +229,36 @@ void Worker::finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted,
   if (!std::isfinite(loss)) {
     result_.failure = fmt::format("diverged: the loss of epoch {} is not finite", epoch + 1);
   }
+  const auto per_step = [&](std::uint64_t bytes) {
+    return static_cast<double>(bytes) / static_cast<double>(costs.steps);
+  };
   std::uint64_t sent = 0;
+  std::uint64_t sent_rows = 0;
+  std::uint64_t sent_dense = 0;
   std::uint64_t sent_so_far = 0;
-  for (const Costs& rank : gather(communicator_, costs)) sent = std::max(sent, rank.bytes_sent);
+  for (const Costs& rank : gather(communicator_, costs)) {
+    sent = std::max(sent, rank.bytes_sent);
+    sent_rows = std::max(sent_rows, rank.bytes_sent_rows);
+    sent_dense = std::max(sent_dense, rank.bytes_sent - rank.bytes_sent_rows);
+  }
   for (const Costs& rank : gather(communicator_, costs_))
     sent_so_far = std::max(sent_so_far, rank.bytes_sent);
+  const std::vector<double> step_seconds(step_seconds_.end() - static_cast<std::ptrdiff_t>(costs.steps),
+                                         step_seconds_.end());
+  double step_median = 0;
+  for (const double rank : gather(communicator_, median(step_seconds)))
+    step_median = std::max(step_median, rank);
+  const bool words = job_.dataset.shape().input == Input::words;
   result_.epochs.push_back({.epoch = epoch + 1,
                             .steps = costs.steps,
                             .loss = loss,
-                            .test_accuracy = accuracy,
+                            .test_accuracy = score.accuracy,
+                            .perplexity = words ? std::exp(score.loss) : -1,
                             .seconds = seconds_since(start),
-                            .wire_bytes = static_cast<double>(sent) / static_cast<double>(costs.steps),
+                            .seconds_step_median = step_median,
+                            .wire_bytes = per_step(sent),
+                            .wire_bytes_rows = per_step(sent_rows),
+                            .wire_bytes_dense = per_step(sent_dense),
                             .wire_bytes_so_far = sent_so_far});
   if (progress_) progress_->epoch(result_.epochs.back());
 }

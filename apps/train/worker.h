@@ -1,6 +1,6 @@
 #pragma once
-// One rank's training: forward and backward on its own images, the gradients through a Session, then the same
-// step of SGD as all the others.
+// One rank's training: forward and backward on its own examples, the gradients through a Session, then the
+// same step of SGD as all the others.
 
 #include <string>
 

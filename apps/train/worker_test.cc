@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "recorder.h"
 #include "test_dataset.h"
 #include "test_folder.h"
 #include "thinwire/in_process.h"
@@ -34,7 +35,7 @@ RunResult train(const Options& options, const Dataset& dataset, const std::strin
 }
 
 TEST(Worker, LearnsAndReports) {
-  const Dataset dataset = banded_dataset(480, 100);
+  const ImageDataset dataset(banded_set(480, 100));
   Options options = small_options();
   options.epochs = 3;
   for (const std::string spec : {"dense", "marsit:full_every=10:eta_s=0.01"}) {
@@ -59,7 +60,7 @@ TEST(Worker, LearnsAndReports) {
 }
 
 TEST(Worker, MoreRanksWithDenseGradientsDoWhatOneDoesWithAllImages) {
-  const Dataset dataset = banded_dataset(240, 100);
+  const ImageDataset dataset(banded_set(240, 100));
   Options options = small_options();
   options.epochs = 1;
   options.workers = 4;
@@ -73,7 +74,7 @@ TEST(Worker, MoreRanksWithDenseGradientsDoWhatOneDoesWithAllImages) {
 }
 
 TEST(Worker, IsAFunctionOfTheSeed) {
-  const Dataset dataset = banded_dataset(96, 20);
+  const ImageDataset dataset(banded_set(96, 20));
   Options options = small_options();
   const std::uint64_t hash = train(options, dataset, "marsit").model_hash;
   EXPECT_EQ(train(options, dataset, "marsit").model_hash, hash);
@@ -82,7 +83,7 @@ TEST(Worker, IsAFunctionOfTheSeed) {
 }
 
 TEST(Worker, ResumesBitForBit) {
-  const Dataset dataset = banded_dataset(240, 50, /*augment=*/true);
+  const ImageDataset dataset(banded_set(240, 50, /*augment=*/true));
   for (const std::string model : {"cnn", "resnet20"}) {
     for (const std::string spec : {"dense", "marsit:full_every=7"}) {
       Options options = small_options();
@@ -108,8 +109,90 @@ TEST(Worker, ResumesBitForBit) {
   }
 }
 
+Options table_options(const std::string& model) {
+  Options options = small_options();
+  options.model = model;
+  options.workers = 2;
+  options.learning_rate = model == "lstm" ? 8 : 0.5;
+  options.weight_decay = 0;
+  options.bucket_megabytes = 25;
+  return options;
+}
+
+TEST(Worker, LearnsWordsAndCategories) {
+  const TextDataset text(chain_text(8000), 100);
+  const AdultDataset adult({adult_records(600, 1), adult_records(200, 2)});
+  for (const std::string model : {"lstm", "deepfm"}) {
+    Options options = table_options(model);
+    options.epochs = 4;
+    const Dataset& dataset = model == "lstm" ? static_cast<const Dataset&>(text) : adult;
+    const RunResult dense = train(options, dataset, "dense");
+    EXPECT_EQ(dense.failure, "");
+    EXPECT_GT(dense.epochs.back().test_accuracy, 0.9) << model;
+    if (model == "lstm") {
+      EXPECT_LT(dense.epochs.back().perplexity, 2);
+      EXPECT_LT(dense.epochs.back().perplexity, dense.epochs.front().perplexity);
+    } else {
+      EXPECT_EQ(dense.epochs.back().perplexity, -1);
+    }
+    const EpochResult& last = dense.epochs.back();
+    EXPECT_GT(last.wire_bytes_rows, 0);
+    EXPECT_DOUBLE_EQ(last.wire_bytes_rows + last.wire_bytes_dense, last.wire_bytes);
+    EXPECT_GT(last.seconds_step_median, 0);
+    for (const Costs& costs : dense.costs) {
+      EXPECT_GT(costs.row_elements_in, 0);
+      EXPECT_GE(costs.row_elements_out, costs.row_elements_in);
+      EXPECT_GE(costs.row_elements, costs.row_elements_out);
+    }
+    // Both halves dense, so that it is the same training by another way.
+    EXPECT_EQ(train(options, dataset, "rows=dense,dense=dense:feedback=off").model_hash, dense.model_hash);
+    EXPECT_EQ(train(options, dataset, "rows=dense,dense=marsit").failure, "");
+  }
+}
+
+TEST(Worker, ResumesModelsWithTablesBitForBit) {
+  const TextDataset text(chain_text(2000), 100);
+  const AdultDataset adult({adult_records(96, 1), adult_records(20, 2)});
+  for (const std::string model : {"lstm", "deepfm"}) {
+    const Dataset& dataset = model == "lstm" ? static_cast<const Dataset&>(text) : adult;
+    for (const std::string spec : {"dense", "rows=dense,dense=marsit:full_every=7", "marsit:full_every=5"}) {
+      Options options = table_options(model);
+      options.momentum = 0.5;
+      const RunResult straight = train(options, dataset, spec);
+      const TestFolder folder;
+      options.stop_after = 1;
+      EXPECT_NE(train(options, dataset, spec, folder.path()).model_hash, straight.model_hash);
+      const RunResult second = train(options, dataset, spec, folder.path(), /*resume=*/true);
+      EXPECT_EQ(second.model_hash, straight.model_hash) << model << " " << spec;
+      ASSERT_EQ(second.epochs.size(), 2u);
+      EXPECT_EQ(second.epochs[1].perplexity, straight.epochs[1].perplexity);
+      EXPECT_EQ(second.epochs[0].wire_bytes_rows, straight.epochs[0].wire_bytes_rows);
+      EXPECT_EQ(second.costs[1].bytes_sent_rows, straight.costs[1].bytes_sent_rows);
+      EXPECT_EQ(second.costs[1].row_elements_out, straight.costs[1].row_elements_out);
+    }
+  }
+}
+
+TEST(Worker, RecordsTheFirstSteps) {
+  const TextDataset text(chain_text(4000), 100);
+  const TestFolder folder;
+  Options options = table_options("lstm");
+  options.epochs = 1;
+  options.record = 3;
+  options.record_to = folder.path();
+  train(options, text, "dense");
+  for (int rank = 0; rank < 2; ++rank) {
+    const apps::GradientFile file = apps::read_gradient_file(folder.file(Recorder::file_name(rank)));
+    EXPECT_EQ(file.rank, rank);
+    EXPECT_EQ(file.world_size, 2);
+    ASSERT_EQ(file.steps.size(), 3u);
+    EXPECT_EQ(file.steps[2].step, 2u);
+    EXPECT_EQ(file.steps[0].tensors.back().indices.size(), 8u * 32);
+  }
+}
+
 TEST(Worker, RefusesACheckpointOfSomethingElse) {
-  const Dataset dataset = banded_dataset(96, 20);
+  const ImageDataset dataset(banded_set(96, 20));
   const TestFolder folder;
   Options options = small_options();
   options.stop_after = 1;
@@ -132,7 +215,7 @@ TEST(Worker, RefusesACheckpointOfSomethingElse) {
 }
 
 TEST(Worker, SaysThatItDiverged) {
-  const Dataset dataset = banded_dataset(720, 20);
+  const ImageDataset dataset(banded_set(720, 20));
   Options options = small_options();
   options.learning_rate = 1e30;
   const RunResult result = train(options, dataset, "dense");
@@ -142,7 +225,7 @@ TEST(Worker, SaysThatItDiverged) {
 }
 
 TEST(Worker, RanksThatWereAskedForDifferentThingsDoNotStart) {
-  const Dataset dataset = banded_dataset(96, 20);
+  const ImageDataset dataset(banded_set(96, 20));
   EXPECT_THROW(run_in_process(3,
                               [&](Communicator& communicator) {
                                 Options options = small_options();

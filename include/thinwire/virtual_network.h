@@ -31,7 +31,7 @@
 namespace thinwire {
 
 /// Each rank's link to the switch, in both directions.
-struct LinkModel {
+struct VirtualLink {
   /// What frames open with, see docs/wire_formats.md.
   static constexpr std::size_t kHeaderBytes = 64;
 
@@ -106,6 +106,6 @@ class VirtualCommunicator final : public Communicator {
 /// here. Where ranks wait and nothing more can arrive, each of them gets a CommError at once that says who
 /// waits for whom; deadlines do not apply. Throws std::invalid_argument when workers < 1, for a bandwidth
 /// or scale that is not above 0 and for a negative latency.
-void run_virtual(int workers, const LinkModel& link, const std::function<void(VirtualCommunicator&)>& body);
+void run_virtual(int workers, const VirtualLink& link, const std::function<void(VirtualCommunicator&)>& body);
 
 }  // namespace thinwire

@@ -13,7 +13,7 @@ constexpr int kListed = 8;
 
 }  // namespace
 
-VirtualHub::VirtualHub(int workers, const LinkModel& link)
+VirtualHub::VirtualHub(int workers, const VirtualLink& link)
     : link_(link),
       ranks_(static_cast<std::size_t>(workers)),
       channels_(ranks_.size() * ranks_.size()),

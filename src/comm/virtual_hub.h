@@ -47,7 +47,7 @@ struct VirtualOperation {
 
 class VirtualHub {
  public:
-  VirtualHub(int workers, const LinkModel& link);
+  VirtualHub(int workers, const VirtualLink& link);
 
   // --- By the rank that holds the token.
 
@@ -131,7 +131,7 @@ class VirtualHub {
   void block(int rank, int awaited, const VirtualOperation* on);
   void call_stuck();
 
-  LinkModel link_;
+  VirtualLink link_;
   std::deque<Rank> ranks_;
   std::vector<Channel<VirtualOperation>> channels_;
   std::vector<Event> events_;  // a heap

@@ -138,7 +138,8 @@ struct Worker {
 
 }  // namespace
 
-void run_virtual(int workers, const LinkModel& link, const std::function<void(VirtualCommunicator&)>& body) {
+void run_virtual(int workers, const VirtualLink& link,
+                 const std::function<void(VirtualCommunicator&)>& body) {
   if (workers < 1) {
     throw std::invalid_argument("workers = " + std::to_string(workers) + ": at least 1 is needed");
   }

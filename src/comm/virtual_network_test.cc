@@ -16,7 +16,7 @@
 namespace thinwire {
 namespace {
 
-constexpr LinkModel kLink{.bytes_per_second = 1e9, .latency_seconds = 1e-5};
+constexpr VirtualLink kLink{.bytes_per_second = 1e9, .latency_seconds = 1e-5};
 
 double wire_seconds(double bytes) {
   return bytes / kLink.bytes_per_second;
@@ -49,7 +49,7 @@ TEST(VirtualNetwork, AMessageTakesLatencyAndBandwidth) {
 }
 
 TEST(VirtualNetwork, AScaleCountsAllBytesButOneHeader) {
-  LinkModel link = kLink;
+  VirtualLink link = kLink;
   link.scale = 100;
   EXPECT_DOUBLE_EQ(link.transfer_seconds(64), 64 * 100 / 1e9);
   run_virtual(2, link, [](VirtualCommunicator& communicator) {
@@ -127,7 +127,8 @@ TEST(VirtualNetwork, SendingBeforeReceivingDoesNotLockUp) {
   });
 }
 
-double all_reduce_seconds(int world, std::size_t elements, const LinkModel& link, double* formula = nullptr) {
+double all_reduce_seconds(int world, std::size_t elements, const VirtualLink& link,
+                          double* formula = nullptr) {
   double seconds = 0;
   run_virtual(world, link, [&](VirtualCommunicator& communicator) {
     std::vector<float> values(elements, 1.0f);
@@ -144,7 +145,7 @@ double all_reduce_seconds(int world, std::size_t elements, const LinkModel& link
 
 /// Each of the two phases passes a segment on W - 1 times. A hop's first piece leaves when it has arrived and
 /// the egress has sent the hop before; the last hop ends with its last piece.
-double ring_seconds(int world, double segment_bytes, double piece_bytes, const LinkModel& link) {
+double ring_seconds(int world, double segment_bytes, double piece_bytes, const VirtualLink& link) {
   const double segment = segment_bytes / link.bytes_per_second;
   const double piece = piece_bytes / link.bytes_per_second;
   const double latency = link.latency_seconds;
@@ -158,7 +159,7 @@ TEST(VirtualNetwork, RingAllReduceTakesWhatItsFormulaSays) {
          {std::size_t{1}, std::size_t{1000}, kPieceElements, 2 * kPieceElements, 3 * kPieceElements + 17}) {
       // Latency that hides behind the egress, that hides in part, and that dominates.
       for (const double latency : {0.0, 1e-5, 1e-3}) {
-        const LinkModel link{.bytes_per_second = 1e9, .latency_seconds = latency};
+        const VirtualLink link{.bytes_per_second = 1e9, .latency_seconds = latency};
         SCOPED_TRACE(::testing::Message() << world << " ranks, " << segment << ", " << latency);
         double formula = 0;
         const double seconds =
@@ -334,9 +335,10 @@ TEST(VirtualNetwork, AbandonedOperationsLeaveNothingBehind) {
 TEST(VirtualNetwork, BadArgumentsAreRefused) {
   const auto nothing = [](VirtualCommunicator&) {};
   EXPECT_THROW(run_virtual(0, kLink, nothing), std::invalid_argument);
-  for (const LinkModel& link : {LinkModel{.bytes_per_second = 0}, LinkModel{.bytes_per_second = std::nan("")},
-                                LinkModel{.bytes_per_second = HUGE_VAL}, LinkModel{.latency_seconds = -1},
-                                LinkModel{.latency_seconds = HUGE_VAL}, LinkModel{.scale = 0}}) {
+  for (const VirtualLink& link :
+       {VirtualLink{.bytes_per_second = 0}, VirtualLink{.bytes_per_second = std::nan("")},
+        VirtualLink{.bytes_per_second = HUGE_VAL}, VirtualLink{.latency_seconds = -1},
+        VirtualLink{.latency_seconds = HUGE_VAL}, VirtualLink{.scale = 0}}) {
     EXPECT_THROW(run_virtual(2, link, nothing), std::invalid_argument);
   }
   run_virtual(1, kLink, [](VirtualCommunicator& communicator) {

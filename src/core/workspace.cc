@@ -19,7 +19,8 @@ void* Workspace::take_bytes(std::size_t size) {
   // One line more than asked for: kernels may load whole vectors at the end.
   const std::size_t needed = (size + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
   if (blocks_.empty() || offset_ + needed > blocks_.back().size) {
-    add_block(std::max(needed, kSmallestBlock));
+    // Twice as much each time: few blocks, and pages that nobody touches cost nothing.
+    add_block(std::max({needed, kSmallestBlock, capacity_bytes()}));
   }
   void* result = blocks_.back().bytes.get() + offset_;
   offset_ += needed;

@@ -1,0 +1,17 @@
+#pragma once
+// The models with large tables of which a batch touches few rows.
+
+#include <memory>
+
+#include "models.h"
+
+namespace thinwire::train {
+
+/// A word's embedding, one LSTM layer from a state of zeros, a softmax over the whole vocabulary.
+std::shared_ptr<Model> make_word_lstm(const ModelShape& shape);
+
+/// DeepFM (Guo et al. 2017): first-order weights, a factorization machine and a small perceptron, all on the
+/// same rows.
+std::shared_ptr<Model> make_deep_fm(const ModelShape& shape);
+
+}  // namespace thinwire::train
