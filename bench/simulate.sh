@@ -32,7 +32,7 @@ run nmt --sync zen,$zen,sparcml,agsparse,sparse_ps --workers 4,8,16,32,64,128 --
 # Where Zen stops paying.
 run density --sync $sparse --workers 16 --elements 1000000 --scale 100 --density 0.001,0.003,0.01,0.03,0.1,0.2,0.4 --gamma 2 --link $link \
   --plot "$out/density.png"
-run gamma --sync $zen,sparcml,agsparse,sparse_ps --workers 16 --elements 1000000 --scale 100 --density 0.05 --gamma 1,2,4,8,15 --link $link \
+run gamma --sync $zen,sparcml,agsparse,sparse_ps --workers 16 --elements 1000000 --scale 100 --density 0.05 --gamma 1,2,4,8,11 --link $link \
   --plot "$out/gamma.png"
 
 # S2 Reducer on blocks of 256, one in 32; 25 million elements (ResNet-50).
