@@ -55,6 +55,12 @@ RecordedSource::RecordedSource(const std::vector<std::string>& paths, std::size_
   const auto& tensors = files_[0].steps[0].tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const RecordedTensor& tensor = tensors[i];
+    constexpr std::size_t kMostElements = 0xFFFFFFFF;
+    if (tensor.rows > kMostElements / std::max<std::size_t>(1, tensor.width)) {
+      throw std::runtime_error(
+          fmt::format("{} has {} rows of width {}: tables of 2^32 elements or more cannot be replayed",
+                      tensor.name, tensor.rows, tensor.width));
+    }
     const std::size_t elements = tensor.rows * tensor.width;
     const bool joins = !tensor.row_sparse && !buckets_.empty() && !buckets_.back().row_sparse &&
                        (buckets_.back().rows + elements) * sizeof(float) <= bucket_bytes;

@@ -1,7 +1,10 @@
 // thinwire simulate: how long a step's communication would take with many workers on a given link.
 
 #include <fmt/core.h>
+#include <unistd.h>
+#if __has_include(<malloc.h>)
 #include <malloc.h>
+#endif
 
 #include <cstdio>
 #include <filesystem>
@@ -47,7 +50,9 @@ void draw(const SimulateOptions& options, const std::string& results) {
     return run_plot_script("plot_simulation.py", options.json, options.plot);
   }
   // The numbers outlive a plot that fails.
-  const std::string json = options.plot + ".json";
+  const std::string json =
+      (std::filesystem::temp_directory_path() / fmt::format("thinwire-simulation-{}.json", getpid()))
+          .string();
   write_results(json, results);
   run_plot_script("plot_simulation.py", json, options.plot);
   std::filesystem::remove(json);

@@ -27,7 +27,9 @@ TEST(Simulation, DenseTakesTheTimeOfItsRing) {
 }
 
 TEST(Simulation, TimesAreWithinTwoPercentOfTheFormula) {
-  for (const char* spec : {"dense", "half", "marsit:full_every=0", "signsgd", "ef_signsgd"}) {
+  for (const char* spec :
+       {"dense", "half", "marsit:full_every=0", "signsgd", "ef_signsgd", "zen:scheme=push_pull",
+        "zen:scheme=centralization", "sparcml", "agsparse", "omnireduce", "sparse_ps", "s2_reducer"}) {
     for (const std::uint64_t elements : {1000u, 300'000u}) {
       const SyntheticSource source({.elements = elements, .density = 0.1}, 8);
       const Simulation simulation = simulate(spec, source, {.workers = 8, .link = kLink, .steps = 2});
@@ -48,7 +50,8 @@ TEST(Simulation, TwoRunsAreTheSameToTheBit) {
     return std::pair(std::bit_cast<std::uint64_t>(*simulation.measurement.modelled_seconds),
                      simulation.measurement.ranks[0].hash);
   };
-  for (const char* spec : {"dense", "marsit:full_every=2", "ef_signsgd"}) EXPECT_EQ(run(spec), run(spec));
+  for (const char* spec : {"dense", "marsit:full_every=2", "ef_signsgd", "zen", "sparcml", "omnireduce"})
+    EXPECT_EQ(run(spec), run(spec));
 }
 
 TEST(Simulation, RowsComeOutAsTheyWouldDensely) {

@@ -76,7 +76,7 @@ void Gradients::synchronize() {
     call_[dense_.count() + i] = {.bucket = tables_[i].bucket, .rows = tables_[i].take_gradient()};
   }
   session_.synchronize(call_);
-  for (std::size_t i = 0; i < tables_.size(); ++i) tables_[i].mean = call_[dense_.count() + i].rows;
+  for (std::size_t i = 0; i < tables_.size(); ++i) tables_[i].mean = call_[dense_.count() + i].mean_rows;
 }
 
 const StepReport& Gradients::report(std::size_t bucket) const {

@@ -40,8 +40,9 @@ struct SessionOptions {
 /// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.
 struct BucketGradient {
   BucketId bucket = 0;
-  Span<float> dense{};  ///< In: this rank's gradient. Out: the mean.
-  RowSparse rows{};     ///< In: this rank's gradient. Out: the mean, see Session::synchronize_rows.
+  Span<float> dense{};    ///< In: this rank's gradient. Out: the mean.
+  RowSparse rows{};       ///< This rank's gradient.
+  RowSparse mean_rows{};  ///< Out: the mean, see Session::synchronize_rows.
 };
 
 class Session {

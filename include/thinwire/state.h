@@ -84,8 +84,10 @@ class BucketWriter {
 /// Reads what a BucketWriter wrote, into the same or another grouping of the same parameters.
 class BucketReader {
  public:
-  BucketReader(const StateReader& reader, const std::vector<BucketLayout>& buckets)
-      : reader_(reader), buckets_(buckets) {}
+  /// `visible`: the buckets of whoever reads; empty: all. Others read as if nothing had been written.
+  BucketReader(const StateReader& reader, const std::vector<BucketLayout>& buckets,
+               std::vector<bool> visible = {})
+      : reader_(reader), buckets_(buckets), visible_(std::move(visible)) {}
 
   std::uint32_t buckets() const { return static_cast<std::uint32_t>(buckets_.size()); }
   std::size_t bucket_elements(std::uint32_t bucket) const;
@@ -101,6 +103,7 @@ class BucketReader {
 
   const StateReader& reader_;
   const std::vector<BucketLayout>& buckets_;
+  std::vector<bool> visible_;
 };
 
 }  // namespace thinwire

@@ -6,7 +6,9 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <sstream>
 
+#include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
@@ -59,7 +61,7 @@ TEST(SessionRows, AMixedModelGoesThroughOneCall) {
                        .rows = {.row_indices = indices, .values = values, .rows = 5, .width = 1}},
         BucketGradient{.bucket = weights, .dense = dense}};
     session.synchronize(gradients);
-    EXPECT_EQ(table_of(gradients[0].rows), (Table{{0, {1}}, {1, {1}}, {2, {1}}}));
+    EXPECT_EQ(table_of(gradients[0].mean_rows), (Table{{0, {1}}, {1, {1}}, {2, {1}}}));
     EXPECT_EQ(dense, (std::vector<float>{1, 2, 3, 4}));
     EXPECT_EQ(session.spec(), "rows=dense:feedback=off,dense=half:format=fp16:feedback=off");
   });
@@ -95,19 +97,101 @@ TEST(SessionRows, BadInputIsRefusedWithTheValue) {
   });
 }
 
-TEST(SessionRows, NanInOneRankIsNanInAll) {
+TEST(SessionRows, ABadIndexOnOneRankStopsTheOthersWithAnError) {
+  for (const char* spec : {"zen", "agsparse", "s2_reducer"}) {
+    std::string of_the_other;
+    EXPECT_THROW(run_in_process(2,
+                                [&](Communicator& communicator) {
+                                  Session session(spec, communicator);
+                                  const BucketId table = session.add_rows("table", 5, 1);
+                                  session.start();
+                                  const bool bad = communicator.rank() == 1;
+                                  const std::vector<std::uint32_t> indices = {bad ? 5u : 0u};
+                                  const std::vector<float> values = {1};
+                                  try {
+                                    session.synchronize_rows(
+                                        table,
+                                        {.row_indices = indices, .values = values, .rows = 5, .width = 1});
+                                  } catch (const CommError& error) {
+                                    of_the_other = error.what();
+                                    throw;
+                                  }
+                                }),
+                 std::exception);
+    EXPECT_NE(of_the_other.find("rank 1 failed"), std::string::npos) << spec << ": " << of_the_other;
+  }
+}
+
+/// A pair whose sides keep state of the same kind: each saves and loads its own buckets only.
+TEST(SessionRows, APairOfSystemsResumesAndSavesAgain) {
+  const std::string spec = "rows=zen:profile_steps=8,dense=dgc:ratio=0.1+zen:profile_steps=8";
+  auto step_of = [](Session& session, int step) {
+    std::vector<float> dense(100);
+    for (std::size_t i = 0; i < dense.size(); ++i) {
+      dense[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(step)) % 11) - 5;
+    }
+    const std::vector<std::uint32_t> indices = {static_cast<std::uint32_t>(step % 5)};
+    const std::vector<float> values = {1, 2};
+    std::array<BucketGradient, 2> gradients = {
+        BucketGradient{.bucket = 0,
+                       .rows = {.row_indices = indices, .values = values, .rows = 5, .width = 2}},
+        BucketGradient{.bucket = 1, .dense = dense}};
+    session.synchronize(gradients);
+    session.next_step();
+    return dense;
+  };
+  std::vector<std::string> saved(2);
+  auto save = [&](const Session& session, int rank) {
+    StateWriter writer;
+    session.save(writer);
+    std::ostringstream stream;
+    writer.write(stream);
+    saved[static_cast<std::size_t>(rank)] = stream.str();
+  };
+  std::vector<std::vector<float>> straight(2);
   run_in_process(2, [&](Communicator& communicator) {
-    Session session("dense", communicator);
-    const BucketId table = session.add_rows("table", 5, 2);
-    const std::vector<std::uint32_t> indices = {3};
-    const float bad = communicator.rank() == 1 ? std::numeric_limits<float>::quiet_NaN() : 1;
-    const std::vector<float> values = {1, bad};
-    const RowSparse mean =
-        session.synchronize_rows(table, {.row_indices = indices, .values = values, .rows = 5, .width = 2});
-    EXPECT_FALSE(session.report(table).finite);
-    ASSERT_EQ(mean.size(), 1u);
-    EXPECT_TRUE(std::isnan(mean.values[0]));
+    Session session(spec, communicator);
+    session.add_rows("table", 5, 2);
+    session.add_bucket({{"weights", 100}});
+    for (int step = 0; step < 6; ++step) {
+      if (step == 3) save(session, communicator.rank());
+      straight[static_cast<std::size_t>(communicator.rank())] = step_of(session, step);
+    }
   });
+  for (int resumes = 0; resumes < 2; ++resumes) {
+    run_in_process(2, [&](Communicator& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      Session session(spec, communicator);
+      session.add_rows("table", 5, 2);
+      session.add_bucket({{"weights", 100}});
+      std::istringstream stream(saved[rank]);
+      session.load(StateReader(stream));
+      std::vector<float> last;
+      for (int step = 3 + resumes; step < 6; ++step) {
+        last = step_of(session, step);
+        if (step == 3) save(session, communicator.rank());
+      }
+      EXPECT_EQ(last, straight[rank]);
+    });
+  }
+}
+
+TEST(SessionRows, NanInOneRankIsNanInAll) {
+  for (const char* spec : {"dense", "zen", "zen:scheme=centralization", "agsparse", "omnireduce",
+                           "s2_reducer", "s2_reducer:shrink=on:feedback=on"}) {
+    run_in_process(2, [&](Communicator& communicator) {
+      Session session(spec, communicator);
+      const BucketId table = session.add_rows("table", 5, 2);
+      const std::vector<std::uint32_t> indices = {3};
+      const float bad = communicator.rank() == 1 ? std::numeric_limits<float>::quiet_NaN() : 1;
+      const std::vector<float> values = {1, bad};
+      const RowSparse mean =
+          session.synchronize_rows(table, {.row_indices = indices, .values = values, .rows = 5, .width = 2});
+      EXPECT_FALSE(session.report(table).finite);
+      ASSERT_EQ(mean.size(), 1u);
+      EXPECT_TRUE(std::isnan(mean.values[0]));
+    });
+  }
 }
 
 }  // namespace

@@ -169,9 +169,8 @@ RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) 
     Stopwatch watch;
     const RowSparse merged = merge_repeated_rows(step.executor, step.workspace, gradient);
     step.report.seconds_compress += watch.seconds();
-    const bool native = system.takes_rows() && residual.empty();
-    mean = native ? system.synchronize_rows(bucket, merged, residual, step)
-                  : synchronize_densified(system, bucket, merged, residual, step);
+    mean = system.takes_rows() ? system.synchronize_rows(bucket, merged, residual, step)
+                               : synchronize_densified(system, bucket, merged, residual, step);
     if (declared.rows == 0) return;
     step.report.density_in = static_cast<double>(merged.size()) / static_cast<double>(declared.rows);
     step.report.density_out = static_cast<double>(mean.size()) / static_cast<double>(declared.rows);
@@ -182,7 +181,7 @@ RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) 
 void Session::synchronize(Span<BucketGradient> gradients) {
   for (BucketGradient& one : gradients) {
     if (one.bucket < buckets_.size() && buckets_[one.bucket]->row_sparse) {
-      one.rows = synchronize_rows(one.bucket, one.rows);
+      one.mean_rows = synchronize_rows(one.bucket, one.rows);
     } else {
       synchronize(one.bucket, one.dense);
     }
@@ -256,7 +255,11 @@ void Session::load(const StateReader& reader) {
                                "'");
     }
   }
-  for (const auto& pipeline : pipelines_) pipeline.synchronizer->load(buckets);
+  for (std::size_t i = 0; i < pipelines_.size(); ++i) {
+    std::vector<bool> own(buckets_.size());
+    for (std::size_t bucket = 0; bucket < own.size(); ++bucket) own[bucket] = buckets_[bucket]->pipeline == i;
+    pipelines_[i].synchronizer->load(BucketReader(reader, layouts_, std::move(own)));
+  }
   // Only now that everything has been read: a state that does not fit leaves the session as it was.
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
     if (!pipeline(bucket).feedback) continue;

@@ -1,6 +1,9 @@
 #include "sparse/densify.h"
 
 #include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
 
 #include "core/stopwatch.h"
 #include "kernels/dense.h"
@@ -11,6 +14,12 @@ namespace thinwire {
 
 RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const RowSparse& gradient,
                                 Span<float> residual, Step& step) {
+  if (gradient.elements() > std::numeric_limits<std::uint32_t>::max()) {
+    throw std::invalid_argument(
+        "a table of " + std::to_string(gradient.rows) + " rows of width " + std::to_string(gradient.width) +
+        " cannot be made dense: that is 2^32 elements or more; use a system that takes rows, "
+        "without a residual");
+  }
   Stopwatch watch;
   const auto table = step.workspace.take<float>(gradient.elements());
   fill(step.executor, table, 0);

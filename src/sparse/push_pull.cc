@@ -44,6 +44,7 @@ class Exchange {
         world_(static_cast<std::size_t>(step.communicator.size())),
         self_(static_cast<std::size_t>(step.communicator.rank())),
         width_(own.width),
+        smallest_(own.size()),
         pushed_(take<std::size_t>(world_)),
         pulled_rows_(take<std::uint64_t>(world_)),
         pulled_bytes_(take<std::uint64_t>(world_)) {}
@@ -83,6 +84,7 @@ class Exchange {
       header.flags = finite_ ? std::uint16_t{0} : FrameHeader::kNonFinite;
       header.width = static_cast<std::uint32_t>(width_);
       header.count = pushed_[owner];
+      header.first = own_.size();  // in all, whoever owns them
       header.payload_bytes = parts_[owner].size();
       messages.send(peer, messages.seal(header), parts_[owner]);
     });
@@ -112,6 +114,7 @@ class Exchange {
     for_peers([&](int peer) {
       const FrameHeader& header = messages.await_header(peer, width_, owned_places(self_));
       require_type(header, FrameType::row_list);
+      smallest_ = std::min(smallest_, header.first);
       finite_ = finite_ && !header.non_finite();
     });
     step_.report.seconds_wait += watch.lap();
@@ -210,7 +213,7 @@ class Exchange {
     }
     messages.finish();
     step_.report.seconds_wait += watch.lap();
-    return {{indices, values, own_.rows, width_}, finite_, scheme_.places.identity};
+    return {{indices, values, own_.rows, width_}, finite_, scheme_.places.identity, smallest_};
   }
 
   Span<const std::byte> encode(FrameHeader& header) {
@@ -287,6 +290,7 @@ class Exchange {
   std::size_t world_;
   std::size_t self_;
   std::size_t width_;
+  std::uint64_t smallest_;
   Span<std::size_t> pushed_;
   Span<std::uint64_t> pulled_rows_;
   Span<std::uint64_t> pulled_bytes_;

@@ -27,6 +27,8 @@ struct RowMean {
   RowSparse rows;      ///< Distinct; ascending if `ascending`. Without meaning unless `finite`.
   bool finite = true;  ///< The same on all ranks.
   bool ascending = true;
+  /// Rows of the rank that has fewest, where an exchange shows it to all ranks alike (push_pull), else 0.
+  std::uint64_t smallest = 0;
 };
 
 /// Watches an exchange, for whoever has to predict another one. Spans lie in the step's workspace.

@@ -6,6 +6,7 @@
 
 #include "core/stopwatch.h"
 #include "kernels/bitmap.h"
+#include "kernels/block_norms.h"
 #include "kernels/dense.h"
 #include "kernels/nonzeros.h"
 #include "kernels/row_merge.h"
@@ -69,7 +70,11 @@ void SparseSynchronizer::synchronize(BucketId bucket, Span<float> gradient, Span
 
 RowSparse SparseSynchronizer::synchronize_rows(BucketId bucket, const RowSparse& gradient,
                                                Span<float> residual, Step& step) {
-  if (!residual.empty()) return synchronize_densified(*this, bucket, gradient, residual, step);
+  // Single elements have blocks only where they lie in the table.
+  const bool blocks_of_elements = block_ > 1 && gradient.width == 1;
+  if (!residual.empty() || blocks_of_elements) {
+    return synchronize_densified(*this, bucket, gradient, residual, step);
+  }
   step.delivered = {};
   if (gradient.rows == 0) {
     step.report.formula_bytes = 0;
@@ -104,23 +109,22 @@ RowSparse SparseSynchronizer::collect(Span<const float> gradient, Span<const flo
     return {indices.first(found), values.first(found), n, 1};
   }
   const std::size_t blocks = (n + block_ - 1) / block_;
-  const auto indices = step.workspace.take<std::uint32_t>(blocks);
-  const auto values = step.workspace.take<float>(blocks * block_);
-  std::size_t found = 0;
-  for (std::size_t b = 0; b < blocks; ++b) {
-    const std::size_t begin = b * block_;
+  const auto flags = step.workspace.take<std::uint64_t>(bitmap_words(blocks));
+  const auto before = step.workspace.take<std::uint32_t>(flags.size());
+  flag_nonzero_blocks(step.executor, gradient, residual, block_, flags);
+  const std::size_t found = count_bits_before(step.executor, flags, before);
+  const auto indices = step.workspace.take<std::uint32_t>(found);
+  const auto values = step.workspace.take<float>(found * block_);
+  list_bits(step.executor, flags, before, indices);
+  for (std::size_t k = 0; k < found; ++k) {
+    const std::size_t begin = indices[k] * block_;
     const std::size_t count = std::min(block_, n - begin);
-    float* out = values.data() + found * block_;
-    bool zero = true;
-    for (std::size_t i = 0; i < count; ++i) {
-      out[i] = residual.empty() ? gradient[begin + i] : gradient[begin + i] + residual[begin + i];
-      zero &= out[i] == 0;
-    }
+    float* out = values.data() + k * block_;
+    std::copy_n(gradient.begin() + begin, count, out);
     std::fill(out + count, out + block_, 0.0f);
-    indices[found] = static_cast<std::uint32_t>(b);
-    found += zero ? 0 : 1;
+    if (!residual.empty()) add(step.executor, {out, count}, residual.subspan(begin, count));
   }
-  return {indices.first(found), values.first(found * block_), blocks, block_};
+  return {indices, values, blocks, block_};
 }
 
 SparseSynchronizer::Expected SparseSynchronizer::expected(const Workload& workload) const {

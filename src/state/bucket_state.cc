@@ -43,6 +43,7 @@ bool BucketReader::values(std::string_view kind, std::uint32_t bucket, Span<floa
 bool BucketReader::read(std::string_view kind, std::uint32_t bucket, bool per_parameter,
                         Span<float> values) const {
   const auto& layout = buckets_.at(bucket);
+  if (!visible_.empty() && !visible_[bucket]) return false;
   std::size_t present = 0;
   for (const auto& parameter : layout) present += reader_.contains(entry_name(kind, parameter)) ? 1 : 0;
   if (present == 0) return false;

@@ -1,7 +1,7 @@
 // Zen: lossless synchronization of sparse gradients through hashed owners.
 //
 // Paper: Z. Wang et al., "Zen: Empowering Distributed Training with Sparsity-driven Data Synchronization",
-// OSDI 2025 (shared as zen.txt). Section 3.1 is Balanced Parallelism, 3.2 the hash that balances it, 3.3 the
+// OSDI 2025. Section 3.1 is Balanced Parallelism, 3.2 the hash that balances it, 3.3 the
 // hash bitmap, 2.2 the choice between it and Hierarchical Centralization.
 //
 // Way of the data in Balanced Parallelism (sparse/push_pull.cc), for elements or for rows alike:
@@ -13,8 +13,8 @@
 // ranks. Owner p has the places [p d/W, (p+1) d/W): whatever pattern the non-zeros have, each owner gets
 // about the same number of them. A pull's bitmap has one bit for each place that its owner has.
 //
-// Where the last step's union was large enough for the balance to bear it, pi moves blocks of up to 16
-// elements, so that the scattered reads and writes of a table share cache lines (block_bits_for below).
+// Where every rank has non-zeros enough for the balance to bear it, pi moves blocks of neighbours, up to a
+// page, so that the scattered reads and writes of a table share cache lines (block_bits_for below).
 //
 // Hierarchical Centralization (sparse/recursive_doubling.cc) is the other scheme that can be optimal.
 // scheme=auto runs push/pull for profile_steps steps, predicts the time of both from the bytes that each
@@ -60,20 +60,19 @@ struct ZenConfig {
 
 /// Centralization adds in another order than the dense sum does and its sums grow on fewer ranks: it has to
 /// be clearly faster to be chosen.
-constexpr double kClearlyFaster = 0.95;
+constexpr float kClearlyFaster = 0.95f;
 
 constexpr std::size_t kMostBlockBytes = 4096;
 
-/// How many bits of an index may stay together. A block is one ball in W bins, so the number of blocks that a
-/// rank's non-zeros make has to satisfy nnz >= 400 W ln W, with which the imbalance stays below 1.1 (zen.txt
-/// theorem 2); union_rows / W is the least that the largest nnz can be. Blocks need not be larger than a
-/// cache line.
-std::uint32_t block_bits_for(std::uint64_t union_rows, std::size_t world, std::size_t width) {
+/// How many bits of an index may stay together. A block is one ball in W bins, so a rank's non-zeros have to
+/// make at least 400 W ln W blocks even if they fill them, with which the imbalance stays below 1.1 (theorem
+/// 2). `rows`: what the rank with fewest had in the last step. Beyond a page there is nothing more to share.
+std::uint32_t block_bits_for(double rows, std::size_t world, std::size_t width) {
   const auto ranks = static_cast<double>(world);
   const double needed = 400 * ranks * std::log(ranks);
   std::uint32_t bits = 0;
   while ((width * sizeof(float) << (bits + 1)) <= kMostBlockBytes &&
-         static_cast<double>(union_rows) / ranks >= needed * static_cast<double>(2u << bits)) {
+         rows >= needed * static_cast<double>(2u << bits)) {
     ++bits;
   }
   return bits;
@@ -98,34 +97,36 @@ class Zen final : public SparseSynchronizer {
   }
 
   void save(BucketWriter& writer) const override {
-    for (const auto& [bucket, profile] : profiles_) {
-      auto put = [&](const char* kind, double value) {
-        std::vector<float> values(profile.parameters, static_cast<float>(value));
+    for (const auto& [bucket, state] : states_) {
+      auto put = [&, parameters = state.parameters](const char* kind, float value) {
+        const std::vector<float> values(parameters, value);
         writer.values(kind, bucket, Span<const float>(values));
       };
-      put("zen_profiled", static_cast<double>(profile.steps));
-      put("zen_push_pull_seconds", profile.seconds.push_pull);
-      put("zen_centralization_seconds", profile.seconds.centralization);
+      put("zen_profiled", state.profiled);
+      put("zen_push_pull_seconds", state.push_pull_seconds);
+      put("zen_centralization_seconds", state.centralization_seconds);
+      put("zen_smallest", state.smallest);
     }
   }
 
   void load(const BucketReader& reader) override {
-    std::map<BucketId, Profile> loaded;
+    std::map<BucketId, BucketState> loaded;
     for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
-      Profile profile;
-      profile.parameters = reader.parameters(bucket);
-      std::vector<float> values(profile.parameters);
-      auto get = [&](const char* kind, auto& into) {
+      BucketState state;
+      state.parameters = reader.parameters(bucket);
+      std::vector<float> values(state.parameters);
+      auto get = [&](const char* kind, float& into) {
         if (values.empty() || !reader.values(kind, bucket, Span<float>(values))) return false;
-        into = static_cast<std::remove_reference_t<decltype(into)>>(values.front());
+        into = values.front();
         return true;
       };
-      if (get("zen_profiled", profile.steps) && get("zen_push_pull_seconds", profile.seconds.push_pull) &&
-          get("zen_centralization_seconds", profile.seconds.centralization)) {
-        loaded[bucket] = profile;
+      if (get("zen_profiled", state.profiled) && get("zen_push_pull_seconds", state.push_pull_seconds) &&
+          get("zen_centralization_seconds", state.centralization_seconds) &&
+          get("zen_smallest", state.smallest)) {
+        loaded[bucket] = state;
       }
     }
-    profiles_ = std::move(loaded);
+    states_ = std::move(loaded);
   }
 
  protected:
@@ -136,32 +137,36 @@ class Zen final : public SparseSynchronizer {
   }
 
  private:
-  /// Of one bucket. Sums over the steps profiled so far, in floats' precision, so that a resumed run decides
+  /// Of one bucket, the same on all ranks. Kept in floats, as it is saved, so that a resumed run decides
   /// alike.
-  struct Profile {
-    std::uint64_t steps = 0;
-    PredictedSeconds seconds;
+  struct BucketState {
+    float profiled = 0;  ///< Steps so far, over which both schemes' predicted seconds are summed.
+    float push_pull_seconds = 0;
+    float centralization_seconds = 0;
+    float smallest = 0;  ///< Rows of the rank that had fewest in the last push/pull step.
     std::size_t parameters = 1;
   };
 
+  BucketState& state_of(BucketId bucket, const Step& step) {
+    BucketState& state = states_[bucket];
+    state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    return state;
+  }
+
   RowMean exchange_as_predicted(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
-    Profile& profile = profiles_[bucket];
-    if (profile.steps >= config_.profile_steps) {
-      const bool centralize = profile.seconds.centralization < kClearlyFaster * profile.seconds.push_pull;
+    BucketState& state = state_of(bucket, step);
+    if (state.profiled >= static_cast<float>(config_.profile_steps)) {
+      const bool centralize = state.centralization_seconds < kClearlyFaster * state.push_pull_seconds;
       return centralize ? centralized(bucket, own, finite, step)
                         : through_owners(bucket, own, finite, step, nullptr);
     }
-    profile.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
     SchemeProfile watching(step, own.width);
     const RowMean mean = through_owners(bucket, own, finite, step, &watching);
     const PredictedSeconds predicted = watching.predict(config_.link);
     if (mean.finite) {
-      auto add = [](double& sum, double seconds) {
-        sum = static_cast<double>(static_cast<float>(sum + seconds));
-      };
-      add(profile.seconds.push_pull, predicted.push_pull);
-      add(profile.seconds.centralization, predicted.centralization);
-      ++profile.steps;
+      state.push_pull_seconds += static_cast<float>(predicted.push_pull);
+      state.centralization_seconds += static_cast<float>(predicted.centralization);
+      ++state.profiled;
     }
     return mean;
   }
@@ -170,13 +175,13 @@ class Zen final : public SparseSynchronizer {
                          PushPullObserver* observer) {
     step.report.scheme = "push_pull";
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
-    std::uint64_t& union_rows = union_rows_[bucket];
-    const std::uint32_t block_bits =
-        block_bits_for(union_rows, static_cast<std::size_t>(step.communicator.size()), own.width);
+    BucketState& state = state_of(bucket, step);
+    const std::uint32_t block_bits = block_bits_for(
+        static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
     const RowMean mean =
         push_pull(bucket, own, finite, {.places = IndexPermutation::make(own.rows, stream, block_bits)},
                   storage_, step, observer);
-    union_rows = mean.rows.size();
+    if (mean.finite) state.smallest = static_cast<float>(mean.smallest);
     return mean;
   }
 
@@ -187,9 +192,7 @@ class Zen final : public SparseSynchronizer {
 
   ZenConfig config_;
   RowMessageStorage storage_;
-  std::map<BucketId, Profile> profiles_;
-  /// Of the last step, the same on all ranks. Not saved: it decides who adds what up, not what comes out.
-  std::map<BucketId, std::uint64_t> union_rows_;
+  std::map<BucketId, BucketState> states_;
 };
 
 }  // namespace

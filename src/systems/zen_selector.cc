@@ -62,18 +62,16 @@ void SchemeProfile::exchanged(Span<const std::size_t> pushed, Span<const std::ui
   record_.pull_received = static_cast<double>(all_pulls - pulled_bytes[self_]);
 }
 
-PredictedSeconds SchemeProfile::predict(const LinkModel& link) {
+PredictedSeconds SchemeProfile::predict(LinkModel& link) {
   StepReport& report = step_.report;
   if (link.bytes_per_second == 0) {
     const MeasuredLink measured =
         measure_link(step_.communicator, step_.workspace.take<std::byte>(kLinkProbeScratchBytes));
-    record_.latency_seconds = measured.latency_seconds;
-    record_.bytes_per_second = measured.bytes_per_second;
+    link = {measured.latency_seconds, measured.bytes_per_second};
     report.formula_bytes += link_probe_bytes();
-  } else {
-    record_.latency_seconds = link.latency_seconds;
-    record_.bytes_per_second = link.bytes_per_second;
   }
+  record_.latency_seconds = link.latency_seconds;
+  record_.bytes_per_second = link.bytes_per_second;
   const auto records = step_.workspace.take<Record>(world_);
   step_.communicator.all_gather(as_bytes(Span<const Record>(&record_, 1)), as_writable_bytes(records));
   report.formula_bytes += (world_ - 1) * sizeof(Record);

@@ -29,8 +29,9 @@ class SchemeProfile final : public PushPullObserver {
                  Span<const std::uint64_t> pulled_bytes) override;
 
   /// The same on all ranks: from everyone's counts, and the means of everyone's measurements where `link`
-  /// leaves something to measure. Adds what it sends to report.formula_bytes. Collective.
-  PredictedSeconds predict(const LinkModel& link);
+  /// leaves something to measure; what was measured here is written there, for the next bucket. Adds what it
+  /// sends to report.formula_bytes. Collective.
+  PredictedSeconds predict(LinkModel& link);
 
  private:
   /// What one rank tells the others.
