@@ -26,13 +26,13 @@ run deepfm --sync $sparse --workers 16 --elements 4000000 --scale 53.5 --density
 run top5 --sync $sparse --workers 16 --elements 4000000 --scale 8 --density 0.05 --gamma 4 --link $link
 
 # Figure 8: NMT, one skew for every number of workers, so that unions grow as they do.
-run nmt --sync zen,$zen,sparcml,agsparse,sparse_ps --workers 4,8,16,32,64,128 --elements 2000000 --scale 56 --density 0.0247 --zipf 1 \
+run nmt --sync zen:profile_steps=1,$zen,sparcml,agsparse,sparse_ps --workers 4,8,16,32,64,128 --elements 2000000 --scale 56 --density 0.0247 --zipf 1 \
   --link $link --plot "$out/nmt.png"
 
 # Where Zen stops paying.
 run density --sync $sparse --workers 16 --elements 1000000 --scale 100 --density 0.001,0.003,0.01,0.03,0.1,0.2,0.4 --gamma 2 --link $link \
   --plot "$out/density.png"
-run gamma --sync $zen,sparcml,agsparse,sparse_ps --workers 16 --elements 1000000 --scale 100 --density 0.05 --gamma 1,2,4,8,15 --link $link \
+run gamma --sync $zen,sparcml,agsparse,sparse_ps --workers 16 --elements 1000000 --scale 100 --density 0.05 --gamma 1,2,4,8,11 --link $link \
   --plot "$out/gamma.png"
 
 # S2 Reducer on blocks of 256, one in 32; 25 million elements (ResNet-50).

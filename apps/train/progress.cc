@@ -84,7 +84,7 @@ void Progress::draw(double loss, std::uint64_t bytes_sent) {
 }
 
 void Progress::epoch(const EpochResult& result) {
-  const std::string measure = result.perplexity >= 0 ? fmt::format("perplexity {:.2f}", result.perplexity)
+  const std::string measure = result.perplexity >= 0 ? "perplexity " + perplexity_text(result.perplexity)
                                                      : fmt::format("accuracy {:.4f}", result.test_accuracy);
   measured_ = ", " + measure;
   // On a terminal the line is redrawn all the time; the last epoch's stays to be read.

@@ -115,10 +115,14 @@ std::string canonical_spec(const std::string& spec) {
   return fmt::format("rows={},dense={}", builtin_registry().make(pair.rows).spec, dense);
 }
 
+std::string perplexity_text(double perplexity) {
+  return perplexity < 1e6 ? fmt::format("{:.2f}", perplexity) : fmt::format("{:.1e}", perplexity);
+}
+
 std::string measure_of(const RunResult& result) {
   if (result.epochs.empty()) return "-";
   const EpochResult& last = result.epochs.back();
-  return has_perplexity(result) ? fmt::format("{:.2f}", last.perplexity)
+  return has_perplexity(result) ? perplexity_text(last.perplexity)
                                 : fmt::format("{:.4f}", last.test_accuracy);
 }
 

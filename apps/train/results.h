@@ -65,6 +65,9 @@ struct RunResult {
 /// The name without options: "marsit", "block_top_k+s2_reducer", "rows=zen,dense=marsit".
 std::string system_name(const std::string& spec);
 
+/// "148.20"; of a diverged model "1.6e+303".
+std::string perplexity_text(double perplexity);
+
 /// What the model is measured by after its last epoch, as text: "0.9012", "148.20"; "-" if it has no epoch.
 std::string measure_of(const RunResult& result);
 

@@ -96,6 +96,12 @@ TEST(Results, EmbeddingsAndPerplexityAreShownWhereThereAreSome) {
   EXPECT_TRUE(to_json(result_of("dense", 4), Options{})["density_in"].is_null());
 }
 
+TEST(Results, PerplexitiesStayShort) {
+  EXPECT_EQ(perplexity_text(107.1217), "107.12");
+  EXPECT_EQ(perplexity_text(1.629e302), "1.6e+302");
+  EXPECT_EQ(perplexity_text(INFINITY), "inf");
+}
+
 TEST(Results, CanonicalSpecsHaveAllOptions) {
   EXPECT_EQ(canonical_spec("dense"), "dense:feedback=off");
   EXPECT_EQ(canonical_spec("rows=dense,dense=half"),
