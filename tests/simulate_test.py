@@ -61,6 +61,12 @@ def bad_usage():
     assert "missing" in run("simulate", "--gradients", "missing", status=1).stderr
 
 
+def failing_runs_leave_no_file():
+    with tempfile.TemporaryDirectory() as folder:
+        run("simulate", "--gamma", "40", "--density", "0.01", "--json", os.path.join(folder, "results.json"), status=2)
+        assert not os.listdir(folder)
+
+
 def plots():
     with tempfile.TemporaryDirectory() as folder:
         picture = os.path.join(folder, "curve.png")
@@ -78,4 +84,5 @@ def plots():
 repeats()
 bench_agrees()
 bad_usage()
+failing_runs_leave_no_file()
 plots()

@@ -8,28 +8,12 @@
 #include <utility>
 
 #include "comm/fault_board.h"
+#include "comm/wire_tag.h"
 #include "thinwire/errors.h"
 #include "torch/c10d_store.h"
 
 namespace thinwire {
 namespace {
-
-/// c10d's tags are non-negative ints. The lower bits are ours, the upper ones a hash of the message's size:
-/// Gloo ends the process when a message is longer than its receiver, while two sizes that never meet just
-/// time out.
-constexpr int kTagBits = 21;
-constexpr Communicator::Tag kTags = 1u << kTagBits;
-constexpr Communicator::Tag kProbeTag = kTags - 1;  // no message ever has it
-static_assert(kTags == 2 * Communicator::kFirstReservedTag);
-
-int wire_tag(Communicator::Tag tag, std::size_t bytes) {
-  if (tag >= kProbeTag) {
-    throw std::invalid_argument("tag " + std::to_string(tag) + ": tags stay below " +
-                                std::to_string(kProbeTag));
-  }
-  const auto hash = (static_cast<std::uint64_t>(bytes) * 0x9E3779B97F4A7C15u) >> (64 - (31 - kTagBits));
-  return static_cast<int>(tag | (static_cast<Communicator::Tag>(hash) << kTagBits));
-}
 
 at::Tensor view_bytes(const void* data, std::size_t bytes) {
   return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::kByte);
@@ -199,7 +183,7 @@ std::vector<int> C10dCommunicator::close_pairs() {
     if (peer == rank()) continue;
     std::vector<at::Tensor> tensors{view_bytes(&landing, 1)};
     try {
-      probes.push_back(group_->recv(tensors, peer, static_cast<int>(kProbeTag)));
+      probes.push_back(group_->recv(tensors, peer, static_cast<int>(kSpareWireTag)));
     } catch (const std::exception&) {
       broken.push_back(peer);
     }

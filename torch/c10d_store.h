@@ -15,6 +15,7 @@ class C10dFaultStore final : public FaultBoard::Store {
 
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> get(const std::string& key) override;
+  std::string set_if_absent(const std::string& key, const std::string& value) override;
 
  private:
   c10::intrusive_ptr<::c10d::Store> store_;

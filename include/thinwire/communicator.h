@@ -60,7 +60,7 @@ class Communicator {
   /// Tags separate streams of messages between the same two ranks. Users take tags below kFirstReservedTag;
   /// the collectives use those above.
   using Tag = std::uint32_t;
-  static constexpr Tag kFirstReservedTag = 1u << 20;
+  static constexpr Tag kFirstReservedTag = 1u << 8;
 
   virtual ~Communicator();
   Communicator(const Communicator&) = delete;

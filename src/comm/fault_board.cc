@@ -35,6 +35,11 @@ struct FaultBoard::Shared {
     ++answers;
     return value;
   }
+  std::string set_if_absent(const std::string& key, const std::string& value) {
+    auto standing = store->set_if_absent(key, value);
+    ++answers;
+    return standing;
+  }
 
   void run();
   void beat();
@@ -102,9 +107,18 @@ struct FaultBoard::Inquiry {
     return {{options.store_host}, "the rendezvous store that it hosts does not answer"};
   }
 
+  static Verdict adopted(const std::string& known, const Options& options);
   static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds patience);
 };
+
+/// Whoever concluded first has concluded for all, so that all name the same ranks.
+Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& options) {
+  const std::vector<int> culprits = parse_ranks(known, options.size);
+  const bool me = std::find(culprits.begin(), culprits.end(), options.rank) != culprits.end();
+  return {culprits, me ? "the others gave up on this rank: it was awaited and silent for too long"
+                       : "other ranks await it too and have heard nothing"};
+}
 
 Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace) {
   const Options& options = shared.options;
@@ -114,13 +128,7 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
   std::vector<std::optional<std::string>> first(world);
   std::vector<std::optional<FaultNote>> notes(world);
   for (bool first_round = true;; first_round = false) {
-    // Whoever concluded first has concluded for all, so that all name the same rank.
-    if (const auto known = shared.get(culprit_key)) {
-      const std::vector<int> culprits = parse_ranks(*known, options.size);
-      const bool me = std::find(culprits.begin(), culprits.end(), options.rank) != culprits.end();
-      return {culprits, me ? "the others gave up on this rank: it was awaited and silent for too long"
-                           : "other ranks await it too and have heard nothing"};
-    }
+    if (const auto known = shared.get(culprit_key)) return adopted(*known, options);
     const bool last_round = Clock::now() >= end;
     for (int rank = 0; rank < options.size; ++rank) {
       if (rank == options.rank) continue;
@@ -141,7 +149,10 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
         "every awaited rank is alive and waits itself: do all ranks make the same calls with the same sizes?";
   } else {
     verdict.reason = "it said nothing for another " + seconds_text(grace);
-    shared.set(culprit_key, join_ranks(verdict.culprits, ","));
+    // Another rank may conclude at this moment, and otherwise.
+    const std::string own = join_ranks(verdict.culprits, ",");
+    const std::string standing = shared.set_if_absent(culprit_key, own);
+    if (standing != own) return adopted(standing, options);
   }
   return verdict;
 }

@@ -30,14 +30,15 @@ class FaultBoard {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  /// The two operations of a rendezvous store that are needed. Either may throw or block when its host is
-  /// gone.
+  /// The operations of a rendezvous store that are needed. Each may throw or block when its host is gone.
   class Store {
    public:
     virtual ~Store() = default;
     virtual void set(const std::string& key, const std::string& value) = 0;
     /// Nothing when nobody has set the key; does not wait for it.
     virtual std::optional<std::string> get(const std::string& key) = 0;
+    /// Sets the key unless somebody has, in one operation of the store; returns what stands afterwards.
+    virtual std::string set_if_absent(const std::string& key, const std::string& value) = 0;
   };
 
   struct Options {

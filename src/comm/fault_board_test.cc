@@ -96,6 +96,19 @@ class MemoryStore : public FaultBoard::Store {
     const auto found = values_.find(key);
     return found == values_.end() ? std::nullopt : std::optional(found->second);
   }
+  std::string set_if_absent(const std::string& key, const std::string& value) override {
+    std::unique_lock lock(mutex_);
+    pass(lock);
+    // The first of `together_` callers waits for the others: all of them have seen the key absent.
+    ++setting_;
+    all_set_.notify_all();
+    all_set_.wait(lock, [&] { return setting_ >= together_; });
+    return values_.try_emplace(key, value).first->second;
+  }
+  void let_conclude_together(int ranks) {
+    std::lock_guard lock(mutex_);
+    together_ = ranks;
+  }
   void die() {
     std::lock_guard lock(mutex_);
     dead_ = true;
@@ -117,6 +130,9 @@ class MemoryStore : public FaultBoard::Store {
   }
   std::mutex mutex_;
   std::condition_variable thawed_;
+  std::condition_variable all_set_;
+  int setting_ = 0;
+  int together_ = 1;
   std::map<std::string, std::string> values_;
   bool dead_ = false;
   bool frozen_ = false;
@@ -184,6 +200,19 @@ TEST(FaultBoard, LaterFailuresAdoptTheVerdict) {
   const Verdict own = world.fails(1, {0}).get();
   EXPECT_EQ(own.culprits, Ranks{1});
   EXPECT_NE(own.reason.find("gave up on this rank"), std::string::npos) << own.reason;
+}
+
+TEST(FaultBoard, TwoThatConcludeAtTheSameTimeNameTheSameRank) {
+  World world(4);
+  world.store->let_conclude_together(2);
+  // Left to themselves one would blame rank 1, the other rank 0.
+  auto two = world.fails(2, {1});
+  auto three = world.fails(3, {0});
+  const Verdict of_two = two.get();
+  const Verdict of_three = three.get();
+  EXPECT_EQ(of_two.culprits, of_three.culprits);
+  EXPECT_EQ(of_two.culprits.size(), 1u);
+  EXPECT_NE(of_two.reason, of_three.reason);  // one of them has adopted the other's
 }
 
 TEST(FaultBoard, ACircleBlamesNobody) {
