@@ -1,6 +1,6 @@
 // AGsparse: every rank sends its non-zeros to every other and adds up what it gets.
 //
-// Source: the sparse all-reduce of PyTorch and Horovod, a baseline of Zen (zen.txt section 2) and S2 Reducer.
+// Source: the sparse all-reduce of PyTorch and Horovod, a baseline of Zen (section 2) and S2 Reducer.
 //
 //   rows --row_list to all--> union as a bitmap, sums by rank in it, in rank order, / W
 //

@@ -1,7 +1,7 @@
 // Block top-k: a bucket is cut into blocks, and each rank delivers the blocks of its p with the largest l2
 // norms. What S2 Reducer makes dense models sparse with.
 //
-// Source: s2_reducer.txt, section 2.2 (ratio 1/32 of blocks of 256 by default); T. Vogels et al., "PowerSGD",
+// Source: S2 Reducer, section 2.2 (ratio 1/32 of blocks of 256 by default); T. Vogels et al., "PowerSGD",
 // NeurIPS 2019.
 
 #include "baselines/baselines.h"

@@ -1,7 +1,7 @@
 // Cascading compression: what Marsit avoids. At every hop of the ring a worker decompresses what arrived,
 // adds its own part and compresses the sum again with SSDM's stochastic sign.
 //
-// Source: marsit.txt section 3.2 and appendix A (s_3). Q is unbiased, so the result is; but its deviation
+// Source: Marsit section 3.2 and appendix A (s_3). Q is unbiased, so the result is; but its deviation
 // grows like (2 d)^W / W, and training degrades at 3 workers and diverges at 8. Kept as the baseline that
 // must be seen to fail.
 //

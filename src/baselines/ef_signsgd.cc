@@ -1,7 +1,7 @@
 // EF-signSGD: signs scaled by the mean magnitude, with error feedback.
 //
 // Source: S. P. Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes",
-// ICML 2019, algorithm 1; a baseline of Marsit (marsit.txt section 5).
+// ICML 2019, algorithm 1; a baseline of Marsit (section 5).
 //
 //   p --> Q(p) = |p|_1 / d * sign(p) --all-gather--> mean of all Q, residual = p - Q(p)
 //

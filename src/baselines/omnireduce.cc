@@ -1,7 +1,7 @@
 // OmniReduce: non-zero blocks to aggregators.
 //
 // Source: J. Fei et al., "Efficient sparse collective communication and its application to accelerate
-// distributed deep learning", SIGCOMM 2021, as a baseline of Zen (zen.txt section 2.3) and S2 Reducer.
+// distributed deep learning", SIGCOMM 2021, as a baseline of Zen (section 2.3) and S2 Reducer.
 //
 //   blocks with a non-zero --to the aggregator of their slice--> rank-order sums / W --> everyone
 //

@@ -2,7 +2,7 @@
 // number of workers that they count doubles.
 //
 // Sources: J. Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018; the
-// ring with growing sums is how the Marsit paper extends it (marsit.txt sections 3.1 and 5).
+// ring with growing sums is how the Marsit paper extends it (sections 3.1 and 5).
 //
 //   p --pack_signs--> bits --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th
 //   worker-->

@@ -1,7 +1,7 @@
 // SparCML: recursive doubling on lists of non-zeros.
 //
 // Source: C. Renggli et al., "SparCML: High-performance sparse communication for machine learning", SC 2019,
-// SSAR_Recursive_double; a baseline of Zen (zen.txt section 2.3) and S2 Reducer.
+// SSAR_Recursive_double; a baseline of Zen (section 2.3) and S2 Reducer.
 //
 // Bytes per rank: the sum over the stages of 8 times what the rank holds by then: nnz, |U_2|, |U_4|, ...;
 // ranks beyond the largest power of two send their nnz once. As both papers measure it, lists stay lists

@@ -1,6 +1,6 @@
 // Sparse PS: a sharded parameter server for sparse gradients, with even slices.
 //
-// Source: Parallax (S. Kim et al., EuroSys 2019), as a baseline of Zen (zen.txt section 2.3).
+// Source: Parallax (S. Kim et al., EuroSys 2019), as a baseline of Zen (section 2.3).
 //
 //   rows --row_list to the owner of their slice--> rank-order sums / W --row_list--> everyone
 //

@@ -1,7 +1,7 @@
 // SSDM: stochastic signs, unbiased.
 //
 // Source: M. Safaryan, P. Richtarik, "Stochastic sign descent methods", ICML 2021; a baseline of Marsit
-// (marsit.txt section 5 and appendix A, whose probability is the one that sums to 1; section 3.2's lacks the
+// (Marsit section 5 and appendix A, whose probability is the one that sums to 1; section 3.2's lacks the
 // factor 2).
 //
 //   P(+1) = 1/2 + p_i / (2 |p|_2), Q(p) = |p|_2 * (+-1) --all-gather--> mean of all Q, residual = p - Q(p)

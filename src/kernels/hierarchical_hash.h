@@ -1,5 +1,5 @@
 #pragma once
-// Zen's Algorithm 1 (zen.txt section 3.2), hierarchical hashing: many threads split indices among owners
+// Zen's Algorithm 1 (section 3.2), hierarchical hashing: many threads split indices among owners
 // without sorting and without losing one. This is the scalar definition that a GPU version is held against;
 // the CPU itself splits by a counting sort (kernels/hash_partition.h).
 //

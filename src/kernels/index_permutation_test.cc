@@ -115,7 +115,7 @@ TEST(FindOwners, IsThePartOfThePartition) {
   }
 }
 
-/// zen.txt theorem 2 with its constant: the imbalance is within 1 + sqrt(2 W ln(W^2) / nnz), also for
+/// Zen theorem 2 with its constant: the imbalance is within 1 + sqrt(2 W ln(W^2) / nnz), also for
 /// patterns that an even cut would load on few owners. The bound holds with probability of about 1 - 1/W, so
 /// it is given a quarter more.
 TEST(IndexPermutation, BalancesEveryPattern) {

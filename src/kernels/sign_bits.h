@@ -23,7 +23,7 @@ bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float
                 Span<std::uint64_t> bits);
 
 /// own[k] = take_own[k] ? own[k] : received[k], bitwise: one application of Marsit's operator, the random
-/// choice being made already (paper: marsit.txt section 4.1.1, equation 2). All of the same size.
+/// choice being made already (paper: Marsit section 4.1.1, equation 2). All of the same size.
 void merge_signs(Executor& executor, Span<std::uint64_t> own, Span<const std::uint64_t> received,
                  Span<const std::uint64_t> take_own);
 

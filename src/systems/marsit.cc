@@ -1,7 +1,7 @@
 // Marsit: one-bit multi-hop all-reduce.
 //
 // Paper: F. Wu et al., "Sign Bit is Enough: A Learning Synchronization Framework for Multi-hop All-reduce
-// with Ultimate Compression", DAC 2022 (shared as marsit.txt). Algorithm 1 is Marsit::synchronize,
+// with Ultimate Compression", DAC 2022. Algorithm 1 is Marsit::synchronize,
 // section 4.1.1 is OneBitAllReduce, section 4.1.3 the residual.
 //
 // Way of the data in a one-bit step, p = gradient + residual:

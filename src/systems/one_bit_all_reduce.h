@@ -1,5 +1,5 @@
 #pragma once
-// Marsit's one-bit all-reduce (marsit.txt section 4.1.1): every element's sign travels from worker to worker
+// Marsit's one-bit all-reduce (Marsit section 4.1.1): every element's sign travels from worker to worker
 // as one bit, and at each hop the receiver keeps either the bit that arrived or its own, with probabilities
 // such that the final bit is each worker's with probability 1/W.
 

@@ -2,7 +2,7 @@
 // sketch of their values.
 //
 // Source: K. Ge et al., "S2 Reducer: high-performance sparse communication to accelerate distributed deep
-// learning" (s2_reducer.txt), section 3.1, algorithm 1.
+// learning", section 3.1, algorithm 1.
 //
 //   p --> non-zero blocks --> count, finite?  --all-gather---------> mean nnz m, columns
 //                        \--> bitmap C        --all-reduce (OR)----> union U

@@ -1,5 +1,5 @@
 #pragma once
-// Zen's choice between its two schemes (zen.txt section 2.2): a few push/pull steps show what both would
+// Zen's choice between its two schemes (section 2.2): a few push/pull steps show what both would
 // cost. The owners see what every rank pushed, so they can count the unions that Hierarchical Centralization
 // would send without it being run.
 
