@@ -22,6 +22,8 @@ run() {
 # side by side as in an embedding sorted by frequency.
 run lstm --sync $sparse --workers 16 --elements 4000000 --scale 101.5 --density 0.0113 --gamma 4 --link $link
 run lstm-contiguous --sync $sparse --workers 16 --elements 4000000 --scale 101.5 --density 0.0113 --gamma 4 --contiguous --link $link
+# The same with embedding rows of 64, which are blocks to OmniReduce.
+run lstm-rows --sync $sparse --workers 16 --elements 4096000 --scale 99 --density 0.0113 --gamma 4 --row-width 64 --link $link
 run deepfm --sync $sparse --workers 16 --elements 4000000 --scale 53.5 --density 0.028 --gamma 4 --link $link
 run top5 --sync $sparse --workers 16 --elements 4000000 --scale 8 --density 0.05 --gamma 4 --link $link
 

@@ -103,5 +103,82 @@ TEST(PushPull, ForgedFramesAreRefused) {
   }
 }
 
+/// Rank 1 of two pushes nothing, properly, and then forges its pull: a bitmap of its 50 places with one row
+/// set.
+std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vector<std::byte>&)>& spoil) {
+  constexpr Communicator::Tag kPullTag = 51;  // push_pull.cc's
+  std::string complaint;
+  try {
+    run_in_process(2, [&](Communicator& communicator) {
+      if (communicator.rank() == 1) {
+        std::vector<std::byte> from_peer(FrameHeader::kBytes);
+        auto swap_headers = [&](Communicator::Tag tag, const FrameHeader& header,
+                                Span<const std::byte> payload) {
+          std::vector<std::byte> bytes(FrameHeader::kBytes);
+          write_frame_header(bytes, header);
+          Pending first = communicator.send(0, tag, bytes);
+          Pending second;
+          if (!payload.empty()) second = communicator.send(0, tag, payload);
+          communicator.receive(0, tag, from_peer).wait();
+          first.wait();
+          second.wait();
+        };
+        FrameHeader push;
+        push.type = FrameType::row_list;
+        push.bucket = 4;
+        push.step = 9;
+        push.source = 1;
+        push.width = 1;
+        swap_headers(kPushTag, push, {});
+        FrameHeader pull = push;
+        pull.type = FrameType::row_bitmap;
+        pull.first = 50;
+        pull.count = 50;
+        std::vector<std::byte> payload(row_bitmap_bytes(50, 1, 1), std::byte{0});
+        payload[4] = std::byte{1};
+        pull.payload_bytes = payload.size();
+        spoil(pull, payload);
+        swap_headers(kPullTag, pull, payload);
+        return;
+      }
+      const auto executor = make_cpu_executor(1);
+      Workspace workspace;
+      RowMessageStorage storage;
+      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = 9};
+      const RowSparse none{.row_indices = {}, .values = {}, .rows = kRows, .width = 1};
+      try {
+        push_pull(4, none, true, {.places = IndexPermutation::none(kRows)}, storage, step);
+        complaint = "none";
+      } catch (const CorruptFrame& error) {
+        complaint = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+  }
+  return complaint;
+}
+
+TEST(PushPull, ForgedPullsAreRefused) {
+  using Spoil = std::function<void(FrameHeader&, std::vector<std::byte>&)>;
+  EXPECT_EQ(complaint_about_pull([](FrameHeader&, std::vector<std::byte>&) {}), "none");
+  const std::vector<std::pair<Spoil, std::string>> cases = {
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.first = 49; }, "first place is 49, expected 50"},
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 49; }, "places is 49, expected 50"},
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 51; }, "count is 51, at most 50"},
+      {[](FrameHeader&, std::vector<std::byte>& p) { p[5] = std::byte{1}; }, "2 bits are set for 1 rows"},
+      {[](FrameHeader&, std::vector<std::byte>& p) {
+         p[4] = std::byte{0};
+         p[10] = std::byte{0x80};
+       },
+       "behind the last of 50 places"},
+  };
+  for (const auto& [spoil, wanted] : cases) {
+    const std::string complaint = complaint_about_pull(spoil);
+    EXPECT_NE(complaint.find(wanted), std::string::npos)
+        << "wanted '" << wanted << "', got '" << complaint << "'";
+  }
+}
+
 }  // namespace
 }  // namespace thinwire
