@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace thinwire {
 namespace {
@@ -111,9 +112,10 @@ Pipeline Registry::make(std::string_view spec) const {
   for (std::size_t i = parts.size(); i-- > 0;) {
     const SystemInfo& info = *infos[i];
     const Options options(parts[i], info.options);
-    made.synchronizer = info.make(options, std::move(made));
     // A stage that keeps no residual of its own hands its inner system's through.
-    if (!info.stage || info.sparsifies) made.feedback = options.flag(kFeedback);
+    const bool feedback = !info.stage || info.sparsifies ? options.flag(kFeedback) : made.feedback;
+    std::unique_ptr<Synchronizer> outer = info.make(options, std::exchange(made, Inner{}));
+    made = {std::move(outer), feedback};
     pipeline.spec = canonical(parts[i], info) + (pipeline.spec.empty() ? "" : "+" + pipeline.spec);
   }
   pipeline.synchronizer = std::move(made.synchronizer);

@@ -98,9 +98,9 @@ class Zen final : public SparseSynchronizer {
 
   void save(BucketWriter& writer) const override {
     for (const auto& [bucket, state] : states_) {
-      auto put = [&, parameters = state.parameters](const char* kind, float value) {
+      auto put = [&writer, id = bucket, parameters = state.parameters](const char* kind, float value) {
         const std::vector<float> values(parameters, value);
-        writer.values(kind, bucket, Span<const float>(values));
+        writer.values(kind, id, Span<const float>(values));
       };
       put("zen_profiled", state.profiled);
       put("zen_push_pull_seconds", state.push_pull_seconds);
