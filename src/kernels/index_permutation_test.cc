@@ -131,14 +131,14 @@ TEST(IndexPermutation, BalancesEveryPattern) {
         patterns[0].push_back(static_cast<std::uint32_t>(k));                     // contiguous
         patterns[1].push_back(static_cast<std::uint32_t>(k * (kSize / wanted)));  // strided
         patterns[2].push_back(
-            static_cast<std::uint32_t>(k * 2 + 500'000 % kSize));             // every other, from the middle
+            static_cast<std::uint32_t>(k * 2 + 500'000));             // every other, from the middle
         patterns[3].push_back(static_cast<std::uint32_t>(random() % kSize));  // uniform
         const double u = static_cast<double>(random() >> 11) * 0x1p-53;
         patterns[4].push_back(static_cast<std::uint32_t>(std::pow(kSize, u)) - 1);  // power law
       }
       const auto permutation = IndexPermutation::make(kSize, stream_of(seed));
       for (auto& pattern : patterns) {
-        for (auto& index : pattern) index %= kSize;
+        for (auto& index : pattern) index = static_cast<std::uint32_t>(index % kSize);
         std::sort(pattern.begin(), pattern.end());
         pattern.erase(std::unique(pattern.begin(), pattern.end()), pattern.end());
         std::vector<std::uint32_t> places(pattern.size());
