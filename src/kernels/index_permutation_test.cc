@@ -130,8 +130,7 @@ TEST(IndexPermutation, BalancesEveryPattern) {
       for (std::size_t k = 0; k < wanted; ++k) {
         patterns[0].push_back(static_cast<std::uint32_t>(k));                     // contiguous
         patterns[1].push_back(static_cast<std::uint32_t>(k * (kSize / wanted)));  // strided
-        patterns[2].push_back(
-            static_cast<std::uint32_t>(k * 2 + 500'000));             // every other, from the middle
+        patterns[2].push_back(static_cast<std::uint32_t>(k * 2 + 500'000));   // every other, from the middle
         patterns[3].push_back(static_cast<std::uint32_t>(random() % kSize));  // uniform
         const double u = static_cast<double>(random() >> 11) * 0x1p-53;
         patterns[4].push_back(static_cast<std::uint32_t>(std::pow(kSize, u)) - 1);  // power law
