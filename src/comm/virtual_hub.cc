@@ -141,8 +141,7 @@ void VirtualHub::abandon(VirtualOperation* operation) {
     free_if_done(operation);
     return;
   }
-  if (matched) {
-    VirtualOperation* message = operation->counterpart;
+  if (VirtualOperation* message = operation->counterpart; message != nullptr) {
     message->counterpart = nullptr;
     message->taken = true;
     free_if_done(message);
