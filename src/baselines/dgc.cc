@@ -29,7 +29,11 @@ class SampledTopK final : public Sparsifier {
  public:
   SampledTopK(Inner inner, double ratio, double sample, std::uint64_t warmup_steps)
       : Sparsifier(std::move(inner), 1), ratio_(ratio), sample_(sample), warmup_steps_(warmup_steps) {
-    for (double quarter = 0.25; quarter > ratio; quarter /= 4) ++warmup_stages_;
+    double stage = 0.25;
+    while (stage > ratio) {
+      stage /= 4;
+      ++warmup_stages_;
+    }
   }
 
  protected:
