@@ -132,17 +132,31 @@ bool fill_bins(Span<const float> gradient, Span<const float> residual, double fr
   std::size_t period = static_cast<std::size_t>(std::llround(1 / fraction)) * kSampleRun;
   if (n / period * kSampleRun < kFewestSamples) period = kSampleRun;
   bool finite = true;
-  for (std::size_t stratum = 0; stratum * period < n; ++stratum) {
-    const std::uint64_t x = philox4x32({static_cast<std::uint32_t>(stratum), 0, 0, 0}, {seed, 0})[0];
-    const std::size_t begin =
-        stratum * period + static_cast<std::size_t>((x * (period / kSampleRun)) >> 32) * kSampleRun;
-    for (std::size_t i = begin; i < std::min(n, begin + kSampleRun); ++i) {
-      const float p = residual.empty() ? gradient[i] : gradient[i] + residual[i];
-      finite = finite && std::isfinite(p);
-      const float magnitude = std::fabs(p);
-      const std::size_t bin = (std::bit_cast<std::uint32_t>(magnitude) >> kBinShift) + (p < 0 ? kBins : 0);
-      ++bins[bin].count;
-      bins[bin].sum += static_cast<double>(magnitude);
+  const std::size_t strata = (n + period - 1) / period;
+  // Where the samples of a few strata lie is worked out ahead, so that their cache lines arrive together.
+  std::array<std::size_t, 16> begins{};
+  for (std::size_t first = 0; first < strata; first += begins.size()) {
+    const std::size_t count = std::min(begins.size(), strata - first);
+    for (std::size_t k = 0; k < count; k += 4) {
+      const PhiloxCounter words =
+          philox4x32({static_cast<std::uint32_t>((first + k) / 4), 0, 0, 0}, {seed, 0});
+      for (std::size_t w = 0; w < 4; ++w) {
+        const std::size_t run = (std::uint64_t{words[w]} * (period / kSampleRun)) >> 32;
+        begins[k + w] = (first + k + w) * period + run * kSampleRun;
+        if (begins[k + w] >= n) continue;
+        __builtin_prefetch(gradient.data() + begins[k + w]);
+        if (!residual.empty()) __builtin_prefetch(residual.data() + begins[k + w]);
+      }
+    }
+    for (std::size_t k = 0; k < count; ++k) {
+      for (std::size_t i = begins[k]; i < std::min(n, begins[k] + kSampleRun); ++i) {
+        const float p = residual.empty() ? gradient[i] : gradient[i] + residual[i];
+        finite = finite && std::isfinite(p);
+        const float magnitude = std::fabs(p);
+        Bin& bin = bins[(std::bit_cast<std::uint32_t>(magnitude) >> kBinShift) + (p < 0 ? kBins : 0)];
+        ++bin.count;
+        bin.sum += static_cast<double>(magnitude);
+      }
     }
   }
   return finite;
