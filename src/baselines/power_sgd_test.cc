@@ -186,8 +186,8 @@ TEST(PowerSgd, ZeroGradientsDoNoLastingHarm) {
 TEST(PowerSgd, SmallParametersTravelAsTheyAreAndTheFormulaCountsThem) {
   run_in_process(4, [&](Communicator& communicator) {
     Runner runner("power_sgd:rank=2", communicator);
-    // [20 x 30], a vector of unknown shape, a matrix of fewer rows than the rank, one of unknown shape (900 = 30 x 30, 29 more
-    // elements), one element, nothing.
+    // [20 x 30], a vector of unknown shape, a matrix of fewer rows than the rank, one of unknown shape (900 =
+    // 30 x 30, 29 more elements), one element, nothing.
     runner.ends = {600, 664, 764, 1693, 1694, 1694};
     runner.rows = {20, 0, 1, 0, 1, 0};
     auto gradient = normal_values(1694, 3);

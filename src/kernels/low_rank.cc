@@ -35,49 +35,80 @@ HWY_INLINE double Dot(const float* HWY_RESTRICT row, const float* HWY_RESTRICT c
   return total;
 }
 
-/// Two rows with four columns at once: eight sums for six loads. sums: [row][column].
-HWY_INLINE void Dots2x4(const float* HWY_RESTRICT row0, const float* HWY_RESTRICT row1,
+/// Sixteen sums need more registers than some instruction sets have.
+constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64;
+
+/// kRows (2 or 4) rows with four columns of right at once: eight sums for six loads, sixteen for eight. sums:
+/// [row][column].
+template <int kRows>
+HWY_INLINE void DotsBy4(const float* HWY_RESTRICT row, std::size_t row_stride,
                         const float* HWY_RESTRICT right, std::size_t stride, std::size_t count,
                         double* HWY_RESTRICT sums) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
+  const float* HWY_RESTRICT row1 = row + row_stride;
+  const float* HWY_RESTRICT row2 = row1 + row_stride;
+  const float* HWY_RESTRICT row3 = row2 + row_stride;
   const float* HWY_RESTRICT right1 = right + stride;
   const float* HWY_RESTRICT right2 = right1 + stride;
   const float* HWY_RESTRICT right3 = right2 + stride;
   auto s00 = hn::Zero(d);
   auto s01 = s00, s02 = s00, s03 = s00, s10 = s00, s11 = s00, s12 = s00, s13 = s00;
+  auto s20 = s00, s21 = s00, s22 = s00, s23 = s00, s30 = s00, s31 = s00, s32 = s00, s33 = s00;
   std::size_t j = 0;
   for (; j + lanes <= count; j += lanes) {
-    const auto a = hn::LoadU(d, row0 + j);
-    const auto b = hn::LoadU(d, row1 + j);
     const auto q0 = hn::LoadU(d, right + j);
     const auto q1 = hn::LoadU(d, right1 + j);
     const auto q2 = hn::LoadU(d, right2 + j);
     const auto q3 = hn::LoadU(d, right3 + j);
-    s00 = hn::MulAdd(a, q0, s00);
-    s10 = hn::MulAdd(b, q0, s10);
-    s01 = hn::MulAdd(a, q1, s01);
-    s11 = hn::MulAdd(b, q1, s11);
-    s02 = hn::MulAdd(a, q2, s02);
-    s12 = hn::MulAdd(b, q2, s12);
-    s03 = hn::MulAdd(a, q3, s03);
-    s13 = hn::MulAdd(b, q3, s13);
+    const auto m0 = hn::LoadU(d, row + j);
+    s00 = hn::MulAdd(m0, q0, s00);
+    s01 = hn::MulAdd(m0, q1, s01);
+    s02 = hn::MulAdd(m0, q2, s02);
+    s03 = hn::MulAdd(m0, q3, s03);
+    const auto m1 = hn::LoadU(d, row1 + j);
+    s10 = hn::MulAdd(m1, q0, s10);
+    s11 = hn::MulAdd(m1, q1, s11);
+    s12 = hn::MulAdd(m1, q2, s12);
+    s13 = hn::MulAdd(m1, q3, s13);
+    if constexpr (kRows == 4) {
+      const auto m2 = hn::LoadU(d, row2 + j);
+      s20 = hn::MulAdd(m2, q0, s20);
+      s21 = hn::MulAdd(m2, q1, s21);
+      s22 = hn::MulAdd(m2, q2, s22);
+      s23 = hn::MulAdd(m2, q3, s23);
+      const auto m3 = hn::LoadU(d, row3 + j);
+      s30 = hn::MulAdd(m3, q0, s30);
+      s31 = hn::MulAdd(m3, q1, s31);
+      s32 = hn::MulAdd(m3, q2, s32);
+      s33 = hn::MulAdd(m3, q3, s33);
+    }
   }
-  const auto add = [&](std::size_t at, auto sum, const float* row, const float* column) HWY_ATTR {
+  const auto add = [&](std::size_t at, auto sum, const float* values, const float* column) HWY_ATTR {
     auto total = static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
     for (std::size_t k = j; k < count; ++k) {
-      total += static_cast<double>(row[k]) * static_cast<double>(column[k]);
+      total += static_cast<double>(values[k]) * static_cast<double>(column[k]);
     }
     sums[at] += total;
   };
-  add(0, s00, row0, right);
-  add(1, s01, row0, right1);
-  add(2, s02, row0, right2);
-  add(3, s03, row0, right3);
+  add(0, s00, row, right);
+  add(1, s01, row, right1);
+  add(2, s02, row, right2);
+  add(3, s03, row, right3);
   add(4, s10, row1, right);
   add(5, s11, row1, right1);
   add(6, s12, row1, right2);
   add(7, s13, row1, right3);
+  if constexpr (kRows == 4) {
+    add(8, s20, row2, right);
+    add(9, s21, row2, right1);
+    add(10, s22, row2, right2);
+    add(11, s23, row2, right3);
+    add(12, s30, row3, right);
+    add(13, s31, row3, right1);
+    add(14, s32, row3, right2);
+    add(15, s33, row3, right3);
+  }
 }
 
 /// Four rows with one column: four sums for five loads.
@@ -123,9 +154,13 @@ void MultiplyRight(const float* HWY_RESTRICT matrix, std::size_t rows, std::size
       double sums[16] = {};  // [row][column]
       for (std::size_t j = 0; j < columns; j += kRun) {
         const std::size_t count = std::min(kRun, columns - j);
-        Dots2x4(first + j, first + columns + j, right + k * columns + j, columns, count, sums);
-        Dots2x4(first + 2 * columns + j, first + 3 * columns + j, right + k * columns + j, columns, count,
-                sums + 8);
+        const float* columns_of_right = right + k * columns + j;
+        if constexpr (kManyRegisters) {
+          DotsBy4<4>(first + j, columns, columns_of_right, columns, count, sums);
+        } else {
+          DotsBy4<2>(first + j, columns, columns_of_right, columns, count, sums);
+          DotsBy4<2>(first + 2 * columns + j, columns, columns_of_right, columns, count, sums + 8);
+        }
       }
       for (std::size_t r = 0; r < 4; ++r) {
         for (std::size_t c = 0; c < 4; ++c)
@@ -149,7 +184,7 @@ void MultiplyRight(const float* HWY_RESTRICT matrix, std::size_t rows, std::size
   }
 }
 
-/// right[j] += sum over four rows of left[r] * row[r][j], for one column or two columns of the factors.
+/// right[j] += sum over four rows of left[r] * row[r][j], for kColumns (1, 2 or 4) columns of the factors.
 template <int kColumns>
 HWY_INLINE void AddFourRows(const float* HWY_RESTRICT row, std::size_t row_stride,
                             const float* HWY_RESTRICT left, std::size_t left_stride,
@@ -159,33 +194,37 @@ HWY_INLINE void AddFourRows(const float* HWY_RESTRICT row, std::size_t row_strid
   const float* HWY_RESTRICT row1 = row + row_stride;
   const float* HWY_RESTRICT row2 = row1 + row_stride;
   const float* HWY_RESTRICT row3 = row2 + row_stride;
-  const float* HWY_RESTRICT left1 = kColumns == 2 ? left + left_stride : left;
-  float* right1 = kColumns == 2 ? right + right_stride : right;
+  // Strides of columns that are not there are not used: these factors are read, and multiply nothing.
+  const float* HWY_RESTRICT b = kColumns >= 2 ? left + left_stride : left;
+  const float* HWY_RESTRICT c = kColumns == 4 ? b + left_stride : left;
+  const float* HWY_RESTRICT e = kColumns == 4 ? c + left_stride : left;
   const auto a0 = hn::Set(d, left[0]), a1 = hn::Set(d, left[1]), a2 = hn::Set(d, left[2]);
+  const auto b0 = hn::Set(d, b[0]), b1 = hn::Set(d, b[1]), b2 = hn::Set(d, b[2]), b3 = hn::Set(d, b[3]);
+  const auto c0 = hn::Set(d, c[0]), c1 = hn::Set(d, c[1]), c2 = hn::Set(d, c[2]), c3 = hn::Set(d, c[3]);
+  const auto e0 = hn::Set(d, e[0]), e1 = hn::Set(d, e[1]), e2 = hn::Set(d, e[2]), e3 = hn::Set(d, e[3]);
   const auto a3 = hn::Set(d, left[3]);
-  const auto b0 = hn::Set(d, left1[0]), b1 = hn::Set(d, left1[1]), b2 = hn::Set(d, left1[2]);
-  const auto b3 = hn::Set(d, left1[3]);
   std::size_t j = 0;
   for (; j + lanes <= count; j += lanes) {
     const auto m0 = hn::LoadU(d, row + j);
     const auto m1 = hn::LoadU(d, row1 + j);
     const auto m2 = hn::LoadU(d, row2 + j);
     const auto m3 = hn::LoadU(d, row3 + j);
-    auto q = hn::MulAdd(m0, a0, hn::LoadU(d, right + j));
-    q = hn::MulAdd(m1, a1, q);
-    q = hn::MulAdd(m2, a2, q);
-    hn::StoreU(hn::MulAdd(m3, a3, q), d, right + j);
-    if constexpr (kColumns == 2) {
-      auto p = hn::MulAdd(m0, b0, hn::LoadU(d, right1 + j));
-      p = hn::MulAdd(m1, b1, p);
-      p = hn::MulAdd(m2, b2, p);
-      hn::StoreU(hn::MulAdd(m3, b3, p), d, right1 + j);
+    const auto add = [&](float* to, auto f0, auto f1, auto f2, auto f3) HWY_ATTR {
+      const auto sum = hn::MulAdd(m1, f1, hn::MulAdd(m0, f0, hn::LoadU(d, to)));
+      hn::StoreU(hn::MulAdd(m3, f3, hn::MulAdd(m2, f2, sum)), d, to);
+    };
+    add(right + j, a0, a1, a2, a3);
+    if constexpr (kColumns >= 2) add(right + right_stride + j, b0, b1, b2, b3);
+    if constexpr (kColumns == 4) {
+      add(right + 2 * right_stride + j, c0, c1, c2, c3);
+      add(right + 3 * right_stride + j, e0, e1, e2, e3);
     }
   }
   for (; j < count; ++j) {
-    right[j] += row[j] * left[0] + row1[j] * left[1] + row2[j] * left[2] + row3[j] * left[3];
-    if constexpr (kColumns == 2) {
-      right1[j] += row[j] * left1[0] + row1[j] * left1[1] + row2[j] * left1[2] + row3[j] * left1[3];
+    for (std::size_t k = 0; k < kColumns; ++k) {
+      const float* factors = left + k * left_stride;
+      right[k * right_stride + j] +=
+          row[j] * factors[0] + row1[j] * factors[1] + row2[j] * factors[2] + row3[j] * factors[3];
     }
   }
 }
@@ -211,10 +250,15 @@ void MultiplyLeft(const float* HWY_RESTRICT matrix, std::size_t rows, std::size_
   for (; i + 4 <= rows; i += 4) {
     const float* row = matrix + i * columns + begin;
     std::size_t k = 0;
+    for (; kManyRegisters && k + 4 <= rank; k += 4) {
+      AddFourRows<4>(row, columns, left + k * rows + i, rows, right + k * columns + begin, columns, count);
+    }
     for (; k + 2 <= rank; k += 2) {
       AddFourRows<2>(row, columns, left + k * rows + i, rows, right + k * columns + begin, columns, count);
     }
-    if (k < rank) AddFourRows<1>(row, columns, left + k * rows + i, 0, right + k * columns + begin, 0, count);
+    if (k < rank) {
+      AddFourRows<1>(row, columns, left + k * rows + i, rows, right + k * columns + begin, columns, count);
+    }
   }
   for (; i < rows; ++i) {
     for (std::size_t k = 0; k < rank; ++k) {
