@@ -27,6 +27,7 @@ const Registry& builtin_registry() {
     all.add(sparcml_info());
     all.add(omnireduce_info());
     all.add(sparse_ps_info());
+    all.add(power_sgd_info());
     all.add(top_k_info());
     all.add(block_top_k_info());
     all.add(dgc_info());

@@ -53,6 +53,9 @@ inline const std::vector<std::string> kContractSpecs = {
     "dgc:ratio=0.05:momentum=0",
     "dgc:ratio=0.01:clip=1:warmup_steps=2+s2_reducer:rows=3",
     "mc:momentum=0.5+block_top_k:ratio=0.1+omnireduce",
+    "power_sgd",
+    "power_sgd:rank=1",
+    "power_sgd:rank=3:feedback=off",
     "cascading_sign",  // with feedback it diverges within steps, see below
 };
 
