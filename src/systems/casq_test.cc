@@ -270,7 +270,7 @@ TEST(Casq, RanksWithoutTheSignsOfRankZeroAreCodedAllTheSame) {
 TEST(Casq, CentresAreTakenAnewAtTheInterval) {
   const auto executor = make_cpu_executor(1);
   run_in_process(1, [&](Communicator& communicator) {
-    const auto casq = make("casq:interval=4:feedback=off");
+    const auto casq = make("casq:interval=4:sample=1:feedback=off");
     Workspace workspace;
     auto error_at = [&](std::uint64_t index, float scale) {
       auto gradient = heavy_tailed(50'000, 6);
