@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,6 +13,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/quantize.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
@@ -120,13 +122,46 @@ double SumOfSquares(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
   return total;
 }
 
-/// Where a lies between equal steps: y is in units of 2^-16 of a step, from the first level on.
+HWY_INLINE bool fits_a_register(const QuantizationLevels& levels) {
+  return levels.count() <= hn::Lanes(FloatTag());
+}
+
+/// A table of at most as many floats as a vector has lanes.
+class RegisterTable {
+ public:
+  explicit RegisterTable(const float* table) : held_(hn::LoadU(FloatTag(), table)) {}
+
+  template <class D, class VU>
+  HWY_INLINE hn::Vec<D> operator()(D d, VU index) const {
+    return hn::TableLookupLanes(held_, hn::IndicesFromVec(d, index));
+  }
+
+ private:
+  hn::Vec<FloatTag> held_;
+};
+
+/// A table of any size, in memory.
+class MemoryTable {
+ public:
+  explicit MemoryTable(const float* table) : table_(table) {}
+
+  template <class D, class VU>
+  HWY_INLINE hn::Vec<D> operator()(D d, VU index) const {
+    const hn::RebindToSigned<D> di;
+    return hn::GatherIndex(d, table_, hn::BitCast(di, index));
+  }
+
+ private:
+  const float* table_;
+};
+
+/// Where a magnitude lies between equal steps: its place in units of 2^-16 of a step.
 class EqualSteps {
  public:
   explicit EqualSteps(const QuantizationLevels& levels) : scale_(levels.last() * 65536.0f) {}
 
-  template <class D, class V>
-  HWY_INLINE V place(D d, V magnitude, hn::VFromD<hn::RebindToUnsigned<D>>&) const {
+  template <class D, class V, class VU>
+  HWY_INLINE V place(D d, V magnitude, VU&) const {
     const auto scale = hn::Set(d, scale_);
     return hn::Min(hn::Mul(magnitude, scale), scale);
   }
@@ -135,66 +170,39 @@ class EqualSteps {
   float scale_;
 };
 
-/// A table of at most as many floats as a vector has lanes.
-class RegisterTable {
- public:
-  template <class D, class V, class VU>
-  static HWY_INLINE V look_up(D d, const float* table, V held, VU index) {
-#if HWY_TARGET == HWY_SCALAR
-    (void)held;
-    return hn::Set(d, table[hn::GetLane(index)]);
-#else
-    (void)table;
-    return hn::TableLookupLanes(held, hn::IndicesFromVec(d, index));
-#endif
-  }
-};
-
-/// A table of any size, in memory.
-class MemoryTable {
- public:
-  template <class D, class V, class VU>
-  static HWY_INLINE V look_up(D d, const float* table, V, VU index) {
-    const hn::RebindToSigned<D> di;
-    return hn::GatherIndex(d, table, hn::BitCast(di, index));
-  }
-};
-
-/// Binary search over levels, of which there are a power of two.
-template <class Table>
+/// The same from the level below on, which a binary search finds; there are 2^(bits - 1) of them.
+template <class Table, int bits>
 class SearchedLevels {
  public:
-  explicit SearchedLevels(const QuantizationLevels& levels) : levels_(levels) {}
+  explicit SearchedLevels(const QuantizationLevels& levels)
+      : values_(levels.values.data()), slopes_(levels.slopes.data()) {}
 
-  template <class D, class V>
-  HWY_INLINE V place(D d, V magnitude, hn::VFromD<hn::RebindToUnsigned<D>>& j) const {
+  /// doubled: becomes twice the index of the level below.
+  template <class D, class V, class VU>
+  HWY_INLINE V place(D d, V magnitude, VU& doubled) const {
     const hn::RebindToUnsigned<D> du;
-    const float* values = levels_.values.data();
-    const float* slopes = levels_.slopes.data();
-    const auto held_values = hn::LoadU(d, values);
-    const auto held_slopes = hn::LoadU(d, slopes);
     const auto a = hn::Min(magnitude, hn::Set(d, 1.0f));
-    j = hn::Zero(du);
-    for (auto half = static_cast<std::uint32_t>(levels_.count() / 2); half != 0; half /= 2) {
+    auto j = hn::Zero(du);
+    for (std::uint32_t half = 1u << (bits - 2); half != 0; half /= 2) {
       const auto candidate = hn::Or(j, hn::Set(du, half));
-      const auto above = hn::Ge(a, Table::look_up(d, values, held_values, candidate));
-      j = hn::IfThenElse(hn::RebindMask(du, above), candidate, j);
+      j = hn::IfThenElse(hn::RebindMask(du, hn::Ge(a, values_(d, candidate))), candidate, j);
     }
-    const auto offset = hn::Sub(a, Table::look_up(d, values, held_values, j));
-    const auto y = hn::Mul(offset, Table::look_up(d, slopes, held_slopes, j));
-    j = hn::Add(j, j);
+    doubled = hn::Add(j, j);
+    const auto y = hn::Mul(hn::Sub(a, values_(d, j)), slopes_(d, j));
     return hn::Min(y, hn::Set(d, 65536.0f));
   }
 
  private:
-  const QuantizationLevels& levels_;
+  Table values_;
+  Table slopes_;
 };
 
-/// Codes of `pairs` * kPair elements, one per byte: index * 2 + sign.
+/// Codes of `pairs` * kPair elements, one per byte: index * 2 + sign. Meanwhile as many elements from next_
+/// pointers on come into the cache, unless these are null.
 template <class Placement>
 void CodeBytes(const QuantizationLevels& levels, const Placement& placement, const RandomStream& stream,
                std::size_t first_pair, std::size_t pairs, const float* HWY_RESTRICT p, float inverse,
-               std::uint8_t* HWY_RESTRICT bytes) {
+               const float* next_gradient, const float* next_residual, std::uint8_t* HWY_RESTRICT bytes) {
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> du;
   const hn::Rebind<std::uint8_t, FloatTag> d8;
@@ -202,35 +210,47 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
   const auto factor = hn::Set(d, inverse);
   const auto magic = hn::Set(d, kMagic);
   const auto even = hn::Set(du, ~1u);
+  const auto lane_counters = hn::Iota(du, 0);
+  const auto least_clear = hn::Set(du, 0x1FFFFu);
+  // Copies that nothing points to: bytes may alias what the arguments refer to.
+  const RandomStream local_stream = stream;
+  const Placement local_placement = placement;
   for (std::size_t pair = 0; pair < pairs; ++pair, p += kPair, bytes += kPair) {
-    auto closest = hn::Set(du, ~0u);
+    for (std::size_t line = 0; line < kPair; line += 16) {
+      if (next_gradient != nullptr) hwy::Prefetch(next_gradient + pair * kPair + line);
+      if (next_residual != nullptr) hwy::Prefetch(next_residual + pair * kPair + line);
+    }
     for (std::size_t lane = 0; lane < 16; lane += lanes) {
-      const auto counter = hn::Iota(du, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane));
-      const auto random = philox_lanes(du, counter, 0, stream);
-      auto code = [&](std::size_t at, hn::Vec<decltype(du)> u) HWY_ATTR {
-        const auto value = hn::LoadU(d, p + at + lane);
-        auto j = hn::Zero(du);
-        const auto y = placement.place(d, hn::Mul(hn::Abs(value), factor), j);
-        // floor(y) or one more, plus u's high bits, plus 1: its low half is 0 or 1 where u's low bits
-        // matter.
-        const auto sum = hn::Add(hn::BitCast(du, hn::Add(y, magic)), u);
+      const auto first = hn::Set(du, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane));
+      const auto random = philox_lanes(du, hn::Add(lane_counters, first), 0, local_stream);
+      const hn::Vec<decltype(du)> words[4] = {random.x0, random.x1, random.x2, random.x3};
+      // floor(y) or one more, plus u's high bits, plus 1: the low half is 0 or 1 where u's low bits matter.
+      auto sum_of = [&](std::size_t at, hn::Vec<FloatTag> value, hn::Vec<decltype(du)>& below) HWY_ATTR {
+        const auto word = words[at / 16 % 4];
+        const auto u = at < 64 ? hn::And(word, hn::Set(du, 0xFFFFu)) : hn::ShiftRight<16>(word);
+        const auto y = local_placement.place(d, hn::Mul(hn::Abs(value), factor), below);
+        return hn::Add(hn::BitCast(du, hn::Add(y, magic)), u);
+      };
+      auto closest = hn::Set(du, ~0u);
+      for (std::size_t at = lane; at < kPair; at += 16) {
+        const auto value = hn::LoadU(d, p + at);
+        auto below = hn::Zero(du);
+        const auto sum = sum_of(at, value, below);
         closest = hn::Min(closest, hn::ShiftLeft<16>(sum));
         const auto sign = hn::ShiftRight<31>(hn::BitCast(du, value));
-        const auto doubled = hn::Add(hn::And(hn::ShiftRight<15>(sum), even), j);
-        hn::StoreU(hn::TruncateTo(d8, hn::Or(doubled, sign)), d8, bytes + at + lane);
-      };
-      auto both = [&](std::size_t quarter, hn::Vec<decltype(du)> x) HWY_ATTR {
-        code(16 * quarter, hn::And(x, hn::Set(du, 0xFFFFu)));
-        code(64 + 16 * quarter, hn::ShiftRight<16>(x));
-      };
-      both(0, random.x0);
-      both(1, random.x1);
-      both(2, random.x2);
-      both(3, random.x3);
-    }
-    if (hn::AllTrue(du, hn::Gt(closest, hn::Set(du, 0x1FFFFu)))) continue;
-    for (std::size_t i = 0; i < kPair; ++i) {
-      bytes[i] = decide_finely(levels, stream, first_pair + pair, i, p[i], inverse);
+        const auto doubled = hn::Add(hn::And(hn::ShiftRight<15>(sum), even), below);
+        hn::StoreU(hn::TruncateTo(d8, hn::Or(doubled, sign)), d8, bytes + at);
+      }
+      if (hn::AllTrue(du, hn::Gt(closest, least_clear))) continue;
+      for (std::size_t at = lane; at < kPair; at += 16) {
+        auto below = hn::Zero(du);
+        const auto sum = sum_of(at, hn::LoadU(d, p + at), below);
+        const auto close = hn::Gt(hn::Add(least_clear, hn::Set(du, 1)), hn::ShiftLeft<16>(sum));
+        for (std::uint64_t left = mask_to_word(du, close, 0); left != 0; left &= left - 1) {
+          const std::size_t i = at + static_cast<std::size_t>(std::countr_zero(left));
+          bytes[i] = decide_finely(levels, stream, first_pair + pair, i, p[i], inverse);
+        }
+      }
     }
   }
 }
@@ -255,7 +275,7 @@ void PlanesOfBytes(const std::uint8_t* HWY_RESTRICT bytes, std::size_t groups, s
 template <class Placement>
 void EncodeWith(const QuantizationLevels& levels, const Placement& placement, const RandomStream& stream,
                 std::size_t first_pair, const float* HWY_RESTRICT gradient,
-                const float* HWY_RESTRICT residual, std::size_t count, float inverse,
+                const float* HWY_RESTRICT residual, std::size_t count, std::size_t behind, float inverse,
                 std::uint64_t* HWY_RESTRICT codes) {
   HWY_ALIGN std::uint8_t bytes[kStaged];
   HWY_ALIGN float staged[kStaged];
@@ -273,24 +293,39 @@ void EncodeWith(const QuantizationLevels& levels, const Placement& placement, co
       for (; i < pairs * kPair; ++i) staged[i] = 0;
       p = staged;
     }
-    CodeBytes(levels, placement, stream, first_pair + begin / kPair, pairs, p, inverse, bytes);
+    const bool fetch = begin + pairs * kPair <= behind;
+    CodeBytes(levels, placement, stream, first_pair + begin / kPair, pairs, p, inverse,
+              fetch ? gradient + count + begin : nullptr,
+              fetch && residual != nullptr ? residual + count + begin : nullptr, bytes);
     PlanesOfBytes(bytes, (valid + 63) / 64, levels.bits, codes + begin / 64 * levels.bits);
   }
 }
 
-/// Elements from 128 * first_pair on.
+/// Elements from 128 * first_pair on. `behind` more follow, which are fetched into the cache meanwhile.
 void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::size_t first_pair,
-            const float* gradient, const float* residual, std::size_t count, float inverse,
-            std::uint64_t* codes) {
+            const float* gradient, const float* residual, std::size_t count, std::size_t behind,
+            float inverse, std::uint64_t* codes) {
   auto encode = [&](const auto& placement) {
-    EncodeWith(levels, placement, stream, first_pair, gradient, residual, count, inverse, codes);
+    EncodeWith(levels, placement, stream, first_pair, gradient, residual, count, behind, inverse, codes);
   };
-  if (levels.equal_steps) {
-    encode(EqualSteps(levels));
-  } else if (levels.count() <= hn::Lanes(FloatTag())) {
-    encode(SearchedLevels<RegisterTable>(levels));
-  } else {
-    encode(SearchedLevels<MemoryTable>(levels));
+  if (levels.equal_steps) return encode(EqualSteps(levels));
+  auto search = [&](auto bits) {
+    if (fits_a_register(levels)) return encode(SearchedLevels<RegisterTable, bits>(levels));
+    return encode(SearchedLevels<MemoryTable, bits>(levels));
+  };
+  switch (levels.bits) {
+    case 3:
+      return search(std::integral_constant<int, 3>());
+    case 4:
+      return search(std::integral_constant<int, 4>());
+    case 5:
+      return search(std::integral_constant<int, 5>());
+    case 6:
+      return encode(SearchedLevels<MemoryTable, 6>(levels));
+    case 7:
+      return encode(SearchedLevels<MemoryTable, 7>(levels));
+    default:
+      return encode(SearchedLevels<MemoryTable, 8>(levels));
   }
 }
 
@@ -358,23 +393,23 @@ class EqualValues {
 template <class Table>
 class TableValues {
  public:
-  TableValues(const QuantizationLevels& levels, float norm) : norm_(norm), values_(levels.values.data()) {}
+  TableValues(const QuantizationLevels& levels, float norm) : values_(levels.values.data()), norm_(norm) {}
 
   template <class D, class VU>
   HWY_INLINE hn::Vec<D> of(D d, VU index) const {
-    return hn::Mul(Table::look_up(d, values_, hn::LoadU(d, values_), index), hn::Set(d, norm_));
+    return hn::Mul(values_(d, index), hn::Set(d, norm_));
   }
 
  private:
+  Table values_;
   float norm_;
-  const float* values_;
 };
 
 void Decode(const QuantizationLevels& levels, float norm, const std::uint64_t* codes, std::size_t count,
             bool add, float* values) {
   if (levels.equal_steps) {
     DecodeWith(EqualValues(levels, norm), levels.bits, codes, count, add, values);
-  } else if (levels.count() <= hn::Lanes(FloatTag())) {
+  } else if (fits_a_register(levels)) {
     DecodeWith(TableValues<RegisterTable>(levels, norm), levels.bits, codes, count, add, values);
   } else {
     DecodeWith(TableValues<MemoryTable>(levels, norm), levels.bits, codes, count, add, values);
@@ -485,7 +520,8 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
       const float inverse = inverse_of(length);
       norms[c] = inverse == 0.0f ? 0.0f : length;
       HWY_DYNAMIC_DISPATCH(Encode)
-      (levels, stream, begin / kPair, g, r, count, inverse, codes.data() + begin / 64 * levels.bits);
+      (levels, stream, begin / kPair, g, r, count, gradient.size() - begin - count, inverse,
+       codes.data() + begin / 64 * levels.bits);
     }
   });
   return finite.load();
@@ -502,7 +538,7 @@ void quantize_ranges(Executor& executor, const RandomStream& stream, const Quant
       const std::size_t run = whole == end ? end - begin : (whole - begin) / kPair * kPair;
       if (run != 0) {
         HWY_DYNAMIC_DISPATCH(Encode)
-        (levels, stream, begin / kPair, gradient.data() + begin, at(residual, begin), run,
+        (levels, stream, begin / kPair, gradient.data() + begin, at(residual, begin), run, 0,
          inverse_of(norms[range]), codes.data() + begin / 64 * levels.bits);
         begin += run;
         if (begin == end) return;
@@ -516,7 +552,7 @@ void quantize_ranges(Executor& executor, const RandomStream& stream, const Quant
         scaled[i] = p * inverse_of(norms[range]);
       }
       HWY_DYNAMIC_DISPATCH(Encode)
-      (levels, stream, begin / kPair, scaled.data(), nullptr, mixed, 1.0f,
+      (levels, stream, begin / kPair, scaled.data(), nullptr, mixed, 0, 1.0f,
        codes.data() + begin / 64 * levels.bits);
       begin += mixed;
       while (begin < end && begin >= ends[range]) ++range;
