@@ -68,11 +68,11 @@ double average_tiles(Span<const CodedFrame> frames, std::size_t self, const Code
       const std::size_t count = std::min(kTile, end - at);
       const Span<float> sum(sums.data(), count);
       for (std::size_t rank = 0; rank < frames.size(); ++rank) {
-        coder.decode(frames[rank].table(), frames[rank].codes(), at, rank != 0, sum);
+        coder.decode(rank, frames[rank].table(), frames[rank].codes(), at, rank != 0, sum);
       }
       float* g = gradient.data() + at;
       if (!residual.empty()) {
-        coder.decode(frames[self].table(), frames[self].codes(), at, false, {own.data(), count});
+        coder.decode(self, frames[self].table(), frames[self].codes(), at, false, {own.data(), count});
         float* r = residual.data() + at;
         float tile_squares = 0;
         for (std::size_t i = 0; i < count; ++i) {

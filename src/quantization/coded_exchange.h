@@ -24,10 +24,10 @@ class Coder {
   /// CorruptFrame.
   virtual void check(Span<const float> table) const;
 
-  /// Q(p) of the elements from `first` (a multiple of 64) on. codes: those of the whole bucket. values:
+  /// Q(p) of `rank`'s elements from `first` (a multiple of 64) on. codes: those of the whole bucket. values:
   /// becomes Q(p), or Q(p) is added to it. Serial, and called by several threads at a time.
-  virtual void decode(Span<const float> table, Span<const std::uint64_t> codes, std::size_t first, bool add,
-                      Span<float> values) const = 0;
+  virtual void decode(std::size_t rank, Span<const float> table, Span<const std::uint64_t> codes,
+                      std::size_t first, bool add, Span<float> values) const = 0;
 };
 
 struct CodedShape {
