@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -158,12 +157,7 @@ void encode(benchmark::State& state) {
 
 /// Equal steps, or, for comparison, the levels 2^-k.
 QuantizationLevels levels_of(std::size_t bits, bool equal_steps) {
-  if (equal_steps) return QuantizationLevels::uniform(bits);
-  std::vector<float> values(std::size_t{1} << (bits - 1), 0.0f);
-  for (std::size_t j = 1; j < values.size(); ++j) {
-    values[j] = std::ldexp(1.0f, static_cast<int>(j) - static_cast<int>(values.size()) + 1);
-  }
-  return QuantizationLevels::given(values);
+  return equal_steps ? QuantizationLevels::uniform(bits) : QuantizationLevels::halving(bits);
 }
 
 constexpr std::size_t kChunk = 8192;

@@ -473,6 +473,14 @@ QuantizationLevels QuantizationLevels::uniform(std::size_t bits) {
   return levels;
 }
 
+QuantizationLevels QuantizationLevels::halving(std::size_t bits) {
+  QuantizationLevels levels = uniform(bits);
+  std::array<float, kMost> values{};
+  const auto last = static_cast<int>(levels.count()) - 1;
+  for (int j = 1; j <= last; ++j) values[static_cast<std::size_t>(j)] = std::ldexp(1.0f, j - last);
+  return given(Span<const float>(values).first(levels.count()));
+}
+
 QuantizationLevels QuantizationLevels::given(Span<const float> values) {
   std::size_t bits = kLeastBits;
   while (bits < kMostBits && std::size_t{1} << (bits - 1) < values.size()) ++bits;
@@ -491,7 +499,7 @@ QuantizationLevels QuantizationLevels::given(Span<const float> values) {
                                   ": levels ascend from 0 to 1");
     }
     levels.values[j] = values[j];
-    if (j != 0) levels.slopes[j - 1] = 65536.0f / (values[j] - values[j - 1]);
+    if (j != 0) levels.slopes[j - 1] = std::min(65536.0f / (values[j] - values[j - 1]), 0x1p126f);
   }
   return levels;
 }

@@ -28,7 +28,8 @@
 
 namespace thinwire {
 
-/// Magnitudes 0 = values[0] < ... < values[s] = 1 with s = 2^(bits - 1) - 1.
+/// Magnitudes 0 = values[0] < ... < values[s] = 1 with s = 2^(bits - 1) - 1; halving ones end at 2^-126, the
+/// least normal float.
 struct QuantizationLevels {
   static constexpr std::size_t kMost = 128;
   static constexpr std::size_t kLeastBits = 2;
@@ -36,6 +37,8 @@ struct QuantizationLevels {
 
   /// values[j] = j / s. Throws std::invalid_argument unless kLeastBits <= bits <= kMostBits.
   static QuantizationLevels uniform(std::size_t bits);
+  /// values[j] = 2^(j - s) from j = 1 on. Throws as uniform does.
+  static QuantizationLevels halving(std::size_t bits);
   /// values: 2^(bits - 1). Throws std::invalid_argument unless they ascend from 0 to 1.
   static QuantizationLevels given(Span<const float> values);
 
@@ -46,7 +49,8 @@ struct QuantizationLevels {
   std::size_t bits = kLeastBits;
   bool equal_steps = true;
   alignas(64) std::array<float, kMost> values{};
-  alignas(64) std::array<float, kMost> slopes{};  ///< 2^16 / (values[j + 1] - values[j]); 0 at the last.
+  alignas(64) std::array<float, kMost> slopes{};  ///< 2^16 / (values[j + 1] - values[j]), at most 2^126; 0 at
+                                                  ///< the last.
 };
 
 enum class QuantizationNorm : std::uint8_t { largest, l2 };

@@ -15,19 +15,11 @@ namespace {
 
 constexpr std::size_t kChunk = 1280;
 
-QuantizationLevels exponential(std::size_t bits) {
-  std::vector<float> values(std::size_t{1} << (bits - 1), 0.0f);
-  for (std::size_t j = 1; j < values.size(); ++j) {
-    values[j] = std::ldexp(1.0f, static_cast<int>(j) - static_cast<int>(values.size()) + 1);
-  }
-  return QuantizationLevels::given(values);
-}
-
 std::vector<QuantizationLevels> all_levels() {
   std::vector<QuantizationLevels> all;
   for (std::size_t bits = QuantizationLevels::kLeastBits; bits <= QuantizationLevels::kMostBits; ++bits) {
     all.push_back(QuantizationLevels::uniform(bits));
-    all.push_back(exponential(std::min<std::size_t>(bits, 7)));
+    all.push_back(QuantizationLevels::halving(bits));
   }
   return all;
 }
@@ -44,7 +36,9 @@ unsigned scalar_code(const QuantizationLevels& levels, const RandomStream& strea
   } else {
     const float a = std::min(std::fabs(p) * inverse, 1.0f);
     for (unsigned k = 1; k < levels.count() && levels.values[k] <= a; ++k) j = k;
-    const float slope = j + 1 == levels.count() ? 0.0f : 65536.0f / (levels.values[j + 1] - levels.values[j]);
+    const float slope = j + 1 == levels.count()
+                            ? 0.0f
+                            : std::min(65536.0f / (levels.values[j + 1] - levels.values[j]), 0x1p126f);
     y = std::min((a - levels.values[j]) * slope, 65536.0f);
   }
   const std::size_t i = element % 128;
@@ -132,7 +126,7 @@ TEST(Quantize, ChunksAgreeWithTheirDefinition) {
 TEST(Quantize, RangesAgreeWithTheirDefinition) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
   for_each_target([&](const std::string& target) {
-    for (const auto& levels : {QuantizationLevels::uniform(2), exponential(4)}) {
+    for (const auto& levels : {QuantizationLevels::uniform(2), QuantizationLevels::halving(4)}) {
       for (const auto& ends :
            std::vector<std::vector<std::size_t>>{{5000},
                                                  {1, 2, 3, 5000},
@@ -168,7 +162,7 @@ TEST(Quantize, RangesAgreeWithTheirDefinition) {
 TEST(Quantize, L2NormsAreNormsAndBoundTheValues) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
   for_each_target([&](const std::string& target) {
-    const auto levels = exponential(4);
+    const auto levels = QuantizationLevels::halving(4);
     for (const std::size_t count : kTestSizes) {
       const auto executor = make_cpu_executor(1);
       const auto gradient = test_values(count, 1);
@@ -241,8 +235,9 @@ TEST(Quantize, RoundingIsUnbiased) {
   const auto executor = make_cpu_executor(1);
   constexpr std::size_t kCopies = 1 << 14;
   constexpr int kDraws = 64;
-  for (const auto& levels : {QuantizationLevels::uniform(2), QuantizationLevels::uniform(4), exponential(3),
-                             exponential(5), exponential(7), QuantizationLevels::uniform(8)}) {
+  for (const auto& levels :
+       {QuantizationLevels::uniform(2), QuantizationLevels::uniform(4), QuantizationLevels::halving(3),
+        QuantizationLevels::halving(5), QuantizationLevels::halving(7), QuantizationLevels::uniform(8)}) {
     for (const float p : {1e-6f, 3e-4f, -0.01f, 0.1f, -0.24f, 0.37f, 0.5f, -0.77f, 0.999f}) {
       std::vector<float> gradient(kCopies, p);
       gradient[0] = 1.0f;
@@ -297,6 +292,7 @@ TEST(QuantizationLevels, RefuseWhatCannotBe) {
   EXPECT_THROW(QuantizationLevels::uniform(0), std::invalid_argument);
   EXPECT_THROW(QuantizationLevels::uniform(1), std::invalid_argument);
   EXPECT_THROW(QuantizationLevels::uniform(9), std::invalid_argument);
+  EXPECT_THROW(QuantizationLevels::halving(1), std::invalid_argument);
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto& values : std::vector<std::vector<float>>{{},
                                                             {0},
