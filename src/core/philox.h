@@ -42,7 +42,8 @@ enum class RandomPurpose : std::uint32_t {
   bench = 4,
   sample = 5,
   ownership = 6,
-  sketch = 7
+  sketch = 7,
+  fill = 8
 };
 
 /// A stream of random blocks; block(i, j) may be asked for in any order.

@@ -122,6 +122,7 @@ void Session::run(BucketId bucket, Run&& run) {
             .workspace = own.workspace,
             .index = step_,
             .seed = options_.seed,
+            .learning_rate = learning_rate_,
             .parameter_ends = own.parameter_ends};
   step.report.bucket = bucket;
   step.report.step = step_;
