@@ -255,6 +255,7 @@ void of_sketched_sgd(benchmark::internal::Benchmark* benchmark) {
       ->Args({66, 5, 66'000, 250})
       ->Args({66, 5, 66'000, 50})
       ->Args({66, 29, 10'000, 33})
+      ->Args({66, 29, 10'000, 3000})
       ->Args({250, 5, 250'000, 250})
       ->Args({250, 5, 250'000, 50});
 }

@@ -60,25 +60,40 @@ struct Hashes {
   std::uint64_t signs[kBatch];  // bit i: of element i
 };
 
-HWY_INLINE void HashBatch(const CountSketch& sketch, std::size_t row, const Batch& batch, Hashes& out) {
+/// Where runs begin in a row, and the signs of their elements.
+struct RunHashes {
+  HWY_ALIGN std::uint32_t starts[kBatch];
+  HWY_ALIGN std::uint64_t signs[kBatch];
+};
+
+/// runs: [kBatch], of which `size` count.
+HWY_INLINE void HashRuns(const CountSketch& sketch, std::size_t row, const std::uint32_t* HWY_RESTRICT runs,
+                         std::size_t size, RunHashes& out) {
   const HWY_CAPPED(std::uint32_t, kBatch) d;
   const std::size_t lanes = hn::Lanes(d);
-  HWY_ALIGN std::uint32_t words[4][kBatch];
-  for (std::size_t i = 0; i < batch.size; i += lanes) {
-    const auto random =
-        philox_lanes(d, hn::Load(d, batch.runs + i), static_cast<std::uint32_t>(row), sketch.stream);
-    hn::Store(random.x0, d, words[0] + i);
-    hn::Store(random.x1, d, words[1] + i);
-    hn::Store(random.x2, d, words[2] + i);
-    hn::Store(random.x3, d, words[3] + i);
+  HWY_ALIGN std::uint32_t signs[2 * kBatch];
+  const auto columns = hn::Set(d, static_cast<std::uint32_t>(sketch.columns));
+  for (std::size_t i = 0; i < size; i += lanes) {
+    const auto x = philox_lanes(d, hn::Load(d, runs + i), static_cast<std::uint32_t>(row), sketch.stream);
+    // The high 32 bits of (x0 + 2^32 x1) * columns, which has 96.
+    auto high0 = hn::Zero(d), low0 = high0, high1 = high0, low1 = high0;
+    multiply_wide(d, x.x0, columns, high0, low0);
+    multiply_wide(d, x.x1, columns, high1, low1);
+    const auto sum = hn::Add(low1, high0);
+    const auto carry = hn::Or(hn::And(low1, high0), hn::AndNot(sum, hn::Or(low1, high0)));
+    hn::Store(hn::Add(high1, hn::ShiftRight<31>(carry)), d, out.starts + i);
+    hn::StoreInterleaved2(x.x2, x.x3, d, signs + 2 * i);
   }
-  const std::uint64_t columns = sketch.columns;
+  for (std::size_t i = 0; i < size; ++i) out.signs[i] = signs[2 * i] | std::uint64_t{signs[2 * i + 1]} << 32;
+}
+
+HWY_INLINE void HashBatch(const CountSketch& sketch, std::size_t row, const Batch& batch, Hashes& out) {
+  RunHashes hashes;
+  HashRuns(sketch, row, batch.runs, batch.size, hashes);
   for (std::size_t i = 0; i < batch.size; ++i) {
-    // The high 64 bits of x * columns; columns has 32, so nothing overflows.
-    const std::uint64_t start = (words[1][i] * columns + ((words[0][i] * columns) >> 32)) >> 32;
-    const std::uint64_t column = start + batch.offsets[i];
-    out.columns[i] = column < columns ? column : column - columns;
-    out.signs[i] = (words[2][i] | (std::uint64_t{words[3][i]} << 32)) >> batch.offsets[i];
+    const std::size_t column = std::size_t{hashes.starts[i]} + batch.offsets[i];
+    out.columns[i] = column < sketch.columns ? column : column - sketch.columns;
+    out.signs[i] = hashes.signs[i] >> batch.offsets[i];
   }
 }
 

@@ -114,9 +114,13 @@ std::size_t SelectPart(const SelectTask& task, std::size_t begin, std::size_t en
   const HWY_CAPPED(std::uint64_t, kBatch) du;
   const std::size_t lanes = hn::Lanes(du);
 
+  HWY_ALIGN std::uint32_t runs[kBatch] = {};
+  RunHashes hashes[kMostSketchRows];
   HWY_ALIGN std::uint64_t positive[kMostSketchRows][kBatch];
   HWY_ALIGN std::uint64_t negative[kMostSketchRows][kBatch];
-  Hashes hashes[kMostSketchRows];
+  HWY_ALIGN std::uint64_t reached[kBatch];
+
+  // Elements that many rows speak for gather here until there are enough for vectors of medians.
   HWY_ALIGN float estimates[kMostSketchRows * kLongestRun] = {};
   HWY_ALIGN float medians[kLongestRun];
   std::uint32_t waiting[kLongestRun];
@@ -132,28 +136,23 @@ std::size_t SelectPart(const SelectTask& task, std::size_t begin, std::size_t en
     waits = 0;
   };
 
-  Batch batch;
-  std::fill_n(batch.runs, kBatch, 0u);
-  std::fill_n(batch.offsets, kBatch, 0u);
   for (std::size_t first = begin; first < end; first += kBatch * length) {
-    batch.size = std::min(kBatch, (end - first + length - 1) / length);
-    for (std::size_t k = 0; k < batch.size; ++k)
-      batch.runs[k] = static_cast<std::uint32_t>(first / length + k);
+    const std::size_t size = std::min(kBatch, (end - first + length - 1) / length);
+    for (std::size_t k = 0; k < size; ++k) runs[k] = static_cast<std::uint32_t>(first / length + k);
     for (std::size_t row = 0; row < rows; ++row) {
-      HashBatch(sketch, row, batch, hashes[row]);
+      HashRuns(sketch, row, runs, size, hashes[row]);
       const CellBits* HWY_RESTRICT bits = task.bits + row * task.bits_per_row;
-      for (std::size_t k = 0; k < batch.size; ++k) {
-        const std::size_t column = hashes[row].columns[k];
-        const CellBits* HWY_RESTRICT word = bits + column / 64;
-        const std::uint64_t large = Bits(word[0].large, word[1].large, column % 64);
+      for (std::size_t k = 0; k < size; ++k) {
+        const std::uint32_t start = hashes[row].starts[k];
+        const CellBits* HWY_RESTRICT word = bits + start / 64;
+        const std::uint64_t large = Bits(word[0].large, word[1].large, start % 64);
         const std::uint64_t flipped =
-            Bits(word[0].negative, word[1].negative, column % 64) ^ hashes[row].signs[k];
+            Bits(word[0].negative, word[1].negative, start % 64) ^ hashes[row].signs[k];
         positive[row][k] = large & ~flipped;
         negative[row][k] = large & flipped;
       }
     }
-    HWY_ALIGN std::uint64_t reached[kBatch];
-    for (std::size_t k = 0; k < batch.size; k += lanes) {
+    for (std::size_t k = 0; k < size; k += lanes) {
       Votes above(du, needed);
       Votes under(du, needed);
       for (std::size_t row = 0; row < rows; ++row) {
@@ -162,21 +161,41 @@ std::size_t SelectPart(const SelectTask& task, std::size_t begin, std::size_t en
       }
       hn::Store(hn::Or(above.reached, under.reached), du, reached + k);
     }
-    for (std::size_t k = 0; k < batch.size; ++k) {
-      const std::size_t run_begin = first + k * length;
-      const std::size_t here = std::min(length, end - run_begin);
-      std::uint64_t left = reached[k] & (~std::uint64_t{0} >> (64 - here));
-      for (; left != 0; left &= left - 1) {
-        const auto t = static_cast<std::size_t>(std::countr_zero(left));
-        for (std::size_t row = 0; row < rows; ++row) {
-          std::size_t column = hashes[row].columns[k] + t;
-          if (column >= sketch.columns) column -= sketch.columns;
-          const float cell = task.table[row * sketch.columns + column];
-          estimates[row * kLongestRun + waits] = ((hashes[row].signs[k] >> t) & 1) != 0 ? -cell : cell;
+    reached[size - 1] &= ~std::uint64_t{0} >> (64 - std::min(length, end - first - (size - 1) * length));
+    if (length < 64) {
+      for (std::size_t k = 0; k < size; ++k) reached[k] &= (std::uint64_t{1} << length) - 1;
+    }
+    std::size_t k = 0;
+    while (true) {
+      // As many as there is room for.
+      std::uint8_t of_run[kLongestRun];
+      std::uint8_t in_run[kLongestRun];
+      std::size_t count = 0;
+      for (; k < size; ++k) {
+        for (; reached[k] != 0 && waits + count < kLongestRun; reached[k] &= reached[k] - 1) {
+          const int bit = std::countr_zero(reached[k]);
+          of_run[count] = static_cast<std::uint8_t>(k);
+          in_run[count] = static_cast<std::uint8_t>(bit);
+          waiting[waits + count] =
+              static_cast<std::uint32_t>(first + k * length) + static_cast<std::uint32_t>(bit);
+          ++count;
         }
-        waiting[waits++] = static_cast<std::uint32_t>(run_begin + t);
-        if (waits == kLongestRun) flush();
+        if (reached[k] != 0) break;
       }
+      for (std::size_t row = 0; row < rows; ++row) {
+        const float* HWY_RESTRICT cells = task.table + row * sketch.columns;
+        float* HWY_RESTRICT out = estimates + row * kLongestRun + waits;
+        for (std::size_t i = 0; i < count; ++i) {
+          const std::size_t column = std::size_t{hashes[row].starts[of_run[i]]} + in_run[i];
+          const std::uint64_t sign = hashes[row].signs[of_run[i]] >> in_run[i] << 63 >> 32;
+          const float cell = cells[column < sketch.columns ? column : column - sketch.columns];
+          out[i] =
+              std::bit_cast<float>(std::bit_cast<std::uint32_t>(cell) ^ static_cast<std::uint32_t>(sign));
+        }
+      }
+      waits += count;
+      if (waits < kLongestRun) break;
+      flush();
     }
   }
   flush();
@@ -254,7 +273,7 @@ Selection select_estimates_at_least(Executor& executor, Workspace& workspace, co
 Selection select_largest_estimates(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                    std::size_t elements, Span<const float> table, std::size_t k) {
   constexpr std::size_t kSmall = std::size_t{1} << 14;
-  constexpr double kPassingSamples = 512;  // their number is known to an eighth, though they come in groups
+  constexpr double kPassingSamples = 2048;  // how many there are is known to a few per cent
   constexpr double kSafety = 6;
   if (k == 0) return {};
   if (elements <= kSmall || k > elements / 8) {
@@ -263,7 +282,7 @@ Selection select_largest_estimates(Executor& executor, Workspace& workspace, con
   const double share = static_cast<double>(k) / static_cast<double>(elements);
   const auto sample =
       sample_estimates(executor, workspace, sketch, elements, table,
-                       std::min(elements / 16, static_cast<std::size_t>(kPassingSamples / share)));
+                       std::min(elements / 32, static_cast<std::size_t>(kPassingSamples / share)));
   const double passing = share * static_cast<double>(sample.size());
   const auto rank = static_cast<std::size_t>(passing + kSafety * (std::sqrt(passing) + 1));
   const MagnitudeCut likely = cut_of_largest(executor, sample, {}, rank);

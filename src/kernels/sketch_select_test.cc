@@ -45,8 +45,9 @@ void expect_definition(const CountSketch& sketch, const std::vector<float>& valu
     workspace.reset();
     const Selection expected = select_largest(*executor, workspace, estimates, {}, k);
     expect_same(select_largest_estimates(*executor, workspace, sketch, n, table, k), expected);
+    if (k == 0) continue;
     const std::uint32_t least = cut_of_largest(*executor, estimates, {}, k).bits;
-    for (const std::uint32_t bits : {least, least + 1, 0u, 1u}) {
+    for (const std::uint32_t bits : {least, least + 1, 0u}) {
       expect_same(select_estimates_at_least(*executor, workspace, sketch, n, table, bits),
                   select_at_least(*executor, workspace, estimates, {}, bits));
     }
@@ -56,7 +57,7 @@ void expect_definition(const CountSketch& sketch, const std::vector<float>& valu
 TEST(SketchSelect, EqualsTheLargestOfAllEstimatesOnEveryInstructionSet) {
   for_each_target([&](const std::string& target) {
     SCOPED_TRACE(target);
-    for (std::size_t rows = 1; rows <= kMostSketchRows; ++rows) {
+    for (const std::size_t rows : {1u, 2u, 3u, 4u, 5u, 8u, 15u, 16u, 29u, 31u}) {
       const auto stream = random_stream(rows, 0, 0, RandomPurpose::sketch);
       const std::size_t columns = rows % 3 == 0 ? 77 : rows % 3 == 1 ? 1003 : 64;
       const std::size_t run = std::size_t{1} << (6 - rows % 7);
