@@ -16,6 +16,7 @@ SystemInfo agsparse_info();
 SystemInfo sparcml_info();
 SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
+SystemInfo global_top_k_info();
 // Stages.
 SystemInfo top_k_info();
 SystemInfo block_top_k_info();
