@@ -93,6 +93,36 @@ TEST(SketchSelect, DenormalsZerosAndTies) {
   }
 }
 
+TEST(SketchSelect, HeavyElementsAreFoundAsOftenAsChebyshevSays) {
+  // An element's square is 4 |g|^2 / k: it is missed only if its estimate is off by half of it, so by
+  // |g| / sqrt(k). A row is with probability at most k / columns = 1/8, three of five rows with at most
+  // 10 (1/8)^3 (7/8)^2 + 5 (1/8)^4 (7/8) + (1/8)^5 = 0.0161.
+  constexpr std::size_t kElements = 30'000;
+  constexpr std::size_t kWanted = 32;
+  const auto executor = make_cpu_executor(1);
+  std::vector<float> values(kElements, 1.0f);
+  // 4 of squares x among 30,000 ones: x = 4 (4 x + 29,996) / 32 gives x = 7,499.
+  const std::vector<std::size_t> heavy = {5, 6, 700, 29'999};
+  for (const std::size_t i : heavy) values[i] = std::sqrt(7499.0f);
+  const double norm = 4 * 7499.0 + (kElements - 4);
+  const auto least = std::bit_cast<std::uint32_t>(static_cast<float>(std::sqrt(norm / kWanted)));
+  constexpr int kDraws = 1000;
+  int missed = 0;
+  for (std::uint64_t seed = 0; seed < kDraws; ++seed) {
+    const CountSketch sketch =
+        make_count_sketch(random_stream(seed, 9, 0, RandomPurpose::sketch), 5, 8 * kWanted, 64);
+    std::vector<float> table(sketch.cells(), 0.0f);
+    insert(*executor, sketch, values, {}, table);
+    Workspace workspace;
+    const Selection found = select_estimates_at_least(*executor, workspace, sketch, kElements, table, least);
+    for (const std::size_t i : heavy) {
+      missed += std::binary_search(found.indices.begin(), found.indices.end(), i) ? 0 : 1;
+    }
+  }
+  // 64 are allowed, with a deviation of 8.
+  EXPECT_LT(missed, 64 + 4 * 8);
+}
+
 TEST(SketchSelect, ASampleThatDeceivesOnlyCostsTime) {
   // Everything large lies in one run, which the sample may or may not meet.
   std::vector<float> values(300'000, 1e-3f);
