@@ -50,7 +50,7 @@ namespace {
 
 struct Settings {
   GlobalTopKSettings top;
-  std::size_t p = 4;
+  std::size_t p = 8;
   std::size_t rows = 5;
   std::size_t columns = 0;  // 0: by columns_ratio
   double columns_ratio = 0.01;
@@ -283,7 +283,7 @@ SystemInfo sketched_sgd_info() {
   info.delivers_all = false;
   info.corrects_momentum = true;
   info.momentum_option = "momentum";
-  info.options = {{"p", "4", "candidates per delivered element, whose exact values are exchanged"},
+  info.options = {{"p", "8", "candidates per delivered element, whose exact values are exchanged"},
                   {"rows", "5", "rows of the sketch, 1 to 31; estimates are their median"},
                   {"columns", "0", "columns of the sketch; 0: by columns_ratio"},
                   {"columns_ratio", "0.01", "columns as a share of a bucket's elements"},
