@@ -28,7 +28,9 @@ GradientBuckets::GradientBuckets(const std::vector<std::pair<std::string, torch:
     std::vector<Parameter> declared;
     std::size_t length = 0;
     for (const std::size_t i : members) {
-      declared.push_back({parameters[i].first, elements[i]});
+      const torch::Tensor& tensor = parameters[i].second;
+      const auto rows = tensor.dim() == 0 ? 0 : static_cast<std::size_t>(tensor.size(0));
+      declared.push_back({parameters[i].first, elements[i], rows});
       length += elements[i];
     }
     session.add_bucket(std::move(declared));

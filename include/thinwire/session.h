@@ -3,7 +3,7 @@
 // that belong to it.
 //
 //   thinwire::Session session("marsit:full_every=100", communicator, {.seed = 1});
-//   session.add_bucket({{"layer1.weight", 4096}, {"layer1.bias", 64}});
+//   session.add_bucket({{"layer1.weight", 4096, 64}, {"layer1.bias", 64}});  // 4096 as [64 x 64]
 //   session.start();                       // collective: refuses to run if ranks are configured differently
 //   for (...) { session.synchronize(0, gradient); session.next_step(); }
 //
@@ -53,8 +53,8 @@ class Session {
   ~Session();
 
   /// Declares the next bucket; returns its id (0, 1, ...). Parameter names are unique over all buckets; they
-  /// are what checkpoints are keyed by. Throws std::invalid_argument for a repeated name, 2^32 or more
-  /// elements, or when start() was called already.
+  /// are what checkpoints are keyed by. Throws std::invalid_argument for a repeated name, rows that do not
+  /// divide a parameter's elements, 2^32 or more elements, or when start() was called already.
   BucketId add_bucket(BucketLayout parameters);
 
   /// Declares a table of `rows` rows of `width` values as the next bucket; its gradients are row-sparse.

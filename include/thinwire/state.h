@@ -62,6 +62,9 @@ class StateReader {
 struct Parameter {
   std::string name;
   std::size_t elements = 0;
+  /// Leading dimension of the parameter's shape, a divisor of elements: it is [rows x elements / rows], row
+  /// after row. 0: not known, or without meaning.
+  std::size_t rows = 0;
 };
 using BucketLayout = std::vector<Parameter>;
 
@@ -75,6 +78,8 @@ class BucketWriter {
   void elements(std::string_view kind, std::uint32_t bucket, Span<const float> values);
   /// One value per parameter of the bucket.
   void values(std::string_view kind, std::uint32_t bucket, Span<const float> values);
+  /// Any number of values of one parameter, by its position in the bucket.
+  void array(std::string_view kind, std::uint32_t bucket, std::size_t parameter, Span<const float> values);
 
  private:
   StateWriter& writer_;
@@ -96,9 +101,16 @@ class BucketReader {
   bool elements(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
   /// As elements, for one value per parameter.
   bool values(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
+  /// Reads what BucketWriter::array wrote for one parameter. False, and values untouched, when it has no
+  /// entry of this kind. Throws std::runtime_error naming the parameter when the length differs.
+  bool array(std::string_view kind, std::uint32_t bucket, std::size_t parameter, Span<float> values) const;
   std::size_t parameters(std::uint32_t bucket) const { return buckets_.at(bucket).size(); }
+  const Parameter& parameter(std::uint32_t bucket, std::size_t at) const {
+    return buckets_.at(bucket).at(at);
+  }
 
  private:
+  bool visible(std::uint32_t bucket) const { return visible_.empty() || visible_[bucket]; }
   bool read(std::string_view kind, std::uint32_t bucket, bool per_parameter, Span<float> values) const;
 
   const StateReader& reader_;

@@ -46,6 +46,9 @@ struct Step {
   /// Where each of the bucket's parameters ends, ascending, the last at n. Empty: the bucket is one
   /// parameter. For systems that scale parameters separately, since layers differ by orders of magnitude.
   Span<const std::size_t> parameter_ends{};
+  /// Each parameter's leading dimension, 0 where it is not known. Empty: none is. For systems that treat a
+  /// parameter as a matrix.
+  Span<const std::size_t> parameter_rows{};
   Delivered delivered{};  ///< Filled in by the system.
   StepReport report{};    ///< Filled in by the system and its caller.
 };
@@ -62,6 +65,7 @@ struct Workload {
   std::uint64_t step = 0;
   bool feedback = true;                      ///< Whether a residual is passed.
   Span<const std::size_t> parameter_ends{};  ///< As in Step.
+  Span<const std::size_t> parameter_rows{};  ///< As in Step.
 };
 
 /// Save and restore values that belong to buckets, see state.h.

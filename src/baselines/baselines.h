@@ -17,6 +17,7 @@ SystemInfo sparcml_info();
 SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
 SystemInfo global_top_k_info();
+SystemInfo power_sgd_info();
 // Stages.
 SystemInfo top_k_info();
 SystemInfo block_top_k_info();

@@ -96,6 +96,7 @@ std::uint64_t Sparsifier::payload_bytes(const Workload& workload) const {
                               static_cast<double>(wanted(units, workload.step)) / static_cast<double>(units));
   of_inner.feedback = workload.feedback && inner_.feedback;
   of_inner.parameter_ends = {};
+  of_inner.parameter_rows = {};
   return inner_.synchronizer->payload_bytes(of_inner);
 }
 

@@ -43,7 +43,8 @@ enum class RandomPurpose : std::uint32_t {
   sample = 5,
   ownership = 6,
   sketch = 7,
-  fill = 8
+  low_rank = 8,
+  fill = 9
 };
 
 /// A stream of random blocks; block(i, j) may be asked for in any order.

@@ -2,6 +2,7 @@
 
 #include "baselines/baselines.h"
 #include "state/momentum_correction.h"
+#include "systems/casq.h"
 #include "systems/marsit.h"
 #include "systems/s2_reducer.h"
 #include "systems/sketched_sgd.h"
@@ -17,6 +18,7 @@ const Registry& builtin_registry() {
     all.add(marsit_info());
     all.add(s2_reducer_info());
     all.add(sketched_sgd_info());
+    all.add(casq_info());
     all.add(dense_info());
     all.add(half_info());
     all.add(signsgd_info());
@@ -28,6 +30,7 @@ const Registry& builtin_registry() {
     all.add(omnireduce_info());
     all.add(sparse_ps_info());
     all.add(global_top_k_info());
+    all.add(power_sgd_info());
     all.add(top_k_info());
     all.add(block_top_k_info());
     all.add(dgc_info());

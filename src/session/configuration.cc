@@ -12,9 +12,9 @@ namespace thinwire {
 namespace {
 
 constexpr std::size_t kTextBytes = 1024;
-constexpr int kFields = 6;
-constexpr std::array<const char*, kFields> kNames = {"thinwire's version", "spec",         "seed", "step",
-                                                     "bucket sizes",       "configuration"};
+constexpr int kFields = 7;
+constexpr std::array<const char*, kFields> kNames = {
+    "thinwire's version", "spec", "seed", "step", "bucket sizes", "parameter shapes", "configuration"};
 
 /// What travels: a hash of each field, which decides, and, where they differ, as much of the texts as fits,
 /// for the message.
@@ -42,12 +42,25 @@ std::string text_of(const std::vector<BucketLayout>& buckets) {
   return text;
 }
 
+/// What systems cut buckets by: each parameter's elements, with "/rows" where they are known.
+std::string shapes_of(const std::vector<BucketLayout>& buckets) {
+  std::string text;
+  for (const auto& layout : buckets) {
+    for (const auto& parameter : layout) {
+      text += (text.empty() ? "" : " ") + std::to_string(parameter.elements);
+      if (parameter.rows != 0) text += "/" + std::to_string(parameter.rows);
+    }
+  }
+  return text;
+}
+
 Record record_of(const Configuration& configuration) {
   const std::array<std::string, kFields> fields = {kVersion,
                                                    configuration.spec,
                                                    std::to_string(configuration.seed),
                                                    std::to_string(configuration.step),
                                                    text_of(configuration.buckets),
+                                                   shapes_of(configuration.buckets),
                                                    configuration.other};
   Record record;
   for (std::size_t i = 0; i < fields.size(); ++i) {

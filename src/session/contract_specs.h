@@ -46,6 +46,12 @@ inline const std::vector<std::string> kContractSpecs = {
     "mc:momentum=0.5+sketched_sgd:k=10:columns_ratio=0.05",
     "global_top_k:k=30",
     "global_top_k:ratio=0.1:momentum=0.5:dense_below=400",
+    "casq:interval=3",
+    "casq:bits=1:buckets=0:topology=all_gather",
+    "casq:bits=3:topology=all_gather:interval=1:feedback=off",
+    "casq:bits=4:buckets=0.05:topology=server:downlink=codes:allocation=error:interval=2",
+    "casq:topology=server:downlink=float32:allocation=density",
+    "casq:allocation=even:sample=1",
     "top_k:ratio=0.05",
     "top_k:k=40+s2_reducer:lambda=exact:feedback=on",
     "top_k:ratio=0.2+zen",
@@ -55,6 +61,9 @@ inline const std::vector<std::string> kContractSpecs = {
     "dgc:ratio=0.05:momentum=0",
     "dgc:ratio=0.01:clip=1:warmup_steps=2+s2_reducer:rows=3",
     "mc:momentum=0.5+block_top_k:ratio=0.1+omnireduce",
+    "power_sgd",
+    "power_sgd:rank=1",
+    "power_sgd:rank=3:feedback=off",
     "cascading_sign",  // with feedback it diverges within steps, see below
 };
 

@@ -20,6 +20,7 @@ struct Session::Bucket {
   bool row_sparse = false;
   std::size_t pipeline = 0;
   std::vector<std::size_t> parameter_ends;
+  std::vector<std::size_t> parameter_rows;
   Workspace workspace;
   StepReport report;
 
@@ -48,13 +49,21 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   if (started_) throw std::invalid_argument("buckets are added before start(): declare every bucket first");
   std::size_t elements = 0;
   std::vector<std::size_t> ends;
+  std::vector<std::size_t> leading;
   for (const auto& parameter : parameters) {
     if (!store_->parameters.insert(parameter.name).second) {
       throw std::invalid_argument("two parameters are called '" + parameter.name +
                                   "': checkpoints need unique names");
     }
+    if (parameter.rows != 0 && parameter.elements % parameter.rows != 0) {
+      throw std::invalid_argument("parameter '" + parameter.name + "' of " +
+                                  std::to_string(parameter.elements) + " elements has " +
+                                  std::to_string(parameter.rows) +
+                                  " rows: the leading dimension divides the elements, 0 if it is not known");
+    }
     elements += parameter.elements;
     ends.push_back(elements);
+    leading.push_back(parameter.rows);
   }
   if (elements / width > std::numeric_limits<std::uint32_t>::max()) {
     throw std::invalid_argument("a bucket of " + std::to_string(elements / width) +
@@ -68,6 +77,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   bucket.width = width;
   bucket.pipeline = pipeline;
   bucket.parameter_ends = std::move(ends);
+  bucket.parameter_rows = std::move(leading);
   layouts_.push_back(std::move(parameters));
   if (pipelines_[pipeline].feedback) store_->residuals.open(id, elements);
   return id;
@@ -79,7 +89,7 @@ BucketId Session::add_bucket(BucketLayout parameters) {
 
 BucketId Session::add_rows(std::string parameter, std::size_t rows, std::size_t width) {
   if (width == 0) throw std::invalid_argument("rows of width 0 in '" + parameter + "': a row needs values");
-  const BucketId id = add({{std::move(parameter), rows * width}}, width, pipelines_.size() - 1);
+  const BucketId id = add({{std::move(parameter), rows * width, rows}}, width, pipelines_.size() - 1);
   buckets_[id]->row_sparse = true;
   return id;
 }
@@ -123,7 +133,8 @@ void Session::run(BucketId bucket, Run&& run) {
             .index = step_,
             .seed = options_.seed,
             .learning_rate = learning_rate_,
-            .parameter_ends = own.parameter_ends};
+            .parameter_ends = own.parameter_ends,
+            .parameter_rows = own.parameter_rows};
   step.report.bucket = bucket;
   step.report.step = step_;
   step.report.elements = own.elements();
@@ -212,7 +223,8 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
                                                .rank = communicator_.rank(),
                                                .step = step_,
                                                .feedback = pipeline.feedback,
-                                               .parameter_ends = own.parameter_ends});
+                                               .parameter_ends = own.parameter_ends,
+                                               .parameter_rows = own.parameter_rows});
 }
 
 Span<const float> Session::residual(BucketId bucket) const {

@@ -19,6 +19,7 @@ TEST(Session, MisuseIsRefusedWithTheRemedy) {
     Session session("dense", communicator);
     session.add_bucket({{"w", 4}});
     EXPECT_THROW(session.add_bucket({{"w", 1}}), std::invalid_argument);
+    EXPECT_THROW(session.add_bucket({{"uneven", 10, 3}}), std::invalid_argument);
     EXPECT_THROW(session.add_bucket({{"huge", std::size_t{1} << 32}}), std::invalid_argument);
     std::vector<float> five(5);
     EXPECT_THROW(session.synchronize(0, five), std::invalid_argument);
@@ -103,6 +104,21 @@ std::string saved_state(const std::string& spec, Communicator& communicator, std
   std::ostringstream stream;
   writer.write(stream);
   return stream.str();
+}
+
+TEST(Session, RanksThatShapeAParameterDifferentlyRefuseToRun) {
+  run_in_process(2, [](Communicator& communicator) {
+    Session session("dense", communicator);
+    session.add_bucket({{"w", 12, communicator.rank() == 0 ? 3u : 4u}, {"b", 4}});
+    try {
+      session.start();
+      ADD_FAILURE() << "started";
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("in parameter shapes (12/4 4 against 12/3 4)"),
+                std::string::npos)
+          << error.what();
+    }
+  });
 }
 
 TEST(Session, StateOfAnotherRunIsRefused) {

@@ -26,6 +26,11 @@ void BucketWriter::values(std::string_view kind, std::uint32_t bucket, Span<cons
   }
 }
 
+void BucketWriter::array(std::string_view kind, std::uint32_t bucket, std::size_t parameter,
+                         Span<const float> values) {
+  writer_.put(entry_name(kind, buckets_.at(bucket).at(parameter)), values);
+}
+
 std::size_t BucketReader::bucket_elements(std::uint32_t bucket) const {
   std::size_t total = 0;
   for (const auto& parameter : buckets_.at(bucket)) total += parameter.elements;
@@ -40,10 +45,18 @@ bool BucketReader::values(std::string_view kind, std::uint32_t bucket, Span<floa
   return read(kind, bucket, true, values);
 }
 
+bool BucketReader::array(std::string_view kind, std::uint32_t bucket, std::size_t parameter,
+                         Span<float> values) const {
+  const std::string name = entry_name(kind, this->parameter(bucket, parameter));
+  if (!visible(bucket) || !reader_.contains(name)) return false;
+  reader_.get(name, values);
+  return true;
+}
+
 bool BucketReader::read(std::string_view kind, std::uint32_t bucket, bool per_parameter,
                         Span<float> values) const {
   const auto& layout = buckets_.at(bucket);
-  if (!visible_.empty() && !visible_[bucket]) return false;
+  if (!visible(bucket)) return false;
   std::size_t present = 0;
   for (const auto& parameter : layout) present += reader_.contains(entry_name(kind, parameter)) ? 1 : 0;
   if (present == 0) return false;

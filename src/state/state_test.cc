@@ -101,6 +101,26 @@ TEST(BucketState, SurvivesAnotherGrouping) {
   EXPECT_THROW(BucketReader(stored, unknown).elements("residual", 0, four), std::runtime_error);
 }
 
+TEST(BucketState, ArraysBelongToParameters) {
+  const std::vector<BucketLayout> before = {{{"w1", 6, 2}, {"b1", 1}}};
+  StateWriter state;
+  BucketWriter writer(state, before);
+  const std::vector<float> factor = {1, 2, 3};
+  writer.array("factor", 0, 0, factor);
+
+  const StateReader stored = read(written(state));
+  const std::vector<BucketLayout> after = {{{"b1", 1}}, {{"w1", 6, 2}}};
+  const BucketReader reader(stored, after);
+  EXPECT_EQ(reader.parameter(1, 0).rows, 2u);
+  std::vector<float> three(3);
+  EXPECT_FALSE(reader.array("factor", 0, 0, three)) << "b1 has none";
+  EXPECT_TRUE(reader.array("factor", 1, 0, three));
+  EXPECT_EQ(three, factor);
+  std::vector<float> four(4);
+  EXPECT_THROW(reader.array("factor", 1, 0, four), std::runtime_error);
+  EXPECT_FALSE(BucketReader(stored, after, {true, false}).array("factor", 1, 0, three)) << "not visible";
+}
+
 TEST(Residuals, KeepTheirSize) {
   Residuals residuals;
   EXPECT_TRUE(residuals.find(0).empty());

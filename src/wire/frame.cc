@@ -61,7 +61,7 @@ void require_equal(const char* field, std::uint64_t got, std::uint64_t expected)
 
 bool known_type(std::uint8_t type) {
   return type >= static_cast<std::uint8_t>(FrameType::sign_bits) &&
-         type <= static_cast<std::uint8_t>(FrameType::row_bitmap);
+         type <= static_cast<std::uint8_t>(FrameType::codes);
 }
 
 bool has_rows(FrameType type) {
@@ -89,6 +89,18 @@ void check_rows(const FrameHeader& header) {
   }
 }
 
+/// That codes of this many bits fit, with whole floats in front.
+void check_codes(const FrameHeader& header) {
+  if (header.width == 0 || header.width > kMostCodeBits) {
+    corrupt("bits per code", header.width, "1 to " + std::to_string(kMostCodeBits));
+  }
+  const std::uint64_t codes = code_bytes(header.count, header.width);
+  if (header.payload_bytes < codes || (header.payload_bytes - codes) % sizeof(float) != 0) {
+    corrupt("payload length for the count", header.payload_bytes,
+            std::to_string(codes) + " and 4 for each float of the table");
+  }
+}
+
 }  // namespace
 
 int vote_planes(std::uint32_t workers) {
@@ -109,7 +121,8 @@ std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint
       return 2 * count;
     case FrameType::row_list:
     case FrameType::row_bitmap:
-      break;  // depends on more than the count: check_rows
+    case FrameType::codes:
+      break;  // depends on more than the count: check_rows, check_codes
   }
   return 0;
 }
@@ -173,6 +186,8 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
   }
   if (has_rows(header.type)) {
     check_rows(header);
+  } else if (header.type == FrameType::codes) {
+    check_codes(header);
   } else {
     require_equal("row width", header.width, 0);
     require_equal("payload length for the count", header.payload_bytes,

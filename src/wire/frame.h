@@ -19,6 +19,7 @@ enum class FrameType : std::uint8_t {
   half_bf16 = 5,         ///< One bfloat16 per element.
   row_list = 6,          ///< Rows as coordinates: ascending u32 indices, then float32 values.
   row_bitmap = 7,        ///< float32 values of the rows whose bit is set, then one bit per row of the range.
+  codes = 8,             ///< float32 table, then codes of `width` bits as planes (coded_payload.h).
 };
 
 struct FrameHeader {
@@ -37,7 +38,7 @@ struct FrameHeader {
   std::uint64_t first = 0;    ///< First element of the bucket that it covers; rows: first place of the range.
   std::uint64_t count = 0;    ///< Elements covered; row_list: rows listed; row_bitmap: places in the range.
   std::uint64_t payload_bytes = 0;
-  std::uint32_t width = 0;  ///< Values per row; 0 where the payload has no rows.
+  std::uint32_t width = 0;  ///< Values per row, or bits per code; 0 where the payload has neither.
 
   bool non_finite() const { return (flags & kNonFinite) != 0; }
 };
@@ -70,8 +71,16 @@ constexpr std::uint64_t row_bitmap_bytes(std::uint64_t places, std::uint64_t lis
   return listed * 4 * width + (places + 7) / 8;
 }
 
-/// Payload bytes of `count` elements of a `type` that has no rows, joined from `workers` ranks.
+/// Payload bytes of `count` elements of a `type` that has neither rows nor codes, joined from `workers`
+/// ranks.
 std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers);
+
+/// Bytes of `count` codes of `bits` bits each, without a table.
+constexpr std::uint64_t code_bytes(std::uint64_t count, std::uint64_t bits) {
+  return (count * bits + 7) / 8;
+}
+/// Most bits that a code may have.
+inline constexpr std::uint32_t kMostCodeBits = 8;
 
 /// Bit planes that count 0 to `workers` positive signs: ceil(log2(workers + 1)).
 int vote_planes(std::uint32_t workers);

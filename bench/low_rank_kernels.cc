@@ -1,0 +1,141 @@
+// The products of PowerSGD beside memory and, where the build found one, beside the system's BLAS, on one
+// core, in one run: start it with OPENBLAS_NUM_THREADS=1. What each figure counts stands in
+// docs/benchmarks.md.
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/measure.h"
+#include "kernels/low_rank.h"
+
+#if THINWIRE_HAVE_BLAS
+extern "C" void sgemm_(const char* transpose_a, const char* transpose_b, const int* m, const int* n,
+                       const int* k, const float* alpha, const float* a, const int* lda, const float* b,
+                       const int* ldb, const float* beta, float* c, const int* ldc);
+#endif
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kElements = 25'000'000;
+constexpr std::size_t kLargestRank = 8;
+
+struct Data {
+  std::vector<float> matrix, copy, left, right;
+  std::unique_ptr<Executor> executor = make_cpu_executor(1);
+
+  Data() : matrix(kElements), copy(kElements), left(kLargestRank * 5000), right(kLargestRank * 5000) {
+    std::mt19937 random(1);
+    for (auto* vector : {&matrix, &left, &right}) {
+      for (auto& value : *vector) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
+    }
+    copy = matrix;
+  }
+};
+
+Data& data() {
+  static Data all;
+  return all;
+}
+
+void copy(benchmark::State& state) {
+  measure_copy(state, data().copy.data(), data().matrix.data(), kElements);
+}
+
+void read(benchmark::State& state) {
+  data().copy = data().matrix;
+  measure_read(state, data().copy.data(), data().matrix.data(), kElements);
+}
+
+struct Case {
+  MatrixShape shape;
+  std::size_t rank;
+};
+
+Case case_of(const benchmark::State& state) {
+  return {{static_cast<std::size_t>(state.range(0)), static_cast<std::size_t>(state.range(1))},
+          static_cast<std::size_t>(state.range(2))};
+}
+
+/// run(case): reads the matrix once; the factors are small beside it.
+template <class Run>
+void product(benchmark::State& state, Run run) {
+  const Case one = case_of(state);
+  const auto elements = static_cast<double>(one.shape.elements());
+  against(state, "of_read", read_bandwidth, 4 * elements, elements, [&] { run(one); });
+}
+
+void right_product(benchmark::State& state) {
+  product(state, [](const Case& one) {
+    multiply_right(*data().executor, one.shape, one.rank, data().matrix, data().right, data().left);
+  });
+}
+
+void left_product(benchmark::State& state) {
+  product(state, [](const Case& one) {
+    multiply_left(*data().executor, one.shape, one.rank, data().matrix, data().left, data().right);
+  });
+}
+
+/// Reads the gradient, writes mean and residual.
+void apply(benchmark::State& state) {
+  const Case one = case_of(state);
+  const auto elements = static_cast<double>(one.shape.elements());
+  std::vector<float> gradient(one.shape.elements());
+  against(state, "of_copy", copy_bandwidth, 12 * elements, elements, [&] {
+    apply_product(*data().executor, one.shape, one.rank, data().left, data().right, gradient, data().copy);
+  });
+}
+
+#if THINWIRE_HAVE_BLAS
+/// BLAS counts column after column: to it the matrix is its transpose.
+void gemm(const Case& one, const char* transpose, std::size_t m, std::size_t k, const float* factor,
+          float* result) {
+  const int rows = static_cast<int>(m);
+  const int inner = static_cast<int>(k);
+  const int rank = static_cast<int>(one.rank);
+  const int columns = static_cast<int>(one.shape.columns);
+  const float alpha = 1;
+  const float beta = 0;
+  sgemm_(transpose, "N", &rows, &rank, &inner, &alpha, data().matrix.data(), &columns, factor, &inner, &beta,
+         result, &rows);
+}
+
+void right_product_blas(benchmark::State& state) {
+  product(state, [](const Case& one) {
+    gemm(one, "T", one.shape.rows, one.shape.columns, data().right.data(), data().left.data());
+  });
+}
+
+void left_product_blas(benchmark::State& state) {
+  product(state, [](const Case& one) {
+    gemm(one, "N", one.shape.columns, one.shape.rows, data().left.data(), data().right.data());
+  });
+}
+#endif
+
+void cases(benchmark::internal::Benchmark* all) {
+  all->UseManualTime()->Unit(benchmark::kMicrosecond)->MinTime(0.2);
+  for (const auto& [rows, columns] : {std::pair{64, 576}, {512, 4608}, {5000, 5000}}) {
+    for (const int rank : {1, 2, 4, 8}) all->Args({rows, columns, rank});
+  }
+}
+
+BENCHMARK(copy)->UseManualTime()->Unit(benchmark::kMicrosecond);
+BENCHMARK(read)->UseManualTime()->Unit(benchmark::kMicrosecond);
+BENCHMARK(right_product)->Apply(cases);
+#if THINWIRE_HAVE_BLAS
+BENCHMARK(right_product_blas)->Apply(cases);
+#endif
+BENCHMARK(left_product)->Apply(cases);
+#if THINWIRE_HAVE_BLAS
+BENCHMARK(left_product_blas)->Apply(cases);
+#endif
+BENCHMARK(apply)->Apply(cases);
+
+}  // namespace
+}  // namespace thinwire
+
+BENCHMARK_MAIN();

@@ -1,0 +1,138 @@
+// Cluster sketches and K-means beside memory and beside a straightforward loop, on one core, in one run. What
+// each figure counts stands in docs/benchmarks.md.
+
+#include <cmath>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "bench/measure.h"
+#include "kernels/kmeans.h"
+#include "wire/coded_payload.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kElements = 25'000'000;
+constexpr double kBucketShare = 0.005;
+
+struct Data {
+  std::vector<float> gradient, residual, copy;
+  std::vector<std::uint64_t> codes;
+  std::unique_ptr<Executor> executor = make_cpu_executor(1);
+  Workspace workspace;
+
+  Data() : gradient(kElements), residual(kElements), copy(kElements) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    for (auto& value : gradient) value = 1e-3f * normal(random) * std::exp(normal(random));
+    for (auto& value : residual) value = 1e-3f * normal(random);
+    codes.resize(code_words(kElements, kMostClusterBits));
+  }
+};
+
+Data& data() {
+  static Data all;
+  return all;
+}
+
+void copy(benchmark::State& state) {
+  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
+}
+
+void read(benchmark::State& state) {
+  data().copy = data().gradient;
+  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
+}
+
+ClusterSketch sketch_of(std::size_t bits) {
+  PerCluster<Cluster> clusters{};
+  Workspace workspace;
+  find_clusters(workspace, data().gradient, {}, bits, 0.01, 1, clusters);
+  ClusterSketch sketch;
+  sketch.bits = bits;
+  sketch.stream = random_stream(1, 2, 3, RandomPurpose::sketch);
+  PerCluster<float> centres{};
+  for (std::size_t c = 0; c < sketch.clusters(); ++c) {
+    centres[c] = static_cast<float>(clusters[c].centre);
+    sketch.sizes[c] =
+        static_cast<std::uint32_t>(kBucketShare * kElements) / static_cast<std::uint32_t>(sketch.clusters());
+  }
+  set_thresholds(sketch, centres);
+  return sketch;
+}
+
+std::vector<float>& means_for(const ClusterSketch& sketch) {
+  static std::vector<float> means;
+  means.assign(sketch.buckets(), 0.5f);
+  return means;
+}
+
+/// Reads every element (and its residual), writes its code; bucket sums stay in the cache.
+void cluster_encode(benchmark::State& state) {
+  const ClusterSketch sketch = sketch_of(static_cast<std::size_t>(state.range(0)));
+  const bool with_residual = state.range(1) != 0;
+  auto& means = means_for(sketch);
+  const double bytes = (with_residual ? 8.0 : 4.0) * kElements;
+  against(state, "of_read", read_bandwidth, bytes, kElements, [&] {
+    data().workspace.reset();
+    encode_clusters(*data().executor, data().workspace, sketch, data().gradient,
+                    with_residual ? Span<const float>(data().residual) : Span<const float>(), data().codes,
+                    means);
+  });
+}
+
+/// Reads a code, writes a value.
+void cluster_decode(benchmark::State& state) {
+  const ClusterSketch sketch = sketch_of(static_cast<std::size_t>(state.range(0)));
+  const auto& means = means_for(sketch);
+  against(state, "of_copy", copy_bandwidth, 8.0 * kElements, kElements,
+          [&] { decode_clusters(sketch, means, data().codes, 0, false, data().copy); });
+}
+
+/// The definition, one element at a time.
+void cluster_encode_loop(benchmark::State& state) {
+  const ClusterSketch sketch = sketch_of(2);
+  std::vector<float> sums(sketch.buckets()), counts(sketch.buckets());
+  against(state, "of_read", read_bandwidth, 4.0 * kElements, kElements, [&] {
+    const auto& gradient = data().gradient;
+    for (std::size_t i = 0; i < kElements; ++i) {
+      const std::size_t sign = gradient[i] < 0 ? 1 : 0;
+      const std::size_t code = 2 * (std::fabs(gradient[i]) >= sketch.thresholds[sign][0] ? 1u : 0u) + sign;
+      const std::uint32_t x = static_cast<std::uint32_t>(i) * 2654435761u;
+      const std::size_t bucket =
+          code * sketch.sizes[0] + static_cast<std::size_t>((std::uint64_t{x} * sketch.sizes[0]) >> 32);
+      sums[bucket] += gradient[i];
+      counts[bucket] += 1;
+      data().codes[i / 64 * 2] |= std::uint64_t{sign} << (i % 64);
+      data().codes[i / 64 * 2 + 1] |= std::uint64_t{code / 2} << (i % 64);
+    }
+    benchmark::DoNotOptimize(sums.data());
+  });
+}
+
+/// Clusters of a tenth of the elements.
+void kmeans(benchmark::State& state) {
+  PerCluster<Cluster> clusters{};
+  against(state, "of_read", read_bandwidth, 0.4 * kElements, 0.1 * kElements, [&] {
+    data().workspace.reset();
+    find_clusters(data().workspace, data().gradient, {}, static_cast<std::size_t>(state.range(0)), 0.1, 1,
+                  clusters);
+  });
+}
+
+BENCHMARK(copy)->UseManualTime()->Iterations(5);
+BENCHMARK(read)->UseManualTime()->Iterations(5);
+BENCHMARK(cluster_encode)
+    ->ArgNames({"bits", "residual"})
+    ->ArgsProduct({{1, 2, 3, 4}, {0, 1}})
+    ->UseManualTime()
+    ->Iterations(5);
+BENCHMARK(cluster_encode_loop)->UseManualTime()->Iterations(5);
+BENCHMARK(cluster_decode)->ArgName("bits")->DenseRange(1, 4)->UseManualTime()->Iterations(5);
+BENCHMARK(kmeans)->ArgName("bits")->Arg(2)->Arg(4)->UseManualTime()->Iterations(5);
+
+}  // namespace
+}  // namespace thinwire
+
+BENCHMARK_MAIN();

@@ -1,0 +1,358 @@
+// PowerSGD: every parameter's gradient as a matrix of low rank, found by one step of power iteration that
+// starts from the last step's result.
+//
+// Source: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: practical low-rank gradient compression for
+// distributed optimization", NeurIPS 2019, algorithms 1 and 2.
+//
+//   p as M [n x m] --M Q--> P --all-reduce--> sum of P --orthonormalise--> P^ --M^T P^--> Q --all-reduce-->
+//   Q / W --> mean = P^ Q^T, residual = p - mean
+//      \-> parameters too small to gain: all-reduced as they are, in the same message as P
+//
+// A parameter is a matrix of its leading dimension by the rest, as PyTorch's hook cuts it. Where no leading
+// dimension is known it is cut nearly square: floor(sqrt(d)) rows of as many elements as go into each, and
+// the few that remain travel as they are. With r (n + m) >= n m nothing would be gained, and the parameter
+// travels as it is: vectors always do.
+//
+// Bytes per rank: R * 4 * (sum over matrices of r (n + m) + elements that travel as they are), R = 2(W-1)/W,
+// in two all-reduces, or one where there is no matrix.
+//
+// All ranks orthonormalise and multiply the same sums in the same way, so their means are equal to the last
+// bit, whatever their local products were rounded to.
+//
+// Deviations from the paper:
+// - Q is kept with columns of length 1: only its directions matter, and tiny gradients do not underflow.
+// - A direction that the gradient lacks (a zero gradient, rank above that of M) has a zero column in P^ and
+// Q;
+//   such a column of Q is drawn anew for the next step, where a zero one would stay zero for ever.
+// - Momentum stays in the optimizer, which is where algorithm 2 has it too: after decompression.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <stdexcept>
+#include <vector>
+
+#include "baselines/baselines.h"
+#include "core/partition.h"
+#include "core/philox.h"
+#include "core/stopwatch.h"
+#include "kernels/dense.h"
+#include "kernels/low_rank.h"
+#include "thinwire/state.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::string_view kKind = "power_sgd_right";
+constexpr std::int64_t kLargestRank = 1024;
+
+/// Where one parameter's elements go: the first shape.elements() as a matrix, the others as they are.
+struct Cut {
+  std::size_t parameter = 0;
+  std::size_t begin = 0;
+  std::size_t elements = 0;
+  MatrixShape shape{};  ///< No rows: there is no matrix.
+
+  std::size_t exact() const { return elements - shape.elements(); }
+};
+
+/// `rows`: the parameter's leading dimension, or 0.
+MatrixShape shape_of(std::size_t elements, std::size_t rows, std::size_t rank) {
+  if (rows == 0) rows = static_cast<std::size_t>(std::sqrt(static_cast<double>(elements)));
+  if (rows == 0) return {};
+  const MatrixShape shape{rows, elements / rows};
+  return rank * (shape.rows + shape.columns) < shape.elements() ? shape : MatrixShape{};
+}
+
+/// How a bucket is cut, and how many floats that comes to.
+class Plan {
+ public:
+  Plan(Span<const std::size_t> ends, Span<const std::size_t> rows, std::size_t elements, std::size_t rank)
+      : ends_(ends), rows_(rows), elements_(elements), rank_(rank) {
+    for_each([&](const Cut& cut) {
+      exact_ += cut.exact();
+      left_ += rank * cut.shape.rows;
+      right_ += rank * cut.shape.columns;
+    });
+  }
+
+  /// body(cut) for every parameter in order.
+  template <class Body>
+  void for_each(Body&& body) const {
+    const std::size_t parameters = ends_.empty() ? 1 : ends_.size();
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < parameters; ++i) {
+      const std::size_t count = (ends_.empty() ? elements_ : ends_[i]) - begin;
+      body(Cut{i, begin, count, shape_of(count, rows_.empty() ? 0 : rows_[i], rank_)});
+      begin += count;
+    }
+  }
+
+  /// body(cut, left, right) for every matrix in order, with its factors' offsets among all left and all right
+  /// ones.
+  template <class Body>
+  void for_each_matrix(Body&& body) const {
+    std::size_t left = 0;
+    std::size_t right = 0;
+    for_each([&](const Cut& cut) {
+      if (cut.shape.rows == 0) return;
+      body(cut, left, right);
+      left += rank_ * cut.shape.rows;
+      right += rank_ * cut.shape.columns;
+    });
+  }
+
+  /// body(begin, count, offset) for every run of elements that travels as it is, with its offset among them.
+  template <class Body>
+  void for_each_exact(Body&& body) const {
+    std::size_t offset = 0;
+    for_each([&](const Cut& cut) {
+      if (cut.exact() != 0) body(cut.begin + cut.shape.elements(), cut.exact(), offset);
+      offset += cut.exact();
+    });
+  }
+
+  std::size_t exact() const { return exact_; }  ///< Elements that travel as they are.
+  std::size_t left() const { return left_; }    ///< Floats of all left factors (P).
+  std::size_t right() const { return right_; }  ///< Floats of all right factors (Q).
+
+ private:
+  Span<const std::size_t> ends_;
+  Span<const std::size_t> rows_;
+  std::size_t elements_;
+  std::size_t rank_;
+  std::size_t exact_ = 0;
+  std::size_t left_ = 0;
+  std::size_t right_ = 0;
+};
+
+/// Nearly normal numbers: sums of eight 16-bit ones, the same on every machine, which a logarithm or cosine
+/// of the C library is not.
+void draw(Span<float> column, const RandomStream& stream) {
+  constexpr std::int32_t kTwiceMean = 8 * 65535;
+  constexpr float kUnit = 1.0f / 107'020.0f;  // 2 * 65536 * sqrt(8 / 12)
+  for (std::size_t i = 0; i < column.size(); ++i) {
+    std::uint32_t sum = 0;
+    for (const std::uint32_t word : stream.block(static_cast<std::uint32_t>(i), 0)) {
+      sum += (word & 0xffffu) + (word >> 16);
+    }
+    column[i] = static_cast<float>(2 * static_cast<std::int32_t>(sum) - kTwiceMean) * kUnit;
+  }
+}
+
+class PowerSgd final : public Synchronizer {
+ public:
+  explicit PowerSgd(std::size_t rank) : rank_(rank) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override;
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.world_size == 1) return 0;
+    const Plan plan(workload.parameter_ends, workload.parameter_rows, workload.elements, rank_);
+    const auto sent = [&](std::size_t elements) {
+      return sizeof(float) * ring_sent_elements(elements, static_cast<std::size_t>(workload.world_size),
+                                                static_cast<std::size_t>(workload.rank));
+    };
+    return sent(plan.exact() + plan.left()) + sent(plan.right());
+  }
+
+  void save(BucketWriter& writer) const override;
+  void load(const BucketReader& reader) override;
+
+ private:
+  /// Right factors that the next step starts from, one matrix after the other.
+  struct State {
+    std::vector<std::size_t> parameters;  // that are matrices, by position in the bucket
+    std::vector<std::size_t> ends;        // of their factors
+    std::vector<float> right;
+
+    void add(std::size_t parameter, std::size_t floats) {
+      parameters.push_back(parameter);
+      right.resize(right.size() + floats);
+      ends.push_back(right.size());
+    }
+  };
+
+  State& open(BucketId bucket, const Plan& plan, const Step& step);
+  void keep(Span<const float> right, const Plan& plan, BucketId bucket, const Step& step);
+
+  RandomStream stream(const Step& step, BucketId bucket, std::size_t parameter, std::size_t column) const {
+    return random_stream(step.seed, step.index, bucket, RandomPurpose::low_rank,
+                         static_cast<std::uint32_t>(parameter), static_cast<std::uint32_t>(column));
+  }
+
+  std::size_t rank_;
+  std::map<BucketId, State> states_;
+};
+
+void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
+  require_matching(gradient, residual);
+  step.delivered = {};
+  if (gradient.empty()) return;
+  Stopwatch watch;
+  const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_);
+  const State& state = open(bucket, plan, step);
+  const auto start = Span<const float>(state.right);
+
+  // p takes the gradient's place. Half of the largest float leaves room for p - mean.
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  const bool within =
+      add_within(step.executor, gradient, residual, residual.empty() ? kLargest : kLargest / 2);
+  const auto first = step.workspace.take<float>(plan.exact() + plan.left());
+  const auto exact = first.first(plan.exact());
+  const auto left = first.subspan(plan.exact(), plan.left());
+  plan.for_each_exact([&](std::size_t begin, std::size_t count, std::size_t offset) {
+    std::copy_n(gradient.data() + begin, count, exact.data() + offset);
+  });
+  const auto of_left = [&](const Cut& cut, std::size_t offset) {
+    return left.subspan(offset, rank_ * cut.shape.rows);
+  };
+  plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+    multiply_right(step.executor, cut.shape, rank_, gradient.subspan(cut.begin, cut.shape.elements()),
+                   start.subspan(at_right, rank_ * cut.shape.columns), of_left(cut, at_left));
+  });
+  if (!within) first[0] = std::numeric_limits<float>::quiet_NaN();
+  step.report.seconds_compress += watch.lap();
+  step.communicator.all_reduce_sum(first);
+  watch.restart();
+
+  // Every rank sees the same sums, so all come to the same verdict.
+  bool finite = scale(step.executor, exact, 1.0f / static_cast<float>(step.communicator.size()));
+  finite = all_finite(step.executor, left) && finite;
+  const auto right = step.workspace.take<float>(plan.right());
+  if (finite && !right.empty()) {
+    plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+      orthonormalise(cut.shape.rows, rank_, of_left(cut, at_left));
+      multiply_left(step.executor, cut.shape, rank_, gradient.subspan(cut.begin, cut.shape.elements()),
+                    of_left(cut, at_left), right.subspan(at_right, rank_ * cut.shape.columns));
+    });
+    step.report.seconds_compress += watch.lap();
+    step.communicator.all_reduce_sum(right);
+    watch.restart();
+    scale(step.executor, right, 1.0f / static_cast<float>(step.communicator.size()));
+    // Within this limit no element of the mean exceeds half of the largest float.
+    finite = add_within(step.executor, right, {}, kLargest / (4 * static_cast<float>(rank_)));
+  }
+  step.report.finite = finite;
+  if (!finite) {
+    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+
+  plan.for_each_exact([&](std::size_t begin, std::size_t count, std::size_t offset) {
+    std::copy_n(exact.data() + offset, count, gradient.data() + begin);
+    const auto rest = residual.subspan(begin, count);
+    std::fill(rest.begin(), rest.end(), 0.0f);
+  });
+  plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+    apply_product(step.executor, cut.shape, rank_, of_left(cut, at_left),
+                  right.subspan(at_right, rank_ * cut.shape.columns),
+                  gradient.subspan(cut.begin, cut.shape.elements()),
+                  residual.subspan(cut.begin, cut.shape.elements()));
+  });
+  keep(right, plan, bucket, step);
+  step.report.seconds_decompress += watch.lap();
+}
+
+/// The bucket's state, drawn when the bucket comes for the first time.
+PowerSgd::State& PowerSgd::open(BucketId bucket, const Plan& plan, const Step& step) {
+  const auto [entry, created] = states_.try_emplace(bucket);
+  State& state = entry->second;
+  if (created) {
+    plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t) {
+      state.add(cut.parameter, rank_ * cut.shape.columns);
+    });
+    plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
+      const auto all = Span<float>(state.right);
+      for (std::size_t k = 0; k < rank_; ++k) {
+        draw(all.subspan(at_right + k * cut.shape.columns, cut.shape.columns),
+             stream(step, bucket, cut.parameter, k));
+      }
+    });
+  }
+  if (state.right.size() != plan.right()) {
+    throw std::invalid_argument("bucket " + std::to_string(bucket) + " had parameters of other sizes in " +
+                                "earlier steps: a bucket keeps its parameters");
+  }
+  return state;
+}
+
+/// What the next step starts from.
+void PowerSgd::keep(Span<const float> right, const Plan& plan, BucketId bucket, const Step& step) {
+  State& state = states_.at(bucket);
+  plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
+    for (std::size_t k = 0; k < rank_; ++k) {
+      const std::size_t begin = at_right + k * cut.shape.columns;
+      const auto column = right.subspan(begin, cut.shape.columns);
+      const auto kept = Span<float>(state.right).subspan(begin, cut.shape.columns);
+      double squares = 0;
+      for (const float value : column) squares += static_cast<double>(value) * static_cast<double>(value);
+      if (squares == 0) {
+        draw(kept, stream(step, bucket, cut.parameter, k));
+        continue;
+      }
+      const double factor = 1 / std::sqrt(squares);
+      for (std::size_t j = 0; j < column.size(); ++j) {
+        kept[j] = static_cast<float>(static_cast<double>(column[j]) * factor);
+      }
+    }
+  });
+}
+
+void PowerSgd::save(BucketWriter& writer) const {
+  for (const auto& [bucket, state] : states_) {
+    const auto right = Span<const float>(state.right);
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+      writer.array(kKind, bucket, state.parameters[i], right.subspan(begin, state.ends[i] - begin));
+      begin = state.ends[i];
+    }
+  }
+}
+
+void PowerSgd::load(const BucketReader& reader) {
+  std::map<BucketId, State> loaded;
+  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+    State state;
+    std::size_t found = 0;
+    std::size_t missing = 0;
+    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
+      const Parameter& parameter = reader.parameter(bucket, i);
+      const MatrixShape shape = shape_of(parameter.elements, parameter.rows, rank_);
+      if (shape.rows == 0) continue;
+      const std::size_t begin = state.right.size();
+      state.add(i, rank_ * shape.columns);
+      const bool there =
+          reader.array(kKind, bucket, i, Span<float>(state.right).subspan(begin, rank_ * shape.columns));
+      if (!there) missing = i;
+      found += there ? 1 : 0;
+    }
+    if (found == 0) continue;  // saved before the bucket's first step
+    if (found != state.parameters.size()) {
+      throw std::runtime_error("the state has no right factor of parameter '" +
+                               reader.parameter(bucket, missing).name + "', but of others of its bucket");
+    }
+    loaded[bucket] = std::move(state);
+  }
+  states_ = std::move(loaded);
+}
+
+}  // namespace
+
+SystemInfo power_sgd_info() {
+  SystemInfo info;
+  info.name = "power_sgd";
+  info.summary = "matrices of low rank by one power iteration a step, in two all-reduces";
+  info.paper = "Vogels et al., PowerSGD, NeurIPS 2019";
+  info.formula =
+      "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * (n + m) + elements of small parameters)";
+  info.feedback_default = true;
+  info.options = {{"rank", "4", "columns of the factors that travel, 1 to 1024"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<PowerSgd>(static_cast<std::size_t>(options.integer("rank", 1, kLargestRank)));
+  };
+  return info;
+}
+
+}  // namespace thinwire

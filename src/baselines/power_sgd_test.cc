@@ -1,0 +1,302 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <sstream>
+
+#include "baselines/baselines.h"
+#include "thinwire/in_process.h"
+#include "thinwire/registry.h"
+#include "thinwire/state.h"
+
+namespace thinwire {
+namespace {
+
+std::vector<float> normal_values(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (auto& value : values) value = normal(random);
+  return values;
+}
+
+/// Sum over k of singular[k] u_k v_k^T with random u and v, [rows x columns].
+std::vector<float> matrix_of(std::size_t rows, std::size_t columns, const std::vector<double>& singular) {
+  std::vector<float> matrix(rows * columns);
+  for (std::size_t k = 0; k < singular.size(); ++k) {
+    const auto u = normal_values(rows, static_cast<std::uint32_t>(2 * k + 1));
+    const auto v = normal_values(columns, static_cast<std::uint32_t>(2 * k + 2));
+    for (std::size_t i = 0; i < rows; ++i) {
+      for (std::size_t j = 0; j < columns; ++j) {
+        matrix[i * columns + j] += static_cast<float>(singular[k] * static_cast<double>(u[i] * v[j]));
+      }
+    }
+  }
+  return matrix;
+}
+
+double norm(const std::vector<float>& values) {
+  double squares = 0;
+  for (const float value : values) squares += static_cast<double>(value) * static_cast<double>(value);
+  return std::sqrt(squares);
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  std::vector<float> difference(a.size());
+  for (std::size_t i = 0; i < a.size(); ++i) difference[i] = a[i] - b[i];
+  return norm(difference);
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// One rank's system with the workspace and shapes that a session would hold.
+struct Runner {
+  Runner(const std::string& spec, Communicator& with)
+      : pipeline(registry().make(spec)), communicator(with), executor(make_cpu_executor(1)) {}
+
+  static const Registry& registry() {
+    static const Registry all = [] {
+      Registry made;
+      made.add(power_sgd_info());
+      return made;
+    }();
+    return all;
+  }
+
+  StepReport step(std::vector<float>& gradient, std::vector<float>& residual) {
+    workspace.reset();
+    const std::vector<std::size_t> shape_ends = ends.empty() ? std::vector{gradient.size()} : ends;
+    Step now{.communicator = communicator,
+             .executor = *executor,
+             .workspace = workspace,
+             .index = index,
+             .seed = 5,
+             .parameter_ends = shape_ends,
+             .parameter_rows = rows};
+    const Traffic before = communicator.traffic();
+    pipeline.synchronizer->synchronize(0, gradient, residual, now);
+    now.report.wire = communicator.traffic() - before;
+    now.report.formula_bytes = pipeline.synchronizer->payload_bytes({.elements = gradient.size(),
+                                                                     .world_size = communicator.size(),
+                                                                     .rank = communicator.rank(),
+                                                                     .parameter_ends = shape_ends,
+                                                                     .parameter_rows = rows});
+    ++index;
+    return now.report;
+  }
+
+  Pipeline pipeline;
+  Communicator& communicator;
+  std::unique_ptr<Executor> executor;
+  Workspace workspace;
+  std::vector<std::size_t> ends, rows;
+  std::uint64_t index = 0;
+};
+
+TEST(PowerSgd, AMatrixOfLowRankArrivesExactlyInTheFirstStep) {
+  for (const int world : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    std::vector<std::vector<float>> means(static_cast<std::size_t>(world));
+    // Ranks hold multiples of one matrix of rank 3; their mean has rank 3.
+    const auto matrix = matrix_of(40, 90, {1, 0.1, 0.01});
+    run_in_process(world, [&](Communicator& communicator) {
+      Runner runner("power_sgd:rank=4", communicator);
+      runner.rows = {40};
+      for (int step = 0; step < 3; ++step) {
+        auto gradient = matrix;
+        for (float& value : gradient) value *= static_cast<float>(communicator.rank() + 1);
+        auto expected = matrix;
+        for (float& value : expected) value *= static_cast<float>(world + 1) / 2;
+        std::vector<float> none;
+        const StepReport report = runner.step(gradient, none);
+        EXPECT_TRUE(report.finite);
+        EXPECT_LT(distance(gradient, expected), 2e-6 * norm(expected)) << world << " ranks, step " << step;
+        means[static_cast<std::size_t>(communicator.rank())] = gradient;
+      }
+    });
+    for (const auto& mean : means) EXPECT_TRUE(same_bits(mean, means[0])) << world;
+  }
+}
+
+TEST(PowerSgd, TheErrorFallsToThatOfTheBestApproximation) {
+  // Orthogonal rows: singular values are known, and so is what the best matrix of rank 2 leaves.
+  constexpr std::size_t kRows = 16;
+  constexpr std::size_t kColumns = 64;
+  std::vector<float> matrix(kRows * kColumns);
+  double beyond = 0;
+  for (std::size_t i = 0; i < kRows; ++i) {
+    const double singular = std::pow(0.7, static_cast<double>(i));
+    matrix[i * kColumns + 3 * i] = static_cast<float>(singular);
+    if (i >= 2) beyond += singular * singular;
+  }
+  const double best = std::sqrt(beyond);
+  run_in_process(1, [&](Communicator& communicator) {
+    Runner runner("power_sgd:rank=2", communicator);
+    runner.rows = {kRows};
+    double before = std::numeric_limits<double>::infinity();
+    double error = 0;
+    for (int step = 0; step < 30; ++step) {
+      auto gradient = matrix;
+      std::vector<float> none;
+      runner.step(gradient, none);
+      error = distance(gradient, matrix);
+      EXPECT_LE(error, before * (1 + 1e-6)) << "step " << step;
+      EXPECT_GE(error, best * (1 - 1e-6));
+      before = error;
+    }
+    EXPECT_NEAR(error, best, 1e-4 * best);
+  });
+}
+
+TEST(PowerSgd, WithFeedbackEverythingArrivesInTheEnd) {
+  run_in_process(1, [&](Communicator& communicator) {
+    Runner runner("power_sgd:rank=1", communicator);
+    runner.rows = {20};
+    const auto constant = normal_values(20 * 30, 9);
+    std::vector<float> residual(constant.size());
+    std::vector<float> sum(constant.size());
+    constexpr int kSteps = 400;
+    for (int step = 0; step < kSteps; ++step) {
+      auto gradient = constant;
+      runner.step(gradient, residual);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i] / kSteps;
+    }
+    EXPECT_LT(distance(sum, constant), 0.1 * norm(constant));
+  });
+}
+
+TEST(PowerSgd, ZeroGradientsDoNoLastingHarm) {
+  run_in_process(2, [&](Communicator& communicator) {
+    Runner runner("power_sgd:rank=2", communicator);
+    runner.rows = {30};
+    const auto matrix = matrix_of(30, 40, {1, 0.5});
+    for (int step = 0; step < 4; ++step) {
+      auto gradient = step < 2 ? std::vector<float>(matrix.size()) : matrix;
+      const auto expected = gradient;
+      std::vector<float> none;
+      EXPECT_TRUE(runner.step(gradient, none).finite);
+      EXPECT_LE(distance(gradient, expected), 2e-6 * norm(expected)) << "step " << step;
+    }
+  });
+}
+
+TEST(PowerSgd, SmallParametersTravelAsTheyAreAndTheFormulaCountsThem) {
+  run_in_process(4, [&](Communicator& communicator) {
+    Runner runner("power_sgd:rank=2", communicator);
+    // [20 x 30], a vector of unknown shape, a matrix of fewer rows than the rank, one of unknown shape (900 =
+    // 30 x 30, 29 more elements), one element, nothing.
+    runner.ends = {600, 664, 764, 1693, 1694, 1694};
+    runner.rows = {20, 0, 1, 0, 1, 0};
+    auto gradient = normal_values(1694, 3);
+    const auto original = gradient;
+    std::vector<float> residual(gradient.size());
+    const StepReport report = runner.step(gradient, residual);
+    // The vector is cut as [8 x 8]: 2 (8 + 8) floats instead of 64.
+    const auto exact = [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        EXPECT_EQ(gradient[i], original[i]) << i;
+        EXPECT_EQ(residual[i], 0.0f) << i;
+      }
+    };
+    exact(664, 764);
+    exact(764 + 900, 1694);
+    // 130 + 2 (20 + 8 + 30) in the first all-reduce, 2 (30 + 8 + 30) in the second.
+    const auto ring = [&](std::uint64_t elements) {
+      std::uint64_t sent = 2 * elements;
+      for (const int ahead : {1, 2}) {
+        const auto part = static_cast<std::uint64_t>((communicator.rank() + ahead) % 4);
+        sent -= elements * (part + 1) / 4 - elements * part / 4;
+      }
+      return 4 * sent;
+    };
+    EXPECT_EQ(report.formula_bytes, ring(130 + 116) + ring(136));
+    EXPECT_EQ(report.wire.sent_bytes, report.formula_bytes);
+  });
+}
+
+TEST(PowerSgd, ARankAboveTheMatrixSendsItAsItIs) {
+  run_in_process(2, [&](Communicator& communicator) {
+    Runner runner("power_sgd:rank=50", communicator);
+    runner.rows = {10};
+    const auto original = normal_values(400, 3);
+    auto gradient = original;
+    std::vector<float> residual(gradient.size());
+    runner.step(gradient, residual);
+    EXPECT_EQ(gradient, original);
+  });
+}
+
+TEST(PowerSgd, OverflowIsToldToEveryRankAndChangesNothing) {
+  const float huge = 3e38f;
+  // p itself, the sum over ranks, the products, and p - mean overflow.
+  for (const auto& [gradient_value, residual_value] :
+       std::vector<std::pair<float, float>>{{huge, huge}, {huge, 0.0f}, {1e38f, 0.9e38f}}) {
+    std::vector<std::vector<float>> means(3);
+    run_in_process(3, [&](Communicator& communicator) {
+      Runner runner("power_sgd:rank=2", communicator);
+      runner.rows = {20};
+      const auto usual = normal_values(600, 4);
+      std::vector<float> residual(600, 0.5f);
+      auto gradient = usual;
+      runner.step(gradient, residual);
+      const auto kept = residual;
+      gradient = std::vector<float>(600, gradient_value);
+      auto spoilt = communicator.rank() == 1 ? std::vector<float>(600, residual_value) : kept;
+      const auto before = spoilt;
+      EXPECT_FALSE(runner.step(gradient, spoilt).finite);
+      EXPECT_TRUE(same_bits(spoilt, before));
+      EXPECT_FALSE(std::isfinite(gradient[0]));
+      gradient = usual;
+      EXPECT_TRUE(runner.step(gradient, residual).finite);
+      means[static_cast<std::size_t>(communicator.rank())] = gradient;
+    });
+    EXPECT_TRUE(same_bits(means[0], means[1]));
+    EXPECT_TRUE(same_bits(means[0], means[2]));
+  }
+}
+
+TEST(PowerSgd, FactorsFollowTheirParametersIntoOtherBuckets) {
+  run_in_process(1, [&](Communicator& communicator) {
+    Runner before("power_sgd:rank=2", communicator);
+    before.ends = {600, 1200};
+    before.rows = {20, 30};
+    auto gradient = normal_values(1200, 3);
+    std::vector<float> none;
+    before.step(gradient, none);
+    const std::vector<BucketLayout> layout = {{{"a", 600, 20}, {"b", 600, 30}}};
+    StateWriter state;
+    BucketWriter writer(state, layout);
+    before.pipeline.synchronizer->save(writer);
+    std::stringstream stream;
+    state.write(stream);
+    const StateReader stored(stream);
+
+    const std::vector<BucketLayout> swapped = {{{"b", 600, 30}, {"a", 600, 20}}};
+    Runner after("power_sgd:rank=2", communicator);
+    after.index = before.index;
+    after.ends = {600, 1200};
+    after.rows = {30, 20};
+    after.pipeline.synchronizer->load(BucketReader(stored, swapped));
+    const auto a = normal_values(600, 7);
+    const auto b = normal_values(600, 8);
+    auto straight = a;
+    straight.insert(straight.end(), b.begin(), b.end());
+    auto crossed = b;
+    crossed.insert(crossed.end(), a.begin(), a.end());
+    before.step(straight, none);
+    after.step(crossed, none);
+    std::rotate(crossed.begin(), crossed.begin() + 600, crossed.end());
+    EXPECT_TRUE(same_bits(straight, crossed));
+
+    const std::vector<BucketLayout> grown = {{{"a", 600, 20}, {"new", 600, 20}}};
+    EXPECT_THROW(after.pipeline.synchronizer->load(BucketReader(stored, grown)), std::runtime_error);
+    const std::vector<BucketLayout> reshaped = {{{"a", 600, 30}, {"b", 600, 30}}};
+    EXPECT_THROW(after.pipeline.synchronizer->load(BucketReader(stored, reshaped)), std::runtime_error);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire

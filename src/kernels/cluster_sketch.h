@@ -1,0 +1,62 @@
+#pragma once
+// CASQ's codes and buckets: every element is coded by the nearest of a few centres of its own sign, and each
+// centre's elements are spread over an array of buckets that hold their means.
+//
+// Source: K. Ge et al., "Accelerate distributed deep learning with cluster-aware sketch quantization", Sci
+// China Inf Sci 2023, section 3.2.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/philox.h"
+#include "thinwire/executor.h"
+#include "thinwire/span.h"
+#include "thinwire/workspace.h"
+
+namespace thinwire {
+
+inline constexpr std::size_t kMostClusterBits = 4;
+inline constexpr std::size_t kMostClusters = std::size_t{1} << kMostClusterBits;
+
+/// One value per cluster. Cluster c holds the elements of code c: bit 0 of a code is set for elements below
+/// 0, the bits above it are the level, 0 for the smallest magnitudes.
+template <class T>
+using PerCluster = std::array<T, kMostClusters>;
+
+/// Which code an element gets, and which bucket of its cluster.
+///
+/// Element e lies in run r = e / 64 and is number t = e % 64 of it. With x = stream.block(r / 4, 0)[r % 4] it
+/// falls into bucket (floor(x * size / 2^32) + t) mod size of its cluster's array. Two elements of a cluster
+/// from different runs share a bucket with probability 1/size, as if each were hashed by itself; two of one
+/// run do so only where the array is shorter than a run.
+struct ClusterSketch {
+  RandomStream stream{};
+  std::size_t bits = 2;  ///< 1 to kMostClusterBits
+  /// thresholds[s][j]: least magnitude of level j + 1 among elements of sign s (1: below 0). Ascending.
+  std::array<std::array<float, kMostClusters / 2>, 2> thresholds{};
+  PerCluster<std::uint32_t> sizes{};  ///< Buckets of each cluster, at least 1.
+
+  std::size_t clusters() const { return std::size_t{1} << bits; }
+  std::size_t levels() const { return clusters() / 2; }
+  std::size_t buckets() const;
+};
+
+/// Thresholds half-way between neighbouring centres. centres: by code; their magnitudes ascend with the
+/// level.
+void set_thresholds(ClusterSketch& sketch, const PerCluster<float>& centres);
+
+/// codes: planes of p = gradient + residual as in wire/coded_payload.h, code_words(n, bits) words. means
+/// [buckets()]: of the members of each bucket, cluster after cluster in the order of their codes; 0 where a
+/// bucket has none. residual: [n] or empty. Returns whether all means are finite; they are not where an
+/// element is not. The same bits for any number of threads.
+bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch,
+                     Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
+                     Span<float> means);
+
+/// values[i] = mean of the bucket that element first + i is in, or is increased by it. first: a multiple of
+/// 64; codes: from the group of element `first` on. Serial.
+void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
+                     std::size_t first, bool add, Span<float> values);
+
+}  // namespace thinwire

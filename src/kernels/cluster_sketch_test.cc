@@ -1,0 +1,223 @@
+#include "kernels/cluster_sketch.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/test_targets.h"
+#include "kernels/test_vectors.h"
+#include "wire/coded_payload.h"
+
+namespace thinwire {
+namespace {
+
+ClusterSketch sketch_of(std::size_t bits, std::uint32_t smallest) {
+  ClusterSketch sketch;
+  sketch.bits = bits;
+  sketch.stream = random_stream(5, 6, 7, RandomPurpose::sketch);
+  PerCluster<float> centres{};
+  for (std::size_t c = 0; c < sketch.clusters(); ++c) {
+    centres[c] = (c % 2 == 0 ? 0.3f : -0.25f) * static_cast<float>(c / 2 + 1);
+    sketch.sizes[c] = smallest + 11 * static_cast<std::uint32_t>(c);
+  }
+  set_thresholds(sketch, centres);
+  return sketch;
+}
+
+// The definitions, one element at a time.
+
+std::size_t code_of(const ClusterSketch& sketch, float p) {
+  const std::size_t sign = p < 0 ? 1 : 0;
+  std::size_t level = 0;
+  while (level + 1 < sketch.levels() && std::fabs(p) >= sketch.thresholds[sign][level]) ++level;
+  return 2 * level + sign;
+}
+
+std::size_t bucket_of(const ClusterSketch& sketch, std::size_t element, std::size_t code) {
+  const std::size_t run = element / 64;
+  const std::uint64_t x = sketch.stream.block(static_cast<std::uint32_t>(run / 4), 0)[run % 4];
+  std::size_t begin = 0;
+  for (std::size_t c = 0; c < code; ++c) begin += sketch.sizes[c];
+  return begin + ((x * sketch.sizes[code] >> 32) + element % 64) % sketch.sizes[code];
+}
+
+struct Encoded {
+  std::vector<std::uint64_t> codes;
+  std::vector<float> means;
+  bool finite = false;
+};
+
+Encoded encode(const ClusterSketch& sketch, Span<const float> gradient, Span<const float> residual,
+               int threads = 1) {
+  const auto executor = make_cpu_executor(threads);
+  Workspace workspace;
+  Encoded result;
+  result.codes.assign(code_words(gradient.size(), sketch.bits), 0);
+  result.means.assign(sketch.buckets(), -1.0f);
+  result.finite =
+      encode_clusters(*executor, workspace, sketch, gradient, residual, result.codes, result.means);
+  return result;
+}
+
+std::size_t coded(const Encoded& encoded, std::size_t bits, std::size_t element) {
+  std::size_t code = 0;
+  for (std::size_t k = 0; k < bits; ++k) {
+    code |= ((encoded.codes[element / 64 * bits + k] >> (element % 64)) & 1) << k;
+  }
+  return code;
+}
+
+TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
+  for (std::size_t bits = 1; bits <= kMostClusterBits; ++bits) {
+    for (const std::uint32_t smallest : {1u, 40u, 500u}) {
+      for (const std::size_t n : kTestSizes) {
+        for (const bool with_residual : {false, true}) {
+          const ClusterSketch sketch = sketch_of(bits, smallest);
+          const auto gradient = test_values(n, 1);
+          const auto residual = with_residual ? test_values(n, 2) : std::vector<float>{};
+          std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
+          std::vector<std::size_t> codes(n), buckets(n);
+          for (std::size_t i = 0; i < n; ++i) {
+            const float p = with_residual ? gradient[i] + residual[i] : gradient[i];
+            codes[i] = code_of(sketch, p);
+            buckets[i] = bucket_of(sketch, i, codes[i]);
+            sums[buckets[i]] += static_cast<double>(p);
+            counts[buckets[i]] += 1;
+          }
+          for_each_target([&](const std::string& target) {
+            SCOPED_TRACE(testing::Message() << target << ", " << bits << " bits, " << n
+                                            << " elements, at least " << smallest << " buckets");
+            const Encoded encoded = encode(sketch, gradient, residual);
+            ASSERT_TRUE(encoded.finite);
+            for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(coded(encoded, bits, i), codes[i]) << i;
+            for (std::size_t b = 0; b < sums.size(); ++b) {
+              const double mean = counts[b] > 0 ? sums[b] / counts[b] : 0;
+              ASSERT_NEAR(static_cast<double>(encoded.means[b]), mean, 1e-5 * (1 + counts[b] / 1000)) << b;
+            }
+            std::vector<float> values(n, 1.0f);
+            decode_clusters(sketch, encoded.means, encoded.codes, 0, false, values);
+            for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(values[i], encoded.means[buckets[i]]) << i;
+            if (n <= 128) return;
+            // From the middle on, added to what is there.
+            const std::size_t first = 128;
+            std::vector<float> rest(n - first, 2.0f);
+            decode_clusters(sketch, encoded.means,
+                            Span<const std::uint64_t>(encoded.codes).subspan(first / 64 * bits, 1), first,
+                            true, rest);
+            for (std::size_t i = first; i < n; ++i) {
+              ASSERT_EQ(rest[i - first], 2.0f + encoded.means[buckets[i]]) << i;
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(ClusterSketch, ThreadsDoNotChangeABit) {
+  const ClusterSketch sketch = sketch_of(2, 3000);
+  const auto gradient = test_values(5'000'003, 3);
+  const Encoded one = encode(sketch, gradient, {}, 1);
+  const Encoded three = encode(sketch, gradient, {}, 3);
+  EXPECT_EQ(one.codes, three.codes);
+  EXPECT_EQ(one.means, three.means);
+}
+
+TEST(ClusterSketch, BucketMeansAreAnOrthogonalProjection) {
+  for (std::size_t bits = 1; bits <= kMostClusterBits; ++bits) {
+    const ClusterSketch sketch = sketch_of(bits, 50);
+    const auto p = test_values(40'000, 4);
+    const Encoded encoded = encode(sketch, p, {});
+    std::vector<float> q(p.size());
+    decode_clusters(sketch, encoded.means, encoded.codes, 0, false, q);
+    double error = 0, before = 0, after = 0;
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      error += std::pow(static_cast<double>(q[i]) - static_cast<double>(p[i]), 2);
+      before += std::pow(static_cast<double>(p[i]), 2);
+      after += std::pow(static_cast<double>(q[i]), 2);
+    }
+    EXPECT_NEAR(error, before - after, 1e-5 * before);
+    // With the same assignment, Q(Q(p)) = Q(p).
+    std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const std::size_t bucket = bucket_of(sketch, i, coded(encoded, bits, i));
+      sums[bucket] += static_cast<double>(q[i]);
+      counts[bucket] += 1;
+    }
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const std::size_t bucket = bucket_of(sketch, i, coded(encoded, bits, i));
+      ASSERT_NEAR(static_cast<double>(q[i]), sums[bucket] / counts[bucket], 1e-6);
+    }
+    // At least one member of each bucket's worth of the norm survives: the operator contracts.
+    const double largest = *std::max_element(counts.begin(), counts.end());
+    EXPECT_LE(error, (1 - 1 / largest) * before * (1 + 1e-6));
+  }
+}
+
+TEST(ClusterSketch, ABucketForEveryMemberLosesNothing) {
+  ClusterSketch sketch = sketch_of(2, 1);
+  for (std::size_t c = 0; c < 4; ++c) sketch.sizes[c] = 64;
+  const auto p = test_values(64, 8);  // one run: its members are spread over 64 buckets
+  const Encoded encoded = encode(sketch, p, {});
+  std::vector<float> q(p.size());
+  decode_clusters(sketch, encoded.means, encoded.codes, 0, false, q);
+  for (std::size_t i = 0; i < p.size(); ++i) EXPECT_EQ(q[i], p[i]) << i;
+}
+
+TEST(ClusterSketch, RunsCollideNoMoreThanSingleElements) {
+  // The error of hashing by runs against that of hashing each element by itself, over 200 draws; 3 standard
+  // errors of the mean.
+  constexpr std::size_t kElements = 6400;
+  const auto p = test_values(kElements, 9);
+  double runs = 0, runs_squared = 0, single = 0;
+  std::mt19937 random(1);
+  constexpr int kDraws = 200;
+  for (int draw = 0; draw < kDraws; ++draw) {
+    ClusterSketch sketch = sketch_of(2, 100);
+    sketch.stream = random_stream(static_cast<std::uint64_t>(draw), 0, 0, RandomPurpose::sketch);
+    const Encoded encoded = encode(sketch, p, {});
+    std::vector<float> q(kElements);
+    decode_clusters(sketch, encoded.means, encoded.codes, 0, false, q);
+    double error = 0;
+    std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
+    std::vector<std::size_t> buckets(kElements);
+    for (std::size_t i = 0; i < kElements; ++i) {
+      const double value = static_cast<double>(p[i]);
+      error += std::pow(static_cast<double>(q[i]) - value, 2);
+      const std::size_t code = code_of(sketch, p[i]);
+      std::size_t begin = 0;
+      for (std::size_t c = 0; c < code; ++c) begin += sketch.sizes[c];
+      buckets[i] = begin + random() % sketch.sizes[code];
+      sums[buckets[i]] += value;
+      counts[buckets[i]] += 1;
+    }
+    for (std::size_t i = 0; i < kElements; ++i) {
+      single += std::pow(sums[buckets[i]] / counts[buckets[i]] - static_cast<double>(p[i]), 2);
+    }
+    runs += error;
+    runs_squared += error * error;
+  }
+  const double mean = runs / kDraws;
+  const double deviation = std::sqrt((runs_squared / kDraws - mean * mean) / kDraws);
+  EXPECT_LT(mean, single / kDraws + 3 * deviation);
+}
+
+TEST(ClusterSketch, ValuesThatAreNotFiniteAreReported) {
+  const ClusterSketch sketch = sketch_of(2, 100);
+  for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN()}) {
+    for (const std::size_t place : {0u, 63u, 64u, 999u}) {
+      auto gradient = test_values(1000, 1);
+      gradient[place] = bad;
+      for_each_target([&](const std::string& target) {
+        EXPECT_FALSE(encode(sketch, gradient, {}).finite) << target << " " << bad << " at " << place;
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,217 @@
+#include "kernels/kmeans.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/philox.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kSampleRun = 16;
+constexpr std::size_t kFewestSamples = 4096;
+/// The exponent and 8 bits of the mantissa tell the bin.
+constexpr std::uint32_t kBinShift = 15;
+constexpr std::size_t kBins = std::size_t{1} << (31 - kBinShift);
+constexpr std::size_t kEntropyBins = 256;
+
+struct Bin {
+  std::uint64_t count;
+  double sum;  // of magnitudes
+};
+
+/// Non-empty bins of one sign by ascending magnitude, as prefix sums: [size + 1].
+struct Prefixes {
+  Span<double> count;
+  Span<double> sum;
+  Span<double> squares;
+  std::size_t size = 0;
+
+  double counted(std::size_t first, std::size_t last) const { return count[last] - count[first]; }
+  /// Sum of squared distances of bins [first, last) to their mean.
+  double spread(std::size_t first, std::size_t last) const {
+    const double s = sum[last] - sum[first];
+    return std::max(0.0, squares[last] - squares[first] - s * s / counted(first, last));
+  }
+};
+
+Prefixes prefixes_of(Workspace& workspace, Span<const Bin> bins) {
+  Prefixes prefixes;
+  for (const Bin& bin : bins) prefixes.size += bin.count != 0;
+  prefixes.count = workspace.take<double>(prefixes.size + 1);
+  prefixes.sum = workspace.take<double>(prefixes.size + 1);
+  prefixes.squares = workspace.take<double>(prefixes.size + 1);
+  prefixes.count[0] = prefixes.sum[0] = prefixes.squares[0] = 0;
+  std::size_t i = 0;
+  for (const Bin& bin : bins) {
+    if (bin.count == 0) continue;
+    const auto count = static_cast<double>(bin.count);
+    prefixes.count[i + 1] = prefixes.count[i] + count;
+    prefixes.sum[i + 1] = prefixes.sum[i] + bin.sum;
+    prefixes.squares[i + 1] = prefixes.squares[i] + bin.sum * bin.sum / count;
+    ++i;
+  }
+  return prefixes;
+}
+
+/// Best cuts of sorted bins into clusters. best[j]: least spread of the first j bins in one cluster fewer.
+/// The best last cut moves up with j, so halving the range of j halves that of the cuts.
+class Cuts {
+ public:
+  Cuts(const Prefixes& prefixes, Span<const double> best, Span<double> next, Span<std::uint32_t> cut)
+      : prefixes_(prefixes), best_(best), next_(next), cut_(cut) {}
+
+  void find(std::size_t first, std::size_t last, std::size_t least_cut, std::size_t most_cut) {
+    if (first > last) return;
+    const std::size_t j = first + (last - first) / 2;
+    double least = std::numeric_limits<double>::infinity();
+    std::size_t chosen = least_cut;
+    for (std::size_t c = least_cut; c <= std::min(most_cut, j - 1); ++c) {
+      const double spread = best_[c] + prefixes_.spread(c, j);
+      if (spread < least) {
+        least = spread;
+        chosen = c;
+      }
+    }
+    next_[j] = least;
+    cut_[j] = static_cast<std::uint32_t>(chosen);
+    if (j > first) find(first, j - 1, least_cut, chosen);
+    find(j + 1, last, chosen, most_cut);
+  }
+
+ private:
+  const Prefixes& prefixes_;
+  Span<const double> best_;
+  Span<double> next_;
+  Span<std::uint32_t> cut_;
+};
+
+/// ends[level]: one behind the last bin of each level, `levels` of them, at most as many as there are bins.
+void cut_into_levels(Workspace& workspace, const Prefixes& prefixes, std::size_t levels,
+                     Span<std::size_t> ends) {
+  const std::size_t n = prefixes.size;
+  auto best = workspace.take<double>(n + 1);
+  auto next = workspace.take<double>(n + 1);
+  const auto cuts = workspace.take<std::uint32_t>(levels * (n + 1));
+  for (std::size_t j = 1; j <= n; ++j) best[j] = prefixes.spread(0, j);
+  for (std::size_t level = 1; level < levels; ++level) {
+    Cuts(prefixes, best, next, cuts.subspan(level * (n + 1), n + 1)).find(level + 1, n, level, n - 1);
+    std::swap(best, next);
+  }
+  std::size_t end = n;
+  for (std::size_t level = levels; level-- > 0;) {
+    ends[level] = end;
+    if (level > 0) end = cuts[level * (n + 1) + end];
+  }
+}
+
+/// Entropy of bins [first, last) over bins of equal width; width 0: all are in one.
+double entropy_of(const Prefixes& prefixes, std::size_t first, std::size_t last, double width) {
+  if (width <= 0) return 0;
+  const double total = prefixes.counted(first, last);
+  double entropy = 0;
+  std::size_t begin = first;
+  auto place = [&](std::size_t bin) {
+    return std::floor((prefixes.sum[bin + 1] - prefixes.sum[bin]) / prefixes.counted(bin, bin + 1) / width);
+  };
+  for (std::size_t bin = first; bin < last; ++bin) {
+    if (bin + 1 < last && place(bin + 1) == place(bin)) continue;
+    const double share = prefixes.counted(begin, bin + 1) / total;
+    entropy -= share * std::log2(share);
+    begin = bin + 1;
+  }
+  return entropy;
+}
+
+/// Fills the bins of both signs; [0, kBins) counts non-negative elements. Returns whether all are finite.
+bool fill_bins(Span<const float> gradient, Span<const float> residual, double fraction, std::uint32_t seed,
+               Span<Bin> bins) {
+  const std::size_t n = gradient.size();
+  std::size_t period = static_cast<std::size_t>(std::llround(1 / fraction)) * kSampleRun;
+  if (n / period * kSampleRun < kFewestSamples) period = kSampleRun;
+  bool finite = true;
+  const std::size_t strata = (n + period - 1) / period;
+  // Where the samples of a few strata lie is worked out ahead, so that their cache lines arrive together.
+  std::array<std::size_t, 16> begins{};
+  for (std::size_t first = 0; first < strata; first += begins.size()) {
+    const std::size_t count = std::min(begins.size(), strata - first);
+    for (std::size_t k = 0; k < count; k += 4) {
+      const PhiloxCounter words =
+          philox4x32({static_cast<std::uint32_t>((first + k) / 4), 0, 0, 0}, {seed, 0});
+      for (std::size_t w = 0; w < 4; ++w) {
+        const std::size_t run = (std::uint64_t{words[w]} * (period / kSampleRun)) >> 32;
+        begins[k + w] = (first + k + w) * period + run * kSampleRun;
+        if (begins[k + w] >= n) continue;
+        __builtin_prefetch(gradient.data() + begins[k + w]);
+        if (!residual.empty()) __builtin_prefetch(residual.data() + begins[k + w]);
+      }
+    }
+    for (std::size_t k = 0; k < count; ++k) {
+      for (std::size_t i = begins[k]; i < std::min(n, begins[k] + kSampleRun); ++i) {
+        const float p = residual.empty() ? gradient[i] : gradient[i] + residual[i];
+        finite = finite && std::isfinite(p);
+        const float magnitude = std::fabs(p);
+        Bin& bin = bins[(std::bit_cast<std::uint32_t>(magnitude) >> kBinShift) + (p < 0 ? kBins : 0)];
+        ++bin.count;
+        bin.sum += static_cast<double>(magnitude);
+      }
+    }
+  }
+  return finite;
+}
+
+}  // namespace
+
+SampleKind find_clusters(Workspace& workspace, Span<const float> gradient, Span<const float> residual,
+                         std::size_t bits, double fraction, std::uint32_t seed,
+                         PerCluster<Cluster>& clusters) {
+  const auto bins = workspace.take<Bin>(2 * kBins);
+  std::fill(bins.begin(), bins.end(), Bin{0, 0.0});
+  if (!fill_bins(gradient, residual, fraction, seed, bins)) return SampleKind::not_finite;
+  const std::array<Prefixes, 2> signs = {prefixes_of(workspace, bins.first(kBins)),
+                                         prefixes_of(workspace, bins.subspan(kBins, kBins))};
+  std::array<double, 2> largest{};
+  double total = 0;
+  for (std::size_t sign = 0; sign < 2; ++sign) {
+    const Prefixes& prefixes = signs[sign];
+    if (prefixes.size == 0) continue;
+    const std::size_t last = prefixes.size;
+    largest[sign] = (prefixes.sum[last] - prefixes.sum[last - 1]) / prefixes.counted(last - 1, last);
+    total += prefixes.count[last];
+  }
+  if (largest[0] == 0 && largest[1] == 0) return SampleKind::all_zero;
+  const double bin_width = (largest[0] + largest[1]) / kEntropyBins;
+  const std::size_t levels = std::size_t{1} << (bits - 1);
+  for (std::size_t sign = 0; sign < 2; ++sign) {
+    const Prefixes& prefixes = signs[sign];
+    if (prefixes.size == 0) continue;
+    const std::size_t used = std::min(levels, prefixes.size);
+    std::array<std::size_t, kMostClusters / 2> ends{};
+    cut_into_levels(workspace, prefixes, used, ends);
+    std::size_t first = 0;
+    for (std::size_t level = 0; level < levels; ++level) {
+      Cluster& cluster = clusters[2 * level + sign];
+      if (level >= used) {
+        cluster = {clusters[2 * (used - 1) + sign].centre, 0, 0, 0};
+        continue;
+      }
+      const double count = prefixes.counted(first, ends[level]);
+      const double mean = (prefixes.sum[ends[level]] - prefixes.sum[first]) / count;
+      cluster = {sign == 0 ? mean : -mean, count / total, prefixes.spread(first, ends[level]) / count,
+                 entropy_of(prefixes, first, ends[level], bin_width)};
+      first = ends[level];
+    }
+  }
+  for (std::size_t sign = 0; sign < 2; ++sign) {
+    if (signs[sign].size != 0) continue;
+    for (std::size_t level = 0; level < levels; ++level) {
+      const Cluster& other = clusters[2 * level + 1 - sign];
+      clusters[2 * level + sign] = {-other.centre, 0, other.variance, other.entropy};
+    }
+  }
+  return SampleKind::usable;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,51 @@
+#pragma once
+// What quantizers share: every rank codes its elements in a few bits each, all ranks send their codes and the
+// table that explains them to all others, and every rank averages all of them in rank order.
+//
+// Bytes per rank: (W - 1) * (4 * table_floats + ceil(bits * d / 8)).
+
+#include <vector>
+
+#include "thinwire/synchronizer.h"
+
+namespace thinwire {
+
+/// How one system turns elements into codes and back. No decoded value is larger than the largest float of
+/// its table.
+class Coder {
+ public:
+  virtual ~Coder() = default;
+
+  /// This rank's codes and table. codes: code_words(d, bits) words, see wire/coded_payload.h; bits behind the
+  /// last element are ignored. False: some element is not finite; nothing written is used then.
+  virtual bool encode(Span<float> table, Span<std::uint64_t> codes) = 0;
+
+  /// Holds a table that has arrived against what the system allows; its floats are known to be finite. Throws
+  /// CorruptFrame.
+  virtual void check(Span<const float> table) const;
+
+  /// Q(p) of `rank`'s elements from `first` (a multiple of 64) on. codes: those of the whole bucket. values:
+  /// becomes Q(p), or Q(p) is added to it. Serial, and called by several threads at a time.
+  virtual void decode(std::size_t rank, Span<const float> table, Span<const std::uint64_t> codes,
+                      std::size_t first, bool add, Span<float> values) const = 0;
+};
+
+struct CodedShape {
+  std::size_t bits = 2;
+  std::size_t table_floats = 0;
+};
+
+/// Collective. gradient: becomes the mean over ranks of Q(p); residual, unless empty: p - Q(p) of this rank.
+/// `pendings` is storage that the system keeps between steps. Where any rank has a value that is not finite,
+/// or the ranks' values add up to one, gradient becomes NaN, report.finite false, and nothing else changes.
+void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                   const CodedShape& shape, std::vector<Pending>& pendings, Coder& coder);
+
+/// What average_coded sends from one rank.
+constexpr std::uint64_t coded_bytes(std::uint64_t elements, const CodedShape& shape, int world_size) {
+  if (elements == 0) return 0;
+  return static_cast<std::uint64_t>(world_size - 1) *
+         (4 * static_cast<std::uint64_t>(shape.table_floats) + (elements * shape.bits + 7) / 8);
+}
+
+}  // namespace thinwire

@@ -1,0 +1,325 @@
+#include "systems/casq_server.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "comm/pending_lease.h"
+#include "comm/ring.h"
+#include "core/partition.h"
+#include "core/stopwatch.h"
+#include "kernels/blocks.h"
+#include "kernels/dense.h"
+#include "thinwire/errors.h"
+#include "wire/coded_payload.h"
+
+namespace thinwire {
+namespace {
+
+constexpr Communicator::Tag kUplinkTag = 52;
+constexpr Communicator::Tag kDownlinkTag = 53;
+constexpr std::size_t kTile = 2048;
+
+ClusterSketch of_rank(const ClusterSketch& sketch, std::size_t rank) {
+  ClusterSketch own = sketch;
+  own.stream.rank = static_cast<std::uint32_t>(rank);
+  return own;
+}
+
+/// Codes of the elements from `first`, a multiple of 64, on.
+Span<const std::uint64_t> codes_from(Span<const std::uint64_t> codes, std::size_t first, std::size_t bits) {
+  return codes.subspan(first / 64 * bits, codes.size() - first / 64 * bits);
+}
+
+/// The largest magnitude in a table. Throws CorruptFrame unless it is finite.
+float bound_of(Span<const float> table, std::size_t source) {
+  float bound = 0;
+  for (const float value : table) {
+    if (!std::isfinite(value)) {
+      throw CorruptFrame("frame refused: a bucket mean of rank " + std::to_string(source) + " is not finite");
+    }
+    bound = std::max(bound, std::fabs(value));
+  }
+  return bound;
+}
+
+class OwnersStep {
+ public:
+  OwnersStep(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, const ServerPlan& plan,
+             std::vector<Pending>& pendings)
+      : bucket_(bucket),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        plan_(plan),
+        pendings_(pendings),
+        world_(static_cast<std::size_t>(step.communicator.size())),
+        self_(static_cast<std::size_t>(step.communicator.rank())),
+        shard_(shard_of(gradient.size(), world_, self_)) {}
+
+  void run() {
+    const bool finite = send_codes();
+    const bool average_finite = average_shard() && finite;
+    step_.report.finite = plan_.requantised ? share_codes(average_finite) : share_floats(average_finite);
+    if (!step_.report.finite) {
+      fill(step_.executor, gradient_, std::numeric_limits<float>::quiet_NaN());
+      return;
+    }
+    finish();
+  }
+
+ private:
+  FrameHeader header(std::size_t source, std::size_t workers, const Shard& shard, const CodedFrame& frame) {
+    FrameHeader header;
+    header.type = FrameType::codes;
+    header.bucket = bucket_;
+    header.step = step_.index;
+    header.source = static_cast<std::uint32_t>(source);
+    header.workers = static_cast<std::uint32_t>(workers);
+    header.first = shard.begin;
+    header.count = shard.size();
+    header.width = static_cast<std::uint32_t>(plan_.uplink.bits);
+    header.payload_bytes = frame.payload_bytes();
+    return header;
+  }
+
+  Shard shard(std::size_t rank) const { return shard_of(gradient_.size(), world_, rank); }
+
+  /// Codes everything and sends each owner its shard's codes. Returns whether all elements are finite.
+  bool send_codes() {
+    Stopwatch watch;
+    const std::size_t bits = plan_.uplink.bits;
+    arrived_ = step_.workspace.take<CodedFrame>(world_);
+    receives_.emplace(pendings_, world_);
+    for (std::size_t peer = 0; peer < world_; ++peer) {
+      arrived_[peer] = CodedFrame();
+      if (peer == self_ || shard_.size() == 0) continue;
+      arrived_[peer] = CodedFrame(step_.workspace, plan_.uplink.buckets(), shard_.size(), bits);
+      (*receives_)[peer] =
+          step_.communicator.receive(static_cast<int>(peer), kUplinkTag, arrived_[peer].message());
+    }
+    codes_ = step_.workspace.take<std::uint64_t>(code_words(gradient_.size(), bits));
+    means_ = step_.workspace.take<float>(plan_.uplink.buckets());
+    const bool finite = encode_clusters(step_.executor, step_.workspace, of_rank(plan_.uplink, self_),
+                                        gradient_, residual_, codes_, means_);
+    if (!finite) std::fill(means_.begin(), means_.end(), 0.0f);
+    step_.report.seconds_compress += watch.lap();
+    for (std::size_t shift = 1; shift < world_; ++shift) {
+      const std::size_t owner = (self_ + shift) % world_;
+      const Shard theirs = shard(owner);
+      if (theirs.size() == 0) continue;
+      const CodedFrame frame(step_.workspace, means_.size(), theirs.size(), bits);
+      FrameHeader head = header(self_, 1, theirs, frame);
+      head.flags = finite ? std::uint16_t{0} : FrameHeader::kNonFinite;
+      write_frame_header(frame.message(), head);
+      std::copy(means_.begin(), means_.end(), frame.table().begin());
+      std::copy_n(codes_.data() + theirs.begin / 64 * bits, frame.codes().size(), frame.codes().data());
+      frame.close();
+      step_.report.seconds_compress += watch.lap();
+      send(owner, kUplinkTag, frame.message());
+    }
+    return finite;
+  }
+
+  void send(std::size_t peer, Communicator::Tag tag, Span<const std::byte> message) {
+    sends_.push(step_.communicator.send(static_cast<int>(peer), tag, message));
+    step_.report.frame_header_bytes += FrameHeader::kBytes;
+  }
+
+  /// The mean over ranks of this rank's shard, in rank order. Returns whether the others were finite.
+  bool average_shard() {
+    if (shard_.size() == 0) return true;
+    Stopwatch watch;
+    bool finite = true;
+    float bound = bound_of(means_, self_);
+    for (std::size_t peer = 0; peer < world_; ++peer) {
+      if (peer == self_) continue;
+      (*receives_)[peer].wait();
+      const CodedFrame& frame = arrived_[peer];
+      finite = !expect_frame(frame.message(), header(peer, 1, shard_, frame)).non_finite() && finite;
+      bound += bound_of(frame.table(), peer);
+      frame.open();
+    }
+    step_.report.seconds_wait += watch.lap();
+    average_ = step_.workspace.take<float>(shard_.size());
+    const std::size_t bits = plan_.uplink.bits;
+    step_.executor.parallel_for(shard_.size(), kTile, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t at = begin; at < end; at += kTile) {
+        const auto tile = average_.subspan(at, std::min(kTile, end - at));
+        for (std::size_t rank = 0; rank < world_; ++rank) {
+          const bool own = rank == self_;
+          const auto codes = own ? codes_from(codes_, shard_.begin + at, bits)
+                                 : codes_from(arrived_[rank].codes(), at, bits);
+          decode_clusters(of_rank(plan_.uplink, rank), own ? means_ : arrived_[rank].table(), codes,
+                          shard_.begin + at, rank != 0, tile);
+        }
+        for (float& value : tile) value /= static_cast<float>(world_);
+      }
+    });
+    step_.report.seconds_decompress += watch.lap();
+    return finite && std::isfinite(bound);
+  }
+
+  /// Sends this rank's shard to all and receives theirs, as codes, into gradient-sized results_. Returns
+  /// whether every rank was finite.
+  bool share_codes(bool finite) {
+    Stopwatch watch;
+    const std::size_t bits = plan_.uplink.bits;
+    const auto frames = step_.workspace.take<CodedFrame>(world_);
+    for (std::size_t owner = 0; owner < world_; ++owner) {
+      frames[owner] = CodedFrame();
+      const std::size_t count = shard(owner).size();
+      if (count == 0) continue;
+      frames[owner] = CodedFrame(step_.workspace, downlink(owner).buckets(), count, bits);
+      if (owner != self_) {
+        (*receives_)[owner] =
+            step_.communicator.receive(static_cast<int>(owner), kDownlinkTag, frames[owner].message());
+      }
+    }
+    const CodedFrame& own = frames[self_];
+    if (shard_.size() != 0) {
+      if (finite) {
+        ClusterSketch sketch = downlink(self_);
+        plan_.set_downlink_thresholds(average_, sketch);
+        encode_clusters(step_.executor, step_.workspace, sketch, average_, {}, own.codes(), own.table());
+      } else {
+        std::fill(own.codes().begin(), own.codes().end(), 0);
+        std::fill(own.table().begin(), own.table().end(), 0.0f);
+      }
+      FrameHeader head = header(self_, world_, shard_, own);
+      head.flags = finite ? std::uint16_t{0} : FrameHeader::kNonFinite;
+      write_frame_header(own.message(), head);
+      own.close();
+      step_.report.seconds_compress += watch.lap();
+      for (std::size_t shift = 1; shift < world_; ++shift) {
+        send((self_ + shift) % world_, kDownlinkTag, own.message());
+      }
+    }
+    for (std::size_t owner = 0; owner < world_; ++owner) {
+      if (owner == self_ || frames[owner].message().empty()) continue;
+      (*receives_)[owner].wait();
+      const FrameHeader expected = header(owner, world_, shard(owner), frames[owner]);
+      finite = !expect_frame(frames[owner].message(), expected).non_finite() && finite;
+      bound_of(frames[owner].table(), owner);
+      frames[owner].open();
+    }
+    sends_.wait_all();
+    if (shard_.size() != 0) own.open();
+    step_.report.seconds_wait += watch.lap();
+    if (!finite) return false;
+    results_ = step_.workspace.take<float>(gradient_.size());
+    for (std::size_t owner = 0; owner < world_; ++owner) {
+      const Shard theirs = shard(owner);
+      const ClusterSketch sketch = theirs.size() == 0 ? ClusterSketch() : downlink(owner);
+      step_.executor.parallel_for(theirs.size(), kTile, [&](std::size_t begin, std::size_t end) {
+        decode_clusters(sketch, frames[owner].table(), codes_from(frames[owner].codes(), begin, bits), begin,
+                        false, results_.subspan(theirs.begin + begin, end - begin));
+      });
+    }
+    step_.report.seconds_decompress += watch.lap();
+    return true;
+  }
+
+  /// As share_codes, with float32 results, which travel without frames.
+  bool share_floats(bool finite) {
+    sends_.wait_all();
+    results_ = step_.workspace.take<float>(gradient_.size());
+    const auto own = results_.subspan(shard_.begin, shard_.size());
+    if (finite) {
+      std::copy(average_.begin(), average_.end(), own.begin());
+    } else {
+      std::fill(own.begin(), own.end(), std::numeric_limits<float>::quiet_NaN());
+    }
+    const auto counts = step_.workspace.take<std::size_t>(world_);
+    for (std::size_t rank = 0; rank < world_; ++rank) counts[rank] = shard(rank).size() * sizeof(float);
+    step_.communicator.all_gather_v(as_bytes(own), as_writable_bytes(results_), counts);
+    return all_finite(step_.executor, results_);
+  }
+
+  /// The sketch of an owner's result. Its elements count from the shard's first.
+  ClusterSketch downlink(std::size_t owner) const {
+    ClusterSketch sketch = of_rank(plan_.uplink, owner);
+    sketch.stream.hop = 1;
+    sketch.sizes = plan_.downlink_sizes(shard(owner).size());
+    return sketch;
+  }
+
+  void finish() {
+    Stopwatch watch;
+    const ClusterSketch own = of_rank(plan_.uplink, self_);
+    const auto world = static_cast<float>(world_);
+    const double squares =
+        sum_over_blocks(step_.executor, gradient_.size(), [&](std::size_t begin, std::size_t end) {
+          alignas(64) std::array<float, kTile> delivered;
+          double sum = 0;
+          for (std::size_t at = begin; at < end; at += kTile) {
+            const std::size_t count = std::min(kTile, end - at);
+            float* g = gradient_.data() + at;
+            const float* mean = results_.data() + at;
+            if (!residual_.empty()) {
+              decode_clusters(own, means_, codes_from(codes_, at, own.bits), at, false,
+                              {delivered.data(), count});
+              float* r = residual_.data() + at;
+              for (std::size_t i = 0; i < count; ++i) r[i] = g[i] + r[i] - delivered[i];
+              // What coding the result left out is this rank's to keep, for all.
+              for (std::size_t i = std::max(at, shard_.begin); i < std::min(at + count, shard_.end); ++i) {
+                residual_[i] += world * (average_[i - shard_.begin] - results_[i]);
+              }
+              for (std::size_t i = 0; i < count; ++i) sum += static_cast<double>(r[i] * r[i]);
+            }
+            std::copy_n(mean, count, g);
+          }
+          return sum;
+        });
+    if (!residual_.empty()) step_.report.residual_norm = std::sqrt(squares);
+    step_.report.seconds_decompress += watch.lap();
+  }
+
+  BucketId bucket_;
+  Span<float> gradient_;
+  Span<float> residual_;
+  Step& step_;
+  const ServerPlan& plan_;
+  std::vector<Pending>& pendings_;
+  std::size_t world_;
+  std::size_t self_;
+  Shard shard_;
+  std::optional<PendingLease> receives_;
+  SendWindow sends_;
+  Span<CodedFrame> arrived_;
+  Span<std::uint64_t> codes_;
+  Span<float> means_;
+  Span<float> average_;
+  Span<float> results_;
+};
+
+}  // namespace
+
+Shard shard_of(std::size_t elements, std::size_t world, std::size_t rank) {
+  const std::size_t groups = (elements + 63) / 64;
+  auto end_of = [&](std::size_t part) { return std::min(elements, 64 * part_begin(groups, world, part)); };
+  return {end_of(rank), end_of(rank + 1)};
+}
+
+void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                       const ServerPlan& plan, std::vector<Pending>& pendings) {
+  OwnersStep(bucket, gradient, residual, step, plan, pendings).run();
+}
+
+std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
+                                   std::size_t bits, std::size_t buckets, bool requantised,
+                                   FunctionRef<std::size_t(std::size_t)> downlink_buckets) {
+  std::uint64_t bytes = 0;
+  for (std::size_t owner = 0; owner < world; ++owner) {
+    const std::size_t count = shard_of(elements, world, owner).size();
+    if (owner != rank && count != 0) bytes += 4 * buckets + code_bytes(count, bits);
+  }
+  const std::size_t own = shard_of(elements, world, rank).size();
+  if (own == 0) return bytes;
+  const std::uint64_t result = requantised ? 4 * downlink_buckets(own) + code_bytes(own, bits) : 4 * own;
+  return bytes + (world - 1) * result;
+}
+
+}  // namespace thinwire

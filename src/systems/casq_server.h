@@ -1,0 +1,45 @@
+#pragma once
+// CASQ with a sharded server: every rank owns one shard of the bucket, averages what all ranks say of it and
+// tells all ranks the result. The all-gather's alternative when there are many workers.
+
+#include <vector>
+
+#include "kernels/cluster_sketch.h"
+#include "thinwire/synchronizer.h"
+
+namespace thinwire {
+
+/// Elements [begin, end) of a bucket that a rank owns: nearly equal shares of its groups of 64.
+struct Shard {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+
+  std::size_t size() const { return end - begin; }
+};
+Shard shard_of(std::size_t elements, std::size_t world, std::size_t rank);
+
+/// What the ranks have agreed on for one step.
+struct ServerPlan {
+  /// The uplink's sketch, for a stream of rank 0; a rank's own stream has its number.
+  ClusterSketch uplink;
+  /// Whether shards come back as codes; else as float32.
+  bool requantised = true;
+  /// Sizes of the bucket arrays of a shard's result, by the shard's elements.
+  FunctionRef<PerCluster<std::uint32_t>(std::size_t elements)> downlink_sizes;
+  /// Thresholds for this rank's result [its shard's elements], before it is coded. Called at most once.
+  FunctionRef<void(Span<const float> average, ClusterSketch& sketch)> set_downlink_thresholds;
+};
+
+/// Collective. gradient: becomes the mean; residual, unless empty: p - Q(p), and in this rank's shard what
+/// coding the result left out, times the world size. Non-finite values on any rank: gradient becomes NaN,
+/// report.finite false, residual stays. `pendings`: storage that the system keeps. Throws CorruptFrame,
+/// CommError.
+void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                       const ServerPlan& plan, std::vector<Pending>& pendings);
+
+/// Payload bytes that `rank` sends. buckets: of the uplink; downlink_buckets(elements of a shard).
+std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
+                                   std::size_t bits, std::size_t buckets, bool requantised,
+                                   FunctionRef<std::size_t(std::size_t)> downlink_buckets);
+
+}  // namespace thinwire
