@@ -416,7 +416,7 @@ TEST(SketchedSgd, ShortParametersAreDeliveredWhole) {
   const std::vector<std::vector<Vector>> gradients = {{integers(kElements, 1), integers(kElements, 2)},
                                                       {integers(kElements, 3), integers(kElements, 4)}};
   for (const char* spec :
-       {"sketched_sgd:k=20:columns=300:dense_below=101", "global_top_k:k=20:dense_below=101",
+       {"sketched_sgd:k=20:p=4:columns=300:dense_below=101", "global_top_k:k=20:dense_below=101",
         "sketched_sgd:k=20:columns=5000:dense_below=101"}) {
     Steps steps{.spec = spec, .gradients = gradients, .parameter_ends = ends};
     go(steps);
