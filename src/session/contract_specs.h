@@ -27,6 +27,7 @@ inline const std::vector<std::string> kContractSpecs = {
     "zen",
     "zen:scheme=push_pull:feedback=on",
     "zen:scheme=centralization:feedback=on",
+    "zen:scheme=push_pull:pull=list",
     "zen:profile_steps=2:gbit=1000:latency_us=1000",  // where the fewer hops win
     "agsparse",
     "agsparse:feedback=on",
