@@ -45,63 +45,66 @@ void read(benchmark::State& state) {
   measure_read(state, data().copy.data(), data().gradient.data(), kElements);
 }
 
-ClusterSketch sketch_of(std::size_t bits) {
-  PerCluster<Cluster> clusters{};
-  Workspace workspace;
-  find_clusters(workspace, data().gradient, {}, bits, 0.01, 1, clusters);
+/// One group with as many buckets for each cluster.
+struct OneGroup {
+  ClusterGroup group;
   ClusterSketch sketch;
-  sketch.bits = bits;
-  sketch.stream = random_stream(1, 2, 3, RandomPurpose::sketch);
-  PerCluster<float> centres{};
-  for (std::size_t c = 0; c < sketch.clusters(); ++c) {
-    centres[c] = static_cast<float>(clusters[c].centre);
-    sketch.sizes[c] =
-        static_cast<std::uint32_t>(kBucketShare * kElements) / static_cast<std::uint32_t>(sketch.clusters());
-  }
-  set_thresholds(sketch, centres);
-  return sketch;
-}
+  std::vector<float> means;
 
-std::vector<float>& means_for(const ClusterSketch& sketch) {
-  static std::vector<float> means;
-  means.assign(sketch.buckets(), 0.5f);
-  return means;
-}
+  explicit OneGroup(std::size_t bits) {
+    PerCluster<Cluster> clusters{};
+    Workspace workspace;
+    ClusterFinder(workspace).find(data().gradient, {}, bits, 0.01, 1, clusters);
+    sketch.bits = bits;
+    sketch.stream = random_stream(1, 2, 3, RandomPurpose::sketch);
+    PerCluster<float> centres{};
+    for (std::size_t c = 0; c < sketch.clusters(); ++c) {
+      centres[c] = static_cast<float>(clusters[c].centre);
+      group.sizes[c] = static_cast<std::uint32_t>(kBucketShare * kElements) /
+                       static_cast<std::uint32_t>(sketch.clusters());
+    }
+    group.end = kElements;
+    set_thresholds(group, bits, centres);
+    sketch.groups = {&group, 1};
+    means.assign(sketch.buckets(), 0.5f);
+  }
+  OneGroup(const OneGroup&) = delete;
+  OneGroup& operator=(const OneGroup&) = delete;
+};
 
 /// Reads every element (and its residual), writes its code; bucket sums stay in the cache.
 void cluster_encode(benchmark::State& state) {
-  const ClusterSketch sketch = sketch_of(static_cast<std::size_t>(state.range(0)));
+  OneGroup one(static_cast<std::size_t>(state.range(0)));
   const bool with_residual = state.range(1) != 0;
-  auto& means = means_for(sketch);
   const double bytes = (with_residual ? 8.0 : 4.0) * kElements;
   against(state, "of_read", read_bandwidth, bytes, kElements, [&] {
     data().workspace.reset();
-    encode_clusters(*data().executor, data().workspace, sketch, data().gradient,
+    encode_clusters(*data().executor, data().workspace, one.sketch, 0, data().gradient,
                     with_residual ? Span<const float>(data().residual) : Span<const float>(), data().codes,
-                    means);
+                    one.means);
   });
 }
 
 /// Reads a code, writes a value.
 void cluster_decode(benchmark::State& state) {
-  const ClusterSketch sketch = sketch_of(static_cast<std::size_t>(state.range(0)));
-  const auto& means = means_for(sketch);
+  const OneGroup one(static_cast<std::size_t>(state.range(0)));
   against(state, "of_copy", copy_bandwidth, 8.0 * kElements, kElements,
-          [&] { decode_clusters(sketch, means, data().codes, 0, false, data().copy); });
+          [&] { decode_clusters(one.sketch, one.means, data().codes, 0, false, data().copy); });
 }
 
 /// The definition, one element at a time.
 void cluster_encode_loop(benchmark::State& state) {
-  const ClusterSketch sketch = sketch_of(2);
-  std::vector<float> sums(sketch.buckets()), counts(sketch.buckets());
+  const OneGroup one(2);
+  const ClusterGroup& group = one.group;
+  std::vector<float> sums(one.sketch.buckets()), counts(one.sketch.buckets());
   against(state, "of_read", read_bandwidth, 4.0 * kElements, kElements, [&] {
     const auto& gradient = data().gradient;
     for (std::size_t i = 0; i < kElements; ++i) {
       const std::size_t sign = gradient[i] < 0 ? 1 : 0;
-      const std::size_t code = 2 * (std::fabs(gradient[i]) >= sketch.thresholds[sign][0] ? 1u : 0u) + sign;
+      const std::size_t code = 2 * (std::fabs(gradient[i]) >= group.thresholds[sign][0] ? 1u : 0u) + sign;
       const std::uint32_t x = static_cast<std::uint32_t>(i) * 2654435761u;
       const std::size_t bucket =
-          code * sketch.sizes[0] + static_cast<std::size_t>((std::uint64_t{x} * sketch.sizes[0]) >> 32);
+          code * group.sizes[0] + static_cast<std::size_t>((std::uint64_t{x} * group.sizes[0]) >> 32);
       sums[bucket] += gradient[i];
       counts[bucket] += 1;
       data().codes[i / 64 * 2] |= std::uint64_t{sign} << (i % 64);
@@ -116,8 +119,8 @@ void kmeans(benchmark::State& state) {
   PerCluster<Cluster> clusters{};
   against(state, "of_read", read_bandwidth, 0.4 * kElements, 0.1 * kElements, [&] {
     data().workspace.reset();
-    find_clusters(data().workspace, data().gradient, {}, static_cast<std::size_t>(state.range(0)), 0.1, 1,
-                  clusters);
+    ClusterFinder(data().workspace)
+        .find(data().gradient, {}, static_cast<std::size_t>(state.range(0)), 0.1, 1, clusters);
   });
 }
 

@@ -24,6 +24,15 @@ inline constexpr std::size_t kMostClusters = std::size_t{1} << kMostClusterBits;
 template <class T>
 using PerCluster = std::array<T, kMostClusters>;
 
+/// Elements that have centres and buckets of their own: a parameter, or a whole bucket.
+struct ClusterGroup {
+  std::size_t end = 0;  ///< Behind the last element. A group begins where the one before it ends.
+  /// thresholds[s][j]: least magnitude of level j + 1 among elements of sign s (1: below 0). Ascending.
+  std::array<std::array<float, kMostClusters / 2>, 2> thresholds{};
+  PerCluster<std::uint32_t> sizes{};  ///< Buckets of each cluster, at least 1.
+  std::size_t first_bucket = 0;       ///< Buckets of the groups before.
+};
+
 /// Which code an element gets, and which bucket of its cluster.
 ///
 /// Element e lies in run r = e / 64 and is number t = e % 64 of it. With x = stream.block(r / 4, 0)[r % 4] it
@@ -33,9 +42,7 @@ using PerCluster = std::array<T, kMostClusters>;
 struct ClusterSketch {
   RandomStream stream{};
   std::size_t bits = 2;  ///< 1 to kMostClusterBits
-  /// thresholds[s][j]: least magnitude of level j + 1 among elements of sign s (1: below 0). Ascending.
-  std::array<std::array<float, kMostClusters / 2>, 2> thresholds{};
-  PerCluster<std::uint32_t> sizes{};  ///< Buckets of each cluster, at least 1.
+  Span<const ClusterGroup> groups{};
 
   std::size_t clusters() const { return std::size_t{1} << bits; }
   std::size_t levels() const { return clusters() / 2; }
@@ -44,18 +51,19 @@ struct ClusterSketch {
 
 /// Thresholds half-way between neighbouring centres. centres: by code; their magnitudes ascend with the
 /// level.
-void set_thresholds(ClusterSketch& sketch, const PerCluster<float>& centres);
+void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<float>& centres);
 
-/// codes: planes of p = gradient + residual as in wire/coded_payload.h, code_words(n, bits) words. means
-/// [buckets()]: of the members of each bucket, cluster after cluster in the order of their codes; 0 where a
-/// bucket has none. residual: [n] or empty. Returns whether all means are finite; they are not where an
-/// element is not. The same bits for any number of threads.
-bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch,
+/// gradient [n] holds the elements from `first`, a multiple of 64, on; the groups begin there and end at
+/// first + n. codes: planes of p = gradient + residual as in wire/coded_payload.h, code_words(n, bits) words.
+/// means [buckets()]: of the members of each bucket, group after group and cluster after cluster in the order
+/// of their codes; 0 where a bucket has none. residual: [n] or empty. Returns whether all means are finite;
+/// they are not where an element is not. The same bits for any number of threads.
+bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
                      Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
                      Span<float> means);
 
 /// values[i] = mean of the bucket that element first + i is in, or is increased by it. first: a multiple of
-/// 64; codes: from the group of element `first` on. Serial.
+/// 64; codes: from the run of element `first` on. Serial.
 void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
                      std::size_t first, bool add, Span<float> values);
 

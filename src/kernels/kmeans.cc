@@ -1,6 +1,7 @@
 #include "kernels/kmeans.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -12,18 +13,15 @@ namespace {
 
 constexpr std::size_t kSampleRun = 16;
 constexpr std::size_t kFewestSamples = 4096;
-/// The exponent and 8 bits of the mantissa tell the bin.
-constexpr std::uint32_t kBinShift = 15;
+/// The exponent and 7 bits of the mantissa tell the bin.
+constexpr std::uint32_t kBinShift = 16;
 constexpr std::size_t kBins = std::size_t{1} << (31 - kBinShift);
 constexpr std::size_t kEntropyBins = 256;
 
-struct Bin {
-  std::uint64_t count;
-  double sum;  // of magnitudes
-};
+}  // namespace
 
 /// Non-empty bins of one sign by ascending magnitude, as prefix sums: [size + 1].
-struct Prefixes {
+struct ClusterFinder::Prefixes {
   Span<double> count;
   Span<double> sum;
   Span<double> squares;
@@ -37,27 +35,11 @@ struct Prefixes {
   }
 };
 
-Prefixes prefixes_of(Workspace& workspace, Span<const Bin> bins) {
-  Prefixes prefixes;
-  for (const Bin& bin : bins) prefixes.size += bin.count != 0;
-  prefixes.count = workspace.take<double>(prefixes.size + 1);
-  prefixes.sum = workspace.take<double>(prefixes.size + 1);
-  prefixes.squares = workspace.take<double>(prefixes.size + 1);
-  prefixes.count[0] = prefixes.sum[0] = prefixes.squares[0] = 0;
-  std::size_t i = 0;
-  for (const Bin& bin : bins) {
-    if (bin.count == 0) continue;
-    const auto count = static_cast<double>(bin.count);
-    prefixes.count[i + 1] = prefixes.count[i] + count;
-    prefixes.sum[i + 1] = prefixes.sum[i] + bin.sum;
-    prefixes.squares[i + 1] = prefixes.squares[i] + bin.sum * bin.sum / count;
-    ++i;
-  }
-  return prefixes;
-}
+namespace {
 
 /// Best cuts of sorted bins into clusters. best[j]: least spread of the first j bins in one cluster fewer.
 /// The best last cut moves up with j, so halving the range of j halves that of the cuts.
+template <class Prefixes>
 class Cuts {
  public:
   Cuts(const Prefixes& prefixes, Span<const double> best, Span<double> next, Span<std::uint32_t> cut)
@@ -88,26 +70,8 @@ class Cuts {
   Span<std::uint32_t> cut_;
 };
 
-/// ends[level]: one behind the last bin of each level, `levels` of them, at most as many as there are bins.
-void cut_into_levels(Workspace& workspace, const Prefixes& prefixes, std::size_t levels,
-                     Span<std::size_t> ends) {
-  const std::size_t n = prefixes.size;
-  auto best = workspace.take<double>(n + 1);
-  auto next = workspace.take<double>(n + 1);
-  const auto cuts = workspace.take<std::uint32_t>(levels * (n + 1));
-  for (std::size_t j = 1; j <= n; ++j) best[j] = prefixes.spread(0, j);
-  for (std::size_t level = 1; level < levels; ++level) {
-    Cuts(prefixes, best, next, cuts.subspan(level * (n + 1), n + 1)).find(level + 1, n, level, n - 1);
-    std::swap(best, next);
-  }
-  std::size_t end = n;
-  for (std::size_t level = levels; level-- > 0;) {
-    ends[level] = end;
-    if (level > 0) end = cuts[level * (n + 1) + end];
-  }
-}
-
 /// Entropy of bins [first, last) over bins of equal width; width 0: all are in one.
+template <class Prefixes>
 double entropy_of(const Prefixes& prefixes, std::size_t first, std::size_t last, double width) {
   if (width <= 0) return 0;
   const double total = prefixes.counted(first, last);
@@ -125,14 +89,22 @@ double entropy_of(const Prefixes& prefixes, std::size_t first, std::size_t last,
   return entropy;
 }
 
-/// Fills the bins of both signs; [0, kBins) counts non-negative elements. Returns whether all are finite.
-bool fill_bins(Span<const float> gradient, Span<const float> residual, double fraction, std::uint32_t seed,
-               Span<Bin> bins) {
+}  // namespace
+
+ClusterFinder::ClusterFinder(Workspace& workspace)
+    : workspace_(workspace), bins_(workspace.take<Bin>(2 * kBins)) {
+  std::fill(bins_.begin(), bins_.end(), Bin{0, 0.0});
+}
+
+/// Returns whether all sampled elements are finite.
+bool ClusterFinder::fill(Span<const float> gradient, Span<const float> residual, double fraction,
+                         std::uint32_t seed) {
   const std::size_t n = gradient.size();
   std::size_t period = static_cast<std::size_t>(std::llround(1 / fraction)) * kSampleRun;
   if (n / period * kSampleRun < kFewestSamples) period = kSampleRun;
-  bool finite = true;
   const std::size_t strata = (n + period - 1) / period;
+  std::array<std::uint32_t, 2> least = {kBins, kBins};
+  std::array<std::uint32_t, 2> most{};
   // Where the samples of a few strata lie is worked out ahead, so that their cache lines arrive together.
   std::array<std::size_t, 16> begins{};
   for (std::size_t first = 0; first < strata; first += begins.size()) {
@@ -151,27 +123,69 @@ bool fill_bins(Span<const float> gradient, Span<const float> residual, double fr
     for (std::size_t k = 0; k < count; ++k) {
       for (std::size_t i = begins[k]; i < std::min(n, begins[k] + kSampleRun); ++i) {
         const float p = residual.empty() ? gradient[i] : gradient[i] + residual[i];
-        finite = finite && std::isfinite(p);
         const float magnitude = std::fabs(p);
-        Bin& bin = bins[(std::bit_cast<std::uint32_t>(magnitude) >> kBinShift) + (p < 0 ? kBins : 0)];
-        ++bin.count;
-        bin.sum += static_cast<double>(magnitude);
+        const std::uint32_t bin = std::bit_cast<std::uint32_t>(magnitude) >> kBinShift;
+        const std::size_t sign = p < 0 ? 1 : 0;
+        least[sign] = std::min(least[sign], bin);
+        most[sign] = std::max(most[sign], bin);
+        ++bins_[sign * kBins + bin].count;
+        bins_[sign * kBins + bin].sum += static_cast<double>(magnitude);
       }
     }
   }
-  return finite;
+  for (std::size_t sign = 0; sign < 2; ++sign) {
+    used_[sign] = {std::min<std::size_t>(least[sign], most[sign] + 1), most[sign] + std::size_t{1}};
+  }
+  // The bins of infinity and NaN come last.
+  constexpr std::uint32_t kInfinity = 0x7f800000u >> kBinShift;
+  return most[0] < kInfinity && most[1] < kInfinity;
 }
 
-}  // namespace
+/// Turns a sign's bins into sums and empties them.
+ClusterFinder::Prefixes ClusterFinder::drain(std::size_t sign) {
+  const auto bins = bins_.subspan(sign * kBins + used_[sign].first, used_[sign].last - used_[sign].first);
+  Prefixes prefixes;
+  for (const Bin& bin : bins) prefixes.size += bin.count != 0;
+  prefixes.count = workspace_.take<double>(prefixes.size + 1);
+  prefixes.sum = workspace_.take<double>(prefixes.size + 1);
+  prefixes.squares = workspace_.take<double>(prefixes.size + 1);
+  prefixes.count[0] = prefixes.sum[0] = prefixes.squares[0] = 0;
+  std::size_t i = 0;
+  for (Bin& bin : bins) {
+    if (bin.count == 0) continue;
+    const auto count = static_cast<double>(bin.count);
+    prefixes.count[i + 1] = prefixes.count[i] + count;
+    prefixes.sum[i + 1] = prefixes.sum[i] + bin.sum;
+    prefixes.squares[i + 1] = prefixes.squares[i] + bin.sum * bin.sum / count;
+    ++i;
+    bin = {0, 0.0};
+  }
+  return prefixes;
+}
 
-SampleKind find_clusters(Workspace& workspace, Span<const float> gradient, Span<const float> residual,
-                         std::size_t bits, double fraction, std::uint32_t seed,
-                         PerCluster<Cluster>& clusters) {
-  const auto bins = workspace.take<Bin>(2 * kBins);
-  std::fill(bins.begin(), bins.end(), Bin{0, 0.0});
-  if (!fill_bins(gradient, residual, fraction, seed, bins)) return SampleKind::not_finite;
-  const std::array<Prefixes, 2> signs = {prefixes_of(workspace, bins.first(kBins)),
-                                         prefixes_of(workspace, bins.subspan(kBins, kBins))};
+/// ends[level]: one behind the last bin of each level, `levels` of them, at most as many as there are bins.
+void ClusterFinder::cut_into_levels(const Prefixes& prefixes, std::size_t levels, Span<std::size_t> ends) {
+  const std::size_t n = prefixes.size;
+  auto best = workspace_.take<double>(n + 1);
+  auto next = workspace_.take<double>(n + 1);
+  const auto cuts = workspace_.take<std::uint32_t>(levels * (n + 1));
+  for (std::size_t j = 1; j <= n; ++j) best[j] = prefixes.spread(0, j);
+  for (std::size_t level = 1; level < levels; ++level) {
+    Cuts(prefixes, best, next, cuts.subspan(level * (n + 1), n + 1)).find(level + 1, n, level, n - 1);
+    std::swap(best, next);
+  }
+  std::size_t end = n;
+  for (std::size_t level = levels; level-- > 0;) {
+    ends[level] = end;
+    if (level > 0) end = cuts[level * (n + 1) + end];
+  }
+}
+
+SampleKind ClusterFinder::find(Span<const float> gradient, Span<const float> residual, std::size_t bits,
+                               double fraction, std::uint32_t seed, PerCluster<Cluster>& clusters) {
+  const bool finite = fill(gradient, residual, fraction, seed);
+  const std::array<Prefixes, 2> signs = {drain(0), drain(1)};
+  if (!finite) return SampleKind::not_finite;
   std::array<double, 2> largest{};
   double total = 0;
   for (std::size_t sign = 0; sign < 2; ++sign) {
@@ -189,7 +203,7 @@ SampleKind find_clusters(Workspace& workspace, Span<const float> gradient, Span<
     if (prefixes.size == 0) continue;
     const std::size_t used = std::min(levels, prefixes.size);
     std::array<std::size_t, kMostClusters / 2> ends{};
-    cut_into_levels(workspace, prefixes, used, ends);
+    cut_into_levels(prefixes, used, ends);
     std::size_t first = 0;
     for (std::size_t level = 0; level < levels; ++level) {
       Cluster& cluster = clusters[2 * level + sign];

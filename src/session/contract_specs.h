@@ -52,7 +52,7 @@ inline const std::vector<std::string> kContractSpecs = {
     "casq:bits=3:topology=all_gather:interval=1:feedback=off",
     "casq:bits=4:buckets=0.05:topology=server:downlink=codes:allocation=error:interval=2",
     "casq:topology=server:downlink=float32:allocation=density",
-    "casq:allocation=even:sample=1:double_momentum=0.5",
+    "casq:scope=bucket:allocation=even:sample=1:double_momentum=0.5",
     "qsgd",
     "qsgd:bits=2:norm=l2:chunk=128:feedback=on",
     "qsgd:bits=8:chunk=640:feedback=on",

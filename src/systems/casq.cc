@@ -11,6 +11,8 @@
 // Paper's symbols: K = 2^b clusters, m buckets, tau = `interval`. A centre's bucket array has a share of m in
 // proportion to its entropy times its magnitude (`allocation`).
 //
+// Clusters and buckets belong to one parameter of a bucket (`scope`): layers differ by orders of magnitude.
+//
 // Bytes per rank, P = ceil(b d / 8) + 4 m: all-gather (W-1) P. Sharded server, shards of d / W elements:
 // codes of the others' shards and all means up, (W-1)/W * b d/8 + (W-1) 4 m; the result down, as codes with d
 // / W's share of the buckets, (W-1)/W * (b d/8 + 4 m), or as float32, (W-1)/W * 4 d. Every tau steps 8 K more
@@ -48,6 +50,7 @@
 #include "systems/casq_server.h"
 #include "thinwire/errors.h"
 #include "thinwire/state.h"
+#include "wire/frame.h"
 
 namespace thinwire {
 namespace {
@@ -59,6 +62,7 @@ struct CasqSettings {
   double bucket_share = 0.005;
   std::uint64_t interval = 100;
   double sample = 0.1;
+  bool per_parameter = true;
   Allocation allocation = Allocation::centre;
   Topology topology = Topology::automatic;
   bool requantised = true;
@@ -70,66 +74,84 @@ struct CasqSettings {
   bool clusters_at(std::uint64_t step) const {
     return step % interval == 0 || (step < interval && std::has_single_bit(step));
   }
-  /// Buckets for so many elements.
-  std::size_t buckets(std::size_t elements) const {
-    const double wanted = std::round(bucket_share * static_cast<double>(elements));
-    return std::max(clusters(), static_cast<std::size_t>(wanted));
-  }
 };
 
-/// What rank 0 broadcasts: centres, then weights, by code.
-class Agreement {
+/// Where the groups of a bucket end: its parameters, or the bucket as a whole.
+class GroupEnds {
  public:
-  explicit Agreement(std::size_t clusters) : clusters_(clusters) {}
+  GroupEnds(const CasqSettings& settings, std::size_t elements, Span<const std::size_t> parameter_ends)
+      : settings_(settings), whole_(elements), ends_(&whole_, 1) {
+    if (settings.per_parameter && !parameter_ends.empty()) ends_ = parameter_ends;
+  }
+  GroupEnds(const GroupEnds&) = delete;
+  GroupEnds& operator=(const GroupEnds&) = delete;
 
-  static constexpr std::size_t kMostFloats = 2 * kMostClusters;
-  Span<float> floats() { return {values_.data(), 2 * clusters_}; }
+  std::size_t size() const { return ends_.size(); }
+  std::size_t begin(std::size_t group) const { return group == 0 ? 0 : ends_[group - 1]; }
+  std::size_t end(std::size_t group) const { return ends_[group]; }
+  /// The first group that has elements from `element` on.
+  std::size_t group_of(std::size_t element) const {
+    return static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), element) - ends_.begin());
+  }
 
-  void set(const PerCluster<Cluster>& clusters, const PerCluster<float>& weights) {
-    for (std::size_t c = 0; c < clusters_; ++c) {
-      values_[c] = static_cast<float>(clusters[c].centre);
-      values_[clusters_ + c] = weights[c];
+  /// Calls body(group, begin, end) for what each group has of [shard.begin, shard.end).
+  template <class Body>
+  void for_each(const Shard& shard, Body body) const {
+    for (std::size_t group = group_of(shard.begin); group < size(); ++group) {
+      const std::size_t first = std::max(begin(group), shard.begin);
+      const std::size_t last = std::min(end(group), shard.end);
+      if (first >= shard.end) break;
+      if (first < last) body(group, first, last);
     }
   }
-  /// In place of centres: rank 0 has a value that is not finite.
-  void set_not_finite() { values_[0] = std::numeric_limits<float>::quiet_NaN(); }
 
-  bool not_finite() const { return std::isnan(values_[0]); }
-  bool all_zero() const {
-    return std::all_of(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(clusters_),
-                       [](float centre) { return centre == 0; });
+  /// Buckets for so many elements of one group.
+  std::size_t buckets(std::size_t elements) const {
+    const double wanted = std::round(settings_.bucket_share * static_cast<double>(elements));
+    return std::max(settings_.clusters(), static_cast<std::size_t>(wanted));
   }
-  PerCluster<float> centres() const { return part(0); }
-  PerCluster<float> weights() const { return part(clusters_); }
-
-  /// Throws CorruptFrame unless centres are finite, of their sign and ascend in magnitude, and weights are
-  /// finite and not negative.
-  void require_sound(BucketId bucket) const {
-    for (std::size_t c = 0; c < clusters_; ++c) {
-      const float centre = values_[c];
-      const float weight = values_[clusters_ + c];
-      const bool ascends = c < 2 || std::fabs(centre) >= std::fabs(values_[c - 2]);
-      const bool of_sign = c % 2 == 0 ? centre >= 0 : centre <= 0;
-      if (!std::isfinite(centre) || !ascends || !of_sign || !std::isfinite(weight) || weight < 0) {
-        throw CorruptFrame("rank 0 sent centre " + std::to_string(centre) + " and weight " +
-                           std::to_string(weight) + " for cluster " + std::to_string(c) + " of bucket " +
-                           std::to_string(bucket) +
-                           ", expected a centre of the cluster's sign, not below the level before in "
-                           "magnitude, and a weight that is not negative");
-      }
-    }
+  /// Buckets of all groups for the elements of a shard.
+  std::size_t buckets(const Shard& shard) const {
+    std::size_t total = 0;
+    for_each(shard,
+             [&](std::size_t, std::size_t first, std::size_t last) { total += buckets(last - first); });
+    return total;
   }
 
  private:
-  PerCluster<float> part(std::size_t first) const {
-    PerCluster<float> result{};
-    std::copy_n(values_.begin() + static_cast<std::ptrdiff_t>(first), clusters_, result.begin());
-    return result;
-  }
-
-  std::size_t clusters_;
-  std::array<float, kMostFloats> values_{};
+  const CasqSettings& settings_;
+  std::size_t whole_;
+  Span<const std::size_t> ends_;
 };
+
+/// The clusters of a bucket's groups, by code: what its ranks have agreed on, and what this rank has found in
+/// the results of its own shard, where it has one.
+template <class Container>
+struct Model {
+  Container centres{};
+  Container weights{};
+  Container shard_centres{};
+};
+
+/// In place of a centre: rank 0 has a value that is not finite.
+constexpr float kNotFinite = std::numeric_limits<float>::quiet_NaN();
+
+/// Throws CorruptFrame unless centres are finite, of their sign and ascend in magnitude, and weights are
+/// finite and not negative.
+void require_sound(const PerCluster<float>& centres, const PerCluster<float>& weights, std::size_t clusters,
+                   BucketId bucket) {
+  for (std::size_t c = 0; c < clusters; ++c) {
+    const bool ascends = c < 2 || std::fabs(centres[c]) >= std::fabs(centres[c - 2]);
+    const bool of_sign = c % 2 == 0 ? centres[c] >= 0 : centres[c] <= 0;
+    if (!std::isfinite(centres[c]) || !ascends || !of_sign || !std::isfinite(weights[c]) || weights[c] < 0) {
+      throw CorruptFrame(
+          "rank 0 sent centre " + std::to_string(centres[c]) + " and weight " + std::to_string(weights[c]) +
+          " for cluster " + std::to_string(c) + " of bucket " + std::to_string(bucket) +
+          ", expected a centre of the cluster's sign, not below the level before in magnitude, "
+          "and a weight that is not negative");
+    }
+  }
+}
 
 class CasqCoder final : public Coder {
  public:
@@ -138,7 +160,7 @@ class CasqCoder final : public Coder {
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
-    return encode_clusters(step_.executor, step_.workspace, of(self), gradient_, residual_, codes, table);
+    return encode_clusters(step_.executor, step_.workspace, of(self), 0, gradient_, residual_, codes, table);
   }
 
   void decode(std::size_t rank, Span<const float> table, Span<const std::uint64_t> codes, std::size_t first,
@@ -170,19 +192,21 @@ class Casq final : public Synchronizer {
   void load(const BucketReader& reader) override;
 
  private:
-  /// Of one bucket. All but the last member are the same on all ranks.
+  using Spans = Model<Span<PerCluster<float>>>;
   struct BucketState {
-    PerCluster<float> centres{};
-    PerCluster<float> weights{};
-    PerCluster<float> shard_centres{};  ///< Of the results of this rank's shard, where it has one.
+    Model<std::vector<PerCluster<float>>> model;
     std::size_t parameters = 1;
   };
 
-  bool through_server(std::size_t elements, std::size_t world) const;
-  Agreement cluster(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step);
-  void exchange(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, BucketState& state,
-                bool clusters_shard);
-  std::uint64_t exchange_bytes(std::size_t elements, std::size_t world, std::size_t rank) const;
+  Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step);
+  bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
+               const Spans& model, Step& step);
+  void exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
+                const Spans& model, bool clusters_shard, Step& step);
+  Span<ClusterGroup> groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model, Step& step);
+  bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const;
+  std::uint64_t exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
+                               std::size_t rank) const;
   void add_momentum(BucketId bucket, Span<float> mean);
 
   CasqSettings settings_;
@@ -191,14 +215,9 @@ class Casq final : public Synchronizer {
   std::vector<Pending> pendings_;
 };
 
-std::uint32_t sample_seed(const Step& step, BucketId bucket, std::uint32_t hop) {
-  return random_stream(step.seed, step.index, bucket, RandomPurpose::sample, 0, hop).block(0, 0)[0];
-}
-
-PerCluster<float> centres_of(const PerCluster<Cluster>& clusters) {
-  PerCluster<float> centres{};
-  for (std::size_t c = 0; c < centres.size(); ++c) centres[c] = static_cast<float>(clusters[c].centre);
-  return centres;
+std::uint32_t sample_seed(const Step& step, BucketId bucket, std::size_t group, std::uint32_t hop) {
+  return random_stream(step.seed, step.index, bucket, RandomPurpose::sample, 0, hop)
+      .block(static_cast<std::uint32_t>(group), 0)[0];
 }
 
 void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
@@ -206,118 +225,185 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   step.delivered = {};
   step.report.formula_bytes = 0;
   if (gradient.empty()) return;
-  const auto known = states_.find(bucket);
-  const bool clusters = known == states_.end() || settings_.clusters_at(step.index);
-  BucketState state = known == states_.end() ? BucketState() : known->second;
-  bool usable = true;
-  if (clusters) {
-    const Agreement agreement = cluster(bucket, gradient, residual, step);
-    if (agreement.not_finite()) {
-      step.report.finite = false;
-      std::fill(gradient.begin(), gradient.end(), std::numeric_limits<float>::quiet_NaN());
-      return;
-    }
-    // Nothing but zeros on rank 0 says nothing of later steps, nor of the other ranks.
-    usable = !agreement.all_zero();
-    state.centres = agreement.centres();
-    state.weights = agreement.weights();
+  const GroupEnds ends(settings_, gradient.size(), step.parameter_ends);
+  const bool clusters = !states_.contains(bucket) || settings_.clusters_at(step.index);
+  // A copy, so that a step that is not finite leaves the state as it was.
+  const Spans model = model_for(bucket, ends, step);
+  if (clusters && !cluster(bucket, ends, gradient, residual, model, step)) {
+    step.report.finite = false;
+    std::fill(gradient.begin(), gradient.end(), std::numeric_limits<float>::quiet_NaN());
+    return;
   }
-  exchange(bucket, gradient, residual, step, state, clusters);
+  exchange(bucket, ends, gradient, residual, model, clusters, step);
   if (!step.report.finite) return;
-  if (clusters && usable) {
+  if (clusters) {
+    BucketState& state = states_[bucket];
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
-    states_[bucket] = state;
+    state.model.centres.assign(model.centres.begin(), model.centres.end());
+    state.model.weights.assign(model.weights.begin(), model.weights.end());
+    state.model.shard_centres.assign(model.shard_centres.begin(), model.shard_centres.end());
   }
   if (settings_.double_momentum > 0) add_momentum(bucket, gradient);
 }
 
-/// Centres and weights from a sample of rank 0's elements, on all ranks. Collective.
-Agreement Casq::cluster(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step) {
+/// The bucket's model so far, in the step's workspace; zeros where it has none.
+Casq::Spans Casq::model_for(BucketId bucket, const GroupEnds& ends, Step& step) {
+  const auto known = states_.find(bucket);
+  auto copy_of = [&](const std::vector<PerCluster<float>>* values) {
+    const auto copy = step.workspace.take<PerCluster<float>>(ends.size());
+    std::fill(copy.begin(), copy.end(), PerCluster<float>{});
+    if (values != nullptr) std::copy_n(values->begin(), std::min(values->size(), copy.size()), copy.begin());
+    return copy;
+  };
+  const auto* model = known == states_.end() ? nullptr : &known->second.model;
+  return {copy_of(model != nullptr ? &model->centres : nullptr),
+          copy_of(model != nullptr ? &model->weights : nullptr),
+          copy_of(model != nullptr ? &model->shard_centres : nullptr)};
+}
+
+/// Centres and weights from a sample of rank 0's elements, on all ranks. Collective. Returns false where rank
+/// 0 sampled a value that is not finite. A group of nothing but zeros has centres 0.
+bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient,
+                   Span<const float> residual, const Spans& model, Step& step) {
   Stopwatch watch;
-  Agreement agreement(settings_.clusters());
+  const std::size_t count = settings_.clusters();
+  // Of each group its centres, then its weights.
+  const auto floats = step.workspace.take<float>(2 * count * ends.size());
+  std::fill(floats.begin(), floats.end(), 0.0f);
   if (step.communicator.rank() == 0) {
-    PerCluster<Cluster> clusters{};
-    const SampleKind kind = find_clusters(step.workspace, gradient, residual, settings_.bits,
-                                          settings_.sample, sample_seed(step, bucket, 0), clusters);
-    if (kind == SampleKind::not_finite) agreement.set_not_finite();
-    if (kind == SampleKind::usable) {
-      const double share =
-          static_cast<double>(settings_.buckets(gradient.size())) / static_cast<double>(gradient.size());
-      agreement.set(clusters, bucket_weights(settings_.allocation, clusters, settings_.bits, share));
+    ClusterFinder finder(step.workspace);
+    for (std::size_t group = 0; group < ends.size(); ++group) {
+      const std::size_t begin = ends.begin(group);
+      const std::size_t elements = ends.end(group) - begin;
+      if (elements == 0) continue;
+      PerCluster<Cluster> clusters{};
+      const SampleKind kind =
+          finder.find(gradient.subspan(begin, elements), residual.subspan(begin, elements), settings_.bits,
+                      settings_.sample, sample_seed(step, bucket, group, 0), clusters);
+      if (kind == SampleKind::not_finite) floats[0] = kNotFinite;
+      if (kind != SampleKind::usable) continue;
+      const double share = static_cast<double>(ends.buckets(elements)) / static_cast<double>(elements);
+      const auto weights = bucket_weights(settings_.allocation, clusters, settings_.bits, share);
+      for (std::size_t c = 0; c < count; ++c) {
+        floats[2 * count * group + c] = static_cast<float>(clusters[c].centre);
+        floats[2 * count * group + count + c] = weights[c];
+      }
     }
   }
   step.report.seconds_compress += watch.lap();
-  take_from_rank_0(step, agreement.floats());
-  step.report.formula_bytes += broadcast_payload_bytes(agreement.floats().size_bytes(),
-                                                       step.communicator.rank(), step.communicator.size());
-  if (!agreement.not_finite()) agreement.require_sound(bucket);
-  return agreement;
+  take_from_rank_0(step, floats);
+  step.report.formula_bytes +=
+      broadcast_payload_bytes(floats.size_bytes(), step.communicator.rank(), step.communicator.size());
+  if (std::isnan(floats[0])) return false;
+  for (std::size_t group = 0; group < ends.size(); ++group) {
+    std::copy_n(floats.data() + 2 * count * group, count, model.centres[group].begin());
+    std::copy_n(floats.data() + 2 * count * group + count, count, model.weights[group].begin());
+    require_sound(model.centres[group], model.weights[group], count, bucket);
+  }
+  return true;
 }
 
-void Casq::exchange(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                    BucketState& state, bool clusters_shard) {
+/// The groups of a shard with the sizes of their bucket arrays, without thresholds.
+Span<ClusterGroup> Casq::groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model,
+                                   Step& step) {
+  const auto groups = step.workspace.take<ClusterGroup>(ends.size());
+  std::size_t used = 0;
+  std::size_t buckets = 0;
+  ends.for_each(shard, [&](std::size_t group, std::size_t first, std::size_t last) {
+    const std::size_t own = ends.buckets(last - first);
+    groups[used] = ClusterGroup();
+    groups[used].end = last;
+    groups[used].first_bucket = buckets;
+    groups[used].sizes = allocate_buckets(model.weights[group], settings_.bits, own);
+    buckets += own;
+    ++used;
+  });
+  return groups.first(used);
+}
+
+void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
+                    const Spans& model, bool clusters_shard, Step& step) {
   const std::size_t elements = gradient.size();
   const auto world = static_cast<std::size_t>(step.communicator.size());
+  const Shard whole{0, elements};
+  auto groups_for = [&](const Shard& shard) { return groups_of(ends, shard, model, step); };
+  const auto groups = groups_for(whole);
+  std::size_t k = 0;
+  ends.for_each(whole, [&](std::size_t group, std::size_t, std::size_t) {
+    set_thresholds(groups[k++], settings_.bits, model.centres[group]);
+  });
   ClusterSketch sketch;
   sketch.bits = settings_.bits;
   sketch.stream = random_stream(step.seed, step.index, bucket, RandomPurpose::sketch);
-  sketch.sizes = allocate_buckets(state.weights, settings_.bits, settings_.buckets(elements));
-  set_thresholds(sketch, state.centres);
+  sketch.groups = groups;
   step.report.formula_bytes +=
-      exchange_bytes(elements, world, static_cast<std::size_t>(step.communicator.rank()));
-  if (!through_server(elements, world)) {
+      exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
+  if (!through_server(ends, elements, world)) {
     CasqCoder coder(sketch, gradient, residual, step);
     average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.buckets()}, pendings_, coder);
     return;
   }
-  auto sizes = [&](std::size_t shard) {
-    return allocate_buckets(state.weights, settings_.bits, settings_.buckets(shard));
-  };
-  auto thresholds = [&](Span<const float> average, ClusterSketch& result) {
-    PerCluster<Cluster> clusters{};
-    if (clusters_shard) {
-      state.shard_centres = state.centres;
-      if (find_clusters(step.workspace, average, {}, settings_.bits, settings_.sample,
-                        sample_seed(step, bucket, 1), clusters) == SampleKind::usable) {
-        state.shard_centres = centres_of(clusters);
+  const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()));
+  auto set_shard_thresholds = [&](Span<const float> average, Span<ClusterGroup> results) {
+    ClusterFinder finder(step.workspace);
+    std::size_t result = 0;
+    ends.for_each(own, [&](std::size_t group, std::size_t first, std::size_t last) {
+      PerCluster<float>& centres = model.shard_centres[group];
+      if (clusters_shard) {
+        centres = model.centres[group];
+        PerCluster<Cluster> clusters{};
+        if (finder.find(average.subspan(first - own.begin, last - first), {}, settings_.bits,
+                        settings_.sample, sample_seed(step, bucket, group, 1),
+                        clusters) == SampleKind::usable) {
+          for (std::size_t c = 0; c < settings_.clusters(); ++c) {
+            centres[c] = static_cast<float>(clusters[c].centre);
+          }
+        }
       }
-    }
-    set_thresholds(result, state.shard_centres);
+      set_thresholds(results[result++], settings_.bits, centres);
+    });
   };
-  average_at_owners(bucket, gradient, residual, step, {sketch, settings_.requantised, sizes, thresholds},
-                    pendings_);
+  average_at_owners(bucket, gradient, residual, step,
+                    {sketch, settings_.requantised, groups_for, set_shard_thresholds}, pendings_);
 }
 
-bool Casq::through_server(std::size_t elements, std::size_t world) const {
+/// Whether shards' servers take fewer bytes, over all ranks, than gathering everything; or what was asked
+/// for.
+bool Casq::through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const {
   if (settings_.topology != Topology::automatic) return settings_.topology == Topology::server;
-  const std::uint64_t gather =
-      coded_bytes(elements, {settings_.bits, settings_.buckets(elements)}, static_cast<int>(world));
+  const std::size_t buckets = ends.buckets(Shard{0, elements});
+  // Both per rank that receives: every rank's codes, or each shard's codes from a rank and its result.
+  const std::uint64_t gather = world * (4 * buckets + code_bytes(elements, settings_.bits));
   std::uint64_t server = 0;
-  for (std::size_t rank = 0; rank < world; ++rank) {
-    server += owners_payload_bytes(elements, world, rank, settings_.bits, settings_.buckets(elements),
-                                   settings_.requantised,
-                                   [&](std::size_t shard) { return settings_.buckets(shard); });
+  for (std::size_t owner = 0; owner < world; ++owner) {
+    const Shard shard = shard_of(elements, world, owner);
+    if (shard.size() == 0) continue;
+    const std::uint64_t codes = code_bytes(shard.size(), settings_.bits);
+    server += 4 * buckets + codes;
+    server += settings_.requantised ? 4 * ends.buckets(shard) + codes : 4 * shard.size();
   }
-  return server < world * gather;
+  return server < gather;
 }
 
-std::uint64_t Casq::exchange_bytes(std::size_t elements, std::size_t world, std::size_t rank) const {
-  if (!through_server(elements, world)) {
-    return coded_bytes(elements, {settings_.bits, settings_.buckets(elements)}, static_cast<int>(world));
+std::uint64_t Casq::exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
+                                   std::size_t rank) const {
+  const std::size_t buckets = ends.buckets(Shard{0, elements});
+  if (!through_server(ends, elements, world)) {
+    return coded_bytes(elements, {settings_.bits, buckets}, static_cast<int>(world));
   }
-  return owners_payload_bytes(elements, world, rank, settings_.bits, settings_.buckets(elements),
-                              settings_.requantised,
-                              [&](std::size_t shard) { return settings_.buckets(shard); });
+  return owners_payload_bytes(elements, world, rank, settings_.bits, buckets, settings_.requantised,
+                              [&](const Shard& shard) { return ends.buckets(shard); });
 }
 
 std::uint64_t Casq::payload_bytes(const Workload& workload) const {
   if (workload.elements == 0) return 0;
-  const std::uint64_t agreed =
-      settings_.clusters_at(workload.step)
-          ? broadcast_payload_bytes(8 * settings_.clusters(), workload.rank, workload.world_size)
-          : 0;
-  return agreed + exchange_bytes(static_cast<std::size_t>(workload.elements),
-                                 static_cast<std::size_t>(workload.world_size),
+  const auto elements = static_cast<std::size_t>(workload.elements);
+  const GroupEnds ends(settings_, elements, workload.parameter_ends);
+  const std::uint64_t agreed = settings_.clusters_at(workload.step)
+                                   ? broadcast_payload_bytes(8 * settings_.clusters() * ends.size(),
+                                                             workload.rank, workload.world_size)
+                                   : 0;
+  return agreed + exchange_bytes(ends, elements, static_cast<std::size_t>(workload.world_size),
                                  static_cast<std::size_t>(workload.rank));
 }
 
@@ -333,11 +419,14 @@ constexpr std::array<const char*, 3> kKinds = {"casq_centre_", "casq_weight_", "
 
 void Casq::save(BucketWriter& writer) const {
   for (const auto& [bucket, state] : states_) {
-    const std::array<const PerCluster<float>*, 3> parts = {&state.centres, &state.weights,
-                                                           &state.shard_centres};
+    const std::array<const std::vector<PerCluster<float>>*, 3> parts = {
+        &state.model.centres, &state.model.weights, &state.model.shard_centres};
     for (std::size_t part = 0; part < parts.size(); ++part) {
+      const auto& groups = *parts[part];
       for (std::size_t c = 0; c < settings_.clusters(); ++c) {
-        const std::vector<float> values(state.parameters, (*parts[part])[c]);
+        // Where the bucket is one group, every parameter has its clusters.
+        std::vector<float> values(state.parameters);
+        for (std::size_t i = 0; i < values.size(); ++i) values[i] = groups[std::min(i, groups.size() - 1)][c];
         writer.values(kKinds[part] + std::to_string(c), bucket, Span<const float>(values));
       }
     }
@@ -353,16 +442,20 @@ void Casq::load(const BucketReader& reader) {
   for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
     BucketState state;
     state.parameters = reader.parameters(bucket);
-    const std::array<PerCluster<float>*, 3> parts = {&state.centres, &state.weights, &state.shard_centres};
+    const std::size_t groups =
+        settings_.per_parameter ? state.parameters : std::min<std::size_t>(1, state.parameters);
+    const std::array<std::vector<PerCluster<float>>*, 3> parts = {&state.model.centres, &state.model.weights,
+                                                                  &state.model.shard_centres};
     std::vector<float> values(state.parameters);
-    bool complete = !values.empty();
+    bool complete = groups != 0;
     for (std::size_t part = 0; part < parts.size(); ++part) {
+      parts[part]->resize(groups);
       for (std::size_t c = 0; complete && c < settings_.clusters(); ++c) {
         complete = reader.values(kKinds[part] + std::to_string(c), bucket, Span<float>(values));
-        (*parts[part])[c] = values.front();
+        for (std::size_t group = 0; group < groups; ++group) (*parts[part])[group][c] = values[group];
       }
     }
-    if (complete) states[bucket] = state;
+    if (complete) states[bucket] = std::move(state);
     std::vector<float> momentum(reader.bucket_elements(bucket));
     if (reader.elements("casq_momentum", bucket, Span<float>(momentum)))
       momenta[bucket] = std::move(momentum);
@@ -380,7 +473,7 @@ SystemInfo casq_info() {
   info.paper = "Ge et al., CASQ, Sci China Inf Sci 2023";
   info.formula =
       "P = ceil(b d/8) + 4 m; all-gather (W-1) P; server (W-1)/W * b d/4 + (W-1) 4 m + (W-1)/W * 4 m; every "
-      "tau steps 8 * 2^b along a tree";
+      "tau steps 8 * 2^b per parameter along a tree";
   info.feedback_default = true;
   info.corrects_momentum = true;
   info.momentum_option = "double_momentum";
@@ -389,6 +482,7 @@ SystemInfo casq_info() {
       {"buckets", "0.005", "bucket means per element, 0 to 1; 0: one mean per cluster"},
       {"interval", "100", "steps between clusterings; the first ones also come after 1, 2, 4, ... steps"},
       {"sample", "0.1", "share of rank 0's elements that is clustered, above 0 to 1"},
+      {"scope", "parameter", "what has clusters and buckets of its own: parameter or bucket"},
       {"allocation", "centre",
        "a cluster's share of the buckets: entropy times |centre| or density, even, or least error"},
       {"topology", "auto",
@@ -401,6 +495,7 @@ SystemInfo casq_info() {
     settings.bucket_share = options.real("buckets", 0, 1);
     settings.interval = static_cast<std::uint64_t>(options.integer("interval", 1, 1'000'000'000));
     settings.sample = options.real("sample", 0.001, 1);
+    settings.per_parameter = options.choice("scope", {"parameter", "bucket"}) == "parameter";
     const auto& allocations = allocation_names();
     const std::string allocation = options.choice("allocation", allocations);
     settings.allocation = static_cast<Allocation>(

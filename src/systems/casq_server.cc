@@ -102,7 +102,7 @@ class OwnersStep {
     }
     codes_ = step_.workspace.take<std::uint64_t>(code_words(gradient_.size(), bits));
     means_ = step_.workspace.take<float>(plan_.uplink.buckets());
-    const bool finite = encode_clusters(step_.executor, step_.workspace, of_rank(plan_.uplink, self_),
+    const bool finite = encode_clusters(step_.executor, step_.workspace, of_rank(plan_.uplink, self_), 0,
                                         gradient_, residual_, codes_, means_);
     if (!finite) std::fill(means_.begin(), means_.end(), 0.0f);
     step_.report.seconds_compress += watch.lap();
@@ -162,28 +162,40 @@ class OwnersStep {
     return finite && std::isfinite(bound);
   }
 
-  /// Sends this rank's shard to all and receives theirs, as codes, into gradient-sized results_. Returns
-  /// whether every rank was finite.
+  /// One owner's result on its way.
+  struct Result {
+    ClusterSketch sketch;
+    CodedFrame frame;
+  };
+
+  /// Sends this rank's shard to all and receives theirs, as codes, into results_. Returns whether every rank
+  /// was finite.
   bool share_codes(bool finite) {
     Stopwatch watch;
     const std::size_t bits = plan_.uplink.bits;
-    const auto frames = step_.workspace.take<CodedFrame>(world_);
+    const auto results = step_.workspace.take<Result>(world_);
     for (std::size_t owner = 0; owner < world_; ++owner) {
-      frames[owner] = CodedFrame();
-      const std::size_t count = shard(owner).size();
-      if (count == 0) continue;
-      frames[owner] = CodedFrame(step_.workspace, downlink(owner).buckets(), count, bits);
-      if (owner != self_) {
-        (*receives_)[owner] =
-            step_.communicator.receive(static_cast<int>(owner), kDownlinkTag, frames[owner].message());
+      results[owner] = {};
+      const Shard theirs = shard(owner);
+      if (theirs.size() == 0) continue;
+      Result& result = results[owner];
+      result.sketch = of_rank(plan_.uplink, owner);
+      result.sketch.stream.hop = 1;
+      const auto groups = plan_.downlink_groups(theirs);
+      result.sketch.groups = groups;
+      result.frame = CodedFrame(step_.workspace, result.sketch.buckets(), theirs.size(), bits);
+      if (owner == self_) {
+        if (finite) plan_.set_downlink_thresholds(average_, groups);
+        continue;
       }
+      (*receives_)[owner] =
+          step_.communicator.receive(static_cast<int>(owner), kDownlinkTag, result.frame.message());
     }
-    const CodedFrame& own = frames[self_];
+    const CodedFrame& own = results[self_].frame;
     if (shard_.size() != 0) {
       if (finite) {
-        ClusterSketch sketch = downlink(self_);
-        plan_.set_downlink_thresholds(average_, sketch);
-        encode_clusters(step_.executor, step_.workspace, sketch, average_, {}, own.codes(), own.table());
+        encode_clusters(step_.executor, step_.workspace, results[self_].sketch, shard_.begin, average_, {},
+                        own.codes(), own.table());
       } else {
         std::fill(own.codes().begin(), own.codes().end(), 0);
         std::fill(own.table().begin(), own.table().end(), 0.0f);
@@ -198,12 +210,13 @@ class OwnersStep {
       }
     }
     for (std::size_t owner = 0; owner < world_; ++owner) {
-      if (owner == self_ || frames[owner].message().empty()) continue;
+      const CodedFrame& frame = results[owner].frame;
+      if (owner == self_ || frame.message().empty()) continue;
       (*receives_)[owner].wait();
-      const FrameHeader expected = header(owner, world_, shard(owner), frames[owner]);
-      finite = !expect_frame(frames[owner].message(), expected).non_finite() && finite;
-      bound_of(frames[owner].table(), owner);
-      frames[owner].open();
+      const FrameHeader expected = header(owner, world_, shard(owner), frame);
+      finite = !expect_frame(frame.message(), expected).non_finite() && finite;
+      bound_of(frame.table(), owner);
+      frame.open();
     }
     sends_.wait_all();
     if (shard_.size() != 0) own.open();
@@ -212,10 +225,10 @@ class OwnersStep {
     results_ = step_.workspace.take<float>(gradient_.size());
     for (std::size_t owner = 0; owner < world_; ++owner) {
       const Shard theirs = shard(owner);
-      const ClusterSketch sketch = theirs.size() == 0 ? ClusterSketch() : downlink(owner);
+      const Result& result = results[owner];
       step_.executor.parallel_for(theirs.size(), kTile, [&](std::size_t begin, std::size_t end) {
-        decode_clusters(sketch, frames[owner].table(), codes_from(frames[owner].codes(), begin, bits), begin,
-                        false, results_.subspan(theirs.begin + begin, end - begin));
+        decode_clusters(result.sketch, result.frame.table(), codes_from(result.frame.codes(), begin, bits),
+                        theirs.begin + begin, false, results_.subspan(theirs.begin + begin, end - begin));
       });
     }
     step_.report.seconds_decompress += watch.lap();
@@ -236,14 +249,6 @@ class OwnersStep {
     for (std::size_t rank = 0; rank < world_; ++rank) counts[rank] = shard(rank).size() * sizeof(float);
     step_.communicator.all_gather_v(as_bytes(own), as_writable_bytes(results_), counts);
     return all_finite(step_.executor, results_);
-  }
-
-  /// The sketch of an owner's result. Its elements count from the shard's first.
-  ClusterSketch downlink(std::size_t owner) const {
-    ClusterSketch sketch = of_rank(plan_.uplink, owner);
-    sketch.stream.hop = 1;
-    sketch.sizes = plan_.downlink_sizes(shard(owner).size());
-    return sketch;
   }
 
   void finish() {
@@ -306,15 +311,16 @@ void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residu
 
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
                                    std::size_t bits, std::size_t buckets, bool requantised,
-                                   FunctionRef<std::size_t(std::size_t)> downlink_buckets) {
+                                   FunctionRef<std::size_t(const Shard&)> downlink_buckets) {
   std::uint64_t bytes = 0;
   for (std::size_t owner = 0; owner < world; ++owner) {
     const std::size_t count = shard_of(elements, world, owner).size();
     if (owner != rank && count != 0) bytes += 4 * buckets + code_bytes(count, bits);
   }
-  const std::size_t own = shard_of(elements, world, rank).size();
-  if (own == 0) return bytes;
-  const std::uint64_t result = requantised ? 4 * downlink_buckets(own) + code_bytes(own, bits) : 4 * own;
+  const Shard own = shard_of(elements, world, rank);
+  if (own.size() == 0) return bytes;
+  const std::uint64_t result =
+      requantised ? 4 * downlink_buckets(own) + code_bytes(own.size(), bits) : 4 * own.size();
   return bytes + (world - 1) * result;
 }
 

@@ -24,10 +24,11 @@ struct ServerPlan {
   ClusterSketch uplink;
   /// Whether shards come back as codes; else as float32.
   bool requantised = true;
-  /// Sizes of the bucket arrays of a shard's result, by the shard's elements.
-  FunctionRef<PerCluster<std::uint32_t>(std::size_t elements)> downlink_sizes;
-  /// Thresholds for this rank's result [its shard's elements], before it is coded. Called at most once.
-  FunctionRef<void(Span<const float> average, ClusterSketch& sketch)> set_downlink_thresholds;
+  /// The groups of a shard's result, with the sizes of their bucket arrays, without thresholds.
+  FunctionRef<Span<ClusterGroup>(const Shard& shard)> downlink_groups;
+  /// Thresholds for the result of this rank's shard, average [its elements], before it is coded. Called at
+  /// most once.
+  FunctionRef<void(Span<const float> average, Span<ClusterGroup> groups)> set_downlink_thresholds;
 };
 
 /// Collective. gradient: becomes the mean; residual, unless empty: p - Q(p), and in this rank's shard what
@@ -37,9 +38,9 @@ struct ServerPlan {
 void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                        const ServerPlan& plan, std::vector<Pending>& pendings);
 
-/// Payload bytes that `rank` sends. buckets: of the uplink; downlink_buckets(elements of a shard).
+/// Payload bytes that `rank` sends. buckets: of the uplink; downlink_buckets: of a shard's result.
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
                                    std::size_t bits, std::size_t buckets, bool requantised,
-                                   FunctionRef<std::size_t(std::size_t)> downlink_buckets);
+                                   FunctionRef<std::size_t(const Shard&)> downlink_buckets);
 
 }  // namespace thinwire

@@ -309,7 +309,7 @@ TEST(Casq, DoubleMomentumReturnsTheMeanAndItsVelocity) {
 TEST(Casq, OptionsOutOfRangeAreRefusedWithTheirValue) {
   for (const char* spec : {"casq:bits=0", "casq:bits=5", "casq:buckets=-0.1", "casq:buckets=1.5",
                            "casq:interval=0", "casq:sample=0", "casq:allocation=best", "casq:topology=ring",
-                           "casq:downlink=half", "casq:double_momentum=1"}) {
+                           "casq:downlink=half", "casq:scope=layer", "casq:double_momentum=1"}) {
     EXPECT_THROW(make(spec), std::invalid_argument) << spec;
   }
   try {
