@@ -31,19 +31,23 @@ inline constexpr std::size_t kPair = 128;
 inline constexpr std::size_t kStaged = 1024;
 /// Adding it to 0 <= y < 2^23 rounds y to the integer that the low 23 bits then are, plus 1.
 inline constexpr float kMagic = 0x1p23f + 1.0f;
+inline constexpr std::uint32_t kMagicBits = 0x4B000000;  // of 0x1p23f
 
 /// The definition in quantize.h, for the elements that 16 bits of u do not decide. i: index within the pair.
 inline std::uint8_t decide_finely(const QuantizationLevels& levels, const RandomStream& stream,
                                   std::size_t pair, std::size_t i, float p, float inverse) {
   std::uint32_t j = 0;
   float y = 0;
+  bool crosses = false;
   if (levels.equal_steps) {
     const float scale = levels.last() * 65536.0f;
     y = std::min(std::fabs(p) * inverse * scale, scale);
   } else {
     const float a = std::min(std::fabs(p) * inverse, 1.0f);
+    crosses = a < levels.values[0];
     while (j + 1 < levels.count() && a >= levels.values[j + 1]) ++j;
-    y = std::min((a - levels.values[j]) * levels.slopes[j], 65536.0f);
+    y = crosses ? (a + levels.values[0]) * levels.lowest_slope
+                : std::min((a - levels.values[j]) * levels.slopes[j], 65536.0f);
   }
   const auto block = static_cast<std::uint32_t>(16 * pair + i % 16);
   const std::size_t word = i % 64 / 16;
@@ -51,8 +55,10 @@ inline std::uint8_t decide_finely(const QuantizationLevels& levels, const Random
   const auto fine =
       static_cast<double>(stream.block(block, 1 + static_cast<std::uint32_t>(i / 64))[word] >> 8);
   const double sum = static_cast<double>(y) + static_cast<double>(coarse) + fine * 0x1p-24;
-  const std::uint32_t index = j + (static_cast<std::uint32_t>(sum) >> 16);
-  return static_cast<std::uint8_t>(index << 1 | (std::signbit(p) ? 1u : 0u));
+  const std::uint32_t up = static_cast<std::uint32_t>(sum) >> 16;
+  const std::uint32_t sign = std::signbit(p) ? 1 : 0;
+  if (crosses) return static_cast<std::uint8_t>(up != 0 ? sign : sign ^ 1);
+  return static_cast<std::uint8_t>((j + up) << 1 | sign);
 }
 
 }  // namespace thinwire
@@ -158,6 +164,8 @@ class MemoryTable {
 /// Where a magnitude lies between equal steps: its place in units of 2^-16 of a step.
 class EqualSteps {
  public:
+  static constexpr bool kZero = true;
+
   explicit EqualSteps(const QuantizationLevels& levels) : scale_(levels.last() * 65536.0f) {}
 
   template <class D, class V, class VU>
@@ -171,13 +179,18 @@ class EqualSteps {
 };
 
 /// The same from the level below on, which a binary search finds; there are 2^(bits - 1) of them.
-template <class Table, int bits>
+template <class Table, int bits, bool zero>
 class SearchedLevels {
  public:
-  explicit SearchedLevels(const QuantizationLevels& levels)
-      : values_(levels.values.data()), slopes_(levels.slopes.data()) {}
+  static constexpr bool kZero = zero;
 
-  /// doubled: becomes twice the index of the level below.
+  explicit SearchedLevels(const QuantizationLevels& levels)
+      : values_(levels.values.data()),
+        slopes_(levels.slopes.data()),
+        lowest_(levels.values[0]),
+        lowest_slope_(levels.lowest_slope) {}
+
+  /// doubled: becomes twice the index of the level below, -2 below the lowest.
   template <class D, class V, class VU>
   HWY_INLINE V place(D d, V magnitude, VU& doubled) const {
     const hn::RebindToUnsigned<D> du;
@@ -188,13 +201,19 @@ class SearchedLevels {
       j = hn::IfThenElse(hn::RebindMask(du, hn::Ge(a, values_(d, candidate))), candidate, j);
     }
     doubled = hn::Add(j, j);
-    const auto y = hn::Mul(hn::Sub(a, values_(d, j)), slopes_(d, j));
-    return hn::Min(y, hn::Set(d, 65536.0f));
+    const auto y = hn::Min(hn::Mul(hn::Sub(a, values_(d, j)), slopes_(d, j)), hn::Set(d, 65536.0f));
+    if (zero) return y;
+    const auto lowest = hn::Set(d, lowest_);
+    const auto crosses = hn::Lt(a, lowest);
+    doubled = hn::IfThenElse(hn::RebindMask(du, crosses), hn::Set(du, ~1u), doubled);
+    return hn::IfThenElse(crosses, hn::Mul(hn::Add(a, lowest), hn::Set(d, lowest_slope_)), y);
   }
 
  private:
   Table values_;
   Table slopes_;
+  float lowest_;
+  float lowest_slope_;
 };
 
 /// Codes of `pairs` * kPair elements, one per byte: index * 2 + sign. Meanwhile as many elements from next_
@@ -239,7 +258,13 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
         closest = hn::Min(closest, hn::ShiftLeft<16>(sum));
         const auto sign = hn::ShiftRight<31>(hn::BitCast(du, value));
         const auto doubled = hn::Add(hn::And(hn::ShiftRight<15>(sum), even), below);
-        hn::StoreU(hn::TruncateTo(d8, hn::Or(doubled, sign)), d8, bytes + at);
+        auto code = hn::Or(doubled, sign);
+        if (!Placement::kZero) {
+          // Less than the magic number's own bits: the other side of 0.
+          const auto crossed = hn::Gt(hn::Set(du, kMagicBits >> 15), doubled);
+          code = hn::IfThenElse(crossed, hn::Xor(sign, hn::Set(du, 1)), code);
+        }
+        hn::StoreU(hn::TruncateTo(d8, code), d8, bytes + at);
       }
       if (hn::AllTrue(du, hn::Gt(closest, least_clear))) continue;
       for (std::size_t at = lane; at < kPair; at += 16) {
@@ -310,10 +335,19 @@ void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::s
   };
   if (levels.equal_steps) return encode(EqualSteps(levels));
   auto search = [&](auto bits) {
-    if (fits_a_register(levels)) return encode(SearchedLevels<RegisterTable, bits>(levels));
-    return encode(SearchedLevels<MemoryTable, bits>(levels));
+    constexpr bool kFits = bits <= 5;  // 16 levels
+    auto with = [&](auto zero) {
+      if constexpr (kFits) {
+        if (fits_a_register(levels)) return encode(SearchedLevels<RegisterTable, bits, zero>(levels));
+      }
+      return encode(SearchedLevels<MemoryTable, bits, zero>(levels));
+    };
+    if (levels.has_zero()) return with(std::true_type());
+    return with(std::false_type());
   };
   switch (levels.bits) {
+    case 2:
+      return search(std::integral_constant<int, 2>());
     case 3:
       return search(std::integral_constant<int, 3>());
     case 4:
@@ -321,11 +355,11 @@ void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::s
     case 5:
       return search(std::integral_constant<int, 5>());
     case 6:
-      return encode(SearchedLevels<MemoryTable, 6>(levels));
+      return search(std::integral_constant<int, 6>());
     case 7:
-      return encode(SearchedLevels<MemoryTable, 7>(levels));
+      return search(std::integral_constant<int, 7>());
     default:
-      return encode(SearchedLevels<MemoryTable, 8>(levels));
+      return search(std::integral_constant<int, 8>());
   }
 }
 
@@ -490,17 +524,18 @@ QuantizationLevels QuantizationLevels::given(Span<const float> values) {
     throw std::invalid_argument(std::to_string(values.size()) +
                                 " levels: their number is a power of two, 2 to 128");
   }
-  // Two levels are 0 and 1, which are equally far from each other.
-  levels.equal_steps = values.size() == 2;
   for (std::size_t j = 0; j < values.size(); ++j) {
-    const bool right = j == 0 ? values[0] == 0.0f : values[j] > values[j - 1] && values[j] <= 1.0f;
-    if (!right || (j + 1 == values.size() && values[j] != 1.0f)) {
+    const bool right = j == 0 ? values[0] >= 0 : values[j] > values[j - 1];
+    if (!right || !(values[j] <= 1) || (j + 1 == values.size() && values[j] != 1)) {
       throw std::invalid_argument("level " + std::to_string(j) + " is " + std::to_string(values[j]) +
-                                  ": levels ascend from 0 to 1");
+                                  ": levels ascend from 0 or more to 1");
     }
     levels.values[j] = values[j];
     if (j != 0) levels.slopes[j - 1] = std::min(65536.0f / (values[j] - values[j - 1]), 0x1p126f);
   }
+  if (!levels.has_zero()) levels.lowest_slope = std::min(32768.0f / values[0], 0x1p126f);
+  // 0 and 1 are as far apart as two levels can be.
+  levels.equal_steps = values.size() == 2 && levels.has_zero();
   return levels;
 }
 
