@@ -16,6 +16,7 @@ SystemInfo agsparse_info();
 SystemInfo sparcml_info();
 SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
+SystemInfo global_top_k_info();
 SystemInfo power_sgd_info();
 SystemInfo qsgd_info();
 SystemInfo terngrad_info();

@@ -382,6 +382,8 @@ SystemInfo casq_info() {
       "P = ceil(b d/8) + 4 m; all-gather (W-1) P; server (W-1)/W * b d/4 + (W-1) 4 m + (W-1)/W * 4 m; every "
       "tau steps 8 * 2^b along a tree";
   info.feedback_default = true;
+  info.corrects_momentum = true;
+  info.momentum_option = "double_momentum";
   info.options = {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
       {"buckets", "0.005", "bucket means per element, 0 to 1; 0: one mean per cluster"},
