@@ -18,6 +18,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
+#include "kernels/level_tables-inl.h"
 #include "kernels/philox-inl.h"
 
 #ifndef THINWIRE_KERNELS_QUANTIZE_ONCE_
@@ -26,9 +27,6 @@ namespace thinwire {
 
 /// Elements that share the words of their random blocks.
 inline constexpr std::size_t kPair = 128;
-/// Elements between elements and bit planes at a time; their codes, one byte each, stay in the first-level
-/// cache.
-inline constexpr std::size_t kStaged = 1024;
 /// Adding it to 0 <= y < 2^23 rounds y to the integer that the low 23 bits then are, plus 1.
 inline constexpr float kMagic = 0x1p23f + 1.0f;
 inline constexpr std::uint32_t kMagicBits = 0x4B000000;  // of 0x1p23f
@@ -67,8 +65,6 @@ inline std::uint8_t decide_finely(const QuantizationLevels& levels, const Random
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using ByteTag = HWY_CAPPED(std::uint8_t, 64);
 
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, const float* gradient, const float* residual, std::size_t i) {
@@ -127,39 +123,6 @@ double SumOfSquares(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
   }
   return total;
 }
-
-HWY_INLINE bool fits_a_register(const QuantizationLevels& levels) {
-  return levels.count() <= hn::Lanes(FloatTag());
-}
-
-/// A table of at most as many floats as a vector has lanes.
-class RegisterTable {
- public:
-  explicit RegisterTable(const float* table) : held_(hn::LoadU(FloatTag(), table)) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> operator()(D d, VU index) const {
-    return hn::TableLookupLanes(held_, hn::IndicesFromVec(d, index));
-  }
-
- private:
-  hn::Vec<FloatTag> held_;
-};
-
-/// A table of any size, in memory.
-class MemoryTable {
- public:
-  explicit MemoryTable(const float* table) : table_(table) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> operator()(D d, VU index) const {
-    const hn::RebindToSigned<D> di;
-    return hn::GatherIndex(d, table_, hn::BitCast(di, index));
-  }
-
- private:
-  const float* table_;
-};
 
 /// Where a magnitude lies between equal steps: its place in units of 2^-16 of a step.
 class EqualSteps {
@@ -302,12 +265,12 @@ void EncodeWith(const QuantizationLevels& levels, const Placement& placement, co
                 std::size_t first_pair, const float* HWY_RESTRICT gradient,
                 const float* HWY_RESTRICT residual, std::size_t count, std::size_t behind, float inverse,
                 std::uint64_t* HWY_RESTRICT codes) {
-  HWY_ALIGN std::uint8_t bytes[kStaged];
-  HWY_ALIGN float staged[kStaged];
+  HWY_ALIGN std::uint8_t bytes[kStagedCodes];
+  HWY_ALIGN float staged[kStagedCodes];
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
-  for (std::size_t begin = 0; begin < count; begin += kStaged) {
-    const std::size_t valid = std::min(kStaged, count - begin);
+  for (std::size_t begin = 0; begin < count; begin += kStagedCodes) {
+    const std::size_t valid = std::min(kStagedCodes, count - begin);
     const std::size_t pairs = (valid + kPair - 1) / kPair;
     const float* p = gradient + begin;
     if (residual != nullptr || valid % kPair != 0) {
@@ -363,93 +326,6 @@ void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::s
   }
 }
 
-/// The reverse of PlanesOfBytes.
-void BytesOfPlanes(const std::uint64_t* HWY_RESTRICT codes, std::size_t groups, std::size_t bits,
-                   std::uint8_t* HWY_RESTRICT bytes) {
-  const ByteTag d;
-  const std::size_t lanes = hn::Lanes(d);
-  for (std::size_t group = 0; group < groups; ++group, bytes += 64, codes += bits) {
-    for (std::size_t lane = 0; lane < 64; lane += lanes) {
-      auto code = hn::Zero(d);
-      for (std::size_t k = 0; k < bits; ++k) {
-        const auto bit = hn::Set(d, static_cast<std::uint8_t>(1u << k));
-        code = hn::Or(code, hn::IfThenElseZero(word_to_mask(d, codes[k], lane), bit));
-      }
-      hn::StoreU(code, d, bytes + lane);
-    }
-  }
-}
-
-template <class Value>
-void DecodeWith(const Value& value, std::size_t bits, const std::uint64_t* HWY_RESTRICT codes,
-                std::size_t count, bool add, float* HWY_RESTRICT values) {
-  HWY_ALIGN std::uint8_t bytes[kStaged];
-  HWY_ALIGN float last[64];
-  const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> du;
-  const hn::Rebind<std::uint8_t, FloatTag> d8;
-  const std::size_t lanes = hn::Lanes(d);
-  auto decode = [&](const std::uint8_t* from, float* to) HWY_ATTR {
-    const auto code = hn::PromoteTo(du, hn::LoadU(d8, from));
-    const auto magnitude = value.of(d, hn::ShiftRight<1>(code));
-    const auto sign = hn::ShiftLeft<31>(code);
-    const auto q = hn::BitCast(d, hn::Or(hn::BitCast(du, magnitude), sign));
-    hn::StoreU(add ? hn::Add(hn::LoadU(d, to), q) : q, d, to);
-  };
-  for (std::size_t begin = 0; begin < count; begin += kStaged) {
-    const std::size_t valid = std::min(kStaged, count - begin);
-    BytesOfPlanes(codes + begin / 64 * bits, (valid + 63) / 64, bits, bytes);
-    const std::size_t whole = valid / 64 * 64;
-    for (std::size_t i = 0; i < whole; i += lanes) decode(bytes + i, values + begin + i);
-    if (whole == valid) continue;
-    const std::size_t rest = valid - whole;
-    for (std::size_t i = 0; i < 64; ++i) last[i] = add && i < rest ? values[begin + whole + i] : 0.0f;
-    for (std::size_t i = 0; i < 64; i += lanes) decode(bytes + whole + i, last + i);
-    std::copy(last, last + rest, values + begin + whole);
-  }
-}
-
-class EqualValues {
- public:
-  EqualValues(const QuantizationLevels& levels, float norm) : unit_(norm / levels.last()), norm_(norm) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> of(D d, VU index) const {
-    const hn::RebindToSigned<D> di;
-    return hn::Min(hn::Mul(hn::ConvertTo(d, hn::BitCast(di, index)), hn::Set(d, unit_)), hn::Set(d, norm_));
-  }
-
- private:
-  float unit_;
-  float norm_;
-};
-
-template <class Table>
-class TableValues {
- public:
-  TableValues(const QuantizationLevels& levels, float norm) : values_(levels.values.data()), norm_(norm) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> of(D d, VU index) const {
-    return hn::Mul(values_(d, index), hn::Set(d, norm_));
-  }
-
- private:
-  Table values_;
-  float norm_;
-};
-
-void Decode(const QuantizationLevels& levels, float norm, const std::uint64_t* codes, std::size_t count,
-            bool add, float* values) {
-  if (levels.equal_steps) {
-    DecodeWith(EqualValues(levels, norm), levels.bits, codes, count, add, values);
-  } else if (fits_a_register(levels)) {
-    DecodeWith(TableValues<RegisterTable>(levels, norm), levels.bits, codes, count, add, values);
-  } else {
-    DecodeWith(TableValues<MemoryTable>(levels, norm), levels.bits, codes, count, add, values);
-  }
-}
-
 }  // namespace thinwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -459,7 +335,6 @@ namespace thinwire {
 HWY_EXPORT(LargestMagnitude);
 HWY_EXPORT(SumOfSquares);
 HWY_EXPORT(Encode);
-HWY_EXPORT(Decode);
 
 namespace {
 
@@ -473,71 +348,18 @@ float float_of_bits(std::uint32_t bits) {
   return value;
 }
 
+/// Infinity where a float cannot hold it.
+float float_of(double value) {
+  const bool fits = value <= static_cast<double>(std::numeric_limits<float>::max());
+  return fits ? static_cast<float>(value) : std::numeric_limits<float>::infinity();
+}
+
 /// 1 / norm, 0 where that is no float.
 float inverse_of(float norm) {
   return norm < std::numeric_limits<float>::min() ? 0.0f : 1.0f / norm;
 }
 
-[[noreturn]] void refuse_bits(std::size_t bits) {
-  throw std::invalid_argument(std::to_string(bits) +
-                              " bits per element: a sign and at least one level take 2 bits, and a code has "
-                              "at most 8; give bits from 2 to 8");
-}
-
-/// Range that element `first` lies in.
-std::size_t range_of(const QuantizationScales& scales, std::size_t first) {
-  if (scales.ends.empty()) return first / scales.chunk;
-  return static_cast<std::size_t>(std::upper_bound(scales.ends.begin(), scales.ends.end(), first) -
-                                  scales.ends.begin());
-}
-
-std::size_t end_of(const QuantizationScales& scales, std::size_t range) {
-  return scales.ends.empty() ? (range + 1) * scales.chunk : scales.ends[range];
-}
-
 }  // namespace
-
-QuantizationLevels QuantizationLevels::uniform(std::size_t bits) {
-  if (bits < kLeastBits || bits > kMostBits) refuse_bits(bits);
-  QuantizationLevels levels;
-  levels.bits = bits;
-  const auto last = static_cast<float>(levels.count() - 1);
-  for (std::size_t j = 0; j < levels.count(); ++j) levels.values[j] = static_cast<float>(j) / last;
-  for (std::size_t j = 0; j + 1 < levels.count(); ++j) levels.slopes[j] = 65536.0f * last;
-  return levels;
-}
-
-QuantizationLevels QuantizationLevels::halving(std::size_t bits) {
-  QuantizationLevels levels = uniform(bits);
-  std::array<float, kMost> values{};
-  const auto last = static_cast<int>(levels.count()) - 1;
-  for (int j = 1; j <= last; ++j) values[static_cast<std::size_t>(j)] = std::ldexp(1.0f, j - last);
-  return given(Span<const float>(values).first(levels.count()));
-}
-
-QuantizationLevels QuantizationLevels::given(Span<const float> values) {
-  std::size_t bits = kLeastBits;
-  while (bits < kMostBits && std::size_t{1} << (bits - 1) < values.size()) ++bits;
-  QuantizationLevels levels;
-  levels.bits = bits;
-  if (levels.count() != values.size()) {
-    throw std::invalid_argument(std::to_string(values.size()) +
-                                " levels: their number is a power of two, 2 to 128");
-  }
-  for (std::size_t j = 0; j < values.size(); ++j) {
-    const bool right = j == 0 ? values[0] >= 0 : values[j] > values[j - 1];
-    if (!right || !(values[j] <= 1) || (j + 1 == values.size() && values[j] != 1)) {
-      throw std::invalid_argument("level " + std::to_string(j) + " is " + std::to_string(values[j]) +
-                                  ": levels ascend from 0 or more to 1");
-    }
-    levels.values[j] = values[j];
-    if (j != 0) levels.slopes[j - 1] = std::min(65536.0f / (values[j] - values[j - 1]), 0x1p126f);
-  }
-  if (!levels.has_zero()) levels.lowest_slope = std::min(32768.0f / values[0], 0x1p126f);
-  // 0 and 1 are as far apart as two levels can be.
-  levels.equal_steps = values.size() == 2 && levels.has_zero();
-  return levels;
-}
 
 bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
@@ -552,10 +374,9 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
       const std::size_t count = std::min(chunk, gradient.size() - begin);
       const float* g = gradient.data() + begin;
       const float* r = at(residual, begin);
-      const float length =
-          norm == QuantizationNorm::largest
-              ? float_of_bits(HWY_DYNAMIC_DISPATCH(LargestMagnitude)(g, r, count))
-              : static_cast<float>(std::sqrt(HWY_DYNAMIC_DISPATCH(SumOfSquares)(g, r, count)));
+      const float length = norm == QuantizationNorm::largest
+                               ? float_of_bits(HWY_DYNAMIC_DISPATCH(LargestMagnitude)(g, r, count))
+                               : float_of(std::sqrt(HWY_DYNAMIC_DISPATCH(SumOfSquares)(g, r, count)));
       if (!std::isfinite(length)) {
         finite.store(false, std::memory_order_relaxed);
         return;
@@ -573,9 +394,8 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
 void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
                      Span<const float> residual, Span<std::uint64_t> codes) {
-  const QuantizationScales scales{.ends = ends};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    std::size_t range = range_of(scales, begin);
+    auto range = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
     while (begin < end) {
       const std::size_t whole = std::min(end, ends[range]);
       const std::size_t run = whole == end ? end - begin : (whole - begin) / kPair * kPair;
@@ -613,40 +433,6 @@ float largest_magnitude(Executor& executor, Span<const float> gradient, Span<con
     }
   });
   return float_of_bits(most.load());
-}
-
-void dequantize(const QuantizationLevels& levels, const QuantizationScales& scales, Span<const float> norms,
-                Span<const std::uint64_t> codes, std::size_t first, bool add, Span<float> values) {
-  const std::size_t bits = levels.bits;
-  const std::size_t end = first + values.size();
-  std::size_t begin = first;
-  std::size_t range = begin < end ? range_of(scales, begin) : 0;
-  while (begin < end) {
-    const std::size_t whole = std::min(end, end_of(scales, range));
-    const std::size_t run = whole == end ? end - begin : (whole - begin) / 64 * 64;
-    if (run != 0) {
-      HWY_DYNAMIC_DISPATCH(Decode)
-      (levels, norms[range], codes.data() + begin / 64 * bits, run, add, values.data() + (begin - first));
-      begin += run;
-      if (begin == end) return;
-    }
-    while (begin >= end_of(scales, range)) ++range;
-    if (end_of(scales, range) - begin >= 64) continue;
-    // Elements of several ranges share words: they are decoded once for each range.
-    std::array<float, 64> group;
-    const std::size_t mixed = std::min<std::size_t>(64, end - begin);
-    for (std::size_t i = 0; i < mixed;) {
-      const std::size_t until = std::min(mixed, end_of(scales, range) - begin);
-      HWY_DYNAMIC_DISPATCH(Decode)
-      (levels, norms[range], codes.data() + begin / 64 * bits, mixed, false, group.data());
-      for (; i < until; ++i) {
-        float& value = values[begin - first + i];
-        value = add ? value + group[i] : group[i];
-      }
-      while (begin + i < end && begin + i >= end_of(scales, range)) ++range;
-    }
-    begin += mixed;
-  }
 }
 
 }  // namespace thinwire

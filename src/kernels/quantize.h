@@ -50,12 +50,12 @@ struct QuantizationLevels {
   float last() const { return static_cast<float>(count() - 1); }
   Span<const float> used() const { return Span<const float>(values).first(count()); }
 
-  std::size_t bits = kLeastBits;
-  bool equal_steps = true;
   alignas(64) std::array<float, kMost> values{};
   /// 2^16 / (values[j + 1] - values[j]), at most 2^126; 0 at the last.
   alignas(64) std::array<float, kMost> slopes{};
+  std::size_t bits = kLeastBits;
   float lowest_slope = 0;  ///< 2^15 / values[0], at most 2^126.
+  bool equal_steps = true;
 };
 
 enum class QuantizationNorm : std::uint8_t { largest, l2 };
