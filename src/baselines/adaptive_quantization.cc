@@ -11,16 +11,16 @@
 // norm's square, which makes the sum the expected variance; normalised=on counts all chunks alike (ALQ-N and
 // AMQ-N).
 //
-// Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)), and the levels between 0 and 1, 4 (s-1) bytes,
-// along the broadcast's tree every `every` steps, s = 2^(bits-1) - 1.
+// Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)), and the levels that may move, 4 (s-1) bytes or
+// 4 s with zero=off, along the broadcast's tree every `every` steps, s = 2^(bits-1) - 1.
 //
 // Deviations from the paper:
 // - The paper fits a truncated normal to the statistics of r on every worker; here a histogram of rank 0's
 // elements
 //   stands for all, and its levels are broadcast, so that all ranks have the same ones to the bit.
-// - AMQ's levels in the paper leave 0 out and round between the smallest magnitude and its negative; here 0
-// is a level of
-//   every code, so at 2 bits the levels are 0 and 1 and nothing is left to adapt.
+// - AMQ's levels in the paper leave 0 out and round between the smallest magnitude and its negative; so does
+// zero=off, which at 2 bits has one level to adapt. By default 0 is a level: at 2 bits the levels are 0 and 1
+// and nothing is left to adapt.
 // - Codes have a fixed length and are not Huffman coded.
 // - Until rank 0 has had something other than zeros the levels are the powers of 1/2.
 
@@ -52,24 +52,26 @@ constexpr std::size_t kSampleChunks = 64;
 struct AdaptiveSettings {
   ChunkedQuantization chunked;
   Fit fit = Fit::levels;
+  ZeroLevel zero = ZeroLevel::with;
   std::uint64_t every = 100;
   bool normalised = false;
 
   std::size_t levels() const { return std::size_t{1} << (chunked.bits - 1); }
-  /// Levels between 0 and 1.
-  std::size_t inner() const { return levels() - 2; }
+  std::size_t first_free() const { return zero == ZeroLevel::with ? 1 : 0; }
+  /// Levels that may move: all but 0 and 1.
+  std::size_t free() const { return levels() - 1 - first_free(); }
 };
 
 using LevelValues = std::array<float, QuantizationLevels::kMost>;
 
-/// Floats that still ascend strictly from 0 to 1.
-LevelValues as_floats(Span<const double> levels) {
+/// Floats that still ascend strictly to 1, from levels[first] on.
+LevelValues as_floats(Span<const double> levels, std::size_t first) {
   constexpr float kLeast = 0x1p-60f;
   constexpr float kApart = 1 - 0x1p-16f;
   LevelValues values{};
-  const std::size_t last = levels.size() - 1;
-  values[last] = 1;
-  for (std::size_t j = last - 1; j > 0; --j) {
+  std::size_t j = levels.size() - 1;
+  values[j] = 1;
+  while (j-- > first) {
     values[j] = std::min(std::max(static_cast<float>(levels[j]), kLeast), values[j + 1] * kApart);
   }
   return values;
@@ -115,12 +117,12 @@ class AdaptiveQuantization final : public Synchronizer {
     if (known != states_.end()) {
       state = known->second;
     } else {
-      state.levels = QuantizationLevels::halving(settings_.chunked.bits);
+      state.levels = starting_levels();
     }
     step.report.formula_bytes =
         coded_bytes(gradient.size(), settings_.chunked.shape(gradient.size()), step.communicator.size());
     const bool due = known == states_.end() || step.index % settings_.every == 0;
-    const bool fitted = due && settings_.inner() != 0 && refit(bucket, gradient, residual, step, state);
+    const bool fitted = due && settings_.free() != 0 && refit(bucket, gradient, residual, step, state);
     average_quantized(bucket, gradient, residual, step, settings_.chunked, state.levels, pendings_);
     if (!fitted || !step.report.finite) return;
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
@@ -132,7 +134,7 @@ class AdaptiveQuantization final : public Synchronizer {
     // Not counted, for the formula knows no history: steps that fit because none before has.
     const std::uint64_t agreed =
         workload.step % settings_.every == 0
-            ? broadcast_payload_bytes(4 * settings_.inner(), workload.rank, workload.world_size)
+            ? broadcast_payload_bytes(4 * settings_.free(), workload.rank, workload.world_size)
             : 0;
     return agreed +
            coded_bytes(workload.elements, settings_.chunked.shape(workload.elements), workload.world_size);
@@ -167,34 +169,42 @@ class AdaptiveQuantization final : public Synchronizer {
     std::size_t parameters = 1;
   };
 
+  QuantizationLevels starting_levels() const {
+    std::array<double, QuantizationLevels::kMost> storage{};
+    const Span<double> levels(storage.data(), settings_.levels());
+    exponential_levels(0.5, settings_.zero, levels);
+    const LevelValues values = as_floats(levels, settings_.first_free());
+    return QuantizationLevels::given(Span<const float>(values).first(settings_.levels()));
+  }
+
   /// Takes over rank 0's levels. False when it has none to offer. Collective.
   bool refit(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
              BucketState& state) {
     Stopwatch watch;
     LevelValues values{};
-    const Span<float> inner(values.data() + 1, settings_.inner());
+    const Span<float> free(values.data() + settings_.first_free(), settings_.free());
     if (step.communicator.rank() == 0) {
       MagnitudeHistogram magnitudes;
       if (sample_magnitudes(settings_, gradient, residual, step.executor, magnitudes)) {
         std::array<double, QuantizationLevels::kMost> storage{};
         const Span<double> levels(storage.data(), settings_.levels());
         if (settings_.fit == Fit::levels) {
-          fit_levels(magnitudes, levels);
+          fit_levels(magnitudes, settings_.zero, levels);
         } else {
-          fit_multiplier(magnitudes, levels);
+          fit_multiplier(magnitudes, settings_.zero, levels);
         }
-        values = as_floats(levels);
+        values = as_floats(levels, settings_.first_free());
       } else {
-        inner[0] = std::numeric_limits<float>::quiet_NaN();
+        free[0] = std::numeric_limits<float>::quiet_NaN();
       }
     }
     step.report.seconds_compress += watch.lap();
-    take_from_rank_0(step, inner);
+    take_from_rank_0(step, free);
     step.report.formula_bytes +=
-        broadcast_payload_bytes(inner.size_bytes(), step.communicator.rank(), step.communicator.size());
+        broadcast_payload_bytes(free.size_bytes(), step.communicator.rank(), step.communicator.size());
     step.report.seconds_wait += watch.lap();
-    if (std::isnan(inner[0])) return false;
-    values[0] = 0;
+    if (std::isnan(free[0])) return false;
+    if (settings_.zero == ZeroLevel::with) values[0] = 0;
     values[settings_.levels() - 1] = 1;
     try {
       state.levels = QuantizationLevels::given(Span<const float>(values).first(settings_.levels()));
@@ -214,8 +224,11 @@ SystemInfo adaptive_info(Fit fit) {
   SystemInfo info;
   info.paper = "Faghri et al., Adaptive gradient quantization, NeurIPS 2020";
   info.formula =
-      "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)); every N steps 4 (2^(bits-1) - 2) more along a tree";
+      "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)); every N steps 4 (2^(bits-1) - 2) more along a tree "
+      "(zero=off: - 1)";
   info.options = chunked_options("l2");
+  info.options.push_back(
+      {"zero", "on", "whether 0 is a level; off: rounds between the lowest and its negative"});
   info.options.push_back({"every", "100", "steps between fits"});
   info.options.push_back(
       {"normalised", "off", "count all chunks alike in a fit, instead of by the square of their norm"});
@@ -223,6 +236,7 @@ SystemInfo adaptive_info(Fit fit) {
     AdaptiveSettings settings;
     settings.chunked = read_chunked_options(options);
     settings.fit = fit;
+    settings.zero = options.flag("zero") ? ZeroLevel::with : ZeroLevel::without;
     settings.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000'000));
     settings.normalised = options.flag("normalised");
     return std::make_unique<AdaptiveQuantization>(settings);

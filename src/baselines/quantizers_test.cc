@@ -90,7 +90,8 @@ TEST(Quantizers, AreUnbiased) {
   for (const std::string spec :
        {"qsgd:bits=2:chunk=128", "qsgd:bits=3:norm=l2", "qsgd:bits=8", "terngrad", "terngrad:scale=bucket",
         "nuqsgd:bits=3", "nuqsgd:bits=7:norm=max:chunk=256", "alq:bits=3", "alq:bits=4:norm=max:chunk=128",
-        "alq:bits=6:normalised=on", "amq:bits=3", "amq:bits=4:norm=max"}) {
+        "alq:bits=6:normalised=on", "amq:bits=3", "amq:bits=4:norm=max", "alq:bits=2:zero=off",
+        "amq:bits=3:zero=off:norm=max"}) {
     std::array<double, 3> sums{};
     std::array<double, 3> sums_of_squares{};
     each_draw(spec, gradient, kDraws, [&](const std::vector<float>& q) {
@@ -213,6 +214,16 @@ TEST(Quantizers, SendWhatTheFormulaSays) {
   EXPECT_EQ(bytes("alq:bits=3", 200, 2), 3u * (375 + 4));
   EXPECT_EQ(bytes("alq:bits=3", 1, 0), 3u * (375 + 4));
   EXPECT_EQ(bytes("alq:bits=2", 0, 0), 3u * (250 + 4));
+  EXPECT_EQ(bytes("amq:bits=2:zero=off", 0, 1), 3u * (250 + 4) + 4);
+}
+
+// With 4 values per code instead of 3, at 2 bits.
+TEST(Quantizers, LeavingOutZeroHelpsAtTwoBits) {
+  const auto gradient = heavy_tailed(50'000, 6);
+  for (const std::string name : {"alq", "amq"}) {
+    EXPECT_LT(mean_squared_error(name + ":bits=2:norm=max:chunk=512:zero=off", gradient, 5),
+              0.8 * mean_squared_error(name + ":bits=2:norm=max:chunk=512", gradient, 5));
+  }
 }
 
 // What cannot be fitted to (zeros, inf) leaves the levels alone, and the next step tries again.

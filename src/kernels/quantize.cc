@@ -18,6 +18,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
+#include "kernels/level_tables-inl.h"
 #include "kernels/philox-inl.h"
 
 #ifndef THINWIRE_KERNELS_QUANTIZE_ONCE_
@@ -26,24 +27,25 @@ namespace thinwire {
 
 /// Elements that share the words of their random blocks.
 inline constexpr std::size_t kPair = 128;
-/// Elements between elements and bit planes at a time; their codes, one byte each, stay in the first-level
-/// cache.
-inline constexpr std::size_t kStaged = 1024;
 /// Adding it to 0 <= y < 2^23 rounds y to the integer that the low 23 bits then are, plus 1.
 inline constexpr float kMagic = 0x1p23f + 1.0f;
+inline constexpr std::uint32_t kMagicBits = 0x4B000000;  // of 0x1p23f
 
 /// The definition in quantize.h, for the elements that 16 bits of u do not decide. i: index within the pair.
 inline std::uint8_t decide_finely(const QuantizationLevels& levels, const RandomStream& stream,
                                   std::size_t pair, std::size_t i, float p, float inverse) {
   std::uint32_t j = 0;
   float y = 0;
+  bool crosses = false;
   if (levels.equal_steps) {
     const float scale = levels.last() * 65536.0f;
     y = std::min(std::fabs(p) * inverse * scale, scale);
   } else {
     const float a = std::min(std::fabs(p) * inverse, 1.0f);
+    crosses = a < levels.values[0];
     while (j + 1 < levels.count() && a >= levels.values[j + 1]) ++j;
-    y = std::min((a - levels.values[j]) * levels.slopes[j], 65536.0f);
+    y = crosses ? (a + levels.values[0]) * levels.lowest_slope
+                : std::min((a - levels.values[j]) * levels.slopes[j], 65536.0f);
   }
   const auto block = static_cast<std::uint32_t>(16 * pair + i % 16);
   const std::size_t word = i % 64 / 16;
@@ -51,8 +53,10 @@ inline std::uint8_t decide_finely(const QuantizationLevels& levels, const Random
   const auto fine =
       static_cast<double>(stream.block(block, 1 + static_cast<std::uint32_t>(i / 64))[word] >> 8);
   const double sum = static_cast<double>(y) + static_cast<double>(coarse) + fine * 0x1p-24;
-  const std::uint32_t index = j + (static_cast<std::uint32_t>(sum) >> 16);
-  return static_cast<std::uint8_t>(index << 1 | (std::signbit(p) ? 1u : 0u));
+  const std::uint32_t up = static_cast<std::uint32_t>(sum) >> 16;
+  const std::uint32_t sign = std::signbit(p) ? 1 : 0;
+  if (crosses) return static_cast<std::uint8_t>(up != 0 ? sign : sign ^ 1);
+  return static_cast<std::uint8_t>((j + up) << 1 | sign);
 }
 
 }  // namespace thinwire
@@ -61,8 +65,6 @@ inline std::uint8_t decide_finely(const QuantizationLevels& levels, const Random
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using ByteTag = HWY_CAPPED(std::uint8_t, 64);
 
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, const float* gradient, const float* residual, std::size_t i) {
@@ -122,42 +124,11 @@ double SumOfSquares(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
   return total;
 }
 
-HWY_INLINE bool fits_a_register(const QuantizationLevels& levels) {
-  return levels.count() <= hn::Lanes(FloatTag());
-}
-
-/// A table of at most as many floats as a vector has lanes.
-class RegisterTable {
- public:
-  explicit RegisterTable(const float* table) : held_(hn::LoadU(FloatTag(), table)) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> operator()(D d, VU index) const {
-    return hn::TableLookupLanes(held_, hn::IndicesFromVec(d, index));
-  }
-
- private:
-  hn::Vec<FloatTag> held_;
-};
-
-/// A table of any size, in memory.
-class MemoryTable {
- public:
-  explicit MemoryTable(const float* table) : table_(table) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> operator()(D d, VU index) const {
-    const hn::RebindToSigned<D> di;
-    return hn::GatherIndex(d, table_, hn::BitCast(di, index));
-  }
-
- private:
-  const float* table_;
-};
-
 /// Where a magnitude lies between equal steps: its place in units of 2^-16 of a step.
 class EqualSteps {
  public:
+  static constexpr bool kZero = true;
+
   explicit EqualSteps(const QuantizationLevels& levels) : scale_(levels.last() * 65536.0f) {}
 
   template <class D, class V, class VU>
@@ -171,13 +142,18 @@ class EqualSteps {
 };
 
 /// The same from the level below on, which a binary search finds; there are 2^(bits - 1) of them.
-template <class Table, int bits>
+template <class Table, int bits, bool zero>
 class SearchedLevels {
  public:
-  explicit SearchedLevels(const QuantizationLevels& levels)
-      : values_(levels.values.data()), slopes_(levels.slopes.data()) {}
+  static constexpr bool kZero = zero;
 
-  /// doubled: becomes twice the index of the level below.
+  explicit SearchedLevels(const QuantizationLevels& levels)
+      : values_(levels.values.data()),
+        slopes_(levels.slopes.data()),
+        lowest_(levels.values[0]),
+        lowest_slope_(levels.lowest_slope) {}
+
+  /// doubled: becomes twice the index of the level below, -2 below the lowest.
   template <class D, class V, class VU>
   HWY_INLINE V place(D d, V magnitude, VU& doubled) const {
     const hn::RebindToUnsigned<D> du;
@@ -188,13 +164,19 @@ class SearchedLevels {
       j = hn::IfThenElse(hn::RebindMask(du, hn::Ge(a, values_(d, candidate))), candidate, j);
     }
     doubled = hn::Add(j, j);
-    const auto y = hn::Mul(hn::Sub(a, values_(d, j)), slopes_(d, j));
-    return hn::Min(y, hn::Set(d, 65536.0f));
+    const auto y = hn::Min(hn::Mul(hn::Sub(a, values_(d, j)), slopes_(d, j)), hn::Set(d, 65536.0f));
+    if (zero) return y;
+    const auto lowest = hn::Set(d, lowest_);
+    const auto crosses = hn::Lt(a, lowest);
+    doubled = hn::IfThenElse(hn::RebindMask(du, crosses), hn::Set(du, ~1u), doubled);
+    return hn::IfThenElse(crosses, hn::Mul(hn::Add(a, lowest), hn::Set(d, lowest_slope_)), y);
   }
 
  private:
   Table values_;
   Table slopes_;
+  float lowest_;
+  float lowest_slope_;
 };
 
 /// Codes of `pairs` * kPair elements, one per byte: index * 2 + sign. Meanwhile as many elements from next_
@@ -239,7 +221,13 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
         closest = hn::Min(closest, hn::ShiftLeft<16>(sum));
         const auto sign = hn::ShiftRight<31>(hn::BitCast(du, value));
         const auto doubled = hn::Add(hn::And(hn::ShiftRight<15>(sum), even), below);
-        hn::StoreU(hn::TruncateTo(d8, hn::Or(doubled, sign)), d8, bytes + at);
+        auto code = hn::Or(doubled, sign);
+        if (!Placement::kZero) {
+          // Less than the magic number's own bits: the other side of 0.
+          const auto crossed = hn::Gt(hn::Set(du, kMagicBits >> 15), doubled);
+          code = hn::IfThenElse(crossed, hn::Xor(sign, hn::Set(du, 1)), code);
+        }
+        hn::StoreU(hn::TruncateTo(d8, code), d8, bytes + at);
       }
       if (hn::AllTrue(du, hn::Gt(closest, least_clear))) continue;
       for (std::size_t at = lane; at < kPair; at += 16) {
@@ -277,12 +265,12 @@ void EncodeWith(const QuantizationLevels& levels, const Placement& placement, co
                 std::size_t first_pair, const float* HWY_RESTRICT gradient,
                 const float* HWY_RESTRICT residual, std::size_t count, std::size_t behind, float inverse,
                 std::uint64_t* HWY_RESTRICT codes) {
-  HWY_ALIGN std::uint8_t bytes[kStaged];
-  HWY_ALIGN float staged[kStaged];
+  HWY_ALIGN std::uint8_t bytes[kStagedCodes];
+  HWY_ALIGN float staged[kStagedCodes];
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
-  for (std::size_t begin = 0; begin < count; begin += kStaged) {
-    const std::size_t valid = std::min(kStaged, count - begin);
+  for (std::size_t begin = 0; begin < count; begin += kStagedCodes) {
+    const std::size_t valid = std::min(kStagedCodes, count - begin);
     const std::size_t pairs = (valid + kPair - 1) / kPair;
     const float* p = gradient + begin;
     if (residual != nullptr || valid % kPair != 0) {
@@ -310,10 +298,19 @@ void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::s
   };
   if (levels.equal_steps) return encode(EqualSteps(levels));
   auto search = [&](auto bits) {
-    if (fits_a_register(levels)) return encode(SearchedLevels<RegisterTable, bits>(levels));
-    return encode(SearchedLevels<MemoryTable, bits>(levels));
+    constexpr bool kFits = bits <= 5;  // 16 levels
+    auto with = [&](auto zero) {
+      if constexpr (kFits) {
+        if (fits_a_register(levels)) return encode(SearchedLevels<RegisterTable, bits, zero>(levels));
+      }
+      return encode(SearchedLevels<MemoryTable, bits, zero>(levels));
+    };
+    if (levels.has_zero()) return with(std::true_type());
+    return with(std::false_type());
   };
   switch (levels.bits) {
+    case 2:
+      return search(std::integral_constant<int, 2>());
     case 3:
       return search(std::integral_constant<int, 3>());
     case 4:
@@ -321,98 +318,11 @@ void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::s
     case 5:
       return search(std::integral_constant<int, 5>());
     case 6:
-      return encode(SearchedLevels<MemoryTable, 6>(levels));
+      return search(std::integral_constant<int, 6>());
     case 7:
-      return encode(SearchedLevels<MemoryTable, 7>(levels));
+      return search(std::integral_constant<int, 7>());
     default:
-      return encode(SearchedLevels<MemoryTable, 8>(levels));
-  }
-}
-
-/// The reverse of PlanesOfBytes.
-void BytesOfPlanes(const std::uint64_t* HWY_RESTRICT codes, std::size_t groups, std::size_t bits,
-                   std::uint8_t* HWY_RESTRICT bytes) {
-  const ByteTag d;
-  const std::size_t lanes = hn::Lanes(d);
-  for (std::size_t group = 0; group < groups; ++group, bytes += 64, codes += bits) {
-    for (std::size_t lane = 0; lane < 64; lane += lanes) {
-      auto code = hn::Zero(d);
-      for (std::size_t k = 0; k < bits; ++k) {
-        const auto bit = hn::Set(d, static_cast<std::uint8_t>(1u << k));
-        code = hn::Or(code, hn::IfThenElseZero(word_to_mask(d, codes[k], lane), bit));
-      }
-      hn::StoreU(code, d, bytes + lane);
-    }
-  }
-}
-
-template <class Value>
-void DecodeWith(const Value& value, std::size_t bits, const std::uint64_t* HWY_RESTRICT codes,
-                std::size_t count, bool add, float* HWY_RESTRICT values) {
-  HWY_ALIGN std::uint8_t bytes[kStaged];
-  HWY_ALIGN float last[64];
-  const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> du;
-  const hn::Rebind<std::uint8_t, FloatTag> d8;
-  const std::size_t lanes = hn::Lanes(d);
-  auto decode = [&](const std::uint8_t* from, float* to) HWY_ATTR {
-    const auto code = hn::PromoteTo(du, hn::LoadU(d8, from));
-    const auto magnitude = value.of(d, hn::ShiftRight<1>(code));
-    const auto sign = hn::ShiftLeft<31>(code);
-    const auto q = hn::BitCast(d, hn::Or(hn::BitCast(du, magnitude), sign));
-    hn::StoreU(add ? hn::Add(hn::LoadU(d, to), q) : q, d, to);
-  };
-  for (std::size_t begin = 0; begin < count; begin += kStaged) {
-    const std::size_t valid = std::min(kStaged, count - begin);
-    BytesOfPlanes(codes + begin / 64 * bits, (valid + 63) / 64, bits, bytes);
-    const std::size_t whole = valid / 64 * 64;
-    for (std::size_t i = 0; i < whole; i += lanes) decode(bytes + i, values + begin + i);
-    if (whole == valid) continue;
-    const std::size_t rest = valid - whole;
-    for (std::size_t i = 0; i < 64; ++i) last[i] = add && i < rest ? values[begin + whole + i] : 0.0f;
-    for (std::size_t i = 0; i < 64; i += lanes) decode(bytes + whole + i, last + i);
-    std::copy(last, last + rest, values + begin + whole);
-  }
-}
-
-class EqualValues {
- public:
-  EqualValues(const QuantizationLevels& levels, float norm) : unit_(norm / levels.last()), norm_(norm) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> of(D d, VU index) const {
-    const hn::RebindToSigned<D> di;
-    return hn::Min(hn::Mul(hn::ConvertTo(d, hn::BitCast(di, index)), hn::Set(d, unit_)), hn::Set(d, norm_));
-  }
-
- private:
-  float unit_;
-  float norm_;
-};
-
-template <class Table>
-class TableValues {
- public:
-  TableValues(const QuantizationLevels& levels, float norm) : values_(levels.values.data()), norm_(norm) {}
-
-  template <class D, class VU>
-  HWY_INLINE hn::Vec<D> of(D d, VU index) const {
-    return hn::Mul(values_(d, index), hn::Set(d, norm_));
-  }
-
- private:
-  Table values_;
-  float norm_;
-};
-
-void Decode(const QuantizationLevels& levels, float norm, const std::uint64_t* codes, std::size_t count,
-            bool add, float* values) {
-  if (levels.equal_steps) {
-    DecodeWith(EqualValues(levels, norm), levels.bits, codes, count, add, values);
-  } else if (fits_a_register(levels)) {
-    DecodeWith(TableValues<RegisterTable>(levels, norm), levels.bits, codes, count, add, values);
-  } else {
-    DecodeWith(TableValues<MemoryTable>(levels, norm), levels.bits, codes, count, add, values);
+      return search(std::integral_constant<int, 8>());
   }
 }
 
@@ -425,7 +335,6 @@ namespace thinwire {
 HWY_EXPORT(LargestMagnitude);
 HWY_EXPORT(SumOfSquares);
 HWY_EXPORT(Encode);
-HWY_EXPORT(Decode);
 
 namespace {
 
@@ -439,70 +348,18 @@ float float_of_bits(std::uint32_t bits) {
   return value;
 }
 
+/// Infinity where a float cannot hold it.
+float float_of(double value) {
+  const bool fits = value <= static_cast<double>(std::numeric_limits<float>::max());
+  return fits ? static_cast<float>(value) : std::numeric_limits<float>::infinity();
+}
+
 /// 1 / norm, 0 where that is no float.
 float inverse_of(float norm) {
   return norm < std::numeric_limits<float>::min() ? 0.0f : 1.0f / norm;
 }
 
-[[noreturn]] void refuse_bits(std::size_t bits) {
-  throw std::invalid_argument(std::to_string(bits) +
-                              " bits per element: a sign and at least one level take 2 bits, and a code has "
-                              "at most 8; give bits from 2 to 8");
-}
-
-/// Range that element `first` lies in.
-std::size_t range_of(const QuantizationScales& scales, std::size_t first) {
-  if (scales.ends.empty()) return first / scales.chunk;
-  return static_cast<std::size_t>(std::upper_bound(scales.ends.begin(), scales.ends.end(), first) -
-                                  scales.ends.begin());
-}
-
-std::size_t end_of(const QuantizationScales& scales, std::size_t range) {
-  return scales.ends.empty() ? (range + 1) * scales.chunk : scales.ends[range];
-}
-
 }  // namespace
-
-QuantizationLevels QuantizationLevels::uniform(std::size_t bits) {
-  if (bits < kLeastBits || bits > kMostBits) refuse_bits(bits);
-  QuantizationLevels levels;
-  levels.bits = bits;
-  const auto last = static_cast<float>(levels.count() - 1);
-  for (std::size_t j = 0; j < levels.count(); ++j) levels.values[j] = static_cast<float>(j) / last;
-  for (std::size_t j = 0; j + 1 < levels.count(); ++j) levels.slopes[j] = 65536.0f * last;
-  return levels;
-}
-
-QuantizationLevels QuantizationLevels::halving(std::size_t bits) {
-  QuantizationLevels levels = uniform(bits);
-  std::array<float, kMost> values{};
-  const auto last = static_cast<int>(levels.count()) - 1;
-  for (int j = 1; j <= last; ++j) values[static_cast<std::size_t>(j)] = std::ldexp(1.0f, j - last);
-  return given(Span<const float>(values).first(levels.count()));
-}
-
-QuantizationLevels QuantizationLevels::given(Span<const float> values) {
-  std::size_t bits = kLeastBits;
-  while (bits < kMostBits && std::size_t{1} << (bits - 1) < values.size()) ++bits;
-  QuantizationLevels levels;
-  levels.bits = bits;
-  if (levels.count() != values.size()) {
-    throw std::invalid_argument(std::to_string(values.size()) +
-                                " levels: their number is a power of two, 2 to 128");
-  }
-  // Two levels are 0 and 1, which are equally far from each other.
-  levels.equal_steps = values.size() == 2;
-  for (std::size_t j = 0; j < values.size(); ++j) {
-    const bool right = j == 0 ? values[0] == 0.0f : values[j] > values[j - 1] && values[j] <= 1.0f;
-    if (!right || (j + 1 == values.size() && values[j] != 1.0f)) {
-      throw std::invalid_argument("level " + std::to_string(j) + " is " + std::to_string(values[j]) +
-                                  ": levels ascend from 0 to 1");
-    }
-    levels.values[j] = values[j];
-    if (j != 0) levels.slopes[j - 1] = std::min(65536.0f / (values[j] - values[j - 1]), 0x1p126f);
-  }
-  return levels;
-}
 
 bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
@@ -517,10 +374,9 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
       const std::size_t count = std::min(chunk, gradient.size() - begin);
       const float* g = gradient.data() + begin;
       const float* r = at(residual, begin);
-      const float length =
-          norm == QuantizationNorm::largest
-              ? float_of_bits(HWY_DYNAMIC_DISPATCH(LargestMagnitude)(g, r, count))
-              : static_cast<float>(std::sqrt(HWY_DYNAMIC_DISPATCH(SumOfSquares)(g, r, count)));
+      const float length = norm == QuantizationNorm::largest
+                               ? float_of_bits(HWY_DYNAMIC_DISPATCH(LargestMagnitude)(g, r, count))
+                               : float_of(std::sqrt(HWY_DYNAMIC_DISPATCH(SumOfSquares)(g, r, count)));
       if (!std::isfinite(length)) {
         finite.store(false, std::memory_order_relaxed);
         return;
@@ -538,9 +394,8 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
 void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
                      Span<const float> residual, Span<std::uint64_t> codes) {
-  const QuantizationScales scales{.ends = ends};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    std::size_t range = range_of(scales, begin);
+    auto range = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
     while (begin < end) {
       const std::size_t whole = std::min(end, ends[range]);
       const std::size_t run = whole == end ? end - begin : (whole - begin) / kPair * kPair;
@@ -578,40 +433,6 @@ float largest_magnitude(Executor& executor, Span<const float> gradient, Span<con
     }
   });
   return float_of_bits(most.load());
-}
-
-void dequantize(const QuantizationLevels& levels, const QuantizationScales& scales, Span<const float> norms,
-                Span<const std::uint64_t> codes, std::size_t first, bool add, Span<float> values) {
-  const std::size_t bits = levels.bits;
-  const std::size_t end = first + values.size();
-  std::size_t begin = first;
-  std::size_t range = begin < end ? range_of(scales, begin) : 0;
-  while (begin < end) {
-    const std::size_t whole = std::min(end, end_of(scales, range));
-    const std::size_t run = whole == end ? end - begin : (whole - begin) / 64 * 64;
-    if (run != 0) {
-      HWY_DYNAMIC_DISPATCH(Decode)
-      (levels, norms[range], codes.data() + begin / 64 * bits, run, add, values.data() + (begin - first));
-      begin += run;
-      if (begin == end) return;
-    }
-    while (begin >= end_of(scales, range)) ++range;
-    if (end_of(scales, range) - begin >= 64) continue;
-    // Elements of several ranges share words: they are decoded once for each range.
-    std::array<float, 64> group;
-    const std::size_t mixed = std::min<std::size_t>(64, end - begin);
-    for (std::size_t i = 0; i < mixed;) {
-      const std::size_t until = std::min(mixed, end_of(scales, range) - begin);
-      HWY_DYNAMIC_DISPATCH(Decode)
-      (levels, norms[range], codes.data() + begin / 64 * bits, mixed, false, group.data());
-      for (; i < until; ++i) {
-        float& value = values[begin - first + i];
-        value = add ? value + group[i] : group[i];
-      }
-      while (begin + i < end && begin + i >= end_of(scales, range)) ++range;
-    }
-    begin += mixed;
-  }
 }
 
 }  // namespace thinwire

@@ -11,7 +11,10 @@
 //   y = 2^16 * (a - values[j]) / (values[j + 1] - values[j]), in float; equal steps: y = 2^16 s a and j = 0
 //   index = j + floor((y + u) / 2^16), u uniform on the multiples of 2^-24 in [0, 2^16)
 //
-// so that E[index] is exact to 2^-24 relative. Of u's 40 bits, 16 are drawn for every element; the others
+// Levels may leave out 0. Then a < values[0] is rounded between -values[0] and values[0]: y = 2^15 * (a +
+// values[0]) / values[0], and floor((y + u) / 2^16) = 0 means index 0 with the other sign.
+//
+// So E[Q(p)] is exact to 2^-24 relative. Of u's 40 bits, 16 are drawn for every element; the others
 // only for the one element in 30,000 that they can decide.
 //
 // u of element e (of 128 k + i, i < 128): the 16 bits are the low (i < 64) or high half of word (i % 64) / 16
@@ -28,8 +31,8 @@
 
 namespace thinwire {
 
-/// Magnitudes 0 = values[0] < ... < values[s] = 1 with s = 2^(bits - 1) - 1; halving ones end at 2^-126, the
-/// least normal float.
+/// Magnitudes values[0] < ... < values[s] = 1 with s = 2^(bits - 1) - 1; values[0] is 0 unless they leave it
+/// out.
 struct QuantizationLevels {
   static constexpr std::size_t kMost = 128;
   static constexpr std::size_t kLeastBits = 2;
@@ -39,18 +42,20 @@ struct QuantizationLevels {
   static QuantizationLevels uniform(std::size_t bits);
   /// values[j] = 2^(j - s) from j = 1 on. Throws as uniform does.
   static QuantizationLevels halving(std::size_t bits);
-  /// values: 2^(bits - 1). Throws std::invalid_argument unless they ascend from 0 to 1.
+  /// values: 2^(bits - 1). Throws std::invalid_argument unless they ascend from 0 or more to 1.
   static QuantizationLevels given(Span<const float> values);
 
+  bool has_zero() const { return values[0] == 0; }
   std::size_t count() const { return std::size_t{1} << (bits - 1); }
   float last() const { return static_cast<float>(count() - 1); }
   Span<const float> used() const { return Span<const float>(values).first(count()); }
 
-  std::size_t bits = kLeastBits;
-  bool equal_steps = true;
   alignas(64) std::array<float, kMost> values{};
-  alignas(64) std::array<float, kMost> slopes{};  ///< 2^16 / (values[j + 1] - values[j]), at most 2^126; 0 at
-                                                  ///< the last.
+  /// 2^16 / (values[j + 1] - values[j]), at most 2^126; 0 at the last.
+  alignas(64) std::array<float, kMost> slopes{};
+  std::size_t bits = kLeastBits;
+  float lowest_slope = 0;  ///< 2^15 / values[0], at most 2^126.
+  bool equal_steps = true;
 };
 
 enum class QuantizationNorm : std::uint8_t { largest, l2 };
@@ -69,8 +74,8 @@ constexpr std::size_t chunk_count(std::size_t elements, std::size_t chunk) {
 
 /// Quantizes chunk by chunk, each while it is in the cache. residual: [n] or empty. norms:
 /// [chunk_count(n, chunk)], written; a norm below the least normal float (1.2e-38) becomes 0, and so do the
-/// chunk's elements. codes: code_words(n, levels.bits) words, codes behind the last element are 0 with the
-/// sign of 0. Returns false if any p or norm is not finite; norms and codes mean nothing then. l2 norms are
+/// chunk's elements. codes: code_words(n, levels.bits) words; those behind the last element mean nothing.
+/// Returns false if any p or norm is not finite; norms and codes mean nothing then. l2 norms are
 /// sums of double and may differ in the last bit between instruction sets, codes of equal norms do not.
 bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,

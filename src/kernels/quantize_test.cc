@@ -15,11 +15,21 @@ namespace {
 
 constexpr std::size_t kChunk = 1280;
 
+/// Powers of 3/4, without 0.
+QuantizationLevels without_zero(std::size_t bits) {
+  std::vector<float> values(std::size_t{1} << (bits - 1));
+  for (std::size_t j = 0; j < values.size(); ++j) {
+    values[j] = std::pow(0.75f, static_cast<float>(values.size() - 1 - j));
+  }
+  return QuantizationLevels::given(values);
+}
+
 std::vector<QuantizationLevels> all_levels() {
   std::vector<QuantizationLevels> all;
   for (std::size_t bits = QuantizationLevels::kLeastBits; bits <= QuantizationLevels::kMostBits; ++bits) {
     all.push_back(QuantizationLevels::uniform(bits));
     all.push_back(QuantizationLevels::halving(bits));
+    all.push_back(without_zero(bits));
   }
   return all;
 }
@@ -30,16 +40,19 @@ unsigned scalar_code(const QuantizationLevels& levels, const RandomStream& strea
   const float inverse = norm < std::numeric_limits<float>::min() ? 0.0f : 1.0f / norm;
   unsigned j = 0;
   float y = 0;
+  bool crosses = false;
   if (levels.equal_steps) {
     const float scale = levels.last() * 65536.0f;
     y = std::min(std::fabs(p) * inverse * scale, scale);
   } else {
     const float a = std::min(std::fabs(p) * inverse, 1.0f);
+    crosses = a < levels.values[0];
     for (unsigned k = 1; k < levels.count() && levels.values[k] <= a; ++k) j = k;
     const float slope = j + 1 == levels.count()
                             ? 0.0f
                             : std::min(65536.0f / (levels.values[j + 1] - levels.values[j]), 0x1p126f);
-    y = std::min((a - levels.values[j]) * slope, 65536.0f);
+    y = crosses ? (a + levels.values[0]) * (32768.0f / levels.values[0])
+                : std::min((a - levels.values[j]) * slope, 65536.0f);
   }
   const std::size_t i = element % 128;
   const auto block = static_cast<std::uint32_t>(element / 128 * 16 + i % 16);
@@ -47,8 +60,9 @@ unsigned scalar_code(const QuantizationLevels& levels, const RandomStream& strea
   const double coarse = i < 64 ? word & 0xFFFF : word >> 16;
   const std::uint32_t fine = stream.block(block, static_cast<std::uint32_t>(1 + i / 64))[i % 64 / 16] >> 8;
   const double u = coarse + static_cast<double>(fine) * 0x1p-24;
-  const auto index = j + static_cast<unsigned>(std::floor((static_cast<double>(y) + u) / 65536));
-  return index << 1 | (std::signbit(p) ? 1u : 0u);
+  const auto up = static_cast<unsigned>(std::floor((static_cast<double>(y) + u) / 65536));
+  const unsigned sign = std::signbit(p) ? 1u : 0u;
+  return crosses ? (up != 0 ? sign : 1 - sign) : (j + up) << 1 | sign;
 }
 
 float scalar_value(const QuantizationLevels& levels, unsigned code, float norm) {
@@ -86,8 +100,8 @@ TEST(Quantize, ChunksAgreeWithTheirDefinition) {
           auto codes = room(count, levels.bits);
           ASSERT_TRUE(quantize_chunks(*executor, stream, levels, QuantizationNorm::largest, kChunk, gradient,
                                       residual, norms, codes));
-          for (std::size_t i = 0; i < codes.size() / levels.bits * 64; ++i) {
-            const float p = i >= count ? 0.0f : with_residual ? gradient[i] + residual[i] : gradient[i];
+          for (std::size_t i = 0; i < count; ++i) {
+            const float p = with_residual ? gradient[i] + residual[i] : gradient[i];
             ASSERT_EQ(code_at(codes, levels.bits, i), scalar_code(levels, stream, i, p, norms[i / kChunk]))
                 << i;
           }
@@ -126,7 +140,8 @@ TEST(Quantize, ChunksAgreeWithTheirDefinition) {
 TEST(Quantize, RangesAgreeWithTheirDefinition) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
   for_each_target([&](const std::string& target) {
-    for (const auto& levels : {QuantizationLevels::uniform(2), QuantizationLevels::halving(4)}) {
+    for (const auto& levels :
+         {QuantizationLevels::uniform(2), QuantizationLevels::halving(4), without_zero(3)}) {
       for (const auto& ends :
            std::vector<std::vector<std::size_t>>{{5000},
                                                  {1, 2, 3, 5000},
@@ -237,7 +252,8 @@ TEST(Quantize, RoundingIsUnbiased) {
   constexpr int kDraws = 64;
   for (const auto& levels :
        {QuantizationLevels::uniform(2), QuantizationLevels::uniform(4), QuantizationLevels::halving(3),
-        QuantizationLevels::halving(5), QuantizationLevels::halving(7), QuantizationLevels::uniform(8)}) {
+        QuantizationLevels::halving(5), QuantizationLevels::halving(7), QuantizationLevels::uniform(8),
+        without_zero(2), without_zero(3), without_zero(5), without_zero(7)}) {
     for (const float p : {1e-6f, 3e-4f, -0.01f, 0.1f, -0.24f, 0.37f, 0.5f, -0.77f, 0.999f}) {
       std::vector<float> gradient(kCopies, p);
       gradient[0] = 1.0f;
@@ -261,7 +277,9 @@ TEST(Quantize, RoundingIsUnbiased) {
       const double a = std::fabs(static_cast<double>(p));
       std::size_t j = 0;
       while (static_cast<double>(used[j + 1]) <= a) ++j;
-      const double variance = (static_cast<double>(used[j + 1]) - a) * (a - static_cast<double>(used[j]));
+      const auto low = static_cast<double>(used[j]);
+      const double variance =
+          a < low ? low * low - a * a : (static_cast<double>(used[j + 1]) - a) * (a - low);
       EXPECT_LT(std::fabs(sum), 5 * std::sqrt(n * variance) + 1e-6 * n * a) << levels.bits << " " << p;
       EXPECT_NEAR(squares / n, variance, 0.1 * variance + 20 / n) << levels.bits << " " << p;
     }
@@ -298,7 +316,9 @@ TEST(QuantizationLevels, RefuseWhatCannotBe) {
                                                             {0},
                                                             {0, 0.5f, 1},
                                                             {0, 0.5f},
-                                                            {0.1f, 1},
+                                                            {-0.1f, 1},
+                                                            {1, 1},
+                                                            {nan, 1},
                                                             {0, 0.5f, 0.5f, 1},
                                                             {0, 0.6f, 0.5f, 1},
                                                             {0, nan, 0.5f, 1},

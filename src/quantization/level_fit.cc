@@ -8,28 +8,47 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kMostLevels = 128;
-
 void equal_levels(Span<double> levels) {
   const auto last = static_cast<double>(levels.size() - 1);
   for (std::size_t j = 0; j < levels.size(); ++j) levels[j] = static_cast<double>(j) / last;
 }
 
-/// Sweeps of coordinate descent over the inner levels.
-void descend(const MagnitudeHistogram& magnitudes, Span<double> levels) {
+/// Where V is least for the level above 0 when there is no zero, given the next one: the derivative of
+/// V, 2 x F(x) - integral from x to c of (c - r) dF, grows with x.
+double best_lowest(const MagnitudeHistogram& magnitudes, double c) {
+  const auto above = magnitudes.moments_up_to(c);
+  double low = 0;
+  double high = c;
+  for (int i = 0; i < 48; ++i) {
+    const double x = (low + high) / 2;
+    const auto below = magnitudes.moments_up_to(x);
+    const double slope = 2 * x * below[0] - c * (above[0] - below[0]) + above[1] - below[1];
+    (slope > 0 ? high : low) = x;
+  }
+  return (low + high) / 2;
+}
+
+/// Where V is least for a level between a and c.
+double best_between(const MagnitudeHistogram& magnitudes, double a, double c, double current) {
+  const auto below = magnitudes.moments_up_to(a);
+  const auto above = magnitudes.moments_up_to(c);
+  const double share = above[0] - below[0];
+  if (!(share > 0)) return current;  // no data between its neighbours: any place is as good
+  const double pulled = (above[1] - below[1] - a * share) / (c - a);
+  return magnitudes.quantile(above[0] - pulled);
+}
+
+/// Sweeps of coordinate descent over the levels that may move.
+void descend(const MagnitudeHistogram& magnitudes, ZeroLevel zero, Span<double> levels) {
   constexpr double kStill = 1e-7;
   const std::size_t sweeps = std::max<std::size_t>(20, 2000 / levels.size());
+  const std::size_t first = zero == ZeroLevel::with ? 1 : 0;
   for (std::size_t sweep = 0; sweep < sweeps; ++sweep) {
     bool moved = false;
-    for (std::size_t j = 1; j + 1 < levels.size(); ++j) {
-      const double a = levels[j - 1];
+    for (std::size_t j = first; j + 1 < levels.size(); ++j) {
+      const double a = j == 0 ? 0 : levels[j - 1];
       const double c = levels[j + 1];
-      const auto below = magnitudes.moments_up_to(a);
-      const auto above = magnitudes.moments_up_to(c);
-      const double share = above[0] - below[0];
-      if (!(share > 0)) continue;  // no data between its neighbours: any place is as good
-      const double pulled = (above[1] - below[1] - a * share) / (c - a);
-      const double best = magnitudes.quantile(above[0] - pulled);
+      const double best = j == 0 ? best_lowest(magnitudes, c) : best_between(magnitudes, a, c, levels[j]);
       // Data at one point would pull neighbours together.
       const double margin = 1e-3 * (c - a);
       const double placed = std::clamp(best, a + margin, c - margin);
@@ -123,8 +142,8 @@ void MagnitudeHistogram::compand(Span<double> levels) const {
 }
 
 double expected_variance(const MagnitudeHistogram& magnitudes, Span<const double> levels) {
-  double sum = 0;
   auto below = magnitudes.moments_up_to(levels[0]);
+  double sum = levels[0] * levels[0] * below[0] - below[2];
   for (std::size_t j = 0; j + 1 < levels.size(); ++j) {
     const double a = levels[j];
     const double c = levels[j + 1];
@@ -135,31 +154,34 @@ double expected_variance(const MagnitudeHistogram& magnitudes, Span<const double
   return sum;
 }
 
-void exponential_levels(double multiplier, Span<double> levels) {
+void exponential_levels(double multiplier, ZeroLevel zero, Span<double> levels) {
   double power = 1;
-  for (std::size_t j = levels.size() - 1; j > 0; --j, power *= multiplier) levels[j] = power;
-  levels[0] = 0;
+  for (std::size_t j = levels.size(); j-- > 0; power *= multiplier) levels[j] = power;
+  if (zero == ZeroLevel::with) levels[0] = 0;
 }
 
-void fit_levels(const MagnitudeHistogram& magnitudes, Span<double> levels) {
-  std::array<double, kMostLevels> storage{};
-  const Span<double> tried(storage.data(), levels.size());
+void fit_levels(const MagnitudeHistogram& magnitudes, ZeroLevel zero, Span<double> levels) {
+  std::array<double, kMostFitted + 1> storage{};
+  // Starts are made with a zero, which is then left out.
+  const std::size_t extra = zero == ZeroLevel::with ? 0 : 1;
+  const Span<double> start(storage.data(), levels.size() + extra);
+  const Span<double> tried = start.subspan(extra, levels.size());
   double least = 0;
-  for (int start = 0; start < 3; ++start) {
-    if (start == 0) equal_levels(tried);
-    if (start == 1) exponential_levels(0.5, tried);
-    if (start == 2) magnitudes.compand(tried);
-    descend(magnitudes, tried);
+  for (int from = 0; from < 3; ++from) {
+    if (from == 0) equal_levels(start);
+    if (from == 1) exponential_levels(0.5, ZeroLevel::with, start);
+    if (from == 2) magnitudes.compand(start);
+    descend(magnitudes, zero, tried);
     const double variance = expected_variance(magnitudes, tried);
-    if (start != 0 && !(variance < least)) continue;
+    if (from != 0 && !(variance < least)) continue;
     least = variance;
     std::copy(tried.begin(), tried.end(), levels.begin());
   }
 }
 
-double fit_multiplier(const MagnitudeHistogram& magnitudes, Span<double> levels) {
+double fit_multiplier(const MagnitudeHistogram& magnitudes, ZeroLevel zero, Span<double> levels) {
   auto variance = [&](double multiplier) {
-    exponential_levels(multiplier, levels);
+    exponential_levels(multiplier, zero, levels);
     return expected_variance(magnitudes, levels);
   };
   // V need not have one valley only: the best of a grid first, then golden section around it.

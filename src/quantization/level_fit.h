@@ -4,9 +4,11 @@
 //
 //   V(levels) = sum over j of the integral of (c - r) (r - a) dF(r),  a = levels[j], c = levels[j + 1],
 //
-// F the distribution of r. Source: F. Faghri et al., "Adaptive gradient quantization for data-parallel SGD",
-// NeurIPS 2020: ALQ (section 3.1, coordinate descent) and AMQ (section 3.2, one multiplier). There F is a
-// truncated normal fitted to the data; here it is a histogram of the data.
+// F the distribution of r. Where levels leave out 0, levels[0] is rounded to with either sign, which adds the
+// integral from 0 to levels[0] of levels[0]^2 - r^2. Source: F. Faghri et al., "Adaptive gradient
+// quantization for data-parallel SGD", NeurIPS 2020: ALQ (section 3.1, coordinate descent) and AMQ
+// (section 3.2, one multiplier). There F is a truncated normal fitted to the data; here it is a histogram of
+// the data.
 
 #include <array>
 #include <cstddef>
@@ -48,19 +50,25 @@ class MagnitudeHistogram {
   std::array<std::array<double, 3>, kBins + 1> below_{};  // moments of the bins before
 };
 
-/// V(levels), levels ascending from 0 to 1.
+/// V(levels), levels ascending from 0 or more to 1.
 double expected_variance(const MagnitudeHistogram& magnitudes, Span<const double> levels);
 
-/// levels: becomes the best levels found by coordinate descent, ascending from 0 to 1. Each inner level is
-/// moved to where V is least given its neighbours, F^-1(F(c) - integral from a to c of (r - a) / (c - a) dF),
-/// until none moves or a bound on the work is reached, from equal, exponential and companded levels. V is no
-/// larger than that of equal levels or of powers of 1/2.
-void fit_levels(const MagnitudeHistogram& magnitudes, Span<double> levels);
+/// Whether the first level is 0.
+enum class ZeroLevel : bool { without, with };
 
-/// levels: becomes 0 and the powers of the multiplier in [0.01, 0.99] with the least V, which is returned.
-double fit_multiplier(const MagnitudeHistogram& magnitudes, Span<double> levels);
+/// levels: becomes the best levels found by coordinate descent, ascending to 1; at most kMostFitted. Each
+/// free level is moved to where V is least given its neighbours, F^-1(F(c) - integral from a to c of
+/// (r - a) / (c - a) dF) between two of them, until none moves or a bound on the work is reached, from equal,
+/// exponential and companded levels. V is no larger than that of equal levels or of powers of 1/2.
+void fit_levels(const MagnitudeHistogram& magnitudes, ZeroLevel zero, Span<double> levels);
 
-/// 0, then multiplier^(s - j) for j = 1 to s.
-void exponential_levels(double multiplier, Span<double> levels);
+/// levels: becomes the powers of the multiplier in [0.01, 0.99] with the least V, which is returned, the
+/// first one replaced by 0 if there is one.
+double fit_multiplier(const MagnitudeHistogram& magnitudes, ZeroLevel zero, Span<double> levels);
+
+/// multiplier^(s - j) for j = 0 to s; with a zero, that for j = 0.
+void exponential_levels(double multiplier, ZeroLevel zero, Span<double> levels);
+
+inline constexpr std::size_t kMostFitted = 128;
 
 }  // namespace thinwire

@@ -104,7 +104,7 @@ TEST(FitLevels, AreEqualForUniformData) {
   const auto histogram = histogram_of(uniform(100'000));
   for (const std::size_t count : {4u, 8u, 16u}) {
     std::vector<double> levels(count);
-    fit_levels(*histogram, levels);
+    fit_levels(*histogram, ZeroLevel::with, levels);
     expect_ascending(levels);
     const auto expected = equal(count);
     for (std::size_t j = 0; j < count; ++j) EXPECT_NEAR(levels[j], expected[j], 0.005) << count;
@@ -118,7 +118,7 @@ TEST(FitLevels, StayWhereTheUpdatePutsThem) {
   std::sort(values.begin(), values.end());
   for (const std::size_t count : {4u, 8u}) {
     std::vector<double> levels(count);
-    fit_levels(*histogram, levels);
+    fit_levels(*histogram, ZeroLevel::with, levels);
     expect_ascending(levels);
     for (std::size_t j = 1; j + 1 < count; ++j) {
       const double a = levels[j - 1];
@@ -146,10 +146,10 @@ TEST(FitLevels, BeatEqualAndExponentialLevelsOnHeavyTails) {
   const auto histogram = histogram_of(values);
   for (const std::size_t count : {4u, 8u, 16u, 32u, 64u, 128u}) {
     std::vector<double> levels(count), halving(count), multiples(count);
-    fit_levels(*histogram, levels);
+    fit_levels(*histogram, ZeroLevel::with, levels);
     expect_ascending(levels);
-    exponential_levels(0.5, halving);
-    fit_multiplier(*histogram, multiples);
+    exponential_levels(0.5, ZeroLevel::with, halving);
+    fit_multiplier(*histogram, ZeroLevel::with, multiples);
     const double best = variance_of(values, levels);
     EXPECT_LT(best, 0.9 * variance_of(values, equal(count))) << count;
     EXPECT_LT(best, variance_of(values, halving)) << count;
@@ -164,7 +164,7 @@ TEST(FitLevels, BeatEqualAndExponentialLevelsOnHeavyTails) {
 TEST(FitLevels, OneInnerLevelIsTheBestOfAll) {
   const auto histogram = histogram_of(heavy_tailed(50'000));
   std::vector<double> levels(3);
-  fit_levels(*histogram, levels);
+  fit_levels(*histogram, ZeroLevel::with, levels);
   const double found = expected_variance(*histogram, levels);
   for (int i = 1; i < 1000; ++i) {
     const std::vector<double> other = {0, 0.001 * i, 1};
@@ -178,10 +178,10 @@ TEST(FitLevels, StayApartWhateverTheData) {
     const auto histogram = histogram_of(values);
     for (const std::size_t count : {3u, 4u, 8u, 128u}) {
       std::vector<double> levels(count);
-      fit_levels(*histogram, levels);
+      fit_levels(*histogram, ZeroLevel::with, levels);
       expect_ascending(levels);
       EXPECT_GE(expected_variance(*histogram, levels), -1e-12);
-      const double multiplier = fit_multiplier(*histogram, levels);
+      const double multiplier = fit_multiplier(*histogram, ZeroLevel::with, levels);
       EXPECT_GE(multiplier, 0.01);
       EXPECT_LE(multiplier, 0.99);
     }
@@ -193,17 +193,51 @@ TEST(FitMultiplier, HasTheLeastVarianceOfAllMultipliers) {
     const auto histogram = histogram_of(values);
     for (const std::size_t count : {3u, 4u, 8u, 16u}) {
       std::vector<double> levels(count), other(count);
-      const double multiplier = fit_multiplier(*histogram, levels);
+      const double multiplier = fit_multiplier(*histogram, ZeroLevel::with, levels);
       for (std::size_t j = 1; j < count; ++j) {
         EXPECT_NEAR(levels[j], std::pow(multiplier, static_cast<double>(count - 1 - j)), 1e-12);
       }
       const double found = expected_variance(*histogram, levels);
       for (int i = 10; i <= 990; ++i) {
-        exponential_levels(0.001 * i, other);
+        exponential_levels(0.001 * i, ZeroLevel::with, other);
         EXPECT_LE(found, expected_variance(*histogram, other) * (1 + 1e-6)) << count << " " << i;
       }
     }
   }
+}
+
+// Without a zero, two levels have one that is free, and three have two: nothing on a grid is better.
+TEST(FitLevels, WithoutZeroAreTheBestOfAll) {
+  for (const auto& values : {heavy_tailed(50'000), uniform(50'000)}) {
+    const auto histogram = histogram_of(values);
+    std::vector<double> two(2), multiple(2), three(3);
+    fit_levels(*histogram, ZeroLevel::without, two);
+    fit_multiplier(*histogram, ZeroLevel::without, multiple);
+    fit_levels(*histogram, ZeroLevel::without, three);
+    EXPECT_NEAR(expected_variance(*histogram, two), expected_variance(*histogram, multiple),
+                1e-4 * expected_variance(*histogram, two));
+    for (int i = 1; i < 200; ++i) {
+      const std::vector<double> one_free = {0.005 * i, 1};
+      EXPECT_LE(expected_variance(*histogram, two), expected_variance(*histogram, one_free) * (1 + 1e-9));
+      for (int k = i + 1; k < 200; ++k) {
+        const std::vector<double> two_free = {0.005 * i, 0.005 * k, 1};
+        EXPECT_LE(expected_variance(*histogram, three), expected_variance(*histogram, two_free) * (1 + 1e-6));
+      }
+    }
+  }
+}
+
+TEST(FitLevels, WithoutZeroHaveTheVarianceOfBothSigns) {
+  const auto values = heavy_tailed(50'000);
+  const auto histogram = histogram_of(values);
+  const std::vector<double> levels = {0.05, 0.3, 1};
+  double sum = 0;
+  for (const float value : values) {
+    const auto r = static_cast<double>(value);
+    sum += r < 0.05 ? 0.05 * 0.05 - r * r : r < 0.3 ? (0.3 - r) * (r - 0.05) : (1 - r) * (r - 0.3);
+  }
+  const double expected = sum / static_cast<double>(values.size());
+  EXPECT_NEAR(expected_variance(*histogram, levels), expected, 0.01 * expected);
 }
 
 }  // namespace
