@@ -247,7 +247,7 @@ TEST(SketchedSgd, ASketchThatSavesNothingIsNotSent) {
   const Steps exact = run("global_top_k:k=10", gradients);
   for (const char* table : {":columns=1000", ":columns=200:rows=5", ":columns=192:rows=5:p=4",
                             ":columns=4294967295:rows=31", ":p=1000000:columns=10"}) {
-    const Steps dense = run(std::string("sketched_sgd:k=10") + table, gradients);
+    const Steps dense = run(std::string("sketched_sgd:k=10").append(table), gradients);
     EXPECT_EQ(dense.means, exact.means) << table;
     EXPECT_EQ(dense.reports[0][0].formula_bytes, 4u * elements) << table;
     EXPECT_STREQ(dense.reports[0][0].scheme, "dense");
