@@ -68,8 +68,11 @@ class Run {
     const int all_steps = options_.warm_up + options_.steps;
     for (int step = 0; step < all_steps; ++step) {
       const bool last = step + 1 == all_steps;
+      const bool errors = options_.errors && step >= options_.warm_up;
       load(static_cast<std::uint64_t>(step));
-      if (last) remember_input();
+      if (errors) forget_input();
+      if (errors || last) remember_input();
+      if (last) count_input();
       communicator_.align();
       if (options_.codec.measured) communicator_.charge_cpu_time(options_.link.scale);
       for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) synchronize(bucket);
@@ -77,6 +80,7 @@ class Run {
       const VirtualInterval interval = communicator_.align();
       session_.next_step();
       if (step < options_.warm_up) continue;
+      if (errors && communicator_.rank() == 0) shared_.result.relative_errors.push_back(error_of_step());
       if (communicator_.rank() == 0) shared_.intervals.push_back(interval);
       mine.begin_step();
       for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) mine.add(session_.report(bucket));
@@ -130,18 +134,44 @@ class Run {
     visit_non_zeros(Span<const float>(own.dense), what);
   }
 
+  /// That of the step before. Its clock stands still: align() is free.
+  void forget_input() {
+    communicator_.align();
+    if (communicator_.rank() == 0) {
+      for (auto& wanted : shared_.wanted) std::fill(wanted.begin(), wanted.end(), 0.0);
+    }
+    communicator_.align();
+  }
+
   void remember_input() {
     for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
       auto& wanted = shared_.wanted[bucket];
-      auto& in_union = shared_.in_union[bucket];
-      if (!row_sparse(bucket)) shared_.non_zeros += count_non_zeros(buckets_[bucket].dense);
-      visit(bucket, [&](std::size_t i, float value) {
-        wanted[i] += static_cast<double>(value);
-        in_union[i / 64] |= std::uint64_t{1} << (i % 64);
-      });
+      visit(bucket, [&](std::size_t i, float value) { wanted[i] += static_cast<double>(value); });
       const auto residual = session_.residual(bucket);
       for (std::size_t i = 0; i < residual.size(); ++i) wanted[i] += static_cast<double>(residual[i]);
     }
+  }
+
+  void count_input() {
+    for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+      auto& in_union = shared_.in_union[bucket];
+      if (!row_sparse(bucket)) shared_.non_zeros += count_non_zeros(buckets_[bucket].dense);
+      visit(bucket, [&](std::size_t i, float) { in_union[i / 64] |= std::uint64_t{1} << (i % 64); });
+    }
+  }
+
+  /// From what all ranks remembered and this rank's mean; before any rank goes on to another step's input.
+  double error_of_step() const {
+    double exact_squares = 0;
+    double error_squares = 0;
+    for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+      std::vector<double> error = shared_.wanted[bucket];
+      for (const double exact : error) exact_squares += exact * exact;
+      visit(bucket,
+            [&](std::size_t i, float mean) { error[i] -= static_cast<double>(mean) * options_.workers; });
+      for (const double one : error) error_squares += one * one;
+    }
+    return exact_squares > 0 ? std::sqrt(error_squares / exact_squares) : 0;
   }
 
   void remember_output(RankMeasurement& mine) {
@@ -245,6 +275,8 @@ nlohmann::ordered_json to_json(const Simulation& simulation) {
   json["gamma"] = simulation.gamma;
   json["formula_seconds"] = simulation.formula_seconds;
   json["stages"] = simulation.stages;
+  json["relative_errors"] = nullptr;
+  if (!simulation.relative_errors.empty()) json["relative_errors"] = simulation.relative_errors;
   return json;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "apps/codec.h"
 #include "apps/gradient_source.h"
@@ -20,6 +21,7 @@ struct SimulationOptions {
   int warm_up = 1;  ///< Steps before those that count: systems agree on sizes in their first.
   int steps = 1;
   std::uint64_t seed = 1;
+  bool errors = false;  ///< Whether to compute every measured step's error, not only the last one's.
 };
 
 struct Simulation {
@@ -30,9 +32,12 @@ struct Simulation {
   /// Elements that are not zero in some rank, divided by those of one rank, of the last step; a listed row's
   /// elements all count.
   double gamma = 1;
+  /// |mean - exact| / |exact| of every measured step over all buckets, exact being the mean of gradient +
+  /// residual; empty unless asked for.
+  std::vector<double> relative_errors{};
 };
 
-/// The keys of the measurement, and `gamma`, `formula_seconds`, `stages`.
+/// The keys of the measurement, and `gamma`, `formula_seconds`, `stages`, `relative_errors`.
 nlohmann::ordered_json to_json(const Simulation& simulation);
 
 /// Throws what the system throws.

@@ -54,6 +54,27 @@ TEST(Simulation, TwoRunsAreTheSameToTheBit) {
     EXPECT_EQ(run(spec), run(spec));
 }
 
+TEST(Simulation, EveryStepHasAnErrorOfItsOwn) {
+  const SyntheticSource source({.elements = 3000}, 3);
+  const auto errors_of = [&](const char* spec, int steps) {
+    return simulate(spec, source,
+                    {.workers = 3, .link = kLink, .warm_up = 2, .steps = steps, .seed = 5, .errors = true});
+  };
+  const Simulation four = errors_of("ef_signsgd:feedback=off", 4);
+  ASSERT_EQ(four.relative_errors.size(), 4u);
+  for (int steps = 1; steps <= 4; ++steps) {
+    const Simulation fewer = errors_of("ef_signsgd:feedback=off", steps);
+    // The last step's error is also computed without being asked for.
+    EXPECT_DOUBLE_EQ(*fewer.measurement.relative_error,
+                     four.relative_errors[static_cast<std::size_t>(steps - 1)]);
+    EXPECT_DOUBLE_EQ(fewer.gamma, four.gamma);
+    EXPECT_EQ(fewer.measurement.modelled_seconds, four.measurement.modelled_seconds);
+  }
+  EXPECT_NE(four.relative_errors[0], four.relative_errors[1]);
+  for (const double error : errors_of("dense", 2).relative_errors) EXPECT_LT(error, 1e-6);
+  EXPECT_TRUE(simulate("dense", source, {.workers = 3, .link = kLink}).relative_errors.empty());
+}
+
 TEST(Simulation, RowsComeOutAsTheyWouldDensely) {
   const SyntheticSource source({.elements = 40'000, .density = 0.01, .gamma = 2.0, .row_width = 8}, 4);
   const Simulation simulation = simulate("dense", source, {.workers = 4, .link = kLink});

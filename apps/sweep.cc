@@ -124,7 +124,8 @@ Json run_sweep(const SweepOptions& options, const std::function<void(const Json&
                                               .codec = system.codec,
                                               .warm_up = options.warm_up,
                                               .steps = options.steps,
-                                              .seed = options.gradient.seed});
+                                              .seed = options.gradient.seed,
+                                              .errors = options.errors});
       auto json = to_json(simulation);
       json.update(point.description);
       json["link"] = options.link;

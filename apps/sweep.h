@@ -23,6 +23,7 @@ struct SweepOptions {
   SyntheticGradient gradient{};  ///< Density and gamma come from the lists.
   int warm_up = 1;
   int steps = 1;
+  bool errors = false;                      ///< See SimulationOptions.
   std::vector<std::string> gradient_files;  ///< Instead of a synthetic gradient; they say how many workers.
   double bucket_megabytes = 25;             ///< Of the files' dense tensors.
 };

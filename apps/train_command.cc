@@ -78,7 +78,8 @@ void add_train_command(CLI::App& app) {
                                        "fashion-mnist[:DIR], cifar10:DIR, text[:FILE] (the King James Bible "
                                        "without a file) or adult:DIR")
                           ->default_str(by_model(&Defaults::data));
-  command->add_option("--model", options.model, "cnn, resnet20, lstm (words) or deepfm (categories)");
+  command->add_option("--model", options.model,
+                      "cnn, resnet20, resnet9, lstm (words) or deepfm (categories)");
   CLI::Option* sync = command->add_option(
       "--sync", arguments->sync,
       "System that synchronizes the gradients; rows=SPEC,dense=SPEC: embeddings by another "
@@ -103,8 +104,21 @@ void add_train_command(CLI::App& app) {
   CLI::Option* decay =
       command->add_option("--weight-decay", options.weight_decay, "Of SGD; embeddings have none")
           ->default_str(by_model(&Defaults::weight_decay));
-  command->add_option("--seed", options.seed, "Of initial weights, order of examples and every random choice")
-      ->check(not_negative());
+  CLI::Option* seed = command
+                          ->add_option("--seed", options.seed,
+                                       "Of initial weights, order of examples and every random choice")
+                          ->check(not_negative());
+  CLI::Option* seeds =
+      command
+          ->add_option(
+              "--seeds", options.seeds,
+              "Seeds separated by commas: every system is trained with each, and the table shows mean "
+              "and standard deviation")
+          ->delimiter(',')
+          ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+          ->check(not_negative())
+          ->excludes(seed)
+          ->default_str("");
   command->add_option("--limit", options.limit, "Use only the first N training examples; 0: all")
       ->check(not_negative());
   command
@@ -124,8 +138,10 @@ void add_train_command(CLI::App& app) {
       ->check(not_negative());
   command
       ->add_option("--record", options.record,
-                   "Write each rank's gradients of the first N steps to files for `thinwire simulate`")
+                   "Write each rank's gradients of N steps to files for `thinwire simulate`")
       ->check(not_negative());
+  command->add_option("--record-every", options.record_every,
+                      "Record only steps whose number is a multiple of this one");
   command->add_option("--record-to", options.record_to, "Folder for --record: gradients-rank-R.twg");
   command->add_option("--json", options.json, "File for the results");
   command->add_option("--plot", options.plot, "PNG for accuracy or perplexity against epochs and bytes");
@@ -137,6 +153,7 @@ void add_train_command(CLI::App& app) {
     fall_back(batch, chosen.batch, defaults.batch);
     fall_back(rate, chosen.learning_rate, defaults.learning_rate);
     fall_back(decay, chosen.weight_decay, defaults.weight_decay);
+    if (seeds->count() == 0) chosen.seeds = {chosen.seed};
     chosen.schedule = arguments->schedule == "cosine" ? train::Schedule::cosine : train::Schedule::constant;
     chosen.specs = systems_to_train(arguments->sync, sync->count() > 0, arguments->compare);
     train::run(chosen);

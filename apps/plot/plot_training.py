@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Draw what `thinwire train --json` wrote: test accuracy, or of a text the perplexity, against epochs and against
-bytes sent.
+bytes sent. Of a system that was trained with several seeds: the mean, in a band of one standard deviation.
 
 Usage: plot_training.py RESULTS.json PICTURE.png
 
@@ -33,6 +33,27 @@ def bytes_text(value: float, _position=None) -> str:
     return f"{value:g} B"
 
 
+def by_label(results: list) -> list:
+    """The runs of each system, those with an epoch; in the order of the first ones."""
+    groups = {}
+    for result in results:
+        if result["epochs"]:
+            groups.setdefault(result["label"], []).append(result)
+    return list(groups.values())
+
+
+def mean(values: list) -> float:
+    return sum(values) / len(values)
+
+
+def deviation(values: list) -> float:
+    """Of the sample; of a single value 0."""
+    if len(values) < 2:
+        return 0.0
+    middle = mean(values)
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
+
+
 def draw(results: list, picture: str) -> None:
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (by_epoch, by_bytes) = plt.subplots(1, 2, figsize=(10.5, 4.3), sharey=True)
@@ -40,22 +61,32 @@ def draw(results: list, picture: str) -> None:
     # Of a text every epoch has a perplexity, of anything else none.
     perplexity = any(epoch.get("perplexity") is not None for result in results for epoch in result["epochs"])
     measure = "perplexity" if perplexity else "test_accuracy"
-    for i, result in enumerate(results):
-        epochs = result["epochs"]
-        if not epochs:
-            continue
+    for i, runs in enumerate(by_label(results)):
+        # A run that failed early ends its system's line where it ended.
+        count = min(len(run["epochs"]) for run in runs)
+        failed = sum(1 for run in runs if run["failure"])
         style = {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKERS[i % len(MARKERS)],
             "linestyle": ["-", "--", ":"][i // len(COLOURS) % 3],
             "markersize": 5,
             "linewidth": 1.7,
-            "label": result["label"] + (" (diverged)" if result["failure"] else ""),
+            "label": runs[0]["label"] + (" (diverged)" if failed else ""),
         }
         # A perplexity that overflowed is null: a gap in the line.
-        measured = [math.nan if epoch[measure] is None else epoch[measure] for epoch in epochs]
-        sent = [epoch["wire_bytes_so_far"] for epoch in epochs]
-        by_epoch.plot([epoch["epoch"] for epoch in epochs], measured, **style)
+        values = [
+            [math.nan if run["epochs"][at][measure] is None else run["epochs"][at][measure] for run in runs]
+            for at in range(count)
+        ]
+        measured = [mean(of_seeds) for of_seeds in values]
+        spread = [deviation(of_seeds) for of_seeds in values]
+        sent = [mean([run["epochs"][at]["wire_bytes_so_far"] for run in runs]) for at in range(count)]
+        numbers = [epoch["epoch"] for epoch in runs[0]["epochs"][:count]]
+        by_epoch.plot(numbers, measured, **style)
+        if len(runs) > 1:
+            low = [middle - width for middle, width in zip(measured, spread)]
+            high = [middle + width for middle, width in zip(measured, spread)]
+            by_epoch.fill_between(numbers, low, high, color=style["color"], alpha=0.18, linewidth=0)
         # A single worker sends nothing, which has no place on a logarithmic axis.
         if sent[-1] > 0:
             by_bytes.plot(sent, measured, **style)

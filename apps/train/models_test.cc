@@ -20,6 +20,10 @@ TEST(Models, HaveTheSizesTheyAreKnownFor) {
   EXPECT_EQ(count_parameters(*make_model("cnn", kColour, 1)), 448u + 4640 + 2048 * 500 + 500 + 5010);
   EXPECT_EQ(count_parameters(*make_model("resnet20", kColour, 1)),
             269722u);  // He et al., table 6: 0.27M
+  // Convolutions, two values per normalised channel, the classes.
+  EXPECT_EQ(count_parameters(*make_model("resnet9", kColour, 1)),
+            9u * (3 * 64 + 64 * 128 + 2 * 128 * 128 + 128 * 256 + 256 * 512 + 2 * 512 * 512) +
+                2 * (64 + 3 * 128 + 256 + 3 * 512) + 512 * 10);
   // Embedding, LSTM of four gates with torch's two biases, softmax.
   EXPECT_EQ(count_parameters(*make_model("lstm", kWords, 1)),
             50u * 128 + 4 * 128 * (128 + 128 + 2) + 50 * 129);
@@ -28,7 +32,7 @@ TEST(Models, HaveTheSizesTheyAreKnownFor) {
 }
 
 TEST(Models, ClassifyImagesOfBothDataSets) {
-  for (const std::string name : {"cnn", "resnet20"}) {
+  for (const std::string name : {"cnn", "resnet20", "resnet9"}) {
     for (const ModelShape& shape : {kGrey, kColour}) {
       const auto model = make_model(name, shape, 1);
       const auto logits = model->forward(torch::rand({3, shape.channels, shape.height, shape.width}));
@@ -110,7 +114,7 @@ TEST(Models, UnknownNamesListTheKnown) {
     make_model("vgg", {}, 1);
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "unknown model 'vgg'; known: cnn, resnet20, lstm, deepfm");
+    EXPECT_STREQ(error.what(), "unknown model 'vgg'; known: cnn, resnet20, resnet9, lstm, deepfm");
   }
 }
 

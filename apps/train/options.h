@@ -24,14 +24,17 @@ struct Options {
   double momentum = 0;
   double weight_decay = 5e-4;
   Schedule schedule = Schedule::cosine;
-  std::uint64_t seed = 1;
+  /// Every system is trained once with each.
+  std::vector<std::uint64_t> seeds = {1};
+  std::uint64_t seed = 1;        ///< Of the training at hand, one of `seeds`.
   std::uint64_t limit = 0;       ///< Use only so many training examples; 0: all.
   int threads = 1;               ///< CPU threads of one rank.
   double bucket_megabytes = 25;  ///< Of 2^20 bytes: longest bucket of several parameters; DDP's default.
   double deadline_seconds = 300;
   int stop_after = 0;  ///< End after so many epochs of this call, as an interruption would; 0: do not.
   std::uint64_t vocabulary = 10'000;  ///< Most words of a text that are told apart.
-  int record = 0;  ///< Write the gradients of so many steps, the first of this call, to record_to.
+  int record = 0;        ///< Write the gradients of so many steps, the first of this call, to record_to.
+  int record_every = 1;  ///< Only every so many steps.
   std::string record_to = "gradients";
   std::string checkpoint;
   bool resume = false;

@@ -6,7 +6,8 @@
 
 namespace thinwire::train {
 
-Recorder::Recorder(const std::string& folder, int steps, const Communicator& communicator) : left_(steps) {
+Recorder::Recorder(const std::string& folder, int steps, int every, const Communicator& communicator)
+    : left_(steps), every_(static_cast<std::uint64_t>(every)) {
   if (steps == 0) return;
   const std::string file = file_name(communicator.rank());
   writer_ = std::make_unique<apps::GradientFileWriter>((std::filesystem::path(folder) / file).string(),
@@ -14,7 +15,7 @@ Recorder::Recorder(const std::string& folder, int steps, const Communicator& com
 }
 
 void Recorder::step(const Gradients& gradients, std::uint64_t step) {
-  if (left_ == 0) return;
+  if (left_ == 0 || step % every_ != 0) return;
   writer_->append(gradients.record(step));
   if (--left_ == 0) writer_.reset();
 }

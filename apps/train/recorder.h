@@ -1,5 +1,5 @@
 #pragma once
-// `train --record N`: the gradients of a run's first steps, kept for `thinwire simulate`.
+// `train --record N`: gradients of a run's steps, kept for `thinwire simulate`.
 
 #include <memory>
 #include <string>
@@ -11,8 +11,9 @@ namespace thinwire::train {
 
 class Recorder {
  public:
-  /// Writes this rank's file into `folder` during the next `steps` steps; 0: does nothing at all.
-  Recorder(const std::string& folder, int steps, const Communicator& communicator);
+  /// Writes this rank's file into `folder`: `steps` of the next steps, those whose number is a multiple of
+  /// `every` (at least 1). No steps: does nothing at all.
+  Recorder(const std::string& folder, int steps, int every, const Communicator& communicator);
 
   /// Between backward() and the synchronization. Throws std::runtime_error if the disk is full.
   void step(const Gradients& gradients, std::uint64_t step);
@@ -22,6 +23,7 @@ class Recorder {
 
  private:
   int left_;
+  std::uint64_t every_;
   std::unique_ptr<apps::GradientFileWriter> writer_;
 };
 

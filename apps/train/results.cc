@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "over_seeds.h"
 #include "thinwire/registry.h"
 
 namespace thinwire::train {
@@ -126,6 +127,10 @@ std::string measure_of(const RunResult& result) {
                                 : fmt::format("{:.4f}", last.test_accuracy);
 }
 
+std::string title(const std::string& spec, const Options& options) {
+  return options.seeds.size() > 1 ? fmt::format("{} seed {}", spec, options.seed) : spec;
+}
+
 nlohmann::ordered_json to_json(const RunResult& result, const Options& options) {
   Json epochs = Json::array();
   for (const auto& epoch : result.epochs) {
@@ -167,7 +172,7 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"lr_schedule", name_of(options.schedule)},
           {"momentum", options.momentum},
           {"weight_decay", options.weight_decay},
-          {"seed", options.seed},
+          {"seed", result.seed},
           {"steps", result.costs.empty() ? 0 : result.costs.front().steps},
           {"wire_bytes_sent_max", busiest(result.costs, &Costs::bytes_sent)},
           {"wire_bytes_rows", busiest(result.costs, &Costs::bytes_sent_rows)},
@@ -194,30 +199,44 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
 
 std::string table(const std::vector<RunResult>& results) {
   if (results.empty()) return "";
-  const auto dense = std::find_if(results.begin(), results.end(),
-                                  [](const RunResult& result) { return result.system == "dense"; });
-  const RunResult& base = dense != results.end() ? *dense : results.front();
-  const double base_bytes = busiest(base.costs, &Costs::bytes_sent);
+  const std::vector<OverSeeds> systems = over_seeds(results);
+  const auto dense = std::find_if(systems.begin(), systems.end(),
+                                  [](const OverSeeds& one) { return one.runs[0]->system == "dense"; });
+  const auto mean_of = [](const OverSeeds& one, auto value) {
+    std::vector<double> values;
+    for (const RunResult* run : one.runs) values.push_back(value(*run));
+    return spread_of(values).mean;
+  };
+  const auto sent = [](const RunResult& run) { return busiest(run.costs, &Costs::bytes_sent); };
+  const double base_bytes = mean_of(dense != systems.end() ? *dense : systems.front(), sent);
   const bool rows = std::any_of(results.begin(), results.end(), has_rows);
   const bool perplexity = std::any_of(results.begin(), results.end(), has_perplexity);
   std::size_t width = 6;
-  for (const auto& result : results) width = std::max(width, result.label.size());
+  std::vector<std::string> measured;
+  std::size_t widest = 13;
+  for (const auto& system : systems) {
+    width = std::max(width, system.runs[0]->label.size());
+    measured.push_back(measure_of(system));
+    widest = std::max(widest, measured.back().size());
+  }
   const auto line = [&](const std::string& label, const std::string& measure, const std::string& bytes,
                         const std::string& ratio, const std::string& row_bytes, const std::string& step,
                         const std::string& seconds) {
-    return fmt::format("{:<{}}  {:>13}  {:>21}  {:>8}  {}{:>7}  {:>7}\n", label, width, measure, bytes, ratio,
-                       rows ? fmt::format("{:>13}  ", row_bytes) : "", step, seconds);
+    return fmt::format("{:<{}}  {:>{}}  {:>21}  {:>8}  {}{:>7}  {:>7}\n", label, width, measure, widest,
+                       bytes, ratio, rows ? fmt::format("{:>13}  ", row_bytes) : "", step, seconds);
   };
   std::string text =
       line("system", perplexity ? "perplexity" : "test accuracy", "bytes/worker and step",
-           dense != results.end() ? "of dense" : "of first", "of embeddings", "step ms", "seconds");
-  for (const auto& result : results) {
-    const double bytes = busiest(result.costs, &Costs::bytes_sent);
-    text += line(result.label, result.failure.empty() ? measure_of(result) : "diverged", grouped(bytes),
-                 base_bytes > 0 ? fmt::format("{:.2f} %", 100 * bytes / base_bytes) : "-",
-                 grouped(busiest(result.costs, &Costs::bytes_sent_rows)),
-                 result.seconds_median >= 0 ? fmt::format("{:.1f}", 1e3 * result.seconds_median) : "-",
-                 fmt::format("{:.1f}", total_seconds(result)));
+           dense != systems.end() ? "of dense" : "of first", "of embeddings", "step ms", "seconds");
+  for (std::size_t i = 0; i < systems.size(); ++i) {
+    const double bytes = mean_of(systems[i], sent);
+    const double row_bytes =
+        mean_of(systems[i], [](const RunResult& run) { return busiest(run.costs, &Costs::bytes_sent_rows); });
+    const double step = mean_of(systems[i], [](const RunResult& run) { return run.seconds_median; });
+    const double seconds = mean_of(systems[i], [](const RunResult& run) { return total_seconds(run); });
+    text += line(systems[i].runs[0]->label, measured[i], grouped(bytes),
+                 base_bytes > 0 ? fmt::format("{:.2f} %", 100 * bytes / base_bytes) : "-", grouped(row_bytes),
+                 step >= 0 ? fmt::format("{:.1f}", 1e3 * step) : "-", fmt::format("{:.1f}", seconds));
   }
   return text;
 }

@@ -45,7 +45,8 @@ struct EpochResult {
 };
 
 struct RunResult {
-  std::string label;   ///< The spec as it was typed.
+  std::string label;  ///< The spec as it was typed.
+  std::uint64_t seed = 1;
   std::string system;  ///< Names of its parts.
   std::string spec;    ///< With all options.
   std::uint64_t parameters = 0;
@@ -74,11 +75,15 @@ std::string measure_of(const RunResult& result);
 /// One object of the JSON contract. Bytes are per rank and step.
 nlohmann::ordered_json to_json(const RunResult& result, const Options& options);
 
+/// What a training is called where people read of it: its spec, and its seed where there are several.
+std::string title(const std::string& spec, const Options& options);
+
 /// The spec with all options, as sessions and checkpoints have it. Throws std::invalid_argument for a bad
 /// one.
 std::string canonical_spec(const std::string& spec);
 
-/// A row per result; bytes relative to the system called dense, else to the first.
+/// A row per system: what its seeds have on average, and their standard deviation where there are several.
+/// Bytes are relative to the system called dense, else to the first.
 std::string table(const std::vector<RunResult>& results);
 
 }  // namespace thinwire::train

@@ -17,6 +17,7 @@
 #include "checkpoint.h"
 #include "data.h"
 #include "models.h"
+#include "over_seeds.h"
 #include "plot.h"
 #include "results.h"
 #include "worker.h"
@@ -53,35 +54,51 @@ void make_folder(const std::string& folder, const char* option) {
   }
 }
 
-/// Of one system; with several, each has a folder of its own.
+/// One system with one seed.
+struct Training {
+  Options options;  // with this seed
+  std::string spec;
+  std::string checkpoint{};  // folder; empty: none are written
+  bool resume = false;
+};
+
+/// Of one training; with several, each has a folder of its own.
 std::string checkpoint_folder(const Options& options, const std::string& spec) {
-  if (options.checkpoint.empty() || options.specs.size() == 1) return options.checkpoint;
-  std::string name = spec;
+  if (options.checkpoint.empty() || options.specs.size() * options.seeds.size() == 1)
+    return options.checkpoint;
+  std::string name = options.seeds.size() == 1 ? spec : fmt::format("{}_seed{}", spec, options.seed);
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '/' || c == ':' || c == ','; }, '_');
   return (fs::path(options.checkpoint) / name).string();
 }
 
-/// Which of the systems have a checkpoint to continue from.
-std::vector<bool> find_checkpoints(const Options& options) {
-  std::vector<bool> found;
+/// Every system with every seed, and from which checkpoint each continues.
+std::vector<Training> list_trainings(const Options& options) {
+  std::vector<Training> trainings;
   for (const auto& spec : options.specs) {
-    const std::string folder = checkpoint_folder(options, spec);
-    const std::uint64_t epoch = folder.empty() ? 0 : latest_checkpoint(folder);
-    found.push_back(epoch > 0);
-    if (epoch > 0 && !options.resume) {
-      throw std::runtime_error(fmt::format(
-          "{} already holds a checkpoint of epoch {}: give --resume to continue, or another folder", folder,
-          epoch));
+    for (const std::uint64_t seed : options.seeds) {
+      Training training{options, spec};
+      training.options.seed = seed;
+      training.checkpoint = checkpoint_folder(training.options, spec);
+      const std::string& folder = training.checkpoint;
+      const std::uint64_t epoch = folder.empty() ? 0 : latest_checkpoint(folder);
+      training.resume = epoch > 0;
+      if (epoch > 0 && !options.resume) {
+        throw std::runtime_error(fmt::format(
+            "{} already holds a checkpoint of epoch {}: give --resume to continue, or another folder", folder,
+            epoch));
+      }
+      if (!folder.empty()) make_folder(folder, "--checkpoint");
+      trainings.push_back(std::move(training));
     }
-    if (!folder.empty()) make_folder(folder, "--checkpoint");
   }
-  // With several systems those that the interruption kept from a first checkpoint begin anew.
-  if (options.resume && std::find(found.begin(), found.end(), true) == found.end()) {
+  // With several trainings those that the interruption kept from a first checkpoint begin anew.
+  if (options.resume && std::none_of(trainings.begin(), trainings.end(),
+                                     [](const Training& training) { return training.resume; })) {
     throw std::runtime_error(fmt::format(
         "there is no checkpoint in {} to resume: leave --resume out to begin anew", options.checkpoint));
   }
-  return found;
+  return trainings;
 }
 
 void check_numbers(const Options& options) {
@@ -106,10 +123,19 @@ void check_numbers(const Options& options) {
         fmt::format("--vocabulary must be in [2, 2^31), not {}: one number is for all unknown words",
                     options.vocabulary));
   }
-  if (options.record > 0 && options.specs.size() > 1) {
-    throw std::invalid_argument(fmt::format(
-        "--record writes the gradients of one training, {} systems are to be trained: name one with --sync",
-        options.specs.size()));
+  at_least_one("--record-every", options.record_every);
+  if (const std::size_t trainings = options.specs.size() * options.seeds.size();
+      options.record > 0 && trainings > 1) {
+    throw std::invalid_argument(
+        fmt::format("--record writes the gradients of one training, {} are asked for: name one system with "
+                    "--sync and one "
+                    "seed",
+                    trainings));
+  }
+  for (auto seed = options.seeds.begin(); seed != options.seeds.end(); ++seed) {
+    if (std::find(options.seeds.begin(), seed, *seed) == seed) continue;
+    throw std::invalid_argument(
+        fmt::format("--seeds names {} twice: the same training would count as two", *seed));
   }
   if (options.resume && options.checkpoint.empty()) {
     throw std::invalid_argument("--resume needs --checkpoint DIR: the folder to continue from");
@@ -127,7 +153,12 @@ void limit_blas_threads(int threads) {
 /// Written beside its place and renamed: whoever reads the file finds all of it.
 void write_json(const std::vector<RunResult>& results, const Options& options, const std::string& path) {
   nlohmann::ordered_json all = nlohmann::ordered_json::array();
-  for (const auto& result : results) all.push_back(to_json(result, options));
+  for (const OverSeeds& system : over_seeds(results)) {
+    for (const RunResult* run : system.runs) {
+      all.push_back(to_json(*run, options));
+      all.back()["over_seeds"] = to_json(system);
+    }
+  }
   // A pipe or a device (/dev/stdout) is written to, not replaced.
   std::error_code error;
   const bool replace = !fs::exists(path, error) || fs::is_regular_file(path, error);
@@ -173,7 +204,7 @@ void run(const Options& options) {
         options.batch, std::int64_t{options.workers} * options.batch, dataset->training_examples()));
   }
   if (options.record > 0) make_folder(options.record_to, "--record-to");
-  const std::vector<bool> resumable = find_checkpoints(options);
+  const std::vector<Training> trainings = list_trainings(options);
   limit_blas_threads(options.threads);
 
   std::vector<RunResult> results;  // stays empty in processes without rank 0
@@ -181,17 +212,16 @@ void run(const Options& options) {
   apps::run_on_engine(engine, [&](Communicator& communicator) {
     std::optional<Progress> progress;
     if (communicator.rank() == 0) progress.emplace(stderr);
-    for (std::size_t i = 0; i < options.specs.size(); ++i) {
-      const std::string& spec = options.specs[i];
-      const Job job{options, *dataset, spec, checkpoint_folder(options, spec), resumable[i]};
+    for (const Training& training : trainings) {
+      const Job job{training.options, *dataset, training.spec, training.checkpoint, training.resume};
       RunResult result = train_rank(job, communicator, progress ? &*progress : nullptr);
       if (!progress) continue;
-      // A single system's failure becomes this call's own error below.
-      if (!result.failure.empty() && options.specs.size() > 1) {
-        progress->note(fmt::format("{} {}", spec, result.failure));
+      // A single training's failure becomes this call's own error below.
+      if (!result.failure.empty() && trainings.size() > 1) {
+        progress->note(fmt::format("{} {}", title(training.spec, training.options), result.failure));
       }
       results.push_back(std::move(result));
-      // After each system, so that a failure of a later one costs nothing but its own numbers.
+      // After each training, so that a failure of a later one costs nothing but its own numbers.
       if (!options.json.empty()) write_json(results, options, options.json);
     }
   });

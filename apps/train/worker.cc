@@ -91,9 +91,10 @@ Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
       optimizer_(gradients_.dense_parameters(), torch::optim::SGDOptions(options_.learning_rate)
                                                     .momentum(options_.momentum)
                                                     .weight_decay(options_.weight_decay)),
-      recorder_(options_.record_to, options_.record, communicator),
+      recorder_(options_.record_to, options_.record, options_.record_every, communicator),
       steps_(steps_per_epoch(job.dataset.training_examples(), options_.workers, options_.batch)) {
   result_.label = job.spec;
+  result_.seed = options_.seed;
   result_.system = system_name(job.spec);
   result_.spec = session_.spec();
   result_.parameters = count_parameters(*model_);
@@ -107,7 +108,7 @@ RunResult Worker::run() {
   const auto all = static_cast<std::uint64_t>(options_.epochs);
   const std::uint64_t stop =
       options_.stop_after > 0 ? std::min(all, first + static_cast<std::uint64_t>(options_.stop_after)) : all;
-  if (progress_) progress_->begin(job_.spec, all, steps_, first * steps_);
+  if (progress_) progress_->begin(title(job_.spec, options_), all, steps_, first * steps_);
   for (std::uint64_t epoch = first; epoch < stop; ++epoch) {
     if (!train_epoch(epoch)) break;
     if (!job_.checkpoint.empty()) save(epoch + 1);

@@ -44,7 +44,8 @@ enum class RandomPurpose : std::uint32_t {
   ownership = 6,
   sketch = 7,
   low_rank = 8,
-  fill = 9
+  rounding = 9,
+  fill = 10
 };
 
 /// A stream of random blocks; block(i, j) may be asked for in any order.

@@ -66,6 +66,22 @@ struct RunHashes {
   HWY_ALIGN std::uint64_t signs[kBatch];
 };
 
+/// Both halves of the 32 x 32 -> 64 bit product with a constant, in every lane.
+template <class D, class V>
+HWY_INLINE void multiply_wide(D d, V a, V constant, V& high, V& low) {
+#if HWY_TARGET == HWY_SCALAR
+  const std::uint64_t product = std::uint64_t{hn::GetLane(a)} * hn::GetLane(constant);
+  high = hn::Set(d, static_cast<std::uint32_t>(product >> 32));
+  low = hn::Set(d, static_cast<std::uint32_t>(product));
+#else
+  const hn::Repartition<std::uint64_t, D> wide;
+  const auto even = hn::MulEven(a, constant);
+  const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, a))), constant);
+  high = hn::OddEven(hn::BitCast(d, odd), hn::BitCast(d, hn::ShiftRight<32>(even)));
+  low = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(odd)), hn::BitCast(d, even));
+#endif
+}
+
 /// runs: [kBatch], of which `size` count.
 HWY_INLINE void HashRuns(const CountSketch& sketch, std::size_t row, const std::uint32_t* HWY_RESTRICT runs,
                          std::size_t size, RunHashes& out) {

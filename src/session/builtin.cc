@@ -25,6 +25,11 @@ const Registry& builtin_registry() {
     all.add(ef_signsgd_info());
     all.add(ssdm_info());
     all.add(cascading_sign_info());
+    all.add(qsgd_info());
+    all.add(terngrad_info());
+    all.add(nuqsgd_info());
+    all.add(alq_info());
+    all.add(amq_info());
     all.add(agsparse_info());
     all.add(sparcml_info());
     all.add(omnireduce_info());

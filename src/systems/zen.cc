@@ -56,6 +56,7 @@ struct ZenConfig {
   Scheme scheme = Scheme::automatic;
   std::uint64_t profile_steps = 4;
   LinkModel link;
+  bool pull_bitmaps = true;
 };
 
 /// Centralization adds in another order than the dense sum does and its sums grow on fewer ranks: it has to
@@ -91,9 +92,9 @@ class Zen final : public SparseSynchronizer {
     }
     const std::uint64_t owned = e.table_rows / e.world;
     const std::uint64_t result = e.union_rows / e.world;
-    return row_list_bytes(e.rows - e.rows / e.world, e.width) +
-           (e.world - 1) *
-               std::min(row_bitmap_bytes(owned, result, e.width), row_list_bytes(result, e.width));
+    std::uint64_t pull = row_list_bytes(result, e.width);
+    if (config_.pull_bitmaps) pull = std::min(pull, row_bitmap_bytes(owned, result, e.width));
+    return row_list_bytes(e.rows - e.rows / e.world, e.width) + (e.world - 1) * pull;
   }
 
   void save(BucketWriter& writer) const override {
@@ -178,9 +179,10 @@ class Zen final : public SparseSynchronizer {
     BucketState& state = state_of(bucket, step);
     const std::uint32_t block_bits = block_bits_for(
         static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
-    const RowMean mean =
-        push_pull(bucket, own, finite, {.places = IndexPermutation::make(own.rows, stream, block_bits)},
-                  storage_, step, observer);
+    const RowMean mean = push_pull(bucket, own, finite,
+                                   {.places = IndexPermutation::make(own.rows, stream, block_bits),
+                                    .pull_bitmaps = config_.pull_bitmaps},
+                                   storage_, step, observer);
     if (mean.finite) state.smallest = static_cast<float>(mean.smallest);
     return mean;
   }
@@ -211,7 +213,8 @@ SystemInfo zen_info() {
       {"scheme", "auto", "push_pull, centralization, or auto: the one that is predicted to be faster"},
       {"profile_steps", "4", "steps off which auto predicts, 1 to 1000"},
       {"gbit", "0", "what auto reckons with, in Gbit/s; 0: measure the link"},
-      {"latency_us", "50", "what auto reckons with, in microseconds, unless it measures"}};
+      {"latency_us", "50", "what auto reckons with, in microseconds, unless it measures"},
+      {"pull", "auto", "what owners send back: auto, the smaller of hash bitmap and list; list, to compare"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     ZenConfig config;
     const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
@@ -221,6 +224,7 @@ SystemInfo zen_info() {
     config.profile_steps = static_cast<std::uint64_t>(options.integer("profile_steps", 1, 1000));
     config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
                    .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
+    config.pull_bitmaps = options.choice("pull", {"auto", "list"}) == "auto";
     return std::make_unique<Zen>(config);
   };
   return info;
