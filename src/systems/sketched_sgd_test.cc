@@ -216,8 +216,9 @@ TEST(SketchedSgd, AsManyCandidatesAsElementsGiveTheTrueTopK) {
     }
     for (const std::size_t k : {std::size_t{1}, elements / 20 + 1, elements}) {
       const std::string share = ":k=" + std::to_string(k);
-      const std::string p = ":p=" + std::to_string((elements + k - 1) / k);
-      const Steps sketched = run("sketched_sgd:columns=1:rows=1" + share + p, gradients);
+      std::string spec = "sketched_sgd:columns=1:rows=1:p=" + std::to_string((elements + k - 1) / k);
+      spec += share;
+      const Steps sketched = run(spec, gradients);
       const Steps exact = run("global_top_k" + share, gradients);
       EXPECT_EQ(sketched.means, exact.means) << elements << " elements, k " << k;
       EXPECT_EQ(sketched.residuals, exact.residuals);
