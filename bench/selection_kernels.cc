@@ -183,7 +183,7 @@ void small_table_insert(benchmark::State& state) {
   against(state, "of_copy", copy_bandwidth, 4.0 * static_cast<double>(of.elements),
           static_cast<double>(of.elements), [&] {
             insert(*data().executor, sketched.sketch, Span<const float>(data().gradient).first(of.elements),
-                   {}, sketched.table);
+                   Span<const float>(data().residual).first(of.elements), sketched.table);
           });
 }
 
@@ -259,7 +259,9 @@ void of_sketched_sgd(benchmark::internal::Benchmark* benchmark) {
       ->Args({250, 5, 250'000, 250})
       ->Args({250, 5, 250'000, 50});
 }
-BENCHMARK(small_table_insert)->Name("count_sketch_insert/small_table")->Apply(of_sketched_sgd);
+BENCHMARK(small_table_insert)
+    ->Name("count_sketch_insert/small_table/gradient+residual")
+    ->Apply(of_sketched_sgd);
 BENCHMARK(largest_estimates)->Name("select_largest_estimates")->Apply(of_sketched_sgd);
 BENCHMARK(largest_of_all_estimates)
     ->Name("select_largest_estimates/by_estimating_all")

@@ -84,7 +84,7 @@ void print_table(const Setting& setting) {
   std::printf("\n");
   const Gradient gradient = power_law(setting);
   for (const double share : {0.01, 0.02, 0.05, 0.1}) {
-    for (const std::size_t rows : {1, 3, 5, 9, 29}) {
+    for (const std::size_t rows : {1u, 3u, 5u, 9u, 29u}) {
       const double columns = share * static_cast<double>(setting.elements) / static_cast<double>(rows);
       print_line(setting, gradient, rows, static_cast<std::size_t>(std::max(1.0, columns)));
     }

@@ -31,10 +31,9 @@ bool corrects_momentum(const SpecPart& part, const SystemInfo& info) {
 
 void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
   if (first == nullptr) return;
-  throw std::invalid_argument(second.name +
-                              (second.momentum_option.empty() ? "" : ":" + second.momentum_option + "=...") +
-                              " behind " + first->name +
-                              ": the second would correct the first's correction; keep one");
+  throw std::invalid_argument(
+      second.name + (second.momentum_option.empty() ? "" : ":" + second.momentum_option + "=...") +
+      " behind " + first->name + ": the second would correct the first's correction; keep one");
 }
 
 void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<const SystemInfo*>& infos,
@@ -141,9 +140,8 @@ Pipeline Registry::make(std::string_view spec) const {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     with_momentum = with_momentum || corrects_momentum(parts[i], *infos[i]);
   }
-  pipeline.conserves =
-      !with_momentum &&
-      ((made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless)));
+  pipeline.conserves = !with_momentum && ((made.feedback && last_keeps) ||
+                                          (infos.back()->lossless && (made.feedback || pipeline.lossless)));
   return pipeline;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "kernels/bitmap.h"
 #include "kernels/select_blocks.h"

@@ -34,8 +34,9 @@
 #include "systems/sketched_sgd.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
-#include <limits>
 
 #include "core/partition.h"
 #include "core/stopwatch.h"

@@ -216,8 +216,9 @@ TEST(SketchedSgd, AsManyCandidatesAsElementsGiveTheTrueTopK) {
     }
     for (const std::size_t k : {std::size_t{1}, elements / 20 + 1, elements}) {
       const std::string share = ":k=" + std::to_string(k);
-      const std::string p = ":p=" + std::to_string((elements + k - 1) / k);
-      const Steps sketched = run("sketched_sgd:columns=1:rows=1" + share + p, gradients);
+      std::string spec = "sketched_sgd:columns=1:rows=1:p=" + std::to_string((elements + k - 1) / k);
+      spec += share;
+      const Steps sketched = run(spec, gradients);
       const Steps exact = run("global_top_k" + share, gradients);
       EXPECT_EQ(sketched.means, exact.means) << elements << " elements, k " << k;
       EXPECT_EQ(sketched.residuals, exact.residuals);
@@ -247,7 +248,7 @@ TEST(SketchedSgd, ASketchThatSavesNothingIsNotSent) {
   const Steps exact = run("global_top_k:k=10", gradients);
   for (const char* table : {":columns=1000", ":columns=200:rows=5", ":columns=192:rows=5:p=4",
                             ":columns=4294967295:rows=31", ":p=1000000:columns=10"}) {
-    const Steps dense = run(std::string("sketched_sgd:k=10") + table, gradients);
+    const Steps dense = run(std::string("sketched_sgd:k=10").append(table), gradients);
     EXPECT_EQ(dense.means, exact.means) << table;
     EXPECT_EQ(dense.reports[0][0].formula_bytes, 4u * elements) << table;
     EXPECT_STREQ(dense.reports[0][0].scheme, "dense");
