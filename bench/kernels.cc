@@ -17,6 +17,7 @@
 #include "kernels/bernoulli_bits.h"
 #include "kernels/dense.h"
 #include "kernels/half.h"
+#include "kernels/quantize.h"
 #include "kernels/sign_bits.h"
 #include "kernels/sign_votes.h"
 #include "kernels/stochastic_signs.h"
@@ -154,6 +155,38 @@ void encode(benchmark::State& state) {
           [&] { benchmark::DoNotOptimize(encode_half(*data().executor, format, data().gradient, {}, out)); });
 }
 
+/// Equal steps, or, for comparison, the levels 2^-k.
+QuantizationLevels levels_of(std::size_t bits, bool equal_steps) {
+  return equal_steps ? QuantizationLevels::uniform(bits) : QuantizationLevels::halving(bits);
+}
+
+constexpr std::size_t kChunk = 8192;
+
+/// Arguments: bits, whether steps are equal, whether norms are l2, whether there is a residual.
+void quantize(benchmark::State& state) {
+  const auto levels = levels_of(static_cast<std::size_t>(state.range(0)), state.range(1) != 0);
+  const auto norm = state.range(2) != 0 ? QuantizationNorm::l2 : QuantizationNorm::largest;
+  const Span<const float> residual = state.range(3) != 0 ? data().residual : Span<const float>();
+  std::vector<float> norms(chunk_count(kElements, kChunk));
+  const double inputs = state.range(3) != 0 ? 8.0 : 4.0;
+  against(state, "of_read", read_bandwidth, (inputs + static_cast<double>(levels.bits) / 8) * kElements,
+          kElements, [&] {
+            benchmark::DoNotOptimize(quantize_chunks(
+                *data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels, norm, kChunk,
+                data().gradient, residual, norms, Span<std::uint64_t>(data().received)));
+          });
+}
+
+void decode(benchmark::State& state) {
+  const auto levels = levels_of(static_cast<std::size_t>(state.range(0)), state.range(1) != 0);
+  std::vector<float> norms(chunk_count(kElements, kChunk));
+  quantize_chunks(*data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels,
+                  QuantizationNorm::largest, kChunk, data().gradient, {}, norms, data().received);
+  against(state, "of_copy", copy_bandwidth, (4.0 + static_cast<double>(levels.bits) / 8) * kElements,
+          kElements,
+          [&] { dequantize(levels, {.chunk = kChunk}, norms, data().received, 0, false, data().copy); });
+}
+
 BENCHMARK(copy)->UseManualTime();
 BENCHMARK(read)->UseManualTime();
 BENCHMARK(pack)->UseManualTime()->Name("pack_signs/gradient");
@@ -164,6 +197,29 @@ BENCHMARK(bernoulli)->UseManualTime()->Name("bernoulli_bits/1:m")->Arg(2)->Arg(3
 BENCHMARK(votes)->UseManualTime()->Name("add_votes/3_planes");
 BENCHMARK(stochastic)->UseManualTime()->Name("stochastic_signs");
 BENCHMARK(encode)->UseManualTime()->Name("encode_half")->ArgName("bf16")->Arg(0)->Arg(1);
+BENCHMARK(quantize)
+    ->UseManualTime()
+    ->Name("quantize_chunks")
+    ->ArgNames({"bits", "equal", "l2", "residual"})
+    ->Args({2, 1, 0, 0})
+    ->Args({3, 1, 0, 0})
+    ->Args({8, 1, 0, 0})
+    ->Args({3, 1, 0, 1})
+    ->Args({3, 0, 0, 0})
+    ->Args({3, 0, 1, 0})
+    ->Args({4, 0, 0, 0})
+    ->Args({5, 0, 0, 0})
+    ->Args({7, 0, 0, 0});
+BENCHMARK(decode)
+    ->UseManualTime()
+    ->Name("dequantize")
+    ->ArgNames({"bits", "equal"})
+    ->Args({2, 1})
+    ->Args({3, 1})
+    ->Args({8, 1})
+    ->Args({3, 0})
+    ->Args({5, 0})
+    ->Args({7, 0});
 
 }  // namespace
 }  // namespace thinwire

@@ -11,6 +11,7 @@
 #include "kernels/block_norms.h"
 #include "kernels/count_sketch.h"
 #include "kernels/select.h"
+#include "kernels/sketch_select.h"
 
 namespace thinwire {
 namespace {
@@ -119,6 +120,73 @@ void scalar_norms(benchmark::State& state) {
   });
 }
 
+/// A table far smaller than the bucket, of a gradient with a power-law tail; [columns, rows].
+struct SketchedData {
+  CountSketch sketch;
+  std::vector<float> table;
+
+  SketchedData(std::size_t elements, std::size_t rows, std::size_t columns)
+      : sketch(make_count_sketch(random_stream(1, 2, 3, RandomPurpose::sketch), rows, columns, 64)),
+        table(sketch.cells()) {
+    std::mt19937 random(2);
+    for (std::size_t i = 0; i < elements; ++i) {
+      const float uniform = (static_cast<float>(random()) + 1) * 0x1p-32f;
+      data().copy[i] = ((random() & 1) != 0 ? 1.0f : -1.0f) / std::sqrt(uniform);
+    }
+    insert(*data().executor, sketch, Span<const float>(data().copy).first(elements), {}, table);
+  }
+};
+
+/// Arguments: million elements, rows, columns, 1 in so many is a candidate.
+struct Candidates {
+  std::size_t elements, rows, columns, wanted;
+
+  explicit Candidates(const benchmark::State& state)
+      : elements(static_cast<std::size_t>(state.range(0)) * 100'000),
+        rows(static_cast<std::size_t>(state.range(1))),
+        columns(static_cast<std::size_t>(state.range(2))),
+        wanted(elements / static_cast<std::size_t>(state.range(3))) {}
+};
+
+/// Bytes: a float per element, as if every estimate were read once.
+template <class Select>
+void candidates(benchmark::State& state, Select select) {
+  static Workspace workspace;
+  const Candidates of(state);
+  const SketchedData sketched(of.elements, of.rows, of.columns);
+  against(state, "of_copy", copy_bandwidth, 4.0 * static_cast<double>(of.elements),
+          static_cast<double>(of.elements), [&] {
+            workspace.reset();
+            benchmark::DoNotOptimize(select(workspace, of, sketched).size());
+          });
+}
+
+void largest_estimates(benchmark::State& state) {
+  candidates(state, [](Workspace& workspace, const Candidates& of, const SketchedData& sketched) {
+    return select_largest_estimates(*data().executor, workspace, sketched.sketch, of.elements, sketched.table,
+                                    of.wanted);
+  });
+}
+
+/// All estimates, then the largest of them.
+void largest_of_all_estimates(benchmark::State& state) {
+  candidates(state, [](Workspace& workspace, const Candidates& of, const SketchedData& sketched) {
+    const auto estimates = workspace.take<float>(of.elements);
+    query(*data().executor, sketched.sketch, sketched.table, estimates);
+    return select_largest(*data().executor, workspace, estimates, {}, of.wanted);
+  });
+}
+
+void small_table_insert(benchmark::State& state) {
+  const Candidates of(state);
+  SketchedData sketched(of.elements, of.rows, of.columns);
+  against(state, "of_copy", copy_bandwidth, 4.0 * static_cast<double>(of.elements),
+          static_cast<double>(of.elements), [&] {
+            insert(*data().executor, sketched.sketch, Span<const float>(data().gradient).first(of.elements),
+                   {}, sketched.table);
+          });
+}
+
 std::size_t share_of_elements(const benchmark::State& state) {
   return kElements / static_cast<std::size_t>(state.range(0));
 }
@@ -180,6 +248,22 @@ BENCHMARK(sketch_query)
     ->Args({5, 64});
 BENCHMARK(sketch_sparse)->UseManualTime()->Name("count_sketch_insert/blocks_of_256_1_in_32");
 BENCHMARK(scalar_sketch)->UseManualTime()->Name("count_sketch_insert/plain_loop");
+/// Sketched-SGD: 6.6 and 25 million elements, and the paper's table.
+void of_sketched_sgd(benchmark::internal::Benchmark* benchmark) {
+  benchmark->UseManualTime()
+      ->ArgNames({"elements/100K", "rows", "columns", "1_in"})
+      ->Args({66, 5, 66'000, 250})
+      ->Args({66, 5, 66'000, 50})
+      ->Args({66, 29, 10'000, 33})
+      ->Args({66, 29, 10'000, 3000})
+      ->Args({250, 5, 250'000, 250})
+      ->Args({250, 5, 250'000, 50});
+}
+BENCHMARK(small_table_insert)->Name("count_sketch_insert/small_table")->Apply(of_sketched_sgd);
+BENCHMARK(largest_estimates)->Name("select_largest_estimates")->Apply(of_sketched_sgd);
+BENCHMARK(largest_of_all_estimates)
+    ->Name("select_largest_estimates/by_estimating_all")
+    ->Apply(of_sketched_sgd);
 BENCHMARK(norms_of_blocks)->UseManualTime()->Name("block_norms/gradient+residual");
 BENCHMARK(scalar_norms)->UseManualTime()->Name("block_norms/plain_loop");
 BENCHMARK(flags_of_blocks)->UseManualTime()->Name("flag_nonzero_blocks");

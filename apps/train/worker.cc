@@ -139,9 +139,10 @@ bool Worker::train_epoch(std::uint64_t epoch) {
     const Clock::time_point step_start = Clock::now();
     const double loss = forward_backward(
         rank_batch(order, step, communicator_.rank(), communicator_.size(), options_.batch), epoch);
+    const double rate = learning_rate_at(options_, epoch * steps_ + step,
+                                         static_cast<std::uint64_t>(options_.epochs) * steps_);
+    session_.set_learning_rate(rate);
     if (synchronize(costs)) {
-      const double rate = learning_rate_at(options_, epoch * steps_ + step,
-                                           static_cast<std::uint64_t>(options_.epochs) * steps_);
       static_cast<torch::optim::SGDOptions&>(optimizer_.param_groups()[0].options()).lr(rate);
       optimizer_.step();
       gradients_.apply_rows(rate);

@@ -87,6 +87,11 @@ class Session {
   /// Payload bytes that this rank sends for the bucket in the current step, by the system's formula.
   std::uint64_t payload_bytes(BucketId bucket) const;
 
+  /// What the optimizer multiplies means by, from the next synchronize on and until it is set again; 1 until
+  /// then. The same on all ranks. Only systems with an option lr_after ask for it (Step::learning_rate); those
+  /// need it before every step in which it changes.
+  void set_learning_rate(double rate) { learning_rate_ = rate; }
+
   /// Ends a step of training: every bucket synchronizes at most once per step.
   void next_step() { ++step_; }
   std::uint64_t step() const { return step_; }
@@ -124,6 +129,7 @@ class Session {
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::unique_ptr<Store> store_;
   std::uint64_t step_ = 0;
+  double learning_rate_ = 1;
   bool started_ = false;
 };
 

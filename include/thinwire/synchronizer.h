@@ -40,6 +40,9 @@ struct Step {
   Workspace& workspace;     ///< This bucket's. The caller resets it between steps.
   std::uint64_t index = 0;  ///< Counts the steps of training, the same on all ranks.
   std::uint64_t seed = 0;   ///< The same on all ranks.
+  /// What the optimizer multiplies this step's mean by, the same on all ranks. For systems that keep what
+  /// they hold back multiplied by the rate of its own step; with 1 they keep it as it comes.
+  double learning_rate = 1;
   /// Where each of the bucket's parameters ends, ascending, the last at n. Empty: the bucket is one
   /// parameter. For systems that scale parameters separately, since layers differ by orders of magnitude.
   Span<const std::size_t> parameter_ends{};

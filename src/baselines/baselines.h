@@ -16,7 +16,13 @@ SystemInfo agsparse_info();
 SystemInfo sparcml_info();
 SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
+SystemInfo global_top_k_info();
 SystemInfo power_sgd_info();
+SystemInfo qsgd_info();
+SystemInfo terngrad_info();
+SystemInfo nuqsgd_info();
+SystemInfo alq_info();
+SystemInfo amq_info();
 // Stages.
 SystemInfo top_k_info();
 SystemInfo block_top_k_info();

@@ -43,7 +43,9 @@ enum class RandomPurpose : std::uint32_t {
   sample = 5,
   ownership = 6,
   sketch = 7,
-  low_rank = 8
+  low_rank = 8,
+  rounding = 9,
+  fill = 10
 };
 
 /// A stream of random blocks; block(i, j) may be asked for in any order.

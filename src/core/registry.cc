@@ -24,7 +24,21 @@ std::string known_systems(const std::vector<SystemInfo>& systems, bool (*wanted)
   return names;
 }
 
-void refuse_meaningless(const std::vector<const SystemInfo*>& infos, const std::vector<SystemInfo>& known) {
+bool corrects_momentum(const SpecPart& part, const SystemInfo& info) {
+  if (!info.corrects_momentum || info.momentum_option.empty()) return info.corrects_momentum;
+  return Options(part, info.options).real(info.momentum_option, 0, 1) != 0;
+}
+
+void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
+  if (first == nullptr) return;
+  throw std::invalid_argument(second.name +
+                              (second.momentum_option.empty() ? "" : ":" + second.momentum_option + "=...") +
+                              " behind " + first->name +
+                              ": the second would correct the first's correction; keep one");
+}
+
+void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<const SystemInfo*>& infos,
+                        const std::vector<SystemInfo>& known) {
   const SystemInfo& last = *infos.back();
   if (last.stage) {
     throw std::invalid_argument(last.name + " is a stage: put a system behind it, as in '" + last.name +
@@ -38,11 +52,8 @@ void refuse_meaningless(const std::vector<const SystemInfo*>& infos, const std::
       throw std::invalid_argument(stage.name + " is a system, not a stage: nothing can follow it, but '" +
                                   infos[i + 1]->name + "' does");
     }
-    if (stage.corrects_momentum) {
-      if (momentum != nullptr) {
-        throw std::invalid_argument(stage.name + " behind " + momentum->name +
-                                    ": the second would correct the first's correction; keep one");
-      }
+    if (corrects_momentum(parts[i], stage)) {
+      refuse_second_momentum(momentum, stage);
       if (sparsifier != nullptr) {
         throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
                                     " would build its velocity from what is left of the gradient; put " +
@@ -64,6 +75,7 @@ void refuse_meaningless(const std::vector<const SystemInfo*>& infos, const std::
         " sends zeros like other values; behind " + sparsifier->name + " go " +
         known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
   }
+  if (corrects_momentum(parts.back(), last)) refuse_second_momentum(momentum, last);
   const bool delivers_all =
       std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->delivers_all; });
   if (momentum != nullptr && delivers_all) {
@@ -105,7 +117,7 @@ Pipeline Registry::make(std::string_view spec) const {
     parts.push_back(parse_spec(infos.back()->alone).front());
     infos.push_back(&find(parts.back().name));
   }
-  refuse_meaningless(infos, systems_);
+  refuse_meaningless(parts, infos, systems_);
 
   Pipeline pipeline;
   Inner made;
@@ -125,10 +137,12 @@ Pipeline Registry::make(std::string_view spec) const {
   });
   const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);
   // With momentum, more is delivered than comes in.
-  const bool corrects_momentum =
-      std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->corrects_momentum; });
+  bool with_momentum = false;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    with_momentum = with_momentum || corrects_momentum(parts[i], *infos[i]);
+  }
   pipeline.conserves =
-      !corrects_momentum &&
+      !with_momentum &&
       ((made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless)));
   return pipeline;
 }

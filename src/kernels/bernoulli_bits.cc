@@ -24,8 +24,10 @@ void BernoulliBits(const RandomStream& stream, std::uint32_t first_word, std::ui
   using V = hn::Vec<decltype(d)>;
   const std::size_t lanes = hn::Lanes(d);
   HWY_ALIGN std::uint32_t halves[32];
+  const V lane_counters = hn::Iota(d, 0);
+  const RandomStream local_stream = stream;  // nothing points to it, so its broadcasts leave the loop
   for (std::size_t k = 0; k < count; k += lanes) {
-    const V index = hn::Iota(d, first_word + static_cast<std::uint32_t>(k));
+    const V index = hn::Add(lane_counters, hn::Set(d, first_word + static_cast<std::uint32_t>(k)));
     V open_low = hn::Not(hn::Zero(d));
     V open_high = open_low;
     V low = hn::Zero(d);
@@ -43,7 +45,7 @@ void BernoulliBits(const RandomStream& stream, std::uint32_t first_word, std::ui
       }
     };
     for (int t = 0; t < draws; t += 2) {
-      const auto random = philox_lanes(d, index, static_cast<std::uint32_t>(t / 2), stream);
+      const auto random = philox_lanes(d, index, static_cast<std::uint32_t>(t / 2), local_stream);
       draw(t, random.x0, random.x1);
       if (t + 1 < draws) draw(t + 1, random.x2, random.x3);
       if (hn::AllTrue(d, hn::Eq(hn::Or(open_low, open_high), hn::Zero(d)))) break;

@@ -57,67 +57,83 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+/// Planes of the codes of one run, p [64].
+template <std::size_t kBits>
+void CodeRun(const ClusterSketch& sketch, const float* HWY_RESTRICT p, std::uint64_t* HWY_RESTRICT planes) {
+  constexpr std::size_t kLevels = (std::size_t{1} << kBits) / 2;
+  const FloatTag d;
+  const hn::RebindToUnsigned<FloatTag> du;
+  std::uint64_t words[kBits] = {};
+  for (std::size_t t = 0; t < kClusterRun; t += hn::Lanes(d)) {
+    const auto value = hn::Load(d, p + t);
+    const auto negative = hn::Lt(value, hn::Zero(d));
+    const auto magnitude = hn::Abs(value);
+    words[0] |= mask_to_word(d, negative, t);
+    auto reaches = [&](std::size_t j) HWY_ATTR {
+      return hn::Ge(magnitude, hn::IfThenElse(negative, hn::Set(d, sketch.thresholds[1][j]),
+                                              hn::Set(d, sketch.thresholds[0][j])));
+    };
+    if constexpr (kBits == 2) {
+      words[1] |= mask_to_word(d, reaches(0), t);
+    } else if constexpr (kBits > 2) {
+      auto level = hn::Zero(du);
+      for (std::size_t j = 0; j + 1 < kLevels; ++j) {
+        // A mask is all ones, which is -1.
+        level = hn::Sub(level, hn::BitCast(du, hn::VecFromMask(d, reaches(j))));
+      }
+      for (std::size_t k = 1; k < kBits; ++k) {
+        const auto bit = hn::TestBit(level, hn::Set(du, 1u << (k - 1)));
+        words[k] |= mask_to_word(d, hn::RebindMask(d, bit), t);
+      }
+    }
+  }
+  for (std::size_t k = 0; k < kBits; ++k) planes[k] = words[k];
+}
+
 /// Elements [begin, end); begin is a multiple of 64.
 template <std::size_t kBits>
 void EncodeRange(const ClusterSketch& sketch, const float* HWY_RESTRICT gradient,
                  const float* HWY_RESTRICT residual, std::size_t begin, std::size_t end,
                  std::uint64_t* HWY_RESTRICT codes, const ClusterSums& target) {
   constexpr std::size_t kClusters = std::size_t{1} << kBits;
-  constexpr std::size_t kLevels = kClusters / 2;
   const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> du;
   const std::size_t lanes = hn::Lanes(d);
-  const auto zero = hn::Zero(d);
   const auto one = hn::Set(d, 1.0f);
   RunStarts starts_of(sketch);
   PerCluster<std::uint32_t> starts{};
-  HWY_ALIGN float rest[kClusterRun];
+  HWY_ALIGN float p[kClusterRun];
   for (std::size_t at = begin; at < end; at += kClusterRun) {
     starts_of.of(at / kClusterRun, starts);
-    float* sums[kClusters];
-    float* counts[kClusters];
-    for (std::size_t c = 0; c < kClusters; ++c) {
-      sums[c] = target.sums + target.begins[c] + starts[c];
-      counts[c] = target.counts + target.begins[c] + starts[c];
-    }
     const std::size_t valid = std::min(kClusterRun, end - at);
     const float* g = gradient + at;
     const float* r = residual == nullptr ? nullptr : residual + at;
     if (valid < kClusterRun) {
-      for (std::size_t i = 0; i < kClusterRun; ++i) rest[i] = 0;
-      for (std::size_t i = 0; i < valid; ++i) rest[i] = r == nullptr ? g[i] : g[i] + r[i];
-      g = rest;
-      r = nullptr;
-    }
-    std::uint64_t planes[kBits] = {};
-    for (std::size_t t = 0; t < kClusterRun; t += lanes) {
-      auto p = hn::LoadU(d, g + t);
-      if (r != nullptr) p = hn::Add(p, hn::LoadU(d, r + t));
-      const auto present = valid == kClusterRun ? hn::Eq(one, one) : hn::FirstN(d, valid > t ? valid - t : 0);
-      const auto negative = hn::Lt(p, zero);
-      const auto magnitude = hn::Abs(p);
-      auto level = hn::Zero(du);
-      for (std::size_t j = 0; j + 1 < kLevels; ++j) {
-        const auto threshold = hn::IfThenElse(negative, hn::Set(d, sketch.thresholds[1][j]),
-                                              hn::Set(d, sketch.thresholds[0][j]));
-        // A mask is all ones, which is -1.
-        level = hn::Sub(level, hn::BitCast(du, hn::VecFromMask(d, hn::Ge(magnitude, threshold))));
-      }
-      planes[0] |= mask_to_word(d, negative, t);
-      for (std::size_t k = 1; k < kBits; ++k) {
-        const auto bit = hn::TestBit(level, hn::Set(du, 1u << (k - 1)));
-        planes[k] |= mask_to_word(d, hn::RebindMask(d, bit), t);
-      }
-      for (std::size_t c = 0; c < kClusters; ++c) {
-        const auto at_level =
-            hn::RebindMask(d, hn::Eq(level, hn::Set(du, static_cast<std::uint32_t>(c / 2))));
-        const auto of_sign = c % 2 == 1 ? negative : hn::Not(negative);
-        const auto member = hn::And(hn::And(at_level, of_sign), present);
-        hn::StoreU(hn::Add(hn::LoadU(d, sums[c] + t), hn::IfThenElseZero(member, p)), d, sums[c] + t);
-        hn::StoreU(hn::Add(hn::LoadU(d, counts[c] + t), hn::IfThenElseZero(member, one)), d, counts[c] + t);
+      for (std::size_t t = 0; t < kClusterRun; ++t) p[t] = 0;
+      for (std::size_t t = 0; t < valid; ++t) p[t] = r == nullptr ? g[t] : g[t] + r[t];
+    } else {
+      for (std::size_t t = 0; t < kClusterRun; t += lanes) {
+        const auto value = hn::LoadU(d, g + t);
+        hn::Store(r == nullptr ? value : hn::Add(value, hn::LoadU(d, r + t)), d, p + t);
       }
     }
+    std::uint64_t planes[kBits];
+    CodeRun<kBits>(sketch, p, planes);
     for (std::size_t k = 0; k < kBits; ++k) codes[at / kClusterRun * kBits + k] = planes[k];
+    const std::uint64_t present = valid == kClusterRun ? ~std::uint64_t{0} : (std::uint64_t{1} << valid) - 1;
+    for (std::size_t c = 0; c < kClusters; ++c) {
+      std::uint64_t members = present;
+      for (std::size_t k = 0; k < kBits; ++k) members &= ((c >> k) & 1) != 0 ? planes[k] : ~planes[k];
+      if (members == 0) continue;
+      float* sums = target.sums + target.begins[c] + starts[c];
+      float* counts = target.counts + target.begins[c] + starts[c];
+      for (std::size_t t = 0; t < kClusterRun; t += lanes) {
+        const auto member = word_to_mask(d, members, t);
+        const auto sum = hn::LoadU(d, sums + t);
+        const auto count = hn::LoadU(d, counts + t);
+        hn::StoreU(hn::Add(sum, hn::IfThenElseZero(member, hn::Load(d, p + t))), d, sums + t);
+        hn::StoreU(hn::Add(count, hn::IfThenElseZero(member, one)), d, counts + t);
+      }
+    }
   }
 }
 

@@ -14,19 +14,11 @@
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
-#include "kernels/bits-inl.h"
-#include "kernels/philox-inl.h"
+#include "kernels/count_sketch-inl.h"
 
-#ifndef THINWIRE_KERNELS_COUNT_SKETCH_ONCE
-#define THINWIRE_KERNELS_COUNT_SKETCH_ONCE
+#ifndef THINWIRE_KERNELS_COUNT_SKETCH_CC_ONCE
+#define THINWIRE_KERNELS_COUNT_SKETCH_CC_ONCE
 namespace thinwire {
-
-/// Compare-exchanges that bring the middle of n values into place.
-struct MedianNetwork {
-  // Batcher's sort of 31 values takes 186 of them.
-  std::array<std::pair<std::uint8_t, std::uint8_t>, 192> exchanges{};
-  std::size_t size = 0;
-};
 
 /// What a kernel call works on.
 struct SketchTask {
@@ -42,24 +34,6 @@ struct SketchTask {
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-/// Runs that are hashed at a time: as many as the widest vector has lanes. Their lines of the table are
-/// fetched while the hashes of the others are still being unpacked.
-constexpr std::size_t kBatch = 16;
-
-/// Consecutive elements of one run.
-struct Batch {
-  HWY_ALIGN std::uint32_t runs[kBatch];
-  std::uint32_t offsets[kBatch];  // of the first element in its run
-  std::uint32_t lengths[kBatch];
-  std::size_t places[kBatch];  // of the first element among the values
-  std::size_t size = 0;
-};
-
-struct Hashes {
-  std::size_t columns[kBatch];  // of the first element
-  std::uint64_t signs[kBatch];  // bit i: of element i
-};
 
 /// Cuts the listed elements [begin, end), counted along the list, into batches.
 template <class Body>
@@ -93,28 +67,6 @@ HWY_INLINE void ForEachBatch(const SketchTask& task, std::size_t begin, std::siz
     }
   }
   if (batch.size != 0) body(batch);
-}
-
-HWY_INLINE void HashBatch(const CountSketch& sketch, std::size_t row, const Batch& batch, Hashes& out) {
-  const HWY_CAPPED(std::uint32_t, kBatch) d;
-  const std::size_t lanes = hn::Lanes(d);
-  HWY_ALIGN std::uint32_t words[4][kBatch];
-  for (std::size_t i = 0; i < batch.size; i += lanes) {
-    const auto random =
-        philox_lanes(d, hn::Load(d, batch.runs + i), static_cast<std::uint32_t>(row), sketch.stream);
-    hn::Store(random.x0, d, words[0] + i);
-    hn::Store(random.x1, d, words[1] + i);
-    hn::Store(random.x2, d, words[2] + i);
-    hn::Store(random.x3, d, words[3] + i);
-  }
-  const std::uint64_t columns = sketch.columns;
-  for (std::size_t i = 0; i < batch.size; ++i) {
-    // The high 64 bits of x * columns; columns has 32, so nothing overflows.
-    const std::uint64_t start = (words[1][i] * columns + ((words[0][i] * columns) >> 32)) >> 32;
-    const std::uint64_t column = start + batch.offsets[i];
-    out.columns[i] = column < columns ? column : column - columns;
-    out.signs[i] = (words[2][i] | (std::uint64_t{words[3][i]} << 32)) >> batch.offsets[i];
-  }
 }
 
 HWY_INLINE void PrefetchRun(const float* cells, std::size_t length) {
@@ -208,48 +160,6 @@ void InsertPart(const SketchTask& task, const float* HWY_RESTRICT values, const 
   });
 }
 
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V MedianOf3(V a, V b, V c) {
-  return hn::Max(hn::Min(a, b), hn::Min(hn::Max(a, b), c));
-}
-
-/// out[i] = median over rows of estimates[row * kLongestRun + i]; estimates are overwritten.
-HWY_INLINE void Medians(const MedianNetwork& network, std::size_t rows, float* HWY_RESTRICT estimates,
-                        std::size_t length, float* HWY_RESTRICT out) {
-  const FloatTag d;
-  const std::size_t lanes = hn::Lanes(d);
-  auto median = [&](float* HWY_RESTRICT at) HWY_ATTR {
-    auto row = [&](std::size_t j) HWY_ATTR { return hn::Load(d, at + j * kLongestRun); };
-    if (rows == 3) return MedianOf3<FloatTag>(row(0), row(1), row(2));
-    if (rows == 5) {
-      // Neither the smallest two nor the largest two of the first four can be the median, pairwise.
-      const auto low = hn::Max(hn::Min(row(0), row(1)), hn::Min(row(2), row(3)));
-      const auto high = hn::Min(hn::Max(row(0), row(1)), hn::Max(row(2), row(3)));
-      return MedianOf3<FloatTag>(low, high, row(4));
-    }
-    for (std::size_t e = 0; e < network.size; ++e) {
-      const auto [i, j] = network.exchanges[e];
-      const auto a = row(i);
-      const auto b = row(j);
-      hn::Store(hn::Min(a, b), d, at + i * kLongestRun);
-      hn::Store(hn::Max(a, b), d, at + j * kLongestRun);
-    }
-    if (rows % 2 == 1) return row(rows / 2);
-    const auto half = hn::Set(d, 0.5f);
-    return hn::MulAdd(row(rows / 2 - 1), half, hn::Mul(row(rows / 2), half));
-  };
-  HWY_ALIGN float rest[16];
-  for (std::size_t i = 0; i < length; i += lanes) {
-    const auto result = median(estimates + i);
-    if (i + lanes <= length) {
-      hn::StoreU(result, d, out + i);
-    } else {
-      hn::Store(result, d, rest);
-      std::copy_n(rest, length - i, out + i);
-    }
-  }
-}
-
 /// Listed elements [begin, end), counted along the list.
 void QueryPart(const SketchTask& task, const float* HWY_RESTRICT table, float* HWY_RESTRICT values,
                std::size_t begin, std::size_t end) {
@@ -321,6 +231,8 @@ void require_countable(const CountSketch& sketch, const BlockList& list) {
   }
 }
 
+}  // namespace
+
 /// Batcher's merge exchange for n values (Knuth, The Art of Computer Programming, volume 3,
 /// algorithm 5.2.2M), less what the middle does not depend on.
 MedianNetwork median_network(std::size_t n) {
@@ -352,8 +264,6 @@ MedianNetwork median_network(std::size_t n) {
                network.exchanges.begin() + static_cast<std::ptrdiff_t>(network.size));
   return network;
 }
-
-}  // namespace
 
 std::size_t BlockList::listed() const {
   if (blocks.empty()) return 0;

@@ -129,6 +129,39 @@ double ApplyMean(const float* HWY_RESTRICT mean, float* HWY_RESTRICT gradient, f
   return total;
 }
 
+/// residual = gradient + residual - own and gradient = sums * factor; residual may be null.
+double ApplyAverage(const float* HWY_RESTRICT own, const float* HWY_RESTRICT sums, float factor,
+                    float* HWY_RESTRICT gradient, float* HWY_RESTRICT residual, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto scale = hn::Set(d, factor);
+  double total = 0;
+  std::size_t i = 0;
+  while (i + lanes <= count) {
+    const std::size_t end = count - i < kRun ? count : i + kRun;
+    auto squares = hn::Zero(d);
+    for (; i + lanes <= end; i += lanes) {
+      if (residual != nullptr) {
+        const auto p = hn::Add(hn::LoadU(d, gradient + i), hn::LoadU(d, residual + i));
+        const auto left = hn::Sub(p, hn::LoadU(d, own + i));
+        squares = hn::MulAdd(left, left, squares);
+        hn::StoreU(left, d, residual + i);
+      }
+      hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), scale), d, gradient + i);
+    }
+    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, squares)));
+  }
+  for (; i < count; ++i) {
+    if (residual != nullptr) {
+      const float left = gradient[i] + residual[i] - own[i];
+      total += static_cast<double>(left) * static_cast<double>(left);
+      residual[i] = left;
+    }
+    gradient[i] = sums[i] * factor;
+  }
+  return total;
+}
+
 }  // namespace thinwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -141,6 +174,7 @@ HWY_EXPORT(AllFinite);
 HWY_EXPORT(Magnitudes);
 HWY_EXPORT(Squares);
 HWY_EXPORT(ApplyMean);
+HWY_EXPORT(ApplyAverage);
 
 void add(Executor& executor, Span<float> target, Span<const float> values) {
   executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
@@ -199,6 +233,12 @@ double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradie
     return HWY_DYNAMIC_DISPATCH(ApplyMean)(mean.data() + begin, gradient.data() + begin,
                                            residual.data() + begin, end - begin);
   });
+}
+
+double apply_average(Span<const float> own, Span<const float> sums, float factor, Span<float> gradient,
+                     Span<float> residual) {
+  return HWY_DYNAMIC_DISPATCH(ApplyAverage)(own.data(), sums.data(), factor, gradient.data(),
+                                            residual.empty() ? nullptr : residual.data(), gradient.size());
 }
 
 }  // namespace thinwire

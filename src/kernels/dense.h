@@ -28,4 +28,10 @@ double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const
 /// the new residual's sum of squares.
 double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradient, Span<float> residual);
 
+/// residual[i] = gradient[i] + residual[i] - own[i], what this rank's own part of the sums did not carry;
+/// then gradient[i] = sums[i] * factor. residual may be empty, and own with it. Returns the new residual's
+/// sum of squares. Serial.
+double apply_average(Span<const float> own, Span<const float> sums, float factor, Span<float> gradient,
+                     Span<float> residual);
+
 }  // namespace thinwire

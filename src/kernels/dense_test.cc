@@ -45,6 +45,30 @@ TEST(Dense, PassesAgreeWithTheirDefinitions) {
   });
 }
 
+TEST(Dense, ApplyAverageKeepsWhatTheOwnPartLacks) {
+  for (const std::size_t count : kTestSizes) {
+    const auto g = test_values(count, 1);
+    const auto r = test_values(count, 2);
+    const auto own = test_values(count, 3);
+    const auto sums = test_values(count, 4);
+    for_each_target([&](const std::string& target) {
+      auto gradient = g;
+      auto residual = r;
+      double squares = 0;
+      const double returned = apply_average(own, sums, 0.25f, gradient, residual);
+      auto without = g;
+      EXPECT_EQ(apply_average({}, sums, 0.25f, without, {}), 0) << target;
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(gradient[i], sums[i] * 0.25f) << target;
+        ASSERT_EQ(without[i], sums[i] * 0.25f) << target;
+        ASSERT_EQ(residual[i], g[i] + r[i] - own[i]) << target;
+        squares += static_cast<double>(residual[i]) * static_cast<double>(residual[i]);
+      }
+      EXPECT_NEAR(returned, squares, 1e-5 * squares) << target;
+    });
+  }
+}
+
 TEST(Dense, SumsDoNotDependOnTheNumberOfThreads) {
   const auto one = make_cpu_executor(1);
   const auto three = make_cpu_executor(3);

@@ -21,40 +21,51 @@ struct PhiloxLanes {
   V x0, x1, x2, x3;
 };
 
-/// Both halves of the 32 x 32 -> 64 bit product with a constant, in every lane.
-template <class D, class V>
-HWY_INLINE void multiply_wide(D d, V a, V constant, V& high, V& low) {
-#if HWY_TARGET == HWY_SCALAR
-  const std::uint64_t product = std::uint64_t{hn::GetLane(a)} * hn::GetLane(constant);
-  high = hn::Set(d, static_cast<std::uint32_t>(product >> 32));
-  low = hn::Set(d, static_cast<std::uint32_t>(product));
-#else
-  const hn::Repartition<std::uint64_t, D> wide;
-  const auto even = hn::MulEven(a, constant);
-  const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, a))), constant);
-  high = hn::OddEven(hn::BitCast(d, odd), hn::BitCast(d, hn::ShiftRight<32>(even)));
-  low = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(odd)), hn::BitCast(d, even));
-#endif
+#if HWY_TARGET != HWY_SCALAR
+/// Ten rounds on blocks whose words lie in the low halves of 64-bit lanes, where a product of 32-bit words
+/// needs no reassembly; the high halves hold whatever is left over.
+template <class D, class DW, class W>
+HWY_INLINE void philox_rounds(D d, DW wide, const RandomStream& stream, W& x0, W& x1, W& x2, W& x3) {
+  const auto multiplier0 = hn::Set(d, kPhiloxMultiplier0);
+  const auto multiplier1 = hn::Set(d, kPhiloxMultiplier1);
+  std::uint32_t key0 = stream.key[0];
+  std::uint32_t key1 = stream.key[1];
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const W product0 = hn::MulEven(hn::BitCast(d, x0), multiplier0);
+    const W product1 = hn::MulEven(hn::BitCast(d, x2), multiplier1);
+    x0 = hn::Xor3(hn::ShiftRight<32>(product1), x1, hn::Set(wide, std::uint64_t{key0}));
+    x1 = product1;
+    x2 = hn::Xor3(hn::ShiftRight<32>(product0), x3, hn::Set(wide, std::uint64_t{key1}));
+    x3 = product0;
+    key0 += kPhiloxWeyl0;
+    key1 += kPhiloxWeyl1;
+  }
 }
+#endif
 
 /// Block {i, j, stream.rank, stream.hop} for every lane's i.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE PhiloxLanes<V> philox_lanes(D d, V i, std::uint32_t j, const RandomStream& stream) {
-  const V multiplier0 = hn::Set(d, kPhiloxMultiplier0);
-  const V multiplier1 = hn::Set(d, kPhiloxMultiplier1);
-  PhiloxLanes<V> c{i, hn::Set(d, j), hn::Set(d, stream.rank), hn::Set(d, stream.hop)};
-  std::uint32_t key0 = stream.key[0];
-  std::uint32_t key1 = stream.key[1];
-  for (int round = 0; round < kPhiloxRounds; ++round) {
-    V high0, low0, high1, low1;
-    multiply_wide(d, c.x0, multiplier0, high0, low0);
-    multiply_wide(d, c.x2, multiplier1, high1, low1);
-    c = {hn::Xor(hn::Xor(high1, c.x1), hn::Set(d, key0)), low1,
-         hn::Xor(hn::Xor(high0, c.x3), hn::Set(d, key1)), low0};
-    key0 += kPhiloxWeyl0;
-    key1 += kPhiloxWeyl1;
-  }
-  return c;
+#if HWY_TARGET == HWY_SCALAR
+  const PhiloxCounter x = stream.block(hn::GetLane(i), j);
+  return {hn::Set(d, x[0]), hn::Set(d, x[1]), hn::Set(d, x[2]), hn::Set(d, x[3])};
+#else
+  const hn::Repartition<std::uint64_t, D> wide;
+  auto even0 = hn::BitCast(wide, i);
+  auto even1 = hn::Set(wide, std::uint64_t{j});
+  auto even2 = hn::Set(wide, std::uint64_t{stream.rank});
+  auto even3 = hn::Set(wide, std::uint64_t{stream.hop});
+  auto odd0 = hn::ShiftRight<32>(even0);
+  auto odd1 = even1;
+  auto odd2 = even2;
+  auto odd3 = even3;
+  philox_rounds(d, wide, stream, even0, even1, even2, even3);
+  philox_rounds(d, wide, stream, odd0, odd1, odd2, odd3);
+  auto join = [&](hn::Vec<decltype(wide)> even, hn::Vec<decltype(wide)> odd) HWY_ATTR {
+    return hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(odd)), hn::BitCast(d, even));
+  };
+  return {join(even0, odd0), join(even1, odd1), join(even2, odd2), join(even3, odd3)};
+#endif
 }
 
 }  // namespace thinwire::HWY_NAMESPACE

@@ -4,10 +4,9 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 
 #include "core/philox.h"
-#include "kernels/blocks.h"
+#include "kernels/select_blocks.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/select.cc"
@@ -195,37 +194,11 @@ const float* data_or_null(Span<const float> residual) {
 Selection select_into(Executor& executor, Span<const float> gradient, Span<const float> residual,
                       std::uint32_t least_bits, const Selection& out) {
   const std::uint32_t least = std::max(least_bits, 1u);
-  const std::size_t blocks = (gradient.size() + kBlockElements - 1) / kBlockElements;
-  // Every block fills its own part of the output; moved together below.
-  constexpr std::size_t kCountsAtOnce = 1024;
-  std::array<std::size_t, kCountsAtOnce> counts;
-  std::size_t total = 0;
-  for (std::size_t base = 0; base < blocks; base += kCountsAtOnce) {
-    const std::size_t here = std::min(kCountsAtOnce, blocks - base);
-    executor.parallel_for(here, 1, [&](std::size_t first, std::size_t last) {
-      for (std::size_t b = first; b < last; ++b) {
-        const std::size_t begin = (base + b) * kBlockElements;
-        counts[b] = HWY_DYNAMIC_DISPATCH(Compact)(gradient.data(), data_or_null(residual), begin,
-                                                  std::min(gradient.size(), begin + kBlockElements), least,
-                                                  out.indices.data() + begin, out.values.data() + begin);
-      }
-    });
-    for (std::size_t b = 0; b < here; ++b) {
-      const std::size_t begin = (base + b) * kBlockElements;
-      if (total != begin) {
-        std::memmove(out.indices.data() + total, out.indices.data() + begin,
-                     counts[b] * sizeof(std::uint32_t));
-        std::memmove(out.values.data() + total, out.values.data() + begin, counts[b] * sizeof(float));
-      }
-      total += counts[b];
-    }
-  }
-  return {out.indices.first(total), out.values.first(total)};
-}
-
-Selection room_for(Workspace& workspace, std::size_t elements) {
-  const auto indices = workspace.take<std::uint32_t>(elements);
-  return {indices, workspace.take<float>(elements)};
+  return select_by_blocks(executor, gradient.size(), out,
+                          [&](std::size_t begin, std::size_t end, std::uint32_t* indices, float* values) {
+                            return HWY_DYNAMIC_DISPATCH(Compact)(gradient.data(), data_or_null(residual),
+                                                                 begin, end, least, indices, values);
+                          });
 }
 
 }  // namespace

@@ -25,6 +25,8 @@ void StochasticSigns(const RandomStream& stream, std::size_t first_word, const f
   const auto half = hn::Set(d, 0.5f);
   const auto factor = hn::Set(d, half_inverse_norm);
   const auto unit = hn::Set(d, 0x1p-24f);
+  const auto lane_counters = hn::Iota(du, 0);
+  const RandomStream local_stream = stream;  // nothing points to it, so its broadcasts leave the loop
   for (std::size_t word = 0; word * 64 < count; ++word) {
     const std::size_t valid = count - word * 64 < 64 ? count - word * 64 : 64;
     HWY_ALIGN float p[64] = {};
@@ -33,8 +35,8 @@ void StochasticSigns(const RandomStream& stream, std::size_t first_word, const f
     for (std::size_t e = 0; e < valid; ++e) p[e] = r == nullptr ? g[e] : g[e] + r[e];
     std::uint64_t result = 0;
     for (std::size_t lane = 0; lane < 16; lane += lanes) {
-      const auto index = hn::Iota(du, static_cast<std::uint32_t>((first_word + word) * 16 + lane));
-      const auto random = philox_lanes(du, index, 0, stream);
+      const auto first = hn::Set(du, static_cast<std::uint32_t>((first_word + word) * 16 + lane));
+      const auto random = philox_lanes(du, hn::Add(lane_counters, first), 0, local_stream);
       auto decide = [&](std::size_t quarter, hn::Vec<decltype(du)> x) HWY_ATTR {
         const auto u = hn::Mul(hn::ConvertTo(d, hn::BitCast(di, hn::ShiftRight<8>(x))), unit);
         // Not fused: the scalar definition rounds twice as well.

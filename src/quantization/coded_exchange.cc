@@ -70,18 +70,12 @@ double average_tiles(Span<const CodedFrame> frames, std::size_t self, const Code
       for (std::size_t rank = 0; rank < frames.size(); ++rank) {
         coder.decode(rank, frames[rank].table(), frames[rank].codes(), at, rank != 0, sum);
       }
-      float* g = gradient.data() + at;
+      const auto own_part = residual.empty() ? Span<float>() : Span<float>(own.data(), count);
       if (!residual.empty()) {
-        coder.decode(self, frames[self].table(), frames[self].codes(), at, false, {own.data(), count});
-        float* r = residual.data() + at;
-        float tile_squares = 0;
-        for (std::size_t i = 0; i < count; ++i) {
-          r[i] = g[i] + r[i] - own[i];
-          tile_squares += r[i] * r[i];
-        }
-        squares += static_cast<double>(tile_squares);
+        coder.decode(self, frames[self].table(), frames[self].codes(), at, false, own_part);
       }
-      for (std::size_t i = 0; i < count; ++i) g[i] = sums[i] / world;
+      squares += apply_average(own_part, sum, 1.0f / world, gradient.subspan(at, count),
+                               residual.subspan(at, count));
     }
     return squares;
   });

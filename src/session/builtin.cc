@@ -5,6 +5,7 @@
 #include "systems/casq.h"
 #include "systems/marsit.h"
 #include "systems/s2_reducer.h"
+#include "systems/sketched_sgd.h"
 #include "systems/zen.h"
 #include "thinwire/registry.h"
 
@@ -16,6 +17,7 @@ const Registry& builtin_registry() {
     all.add(zen_info());
     all.add(marsit_info());
     all.add(s2_reducer_info());
+    all.add(sketched_sgd_info());
     all.add(casq_info());
     all.add(dense_info());
     all.add(half_info());
@@ -23,10 +25,16 @@ const Registry& builtin_registry() {
     all.add(ef_signsgd_info());
     all.add(ssdm_info());
     all.add(cascading_sign_info());
+    all.add(qsgd_info());
+    all.add(terngrad_info());
+    all.add(nuqsgd_info());
+    all.add(alq_info());
+    all.add(amq_info());
     all.add(agsparse_info());
     all.add(sparcml_info());
     all.add(omnireduce_info());
     all.add(sparse_ps_info());
+    all.add(global_top_k_info());
     all.add(power_sgd_info());
     all.add(top_k_info());
     all.add(block_top_k_info());

@@ -132,6 +132,7 @@ void Session::run(BucketId bucket, Run&& run) {
             .workspace = own.workspace,
             .index = step_,
             .seed = options_.seed,
+            .learning_rate = learning_rate_,
             .parameter_ends = own.parameter_ends,
             .parameter_rows = own.parameter_rows};
   step.report.bucket = bucket;

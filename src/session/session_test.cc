@@ -28,6 +28,24 @@ TEST(Session, MisuseIsRefusedWithTheRemedy) {
   });
 }
 
+TEST(Session, HandsTheLearningRateToSystemsThatAskForIt) {
+  run_in_process(1, [](Communicator& communicator) {
+    for (const char* spec : {"sketched_sgd:k=1", "sketched_sgd:k=1:lr_after=on", "dense"}) {
+      Session session(spec, communicator);
+      session.add_bucket({{"w", 2}});
+      std::vector<float> first = {4, 2};
+      session.synchronize(0, first);
+      session.next_step();
+      session.set_learning_rate(0.5);
+      std::vector<float> second = {0, 2};
+      session.synchronize(0, second);
+      const std::string name = spec;
+      // 2 waited since a step of rate 1: times 0.5, it is to be 2 again.
+      EXPECT_EQ(second[1], name == "dense" ? 2 : name == "sketched_sgd:k=1" ? 6 : 4) << spec;
+    }
+  });
+}
+
 TEST(Session, ATorusThatCannotBeIsRefusedOnEveryRank) {
   run_in_process(4, [](Communicator& communicator) {
     for (const char* spec : {"marsit:full_every=0:eta_s=1:topology=torus:rows=5"}) {

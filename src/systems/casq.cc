@@ -23,6 +23,9 @@
 //   with the shard's owner.
 // - Elements are hashed in runs of 64 (kernels/cluster_sketch.h), anew for each step and rank, so that the
 //   errors of ranks and steps average out.
+// - Centres are also taken anew after 1, 2, 4, ... steps of the first interval: those of step 0 know no
+// residual,
+//   and with them alone the first hundred steps of a run lose what they should gain.
 // - K-means is exact instead of iterated (kernels/kmeans.h). Codes count 0 as not below 0.
 // - Step 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer;
 // double_momentum=lambda
@@ -32,6 +35,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -61,6 +65,11 @@ struct CasqSettings {
   float double_momentum = 0;
 
   std::size_t clusters() const { return std::size_t{1} << bits; }
+  /// Whether centres are taken anew: every `interval` steps and, while the residual fills and the gradient
+  /// changes from step to step, after 1, 2, 4, ... of the first ones.
+  bool clusters_at(std::uint64_t step) const {
+    return step % interval == 0 || (step < interval && std::has_single_bit(step));
+  }
   /// Buckets for so many elements.
   std::size_t buckets(std::size_t elements) const {
     const double wanted = std::round(bucket_share * static_cast<double>(elements));
@@ -198,7 +207,7 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   step.report.formula_bytes = 0;
   if (gradient.empty()) return;
   const auto known = states_.find(bucket);
-  const bool clusters = known == states_.end() || step.index % settings_.interval == 0;
+  const bool clusters = known == states_.end() || settings_.clusters_at(step.index);
   BucketState state = known == states_.end() ? BucketState() : known->second;
   bool usable = true;
   if (clusters) {
@@ -304,7 +313,7 @@ std::uint64_t Casq::exchange_bytes(std::size_t elements, std::size_t world, std:
 std::uint64_t Casq::payload_bytes(const Workload& workload) const {
   if (workload.elements == 0) return 0;
   const std::uint64_t agreed =
-      workload.step % settings_.interval == 0
+      settings_.clusters_at(workload.step)
           ? broadcast_payload_bytes(8 * settings_.clusters(), workload.rank, workload.world_size)
           : 0;
   return agreed + exchange_bytes(static_cast<std::size_t>(workload.elements),
@@ -373,10 +382,12 @@ SystemInfo casq_info() {
       "P = ceil(b d/8) + 4 m; all-gather (W-1) P; server (W-1)/W * b d/4 + (W-1) 4 m + (W-1)/W * 4 m; every "
       "tau steps 8 * 2^b along a tree";
   info.feedback_default = true;
+  info.corrects_momentum = true;
+  info.momentum_option = "double_momentum";
   info.options = {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
       {"buckets", "0.005", "bucket means per element, 0 to 1; 0: one mean per cluster"},
-      {"interval", "100", "steps between clusterings"},
+      {"interval", "100", "steps between clusterings; the first ones also come after 1, 2, 4, ... steps"},
       {"sample", "0.1", "share of rank 0's elements that is clustered, above 0 to 1"},
       {"allocation", "centre",
        "a cluster's share of the buckets: entropy times |centre| or density, even, or least error"},

@@ -256,20 +256,16 @@ class OwnersStep {
           double sum = 0;
           for (std::size_t at = begin; at < end; at += kTile) {
             const std::size_t count = std::min(kTile, end - at);
-            float* g = gradient_.data() + at;
-            const float* mean = results_.data() + at;
+            const auto own_part = residual_.empty() ? Span<float>() : Span<float>(delivered.data(), count);
             if (!residual_.empty()) {
-              decode_clusters(own, means_, codes_from(codes_, at, own.bits), at, false,
-                              {delivered.data(), count});
-              float* r = residual_.data() + at;
-              for (std::size_t i = 0; i < count; ++i) r[i] = g[i] + r[i] - delivered[i];
+              decode_clusters(own, means_, codes_from(codes_, at, own.bits), at, false, own_part);
               // What coding the result left out is this rank's to keep, for all.
               for (std::size_t i = std::max(at, shard_.begin); i < std::min(at + count, shard_.end); ++i) {
-                residual_[i] += world * (average_[i - shard_.begin] - results_[i]);
+                own_part[i - at] -= world * (average_[i - shard_.begin] - results_[i]);
               }
-              for (std::size_t i = 0; i < count; ++i) sum += static_cast<double>(r[i] * r[i]);
             }
-            std::copy_n(mean, count, g);
+            sum += apply_average(own_part, results_.subspan(at, count), 1.0f, gradient_.subspan(at, count),
+                                 residual_.subspan(at, count));
           }
           return sum;
         });

@@ -1,0 +1,249 @@
+// ALQ and AMQ: random rounding to levels that follow the gradient's distribution, unbiased.
+//
+// Source: F. Faghri et al., "Adaptive gradient quantization for data-parallel SGD", NeurIPS 2020.
+//
+//   every `every` steps, rank 0: r = |p| / n of a sample --> histogram --> levels --broadcast--> all ranks
+//   chunk of p, its norm n: |p| / n rounded up or down at random to a level --all-gather--> mean of all Q(p),
+//   residual = p - Q(p)
+//
+// ALQ moves every level to where the expected variance is least given its neighbours, by coordinate descent;
+// AMQ chooses the multiplier of exponential levels (quantization/level_fit.h). A chunk's data counts with its
+// norm's square, which makes the sum the expected variance; normalised=on counts all chunks alike (ALQ-N and
+// AMQ-N).
+//
+// Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)), and the levels between 0 and 1, 4 (s-1) bytes,
+// along the broadcast's tree every `every` steps, s = 2^(bits-1) - 1.
+//
+// Deviations from the paper:
+// - The paper fits a truncated normal to the statistics of r on every worker; here a histogram of rank 0's
+// elements
+//   stands for all, and its levels are broadcast, so that all ranks have the same ones to the bit.
+// - AMQ's levels in the paper leave 0 out and round between the smallest magnitude and its negative; here 0
+// is a level of
+//   every code, so at 2 bits the levels are 0 and 1 and nothing is left to adapt.
+// - Codes have a fixed length and are not Huffman coded.
+// - Until rank 0 has had something other than zeros the levels are the powers of 1/2.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <stdexcept>
+
+#include "baselines/baselines.h"
+#include "baselines/stochastic_quantizer.h"
+#include "core/stopwatch.h"
+#include "kernels/dense.h"
+#include "quantization/agreed_values.h"
+#include "quantization/level_fit.h"
+#include "thinwire/errors.h"
+#include "thinwire/state.h"
+
+namespace thinwire {
+namespace {
+
+enum class Fit { levels, multiplier };
+
+/// Elements and chunks that a fit looks at, at most about.
+constexpr std::size_t kSampleElements = std::size_t{1} << 18;
+constexpr std::size_t kSampleChunks = 64;
+
+struct AdaptiveSettings {
+  ChunkedQuantization chunked;
+  Fit fit = Fit::levels;
+  std::uint64_t every = 100;
+  bool normalised = false;
+
+  std::size_t levels() const { return std::size_t{1} << (chunked.bits - 1); }
+  /// Levels between 0 and 1.
+  std::size_t inner() const { return levels() - 2; }
+};
+
+using LevelValues = std::array<float, QuantizationLevels::kMost>;
+
+/// Floats that still ascend strictly from 0 to 1.
+LevelValues as_floats(Span<const double> levels) {
+  constexpr float kLeast = 0x1p-60f;
+  constexpr float kApart = 1 - 0x1p-16f;
+  LevelValues values{};
+  const std::size_t last = levels.size() - 1;
+  values[last] = 1;
+  for (std::size_t j = last - 1; j > 0; --j) {
+    values[j] = std::min(std::max(static_cast<float>(levels[j]), kLeast), values[j + 1] * kApart);
+  }
+  return values;
+}
+
+/// |p| / norm of a sample of evenly spaced chunks. False when there is nothing to fit to: only zeros, or a
+/// value that is not finite.
+bool sample_magnitudes(const AdaptiveSettings& settings, Span<const float> gradient,
+                       Span<const float> residual, Executor& executor, MagnitudeHistogram& magnitudes) {
+  const std::size_t chunk = settings.chunked.chunk;
+  const std::size_t chunks = chunk_count(gradient.size(), chunk);
+  const std::size_t taken = std::min(chunks, kSampleChunks);
+  const std::size_t stride = taken * std::min(chunk, gradient.size()) / kSampleElements + 1;
+  for (std::size_t i = 0; i < taken; ++i) {
+    const std::size_t begin = i * chunks / taken * chunk;
+    const std::size_t count = std::min(chunk, gradient.size() - begin);
+    const auto g = gradient.subspan(begin, count);
+    const auto r = residual.subspan(begin, count);
+    const double norm = settings.chunked.norm == QuantizationNorm::largest
+                            ? static_cast<double>(largest_magnitude(executor, g, r))
+                            : std::sqrt(sum_of_squares(executor, g, r));
+    if (!std::isfinite(norm)) return false;
+    if (norm < static_cast<double>(std::numeric_limits<float>::min())) continue;
+    const double weight = settings.normalised ? 1 : norm * norm;
+    for (std::size_t e = 0; e < count; e += stride) {
+      const double p = static_cast<double>(g[e]) + (r.empty() ? 0 : static_cast<double>(r[e]));
+      magnitudes.add(static_cast<float>(std::fabs(p) / norm), weight);
+    }
+  }
+  return magnitudes.finish();
+}
+
+class AdaptiveQuantization final : public Synchronizer {
+ public:
+  explicit AdaptiveQuantization(const AdaptiveSettings& settings) : settings_(settings) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    step.delivered = {};
+    if (gradient.empty()) return;
+    const auto known = states_.find(bucket);
+    BucketState state;
+    if (known != states_.end()) {
+      state = known->second;
+    } else {
+      state.levels = QuantizationLevels::halving(settings_.chunked.bits);
+    }
+    step.report.formula_bytes =
+        coded_bytes(gradient.size(), settings_.chunked.shape(gradient.size()), step.communicator.size());
+    const bool due = known == states_.end() || step.index % settings_.every == 0;
+    const bool fitted = due && settings_.inner() != 0 && refit(bucket, gradient, residual, step, state);
+    average_quantized(bucket, gradient, residual, step, settings_.chunked, state.levels, pendings_);
+    if (!fitted || !step.report.finite) return;
+    state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    states_[bucket] = state;
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.elements == 0) return 0;
+    // Not counted, for the formula knows no history: steps that fit because none before has.
+    const std::uint64_t agreed =
+        workload.step % settings_.every == 0
+            ? broadcast_payload_bytes(4 * settings_.inner(), workload.rank, workload.world_size)
+            : 0;
+    return agreed +
+           coded_bytes(workload.elements, settings_.chunked.shape(workload.elements), workload.world_size);
+  }
+
+  void save(BucketWriter& writer) const override {
+    for (const auto& [bucket, state] : states_) {
+      for (std::size_t parameter = 0; parameter < state.parameters; ++parameter) {
+        writer.array(kKind, bucket, parameter, state.levels.used());
+      }
+    }
+  }
+
+  void load(const BucketReader& reader) override {
+    std::map<BucketId, BucketState> loaded;
+    for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+      std::vector<float> values(settings_.levels());
+      for (std::size_t parameter = 0; parameter < reader.parameters(bucket); ++parameter) {
+        if (!reader.array(kKind, bucket, parameter, Span<float>(values))) continue;
+        loaded[bucket] = {QuantizationLevels::given(values), reader.parameters(bucket)};
+        break;
+      }
+    }
+    states_ = std::move(loaded);
+  }
+
+ private:
+  static constexpr const char* kKind = "adaptive_levels";
+
+  struct BucketState {
+    QuantizationLevels levels;
+    std::size_t parameters = 1;
+  };
+
+  /// Takes over rank 0's levels. False when it has none to offer. Collective.
+  bool refit(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
+             BucketState& state) {
+    Stopwatch watch;
+    LevelValues values{};
+    const Span<float> inner(values.data() + 1, settings_.inner());
+    if (step.communicator.rank() == 0) {
+      MagnitudeHistogram magnitudes;
+      if (sample_magnitudes(settings_, gradient, residual, step.executor, magnitudes)) {
+        std::array<double, QuantizationLevels::kMost> storage{};
+        const Span<double> levels(storage.data(), settings_.levels());
+        if (settings_.fit == Fit::levels) {
+          fit_levels(magnitudes, levels);
+        } else {
+          fit_multiplier(magnitudes, levels);
+        }
+        values = as_floats(levels);
+      } else {
+        inner[0] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    step.report.seconds_compress += watch.lap();
+    take_from_rank_0(step, inner);
+    step.report.formula_bytes +=
+        broadcast_payload_bytes(inner.size_bytes(), step.communicator.rank(), step.communicator.size());
+    step.report.seconds_wait += watch.lap();
+    if (std::isnan(inner[0])) return false;
+    values[0] = 0;
+    values[settings_.levels() - 1] = 1;
+    try {
+      state.levels = QuantizationLevels::given(Span<const float>(values).first(settings_.levels()));
+    } catch (const std::invalid_argument& error) {
+      throw CorruptFrame("rank 0 sent levels for bucket " + std::to_string(bucket) +
+                         " that cannot be: " + error.what());
+    }
+    return true;
+  }
+
+  AdaptiveSettings settings_;
+  std::map<BucketId, BucketState> states_;
+  std::vector<Pending> pendings_;
+};
+
+SystemInfo adaptive_info(Fit fit) {
+  SystemInfo info;
+  info.paper = "Faghri et al., Adaptive gradient quantization, NeurIPS 2020";
+  info.formula =
+      "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)); every N steps 4 (2^(bits-1) - 2) more along a tree";
+  info.options = chunked_options("l2");
+  info.options.push_back({"every", "100", "steps between fits"});
+  info.options.push_back(
+      {"normalised", "off", "count all chunks alike in a fit, instead of by the square of their norm"});
+  info.make = [fit](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    AdaptiveSettings settings;
+    settings.chunked = read_chunked_options(options);
+    settings.fit = fit;
+    settings.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000'000));
+    settings.normalised = options.flag("normalised");
+    return std::make_unique<AdaptiveQuantization>(settings);
+  };
+  return info;
+}
+
+}  // namespace
+
+SystemInfo alq_info() {
+  SystemInfo info = adaptive_info(Fit::levels);
+  info.name = "alq";
+  info.summary = "random rounding to levels of least variance for the gradient at hand, unbiased";
+  return info;
+}
+
+SystemInfo amq_info() {
+  SystemInfo info = adaptive_info(Fit::multiplier);
+  info.name = "amq";
+  info.summary = "random rounding to powers of a multiplier of least variance, unbiased";
+  return info;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,87 @@
+#include "baselines/stochastic_quantizer.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "thinwire/errors.h"
+
+namespace thinwire {
+namespace {
+
+class ChunkCoder final : public Coder {
+ public:
+  ChunkCoder(BucketId bucket, Step& step, const ChunkedQuantization& chunked,
+             const QuantizationLevels& levels, Span<const float> gradient, Span<const float> residual)
+      : executor_(step.executor),
+        stream_(rounding_stream(bucket, step)),
+        chunked_(chunked),
+        levels_(levels),
+        gradient_(gradient),
+        residual_(residual) {}
+
+  bool encode(Span<float> table, Span<std::uint64_t> codes) override {
+    return quantize_chunks(executor_, stream_, levels_, chunked_.norm, chunked_.chunk, gradient_, residual_,
+                           table, codes);
+  }
+
+  void check(Span<const float> table) const override { require_norms(table); }
+
+  void decode(std::size_t, Span<const float> table, Span<const std::uint64_t> codes, std::size_t first,
+              bool add, Span<float> values) const override {
+    dequantize(levels_, {.chunk = chunked_.chunk}, table, codes, first, add, values);
+  }
+
+ private:
+  Executor& executor_;
+  RandomStream stream_;
+  const ChunkedQuantization& chunked_;
+  const QuantizationLevels& levels_;
+  Span<const float> gradient_;
+  Span<const float> residual_;
+};
+
+}  // namespace
+
+std::vector<OptionInfo> chunked_options(const std::string& norm) {
+  return {{"bits", "4", "bits per element, sign included, 2 to 8: 2^(bits-1) levels from 0 to the norm"},
+          {"norm", norm, "what a chunk is scaled by: max, its largest magnitude, or l2"},
+          {"chunk", "8192", "elements that share a norm, a multiple of 128"}};
+}
+
+ChunkedQuantization read_chunked_options(const Options& options) {
+  ChunkedQuantization chunked;
+  chunked.bits = static_cast<std::size_t>(
+      options.integer("bits", QuantizationLevels::kLeastBits, QuantizationLevels::kMostBits));
+  chunked.norm =
+      options.choice("norm", {"max", "l2"}) == "max" ? QuantizationNorm::largest : QuantizationNorm::l2;
+  chunked.chunk = static_cast<std::size_t>(
+      options.integer("chunk", QuantizationScales::kAlignment, std::int64_t{1} << 32));
+  if (chunked.chunk % QuantizationScales::kAlignment != 0) {
+    throw std::invalid_argument("chunk=" + std::to_string(chunked.chunk) + ": give a multiple of " +
+                                std::to_string(QuantizationScales::kAlignment));
+  }
+  return chunked;
+}
+
+RandomStream rounding_stream(BucketId bucket, const Step& step) {
+  return random_stream(step.seed, step.index, bucket, RandomPurpose::rounding,
+                       static_cast<std::uint32_t>(step.communicator.rank()));
+}
+
+void require_norms(Span<const float> norms) {
+  for (std::size_t c = 0; c < norms.size(); ++c) {
+    if (!(norms[c] >= 0)) {
+      throw CorruptFrame("frame refused: norm " + std::to_string(c) + " is " + std::to_string(norms[c]) +
+                         ", expected not negative");
+    }
+  }
+}
+
+void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                       const ChunkedQuantization& chunked, const QuantizationLevels& levels,
+                       std::vector<Pending>& pendings) {
+  ChunkCoder coder(bucket, step, chunked, levels, gradient, residual);
+  average_coded(bucket, gradient, residual, step, chunked.shape(gradient.size()), pendings, coder);
+}
+
+}  // namespace thinwire

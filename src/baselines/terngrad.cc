@@ -1,0 +1,125 @@
+// TernGrad: every element becomes -n, 0 or n at random, unbiased.
+//
+// Source: W. Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning",
+// NeurIPS 2017.
+//
+//   p of a parameter, n = max |p|: sign(p) n with probability |p| / n, else 0 --all-gather--> mean of all
+//   Q(p), residual = p - Q(p)
+//
+// E[Q(p)] = p and E|Q(p) - p|^2 = n |p|_1 - |p|_2^2. clip=c cuts |p| to c times the root mean square first
+// (section 3.3, with c = 2.5): less variance, but what is cut is lost, so Q is biased unless feedback=on
+// keeps it.
+//
+// Bytes per rank: (W-1) * (ceil(d/4) + 4 scales).
+//
+// Deviations: a code has 2 bits where log2(3) would do. The paper's workers share the largest n, so that a
+// server can add up integers; here each rank's codes are decoded with its own n, which is never larger.
+// Clipping takes the root mean square for the standard deviation: a gradient's mean is small beside it.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "baselines/baselines.h"
+#include "baselines/stochastic_quantizer.h"
+#include "kernels/dense.h"
+
+namespace thinwire {
+namespace {
+
+class TernaryCoder final : public Coder {
+ public:
+  TernaryCoder(BucketId bucket, Step& step, const QuantizationLevels& levels, float clip,
+               Span<const std::size_t> ends, Span<const float> gradient, Span<const float> residual)
+      : executor_(step.executor),
+        stream_(rounding_stream(bucket, step)),
+        levels_(levels),
+        clip_(clip),
+        ends_(ends),
+        gradient_(gradient),
+        residual_(residual) {}
+
+  bool encode(Span<float> table, Span<std::uint64_t> codes) override {
+    std::size_t begin = 0;
+    for (std::size_t range = 0; range < ends_.size(); begin = ends_[range], ++range) {
+      const std::size_t count = ends_[range] - begin;
+      const float norm = norm_of(gradient_.subspan(begin, count), residual_.subspan(begin, count));
+      if (!std::isfinite(norm)) return false;
+      table[range] = norm < std::numeric_limits<float>::min() ? 0.0f : norm;
+    }
+    quantize_ranges(executor_, stream_, levels_, ends_, table, gradient_, residual_, codes);
+    return true;
+  }
+
+  void check(Span<const float> table) const override { require_norms(table); }
+
+  void decode(std::size_t, Span<const float> table, Span<const std::uint64_t> codes, std::size_t first,
+              bool add, Span<float> values) const override {
+    dequantize(levels_, {.ends = ends_}, table, codes, first, add, values);
+  }
+
+ private:
+  float norm_of(Span<const float> gradient, Span<const float> residual) const {
+    const float largest = largest_magnitude(executor_, gradient, residual);
+    if (clip_ == 0 || gradient.empty() || !std::isfinite(largest)) return largest;
+    const double squares = sum_of_squares(executor_, gradient, residual);
+    const double deviation = std::sqrt(squares / static_cast<double>(gradient.size()));
+    return static_cast<float>(std::min(static_cast<double>(largest), static_cast<double>(clip_) * deviation));
+  }
+
+  Executor& executor_;
+  RandomStream stream_;
+  const QuantizationLevels& levels_;
+  float clip_;
+  Span<const std::size_t> ends_;
+  Span<const float> gradient_;
+  Span<const float> residual_;
+};
+
+class TernGrad final : public Synchronizer {
+ public:
+  TernGrad(bool per_parameter, float clip) : per_parameter_(per_parameter), clip_(clip) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    step.delivered = {};
+    if (gradient.empty()) return;
+    const std::size_t whole = gradient.size();
+    const auto ends = per_parameter_ && !step.parameter_ends.empty() ? step.parameter_ends
+                                                                     : Span<const std::size_t>(&whole, 1);
+    TernaryCoder coder(bucket, step, levels_, clip_, ends, gradient, residual);
+    average_coded(bucket, gradient, residual, step, {levels_.bits, ends.size()}, pendings_, coder);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const std::size_t scales = per_parameter_ ? std::max<std::size_t>(1, workload.parameter_ends.size()) : 1;
+    return coded_bytes(workload.elements, {levels_.bits, scales}, workload.world_size);
+  }
+
+ private:
+  bool per_parameter_;
+  float clip_;
+  QuantizationLevels levels_ = QuantizationLevels::uniform(2);
+  std::vector<Pending> pendings_;
+};
+
+}  // namespace
+
+SystemInfo terngrad_info() {
+  SystemInfo info;
+  info.name = "terngrad";
+  info.summary = "-n, 0 or n per element at random, n the largest of its parameter; unbiased";
+  info.paper = "Wen et al., TernGrad, NeurIPS 2017";
+  info.formula = "(W-1) * (ceil(d/4) + 4 scales)";
+  info.options = {
+      {"scale", "parameter", "elements that share n: those of a parameter, or of the bucket"},
+      {"clip", "0",
+       "cut magnitudes to so many standard deviations first (the paper: 2.5), which biases; 0: off"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<TernGrad>(options.choice("scale", {"parameter", "bucket"}) == "parameter",
+                                      static_cast<float>(options.real("clip", 0, 1e6)));
+  };
+  return info;
+}
+
+}  // namespace thinwire

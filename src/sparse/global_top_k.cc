@@ -1,0 +1,179 @@
+#include "sparse/global_top_k.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/partition.h"
+#include "core/stopwatch.h"
+#include "kernels/blocks.h"
+#include "kernels/dense.h"
+#include "state/learning_rate.h"
+#include "state/momentum_correction.h"
+
+namespace thinwire {
+namespace {
+
+constexpr double kSmallestRatio = 1e-9;
+
+}  // namespace
+
+std::size_t GlobalTopKSettings::wanted(std::size_t contending) const {
+  if (k != 0) return std::min(k, contending);
+  const double share = std::round(ratio * static_cast<double>(contending));
+  return std::min(contending, static_cast<std::size_t>(std::max(1.0, share)));
+}
+
+std::vector<OptionInfo> global_top_k_options() {
+  return {
+      {"k", "0", "elements to deliver per bucket; smaller buckets are delivered whole; 0: by ratio"},
+      {"ratio", "0.002", "share of a bucket's elements to deliver, above 0, up to 1; at least one element"},
+      {"dense_below", "0",
+       "parameters with fewer elements than this (biases, norms) are delivered whole at every step"},
+      {"momentum", "0", "decay of the velocity per step, 0 to 1; 0: none. Leave the optimizer's at 0"},
+      {"lr_after", "off",
+       "off: what waits was multiplied by the learning rate of its own step; on: it meets that of its "
+       "delivery"}};
+}
+
+GlobalTopKSettings read_global_top_k(const Options& options) {
+  return {.k = static_cast<std::size_t>(options.integer("k", 0, 0xffffffff)),
+          .ratio = options.real("ratio", kSmallestRatio, 1),
+          .dense_below = static_cast<std::size_t>(options.integer("dense_below", 0, 0xffffffff))};
+}
+
+std::unique_ptr<Synchronizer> with_momentum_and_rate(const Options& options,
+                                                     std::unique_ptr<Synchronizer> system) {
+  const double momentum = options.real("momentum", 0, 1);
+  if (momentum != 0) system = correct_momentum(static_cast<float>(momentum), std::move(system));
+  return options.flag("lr_after") ? std::move(system) : put_learning_rate_inside(std::move(system));
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+Contenders::Contenders(std::size_t elements, Span<const std::size_t> parameter_ends, std::size_t dense_below)
+    : elements_(elements), parameter_ends_(parameter_ends), dense_below_(dense_below) {
+  for_each_range([&](std::size_t begin, std::size_t end, bool whole) {
+    if (!whole) contending_ += end - begin;
+  });
+}
+
+template <class Body>
+void Contenders::for_each_range(Body body) const {
+  if (parameter_ends_.empty() || dense_below_ == 0) {
+    body(std::size_t{0}, elements_, elements_ < dense_below_);
+    return;
+  }
+  std::size_t begin = 0;
+  for (const std::size_t end : parameter_ends_) {
+    body(begin, end, end - begin < dense_below_);
+    begin = end;
+  }
+}
+
+void Contenders::pack(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                      Span<float> contending, Span<float> whole) const {
+  float* to_contending = contending.data();
+  float* to_whole = whole.data();
+  for_each_range([&](std::size_t begin, std::size_t end, bool is_whole) {
+    float*& to = is_whole ? to_whole : to_contending;
+    if (to == nullptr) return;
+    const float* g = gradient.data() + begin;
+    const float* e = residual.empty() ? nullptr : residual.data() + begin;
+    float* out = to;
+    executor.parallel_for(end - begin, kBlockElements, [&](std::size_t first, std::size_t last) {
+      if (e == nullptr) {
+        std::copy(g + first, g + last, out + first);
+      } else {
+        for (std::size_t i = first; i < last; ++i) out[i] = g[i] + e[i];
+      }
+    });
+    to += end - begin;
+  });
+}
+
+void Contenders::deliver(const Selection& chosen, Span<const float> whole_sums, Span<float> gradient,
+                         Span<float> residual, Step& step) const {
+  Span<const std::uint32_t> indices = chosen.indices;
+  Span<const float> sums = chosen.values;
+  if (whole() != 0) {
+    // Both kinds in the order of the bucket.
+    const Selection merged{step.workspace.take<std::uint32_t>(chosen.size() + whole()),
+                           step.workspace.take<float>(chosen.size() + whole())};
+    std::size_t out = 0;
+    std::size_t next = 0;        // among the chosen
+    std::size_t next_whole = 0;  // among the whole ones
+    std::size_t contending = 0;  // elements before this range
+    for_each_range([&](std::size_t begin, std::size_t end, bool is_whole) {
+      if (is_whole) {
+        for (std::size_t i = begin; i < end; ++i, ++out) {
+          merged.indices[out] = static_cast<std::uint32_t>(i);
+          merged.values[out] = whole_sums[next_whole++];
+        }
+        return;
+      }
+      for (; next < chosen.size() && chosen.indices[next] < contending + (end - begin); ++next, ++out) {
+        merged.indices[out] = static_cast<std::uint32_t>(begin + (chosen.indices[next] - contending));
+        merged.values[out] = chosen.values[next];
+      }
+      contending += end - begin;
+    });
+    indices = merged.indices;
+    sums = merged.values;
+  }
+  step.executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    float* g = gradient.data();
+    float* e = residual.data();
+    if (!residual.empty()) {
+      for (std::size_t i = begin; i < end; ++i) e[i] = g[i] + e[i];
+    }
+    std::fill(g + begin, g + end, 0.0f);
+  });
+  const auto world = static_cast<float>(step.communicator.size());
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    gradient[indices[i]] = sums[i] / world;
+    if (!residual.empty()) residual[indices[i]] = 0;
+  }
+  step.delivered = {.kind = Delivered::Kind::indices, .bits = {}, .indices = indices};
+  step.report.density_out = static_cast<double>(indices.size()) / static_cast<double>(gradient.size());
+}
+
+// ---------------------------------------------------------------------------------------------------------
+
+Selection largest_sums(Executor& executor, Workspace& workspace, Span<const float> sums, std::size_t k) {
+  if (k < sums.size()) return select_largest(executor, workspace, sums, {}, k);
+  const Selection all{workspace.take<std::uint32_t>(sums.size()), workspace.take<float>(sums.size())};
+  std::iota(all.indices.begin(), all.indices.end(), 0u);
+  std::copy(sums.begin(), sums.end(), all.values.begin());
+  return all;
+}
+
+void synchronize_global_top_k(const Contenders& contenders, std::size_t k, Span<float> gradient,
+                              Span<float> residual, Step& step) {
+  Stopwatch watch;
+  const auto sums = step.workspace.take<float>(gradient.size());
+  const auto contending = sums.first(contenders.contending());
+  const auto whole = sums.subspan(contenders.contending(), contenders.whole());
+  contenders.pack(step.executor, gradient, residual, contending, whole);
+  step.report.seconds_compress += watch.lap();
+  step.communicator.all_reduce_sum(sums);
+  step.report.formula_bytes =
+      sizeof(float) * ring_sent_elements(sums.size(), static_cast<std::size_t>(step.communicator.size()),
+                                         static_cast<std::size_t>(step.communicator.rank()));
+  watch.restart();
+  step.report.finite = all_finite(step.executor, sums);
+  if (step.report.finite) {
+    contenders.deliver(largest_sums(step.executor, step.workspace, contending, k), whole, gradient, residual,
+                       step);
+  } else {
+    deliver_nan(gradient, step);
+  }
+  step.report.seconds_decompress += watch.seconds();
+}
+
+void deliver_nan(Span<float> gradient, Step& step) {
+  fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+}
+
+}  // namespace thinwire
