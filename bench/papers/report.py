@@ -17,6 +17,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 # Okabe and Ito's colours, as in the other plots.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
@@ -160,6 +161,7 @@ def plot_epochs(axes, systems: list, key: str, name: str, label=lambda system: s
         axes.fill_between(epochs, low, high, color=COLOURS[at % len(COLOURS)], alpha=0.15, linewidth=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel(name)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def bars(axes, names: list, values: list, errors=None, formatted="{:.2f}") -> None:
@@ -288,7 +290,6 @@ def loss_and_accuracy(parts: dict, label, paper: str) -> tuple:
     systems = systems_in(parts["train"])
     made, (losses, accuracies) = figure(2)
     plot_epochs(losses, systems, "loss", "training loss", label)
-    losses.set_yscale("log")
     plot_epochs(accuracies, systems, "test_accuracy", "test accuracy", label)
     legend(made, losses)
     rows = []
@@ -373,6 +374,7 @@ def marsit_figure_3(parts: dict) -> tuple:
         theirs = paper.get(system.options.get("full_every"), ("", ""))
         rows.append([k_of(system), system.accuracy_text(), "" if system is dense else system.difference_text(dense), f"{bits:.2f}", *theirs])
     by_bits.set_xscale("log", base=2)
+    by_bits.xaxis.set_major_formatter("{x:g}")
     by_bits.set_xlabel("bits per element, frames included")
     by_bits.set_ylabel("test accuracy, %")
     legend(made, by_epoch)
