@@ -1,0 +1,86 @@
+# What the experiments of this folder share; each sources it with its own name in $experiment. They rerun tables and figures of
+# the papers behind Thinwire's systems, smaller by default: Fashion-MNIST, a small network, few epochs.
+#
+#   bench/papers/NAME [--full DIR] [--thinwire PATH] [--results DIR] [--seeds 1,2,3] [--epochs N] [--limit N] [--workers N]
+#                     [--steps N] [--note TEXT]
+#
+#   --full DIR   CIFAR-10 in its binary version lies in DIR: train the paper's kind of model for more epochs (hours)
+#   --limit N    use only the first N training examples
+#   --steps N    recorded steps, where gradients are replayed
+#
+# Results: DIR/NAME/*.json as `thinwire` wrote them, table.md and plot.png (default results/papers).
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+thinwire=
+results=results/papers
+seeds=1,2,3
+full=
+note=
+epochs=
+limit=
+workers=4
+steps=
+while [ $# -gt 0 ]; do
+  [ $# -gt 1 ] || { echo "$experiment: $1 needs a value; see bench/papers/common.sh" >&2; exit 2; }
+  case $1 in
+    --full) full=$2 ;;
+    --thinwire) thinwire=$2 ;;
+    --results) results=$2 ;;
+    --seeds) seeds=$2 ;;
+    --epochs) epochs=$2 ;;
+    --limit) limit=$2 ;;
+    --workers) workers=$2 ;;
+    --steps) steps=$2 ;;
+    --note) note=$2 ;;
+    *) echo "$experiment: unknown option $1; see bench/papers/common.sh" >&2; exit 2 ;;
+  esac
+  shift 2
+done
+if [ -z "$thinwire" ]; then
+  for thinwire in build/quickstart/thinwire build/release/thinwire; do [ -x "$thinwire" ] && break; done
+fi
+[ -x "$thinwire" ] || { echo "$experiment: $thinwire is not there: run ./quickstart, or give --thinwire PATH" >&2; exit 1; }
+
+out=$results/$experiment
+mkdir -p "$out"
+rm -f "$out"/*.json
+
+# sizes SMALL_EPOCHS SMALL_LIMIT FULL_MODEL FULL_EPOCHS: sets $model, $data, $epochs, $limit and $training, the options that every
+# training of the experiment has. What was given on the command line stays.
+sizes() {
+  if [ -n "$full" ]; then
+    data=cifar10:$full model=$3 batch=32 lr=0.1 momentum=0.9
+    epochs=${epochs:-$4} limit=${limit:-0}
+  else
+    data=fashion-mnist model=cnn batch=16 lr=0.05 momentum=0
+    epochs=${epochs:-$1} limit=${limit:-$2}
+  fi
+  training=(--data "$data" --model "$model" --epochs "$epochs" --limit "$limit" --seeds "$seeds")
+}
+
+# run PART COMMAND OPTION...: one call of thinwire, whose results become PART.json. A training in which every system diverged is a
+# result too; anything else that fails ends the experiment.
+run() {
+  local part=$1 status=0
+  shift
+  echo "== $experiment, $part: thinwire $*"
+  "$thinwire" "$@" --json "$out/$part.json" || status=$?
+  [ $status -eq 0 ] && return
+  if [ "$1" = train ] && [ $status -eq 1 ] && grep -q '"failure": "diverged' "$out/$part.json" 2>/dev/null; then
+    echo "== $experiment, $part: nothing here trains; that is the result"
+    return
+  fi
+  echo "$experiment: $part failed with exit status $status" >&2
+  exit 1
+}
+
+# report SMALLER: table and plot of what run() left; SMALLER says what is smaller than in the paper.
+report() {
+  local smaller=$1
+  [ -n "$full" ] && smaller="CIFAR-10 as in the paper where it used that; fewer workers, one machine, no GPU"
+  /usr/bin/python3 bench/papers/report.py "$experiment" "$out" "$smaller" "$note"
+  echo "Table: $out/table.md"
+  echo "Picture: $out/plot.png"
+}
