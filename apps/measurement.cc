@@ -120,6 +120,7 @@ Json to_json(const Measurement& measurement) {
       !measurement.virtual_clock && most(&RankMeasurement::seconds_compress) > 0) {
     json["overlap"] = 1 - mean(&RankMeasurement::seconds_wait) / busy;
   }
+  json["seconds_copy"] = or_null(measurement.seconds_copy);
   json["modelled_seconds"] = or_null(measurement.modelled_seconds);
   json["relative_error"] = or_null(measurement.relative_error);
   json["conservation_error"] = or_null(measurement.conservation_error);

@@ -60,6 +60,7 @@ struct Measurement {
   std::optional<double> modelled_seconds{};
   std::optional<double> relative_error{};
   std::optional<double> conservation_error{};  ///< Nothing where a part is lost by design.
+  std::optional<double> seconds_copy{};        ///< memcpy of the bucket, the fastest of a rank's steps.
 
   bool ranks_agree() const;
 };

@@ -204,26 +204,26 @@ def sketched_sgd_figure_5(parts: dict) -> tuple:
 
 
 def sketched_sgd_figure_6(parts: dict) -> tuple:
-    counts = sorted({int(name.split("_")[1]) for name in parts})
+    dense = systems_in(parts["dense"])[0]
+    top_k = systems_in(parts["global_top_k"])[0]
+    points = sorted((int(name.split("_")[1]), systems_in(part)[0]) for name, part in parts.items() if name.startswith("workers_"))
     made, (axes,) = figure()
-    rows = []
-    lines = {}
-    for count in counts:
-        dense = systems_in(parts[f"dense_{count}"])[0]
-        for system in [dense] + systems_in(parts[f"workers_{count}"]):
-            lines.setdefault(system.options[""], []).append((count, system))
-            rows.append([count, f"`{system.label}`", system.accuracy_text(),
-                         "" if system is dense else system.difference_text(dense), f"{system.bytes:,.0f}"])
-    for at, (name, points) in enumerate(lines.items()):
-        axes.errorbar([count for count, _ in points], [100 * system.accuracy() for _, system in points],
-                      yerr=[100 * system.spread() for _, system in points], capsize=3, label=name, **style(at))
+    axes.errorbar([count for count, _ in points], [100 * system.accuracy() for _, system in points],
+                  yerr=[100 * system.spread() for _, system in points], capsize=3, label=points[0][1].options[""], **style(0))
+    for at, system in enumerate((dense, top_k), start=1):
+        axes.axhline(100 * system.accuracy(), linestyle="--", color=style(at).get("color"),
+                     label=f"{system.options['']}, {parts[system.options['']][0]['workers']} workers")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(counts)
-    axes.set_xticklabels(counts)
+    axes.set_xticks([count for count, _ in points])
+    axes.set_xticklabels([count for count, _ in points])
     axes.set_xlabel("workers (the same batch of all together)")
     axes.set_ylabel("test accuracy, %")
     legend(made, axes)
-    text = "The paper: accuracy does not depend on the number of workers.\n\n" + describe(parts[f"dense_{counts[-1]}"]) + "\n\n"
+    rows = [[parts[system.options[""]][0]["workers"], f"`{system.label}`", system.accuracy_text(),
+             "" if system is dense else system.difference_text(dense), f"{system.bytes:,.0f}"] for system in (dense, top_k)]
+    rows += [[count, f"`{system.label}`", system.accuracy_text(), system.difference_text(dense), f"{system.bytes:,.0f}"]
+             for count, system in points]
+    text = "The paper: accuracy does not depend on the number of workers.\n\n" + describe(parts["dense"]) + "\n\n"
     return text + table(["workers", "system", "test accuracy, %", "less dense's, seed by seed", "bytes per worker and step"], rows), made
 
 
