@@ -169,7 +169,7 @@ def bars(axes, names: list, values: list, errors=None, formatted="{:.2f}") -> No
     drawn = axes.bar(range(len(names)), values, yerr=errors, capsize=3, color=colours)
     axes.set_xticks(range(len(names)))
     axes.set_xticklabels(names, rotation=30, ha="right", fontsize=8)
-    axes.bar_label(drawn, labels=[formatted.format(value) for value in values], fontsize=7, padding=2)
+    axes.bar_label(drawn, labels=[formatted.format(value) if value > 0 else "diverged" for value in values], fontsize=7, padding=2)
 
 
 # --- The experiments: each returns the table and the figure --------------------------------------------------------------
@@ -343,7 +343,7 @@ def marsit_table_1(parts: dict) -> tuple:
         errors.append(100 * best.spread() if best else 0.0)
     made, (axes,) = figure()
     bars(axes, names, values, errors, "{:.1f}")
-    axes.set_ylabel("test accuracy at the best rate, % (0: diverged)")
+    axes.set_ylabel("test accuracy at the best rate, %")
     made.tight_layout()
     head = ["system", "workers", "best, %", "by learning rate", "paper (MNIST, AlexNet)"]
     runs = [run for results in parts.values() for run in results if run["system"] == "dense" and run["workers"] == 3]
