@@ -51,7 +51,7 @@ class TernaryCoder final : public Coder {
     return true;
   }
 
-  void check(Span<const float> table) const override { require_norms(table); }
+  void prepare(std::size_t, Span<const float> table) override { require_norms(table); }
 
   void decode(std::size_t, Span<const float> table, Span<const std::uint64_t> codes, std::size_t first,
               bool add, Span<float> values) const override {

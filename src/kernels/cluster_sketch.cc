@@ -157,7 +157,7 @@ void EncodeRange(const RandomStream& stream, const ClusterRange& range, const fl
   }
 }
 
-/// means: the group's; codes and values are those of the run that holds range.begin.
+/// means: the group's, laid out; codes and values are those of the run that holds range.begin.
 template <std::size_t kBits>
 void DecodeRange(const RandomStream& stream, const ClusterRange& range, const float* HWY_RESTRICT means,
                  const std::uint64_t* HWY_RESTRICT codes, bool add, float* HWY_RESTRICT values) {
@@ -167,23 +167,14 @@ void DecodeRange(const RandomStream& stream, const ClusterRange& range, const fl
   const std::size_t lanes = hn::Lanes(d);
   RunRandoms randoms(stream);
   std::size_t begins[kClusters] = {};
-  for (std::size_t c = 1; c < kClusters; ++c) begins[c] = begins[c - 1] + group.sizes[c - 1];
-  HWY_ALIGN float wrapped[kClusters][kClusterRun];
+  for (std::size_t c = 1; c < kClusters; ++c) begins[c] = begins[c - 1] + group.sizes[c - 1] + kClusterRun;
   HWY_ALIGN float part[kClusterRun];
   const std::size_t origin = range.begin / kClusterRun * kClusterRun;
   for (std::size_t base = origin; base < range.end; base += kClusterRun) {
     const std::uint64_t random = randoms.of(base / kClusterRun);
     const float* window[kClusters];
     for (std::size_t c = 0; c < kClusters; ++c) {
-      const std::size_t size = group.sizes[c];
-      std::size_t place = (random * size) >> 32;
-      window[c] = means + begins[c] + place;
-      if (place + kClusterRun <= size) continue;
-      for (std::size_t t = 0; t < kClusterRun; ++t) {
-        wrapped[c][t] = means[begins[c] + place];
-        place = place + 1 == size ? 0 : place + 1;
-      }
-      window[c] = wrapped[c];
+      window[c] = means + begins[c] + ((random * group.sizes[c]) >> 32);
     }
     const std::uint64_t* planes = codes + (base - origin) / kClusterRun * kBits;
     const bool whole = base >= range.begin && base + kClusterRun <= range.end;
@@ -373,6 +364,23 @@ bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSket
   return finite;
 }
 
+Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketch, Span<const float> means) {
+  const std::size_t clusters = sketch.clusters();
+  const auto laid_out = workspace.take<float>(means.size() + sketch.groups.size() * clusters * kClusterRun);
+  const float* mean = means.data();
+  float* out = laid_out.data();
+  for (const ClusterGroup& group : sketch.groups) {
+    for (std::size_t c = 0; c < clusters; ++c) {
+      const std::size_t size = group.sizes[c];
+      std::copy_n(mean, size, out);
+      for (std::size_t i = size; i < size + kClusterRun; ++i) out[i] = out[i - size];
+      mean += size;
+      out += size + kClusterRun;
+    }
+  }
+  return laid_out;
+}
+
 void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
                      std::size_t first, bool add, Span<float> values) {
   const std::size_t last = first + values.size();
@@ -383,8 +391,10 @@ void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<
     if (group->end <= begin) continue;
     const ClusterRange range{group, begin, std::min(group->end, last)};
     const std::size_t run = begin / kClusterRun * kClusterRun - first;
+    const std::size_t gaps =
+        static_cast<std::size_t>(group - sketch.groups.begin()) * sketch.clusters() * kClusterRun;
     HWY_DYNAMIC_DISPATCH(DecodeClusters)
-    (sketch.bits, sketch.stream, range, means.data() + group->first_bucket,
+    (sketch.bits, sketch.stream, range, means.data() + group->first_bucket + gaps,
      codes.data() + run / kClusterRun * sketch.bits, add, values.data() + run);
   }
 }

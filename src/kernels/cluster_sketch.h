@@ -62,8 +62,12 @@ bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSket
                      Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
                      Span<float> means);
 
+/// Means [buckets()] laid out for decode_clusters, in the workspace: each cluster's array goes on from its
+/// beginning, so that a run that starts near its end reads straight on.
+Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketch, Span<const float> means);
+
 /// values[i] = mean of the bucket that element first + i is in, or is increased by it. first: a multiple of
-/// 64; codes: from the run of element `first` on. Serial.
+/// 64; codes: from the run of element `first` on; means: from lay_out_means. Serial.
 void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
                      std::size_t first, bool add, Span<float> values);
 

@@ -86,6 +86,13 @@ Encoded encode(const ClusterSketch& sketch, Span<const float> gradient, Span<con
   return result;
 }
 
+/// The means as decode_clusters takes them, until the next call.
+Span<const float> laid_out(const Encoded& encoded, const ClusterSketch& sketch) {
+  static Workspace workspace;
+  workspace.reset();
+  return lay_out_means(workspace, sketch, encoded.means);
+}
+
 std::size_t coded(const Encoded& encoded, std::size_t bits, std::size_t element) {
   std::size_t code = 0;
   for (std::size_t k = 0; k < bits; ++k) {
@@ -129,7 +136,7 @@ TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
               ASSERT_NEAR(static_cast<double>(encoded.means[b]), mean, 1e-5 * (1 + counts[b] / 1000)) << b;
             }
             std::vector<float> values(n, 1.0f);
-            decode_clusters(sketch, encoded.means, encoded.codes, 0, false, values);
+            decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, values);
             for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(values[i], encoded.means[buckets[i]]) << i;
             if (n <= 128) return;
             // From the middle on, added to what is there.
@@ -137,8 +144,8 @@ TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
             const auto words = Span<const std::uint64_t>(encoded.codes);
             const std::size_t word = first / 64 * bits;
             std::vector<float> rest(n - first, 2.0f);
-            decode_clusters(sketch, encoded.means, words.subspan(word, words.size() - word), first, true,
-                            rest);
+            decode_clusters(sketch, laid_out(encoded, sketch), words.subspan(word, words.size() - word),
+                            first, true, rest);
             for (std::size_t i = first; i < n; ++i) {
               ASSERT_EQ(rest[i - first], 2.0f + encoded.means[buckets[i]]) << i;
             }
@@ -155,7 +162,7 @@ TEST(ClusterSketch, APartOfABucketIsCodedAsItsElementsAre) {
   const auto p = test_values(2000 - kFirst, 1);
   const Encoded encoded = encode(grouped.sketch, p, {}, 1, kFirst);
   std::vector<float> values(p.size());
-  decode_clusters(grouped.sketch, encoded.means, encoded.codes, kFirst, false, values);
+  decode_clusters(grouped.sketch, laid_out(encoded, grouped.sketch), encoded.codes, kFirst, false, values);
   for (std::size_t i = 0; i < p.size(); ++i) {
     const std::size_t code = code_of(grouped.sketch, kFirst + i, p[i]);
     ASSERT_EQ(coded(encoded, 2, i), code);
@@ -180,7 +187,7 @@ TEST(ClusterSketch, BucketMeansAreAnOrthogonalProjection) {
     const auto p = test_values(40'000, 4);
     const Encoded encoded = encode(sketch, p, {});
     std::vector<float> q(p.size());
-    decode_clusters(sketch, encoded.means, encoded.codes, 0, false, q);
+    decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, q);
     double error = 0, before = 0, after = 0;
     for (std::size_t i = 0; i < p.size(); ++i) {
       error += std::pow(static_cast<double>(q[i]) - static_cast<double>(p[i]), 2);
@@ -211,7 +218,7 @@ TEST(ClusterSketch, ABucketForEveryMemberLosesNothing) {
   const auto p = test_values(64, 8);  // one run: its members are spread over 64 buckets or more
   const Encoded encoded = encode(sketch, p, {});
   std::vector<float> q(p.size());
-  decode_clusters(sketch, encoded.means, encoded.codes, 0, false, q);
+  decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, q);
   for (std::size_t i = 0; i < p.size(); ++i) EXPECT_EQ(q[i], p[i]) << i;
 }
 
@@ -229,7 +236,7 @@ TEST(ClusterSketch, RunsCollideNoMoreThanSingleElements) {
     sketch.stream = random_stream(static_cast<std::uint64_t>(draw), 0, 0, RandomPurpose::sketch);
     const Encoded encoded = encode(sketch, p, {});
     std::vector<float> q(kElements);
-    decode_clusters(sketch, encoded.means, encoded.codes, 0, false, q);
+    decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, q);
     double error = 0;
     std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
     std::vector<std::size_t> buckets(kElements);

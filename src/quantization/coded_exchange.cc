@@ -44,14 +44,14 @@ float largest(Span<const float> table) {
 
 /// A frame that has arrived, checked and readable. Returns what bounds its values; infinity where its rank
 /// had some that were not finite.
-float accept(const CodedFrame& frame, const FrameHeader& expected, const Coder& coder) {
+float accept(const CodedFrame& frame, const FrameHeader& expected, Coder& coder) {
   if (expect_frame(frame.message(), expected).non_finite()) return std::numeric_limits<float>::infinity();
   const float bound = largest(frame.table());
   if (!std::isfinite(bound)) {
     throw CorruptFrame("frame refused: the table of rank " + std::to_string(expected.source) +
                        " holds a float that is not finite");
   }
-  coder.check(frame.table());
+  coder.prepare(expected.source, frame.table());
   frame.open();
   return bound;
 }
@@ -83,7 +83,7 @@ double average_tiles(Span<const CodedFrame> frames, std::size_t self, const Code
 
 }  // namespace
 
-void Coder::check(Span<const float>) const {}
+void Coder::prepare(std::size_t, Span<const float>) {}
 
 void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                    const CodedShape& shape, std::vector<Pending>& pendings, Coder& coder) {
@@ -122,6 +122,7 @@ void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, 
   for (std::size_t peer = 0; peer < world; ++peer) {
     if (peer == self) {
       bound += finite ? largest(own.table()) : std::numeric_limits<float>::infinity();
+      if (finite) coder.prepare(self, own.table());
     } else {
       receives[peer].wait();
       bound += accept(frames[peer], header_of(bucket, step, peer, elements, shape), coder);

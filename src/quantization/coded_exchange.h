@@ -20,9 +20,9 @@ class Coder {
   /// last element are ignored. False: some element is not finite; nothing written is used then.
   virtual bool encode(Span<float> table, Span<std::uint64_t> codes) = 0;
 
-  /// Holds a table that has arrived against what the system allows; its floats are known to be finite. Throws
-  /// CorruptFrame.
-  virtual void check(Span<const float> table) const;
+  /// Called once for each rank before its codes are decoded: holds its table, whose floats are known to be
+  /// finite, against what the system allows, and prepares for it. Throws CorruptFrame. Default: nothing.
+  virtual void prepare(std::size_t rank, Span<const float> table);
 
   /// Q(p) of `rank`'s elements from `first` (a multiple of 64) on. codes: those of the whole bucket. values:
   /// becomes Q(p), or Q(p) is added to it. Serial, and called by several threads at a time.

@@ -156,17 +156,25 @@ void require_sound(const PerCluster<float>& centres, const PerCluster<float>& we
 class CasqCoder final : public Coder {
  public:
   CasqCoder(const ClusterSketch& sketch, Span<const float> gradient, Span<const float> residual, Step& step)
-      : sketch_(sketch), gradient_(gradient), residual_(residual), step_(step) {}
+      : sketch_(sketch),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        means_(step.workspace.take<Span<const float>>(static_cast<std::size_t>(step.communicator.size()))) {}
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
     return encode_clusters(step_.executor, step_.workspace, of(self), 0, gradient_, residual_, codes, table);
   }
 
-  void decode(std::size_t rank, Span<const float> table, Span<const std::uint64_t> codes, std::size_t first,
+  void prepare(std::size_t rank, Span<const float> table) override {
+    means_[rank] = lay_out_means(step_.workspace, sketch_, table);
+  }
+
+  void decode(std::size_t rank, Span<const float>, Span<const std::uint64_t> codes, std::size_t first,
               bool add, Span<float> values) const override {
     const std::size_t word = first / 64 * sketch_.bits;
-    decode_clusters(of(rank), table, codes.subspan(word, codes.size() - word), first, add, values);
+    decode_clusters(of(rank), means_[rank], codes.subspan(word, codes.size() - word), first, add, values);
   }
 
  private:
@@ -180,6 +188,7 @@ class CasqCoder final : public Coder {
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;
+  Span<Span<const float>> means_;  // of each rank, laid out
 };
 
 class Casq final : public Synchronizer {

@@ -105,6 +105,7 @@ class OwnersStep {
     const bool finite = encode_clusters(step_.executor, step_.workspace, of_rank(plan_.uplink, self_), 0,
                                         gradient_, residual_, codes_, means_);
     if (!finite) std::fill(means_.begin(), means_.end(), 0.0f);
+    laid_out_ = lay_out_means(step_.workspace, plan_.uplink, means_);
     step_.report.seconds_compress += watch.lap();
     for (std::size_t shift = 1; shift < world_; ++shift) {
       const std::size_t owner = (self_ + shift) % world_;
@@ -134,6 +135,8 @@ class OwnersStep {
     Stopwatch watch;
     bool finite = true;
     float bound = bound_of(means_, self_);
+    const auto means_of = step_.workspace.take<Span<const float>>(world_);
+    means_of[self_] = laid_out_;
     for (std::size_t peer = 0; peer < world_; ++peer) {
       if (peer == self_) continue;
       (*receives_)[peer].wait();
@@ -141,6 +144,7 @@ class OwnersStep {
       finite = !expect_frame(frame.message(), header(peer, 1, shard_, frame)).non_finite() && finite;
       bound += bound_of(frame.table(), peer);
       frame.open();
+      means_of[peer] = lay_out_means(step_.workspace, plan_.uplink, frame.table());
     }
     step_.report.seconds_wait += watch.lap();
     average_ = step_.workspace.take<float>(shard_.size());
@@ -152,8 +156,8 @@ class OwnersStep {
           const bool own = rank == self_;
           const auto codes = own ? codes_from(codes_, shard_.begin + at, bits)
                                  : codes_from(arrived_[rank].codes(), at, bits);
-          decode_clusters(of_rank(plan_.uplink, rank), own ? means_ : arrived_[rank].table(), codes,
-                          shard_.begin + at, rank != 0, tile);
+          decode_clusters(of_rank(plan_.uplink, rank), means_of[rank], codes, shard_.begin + at, rank != 0,
+                          tile);
         }
         for (float& value : tile) value /= static_cast<float>(world_);
       }
@@ -226,8 +230,9 @@ class OwnersStep {
     for (std::size_t owner = 0; owner < world_; ++owner) {
       const Shard theirs = shard(owner);
       const Result& result = results[owner];
+      const auto means = lay_out_means(step_.workspace, result.sketch, result.frame.table());
       step_.executor.parallel_for(theirs.size(), kTile, [&](std::size_t begin, std::size_t end) {
-        decode_clusters(result.sketch, result.frame.table(), codes_from(result.frame.codes(), begin, bits),
+        decode_clusters(result.sketch, means, codes_from(result.frame.codes(), begin, bits),
                         theirs.begin + begin, false, results_.subspan(theirs.begin + begin, end - begin));
       });
     }
@@ -263,7 +268,7 @@ class OwnersStep {
             const std::size_t count = std::min(kTile, end - at);
             const auto own_part = residual_.empty() ? Span<float>() : Span<float>(delivered.data(), count);
             if (!residual_.empty()) {
-              decode_clusters(own, means_, codes_from(codes_, at, own.bits), at, false, own_part);
+              decode_clusters(own, laid_out_, codes_from(codes_, at, own.bits), at, false, own_part);
               // What coding the result left out is this rank's to keep, for all.
               for (std::size_t i = std::max(at, shard_.begin); i < std::min(at + count, shard_.end); ++i) {
                 own_part[i - at] -= world * (average_[i - shard_.begin] - results_[i]);
@@ -292,6 +297,7 @@ class OwnersStep {
   Span<CodedFrame> arrived_;
   Span<std::uint64_t> codes_;
   Span<float> means_;
+  Span<const float> laid_out_;  // the same for decoding
   Span<float> average_;
   Span<float> results_;
 };
