@@ -67,10 +67,10 @@ double average_tiles(Span<const CodedFrame> frames, std::size_t self, const Code
     for (std::size_t at = begin; at < end; at += kTile) {
       const std::size_t count = std::min(kTile, end - at);
       const Span<float> sum(sums.data(), count);
+      const auto own_part = residual.empty() ? Span<float>() : Span<float>(own.data(), count);
       for (std::size_t rank = 0; rank < frames.size(); ++rank) {
         coder.decode(rank, frames[rank].table(), frames[rank].codes(), at, rank != 0, sum);
       }
-      const auto own_part = residual.empty() ? Span<float>() : Span<float>(own.data(), count);
       if (!residual.empty()) {
         coder.decode(self, frames[self].table(), frames[self].codes(), at, false, own_part);
       }

@@ -76,54 +76,6 @@ struct CasqSettings {
   }
 };
 
-/// Where the groups of a bucket end: its parameters, or the bucket as a whole.
-class GroupEnds {
- public:
-  GroupEnds(const CasqSettings& settings, std::size_t elements, Span<const std::size_t> parameter_ends)
-      : settings_(settings), whole_(elements), ends_(&whole_, 1) {
-    if (settings.per_parameter && !parameter_ends.empty()) ends_ = parameter_ends;
-  }
-  GroupEnds(const GroupEnds&) = delete;
-  GroupEnds& operator=(const GroupEnds&) = delete;
-
-  std::size_t size() const { return ends_.size(); }
-  std::size_t begin(std::size_t group) const { return group == 0 ? 0 : ends_[group - 1]; }
-  std::size_t end(std::size_t group) const { return ends_[group]; }
-  /// The first group that has elements from `element` on.
-  std::size_t group_of(std::size_t element) const {
-    return static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), element) - ends_.begin());
-  }
-
-  /// Calls body(group, begin, end) for what each group has of [shard.begin, shard.end).
-  template <class Body>
-  void for_each(const Shard& shard, Body body) const {
-    for (std::size_t group = group_of(shard.begin); group < size(); ++group) {
-      const std::size_t first = std::max(begin(group), shard.begin);
-      const std::size_t last = std::min(end(group), shard.end);
-      if (first >= shard.end) break;
-      if (first < last) body(group, first, last);
-    }
-  }
-
-  /// Buckets for so many elements of one group.
-  std::size_t buckets(std::size_t elements) const {
-    const double wanted = std::round(settings_.bucket_share * static_cast<double>(elements));
-    return std::max(settings_.clusters(), static_cast<std::size_t>(wanted));
-  }
-  /// Buckets of all groups for the elements of a shard.
-  std::size_t buckets(const Shard& shard) const {
-    std::size_t total = 0;
-    for_each(shard,
-             [&](std::size_t, std::size_t first, std::size_t last) { total += buckets(last - first); });
-    return total;
-  }
-
- private:
-  const CasqSettings& settings_;
-  std::size_t whole_;
-  Span<const std::size_t> ends_;
-};
-
 /// The clusters of a bucket's groups, by code: what its ranks have agreed on, and what this rank has found in
 /// the results of its own shard, where it has one.
 template <class Container>
@@ -135,23 +87,6 @@ struct Model {
 
 /// In place of a centre: rank 0 has a value that is not finite.
 constexpr float kNotFinite = std::numeric_limits<float>::quiet_NaN();
-
-/// Throws CorruptFrame unless centres are finite, of their sign and ascend in magnitude, and weights are
-/// finite and not negative.
-void require_sound(const PerCluster<float>& centres, const PerCluster<float>& weights, std::size_t clusters,
-                   BucketId bucket) {
-  for (std::size_t c = 0; c < clusters; ++c) {
-    const bool ascends = c < 2 || std::fabs(centres[c]) >= std::fabs(centres[c - 2]);
-    const bool of_sign = c % 2 == 0 ? centres[c] >= 0 : centres[c] <= 0;
-    if (!std::isfinite(centres[c]) || !ascends || !of_sign || !std::isfinite(weights[c]) || weights[c] < 0) {
-      throw CorruptFrame(
-          "rank 0 sent centre " + std::to_string(centres[c]) + " and weight " + std::to_string(weights[c]) +
-          " for cluster " + std::to_string(c) + " of bucket " + std::to_string(bucket) +
-          ", expected a centre of the cluster's sign, not below the level before in magnitude, "
-          "and a weight that is not negative");
-    }
-  }
-}
 
 class CasqCoder final : public Coder {
  public:
@@ -207,6 +142,10 @@ class Casq final : public Synchronizer {
     std::size_t parameters = 1;
   };
 
+  GroupEnds ends_of(std::size_t elements, Span<const std::size_t> parameter_ends) const {
+    return {settings_.per_parameter ? parameter_ends : Span<const std::size_t>(), elements,
+            settings_.bucket_share, settings_.clusters()};
+  }
   Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step);
   bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
                const Spans& model, Step& step);
@@ -234,7 +173,7 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   step.delivered = {};
   step.report.formula_bytes = 0;
   if (gradient.empty()) return;
-  const GroupEnds ends(settings_, gradient.size(), step.parameter_ends);
+  const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
   const bool clusters = !states_.contains(bucket) || settings_.clusters_at(step.index);
   // A copy, so that a step that is not finite leaves the state as it was.
   const Spans model = model_for(bucket, ends, step);
@@ -307,7 +246,7 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
   for (std::size_t group = 0; group < ends.size(); ++group) {
     std::copy_n(floats.data() + 2 * count * group, count, model.centres[group].begin());
     std::copy_n(floats.data() + 2 * count * group + count, count, model.weights[group].begin());
-    require_sound(model.centres[group], model.weights[group], count, bucket);
+    require_sound(model.centres[group], model.weights[group], count);
   }
   return true;
 }
@@ -407,7 +346,7 @@ std::uint64_t Casq::exchange_bytes(const GroupEnds& ends, std::size_t elements, 
 std::uint64_t Casq::payload_bytes(const Workload& workload) const {
   if (workload.elements == 0) return 0;
   const auto elements = static_cast<std::size_t>(workload.elements);
-  const GroupEnds ends(settings_, elements, workload.parameter_ends);
+  const GroupEnds ends = ends_of(elements, workload.parameter_ends);
   const std::uint64_t agreed = settings_.clusters_at(workload.step)
                                    ? broadcast_payload_bytes(8 * settings_.clusters() * ends.size(),
                                                              workload.rank, workload.world_size)

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "thinwire/errors.h"
+
 namespace thinwire {
 namespace {
 
@@ -94,6 +96,20 @@ PerCluster<std::uint32_t> allocate_buckets(const PerCluster<float>& weights, std
             });
   for (std::size_t i = 0; given < free; i = (i + 1) % count, ++given) ++sizes[order[i]];
   return sizes;
+}
+
+void require_sound(const PerCluster<float>& centres, const PerCluster<float>& weights, std::size_t clusters) {
+  for (std::size_t c = 0; c < clusters; ++c) {
+    const bool ascends = c < 2 || std::fabs(centres[c]) >= std::fabs(centres[c - 2]);
+    const bool of_sign = c % 2 == 0 ? centres[c] >= 0 : centres[c] <= 0;
+    if (!std::isfinite(centres[c]) || !ascends || !of_sign || !std::isfinite(weights[c]) || weights[c] < 0) {
+      throw CorruptFrame(
+          "rank 0 sent centre " + std::to_string(centres[c]) + " and weight " + std::to_string(weights[c]) +
+          " for cluster " + std::to_string(c) +
+          ", expected a centre of the cluster's sign, not below the level before in magnitude, "
+          "and a weight that is not negative");
+    }
+  }
 }
 
 }  // namespace thinwire

@@ -4,18 +4,12 @@
 
 #include <vector>
 
-#include "kernels/cluster_sketch.h"
+#include "systems/casq_clusters.h"
 #include "thinwire/synchronizer.h"
 
 namespace thinwire {
 
-/// Elements [begin, end) of a bucket that a rank owns: nearly equal shares of its groups of 64.
-struct Shard {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-
-  std::size_t size() const { return end - begin; }
-};
+/// What a rank owns: nearly equal shares of the bucket's runs of 64 elements.
 Shard shard_of(std::size_t elements, std::size_t world, std::size_t rank);
 
 /// What the ranks have agreed on for one step.

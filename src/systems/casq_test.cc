@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -146,6 +148,55 @@ TEST(CasqAllocation, LeastErrorIsNoWorseThanAnyOtherSplit) {
       EXPECT_LE(expected_error(chosen), expected_error(other) * (1 + 1e-6));
     }
   }
+}
+
+TEST(CasqClusters, CentresThatCannotBeAreRefused) {
+  const PerCluster<float> centres = {0.1f, -0.2f, 0.5f, -0.6f};
+  const PerCluster<float> weights = {1, 0, 3, 2};
+  EXPECT_NO_THROW(require_sound(centres, weights, 4));
+  auto refused = [&](std::size_t cluster, float centre, float weight) {
+    auto bad_centres = centres;
+    auto bad_weights = weights;
+    bad_centres[cluster] = centre;
+    bad_weights[cluster] = weight;
+    try {
+      require_sound(bad_centres, bad_weights, 4);
+      return false;
+    } catch (const CorruptFrame&) {
+      return true;
+    }
+  };
+  EXPECT_FALSE(refused(0, 0.5f, 0));
+  EXPECT_TRUE(refused(0, -0.1f, 1));
+  EXPECT_TRUE(refused(1, 0.2f, 1));
+  EXPECT_TRUE(refused(2, 0.05f, 1));
+  EXPECT_TRUE(refused(3, -0.1f, 1));
+  EXPECT_TRUE(refused(3, -std::numeric_limits<float>::infinity(), 1));
+  EXPECT_TRUE(refused(0, std::numeric_limits<float>::quiet_NaN(), 1));
+  EXPECT_TRUE(refused(2, 0.5f, -1));
+  EXPECT_TRUE(refused(2, 0.5f, std::numeric_limits<float>::infinity()));
+}
+
+TEST(CasqClusters, GroupsOfAShardAreThoseThatItHoldsElementsOf) {
+  const std::vector<std::size_t> ends = {10, 10, 200, 1000};
+  const GroupEnds groups(ends, 1000, 0.1, 4);
+  std::vector<std::array<std::size_t, 3>> seen;
+  auto collect = [&](std::size_t group, std::size_t begin, std::size_t end) {
+    seen.push_back({group, begin, end});
+  };
+  groups.for_each({0, 1000}, collect);
+  EXPECT_EQ(seen, (std::vector<std::array<std::size_t, 3>>{{0, 0, 10}, {2, 10, 200}, {3, 200, 1000}}));
+  EXPECT_EQ(groups.buckets({0, 1000}), 4u + 19u + 80u);
+  seen.clear();
+  groups.for_each({64, 128}, collect);
+  EXPECT_EQ(seen, (std::vector<std::array<std::size_t, 3>>{{2, 64, 128}}));
+  seen.clear();
+  groups.for_each({192, 320}, collect);
+  EXPECT_EQ(seen, (std::vector<std::array<std::size_t, 3>>{{2, 192, 200}, {3, 200, 320}}));
+  const GroupEnds whole({}, 1000, 0.1, 4);
+  seen.clear();
+  whole.for_each({64, 128}, collect);
+  EXPECT_EQ(seen, (std::vector<std::array<std::size_t, 3>>{{0, 64, 128}}));
 }
 
 TEST(CasqServer, ShardsCoverTheBucketInWholeGroups) {
