@@ -16,11 +16,10 @@
 //
 // Deviations from the paper:
 // - The paper fits a truncated normal to the statistics of r on every worker; here a histogram of rank 0's
-// elements
-//   stands for all, and its levels are broadcast, so that all ranks have the same ones to the bit.
+//   elements stands for all, and its levels are broadcast, so that all ranks have the same ones to the bit.
 // - AMQ's levels in the paper leave 0 out and round between the smallest magnitude and its negative; so does
-// zero=off, which at 2 bits has one level to adapt. By default 0 is a level: at 2 bits the levels are 0 and 1
-// and nothing is left to adapt.
+//   zero=off, which at 2 bits has one level to adapt. By default 0 is a level: at 2 bits the levels are 0 and
+//   1 and nothing is left to adapt.
 // - Codes have a fixed length and are not Huffman coded.
 // - Until rank 0 has had something other than zeros the levels are the powers of 1/2.
 

@@ -57,7 +57,8 @@ void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<floa
 /// first + n. codes: planes of p = gradient + residual as in wire/coded_payload.h, code_words(n, bits) words.
 /// means [buckets()]: of the members of each bucket, group after group and cluster after cluster in the order
 /// of their codes; 0 where a bucket has none. residual: [n] or empty. Returns whether all means are finite;
-/// they are not where an element is not. The same bits for any number of threads.
+/// they are not where an element is not, or where the members of a bucket add up to more than a float32
+/// holds. The same bits for any number of threads.
 bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
                      Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
                      Span<float> means);

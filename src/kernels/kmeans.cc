@@ -92,7 +92,10 @@ double entropy_of(const Prefixes& prefixes, std::size_t first, std::size_t last,
 }  // namespace
 
 ClusterFinder::ClusterFinder(Workspace& workspace)
-    : workspace_(workspace), bins_(workspace.take<Bin>(2 * kBins)) {
+    : bins_(workspace.take<Bin>(2 * kBins)),
+      sums_(workspace.take<double>(6 * (kBins + 1))),
+      best_(workspace.take<double>(2 * (kBins + 1))),
+      cuts_(workspace.take<std::uint32_t>(kMostClusters / 2 * (kBins + 1))) {
   std::fill(bins_.begin(), bins_.end(), Bin{0, 0.0});
 }
 
@@ -146,9 +149,10 @@ ClusterFinder::Prefixes ClusterFinder::drain(std::size_t sign) {
   const auto bins = bins_.subspan(sign * kBins + used_[sign].first, used_[sign].last - used_[sign].first);
   Prefixes prefixes;
   for (const Bin& bin : bins) prefixes.size += bin.count != 0;
-  prefixes.count = workspace_.take<double>(prefixes.size + 1);
-  prefixes.sum = workspace_.take<double>(prefixes.size + 1);
-  prefixes.squares = workspace_.take<double>(prefixes.size + 1);
+  const auto own = sums_.subspan(3 * sign * (kBins + 1), 3 * (kBins + 1));
+  prefixes.count = own.first(kBins + 1);
+  prefixes.sum = own.subspan(kBins + 1, kBins + 1);
+  prefixes.squares = own.subspan(2 * (kBins + 1), kBins + 1);
   prefixes.count[0] = prefixes.sum[0] = prefixes.squares[0] = 0;
   std::size_t i = 0;
   for (Bin& bin : bins) {
@@ -166,9 +170,9 @@ ClusterFinder::Prefixes ClusterFinder::drain(std::size_t sign) {
 /// ends[level]: one behind the last bin of each level, `levels` of them, at most as many as there are bins.
 void ClusterFinder::cut_into_levels(const Prefixes& prefixes, std::size_t levels, Span<std::size_t> ends) {
   const std::size_t n = prefixes.size;
-  auto best = workspace_.take<double>(n + 1);
-  auto next = workspace_.take<double>(n + 1);
-  const auto cuts = workspace_.take<std::uint32_t>(levels * (n + 1));
+  auto best = best_.first(n + 1);
+  auto next = best_.subspan(kBins + 1, n + 1);
+  const auto cuts = cuts_.first(levels * (n + 1));
   for (std::size_t j = 1; j <= n; ++j) best[j] = prefixes.spread(0, j);
   for (std::size_t level = 1; level < levels; ++level) {
     Cuts(prefixes, best, next, cuts.subspan(level * (n + 1), n + 1)).find(level + 1, n, level, n - 1);
@@ -200,7 +204,7 @@ SampleKind ClusterFinder::find(Span<const float> gradient, Span<const float> res
   const std::size_t levels = std::size_t{1} << (bits - 1);
   for (std::size_t sign = 0; sign < 2; ++sign) {
     const Prefixes& prefixes = signs[sign];
-    if (prefixes.size == 0) continue;
+    if (largest[sign] == 0) continue;
     const std::size_t used = std::min(levels, prefixes.size);
     std::array<std::size_t, kMostClusters / 2> ends{};
     cut_into_levels(prefixes, used, ends);
@@ -219,7 +223,8 @@ SampleKind ClusterFinder::find(Span<const float> gradient, Span<const float> res
     }
   }
   for (std::size_t sign = 0; sign < 2; ++sign) {
-    if (signs[sign].size != 0) continue;
+    // Zeros alone say nothing of what may come on their side.
+    if (largest[sign] != 0) continue;
     for (std::size_t level = 0; level < levels; ++level) {
       const Cluster& other = clusters[2 * level + 1 - sign];
       clusters[2 * level + sign] = {-other.centre, 0, other.variance, other.entropy};

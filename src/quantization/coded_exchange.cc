@@ -121,8 +121,9 @@ void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, 
   float bound = 0;
   for (std::size_t peer = 0; peer < world; ++peer) {
     if (peer == self) {
-      bound += finite ? largest(own.table()) : std::numeric_limits<float>::infinity();
-      if (finite) coder.prepare(self, own.table());
+      if (!finite) bound = std::numeric_limits<float>::infinity();
+      bound += largest(own.table());
+      coder.prepare(self, own.table());
     } else {
       receives[peer].wait();
       bound += accept(frames[peer], header_of(bucket, step, peer, elements, shape), coder);

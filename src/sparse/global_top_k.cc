@@ -78,7 +78,6 @@ void Contenders::pack(Executor& executor, Span<const float> gradient, Span<const
   float* to_whole = whole.data();
   for_each_range([&](std::size_t begin, std::size_t end, bool is_whole) {
     float*& to = is_whole ? to_whole : to_contending;
-    if (to == nullptr) return;
     const float* g = gradient.data() + begin;
     const float* e = residual.empty() ? nullptr : residual.data() + begin;
     float* out = to;

@@ -39,7 +39,7 @@ class Contenders {
   std::size_t whole() const { return elements_ - contending_; }
 
   /// Copies p = gradient + residual: contending elements one after the other to `contending`, the others to
-  /// `whole`. residual may be empty; so may `contending`, which leaves them out.
+  /// `whole`. residual may be empty.
   void pack(Executor& executor, Span<const float> gradient, Span<const float> residual,
             Span<float> contending, Span<float> whole) const;
 

@@ -13,10 +13,13 @@
 //
 // Clusters and buckets belong to one parameter of a bucket (`scope`): layers differ by orders of magnitude.
 //
-// Bytes per rank, P = ceil(b d / 8) + 4 m: all-gather (W-1) P. Sharded server, shards of d / W elements:
-// codes of the others' shards and all means up, (W-1)/W * b d/8 + (W-1) 4 m; the result down, as codes with d
-// / W's share of the buckets, (W-1)/W * (b d/8 + 4 m), or as float32, (W-1)/W * 4 d. Every tau steps 8 K more
-// along the broadcast's tree. topology=auto takes what is less: the server from 3 workers on.
+// Bytes per rank, P = ceil(b d / 8) + 4 m, m = sum over parameters of max(2^b, buckets * elements):
+//   all-gather (W-1) P;
+//   sharded server, shards of about d / W elements: codes of the others' shards and all means up,
+//   (W-1)/W * b d/8 + (W-1) 4 m; the result down, as codes with a shard's share of the buckets,
+//   (W-1)/W * (b d/8 + 4 m), or as float32, (W-1)/W * 4 d;
+//   at each clustering 8 * 2^b more for each parameter, along the broadcast's tree.
+// topology=auto takes what is less: with codes coming back, the server from 3 workers on.
 //
 // Deviations from the paper:
 // - Line 8 of algorithm 1 compresses the raw gradient, so the residual of line 9 would never return; here the
@@ -26,12 +29,10 @@
 // - Elements are hashed in runs of 64 (kernels/cluster_sketch.h), anew for each step and rank, so that the
 //   errors of ranks and steps average out.
 // - Centres are also taken anew after 1, 2, 4, ... steps of the first interval: those of step 0 know no
-// residual,
-//   and with them alone the first hundred steps of a run lose what they should gain.
+//   residual, and with them alone the first hundred steps of a run lose what they should gain.
 // - K-means is exact instead of iterated (kernels/kmeans.h). Codes count 0 as not below 0.
-// - Step 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer;
-// double_momentum=lambda
-//   has the system return g + m.
+// - Line 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer; with
+//   double_momentum=lambda the system returns g + m.
 
 #include "systems/casq.h"
 
@@ -41,7 +42,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <stdexcept>
+#include <string_view>
 
 #include "core/stopwatch.h"
 #include "quantization/agreed_values.h"
@@ -84,6 +87,10 @@ struct Model {
   Container weights{};
   Container shard_centres{};
 };
+
+bool all_zero(const PerCluster<float>& centres) {
+  return std::all_of(centres.begin(), centres.end(), [](float centre) { return centre == 0; });
+}
 
 /// In place of a centre: rank 0 has a value that is not finite.
 constexpr float kNotFinite = std::numeric_limits<float>::quiet_NaN();
@@ -146,6 +153,7 @@ class Casq final : public Synchronizer {
     return {settings_.per_parameter ? parameter_ends : Span<const std::size_t>(), elements,
             settings_.bucket_share, settings_.clusters()};
   }
+  void require_known_size(BucketId bucket, std::size_t elements) const;
   Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step);
   bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
                const Spans& model, Step& step);
@@ -174,6 +182,7 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   step.report.formula_bytes = 0;
   if (gradient.empty()) return;
   const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
+  require_known_size(bucket, gradient.size());
   const bool clusters = !states_.contains(bucket) || settings_.clusters_at(step.index);
   // A copy, so that a step that is not finite leaves the state as it was.
   const Spans model = model_for(bucket, ends, step);
@@ -194,6 +203,14 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   if (settings_.double_momentum > 0) add_momentum(bucket, gradient);
 }
 
+void Casq::require_known_size(BucketId bucket, std::size_t elements) const {
+  const auto known = momenta_.find(bucket);
+  if (known == momenta_.end() || known->second.size() == elements) return;
+  throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " +
+                              std::to_string(known->second.size()) + " elements in earlier steps, now " +
+                              std::to_string(elements));
+}
+
 /// The bucket's model so far, in the step's workspace; zeros where it has none.
 Casq::Spans Casq::model_for(BucketId bucket, const GroupEnds& ends, Step& step) {
   const auto known = states_.find(bucket);
@@ -210,7 +227,7 @@ Casq::Spans Casq::model_for(BucketId bucket, const GroupEnds& ends, Step& step) 
 }
 
 /// Centres and weights from a sample of rank 0's elements, on all ranks. Collective. Returns false where rank
-/// 0 sampled a value that is not finite. A group of nothing but zeros has centres 0.
+/// 0 sampled a value that is not finite. A group of nothing but zeros keeps the centres that it has.
 bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient,
                    Span<const float> residual, const Spans& model, Step& step) {
   Stopwatch watch;
@@ -244,9 +261,15 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
       broadcast_payload_bytes(floats.size_bytes(), step.communicator.rank(), step.communicator.size());
   if (std::isnan(floats[0])) return false;
   for (std::size_t group = 0; group < ends.size(); ++group) {
-    std::copy_n(floats.data() + 2 * count * group, count, model.centres[group].begin());
-    std::copy_n(floats.data() + 2 * count * group + count, count, model.weights[group].begin());
-    require_sound(model.centres[group], model.weights[group], count);
+    PerCluster<float> centres{};
+    PerCluster<float> weights{};
+    std::copy_n(floats.data() + 2 * count * group, count, centres.begin());
+    std::copy_n(floats.data() + 2 * count * group + count, count, weights.begin());
+    require_sound(centres, weights, count);
+    // Zeros alone on rank 0 say nothing of the other ranks, nor of later steps.
+    if (all_zero(centres)) continue;
+    model.centres[group] = centres;
+    model.weights[group] = weights;
   }
   return true;
 }
@@ -293,16 +316,18 @@ void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient
   }
   const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()));
   auto set_shard_thresholds = [&](Span<const float> average, Span<ClusterGroup> results) {
-    ClusterFinder finder(step.workspace);
+    std::optional<ClusterFinder> finder;
+    if (clusters_shard) finder.emplace(step.workspace);
     std::size_t result = 0;
     ends.for_each(own, [&](std::size_t group, std::size_t first, std::size_t last) {
       PerCluster<float>& centres = model.shard_centres[group];
+      // A rank that has just come to this shard knows no centres of its own for it.
+      if (clusters_shard || all_zero(centres)) centres = model.centres[group];
       if (clusters_shard) {
-        centres = model.centres[group];
         PerCluster<Cluster> clusters{};
-        if (finder.find(average.subspan(first - own.begin, last - first), {}, settings_.bits,
-                        settings_.sample, sample_seed(step, bucket, group, 1),
-                        clusters) == SampleKind::usable) {
+        if (finder->find(average.subspan(first - own.begin, last - first), {}, settings_.bits,
+                         settings_.sample, sample_seed(step, bucket, group, 1),
+                         clusters) == SampleKind::usable) {
           for (std::size_t c = 0; c < settings_.clusters(); ++c) {
             centres[c] = static_cast<float>(clusters[c].centre);
           }
@@ -363,7 +388,7 @@ void Casq::add_momentum(BucketId bucket, Span<float> mean) {
   }
 }
 
-constexpr std::array<const char*, 3> kKinds = {"casq_centre_", "casq_weight_", "casq_shard_centre_"};
+constexpr std::array<std::string_view, 3> kKinds = {"casq_centres", "casq_weights", "casq_shard_centres"};
 
 void Casq::save(BucketWriter& writer) const {
   for (const auto& [bucket, state] : states_) {
@@ -371,11 +396,10 @@ void Casq::save(BucketWriter& writer) const {
         &state.model.centres, &state.model.weights, &state.model.shard_centres};
     for (std::size_t part = 0; part < parts.size(); ++part) {
       const auto& groups = *parts[part];
-      for (std::size_t c = 0; c < settings_.clusters(); ++c) {
+      for (std::size_t i = 0; i < state.parameters; ++i) {
         // Where the bucket is one group, every parameter has its clusters.
-        std::vector<float> values(state.parameters);
-        for (std::size_t i = 0; i < values.size(); ++i) values[i] = groups[std::min(i, groups.size() - 1)][c];
-        writer.values(kKinds[part] + std::to_string(c), bucket, Span<const float>(values));
+        const PerCluster<float>& group = groups[std::min(i, groups.size() - 1)];
+        writer.array(kKinds[part], bucket, i, Span<const float>(group.data(), settings_.clusters()));
       }
     }
   }
@@ -394,16 +418,15 @@ void Casq::load(const BucketReader& reader) {
         settings_.per_parameter ? state.parameters : std::min<std::size_t>(1, state.parameters);
     const std::array<std::vector<PerCluster<float>>*, 3> parts = {&state.model.centres, &state.model.weights,
                                                                   &state.model.shard_centres};
-    std::vector<float> values(state.parameters);
-    bool complete = groups != 0;
+    bool found = false;
     for (std::size_t part = 0; part < parts.size(); ++part) {
-      parts[part]->resize(groups);
-      for (std::size_t c = 0; complete && c < settings_.clusters(); ++c) {
-        complete = reader.values(kKinds[part] + std::to_string(c), bucket, Span<float>(values));
-        for (std::size_t group = 0; group < groups; ++group) (*parts[part])[group][c] = values[group];
+      parts[part]->assign(groups, PerCluster<float>{});
+      for (std::size_t group = 0; group < groups; ++group) {
+        float* values = (*parts[part])[group].data();
+        found = reader.array(kKinds[part], bucket, group, Span<float>(values, settings_.clusters())) || found;
       }
     }
-    if (complete) states[bucket] = std::move(state);
+    if (found) states[bucket] = std::move(state);
     std::vector<float> momentum(reader.bucket_elements(bucket));
     if (reader.elements("casq_momentum", bucket, Span<float>(momentum)))
       momenta[bucket] = std::move(momentum);

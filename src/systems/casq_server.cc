@@ -197,10 +197,10 @@ class OwnersStep {
     }
     const CodedFrame& own = results[self_].frame;
     if (shard_.size() != 0) {
-      if (finite) {
-        encode_clusters(step_.executor, step_.workspace, results[self_].sketch, shard_.begin, average_, {},
-                        own.codes(), own.table());
-      } else {
+      // Sums of finite averages may still leave the range of float32.
+      finite = finite && encode_clusters(step_.executor, step_.workspace, results[self_].sketch, shard_.begin,
+                                         average_, {}, own.codes(), own.table());
+      if (!finite) {
         std::fill(own.codes().begin(), own.codes().end(), 0);
         std::fill(own.table().begin(), own.table().end(), 0.0f);
       }
@@ -318,6 +318,7 @@ void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residu
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
                                    std::size_t bits, std::size_t buckets, bool requantised,
                                    FunctionRef<std::size_t(const Shard&)> downlink_buckets) {
+  if (world < 2) return 0;
   std::uint64_t bytes = 0;
   for (std::size_t owner = 0; owner < world; ++owner) {
     const std::size_t count = shard_of(elements, world, owner).size();

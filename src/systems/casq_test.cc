@@ -8,12 +8,14 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <sstream>
 #include <vector>
 
 #include "systems/casq_clusters.h"
 #include "systems/casq_server.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
+#include "thinwire/state.h"
 
 namespace thinwire {
 namespace {
@@ -338,6 +340,108 @@ TEST(Casq, CentresAreTakenAnewAtTheInterval) {
     EXPECT_GT(stale, 1.1 * fitted);
     EXPECT_NEAR(anew, fitted, 0.1 * fitted);
   });
+}
+
+TEST(Casq, GroupsOfWhichRankZeroHasOnlyZerosKeepTheirCentres) {
+  const auto executor = make_cpu_executor(1);
+  run_in_process(2, [&](Communicator& communicator) {
+    const auto casq = make("casq:interval=4:sample=1:topology=all_gather:feedback=off");
+    const auto values = heavy_tailed(5000, 6);
+    const std::vector<std::size_t> ends = {2500, 5000};
+    Workspace workspace;
+    auto error_at = [&](std::uint64_t index, bool zeros_on_rank_0) {
+      auto mean = values;
+      const bool zeros = zeros_on_rank_0 && communicator.rank() == 0;
+      if (zeros) std::fill(mean.begin() + 2500, mean.end(), 0.0f);
+      auto exact = mean;
+      communicator.all_reduce_sum(exact);
+      for (float& value : exact) value /= 2;
+      workspace.reset();
+      Step step{.communicator = communicator,
+                .executor = *executor,
+                .workspace = workspace,
+                .index = index,
+                .parameter_ends = ends};
+      casq->synchronize(0, mean, {}, step);
+      return squared_error(mean, exact) / squares(exact);
+    };
+    const double fitted = error_at(0, false);
+    EXPECT_LT(error_at(4, true), 1.3 * fitted);
+  });
+}
+
+TEST(Casq, ZerosOnOneSideDoNotHideTheOtherRanksValues) {
+  std::vector<float> negative = heavy_tailed(20'000, 1);
+  for (std::size_t i = 0; i < negative.size(); ++i) negative[i] = i % 3 == 0 ? 0.0f : -std::fabs(negative[i]);
+  std::vector<float> positive = negative;
+  for (float& value : positive) value = -value;
+  // What rank 1 has is coded as well as if rank 0 had it mirrored.
+  const auto outcomes = step_of("casq:topology=all_gather:sample=1", {negative, positive});
+  double error = 0;
+  for (const float left : outcomes[1].residual)
+    error += static_cast<double>(left) * static_cast<double>(left);
+  double mirrored = 0;
+  for (const float left : outcomes[0].residual)
+    mirrored += static_cast<double>(left) * static_cast<double>(left);
+  EXPECT_LT(error, 1.2 * mirrored);
+}
+
+TEST(Casq, SumsBeyondFloat32AreToldToAllRanks) {
+  for (int exponent = 100; exponent <= 127; ++exponent) {
+    const std::vector<float> gradient(50'000, std::ldexp(1.0f, exponent));
+    for (const char* spec : {"casq:topology=server:bits=4:allocation=even", "casq:topology=all_gather"}) {
+      const auto outcomes = step_of(spec, {gradient, gradient});
+      EXPECT_EQ(outcomes[0].report.finite, outcomes[1].report.finite);
+      EXPECT_EQ(std::isfinite(outcomes[0].mean[0]), outcomes[0].report.finite);
+      if (exponent < 108) {
+        EXPECT_TRUE(outcomes[0].report.finite);
+      }
+    }
+  }
+}
+
+TEST(Casq, AResumedRunMayGroupParametersAnew) {
+  const std::vector<BucketLayout> together = {{{"a", 3000}, {"none", 0}, {"b", 5000}}};
+  const std::vector<BucketLayout> apart = {{{"a", 3000}}, {{"none", 0}}, {{"b", 5000}}};
+  const auto executor = make_cpu_executor(1);
+  for (const char* spec :
+       {"casq:topology=server:interval=1000:sample=1", "casq:topology=all_gather:interval=1000:sample=1"}) {
+    run_in_process(4, [&](Communicator& communicator) {
+      const auto values = heavy_tailed(8000, 1);
+      auto relative_error = [&](Synchronizer& casq, BucketId bucket, std::size_t begin, std::size_t end,
+                                Span<const std::size_t> ends, std::uint64_t index) {
+        std::vector<float> mean(values.begin() + static_cast<std::ptrdiff_t>(begin),
+                                values.begin() + static_cast<std::ptrdiff_t>(end));
+        const auto exact = mean;
+        Workspace workspace;
+        Step step{.communicator = communicator,
+                  .executor = *executor,
+                  .workspace = workspace,
+                  .index = index,
+                  .parameter_ends = ends};
+        casq.synchronize(bucket, mean, {}, step);
+        return squared_error(mean, exact) / std::max(1e-30, squares(exact));
+      };
+      const auto casq = make(spec);
+      const std::vector<std::size_t> ends = {3000, 3000, 8000};
+      relative_error(*casq, 0, 0, 8000, ends, 0);
+      StateWriter writer;
+      BucketWriter buckets(writer, together);
+      casq->save(buckets);
+      std::stringstream stream;
+      writer.write(stream);
+      const StateReader reader(stream);
+      const auto resumed = make(spec);
+      resumed->load(BucketReader(reader, apart));
+      const std::vector<std::size_t> a = {3000}, b = {5000};
+      // At step 3 nothing is clustered.
+      const auto fresh = make(spec);
+      const double fitted_a = relative_error(*fresh, 0, 0, 3000, a, 0);
+      const double fitted_b = relative_error(*fresh, 2, 3000, 8000, b, 0);
+      EXPECT_LT(relative_error(*resumed, 0, 0, 3000, a, 3), 1.2 * fitted_a);
+      EXPECT_LT(relative_error(*resumed, 2, 3000, 8000, b, 3), 1.2 * fitted_b);
+    });
+  }
 }
 
 TEST(Casq, DoubleMomentumReturnsTheMeanAndItsVelocity) {
