@@ -11,7 +11,10 @@
 # Results: DIR/NAME/*.json as `thinwire` wrote them, table.md and plot.png (default results/papers).
 
 set -euo pipefail
+from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# Paths are meant from where the command was given.
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$from/$1" ;; esac; }
 
 thinwire=
 results=results/papers
@@ -25,9 +28,9 @@ steps=
 while [ $# -gt 0 ]; do
   [ $# -gt 1 ] || { echo "$experiment: $1 needs a value; see bench/papers/common.sh" >&2; exit 2; }
   case $1 in
-    --full) full=$2 ;;
-    --thinwire) thinwire=$2 ;;
-    --results) results=$2 ;;
+    --full) full=$(absolute "$2") ;;
+    --thinwire) thinwire=$(absolute "$2") ;;
+    --results) results=$(absolute "$2") ;;
     --seeds) seeds=$2 ;;
     --epochs) epochs=$2 ;;
     --limit) limit=$2 ;;
@@ -76,10 +79,12 @@ run() {
   exit 1
 }
 
-# report SMALLER: table and plot of what run() left; SMALLER says what is smaller than in the paper.
+# report SIZE [SETTINGS]: table and plot of what run() left. SIZE says what is smaller than in the paper unless --full is given, SETTINGS
+# what differs in any case.
 report() {
   local smaller=$1
   [ -n "$full" ] && smaller="CIFAR-10 as in the paper where it used that; fewer workers, one machine, no GPU"
+  [ $# -gt 1 ] && smaller+="; $2"
   /usr/bin/python3 bench/papers/report.py "$experiment" "$out" "$smaller" "$note"
   echo "Table: $out/table.md"
   echo "Picture: $out/plot.png"
