@@ -33,24 +33,11 @@ FrameHeader header_of(BucketId bucket, const Step& step, std::size_t source, std
   return header;
 }
 
-/// The largest magnitude in a table; NaN sticks.
-float largest(Span<const float> table) {
-  float magnitude = 0;
-  for (const float value : table) {
-    if (!(std::fabs(value) <= magnitude)) magnitude = std::fabs(value);
-  }
-  return magnitude;
-}
-
 /// A frame that has arrived, checked and readable. Returns what bounds its values; infinity where its rank
 /// had some that were not finite.
 float accept(const CodedFrame& frame, const FrameHeader& expected, Coder& coder) {
   if (expect_frame(frame.message(), expected).non_finite()) return std::numeric_limits<float>::infinity();
-  const float bound = largest(frame.table());
-  if (!std::isfinite(bound)) {
-    throw CorruptFrame("frame refused: the table of rank " + std::to_string(expected.source) +
-                       " holds a float that is not finite");
-  }
+  const float bound = bound_of_table(frame.table(), expected.source);
   coder.prepare(expected.source, frame.table());
   frame.open();
   return bound;
@@ -82,6 +69,18 @@ double average_tiles(Span<const CodedFrame> frames, std::size_t self, const Code
 }
 
 }  // namespace
+
+float bound_of_table(Span<const float> table, std::size_t source) {
+  float bound = 0;
+  for (const float value : table) {
+    if (!std::isfinite(value)) {
+      throw CorruptFrame("frame refused: the table of rank " + std::to_string(source) +
+                         " holds a float that is not finite");
+    }
+    bound = std::max(bound, std::fabs(value));
+  }
+  return bound;
+}
 
 void Coder::prepare(std::size_t, Span<const float>) {}
 
@@ -122,7 +121,7 @@ void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, 
   for (std::size_t peer = 0; peer < world; ++peer) {
     if (peer == self) {
       if (!finite) bound = std::numeric_limits<float>::infinity();
-      bound += largest(own.table());
+      bound += bound_of_table(own.table(), self);
       coder.prepare(self, own.table());
     } else {
       receives[peer].wait();

@@ -30,6 +30,9 @@ class Coder {
                       std::size_t first, bool add, Span<float> values) const = 0;
 };
 
+/// The largest magnitude in a table of rank `source`. Throws CorruptFrame where a float is not finite.
+float bound_of_table(Span<const float> table, std::size_t source);
+
 struct CodedShape {
   std::size_t bits = 2;
   std::size_t table_floats = 0;

@@ -12,7 +12,7 @@
 #include "core/stopwatch.h"
 #include "kernels/blocks.h"
 #include "kernels/dense.h"
-#include "thinwire/errors.h"
+#include "quantization/coded_exchange.h"
 #include "wire/coded_payload.h"
 
 namespace thinwire {
@@ -31,18 +31,6 @@ ClusterSketch of_rank(const ClusterSketch& sketch, std::size_t rank) {
 /// Codes of the elements from `first`, a multiple of 64, on.
 Span<const std::uint64_t> codes_from(Span<const std::uint64_t> codes, std::size_t first, std::size_t bits) {
   return codes.subspan(first / 64 * bits, codes.size() - first / 64 * bits);
-}
-
-/// The largest magnitude in a table. Throws CorruptFrame unless it is finite.
-float bound_of(Span<const float> table, std::size_t source) {
-  float bound = 0;
-  for (const float value : table) {
-    if (!std::isfinite(value)) {
-      throw CorruptFrame("frame refused: a bucket mean of rank " + std::to_string(source) + " is not finite");
-    }
-    bound = std::max(bound, std::fabs(value));
-  }
-  return bound;
 }
 
 class OwnersStep {
@@ -134,7 +122,7 @@ class OwnersStep {
     if (shard_.size() == 0) return true;
     Stopwatch watch;
     bool finite = true;
-    float bound = bound_of(means_, self_);
+    float bound = bound_of_table(means_, self_);
     const auto means_of = step_.workspace.take<Span<const float>>(world_);
     means_of[self_] = laid_out_;
     for (std::size_t peer = 0; peer < world_; ++peer) {
@@ -142,7 +130,7 @@ class OwnersStep {
       (*receives_)[peer].wait();
       const CodedFrame& frame = arrived_[peer];
       finite = !expect_frame(frame.message(), header(peer, 1, shard_, frame)).non_finite() && finite;
-      bound += bound_of(frame.table(), peer);
+      bound += bound_of_table(frame.table(), peer);
       frame.open();
       means_of[peer] = lay_out_means(step_.workspace, plan_.uplink, frame.table());
     }
@@ -219,7 +207,7 @@ class OwnersStep {
       (*receives_)[owner].wait();
       const FrameHeader expected = header(owner, world_, shard(owner), frame);
       finite = !expect_frame(frame.message(), expected).non_finite() && finite;
-      bound_of(frame.table(), owner);
+      bound_of_table(frame.table(), owner);
       frame.open();
     }
     sends_.wait_all();
