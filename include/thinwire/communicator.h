@@ -121,6 +121,9 @@ class Communicator {
   /// Returns when all ranks have called it.
   virtual void barrier();
 
+  /// Bytes that this rank sends in a ring all-reduce of n elements.
+  std::uint64_t ring_sent_bytes(std::size_t elements, std::size_t element_bytes) const;
+
  protected:
   Communicator(int rank, int size);
 
@@ -134,9 +137,7 @@ class Communicator {
 
   /// For an engine's own collectives, whose messages nobody sees: counts what the usual algorithm moves.
   void count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages);
-  /// Bytes that this rank sends in a ring all-reduce of n elements; it receives the same number,
-  /// ring-shifted.
-  std::uint64_t ring_sent_bytes(std::size_t elements, std::size_t element_bytes) const;
+  /// What it receives in a ring all-reduce of n elements: as it sends, ring-shifted.
   std::uint64_t ring_received_bytes(std::size_t elements, std::size_t element_bytes) const;
 
   [[noreturn]] void fail(int peer, const std::string& what) const;

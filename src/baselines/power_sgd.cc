@@ -141,12 +141,6 @@ void draw(Span<float> column, const RandomStream& stream) {
   }
 }
 
-/// What a rank sends to all-reduce so many floats.
-std::uint64_t ring_bytes(std::size_t floats, const Step& step) {
-  return sizeof(float) * ring_sent_elements(floats, static_cast<std::size_t>(step.communicator.size()),
-                                            static_cast<std::size_t>(step.communicator.rank()));
-}
-
 class PowerSgd final : public Synchronizer {
  public:
   explicit PowerSgd(std::size_t rank) : rank_(rank) {}
@@ -221,7 +215,7 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   if (!within) first[0] = std::numeric_limits<float>::quiet_NaN();
   step.report.seconds_compress += watch.lap();
   step.communicator.all_reduce_sum(first);
-  step.report.formula_bytes = ring_bytes(first.size(), step);
+  step.report.formula_bytes = step.communicator.ring_sent_bytes(first.size(), sizeof(float));
   watch.restart();
 
   // Every rank sees the same sums, so all come to the same verdict.
@@ -236,7 +230,7 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
     });
     step.report.seconds_compress += watch.lap();
     step.communicator.all_reduce_sum(right);
-    step.report.formula_bytes += ring_bytes(right.size(), step);
+    step.report.formula_bytes += step.communicator.ring_sent_bytes(right.size(), sizeof(float));
     watch.restart();
     scale(step.executor, right, 1.0f / static_cast<float>(step.communicator.size()));
     // Within this limit no element of the mean exceeds half of the largest float.

@@ -272,6 +272,12 @@ std::size_t ClusterSketch::buckets() const {
   return last.first_bucket + buckets_of(last, clusters());
 }
 
+ClusterSketch ClusterSketch::for_rank(std::size_t rank) const {
+  ClusterSketch own = *this;
+  own.stream.rank = static_cast<std::uint32_t>(rank);
+  return own;
+}
+
 void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<float>& centres) {
   const std::size_t levels = (std::size_t{1} << bits) / 2;
   for (std::size_t sign = 0; sign < 2; ++sign) {

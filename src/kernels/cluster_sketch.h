@@ -47,6 +47,8 @@ struct ClusterSketch {
   std::size_t clusters() const { return std::size_t{1} << bits; }
   std::size_t levels() const { return clusters() / 2; }
   std::size_t buckets() const;
+  /// The same with the hashes of another rank: ranks' collisions are independent.
+  ClusterSketch for_rank(std::size_t rank) const;
 };
 
 /// Thresholds half-way between neighbouring centres. centres: by code; their magnitudes ascend with the

@@ -5,7 +5,6 @@
 #include <limits>
 #include <numeric>
 
-#include "core/partition.h"
 #include "core/stopwatch.h"
 #include "kernels/blocks.h"
 #include "kernels/dense.h"
@@ -157,9 +156,7 @@ void synchronize_global_top_k(const Contenders& contenders, std::size_t k, Span<
   contenders.pack(step.executor, gradient, residual, contending, whole);
   step.report.seconds_compress += watch.lap();
   step.communicator.all_reduce_sum(sums);
-  step.report.formula_bytes =
-      sizeof(float) * ring_sent_elements(sums.size(), static_cast<std::size_t>(step.communicator.size()),
-                                         static_cast<std::size_t>(step.communicator.rank()));
+  step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
   watch.restart();
   step.report.finite = all_finite(step.executor, sums);
   if (step.report.finite) {

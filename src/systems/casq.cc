@@ -106,7 +106,8 @@ class CasqCoder final : public Coder {
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
-    return encode_clusters(step_.executor, step_.workspace, of(self), 0, gradient_, residual_, codes, table);
+    return encode_clusters(step_.executor, step_.workspace, sketch_.for_rank(self), 0, gradient_, residual_,
+                           codes, table);
   }
 
   void prepare(std::size_t rank, Span<const float> table) override {
@@ -116,16 +117,11 @@ class CasqCoder final : public Coder {
   void decode(std::size_t rank, Span<const float>, Span<const std::uint64_t> codes, std::size_t first,
               bool add, Span<float> values) const override {
     const std::size_t word = first / 64 * sketch_.bits;
-    decode_clusters(of(rank), means_[rank], codes.subspan(word, codes.size() - word), first, add, values);
+    decode_clusters(sketch_.for_rank(rank), means_[rank], codes.subspan(word, codes.size() - word), first,
+                    add, values);
   }
 
  private:
-  ClusterSketch of(std::size_t rank) const {
-    ClusterSketch own = sketch_;
-    own.stream.rank = static_cast<std::uint32_t>(rank);
-    return own;
-  }
-
   const ClusterSketch& sketch_;
   Span<const float> gradient_;
   Span<const float> residual_;

@@ -22,12 +22,6 @@ constexpr Communicator::Tag kUplinkTag = 52;
 constexpr Communicator::Tag kDownlinkTag = 53;
 constexpr std::size_t kTile = 2048;
 
-ClusterSketch of_rank(const ClusterSketch& sketch, std::size_t rank) {
-  ClusterSketch own = sketch;
-  own.stream.rank = static_cast<std::uint32_t>(rank);
-  return own;
-}
-
 /// Codes of the elements from `first`, a multiple of 64, on.
 Span<const std::uint64_t> codes_from(Span<const std::uint64_t> codes, std::size_t first, std::size_t bits) {
   return codes.subspan(first / 64 * bits, codes.size() - first / 64 * bits);
@@ -90,7 +84,7 @@ class OwnersStep {
     }
     codes_ = step_.workspace.take<std::uint64_t>(code_words(gradient_.size(), bits));
     means_ = step_.workspace.take<float>(plan_.uplink.buckets());
-    const bool finite = encode_clusters(step_.executor, step_.workspace, of_rank(plan_.uplink, self_), 0,
+    const bool finite = encode_clusters(step_.executor, step_.workspace, plan_.uplink.for_rank(self_), 0,
                                         gradient_, residual_, codes_, means_);
     if (!finite) std::fill(means_.begin(), means_.end(), 0.0f);
     laid_out_ = lay_out_means(step_.workspace, plan_.uplink, means_);
@@ -144,7 +138,7 @@ class OwnersStep {
           const bool own = rank == self_;
           const auto codes = own ? codes_from(codes_, shard_.begin + at, bits)
                                  : codes_from(arrived_[rank].codes(), at, bits);
-          decode_clusters(of_rank(plan_.uplink, rank), means_of[rank], codes, shard_.begin + at, rank != 0,
+          decode_clusters(plan_.uplink.for_rank(rank), means_of[rank], codes, shard_.begin + at, rank != 0,
                           tile);
         }
         for (float& value : tile) value /= static_cast<float>(world_);
@@ -171,7 +165,7 @@ class OwnersStep {
       const Shard theirs = shard(owner);
       if (theirs.size() == 0) continue;
       Result& result = results[owner];
-      result.sketch = of_rank(plan_.uplink, owner);
+      result.sketch = plan_.uplink.for_rank(owner);
       result.sketch.stream.hop = 1;
       const auto groups = plan_.downlink_groups(theirs);
       result.sketch.groups = groups;
@@ -246,7 +240,7 @@ class OwnersStep {
 
   void finish() {
     Stopwatch watch;
-    const ClusterSketch own = of_rank(plan_.uplink, self_);
+    const ClusterSketch own = plan_.uplink.for_rank(self_);
     const auto world = static_cast<float>(world_);
     const double squares =
         sum_over_blocks(step_.executor, gradient_.size(), [&](std::size_t begin, std::size_t end) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/partition.h"
 #include "core/stopwatch.h"
 #include "kernels/bitmap.h"
 #include "kernels/block_norms.h"
@@ -36,10 +35,6 @@ SketchAllReduce::SketchAllReduce(const SketchSettings& settings, BucketId bucket
       blocks_(block_count(elements, width)),
       world_(static_cast<std::size_t>(step.communicator.size())),
       step_(step) {}
-
-std::uint64_t SketchAllReduce::ring_elements(std::size_t count) const {
-  return ring_sent_elements(count, world_, static_cast<std::size_t>(step_.communicator.rank()));
-}
 
 Span<const float> SketchAllReduce::average(const OwnBlocks& own, Span<std::uint64_t> bits, bool finite) {
   step_.report.formula_bytes = 0;
@@ -81,7 +76,7 @@ void SketchAllReduce::unite() {
   const auto own = step_.workspace.take<std::uint64_t>(bits_.size());
   std::copy(bits_.begin(), bits_.end(), own.begin());
   step_.communicator.all_reduce_or(bits_);
-  step_.report.formula_bytes += sizeof(std::uint64_t) * ring_elements(bits_.size());
+  step_.report.formula_bytes += step_.communicator.ring_sent_bytes(bits_.size(), sizeof(std::uint64_t));
   Stopwatch watch;
   bool whole = blocks_ % 64 == 0 || (bits_[bits_.size() - 1] >> (blocks_ % 64)) == 0;
   for (std::size_t word = 0; word < own.size(); ++word) whole = whole && (own[word] & ~bits_[word]) == 0;
@@ -108,7 +103,7 @@ Span<const float> SketchAllReduce::sum_exactly(const OwnBlocks& own) {
   }
   step_.report.seconds_compress += watch.lap();
   step_.communicator.all_reduce_sum(sums);
-  step_.report.formula_bytes += sizeof(float) * ring_elements(sums.size());
+  step_.report.formula_bytes += step_.communicator.ring_sent_bytes(sums.size(), sizeof(float));
   watch.restart();
   // Finite values whose sum is not: every rank sees the same sums.
   step_.report.finite = scale(step_.executor, sums, 1.0f / static_cast<float>(world_));
@@ -126,7 +121,7 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
   insert(step_.executor, sketch, own.list, own.layout, own.values, own.residual, table);
   step_.report.seconds_compress += watch.lap();
   step_.communicator.all_reduce_sum(table);
-  step_.report.formula_bytes += sizeof(float) * ring_elements(table.size());
+  step_.report.formula_bytes += step_.communicator.ring_sent_bytes(table.size(), sizeof(float));
   watch.restart();
   double factor = 1.0 / static_cast<double>(world_);
   if (settings_.shrink) {

@@ -62,7 +62,6 @@ class SketchAllReduce {
   bool exact() const { return exact_; }
 
  private:
-  std::uint64_t ring_elements(std::size_t count) const;
   bool agree(std::size_t nonzeros, bool finite);
   void unite();
   Span<const float> sum_exactly(const OwnBlocks& own);

@@ -102,11 +102,6 @@ class SketchedSgd final : public Synchronizer {
   Settings settings_;
 };
 
-std::uint64_t ring_bytes(std::size_t floats, const Step& step) {
-  return sizeof(float) * ring_sent_elements(floats, static_cast<std::size_t>(step.communicator.size()),
-                                            static_cast<std::size_t>(step.communicator.rank()));
-}
-
 void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
   step.delivered = {};
@@ -140,7 +135,7 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   insert(step.executor, sketch, p, p_residual, table);
   step.report.seconds_compress += watch.lap();
   step.communicator.all_reduce_sum(sums);
-  step.report.formula_bytes = ring_bytes(sums.size(), step);
+  step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
 
   // A value that is not finite spoils its cell of every row; medians could hide it from other elements.
   watch.restart();
@@ -159,7 +154,7 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   }
   step.report.seconds_compress += watch.seconds();
   if (!exact.empty()) step.communicator.all_reduce_sum(exact);
-  step.report.formula_bytes += ring_bytes(exact.size(), step);
+  step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float));
   watch.restart();
   step.report.finite = all_finite(step.executor, exact);
   if (!step.report.finite) {

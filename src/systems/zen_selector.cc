@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "comm/link_probe.h"
-#include "core/partition.h"
 #include "kernels/bitmap.h"
 #include "sparse/recursive_doubling.h"
 
@@ -78,7 +77,7 @@ PredictedSeconds SchemeProfile::predict(LinkModel& link) {
   // Counts above 2^24 lose their last digits in floats, which a prediction can bear.
   const Span<float> counts(group_rows_.data(), group_rows_.size() + rank_rows_.size());
   step_.communicator.all_reduce_sum(counts);
-  report.formula_bytes += 4 * ring_sent_elements(counts.size(), world_, self_);
+  report.formula_bytes += step_.communicator.ring_sent_bytes(counts.size(), sizeof(float));
 
   auto most = [&](double Record::*one, double Record::*other) {
     double value = 0;
