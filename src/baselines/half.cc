@@ -100,18 +100,18 @@ class Half final : public Synchronizer {
       }
       step_.report.seconds_compress += watch.lap();
 
-      const auto sums = step_.workspace.take<float>(shard_size(self_));
-      fill(step_.executor, sums, 0);
+      const auto parts = step_.workspace.take<Span<const std::uint16_t>>(world_);
       for (std::size_t peer = 0; peer < world_; ++peer) {
-        if (peer != self_ && shard_size(self_) != 0) {
-          step_.report.seconds_compress += watch.lap();
-          uplinks[peer].wait();
-          step_.report.seconds_wait += watch.lap();
-          check(from[peer].bytes, peer, self_, 1);
-        }
-        accumulate_half(step_.executor, format_, peer == self_ ? up[self_].values : from[peer].values, sums);
+        parts[peer] = peer == self_ ? up[self_].values : from[peer].values;
+        if (peer == self_ || shard_size(self_) == 0) continue;
+        uplinks[peer].wait();
+        check(from[peer].bytes, peer, self_, 1);
       }
-      encode_mean(sums, down[self_].values);
+      step_.report.seconds_wait += watch.lap();
+      // Only the owner's residual needs the sums.
+      const auto sums = step_.workspace.take<float>(residual_.empty() ? 0 : shard_size(self_));
+      const bool finite = mean_of_halves(step_.executor, format_, parts, sums, down[self_].values);
+      non_finite_ = non_finite_ || !finite;
       PendingLease downlinks(downlinks_, world_);
       for (std::size_t peer = 0; peer < world_; ++peer) {
         if (peer == self_ || shard_size(peer) == 0) continue;
@@ -169,14 +169,6 @@ class Half final : public Synchronizer {
     void check(Span<const std::byte> bytes, std::size_t source, std::size_t owner, std::uint32_t workers) {
       const FrameHeader arrived = expect_frame(bytes, header(source, owner, workers));
       non_finite_ = non_finite_ || arrived.non_finite();
-    }
-
-    void encode_mean(Span<const float> sums, Span<std::uint16_t> out) {
-      const auto mean = step_.workspace.take<float>(sums.size());
-      std::copy(sums.begin(), sums.end(), mean.begin());
-      const bool finite = scale(step_.executor, mean, 1.0f / static_cast<float>(world_));
-      const bool encoded = encode_half(step_.executor, format_, mean, {}, out);
-      non_finite_ = non_finite_ || !finite || !encoded;
     }
 
     void apply(Span<const float> sums, Span<const HalfFrame> down) {

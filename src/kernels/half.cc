@@ -123,20 +123,44 @@ bool Encode(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residu
   return hn::AllTrue(d, hn::Eq(overflow, hn::Zero(d)));
 }
 
-/// out[i] = decoded, or out[i] + decoded.
 template <class Format>
-void Decode(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTRICT out, std::size_t count,
-            bool accumulate) {
+void Decode(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTRICT out, std::size_t count) {
   const WordTag d;
   const HalfTag dh;
   const hn::Rebind<float, WordTag> df;
   const std::size_t lanes = hn::Lanes(d);
   for (std::size_t i = 0; i < count; i += lanes) {
     const std::size_t valid = count - i < lanes ? count - i : lanes;
-    auto value = hn::BitCast(df, Format::decode(d, hn::PromoteTo(d, load_run(dh, in + i, lanes, valid))));
-    if (accumulate) value = hn::Add(load_run(df, out + i, lanes, valid), value);
-    store_run(value, df, out + i, lanes, valid);
+    const auto half = hn::PromoteTo(d, load_run(dh, in + i, lanes, valid));
+    store_run(hn::BitCast(df, Format::decode(d, half)), df, out + i, lanes, valid);
   }
+}
+
+/// Elements [begin, end) of mean_of_halves.
+template <class Format>
+bool Mean(Span<const Span<const std::uint16_t>> parts, float* HWY_RESTRICT sums,
+          std::uint16_t* HWY_RESTRICT mean, std::size_t begin, std::size_t end) {
+  const WordTag d;
+  const HalfTag dh;
+  const hn::RebindToSigned<WordTag> di;
+  const hn::Rebind<float, WordTag> df;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto factor = hn::Set(df, 1.0f / static_cast<float>(parts.size()));
+  const auto exponent = hn::Set(d, Format::kExponent);
+  auto overflow = hn::Zero(d);
+  for (std::size_t i = begin; i < end; i += lanes) {
+    const std::size_t valid = end - i < lanes ? end - i : lanes;
+    auto sum = hn::Zero(df);
+    for (const Span<const std::uint16_t>& part : parts) {
+      const auto half = hn::PromoteTo(d, load_run(dh, part.data() + i, lanes, valid));
+      sum = hn::Add(sum, hn::BitCast(df, Format::decode(d, half)));
+    }
+    if (sums != nullptr) store_run(sum, df, sums + i, lanes, valid);
+    const auto half = Format::encode(d, hn::BitCast(d, hn::Mul(sum, factor)));
+    overflow = hn::Or(overflow, hn::VecFromMask(d, hn::Eq(hn::And(half, exponent), exponent)));
+    store_run(hn::DemoteTo(dh, hn::BitCast(di, half)), dh, mean + i, lanes, valid);
+  }
+  return hn::AllTrue(d, hn::Eq(overflow, hn::Zero(d)));
 }
 
 template <class Format>
@@ -166,9 +190,14 @@ bool EncodeHalf(HalfFormat format, const float* gradient, const float* residual,
                                     : Encode<Bf16>(gradient, residual, out, count);
 }
 
-void DecodeHalf(HalfFormat format, const std::uint16_t* in, float* out, std::size_t count, bool accumulate) {
-  format == HalfFormat::fp16 ? Decode<Fp16>(in, out, count, accumulate)
-                             : Decode<Bf16>(in, out, count, accumulate);
+void DecodeHalf(HalfFormat format, const std::uint16_t* in, float* out, std::size_t count) {
+  format == HalfFormat::fp16 ? Decode<Fp16>(in, out, count) : Decode<Bf16>(in, out, count);
+}
+
+bool MeanOfHalves(HalfFormat format, Span<const Span<const std::uint16_t>> parts, float* sums,
+                  std::uint16_t* mean, std::size_t begin, std::size_t end) {
+  return format == HalfFormat::fp16 ? Mean<Fp16>(parts, sums, mean, begin, end)
+                                    : Mean<Bf16>(parts, sums, mean, begin, end);
 }
 
 void ApplyHalf(HalfFormat format, const std::uint16_t* mean, float* gradient, float* residual,
@@ -185,6 +214,7 @@ namespace thinwire {
 
 HWY_EXPORT(EncodeHalf);
 HWY_EXPORT(DecodeHalf);
+HWY_EXPORT(MeanOfHalves);
 HWY_EXPORT(ApplyHalf);
 
 bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient,
@@ -202,14 +232,20 @@ bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradie
 
 void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> out) {
   executor.parallel_for(out.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(DecodeHalf)(format, in.data() + begin, out.data() + begin, end - begin, false);
+    HWY_DYNAMIC_DISPATCH(DecodeHalf)(format, in.data() + begin, out.data() + begin, end - begin);
   });
 }
 
-void accumulate_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> sums) {
-  executor.parallel_for(sums.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(DecodeHalf)(format, in.data() + begin, sums.data() + begin, end - begin, true);
+bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const std::uint16_t>> parts,
+                    Span<float> sums, Span<std::uint16_t> mean) {
+  std::atomic<bool> finite{true};
+  executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    if (!HWY_DYNAMIC_DISPATCH(MeanOfHalves)(format, parts, sums.empty() ? nullptr : sums.data(), mean.data(),
+                                            begin, end)) {
+      finite.store(false, std::memory_order_relaxed);
+    }
   });
+  return finite.load(std::memory_order_relaxed);
 }
 
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,

@@ -115,14 +115,44 @@ TEST_P(HalfKernels, ApplyKeepsWhatRoundingLost) {
       encode_half(*executor, GetParam(), gradient, residual, carried);
       const auto means = test_values(count, 3);
       encode_half(*executor, GetParam(), means, {}, mean);
-      std::vector<float> sums(count, 1.0f);
-      accumulate_half(*executor, GetParam(), carried, sums);
       apply_half(*executor, GetParam(), mean, gradient, residual);
       for (std::size_t i = 0; i < count; ++i) {
         const auto value = static_cast<float>(value_of(GetParam(), carried[i]));
-        ASSERT_EQ(sums[i], 1.0f + value) << target;
         ASSERT_EQ(gradient[i], static_cast<float>(value_of(GetParam(), mean[i]))) << target;
         ASSERT_EQ(residual[i], old_gradient[i] + old_residual[i] - value) << target;
+      }
+    }
+  });
+}
+
+TEST_P(HalfKernels, MeanAddsInOrderAndRoundsOnce) {
+  for_each_target([&](const std::string& target) {
+    for (const std::size_t count : kTestSizes) {
+      for (const std::size_t ranks : {1, 2, 3, 5}) {
+        const auto executor = make_cpu_executor(2);
+        std::vector<std::vector<std::uint16_t>> halves(ranks, std::vector<std::uint16_t>(count));
+        std::vector<Span<const std::uint16_t>> parts;
+        for (std::size_t rank = 0; rank < ranks; ++rank) {
+          const auto values = test_values(count, static_cast<std::uint32_t>(rank));
+          encode_half(*executor, GetParam(), values, {}, halves[rank]);
+          parts.emplace_back(halves[rank]);
+        }
+        std::vector<float> expected(count, 0.0f), scaled(count), sums(count, -1.0f);
+        for (std::size_t i = 0; i < count; ++i) {
+          for (const auto& part : parts) expected[i] += static_cast<float>(value_of(GetParam(), part[i]));
+          scaled[i] = expected[i] * (1.0f / static_cast<float>(ranks));
+        }
+        std::vector<std::uint16_t> rounded(count), mean(count), alone(count);
+        encode_half(*executor, GetParam(), scaled, {}, rounded);
+        EXPECT_TRUE(mean_of_halves(*executor, GetParam(), parts, sums, mean)) << target;
+        EXPECT_TRUE(mean_of_halves(*executor, GetParam(), parts, Span<float>(sums.data(), 0), alone))
+            << target;
+        ASSERT_EQ(sums, expected) << target;
+        ASSERT_EQ(mean, rounded) << target;
+        ASSERT_EQ(alone, rounded) << target;
+        if (count == 0) continue;
+        halves[ranks - 1][count - 1] = GetParam() == HalfFormat::fp16 ? 0x7C00 : 0x7F80;  // infinity
+        EXPECT_FALSE(mean_of_halves(*executor, GetParam(), parts, {}, alone)) << target;
       }
     }
   });
