@@ -160,6 +160,15 @@ void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
                2 * static_cast<std::uint64_t>(size() - 1));
 }
 
+void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
+  if (size() == 1 || values.numel() == 0) return;
+  const auto elements = static_cast<std::size_t>(values.numel());
+  const auto bytes = static_cast<std::size_t>(values.element_size());
+  run_all_reduce(std::move(values), ::c10d::ReduceOp::SUM);
+  count_native(ring_sent_bytes(elements, bytes), ring_received_bytes(elements, bytes),
+               2 * static_cast<std::uint64_t>(size() - 1));
+}
+
 void C10dCommunicator::barrier() {
   if (size() == 1) return;
   Work work;

@@ -36,6 +36,10 @@ class C10dCommunicator : public Communicator {
   void all_reduce_or(Span<std::uint64_t> words) override;
   void barrier() override;
 
+  /// values: any type and shape that the engine can sum, contiguous, in host memory. Out: the sum over ranks,
+  /// the same bits on all. Collective.
+  void all_reduce_tensor(at::Tensor values);
+
  protected:
   void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override;
   void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override;

@@ -103,6 +103,9 @@ class Session {
   Communicator& communicator() { return communicator_; }
   /// What this rank still owes for the bucket; empty without feedback.
   Span<const float> residual(BucketId bucket) const;
+  /// The same, to be changed between steps: what another session still owed can be added, or everything
+  /// scaled as a loss scale changes. Empty without feedback.
+  Span<float> mutable_residual(BucketId bucket);
   /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.
   std::size_t workspace_allocations() const;
 

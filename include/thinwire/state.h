@@ -26,11 +26,16 @@ class StateWriter {
   /// fails.
   void write(std::ostream& stream) const;
 
+  /// Takes over the entries of another writer. One that both have must be the same, bit for bit (a step, a
+  /// spec); otherwise throws std::invalid_argument naming it.
+  void absorb(StateWriter&& other);
+
  private:
   friend class StateReader;
   struct Entry {
     char type;
     std::vector<std::byte> bytes;
+    bool operator==(const Entry&) const = default;
   };
   void put_entry(std::string_view name, char type, const void* data, std::size_t bytes);
   std::map<std::string, Entry, std::less<>> entries_;
@@ -41,7 +46,12 @@ class StateReader {
  public:
   /// Throws std::runtime_error, saying which part, if the stream is cut short or damaged.
   explicit StateReader(std::istream& stream);
+  /// Reads what was never written to a stream.
+  explicit StateReader(StateWriter&& writer) : entries_(std::move(writer.entries_)) {}
 
+  enum class Type : char { floats = 'f', integer = 'i', real = 'd', text = 't' };
+  /// Throws std::runtime_error when there is no such entry.
+  Type type(std::string_view name) const;
   bool contains(std::string_view name) const;
   /// Throws std::runtime_error naming the entry when it is absent, of another type, or (for floats) of
   /// another length than `values`.

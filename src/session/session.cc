@@ -231,6 +231,11 @@ Span<const float> Session::residual(BucketId bucket) const {
   return store_->residuals.find(bucket);
 }
 
+Span<float> Session::mutable_residual(BucketId bucket) {
+  if (!pipeline(bucket).feedback) return {};
+  return store_->residuals.open(bucket, buckets_[bucket]->elements());
+}
+
 std::size_t Session::workspace_allocations() const {
   std::size_t total = 0;
   for (const auto& bucket : buckets_) total += bucket->workspace.allocations();

@@ -109,6 +109,16 @@ void StateWriter::write(std::ostream& stream) const {
   if (!stream) throw std::runtime_error("state could not be written: is the disk full?");
 }
 
+void StateWriter::absorb(StateWriter&& other) {
+  for (const auto& [name, entry] : other.entries_) {
+    const auto own = entries_.find(name);
+    if (own != entries_.end() && !(own->second == entry)) {
+      throw std::invalid_argument("two states have different entries called '" + name + "'");
+    }
+  }
+  entries_.merge(std::move(other.entries_));
+}
+
 StateReader::StateReader(std::istream& stream) {
   Source source(stream);
   char magic[sizeof kMagic - 1];
@@ -140,6 +150,12 @@ const StateWriter::Entry& StateReader::find(std::string_view name, char type) co
   if (entry->second.type != type)
     throw std::runtime_error("state entry '" + std::string(name) + "' is of another type");
   return entry->second;
+}
+
+StateReader::Type StateReader::type(std::string_view name) const {
+  const auto entry = entries_.find(name);
+  if (entry == entries_.end()) throw std::runtime_error("state has no entry '" + std::string(name) + "'");
+  return static_cast<Type>(entry->second.type);
 }
 
 bool StateReader::contains(std::string_view name) const {

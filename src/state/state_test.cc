@@ -70,6 +70,25 @@ TEST(State, WrongNamesTypesAndLengthsAreNamed) {
   EXPECT_THROW(writer.put("x", 2.0), std::invalid_argument);
 }
 
+TEST(State, TakesOverAnotherWriter) {
+  StateWriter whole, other;
+  whole.put("step", std::uint64_t{3});
+  whole.put("a", 1.0);
+  other.put("step", std::uint64_t{3});
+  other.put("b", std::string_view("text"));
+  whole.absorb(std::move(other));
+  StateWriter different;
+  different.put("c", 2.0);
+  different.put("step", std::uint64_t{4});
+  EXPECT_THROW(whole.absorb(std::move(different)), std::invalid_argument);
+  const StateReader reader(std::move(whole));
+  EXPECT_EQ(reader.names(""), (std::vector<std::string>{"a", "b", "step"}));
+  EXPECT_EQ(reader.type("a"), StateReader::Type::real);
+  EXPECT_EQ(reader.type("b"), StateReader::Type::text);
+  EXPECT_EQ(reader.get_integer("step"), 3u);
+  EXPECT_THROW(reader.type("c"), std::runtime_error);
+}
+
 TEST(BucketState, SurvivesAnotherGrouping) {
   const std::vector<BucketLayout> before = {{{"w1", 3}, {"b1", 1}}, {{"w2", 2}}};
   Residuals residuals;

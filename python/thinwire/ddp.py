@@ -1,0 +1,234 @@
+"""The hook on DistributedDataParallel: ``register`` and the handle that it returns."""
+import atexit
+import json
+import weakref
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire import _C
+from thinwire import group as private_group
+from thinwire import state as saved_state
+
+_live: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+
+
+def systems() -> List[Dict[str, str]]:
+    """Every system and baseline: ``name``, ``summary``, ``paper`` and ``formula`` of the bytes that a rank sends."""
+    return _C.systems()
+
+
+def join_spec(spec: str, rows: Optional[str]) -> str:
+    """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings, ``spec`` for all others."""
+    if "," not in spec and "rows=" not in spec and "dense=" not in spec:
+        return f"rows={rows or 'zen'},dense={spec}"
+    if rows is not None:
+        raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: leave out rows={rows!r}")
+    return spec
+
+
+def register(
+    model: DistributedDataParallel,
+    spec: str,
+    rows: Optional[str] = None,
+    *,
+    seed: int = 1,
+    threads: int = 1,
+    lanes: int = 2,
+    deadline_seconds: float = 300.0,
+    optimizer: Optional[torch.optim.Optimizer] = None,
+    grad_scaler: Optional[Any] = None,
+) -> "Handle":
+    """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
+
+    model: wrapped in DistributedDataParallel, without another communication hook. Parameters and gradients in host memory.
+    spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
+    rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
+    seed: of everything random; the same on all ranks.
+    threads: CPU threads that compress, per lane.
+    lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
+        connections of its own.
+    deadline_seconds: how long a rank waits for another before it calls it gone. Longer than the slowest step of the
+        slowest rank.
+    optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
+    grad_scaler: a GradScaler; what is owed is kept in step with its scale. Without one, a change of scale leaves what is owed
+        from earlier steps in the old unit.
+
+    Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
+    NaN, the bucket's mean is NaN on all ranks and nothing that is owed changes.
+
+    Raises TypeError for what is not a DDP model, ValueError for a bad spec or option, RuntimeError when ranks differ in what
+    they register (in the first step, on every rank) or when the model has a hook already.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
+            "thinwire.register(DistributedDataParallel(model), ...)"
+        )
+    for name, value in (("threads", threads), ("lanes", lanes)):
+        if not isinstance(value, int) or not 1 <= value <= 64:
+            raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
+    if not deadline_seconds > 0:
+        raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
+    parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+    on_device = [name for name, parameter in parameters if parameter.device.type != "cpu"]
+    if on_device:
+        raise ValueError(
+            f"parameter {on_device[0]} is on {dict(parameters)[on_device[0]].device}: this build synchronizes gradients in host memory only"
+        )
+    return Handle(
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler
+    )
+
+
+class Handle:
+    """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
+
+    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler):
+        self._optimizer = optimizer
+        self._grad_scaler = grad_scaler
+        self._scale: Optional[float] = None
+        self._writer: Any = None
+        self._every = 1
+        self._logged = 0
+        self._shapes = {name: parameter.shape for name, parameter in parameters}
+        self._private = private_group.open_private(model.process_group, lanes, deadline_seconds)
+        self._engine = _C.Engine(
+            groups=self._private.groups,
+            stores=self._private.stores,
+            store_host=self._private.store_host,
+            deadline_seconds=deadline_seconds,
+            spec=spec,
+            seed=seed,
+            threads=threads,
+            parameters=parameters,
+        )
+        self._rank = self._private.rank
+        self._world_size = self._private.size
+        _live.add(self)
+        model.register_comm_hook(self, _hook)
+
+    @property
+    def spec(self) -> str:
+        """What runs from the next step on: all options with their values."""
+        return self._engine.spec()
+
+    @property
+    def step(self) -> int:
+        """Steps that were synchronized: backward passes outside of ``no_sync()``."""
+        return self._engine.step()
+
+    def set(self, spec: str, rows: Optional[str] = None) -> None:
+        """Another system from the next step on. On all ranks, between the same two steps.
+
+        What the old system still owed is owed by the new one; one that keeps no residual delivers it in the next step. Raises
+        ValueError for a bad spec, which changes nothing.
+        """
+        self._engine.set_spec(join_spec(spec, rows))
+
+    def report(self) -> Dict[str, Any]:
+        """What synchronization cost this rank. Not collective; can be written as JSON.
+
+        ``spec``, ``rank``, ``world_size``, ``step``; ``buckets``, one per DDP bucket for the last step, each with the names of its
+        ``parameters``; ``last_step``, sums over those; ``total``, sums over all steps. Bytes are this rank's, seconds wall-clock
+        times of a lane's thread: those of two lanes overlap, so sums can be longer than a step.
+        """
+        report = json.loads(self._engine.report())
+        for bucket, names in zip(report["buckets"], self._engine.bucket_parameters()):
+            bucket["parameters"] = names
+        return {
+            "spec": self.spec,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "step": self.step,
+            **report,
+        }
+
+    def log_to(self, writer: Any, every: int = 1) -> None:
+        """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its ``add_scalar(tag, value,
+        step)``, when the next step begins. ``None`` ends it. Give it to one rank only."""
+        if every < 1:
+            raise ValueError(f"every={every!r}: a whole number from 1 is needed")
+        self._writer, self._every = writer, every
+
+    def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
+        """What training must not lose at a restart: residuals and the systems' own state, keyed by parameter name, and the step.
+
+        Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``. With
+        ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved once; a run resumed from it
+        goes on correctly, though not bit for bit.
+        """
+        state = {
+            "format": saved_state.FORMAT,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "parameters": {name: shape.numel() for name, shape in self._shapes.items()},
+            "values": self._engine.state(),
+        }
+        if not consolidate:
+            return state
+        return saved_state.merge(self._private.gather(state))
+
+    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
+        """Takes over what ``state_dict`` gave, on all ranks before the same step.
+
+        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one; or a list of all
+            ranks' states. The latter two fit any number of ranks: residuals are split so that their sum is kept.
+        strict: parameters that the model has and the state has not, or the other way round, are errors. Otherwise the former
+            owe nothing and the latter's values are dropped.
+
+        Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and RuntimeError for one
+        of the same spec and another seed; nothing has changed then.
+        """
+        own = saved_state.for_rank(state, self._rank, self._world_size)
+        self._engine.load_state(saved_state.fit(own, self._shapes, strict))
+        self._scale = None
+
+    def close(self) -> None:
+        """Ends the threads and connections; a later step is an error. Happens by itself at exit."""
+        self._engine.close()
+        self._private.close()
+
+    # --- Called by the hook ----------------------------------------------------------------------------------------
+
+    def _begin_step(self) -> None:
+        if self._optimizer is not None:
+            self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
+        if self._grad_scaler is not None:
+            scale = float(self._grad_scaler.get_scale())
+            if self._scale is not None and scale != self._scale:
+                self._engine.scale_residuals(scale / self._scale)
+            self._scale = scale
+        if self._writer is not None:
+            step = self.step
+            if step != self._logged and step % self._every == 0:
+                self._log(step)
+
+    def _log(self, step: int) -> None:
+        self._logged = step
+        report = json.loads(self._engine.report())
+        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress", "seconds_total"):
+            self._writer.add_scalar(f"thinwire/{key}", report["last_step"][key], step)
+        sent = report["last_step"]["wire_bytes_sent"]
+        if sent:
+            self._writer.add_scalar("thinwire/compression", report["last_step"]["raw_bytes"] / sent, step)
+
+
+def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future = torch.futures.Future()
+    ready: torch.futures.Future = torch.futures.Future()
+    gradient = bucket.buffer()
+    ready.set_result(gradient)
+    index = bucket.index()
+    if index == 0:
+        state._begin_step()
+    state._engine.submit(index, bucket.is_last(), gradient, bucket.parameters(), future, ready)
+    return future
+
+
+@atexit.register
+def _close_all() -> None:
+    for handle in list(_live):
+        handle.close()

@@ -1,0 +1,94 @@
+"""Process groups of Thinwire's own beside DDP's: the same ranks, other connections.
+
+DDP's own group must not be shared: Thinwire's messages carry tags that would mix with those of others. ``new_group`` would not
+do either: every rank of the job has to call it, also those outside of a sub-group.
+"""
+import datetime
+import os
+from typing import Any, Dict, List
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_opened: Dict[str, int] = {}
+
+# The communicator's deadline ends a wait; Gloo's own limit must not end it sooner.
+_GLOO_TIMEOUT = datetime.timedelta(hours=24)
+
+
+def _store_client(store: dist.Store) -> dist.Store:
+    """A client of the same store with a connection of its own: another user's wait on it does not block ours."""
+    if hasattr(store, "clone"):
+        return store.clone()
+    base = store
+    while isinstance(base, dist.PrefixStore):
+        base = base.underlying_store
+    if isinstance(base, dist.TCPStore):
+        return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
+    return store
+
+
+def _host_of_store(ranks: List[int]) -> int:
+    """The rank, within `ranks`, whose process serves the default store; -1: none of them."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return -1
+    return ranks.index(0) if 0 in ranks else -1
+
+
+class PrivateGroups:
+    """``groups`` and ``stores``: one Gloo group, and the store where it finds out who is to blame, per lane."""
+
+    def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float):
+        self.rank = ranks.index(dist.get_rank())
+        self.size = len(ranks)
+        self.store_host = _host_of_store(ranks)
+        # Kept: where the default group is destroyed before us, its server would go with it.
+        self._default_store = distributed_c10d._get_default_store()
+        client = _store_client(self._default_store)
+        name = ",".join(str(rank) for rank in ranks)
+        number = _opened[name] = _opened.get(name, 0) + 1
+        self.groups: List[Any] = []
+        self.stores: List[dist.Store] = []
+        for lane in range(lanes):
+            prefix = f"thinwire/{name}/{number}/{lane}"
+            store = dist.PrefixStore(prefix, client)
+            store.set_timeout(datetime.timedelta(seconds=deadline_seconds))
+            self.groups.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), self.rank, self.size, timeout=_GLOO_TIMEOUT))
+            self.stores.append(store)
+        self._gathers = 0
+
+    def gather(self, value: Any) -> List[Any]:
+        """Every rank's ``value``, in order of ranks. Collective; between steps."""
+        import io
+
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        group = self.groups[0]
+        group.allgather([sizes], [torch.tensor([own.numel()])]).wait()
+        longest = int(max(size.item() for size in sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: own.numel()] = own
+        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        group.allgather([parts], [padded]).wait()
+        return [
+            torch.load(io.BytesIO(part[: int(size.item())].numpy().tobytes())) for part, size in zip(parts, sizes)
+        ]
+
+    def close(self) -> None:
+        self.groups = []
+        self.stores = []
+
+
+def open_private(group: Any, lanes: int, deadline_seconds: float) -> PrivateGroups:
+    """Groups of the ranks of ``group``. Collective over those ranks alone."""
+    if hasattr(dist, "get_process_group_ranks"):
+        ranks = list(dist.get_process_group_ranks(group))
+    elif group == distributed_c10d._get_default_group():
+        ranks = list(range(dist.get_world_size()))
+    else:
+        table = distributed_c10d._pg_group_ranks[group]
+        ranks = sorted(table, key=table.get)
+    return PrivateGroups(ranks, lanes, deadline_seconds)

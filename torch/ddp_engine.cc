@@ -1,0 +1,554 @@
+#include "torch/ddp_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "core/stopwatch.h"
+#include "kernels/half.h"
+
+namespace thinwire {
+namespace {
+
+bool is_half(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16;
+}
+
+/// Whether a system can take it: everything else is summed as it is.
+bool is_compressible(at::ScalarType type) {
+  return type == at::kFloat || is_half(type);
+}
+
+HalfFormat half_format(at::ScalarType type) {
+  return type == at::kHalf ? HalfFormat::fp16 : HalfFormat::bf16;
+}
+
+Span<std::uint16_t> halves_of(const at::Tensor& tensor) {
+  return {static_cast<std::uint16_t*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
+}
+
+Span<float> floats_of(const at::Tensor& tensor) {
+  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+}
+
+std::string residual_entry(const std::string& parameter) {
+  return "residual/" + parameter;
+}
+
+StateWriter rewritten(const StateReader& state) {
+  StateWriter writer;
+  for (const std::string& name : state.names("")) {
+    switch (state.type(name)) {
+      case StateReader::Type::floats: {
+        std::vector<float> values(state.length(name));
+        state.get(name, values);
+        writer.put(name, Span<const float>(values));
+        break;
+      }
+      case StateReader::Type::integer:
+        writer.put(name, state.get_integer(name));
+        break;
+      case StateReader::Type::real:
+        writer.put(name, state.get_real(name));
+        break;
+      case StateReader::Type::text:
+        writer.put(name, std::string_view(state.get_text(name)));
+        break;
+    }
+  }
+  return writer;
+}
+
+}  // namespace
+
+/// What a bucket is, apart from its values.
+struct DdpEngine::Layout {
+  BucketLayout parameters;
+  bool row_sparse = false;
+  std::size_t rows = 0;
+  std::size_t width = 1;
+  bool compressible = true;
+
+  std::size_t elements() const {
+    std::size_t total = 0;
+    for (const Parameter& parameter : parameters) total += parameter.elements;
+    return total;
+  }
+  bool operator==(const Layout& other) const {
+    const auto same = [](const Parameter& a, const Parameter& b) {
+      return a.name == b.name && a.elements == b.elements && a.rows == b.rows;
+    };
+    return std::equal(parameters.begin(), parameters.end(), other.parameters.begin(), other.parameters.end(),
+                      same) &&
+           row_sparse == other.row_sparse && rows == other.rows && width == other.width &&
+           compressible == other.compressible;
+  }
+};
+
+/// What a lane does next: a bucket, or (no `done`) the end of a step.
+struct DdpEngine::Item {
+  Bucket bucket;
+  Done done;
+};
+
+struct DdpEngine::Lane {
+  std::unique_ptr<C10dCommunicator> communicator;
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Session> session;                   // replaced only while the lane is idle
+  std::map<std::size_t, std::vector<float>> staging;  // float32 of half-precision buckets
+  std::vector<std::uint32_t> row_indices;
+  std::vector<float> row_values;
+  std::deque<Item> queue;
+  bool busy = false;
+  std::thread thread;
+};
+
+DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> lanes, std::string spec, Options options)
+    : options_(options), spec_(std::move(spec)) {
+  if (lanes.empty()) throw std::invalid_argument("an engine of 0 lanes: at least 1 is needed");
+  for (auto& communicator : lanes) {
+    lanes_.push_back(std::make_unique<Lane>());
+    lanes_.back()->communicator = std::move(communicator);
+    lanes_.back()->executor = make_cpu_executor(options_.threads);
+  }
+  spec_ = Session(spec_, *lanes_[0]->communicator).spec();
+  for (auto& lane : lanes_) lane->thread = std::thread([this, &lane = *lane] { drive(lane); });
+}
+
+DdpEngine::~DdpEngine() {
+  close();
+}
+
+void DdpEngine::close() {
+  {
+    const Lock lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    changed_.notify_all();
+  }
+  for (auto& lane : lanes_) lane->thread.join();
+  for (Item& item : std::exchange(held_, {})) {
+    item.done({}, std::make_exception_ptr(std::runtime_error("Thinwire's engine was closed")));
+  }
+  for (auto& lane : lanes_) lane->communicator.reset();
+}
+
+DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) {
+  const at::Tensor& gradient = bucket.gradient;
+  if (gradient.device().type() != at::kCPU) {
+    throw std::invalid_argument("bucket " + std::to_string(bucket.index) + " is on " +
+                                gradient.device().str() + ": gradients must be in host memory");
+  }
+  Layout layout;
+  layout.parameters = bucket.parameters;
+  layout.compressible = is_compressible(gradient.scalar_type());
+  if (!gradient.is_sparse()) {
+    if (!gradient.is_contiguous() || static_cast<std::size_t>(gradient.numel()) != layout.elements()) {
+      throw std::invalid_argument("bucket " + std::to_string(bucket.index) + " has " +
+                                  std::to_string(gradient.numel()) + " elements, its parameters " +
+                                  std::to_string(layout.elements()) + ", or its elements are not contiguous");
+    }
+    return layout;
+  }
+  if (bucket.parameters.size() != 1 || gradient.sparse_dim() != 1 || !layout.compressible) {
+    throw std::invalid_argument(
+        "bucket " + std::to_string(bucket.index) + " holds a sparse gradient of type " +
+        c10::toString(gradient.scalar_type()) + " with " + std::to_string(gradient.sparse_dim()) +
+        " sparse dimensions for " + std::to_string(bucket.parameters.size()) +
+        " parameters: only rows of one parameter in float32, float16 or bfloat16 can be synchronized");
+  }
+  layout.row_sparse = true;
+  layout.rows = static_cast<std::size_t>(gradient.size(0));
+  layout.width = layout.rows == 0 ? 1 : std::max<std::size_t>(layout.elements() / layout.rows, 1);
+  return layout;
+}
+
+void DdpEngine::submit(Bucket bucket, Done done) {
+  const Layout layout = layout_of(bucket);
+  Lock lock(mutex_);
+  if (closed_ || failure_) {
+    const auto error = failure_ ? failure_
+                                : std::make_exception_ptr(std::runtime_error(
+                                      "Thinwire's engine was closed: register the model again"));
+    lock.unlock();
+    done({}, error);
+    return;
+  }
+  if (bucket.index == 0) begin_step(lock);
+  const bool last = bucket.last;
+  const std::size_t count = bucket.index + 1;
+  const bool known = held_.empty() && bucket.index < layouts_.size() && layouts_[bucket.index] == layout;
+  Item item{std::move(bucket), std::move(done)};
+  if (known) {
+    push(std::move(item));
+  } else {
+    held_.push_back(std::move(item));
+  }
+  if (!last) return;
+  if (!held_.empty() || count != layouts_.size()) {
+    settle(lock);
+    std::vector<Layout> layouts(layouts_.begin(),
+                                layouts_.begin() + static_cast<std::ptrdiff_t>(count - held_.size()));
+    for (const Item& held : held_) layouts.push_back(layout_of(held.bucket));
+    try {
+      rebuild(std::move(layouts), spec_);
+    } catch (...) {
+      fail(std::current_exception());
+    }
+    for (Item& held : std::exchange(held_, {})) push(std::move(held));
+  }
+  end_step();
+}
+
+/// Also ends a step whose last bucket never came: its backward was given up.
+void DdpEngine::begin_step(Lock& lock) {
+  if (within_step_) {
+    for (Item& item : std::exchange(held_, {})) {
+      item.done({}, std::make_exception_ptr(std::runtime_error("backward ended before its last bucket")));
+    }
+    end_step();
+  }
+  within_step_ = true;
+  if (!next_spec_) return;
+  settle(lock);
+  const std::string spec = *std::exchange(next_spec_, std::nullopt);
+  rebuild(layouts_, spec);
+}
+
+void DdpEngine::end_step() {
+  for (auto& lane : lanes_) lane->queue.push_back({});
+  ++step_;
+  within_step_ = false;
+  changed_.notify_all();
+}
+
+void DdpEngine::push(Item item) {
+  lanes_[item.bucket.index % lanes_.size()]->queue.push_back(std::move(item));
+  changed_.notify_all();
+}
+
+/// Returns when every lane is idle.
+void DdpEngine::settle(Lock& lock) {
+  changed_.wait(lock, [&] {
+    return std::all_of(lanes_.begin(), lanes_.end(),
+                       [](const auto& lane) { return lane->queue.empty() && !lane->busy; });
+  });
+}
+
+void DdpEngine::fail(std::exception_ptr error) {
+  if (!failure_) failure_ = std::move(error);
+}
+
+StateWriter DdpEngine::merged_state() const {
+  StateWriter writer;
+  for (const auto& lane : lanes_) {
+    StateWriter own;
+    if (lane->session) lane->session->save(own);
+    writer.absorb(std::move(own));
+  }
+  return writer;
+}
+
+/// Sessions for these buckets; lanes must be idle. Moves over what the old sessions, or a loaded state, hold.
+/// An exception leaves everything as it was.
+void DdpEngine::rebuild(std::vector<Layout> layouts, const std::string& spec) {
+  std::optional<StateReader> state;
+  auto owed = owed_;
+  std::uint64_t step = step_;
+  if (loaded_) {
+    state = *loaded_;
+    owed.clear();
+    step = state->get_integer("step");
+  } else if (lanes_[0]->session) {
+    state.emplace(merged_state());
+  }
+  std::vector<std::unique_ptr<Session>> sessions;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    sessions.push_back(std::make_unique<Session>(
+        spec, *lanes_[lane]->communicator,
+        SessionOptions{
+            .seed = options_.seed,
+            .threads = options_.threads,
+            .configuration = "lane " + std::to_string(lane) + " of " + std::to_string(lanes_.size())}));
+    Session& session = *sessions.back();
+    for (std::size_t index = 0; index < layouts.size(); ++index) {
+      const Layout& layout = layouts[index];
+      // Ids count over all lanes: randomness depends on them.
+      if (index % lanes_.size() != lane || !layout.compressible) {
+        session.add_bucket({});
+      } else if (layout.row_sparse) {
+        session.add_rows(layout.parameters[0].name, layout.rows, layout.width);
+      } else {
+        session.add_bucket(layout.parameters);
+      }
+    }
+    if (state && state->get_text("spec") == session.spec()) session.load(*state);
+  }
+  // What the sessions did not load: residuals of another spec, or of one that has none.
+  for (std::size_t index = 0; index < layouts.size(); ++index) {
+    Session& session = *sessions[index % lanes_.size()];
+    Span<float> residual = session.mutable_residual(static_cast<BucketId>(index));
+    const bool loaded = !residual.empty() && state && state->get_text("spec") == session.spec();
+    for (const Parameter& parameter : layouts[index].parameters) {
+      auto& sum = owed[parameter.name];
+      const std::string entry = residual_entry(parameter.name);
+      if (!loaded && state && state->contains(entry)) {
+        std::vector<float> values(parameter.elements);
+        state->get(entry, values);
+        sum.resize(values.size());
+        for (std::size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
+      }
+      if (residual.empty()) continue;
+      for (std::size_t i = 0; i < sum.size(); ++i) residual[i] += sum[i];
+      sum.clear();
+      residual = residual.subspan(parameter.elements, residual.size() - parameter.elements);
+    }
+  }
+  // From here on nothing throws.
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    while (sessions[lane]->step() < step) sessions[lane]->next_step();
+    lanes_[lane]->session = std::move(sessions[lane]);
+    lanes_[lane]->staging.clear();
+  }
+  step_ = step;
+  loaded_.reset();
+  owed_ = std::move(owed);
+  reports_.assign(layouts.size(), StepReport());
+  layouts_ = std::move(layouts);
+  spec_ = lanes_[0]->session->spec();
+}
+
+void DdpEngine::drive(Lane& lane) {
+  Lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return closed_ || !lane.queue.empty(); });
+    if (lane.queue.empty()) return;
+    Item item = std::move(lane.queue.front());
+    lane.queue.pop_front();
+    if (!item.done) {
+      if (lane.session) lane.session->next_step();
+      changed_.notify_all();
+      continue;
+    }
+    std::exception_ptr error = failure_;
+    lane.busy = true;
+    lock.unlock();
+    StepReport report;
+    at::Tensor mean;
+    if (!error) {
+      try {
+        mean = synchronize(lane, item.bucket, report);
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    // Before anyone learns of it, so that a report taken after backward holds this step.
+    lock.lock();
+    if (error) {
+      fail(error);
+    } else {
+      report.bucket = static_cast<std::uint32_t>(item.bucket.index);
+      reports_[item.bucket.index] = report;
+      total_.accumulate(report);
+    }
+    lock.unlock();
+    item.done(std::move(mean), error);
+    item = {};
+    lock.lock();
+    lane.busy = false;
+    changed_.notify_all();
+  }
+}
+
+at::Tensor DdpEngine::synchronize(Lane& lane, Bucket& bucket, StepReport& report) {
+  lane.session->set_learning_rate(learning_rate_);
+  const at::Tensor& gradient = bucket.gradient;
+  if (gradient.is_sparse()) return synchronize_rows(lane, bucket, report);
+  if (!is_compressible(gradient.scalar_type())) {
+    synchronize_plainly(lane, bucket, report);
+  } else if (gradient.scalar_type() == at::kFloat) {
+    synchronize_floats(lane, bucket, floats_of(gradient), report);
+  } else {
+    auto& staging = lane.staging[bucket.index];
+    staging.resize(static_cast<std::size_t>(gradient.numel()));
+    const HalfFormat format = half_format(gradient.scalar_type());
+    decode_half(*lane.executor, format, halves_of(gradient), staging);
+    synchronize_floats(lane, bucket, staging, report);
+    encode_half(*lane.executor, format, Span<const float>(staging), {}, halves_of(gradient));
+  }
+  return gradient;
+}
+
+void DdpEngine::synchronize_floats(Lane& lane, const Bucket& bucket, Span<float> values, StepReport& report) {
+  std::vector<std::vector<float>*> delivering;
+  if (!owed_.empty()) {
+    std::size_t begin = 0;
+    for (const Parameter& parameter : bucket.parameters) {
+      const auto owed = owed_.find(parameter.name);
+      if (owed != owed_.end() && !owed->second.empty()) {
+        for (std::size_t i = 0; i < owed->second.size(); ++i) values[begin + i] += owed->second[i];
+        delivering.push_back(&owed->second);
+      }
+      begin += parameter.elements;
+    }
+  }
+  report = lane.session->synchronize(static_cast<BucketId>(bucket.index), values);
+  if (report.finite) {
+    for (auto* owed : delivering) owed->clear();
+  }
+}
+
+at::Tensor DdpEngine::synchronize_rows(Lane& lane, Bucket& bucket, StepReport& report) {
+  const at::Tensor& gradient = bucket.gradient;
+  const auto rows = static_cast<std::size_t>(gradient.size(0));
+  const auto width = layouts_[bucket.index].width;
+  const at::Tensor indices = gradient._indices().to(at::kLong).contiguous();
+  const at::Tensor values = gradient._values().to(at::kFloat).contiguous();
+  const auto count = static_cast<std::size_t>(indices.numel());
+  lane.row_indices.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t row = indices.data_ptr<std::int64_t>()[i];
+    // Only the session can say it well; it refuses what is not below `rows`.
+    lane.row_indices[i] = row < 0 || static_cast<std::uint64_t>(row) >= rows
+                              ? static_cast<std::uint32_t>(rows)
+                              : static_cast<std::uint32_t>(row);
+  }
+  Span<float> row_values = floats_of(values);
+  std::vector<float>* delivering = nullptr;
+  if (const auto owed = owed_.find(bucket.parameters[0].name); owed != owed_.end() && !owed->second.empty()) {
+    delivering = &owed->second;
+    lane.row_values.assign(row_values.begin(), row_values.end());
+    for (std::size_t row = 0; row < rows; ++row) {
+      const auto begin = delivering->begin() + static_cast<std::ptrdiff_t>(row * width);
+      const auto end = begin + static_cast<std::ptrdiff_t>(width);
+      if (std::all_of(begin, end, [](float value) { return value == 0; })) continue;
+      lane.row_indices.push_back(static_cast<std::uint32_t>(row));
+      lane.row_values.insert(lane.row_values.end(), begin, end);
+    }
+    row_values = lane.row_values;
+  }
+  RowSparse own;
+  own.row_indices = lane.row_indices;
+  own.values = row_values;
+  own.rows = rows;
+  own.width = width;
+  const auto id = static_cast<BucketId>(bucket.index);
+  const RowSparse mean = lane.session->synchronize_rows(id, own);
+  report = lane.session->report(id);
+  if (delivering != nullptr && report.finite) delivering->clear();
+
+  const auto kept = static_cast<std::int64_t>(mean.size());
+  at::Tensor mean_indices = at::empty({1, kept}, at::kLong);
+  std::copy(mean.row_indices.begin(), mean.row_indices.end(), mean_indices.data_ptr<std::int64_t>());
+  std::vector<std::int64_t> shape = gradient.sizes().vec();
+  shape[0] = kept;
+  at::Tensor mean_values = at::empty(shape, at::kFloat);
+  std::copy(mean.values.begin(), mean.values.end(), mean_values.data_ptr<float>());
+  at::Tensor result = at::_sparse_coo_tensor_unsafe(mean_indices, mean_values.to(gradient.scalar_type()),
+                                                    gradient.sizes(), gradient.options());
+  result._coalesced_(true);
+  return result;
+}
+
+/// For types that no system takes.
+void DdpEngine::synchronize_plainly(Lane& lane, Bucket& bucket, StepReport& report) {
+  Stopwatch watch;
+  C10dCommunicator& communicator = *lane.communicator;
+  communicator.set_context(static_cast<BucketId>(bucket.index), lane.session->step());
+  const Traffic before = communicator.traffic();
+  communicator.all_reduce_tensor(bucket.gradient);
+  bucket.gradient.div_(communicator.size());
+  report.step = lane.session->step();
+  report.elements = static_cast<std::uint64_t>(bucket.gradient.numel());
+  report.raw_bytes = static_cast<std::uint64_t>(bucket.gradient.nbytes());
+  report.wire = communicator.traffic() - before;
+  report.formula_bytes = report.wire.sent_bytes;
+  report.seconds_total = watch.seconds();
+  report.seconds_communicate = report.seconds_total;
+}
+
+void DdpEngine::set_spec(std::string spec) {
+  const Lock lock(mutex_);
+  if (closed_) throw std::runtime_error("Thinwire's engine was closed: register the model again");
+  next_spec_ = Session(spec, *lanes_[0]->communicator).spec();
+}
+
+std::string DdpEngine::spec() const {
+  const Lock lock(mutex_);
+  return next_spec_.value_or(spec_);
+}
+
+void DdpEngine::scale_residuals(float factor) {
+  if (!std::isfinite(factor)) throw std::invalid_argument("residuals times a factor that is not finite");
+  Lock lock(mutex_);
+  settle(lock);
+  for (std::size_t index = 0; index < layouts_.size(); ++index) {
+    const auto& session = lanes_[index % lanes_.size()]->session;
+    for (float& value : session->mutable_residual(static_cast<BucketId>(index))) value *= factor;
+  }
+  for (auto& [name, values] : owed_) {
+    for (float& value : values) value *= factor;
+  }
+}
+
+std::uint64_t DdpEngine::step() const {
+  const Lock lock(mutex_);
+  return step_;
+}
+
+std::string DdpEngine::report() const {
+  const Lock lock(mutex_);
+  std::string buckets;
+  StepReport last;
+  for (const StepReport& report : reports_) {
+    buckets += (buckets.empty() ? "" : ", ") + to_json(report);
+    last.accumulate(report);
+  }
+  return "{\"buckets\": [" + buckets + "], \"last_step\": " + to_json(last) +
+         ", \"total\": " + to_json(total_) + "}";
+}
+
+std::vector<std::vector<std::string>> DdpEngine::bucket_parameters() const {
+  const Lock lock(mutex_);
+  std::vector<std::vector<std::string>> names;
+  for (const Layout& layout : layouts_) {
+    names.emplace_back();
+    for (const Parameter& parameter : layout.parameters) names.back().push_back(parameter.name);
+  }
+  return names;
+}
+
+StateWriter DdpEngine::save() {
+  Lock lock(mutex_);
+  settle(lock);
+  if (loaded_) return rewritten(*loaded_);
+  StateWriter writer = merged_state();
+  if (!lanes_[0]->session) {
+    writer.put("spec", spec_);
+    writer.put("seed", options_.seed);
+    writer.put("step", step_);
+  }
+  for (const auto& [name, values] : owed_) {
+    if (!values.empty()) writer.put(residual_entry(name), Span<const float>(values));
+  }
+  return writer;
+}
+
+void DdpEngine::load(StateReader state) {
+  Lock lock(mutex_);
+  settle(lock);
+  auto before = std::exchange(loaded_, std::move(state));
+  if (layouts_.empty()) return;
+  try {
+    rebuild(layouts_, spec_);
+  } catch (...) {
+    loaded_ = std::move(before);
+    throw;
+  }
+}
+
+}  // namespace thinwire

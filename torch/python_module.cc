@@ -1,0 +1,242 @@
+// What `import thinwire` has from C++: the engine behind DDP's hook, and what thinwire.doctor asks about this
+// build. No Python object is touched while a bucket is compressed or under way; the lock is taken to hand
+// over rows, which come back as a new tensor.
+
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <hwy/targets.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/link_probe.h"
+#include "thinwire/version.h"
+#include "torch/c10d_communicator.h"
+#include "torch/c10d_compat.h"
+#include "torch/ddp_engine.h"
+
+namespace py = pybind11;
+
+namespace thinwire {
+namespace {
+
+/// A reference of our own to an object that Python holds. By reference, since torch's holders of these
+/// classes differ between versions.
+template <class T>
+c10::intrusive_ptr<T> share(const py::handle& object) {
+  return c10::intrusive_ptr<T>::reclaim_copy(&object.cast<T&>());
+}
+
+std::unique_ptr<C10dCommunicator> open_communicator(const py::handle& group, const py::handle& store,
+                                                    int store_host, double deadline_seconds) {
+  auto communicator = std::make_unique<C10dCommunicator>(
+      share<c10d_compat::Group>(group), share<::c10d::Store>(store),
+      C10dCommunicator::Options{.store_host = store_host, .leave_together = true});
+  communicator->set_deadline(std::chrono::duration<double>(deadline_seconds));
+  return communicator;
+}
+
+using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+
+/// Parameters by the identity of their tensors, as DDP's buckets name them.
+class Names {
+ public:
+  explicit Names(const std::vector<std::pair<std::string, at::Tensor>>& parameters) {
+    for (const auto& [name, tensor] : parameters) names_[tensor.unsafeGetTensorImpl()] = name;
+  }
+
+  Parameter describe(const at::Tensor& tensor) const {
+    const auto name = names_.find(tensor.unsafeGetTensorImpl());
+    if (name == names_.end()) {
+      throw std::runtime_error(
+          "DDP handed over a parameter that the model did not have when it was registered: register the "
+          "model after wrapping it, and again when its parameters are replaced");
+    }
+    const auto elements = static_cast<std::size_t>(tensor.numel());
+    const auto rows = tensor.dim() > 1 && elements > 0 ? static_cast<std::size_t>(tensor.size(0)) : 0;
+    return {name->second, elements, rows};
+  }
+
+ private:
+  std::map<const void*, std::string> names_;
+};
+
+class PythonEngine {
+ public:
+  PythonEngine(const py::list& groups, const py::list& stores, int store_host, double deadline_seconds,
+               const std::string& spec, std::uint64_t seed, int threads,
+               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+      : names_(parameters) {
+    std::vector<std::unique_ptr<C10dCommunicator>> lanes;
+    for (std::size_t lane = 0; lane < groups.size(); ++lane) {
+      lanes.push_back(open_communicator(groups[lane], stores[lane], store_host, deadline_seconds));
+    }
+    const py::gil_scoped_release release;
+    engine_ = std::make_unique<DdpEngine>(std::move(lanes), spec,
+                                          DdpEngine::Options{.seed = seed, .threads = threads});
+  }
+
+  ~PythonEngine() {
+    const py::gil_scoped_release release;
+    engine_.reset();
+  }
+
+  /// future: a torch.futures.Future that gets the mean. ready: one that holds `gradient` already, the form in
+  /// which DDP wants its own tensor back; a dense bucket then ends without Python's lock.
+  void submit(std::size_t index, bool last, const at::Tensor& gradient,
+              const std::vector<at::Tensor>& parameters, py::object future, const py::handle& ready) {
+    DdpEngine::Bucket bucket;
+    bucket.index = index;
+    bucket.last = last;
+    for (const at::Tensor& parameter : parameters) bucket.parameters.push_back(names_.describe(parameter));
+    bucket.gradient = gradient;
+    const Future plain = future.cast<torch::jit::PythonFutureWrapper&>().fut;
+    const c10::IValue result = ready.cast<torch::jit::PythonFutureWrapper&>().fut->value();
+    // Released under Python's lock, wherever the last copy of what is done with the mean goes.
+    std::shared_ptr<py::object> object;
+    if (gradient.is_sparse()) {
+      object = std::shared_ptr<py::object>(new py::object(std::move(future)), [](py::object* held) {
+        const py::gil_scoped_acquire acquire;
+        delete held;
+      });
+    }
+    const py::gil_scoped_release release;
+    engine_->submit(std::move(bucket), [plain, result, object](at::Tensor mean, std::exception_ptr error) {
+      if (error) {
+        plain->setError(error);
+      } else if (!object) {
+        plain->markCompleted(result);
+      } else {
+        const py::gil_scoped_acquire acquire;
+        object->attr("set_result")(mean);
+      }
+    });
+  }
+
+  py::dict state() {
+    StateWriter writer;
+    {
+      const py::gil_scoped_release release;
+      writer = engine_->save();
+    }
+    const StateReader reader(std::move(writer));
+    py::dict values;
+    for (const std::string& name : reader.names("")) {
+      switch (reader.type(name)) {
+        case StateReader::Type::floats: {
+          at::Tensor tensor = at::empty({static_cast<std::int64_t>(reader.length(name))}, at::kFloat);
+          reader.get(name, {tensor.data_ptr<float>(), reader.length(name)});
+          values[py::str(name)] = tensor;
+          break;
+        }
+        case StateReader::Type::integer:
+          values[py::str(name)] = reader.get_integer(name);
+          break;
+        case StateReader::Type::real:
+          values[py::str(name)] = reader.get_real(name);
+          break;
+        case StateReader::Type::text:
+          values[py::str(name)] = reader.get_text(name);
+          break;
+      }
+    }
+    return values;
+  }
+
+  void load_state(const py::dict& values) {
+    StateWriter writer;
+    for (const auto& [key, value] : values) {
+      const auto name = key.cast<std::string>();
+      if (py::isinstance<py::str>(value)) {
+        writer.put(name, std::string_view(value.cast<std::string>()));
+      } else if (py::isinstance<py::int_>(value)) {
+        writer.put(name, value.cast<std::uint64_t>());
+      } else if (py::isinstance<py::float_>(value)) {
+        writer.put(name, value.cast<double>());
+      } else {
+        const at::Tensor tensor = value.cast<at::Tensor>().to(at::kCPU, at::kFloat).contiguous();
+        writer.put(name,
+                   Span<const float>(tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())));
+      }
+    }
+    const py::gil_scoped_release release;
+    engine_->load(StateReader(std::move(writer)));
+  }
+
+  DdpEngine& engine() { return *engine_; }
+
+ private:
+  Names names_;
+  std::unique_ptr<DdpEngine> engine_;
+};
+
+/// Latency in seconds and bytes per second between ranks. Collective.
+std::pair<double, double> measure(const py::handle& group, const py::handle& store, int store_host,
+                                  double deadline_seconds) {
+  auto communicator = open_communicator(group, store, store_host, deadline_seconds);
+  const py::gil_scoped_release release;
+  std::vector<std::byte> scratch(kLinkProbeScratchBytes);
+  const MeasuredLink link = measure_link(*communicator, scratch);
+  communicator.reset();
+  return {link.latency_seconds, link.bytes_per_second};
+}
+
+std::vector<std::string> simd_targets() {
+  std::vector<std::string> names;
+  for (std::int64_t remaining = hwy::SupportedTargets(); remaining != 0; remaining &= remaining - 1) {
+    names.emplace_back(hwy::TargetName(remaining & -remaining));
+  }
+  return names;
+}
+
+/// One system's name, summary, options and formula: what `thinwire systems` shows.
+py::list systems() {
+  py::list all;
+  for (const SystemInfo& info : builtin_registry().systems()) {
+    py::dict one;
+    one["name"] = info.name;
+    one["summary"] = info.summary;
+    one["paper"] = info.paper;
+    one["formula"] = info.formula;
+    all.append(one);
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace thinwire
+
+PYBIND11_MODULE(_C, module) {
+  using thinwire::PythonEngine;
+  py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
+      .def(py::init<const py::list&, const py::list&, int, double, const std::string&, std::uint64_t, int,
+                    const std::vector<std::pair<std::string, at::Tensor>>&>(),
+           py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("store_host"),
+           py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"), py::arg("threads"),
+           py::arg("parameters"))
+      .def("submit", &PythonEngine::submit)
+      .def("set_spec", [](PythonEngine& self, std::string spec) { self.engine().set_spec(std::move(spec)); })
+      .def("spec", [](PythonEngine& self) { return self.engine().spec(); })
+      .def("set_learning_rate",
+           [](PythonEngine& self, double rate) { self.engine().set_learning_rate(rate); })
+      .def(
+          "scale_residuals", [](PythonEngine& self, float factor) { self.engine().scale_residuals(factor); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("step", [](PythonEngine& self) { return self.engine().step(); })
+      .def("report", [](PythonEngine& self) { return self.engine().report(); })
+      .def("bucket_parameters", [](PythonEngine& self) { return self.engine().bucket_parameters(); })
+      .def("state", &PythonEngine::state)
+      .def("load_state", &PythonEngine::load_state)
+      .def(
+          "close", [](PythonEngine& self) { self.engine().close(); },
+          py::call_guard<py::gil_scoped_release>());
+  module.def("measure_link", &thinwire::measure);
+  module.def("simd_targets", &thinwire::simd_targets);
+  module.def("systems", &thinwire::systems);
+  module.attr("version") = thinwire::kVersion;
+}
