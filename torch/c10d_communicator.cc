@@ -34,6 +34,8 @@ std::string brief(const std::exception& error, std::chrono::duration<double> dea
   text.resize(std::min(text.find('\n'), text.size()));
   if (const auto end = text.find("] "); text.starts_with('[') && end != std::string::npos)
     text.erase(0, end + 2);
+  // Newer versions go on with advice about logs.
+  text.resize(std::min(text.find(". "), text.size()));
   return "connection lost: " + text;
 }
 

@@ -78,13 +78,13 @@ std::string printable(const std::array<char, kTextBytes>& text) {
   return result;
 }
 
-/// "ONE against OTHER", from the word on in which the texts first differ, shortened.
+/// "ONE against OTHER", from the word, or item of a list, on in which the texts first differ, shortened.
 std::string difference(const std::string& one, const std::string& other) {
   constexpr std::size_t kShown = 60;
   const auto limit = std::min(one.size(), other.size());
   std::size_t at = 0;
   while (at < limit && one[at] == other[at]) ++at;
-  while (at > 0 && one[at - 1] != ' ') --at;
+  while (at > 0 && one[at - 1] != ' ' && one[at - 1] != ',') --at;
   auto cut = [at](const std::string& text) {
     return text.size() - at > kShown ? text.substr(at, kShown) + "..." : text.substr(at);
   };

@@ -1,0 +1,79 @@
+"""Starts the ranks of a script on this machine, as torchrun does: ``python3 -m thinwire.launch -n 4 train.py --epochs 3``.
+
+Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI brings one that does. Sets RANK, LOCAL_RANK, WORLD_SIZE,
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. When a rank fails, the others have ten seconds to say why before they are ended; the
+exit status is that of the first one that failed.
+"""
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Dict, List
+
+_GRACE_SECONDS = 10.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environments(ranks: int, port: int) -> List[Dict[str, str]]:
+    """What each rank has in its environment beside what is there."""
+    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()} for rank in range(ranks)]
+
+
+def end(processes: List[subprocess.Popen]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(3)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m thinwire.launch", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("-n", "--ranks", type=int, required=True, help="processes to start, from 1")
+    parser.add_argument("--port", type=int, default=0, help="of the rendezvous; a free one unless given")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    if options.ranks < 1:
+        parser.error(f"-n {options.ranks}: at least 1 rank is needed")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    command = [sys.executable, options.script, *options.arguments]
+    processes: List[subprocess.Popen] = []
+    status = 0
+    deadline = None
+    try:
+        for environment in environments(options.ranks, options.port or free_port()):
+            processes.append(subprocess.Popen(command, env={**os.environ, **environment}))
+        while any(process.poll() is None for process in processes):
+            failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
+            if failed and deadline is None:
+                status = failed[0] if failed[0] > 0 else 128 - failed[0]
+                deadline = time.monotonic() + _GRACE_SECONDS
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if status == 0:
+            codes = [process.poll() for process in processes if process.poll()]
+            status = (codes[0] if codes[0] > 0 else 128 - codes[0]) if codes else 0
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    finally:
+        end(processes)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Runs a group of worker.py's scenarios on real processes over Gloo: run.py GROUP RANKS."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from thinwire.launch import environments, free_port
+
+LIMIT_SECONDS = 200
+group, ranks = sys.argv[1], int(sys.argv[2])
+worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+processes = [
+    subprocess.Popen(
+        [sys.executable, worker, group],
+        env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for environment in environments(ranks, free_port())
+]
+victim = 1 if group in ("killed", "frozen") else None
+end = time.monotonic() + LIMIT_SECONDS
+failed = False
+survivors = []
+for rank in sorted(range(ranks), key=lambda one: one == victim):
+    process = processes[rank]
+    if rank == victim:
+        process.send_signal(signal.SIGKILL)
+    try:
+        output = process.communicate(timeout=max(1.0, end - time.monotonic()))[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output = process.communicate()[0] + f"\nrank {rank} did not end within {LIMIT_SECONDS} s"
+        failed = True
+    if rank != victim and process.returncode != 0:
+        failed = True
+    survivors += re.findall(r"^survivor .*$", output, re.MULTILINE)
+    if rank == 0 or process.returncode != 0:
+        print(output, end="")
+if victim is not None:
+    print(*survivors, sep="\n")
+    if len(survivors) != ranks - 1 or not all("rank 1 is gone or silent" in line for line in survivors):
+        print("every survivor should name rank 1")
+        failed = True
+sys.exit(1 if failed else 0)
