@@ -9,7 +9,13 @@ One line on an existing script puts a compressing system under DDP::
 """
 import torch  # noqa: F401  (loads the libraries that the extension stands on)
 
-from thinwire._C import version as __version__
+try:
+    from thinwire._C import version as __version__
+except ImportError as error:
+    raise ImportError(
+        f"Thinwire's extension does not load with torch {torch.__version__} ({error}). It was built against another torch: in "
+        "Thinwire's source folder, pip install --no-build-isolation --force-reinstall --no-deps ."
+    ) from error
 from thinwire.ddp import Handle, register, systems
 
 __all__ = ["Handle", "register", "systems", "__version__"]

@@ -44,13 +44,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.launch", description=__doc__.split("\n", 1)[0])
     parser.add_argument("-n", "--ranks", type=int, required=True, help="processes to start, from 1")
     parser.add_argument("--port", type=int, default=0, help="of the rendezvous; a free one unless given")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if options.ranks < 1:
         parser.error(f"-n {options.ranks}: at least 1 rank is needed")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    command = [sys.executable, options.script, *options.arguments]
+    command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
     processes: List[subprocess.Popen] = []
     status = 0
     deadline = None
