@@ -247,25 +247,27 @@ def interrupted_up():
 
 
 def interrupted_check():
-    with tempfile.TemporaryDirectory() as folder:
-        waiting = f"{folder}/thinwire"
-        with open(waiting, "w", encoding="ascii") as script:
-            script.write(f"#!/bin/sh\necho $$ >>{folder}/pids\nexec sleep 1000\n")
-        os.chmod(waiting, 0o755)
-        process = start("check", "100Mbit", waiting)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with tempfile.TemporaryDirectory() as folder:
+            waiting = f"{folder}/thinwire"
+            with open(waiting, "w", encoding="ascii") as script:
+                script.write(f"#!/bin/sh\necho $$ >>{folder}/pids\nexec sleep 1000\n")
+            os.chmod(waiting, 0o755)
+            process = start("check", "100Mbit", waiting)
 
-        def pids():
-            try:
-                with open(f"{folder}/pids", encoding="ascii") as lines:
-                    return lines.read().split()
-            except FileNotFoundError:
-                return []
+            def pids(path=f"{folder}/pids"):
+                try:
+                    with open(path, encoding="ascii") as lines:
+                        return lines.read().split()
+                except FileNotFoundError:
+                    return []
 
-        check("check starts its ranks", eventually(lambda: len(pids()) == 4), pids())
-        process.send_signal(signal.SIGTERM)
-        status = process.wait(HANG)
-        left = glob.glob(f"/var/run/netns/thinwire-testbed-check-{process.pid}-*")
-        check("check ends by SIGTERM", status == 143 and not left and all_gone(pids()), (status, left))
+            check("check starts its ranks", eventually(lambda: len(pids()) == 4), pids())
+            os.killpg(process.pid, number)
+            status = process.wait(HANG)
+            left = glob.glob(f"/var/run/netns/thinwire-testbed-check-{process.pid}-*")
+            ended = status == 128 + number and not left and all_gone(pids())
+            check(f"check ends by {number.name}", ended, (status, left))
 
 
 def main():
