@@ -102,7 +102,8 @@ void add_simulate_command(CLI::App& app) {
                       "Every byte and element counts so often: 1000000 elements stand for a larger bucket");
   command->add_option("--steps", sweep.steps, "Measured steps; their median counts")
       ->check(CLI::Range(1, 1'000'000));
-  command->add_option("--warm-up", sweep.warm_up, "Steps before those")->check(CLI::Range(0, 1'000'000));
+  command->add_option("--warm-up", sweep.warm_up, "Steps before those: enough for systems that measure first")
+      ->check(CLI::Range(0, 1'000'000));
   command->add_flag("--errors", sweep.errors,
                     "Also compute each measured step's relative error (relative_errors in the JSON)");
   command->add_option("--seed", sweep.gradient.seed, "Seed of gradients and systems")->check(not_negative());
