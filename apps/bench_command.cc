@@ -141,8 +141,10 @@ void add_bench_command(CLI::App& app) {
                       "Elements of a row; above 1 the bucket is row-sparse");
   command->add_flag("--contiguous", options->gradient.contiguous,
                     "Popular rows lie side by side instead of scattered");
-  command->add_option("--workers", options->engine.workers,
-                      "Number of ranks; under mpirun and torchrun's variables as many as were started");
+  command
+      ->add_option("--workers", options->engine.workers,
+                   "Number of ranks; under mpirun and torchrun's variables as many as were started")
+      ->check(CLI::Range(1, kMostWorkers));
   command->add_option("--engine", options->engine.engine,
                       "threads, virtual (the clock is the link's), mpi or gloo");
   command->add_option("--deadline", options->engine.deadline_seconds,
