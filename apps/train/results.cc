@@ -220,7 +220,7 @@ std::string table(const std::vector<RunResult>& results) {
     widest = std::max(widest, measured.back().size());
   }
   // Of a system alone, a share of itself says nothing.
-  const bool shares = dense != systems.end() || systems.size() > 1;
+  const bool shares = systems.size() > 1;
   const auto line = [&](const std::string& label, const std::string& measure, const std::string& bytes,
                         const std::string& ratio, const std::string& row_bytes, const std::string& step,
                         const std::string& seconds) {
