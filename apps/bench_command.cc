@@ -23,6 +23,7 @@ struct BenchOptions {
   std::string sync = "dense,marsit";
   SyntheticGradient gradient{.elements = 1'000'000};
   EngineOptions engine;
+  int warm_up = kWarmUpSteps;
   int steps = 10;
   int threads = 1;
   std::string link;
@@ -78,6 +79,7 @@ void bench_on_virtual(const BenchOptions& options, const std::vector<std::string
     results.push_back(to_json(simulate(spec, source,
                                        {.workers = options.engine.workers,
                                         .link = options.engine.link,
+                                        .warm_up = options.warm_up,
                                         .steps = options.steps,
                                         .seed = options.gradient.seed})));
   }
@@ -87,14 +89,15 @@ void bench_on_virtual(const BenchOptions& options, const std::vector<std::string
 void bench_on_engine(const BenchOptions& options, const std::vector<std::string>& specs) {
   const auto& gradient = options.gradient;
   const BenchRunOptions run{
+      .warm_up = options.warm_up,
       .steps = options.steps,
       .threads = options.threads,
       .seed = gradient.seed,
       .configuration =
           fmt::format("bench elements={} density={} zipf={} gamma={} contiguous={} row_width={} "
-                      "steps={}",
+                      "warm_up={} steps={}",
                       gradient.elements, gradient.density, gradient.zipf, gradient.gamma.value_or(0),
-                      gradient.contiguous, gradient.row_width, options.steps)};
+                      gradient.contiguous, gradient.row_width, options.warm_up, options.steps)};
   const SyntheticSource source(gradient, options.engine.workers);
   run_on_engine(options.engine, [&](Communicator& communicator) {
     auto results = Json::array();
@@ -138,14 +141,18 @@ void add_bench_command(CLI::App& app) {
                       "Elements of a row; above 1 the bucket is row-sparse");
   command->add_flag("--contiguous", options->gradient.contiguous,
                     "Popular rows lie side by side instead of scattered");
-  command->add_option("--workers", options->engine.workers,
-                      "Number of ranks; under mpirun and torchrun's variables as many as were started");
+  command
+      ->add_option("--workers", options->engine.workers,
+                   "Number of ranks; under mpirun and torchrun's variables as many as were started")
+      ->check(CLI::Range(1, kMostWorkers));
   command->add_option("--engine", options->engine.engine,
                       "threads, virtual (the clock is the link's), mpi or gloo");
   command->add_option("--deadline", options->engine.deadline_seconds,
                       "Seconds that a blocking call may take");
-  command->add_option("--steps", options->steps, "Measured steps, after one that is not")
-      ->check(CLI::Range(1, 1'000'000));
+  command->add_option("--steps", options->steps, "Measured steps")->check(CLI::Range(1, 1'000'000));
+  command
+      ->add_option("--warm-up", options->warm_up, "Steps before those: enough for systems that measure first")
+      ->check(CLI::Range(0, 1'000'000));
   command->add_option("--threads", options->threads, "CPU threads per rank")->check(CLI::Range(1, 1024));
   command->add_option("--seed", options->gradient.seed, "Seed of gradients and systems")
       ->check(not_negative());

@@ -24,7 +24,7 @@ void add_rows_to(std::vector<float>& table, const RowSparse& rows) {
   }
 }
 
-/// One system on one rank: warm-up step 0, then the measured ones, then the checks.
+/// One system on one rank: steps to warm up, then the measured ones, then the checks.
 class Run {
  public:
   Run(const std::string& spec, const GradientSource& source, Communicator& communicator,
@@ -47,7 +47,7 @@ class Run {
 
   Measurement run(const std::string& spec) {
     session_.start();
-    step();  // step 0: buffers are allocated, step sizes agreed
+    for (int i = 0; i < options_.warm_up; ++i) step();  // buffers are allocated, step sizes agreed
     std::vector<double> seconds;
     RankMeasurement mine;
     for (int i = 0; i < options_.steps; ++i) {

@@ -10,7 +10,8 @@
 namespace thinwire::apps {
 
 struct BenchRunOptions {
-  int steps = 10;  ///< Measured, after one that is not.
+  int warm_up = kWarmUpSteps;
+  int steps = 10;  ///< Measured, after those.
   int threads = 1;
   std::uint64_t seed = 1;
   /// What else must be the same on all ranks.

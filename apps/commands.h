@@ -15,6 +15,9 @@ inline CLI::Validator not_negative() {
           "", "not negative"};
 }
 
+/// More ranks than anything here was made for: above, a typing error is likelier.
+constexpr int kMostWorkers = 1 << 20;
+
 void add_systems_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_train_command(CLI::App& app);

@@ -8,6 +8,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "apps/commands.h"
 #include "thinwire/version.h"
@@ -21,6 +22,26 @@ void complain(std::string message) {
   std::fflush(stdout);
   std::fprintf(stderr, "thinwire: %s\n", message.c_str());
   std::fflush(stderr);
+}
+
+std::string joined(const std::vector<std::string>& words, const char* between) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+/// Names what was given, which CLI11 does backwards or not at all.
+std::string unexpected(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining(true);
+  if (!app.get_subcommands().empty()) return "not expected: " + joined(words, " ");
+  std::vector<std::string> commands;
+  for (const auto* command : app.get_subcommands({})) commands.push_back(command->get_name());
+  std::string problem = "no command";
+  if (!words.empty()) {
+    problem = words[0].starts_with('-') ? "not expected before a command: " + joined(words, " ")
+                                        : "no such command: " + words[0];
+  }
+  return problem + "; commands are " + joined(commands, ", ");
 }
 
 }  // namespace
@@ -43,7 +64,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::RuntimeError& error) {  // a command's own exit status
     status = error.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    complain(std::string(error.what()) + "; see thinwire --help");
+    const bool stray = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    complain((stray || app.get_subcommands().empty() ? unexpected(app) : error.what()) +
+             "; see thinwire --help");
     status = 2;
   } catch (const std::invalid_argument& error) {
     complain(error.what());

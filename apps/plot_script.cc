@@ -59,7 +59,7 @@ void run_plot_script(const std::string& script, const std::string& json, const s
     throw std::runtime_error("matplotlib is missing: install Debian's python3-matplotlib");
   }
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw std::runtime_error(fmt::format("{} made no picture of {}", script, json));
+    throw std::runtime_error(fmt::format("{} could not make {}", script, png));
   }
 }
 

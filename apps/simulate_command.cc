@@ -49,24 +49,44 @@ void draw(const SimulateOptions& options, const std::string& results) {
   if (!options.json.empty() && options.json != "-") {
     return run_plot_script("plot_simulation.py", options.json, options.plot);
   }
-  // The numbers outlive a plot that fails.
-  const std::string json =
-      (std::filesystem::temp_directory_path() / fmt::format("thinwire-simulation-{}.json", getpid()))
-          .string();
-  write_results(json, results);
-  run_plot_script("plot_simulation.py", json, options.plot);
-  std::filesystem::remove(json);
+  // Whether or not there is a picture, the numbers were printed.
+  struct Temporary {
+    std::string path =
+        (std::filesystem::temp_directory_path() / fmt::format("thinwire-simulation-{}.json", getpid()))
+            .string();
+    ~Temporary() {
+      std::error_code error;
+      std::filesystem::remove(path, error);
+    }
+  } const json;
+  write_results(json.path, results);
+  run_plot_script("plot_simulation.py", json.path, options.plot);
 }
 
-void run_simulate(const SimulateOptions& options) {
+/// Lists separated by commas into single files; a name that is there as it stands is taken as it stands.
+std::vector<std::string> split_files(const std::vector<std::string>& names) {
+  std::vector<std::string> files;
+  for (const auto& name : names) {
+    std::error_code error;
+    if (std::filesystem::exists(name, error)) {
+      files.push_back(name);
+      continue;
+    }
+    for (const auto& file : CLI::detail::split(name, ',')) {
+      if (!file.empty()) files.push_back(file);
+    }
+  }
+  return files;
+}
+
+void run_simulate(SimulateOptions options) {
+  options.sweep.gradient_files = split_files(options.sweep.gradient_files);
 #ifdef M_MMAP_THRESHOLD
   // Hundreds of ranks in one process: what one of them frees goes back to the system at once.
   mallopt(M_MMAP_THRESHOLD, 256 * 1024);
 #endif
   require_writable(options.json);
-  if (std::filesystem::is_directory(options.plot)) {
-    throw std::invalid_argument("--plot " + options.plot + ": a folder, not a file");
-  }
+  require_picture(options.plot);
   const bool quiet = options.json == "-";
   bool first = true;
   const Json results = run_sweep(options.sweep, [&](const Json& result) {
@@ -102,14 +122,16 @@ void add_simulate_command(CLI::App& app) {
                       "Every byte and element counts so often: 1000000 elements stand for a larger bucket");
   command->add_option("--steps", sweep.steps, "Measured steps; their median counts")
       ->check(CLI::Range(1, 1'000'000));
-  command->add_option("--warm-up", sweep.warm_up, "Steps before those")->check(CLI::Range(0, 1'000'000));
+  command->add_option("--warm-up", sweep.warm_up, "Steps before those: enough for systems that measure first")
+      ->check(CLI::Range(0, 1'000'000));
   command->add_flag("--errors", sweep.errors,
                     "Also compute each measured step's relative error (relative_errors in the JSON)");
   command->add_option("--seed", sweep.gradient.seed, "Seed of gradients and systems")->check(not_negative());
 
   auto* recorded = command
                        ->add_option("--gradients", sweep.gradient_files,
-                                    "Replay what `train --record` wrote: one file per worker")
+                                    "Replay what `train --record` wrote: one file per worker, separated by "
+                                    "spaces or commas")
                        ->default_str("");
   command
       ->add_option("--bucket-mb", sweep.bucket_megabytes,
@@ -117,7 +139,8 @@ void add_simulate_command(CLI::App& app) {
       ->check(CLI::Range(0.0, 17'000.0));
   const auto synthetic = [&](CLI::Option* option) { return option->excludes(recorded); };
   synthetic(command->add_option("--workers", sweep.workers, "Numbers of workers, separated by commas"))
-      ->delimiter(',');
+      ->delimiter(',')
+      ->check(CLI::Range(1, kMostWorkers));
   synthetic(command->add_option("--elements", sweep.gradient.elements, "Elements of the bucket"))
       ->default_val(std::uint64_t{1'000'000})
       ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{0xFFFFFFFF}));

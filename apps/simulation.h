@@ -18,7 +18,7 @@ struct SimulationOptions {
   /// Its scale is also the codec's: an element takes so many times as long.
   VirtualLink link{};
   CodecModel codec{};
-  int warm_up = 1;  ///< Steps before those that count: systems agree on sizes in their first.
+  int warm_up = kWarmUpSteps;
   int steps = 1;
   std::uint64_t seed = 1;
   bool errors = false;  ///< Whether to compute every measured step's error, not only the last one's.

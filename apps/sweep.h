@@ -21,7 +21,7 @@ struct SweepOptions {
   std::vector<double> densities = {1};
   std::vector<double> gammas;    ///< Empty: the skew is gradient.zipf.
   SyntheticGradient gradient{};  ///< Density and gamma come from the lists.
-  int warm_up = 1;
+  int warm_up = kWarmUpSteps;
   int steps = 1;
   bool errors = false;                      ///< See SimulationOptions.
   std::vector<std::string> gradient_files;  ///< Instead of a synthetic gradient; they say how many workers.

@@ -54,11 +54,30 @@ def bad_usage():
         (("--elements", "10", "--row-width", "3"), "row width 3"),
         (("--link", "slow"), "slow"),
         (("--codec", "slow"), "slow"),
-        (("--workers", "0"), "workers"),
+        (("--workers", "0"), "--workers"),
+        (("--plot", os.path.dirname(THINWIRE)), "folder"),
+        (("--json", os.path.dirname(THINWIRE)), "is a folder: name a file"),
+        (("--bogus", "3"), "not expected: --bogus 3"),
     ]:
         done = run("simulate", *arguments, status=2)
         assert word in done.stderr and done.stderr.count("\n") == 1 and not done.stdout, done
     assert "missing" in run("simulate", "--gradients", "missing", status=1).stderr
+    for arguments, words in [
+        (("nosuch",), ("nosuch", "simulate")),
+        ((), ("no command", "simulate")),
+        (("--bogus", "3"), ("--bogus", "simulate")),
+        (("bench", "--workers", "0"), ("--workers", "range", "1")),
+        (("bench", "--json", os.path.dirname(THINWIRE)), ("is a folder: name a file",)),
+    ]:
+        done = run(*arguments, status=2)
+        assert all(word in done.stderr for word in words) and done.stderr.count("\n") == 1 and not done.stdout, done
+
+
+def gradient_files_are_separated_by_commas_or_spaces():
+    # Neither is there: the first of them is missed, not a file with a comma in its name.
+    for arguments in (("first,second",), ("first", "second")):
+        message = run("simulate", "--gradients", *arguments, status=1).stderr
+        assert "first" in message and "first,second" not in message, message
 
 
 def failing_runs_leave_no_file():
@@ -73,7 +92,7 @@ def plots():
         arguments = ("simulate", "--sync", "half", "--workers", "2,4", "--elements", "1000", "--plot", picture)
         done = subprocess.run([THINWIRE, *arguments], capture_output=True, text=True, check=False)
         if "matplotlib is missing" in done.stderr:
-            assert os.listdir(folder) == ["curve.png.json"]  # the numbers are kept
+            assert not os.listdir(folder)
             return
         assert done.returncode == 0, done.stderr
         assert os.listdir(folder) == ["curve.png"]
@@ -81,8 +100,31 @@ def plots():
             assert file.read(8) == b"\x89PNG\r\n\x1a\n"
 
 
+def impossible_plots_are_refused_before_the_run():
+    with tempfile.TemporaryDirectory() as folder:
+        picture = os.path.join(folder, "no", "curve.png")
+        done = subprocess.run([THINWIRE, "simulate", "--workers", "2", "--elements", "100", "--plot", picture], capture_output=True,
+                              text=True, check=False, env={**os.environ, "TMPDIR": folder})
+        assert done.returncode == 1 and not done.stdout and picture in done.stderr and "no folder" in done.stderr, done
+        assert not os.listdir(folder)
+
+
+def a_failing_plot_leaves_no_temporary():
+    with tempfile.TemporaryDirectory() as folder:
+        # The picture's place is taken while it is drawn.
+        picture = os.path.join(folder, "curve.png")
+        os.mkdir(picture + ".partial")
+        done = subprocess.run([THINWIRE, "simulate", "--workers", "2", "--elements", "100", "--plot", picture], capture_output=True,
+                              text=True, check=False, env={**os.environ, "TMPDIR": folder})
+        assert done.returncode == 1 and "thinwire-simulation" not in done.stderr, done
+        assert os.listdir(folder) == ["curve.png.partial"]
+
+
 repeats()
 bench_agrees()
 bad_usage()
+gradient_files_are_separated_by_commas_or_spaces()
 failing_runs_leave_no_file()
+impossible_plots_are_refused_before_the_run()
+a_failing_plot_leaves_no_temporary()
 plots()

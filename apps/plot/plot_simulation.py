@@ -8,6 +8,7 @@ others has a curve of its own. Exit status: 0 drawn, 1 failed (one line on stder
 missing (says nothing: the caller tells what to install).
 """
 import json
+import math
 import os
 import sys
 
@@ -53,7 +54,13 @@ def count_text(value: float) -> str:
     return f"{value:g}"
 
 
-def draw(results: list, picture: str) -> None:
+def same_curve(one: list, other: list) -> bool:
+    return len(one) == len(other) and all(
+        a[0] == b[0] and math.isclose(a[1], b[1], rel_tol=0.02) for a, b in zip(one, other))
+
+
+def make(results: list):
+    """The figure."""
     varying = [d for d in DIMENSIONS if varies(results, d)] or [DIMENSIONS[0]]
     across, others = varying[0], varying[1:]
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
@@ -61,13 +68,19 @@ def draw(results: list, picture: str) -> None:
 
     systems = list(dict.fromkeys(r["spec"] for r in results))
     settings = sorted({tuple(value_of(r, d) for d in others) for r in results})
-    for i, spec in enumerate(s for s in systems if s != YARDSTICK):
+    def curve_of(spec: str, setting: tuple) -> list:
+        return sorted(
+            (value_of(r, across), r["time_vs_dense"])
+            for r in results
+            if r["spec"] == spec and tuple(value_of(r, d) for d in others) == setting
+        )
+
+    drawn = [spec for spec in systems if spec != YARDSTICK]
+    for i, spec in enumerate(drawn):
         for j, setting in enumerate(settings):
-            curve = sorted(
-                (value_of(r, across), r["time_vs_dense"])
-                for r in results
-                if r["spec"] == spec and tuple(value_of(r, d) for d in others) == setting
-            )
+            curve = curve_of(spec, setting)
+            # What a later curve will cover is drawn wider.
+            covered = sum(1 for later in drawn[i + 1:] if same_curve(curve, curve_of(later, setting)))
             names = [f"{d[2].split(':')[0].split(' ')[0]} {v:g}" for d, v in zip(others, setting)]
             axes.plot(
                 [x for x, _ in curve],
@@ -75,12 +88,13 @@ def draw(results: list, picture: str) -> None:
                 color=COLOURS[i % len(COLOURS)],
                 marker=MARKERS[i % len(MARKERS)],
                 linestyle=LINES[j % len(LINES)],
-                markersize=5,
-                linewidth=1.7,
+                markersize=5 + 4 * covered,
+                linewidth=1.7 + 2.5 * covered,
                 label=", ".join([spec, *names]),
             )
     axes.axhline(1, color="#666666", linewidth=1.2)
-    axes.annotate("dense", (1, 1), xycoords=("axes fraction", "data"), xytext=(-2, 3), ha="right",
+    # Beside the axes, where no curve is.
+    axes.annotate("dense", (1, 1), xycoords=("axes fraction", "data"), xytext=(4, 0), ha="left", va="center",
                   textcoords="offset points", color="#666666")
 
     places = sorted({value_of(r, across) for r in results})
@@ -126,9 +140,13 @@ def draw(results: list, picture: str) -> None:
         rows = -(-len(labels) // columns)
         figure.legend(handles, labels, loc="lower center", ncol=columns, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.01 + 0.045 * rows, 1, 1))
+    return figure
+
+
+def draw(results: list, picture: str) -> None:
     # Beside its place and renamed, as the results are.
     partial = f"{picture}.partial"
-    figure.savefig(partial, dpi=150, format="png")
+    make(results).savefig(partial, dpi=150, format="png")
     os.replace(partial, picture)
 
 
@@ -139,9 +157,13 @@ def main() -> int:
     try:
         with open(sys.argv[1], encoding="utf-8") as file:
             results = json.load(file)
+    except (OSError, ValueError) as error:
+        print(f"plot_simulation.py: {sys.argv[1]}: {error!r}", file=sys.stderr)
+        return 1
+    try:
         draw(results, sys.argv[2])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        print(f"plot_simulation.py: {sys.argv[1]}: {error!r}", file=sys.stderr)
+        print(f"plot_simulation.py: {sys.argv[2]}: {error!r}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Draw what `thinwire train --json` wrote: test accuracy, or of a text the perplexity, against epochs and against
-bytes sent. Of a system that was trained with several seeds: the mean, in a band of one standard deviation.
+bytes sent. Of a system that was trained with several seeds: the mean, in a band of one standard deviation; if one of
+them diverged, each by itself.
 
 Usage: plot_training.py RESULTS.json PICTURE.png
 
@@ -34,12 +35,18 @@ def bytes_text(value: float, _position=None) -> str:
 
 
 def by_label(results: list) -> list:
-    """The runs of each system, those with an epoch; in the order of the first ones."""
+    """The runs of each system, in the order of the first ones."""
     groups = {}
     for result in results:
-        if result["epochs"]:
-            groups.setdefault(result["label"], []).append(result)
+        groups.setdefault(result["label"], []).append(result)
     return list(groups.values())
+
+
+def title_of(runs: list) -> str:
+    failed = sum(1 for run in runs if run["failure"])
+    if not failed:
+        return runs[0]["label"]
+    return runs[0]["label"] + (" (diverged)" if failed == len(runs) else f" ({failed} of {len(runs)} diverged)")
 
 
 def mean(values: list) -> float:
@@ -54,47 +61,94 @@ def deviation(values: list) -> float:
     return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
-def draw(results: list, picture: str) -> None:
+def curves_of(runs: list, measure: str) -> list:
+    """What is drawn of a system: (epochs, values, deviations, bytes sent) of the mean over its runs, or of each run if one
+    failed: a mean would hide it. Runs without an epoch have nothing to draw."""
+    begun = [run for run in runs if run["epochs"]]
+    if not begun:
+        return []
+    groups = [begun] if not any(run["failure"] for run in runs) else [[run] for run in begun]
+    curves = []
+    for group in groups:
+        count = min(len(run["epochs"]) for run in group)
+        # A perplexity that overflowed is null: a gap in the line.
+        values = [
+            [math.nan if run["epochs"][at][measure] is None else run["epochs"][at][measure] for run in group]
+            for at in range(count)
+        ]
+        curves.append((
+            [epoch["epoch"] for epoch in group[0]["epochs"][:count]],
+            [mean(of_seeds) for of_seeds in values],
+            [deviation(of_seeds) for of_seeds in values],
+            [mean([run["epochs"][at]["wire_bytes_so_far"] for run in group]) for at in range(count)],
+        ))
+    return curves
+
+
+def same_line(one: list, other: list) -> bool:
+    """Whether two systems' lines lie upon each other, as those of exact systems do."""
+    close = lambda a, b: len(a) == len(b) and all(math.isclose(x, y, rel_tol=2e-3) for x, y in zip(a, b))  # noqa: E731
+    return len(one) == len(other) and all(close(a[1], b[1]) for a, b in zip(one, other))
+
+
+def widen(axes, perplexity: bool) -> None:
+    """Limits at least so far apart that hundredths of a percent do not fill the picture."""
+    low, high = axes.get_ylim()
+    least = 0.1 * high if perplexity else 0.04
+    if high - low >= least:
+        return
+    middle = (low + high) / 2
+    low, high = middle - least / 2, middle + least / 2
+    if not perplexity and high > 1:
+        low, high = 1 - least, 1
+    axes.set_ylim(max(0.0, low), high)
+
+
+def make(results: list):
+    """The figure."""
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
     figure, (by_epoch, by_bytes) = plt.subplots(1, 2, figsize=(10.5, 4.3), sharey=True)
     sent_anything = False
     # Of a text every epoch has a perplexity, of anything else none.
     perplexity = any(epoch.get("perplexity") is not None for result in results for epoch in result["epochs"])
     measure = "perplexity" if perplexity else "test_accuracy"
-    for i, runs in enumerate(by_label(results)):
-        # A run that failed early ends its system's line where it ended.
-        count = min(len(run["epochs"]) for run in runs)
-        failed = sum(1 for run in runs if run["failure"])
+    systems = by_label(results)
+    curves = [curves_of(runs, measure) for runs in systems]
+    last_epoch = max((max(numbers) for of_system in curves for numbers, *_ in of_system), default=1)
+    for i, runs in enumerate(systems):
+        # What a later line will cover is drawn wider.
+        covered = sum(1 for later in curves[i + 1:] if last_epoch > 1 and curves[i] and same_line(curves[i], later))
         style = {
             "color": COLOURS[i % len(COLOURS)],
             "marker": MARKERS[i % len(MARKERS)],
             "linestyle": ["-", "--", ":"][i // len(COLOURS) % 3],
-            "markersize": 5,
-            "linewidth": 1.7,
-            "label": runs[0]["label"] + (" (diverged)" if failed else ""),
+            "markersize": 5 + 4 * covered,
+            "linewidth": 1.7 + 2.5 * covered,
         }
-        # A perplexity that overflowed is null: a gap in the line.
-        values = [
-            [math.nan if run["epochs"][at][measure] is None else run["epochs"][at][measure] for run in runs]
-            for at in range(count)
-        ]
-        measured = [mean(of_seeds) for of_seeds in values]
-        spread = [deviation(of_seeds) for of_seeds in values]
-        sent = [mean([run["epochs"][at]["wire_bytes_so_far"] for run in runs]) for at in range(count)]
-        numbers = [epoch["epoch"] for epoch in runs[0]["epochs"][:count]]
-        by_epoch.plot(numbers, measured, **style)
-        if len(runs) > 1:
-            low = [middle - width for middle, width in zip(measured, spread)]
-            high = [middle + width for middle, width in zip(measured, spread)]
-            by_epoch.fill_between(numbers, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        # A single worker sends nothing, which has no place on a logarithmic axis.
-        if sent[-1] > 0:
-            by_bytes.plot(sent, measured, **style)
-            sent_anything = True
+        title = title_of(runs)
+        if not curves[i]:
+            by_epoch.plot([], [], label=title, **style)
+        for at, (numbers, measured, spread, sent) in enumerate(curves[i]):
+            # Of a single epoch there are only points: side by side.
+            places = [1 + 0.06 * (i - (len(systems) - 1) / 2)] if last_epoch == 1 else numbers
+            by_epoch.plot(places, measured, label=title if at == 0 else None, **style)
+            if any(spread) and last_epoch > 1:
+                low = [max(0.0, middle - width) for middle, width in zip(measured, spread)]
+                high = [middle + width if perplexity else min(1.0, middle + width) for middle, width in zip(measured, spread)]
+                by_epoch.fill_between(numbers, low, high, color=style["color"], alpha=0.18, linewidth=0)
+            # A single worker sends nothing, which has no place on a logarithmic axis.
+            if sent[-1] > 0:
+                by_bytes.plot(sent, measured, **style)
+                sent_anything = True
 
     by_epoch.set_xlabel("epoch")
     by_epoch.set_ylabel("test perplexity (lower is better)" if perplexity else "test accuracy")
-    by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if last_epoch == 1:
+        by_epoch.set_xlim(0.5, 1.5)
+        by_epoch.set_xticks([1])
+    else:
+        by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True))
+    widen(by_epoch, perplexity)
     if not perplexity:
         by_epoch.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     by_bytes.set_xlabel("sent per worker so far (logarithmic)")
@@ -103,6 +157,9 @@ def draw(results: list, picture: str) -> None:
         low, high = by_bytes.get_xlim()
         # Few decades: marks at 1, 2 and 5 as well, else a picture of one system would have none.
         decades = high / low < 1e3
+        if high / low < 4:  # and fewer still
+            middle = math.sqrt(low * high)
+            by_bytes.set_xlim(min(low, middle / 2), max(high, middle * 2))
         by_bytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades else (1,)))
         by_bytes.xaxis.set_major_formatter(FuncFormatter(bytes_text))
         by_bytes.xaxis.set_minor_formatter(NullFormatter())
@@ -124,9 +181,13 @@ def draw(results: list, picture: str) -> None:
     if labels:
         figure.legend(handles, labels, loc="lower center", ncol=columns, frameon=False)
     figure.tight_layout(rect=(0, foot, 1, 0.99))
+    return figure
+
+
+def draw(results: list, picture: str) -> None:
     # Beside its place and renamed, as the results are.
     partial = f"{picture}.partial"
-    figure.savefig(partial, dpi=150, format="png")
+    make(results).savefig(partial, dpi=150, format="png")
     os.replace(partial, picture)
 
 
@@ -137,9 +198,13 @@ def main() -> int:
     try:
         with open(sys.argv[1], encoding="utf-8") as file:
             results = json.load(file)
+    except (OSError, ValueError) as error:
+        print(f"plot_training.py: {sys.argv[1]}: {error!r}", file=sys.stderr)
+        return 1
+    try:
         draw(results, sys.argv[2])
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        print(f"plot_training.py: {sys.argv[1]}: {error!r}", file=sys.stderr)
+        print(f"plot_training.py: {sys.argv[2]}: {error!r}", file=sys.stderr)
         return 1
     return 0
 

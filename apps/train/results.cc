@@ -219,11 +219,14 @@ std::string table(const std::vector<RunResult>& results) {
     measured.push_back(measure_of(system));
     widest = std::max(widest, measured.back().size());
   }
+  // Of a system alone, a share of itself says nothing.
+  const bool shares = systems.size() > 1;
   const auto line = [&](const std::string& label, const std::string& measure, const std::string& bytes,
                         const std::string& ratio, const std::string& row_bytes, const std::string& step,
                         const std::string& seconds) {
-    return fmt::format("{:<{}}  {:>{}}  {:>21}  {:>8}  {}{:>7}  {:>7}\n", label, width, measure, widest,
-                       bytes, ratio, rows ? fmt::format("{:>13}  ", row_bytes) : "", step, seconds);
+    return fmt::format("{:<{}}  {:>{}}  {:>21}  {}{}{:>7}  {:>7}\n", label, width, measure, widest, bytes,
+                       shares ? fmt::format("{:>8}  ", ratio) : "",
+                       rows ? fmt::format("{:>13}  ", row_bytes) : "", step, seconds);
   };
   std::string text =
       line("system", perplexity ? "perplexity" : "test accuracy", "bytes/worker and step",

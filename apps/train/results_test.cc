@@ -64,6 +64,9 @@ TEST(Results, TableComparesWithDense) {
   EXPECT_NE(text.find("of dense"), std::string::npos) << text;
   EXPECT_NE(table({failed, result_of("marsit", 50)}).find("of first"), std::string::npos);
   EXPECT_EQ(table({}), "");
+  const std::string alone = table({result_of("marsit", 40000)});
+  EXPECT_EQ(alone.find("of first"), std::string::npos) << alone;
+  EXPECT_EQ(alone.find("100.00 %"), std::string::npos) << alone;
 }
 
 TEST(Results, EmbeddingsAndPerplexityAreShownWhereThereAreSome) {

@@ -13,6 +13,7 @@
 #include <stdexcept>
 
 #include "apps/engine.h"
+#include "apps/output.h"
 #include "batches.h"
 #include "checkpoint.h"
 #include "data.h"
@@ -27,23 +28,6 @@ namespace thinwire::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-void check_writable(const std::string& file) {
-  if (file.empty()) return;
-  const fs::path path(file);
-  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  std::error_code error;
-  if (!fs::is_directory(folder, error)) {
-    throw std::runtime_error(
-        fmt::format("{} cannot be written: there is no folder {}", file, folder.string()));
-  }
-  if (fs::is_directory(path, error))
-    throw std::runtime_error(fmt::format("{} is a folder: name a file", file));
-  const bool exists = fs::exists(path, error);
-  if (access((exists ? path : folder).c_str(), W_OK) != 0) {
-    throw std::runtime_error(fmt::format("{} cannot be written: check the permissions", file));
-  }
-}
 
 void make_folder(const std::string& folder, const char* option) {
   std::error_code error;
@@ -105,6 +89,12 @@ void check_numbers(const Options& options) {
   const auto at_least_one = [](const char* name, int value) {
     if (value < 1) throw std::invalid_argument(fmt::format("{} must be at least 1, not {}", name, value));
   };
+  if (options.engine == "virtual") {
+    throw std::invalid_argument(
+        "--engine virtual: train takes threads, mpi or gloo; `thinwire simulate` runs on the virtual "
+        "network, "
+        "also what `train --record` wrote");
+  }
   at_least_one("--workers", options.workers);
   at_least_one("--epochs", options.epochs);
   at_least_one("--batch", options.batch);
@@ -190,11 +180,8 @@ void run(const Options& options) {
   check_numbers(options);
   for (const auto& spec : options.specs) canonical_spec(spec);
   input_of(options.model);  // says which ones are known
-  check_writable(options.json);
-  check_writable(options.plot);
-  if (fs::exists(options.plot) && !fs::is_regular_file(options.plot)) {
-    throw std::invalid_argument(fmt::format("--plot {}: not a file", options.plot));
-  }
+  apps::require_writable(options.json);
+  apps::require_picture(options.plot);
   const std::unique_ptr<Dataset> dataset = load_dataset(options.data, options.vocabulary);
   require_input(options.model, dataset->shape());
   dataset->limit_training(options.limit);

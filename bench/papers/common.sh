@@ -2,11 +2,12 @@
 # the papers behind Thinwire's systems, smaller by default: Fashion-MNIST, a small network, few epochs.
 #
 #   bench/papers/NAME [--full DIR] [--thinwire PATH] [--results DIR] [--seeds 1,2,3] [--epochs N] [--limit N] [--workers N]
-#                     [--steps N] [--note TEXT]
+#                     [--steps N] [--note TEXT] [--redraw]
 #
 #   --full DIR   CIFAR-10 in its binary version lies in DIR: train the paper's kind of model for more epochs (hours)
 #   --limit N    use only the first N training examples
 #   --steps N    recorded steps, where gradients are replayed
+#   --redraw     run nothing: table and plot anew from the results that are there, which the other options must describe
 #
 # Results: DIR/NAME/*.json as `thinwire` wrote them, table.md and plot.png (default results/papers).
 
@@ -25,7 +26,10 @@ epochs=
 limit=
 workers=4
 steps=
+redraw=
+options=()  # that the results depend on, as given
 while [ $# -gt 0 ]; do
+  [ "$1" = --redraw ] && { redraw=1; shift; continue; }
   [ $# -gt 1 ] || { echo "$experiment: $1 needs a value; see bench/papers/common.sh" >&2; exit 2; }
   case $1 in
     --full) full=$(absolute "$2") ;;
@@ -39,16 +43,18 @@ while [ $# -gt 0 ]; do
     --note) note=$2 ;;
     *) echo "$experiment: unknown option $1; see bench/papers/common.sh" >&2; exit 2 ;;
   esac
+  case $1 in --thinwire | --results | --note) ;; *) options+=("$1" "$2") ;; esac
   shift 2
 done
 if [ -z "$thinwire" ]; then
   for thinwire in build/quickstart/thinwire build/release/thinwire; do [ -x "$thinwire" ] && break; done
 fi
-[ -x "$thinwire" ] || { echo "$experiment: $thinwire is not there: run ./quickstart, or give --thinwire PATH" >&2; exit 1; }
+[ -n "$redraw" ] || [ -x "$thinwire" ] || { echo "$experiment: $thinwire is not there: run ./quickstart, or give --thinwire PATH" >&2; exit 1; }
 
 out=$results/$experiment
 mkdir -p "$out"
-rm -f "$out"/*.json
+[ -n "$redraw" ] || rm -f "$out"/*.json
+given_epochs=$epochs given_limit=$limit
 
 # sizes SMALL_EPOCHS SMALL_LIMIT FULL_MODEL FULL_EPOCHS: sets $model, $data, $epochs, $limit and $training, the options that every
 # training of the experiment has. What was given on the command line stays.
@@ -68,6 +74,7 @@ sizes() {
 # result too; anything else that fails ends the experiment.
 run() {
   local part=$1 status=0
+  [ -n "$redraw" ] && return
   shift
   echo "== $experiment, $part: thinwire $*"
   "$thinwire" "$@" --json "$out/$part.json" || status=$?
@@ -81,12 +88,14 @@ run() {
 }
 
 # report SIZE [SETTINGS]: table and plot of what run() left. SIZE says what is smaller than in the paper unless --full is given, SETTINGS
-# what differs in any case.
+# what differs in any case. Epochs and examples that were asked for are said as well.
 report() {
   local smaller=$1
   [ -n "$full" ] && smaller="CIFAR-10 as in the paper where it used that; fewer workers, one machine, no GPU"
   [ $# -gt 1 ] && smaller+="; $2"
-  /usr/bin/python3 bench/papers/report.py "$experiment" "$out" "$smaller" "$note"
+  [ -n "$given_epochs" ] && smaller+="; --epochs $given_epochs"
+  [ -n "$given_limit" ] && smaller+="; only the first $given_limit training examples"
+  /usr/bin/python3 bench/papers/report.py "$experiment" "$out" "$smaller" "$note" "${options[*]}"
   echo "Table: $out/table.md"
   echo "Picture: $out/plot.png"
 }

@@ -1,177 +1,23 @@
 #!/usr/bin/python3
 """Tables and plots of the papers' experiments, from what `thinwire` wrote.
 
-Usage: report.py EXPERIMENT FOLDER SMALLER [NOTE]
+Usage: report.py EXPERIMENT FOLDER SMALLER [NOTE [OPTIONS]]
 
 Reads FOLDER/*.json and writes FOLDER/table.md and FOLDER/plot.png. SMALLER says what is smaller than in the paper, NOTE
-whatever else should stand in the table's head. Accuracies are means over seeds, with the standard deviation of the sample;
-differences to dense are taken seed by seed first, for a seed's order of examples moves all systems alike.
+whatever else should stand in the table's head, OPTIONS with which options the experiment ran. Accuracies are means over
+seeds, with the standard deviation of the sample; differences to dense are taken seed by seed first, for a seed's order of
+examples moves all systems alike. Where a seed diverged or collapsed, all seeds are listed instead.
 """
-import glob
-import json
-import math
 import os
 import sys
 
-import matplotlib
+sys.dont_write_bytecode = True  # the source tree stays as it is
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter  # noqa: E402
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator  # noqa: E402
 
-# Okabe and Ito's colours, as in the other plots.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
-MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
-
-
-# --- Reading -----------------------------------------------------------------------------------------------------------
-
-def load(folder: str) -> dict:
-    """Results by part: what each call of thinwire wrote."""
-    parts = {}
-    for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
-        with open(path, encoding="utf-8") as file:
-            parts[os.path.basename(path)[: -len(".json")]] = json.load(file)
-    if not parts:
-        raise ValueError(f"no results in {folder}")
-    return parts
-
-
-def options_of(spec: str) -> dict:
-    """Of the last system in a spec: {"": name, option: value}."""
-    words = spec.split("+")[-1].split(":")
-    return {"": words[0], **dict(word.split("=", 1) for word in words[1:])}
-
-
-def mean(values: list) -> float:
-    return sum(values) / len(values)
-
-
-def deviation(values: list) -> float:
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
-
-
-class System:
-    """One system's trainings with several seeds."""
-
-    def __init__(self, runs: list):
-        self.runs = runs
-        self.label = runs[0]["label"]
-        self.options = options_of(self.label)
-        self.accuracies = {run["seed"]: run["test_accuracy"] for run in runs if run["test_accuracy"] is not None}
-        self.bytes = mean([run["wire_bytes_sent_max"] for run in runs])
-        self.failed = sum(1 for run in runs if run["failure"])
-
-    def accuracy(self) -> float:
-        return mean(list(self.accuracies.values())) if self.accuracies else math.nan
-
-    def spread(self) -> float:
-        return deviation(list(self.accuracies.values()))
-
-    def accuracy_text(self) -> str:
-        if self.failed == len(self.runs):
-            return "diverged"
-        text = f"{100 * self.accuracy():.2f} ± {100 * self.spread():.2f}"
-        return text + (f" ({self.failed} of {len(self.runs)} diverged)" if self.failed else "")
-
-    def difference_text(self, other: "System") -> str:
-        """In percentage points, over the seeds that both finished."""
-        common = [100 * (self.accuracies[seed] - other.accuracies[seed]) for seed in self.accuracies
-                  if seed in other.accuracies]
-        return f"{mean(common):+.2f} ± {deviation(common):.2f}" if common else "-"
-
-    def by_epoch(self, key: str) -> tuple:
-        """Epochs, and over seeds mean and deviation of a key, as far as all runs went."""
-        # Runs that diverged are counted in accuracy_text(); they have no loss to average.
-        runs = [run for run in self.runs if not run["failure"]] or self.runs
-        count = min(len(run["epochs"]) for run in runs)
-        values = [[run["epochs"][at][key] for run in runs] for at in range(count)]
-        values = [[math.nan if value is None else value for value in of_seeds] for of_seeds in values]
-        return range(1, count + 1), [mean(v) for v in values], [deviation(v) for v in values]
-
-
-def systems_in(results: list) -> list:
-    groups = {}
-    for run in results:
-        groups.setdefault(run["label"], []).append(run)
-    return [System(runs) for runs in groups.values()]
-
-
-def named(systems: list, label: str) -> System:
-    return next(system for system in systems if system.label == label)
-
-
-# --- Writing -----------------------------------------------------------------------------------------------------------
-
-def table(head: list, rows: list) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]) + "\n"
-
-
-def compression(system: System, dense: System) -> float:
-    return dense.bytes / system.bytes if system.bytes > 0 else math.nan
-
-
-def accuracy_table(systems: list, dense: System, paper=None, label=lambda system: f"`{system.label}`") -> str:
-    """paper: a column's head and what the paper has for each label."""
-    head = ["system", "test accuracy, %", "less dense's, seed by seed", "bytes per worker and step", "times fewer than dense"]
-    rows = []
-    for system in systems:
-        row = [label(system), system.accuracy_text(), "" if system is dense else system.difference_text(dense),
-               f"{system.bytes:,.0f}", f"{compression(system, dense):.1f}"]
-        rows.append(row + ([paper[1].get(system.label, "")] if paper else []))
-    return table(head + ([paper[0]] if paper else []), rows)
-
-
-def describe(results: list) -> str:
-    one = max(results, key=lambda run: len(run["epochs"]))
-    seeds = sorted({run["seed"] for run in results})
-    return (f"{one['model']} ({one['parameters']:,} parameters) on {one['data'].split(':')[0]}, {one['workers']} workers, batch of "
-            f"{one['batch']} per worker, {len(one['epochs'])} epochs of {one['epochs'][0]['steps'] if one['epochs'] else 0} steps, "
-            f"learning rate {one['lr']:g} ({one['lr_schedule']}), seeds {', '.join(map(str, seeds))}.")
-
-
-def figure(columns: int = 1):
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True})
-    made, axes = plt.subplots(1, columns, figsize=(5.2 * columns + 1.3, 4.4), squeeze=False)
-    for one in axes[0]:
-        one.grid(True, color="#DDDDDD", linewidth=0.7)
-    return made, list(axes[0])
-
-
-def style(at: int) -> dict:
-    return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)],
-            "linestyle": ["-", "--", ":"][at // len(COLOURS) % 3], "markersize": 5, "linewidth": 1.6}
-
-
-def legend(made, axes, columns: int = 3) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    rows = -(-len(labels) // columns)
-    made.legend(handles, labels, loc="lower center", ncol=columns, frameon=False, fontsize=8)
-    made.tight_layout(rect=(0, 0.03 + 0.045 * rows, 1, 1))
-
-
-def plot_epochs(axes, systems: list, key: str, name: str, label=lambda system: system.label) -> None:
-    for at, system in enumerate(systems):
-        epochs, middle, width = system.by_epoch(key)
-        axes.plot(epochs, middle, label=label(system), **style(at))
-        low = [m - w for m, w in zip(middle, width)]
-        high = [m + w for m, w in zip(middle, width)]
-        axes.fill_between(epochs, low, high, color=COLOURS[at % len(COLOURS)], alpha=0.15, linewidth=0)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(name)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def bars(axes, names: list, values: list, errors=None, formatted="{:.2f}") -> None:
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
-    drawn = axes.bar(range(len(names)), values, yerr=errors, capsize=3, color=colours)
-    axes.set_xticks(range(len(names)))
-    axes.set_xticklabels(names, rotation=30, ha="right", fontsize=8)
-    axes.bar_label(drawn, labels=[formatted.format(value) if value > 0 else "diverged" for value in values], fontsize=7, padding=2)
+from drawing import COLOURS, MARKERS, bars, figure, legend, plot_epochs, point, style  # noqa: E402
+from runs import (DIFFERENCE, System, accuracy_table, compression, describe, load, named, options_of, systems_in,  # noqa: E402
+                  table)
 
 
 # --- The experiments: each returns the table and the figure --------------------------------------------------------------
@@ -188,15 +34,20 @@ def sketched_sgd_figure_5(parts: dict) -> tuple:
                      label=f"true top-k, k = {100 * float(ratios[at]):g} %")
     for system in sketched:
         at = ratios.index(system.options["ratio"]) if system.options["ratio"] in ratios else len(ratios)
-        axes.errorbar(compression(system, dense), 100 * system.accuracy(), yerr=100 * system.spread(), capsize=3,
-                      color=COLOURS[(at + 2) % len(COLOURS)], marker=MARKERS[at % len(MARKERS)])
-        axes.annotate(f"P {system.options['p']}", (compression(system, dense), 100 * system.accuracy()),
-                      textcoords="offset points", xytext=(5, 4), fontsize=7)
+        # Two settings of the same size: side by side, half a percent each way.
+        twins = [other for other in sketched if abs(compression(other, dense) / compression(system, dense) - 1) < 0.01]
+        x = compression(system, dense) * (1 + 0.012 * (2 * twins.index(system) - len(twins) + 1))
+        point(axes, x, system, color=COLOURS[(at + 2) % len(COLOURS)], marker=MARKERS[at % len(MARKERS)])
+        side = "center" if len(twins) == 1 else "right" if twins[0] is system else "left"
+        axes.annotate(f"P {system.options['p']}\n{100 * float(system.options['columns_ratio']):g} %",
+                      (x, 100 * (system.accuracy() + system.spread())), textcoords="offset points", xytext=(0, 3), ha=side,
+                      fontsize=7)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("compression: dense's bytes over sketched SGD's (points: colour by k)")
+    axes.xaxis.set_major_locator(FixedLocator([1, 2, 5, 7, 10, 15, 20, 30, 50, 100]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(x=0.08, y=0.12)
+    axes.set_xlabel("compression: dense's bytes over sketched SGD's\n(points: colour by k; P, and columns as a share of the elements)")
     axes.set_ylabel("test accuracy, %")
     legend(made, axes, 2)
     paper = ("The paper (CIFAR-10, ResNet-9): dense about 94 %, sketched SGD no loss at about 4 times, one point at about 8, with its "
@@ -210,8 +61,10 @@ def sketched_sgd_figure_6(parts: dict) -> tuple:
     top_k = systems_in(parts["global_top_k"])[0]
     points = sorted((int(name.split("_")[1]), systems_in(part)[0]) for name, part in parts.items() if name.startswith("workers_"))
     made, (axes,) = figure()
-    axes.errorbar([count for count, _ in points], [100 * system.accuracy() for _, system in points],
-                  yerr=[100 * system.spread() for _, system in points], capsize=3, label=points[0][1].options[""], **style(0))
+    whole = [(count, system) for count, system in points if system.whole()]
+    axes.plot([count for count, _ in whole], [100 * system.accuracy() for _, system in whole], label=points[0][1].options[""], **style(0))
+    for count, system in points:
+        point(axes, count, system, **style(0))
     for at, system in enumerate((dense, top_k), start=1):
         axes.axhline(100 * system.accuracy(), linestyle="--", color=style(at).get("color"),
                      label=f"{system.options['']}, {parts[system.options['']][0]['workers']} workers")
@@ -226,7 +79,7 @@ def sketched_sgd_figure_6(parts: dict) -> tuple:
     rows += [[count, f"`{system.label}`", system.accuracy_text(), system.difference_text(dense), f"{system.bytes:,.0f}"]
              for count, system in points]
     text = "The paper: accuracy does not depend on the number of workers.\n\n" + describe(parts["dense"]) + "\n\n"
-    return text + table(["workers", "system", "test accuracy, %", "less dense's, seed by seed", "bytes per worker and step"], rows), made
+    return text + table(["workers", "system", "test accuracy, %", DIFFERENCE, "bytes per worker and step"], rows), made
 
 
 # ResNet-32 on CIFAR-10.
@@ -244,6 +97,12 @@ def quantizer_name(system) -> str:
     return name + (f":{options['bits']}" if "bits" in options else "")
 
 
+def quantizer_in_full(spec: str) -> str:
+    """Its name and the options in which those of one name differ: "alq:3 zero=off"."""
+    options = options_of(spec)
+    return " ".join([quantizer_name(spec)] + [f"{key}={options[key]}" for key in ("zero", "norm") if key in options])
+
+
 def casq_table_1(parts: dict) -> tuple:
     systems = systems_in(parts["train"])
     dense = named(systems, "dense")
@@ -252,10 +111,8 @@ def casq_table_1(parts: dict) -> tuple:
     made, (axes,) = figure()
     made.set_size_inches(9, 4.8)
     names = [quantizer_name(s) + (" EF" if s.options.get("feedback") == "on" else "") for s in systems]
-    shown = [0.0 if math.isnan(system.accuracy()) else 100 * system.accuracy() for system in systems]
-    bars(axes, names, shown, [100 * system.spread() for system in systems], "{:.1f}")
+    bars(axes, names, systems)
     axes.set_ylabel("test accuracy, %")
-    axes.set_ylim(bottom=max(0.0, min(shown) - 5))
     made.tight_layout()
     text = describe(parts["train"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-32 on CIFAR-10", paper))
     return text, made
@@ -270,14 +127,15 @@ def casq_figure_5(parts: dict) -> tuple:
         for at, result in enumerate(results):
             squares = [error ** 2 for error in result["relative_errors"]]
             errors.setdefault(result["spec"], {})[name] = squares
-            axes.plot(range(len(squares)), squares, label=quantizer_name(result["spec"]), **{**style(at), "markersize": 3})
+            axes.plot(range(len(squares)), squares, label=quantizer_in_full(result["spec"]),
+                      **{**style(at), "markersize": 3})
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("recorded step")
         count = int(name.split("_")[1])
         axes.set_title("error of one worker's Q(p)" if count == 1 else f"error of the mean of {count} workers", fontsize=10)
         axes.set_ylabel("squared error over squared gradient")
-    legend(made, all_axes[0], 5)
+    legend(made, all_axes[0], 4)
     head = ["quantizer"] + [f"{'one worker' if name.endswith('_1') else name.replace('_', ' ') + ', mean'}: {what}" for name in names
                             for what in ("median over steps", "least to most")]
     rows = []
@@ -298,15 +156,14 @@ def loss_and_accuracy(parts: dict, label, paper: str) -> tuple:
     systems = systems_in(parts["train"])
     made, (losses, accuracies) = figure(2)
     plot_epochs(losses, systems, "loss", "training loss", label)
-    plot_epochs(accuracies, systems, "test_accuracy", "test accuracy", label)
+    plot_epochs(accuracies, systems, "test_accuracy", "test accuracy", label, 1.0)
     legend(made, losses)
     rows = []
     dense = named(systems, "dense")
     for system in systems:
-        _, loss, spread = system.by_epoch("loss")
-        rows.append([f"`{system.label}`", f"{loss[-1]:.4f} ± {spread[-1]:.4f}" if loss else "-", system.accuracy_text(),
+        rows.append([f"`{system.label}`", system.at_the_end("loss"), system.accuracy_text(),
                      "" if system is dense else system.difference_text(dense), f"{system.bytes:,.0f}"])
-    head = ["system", "training loss, last epoch", "test accuracy, %", "less dense's, seed by seed", "bytes per worker and step"]
+    head = ["system", "training loss, last epoch", "test accuracy, %", DIFFERENCE, "bytes per worker and step"]
     return paper + "\n\n" + describe(parts["train"]) + "\n\n" + table(head, rows), made
 
 
@@ -322,7 +179,9 @@ def casq_figure_14(parts: dict) -> tuple:
 
 
 def best_rate(systems: list) -> System:
-    finished = [system for system in systems if not math.isnan(system.accuracy())]
+    """Of those that every seed finished, if there are any."""
+    finished = [system for system in systems if system.accuracies]
+    finished = [system for system in finished if system.whole()] or finished
     return max(finished, key=lambda system: system.accuracy()) if finished else None
 
 
@@ -333,21 +192,20 @@ def marsit_table_1(parts: dict) -> tuple:
         system, workers, _ = name.rsplit("_", 2)
         groups.setdefault((system, int(workers)), []).extend(systems_in(results))
     rows = []
-    names, values, errors = [], [], []
+    names, shown = [], []
     for (name, workers), systems in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1])):
         best = best_rate(systems)
-        tried = ", ".join(f"{system.runs[0]['lr']:g}: {system.accuracy_text()}"
+        tried = "; ".join(f"{system.runs[0]['lr']:g}: {system.accuracy_text()}"
                           for system in sorted(systems, key=lambda system: -system.runs[0]["lr"]))
         rows.append([f"`{name}`", workers, best.accuracy_text() if best else "diverged", tried, paper[(name, workers)]])
         names.append(f"{name}, {workers} workers")
-        values.append(100 * best.accuracy() if best else 0.0)
-        errors.append(100 * best.spread() if best else 0.0)
+        shown.append(best)
     made, (axes,) = figure()
-    bars(axes, names, values, errors, "{:.1f}")
+    bars(axes, names, shown)
     axes.set_ylabel("test accuracy at the best rate, %")
     made.tight_layout()
     head = ["system", "workers", "best, %", "by learning rate", "paper (MNIST, AlexNet)"]
-    runs = [run for results in parts.values() for run in results if run["system"] == "dense" and run["workers"] == 3]
+    runs = [run for results in parts.values() for run in results if run["workers"] == 3]
     return describe(runs) + " On 8 workers: the same batch of all together.\n\n" + table(head, rows), made
 
 
@@ -357,11 +215,10 @@ def marsit_table_2(parts: dict) -> tuple:
     paper = {"dense": "93.42", "signsgd": "88.92", "ef_signsgd": "91.85", "ssdm": "89.18", "marsit:full_every=100": "92.18",
              "marsit:full_every=0": "90.15"}
     made, (axes,) = figure()
-    shown = [0.0 if math.isnan(system.accuracy()) else 100 * system.accuracy() for system in systems]
-    bars(axes, [system.label for system in systems], shown, [100 * system.spread() for system in systems], "{:.1f}")
+    bars(axes, [system.label for system in systems], systems)
     axes.set_ylabel("test accuracy, %")
     made.tight_layout()
-    return describe(parts["train"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-20 on CIFAR-10", paper)), made
+    return describe(parts["train"] + parts["ssdm"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-20 on CIFAR-10", paper)), made
 
 
 def k_of(system: System) -> str:
@@ -374,11 +231,11 @@ def marsit_figure_3(parts: dict) -> tuple:
     dense = named(systems, "dense")
     paper = {"1": ("93.42", "32"), "50": ("92.28", "1.62"), "100": ("91.73", "1.31"), "200": ("92.00", "1.16"), "0": ("90.75", "1")}
     made, (by_epoch, by_bits) = figure(2)
-    plot_epochs(by_epoch, systems, "test_accuracy", "test accuracy", k_of)
+    plot_epochs(by_epoch, systems, "test_accuracy", "test accuracy", k_of, 1.0)
     rows = []
     for at, system in enumerate(systems):
         bits = 32 / compression(system, dense)
-        by_bits.errorbar(bits, 100 * system.accuracy(), yerr=100 * system.spread(), capsize=3, **style(at))
+        point(by_bits, bits, system, **style(at))
         theirs = paper.get(system.options.get("full_every"), ("", ""))
         rows.append([k_of(system), system.accuracy_text(), "" if system is dense else system.difference_text(dense), f"{bits:.2f}", *theirs])
     by_bits.set_xscale("log", base=2)
@@ -386,7 +243,7 @@ def marsit_figure_3(parts: dict) -> tuple:
     by_bits.set_xlabel("bits per element, frames included")
     by_bits.set_ylabel("test accuracy, %")
     legend(made, by_epoch)
-    head = ["K", "test accuracy, %", "less dense's, seed by seed", "bits per element, frames included", "paper's accuracy", "paper's bits"]
+    head = ["K", "test accuracy, %", DIFFERENCE, "bits per element, frames included", "paper's accuracy", "paper's bits"]
     return describe(parts["train"]) + "\n\n" + table(head, rows), made
 
 
@@ -394,6 +251,15 @@ def s2_reducer_figure_8(parts: dict) -> tuple:
     return loss_and_accuracy(
         parts, lambda system: f"lambda {system.options['lambda']}" if "lambda" in system.options else "dense",
         "The paper: lambda 0.5 is as good as 1; below, accuracy falls.")
+
+
+ORDER_OF_ELEMENTS = ("Side by side: popular elements lie together, as in an embedding sorted by frequency, which loads even slices (`sparse_ps`) "
+                     "unevenly. docs/benchmarks.md has LSTM and DeepFM with them scattered, where even slices do as well as hashed ones.")
+
+
+def setting_name(part: str, parts: dict) -> str:
+    """"LSTM, side by side": the part's name and how its elements lie."""
+    return part.replace("_", " ") + (", side by side" if parts[part][0].get("contiguous") else ", scattered")
 
 
 def zen_figure_13(parts: dict) -> tuple:
@@ -414,12 +280,13 @@ def zen_figure_13(parts: dict) -> tuple:
         rows.append([f"`{spec}`"] + [f"{value:.2f}" for value in speedups])
     axes.axhline(1, color="#000000", linewidth=0.8)
     axes.set_xticks([place + 0.32 for place in range(len(order))])
-    axes.set_xticklabels([name.replace("_", " ") for name in order])
+    axes.set_xticklabels([setting_name(name, parts).replace(", ", "\n") for name in order])
     axes.set_yscale("log")
     axes.set_ylabel("times faster than dense all-reduce")
     legend(made, axes, 5)
     rows.append(["the paper's zen"] + [paper.get(name, "") for name in order])
-    return "Communication at 16 workers, times faster than dense.\n\n" + table(["system"] + [n.replace("_", " ") for n in order], rows), made
+    text = f"Communication at 16 workers, times faster than dense. {ORDER_OF_ELEMENTS}\n\n"
+    return text + table(["system"] + [setting_name(n, parts) for n in order], rows), made
 
 
 def zen_figure_15(parts: dict) -> tuple:
@@ -460,14 +327,14 @@ def zen_figure_15(parts: dict) -> tuple:
         drawn = breakdown.bar([place + at * 0.26 for place in range(len(settings))], speedups, 0.24, color=COLOURS[at], label=name)
         breakdown.bar_label(drawn, labels=[f"{value:.2f}" for value in speedups], fontsize=7)
         rows.append([name] + [f"{value:.2f}" for value in speedups])
-    titles = [setting[len("breakdown_"):].replace("_", " ") for setting in settings]
+    titles = [setting_name(setting, parts)[len("breakdown_"):] for setting in settings]
     breakdown.set_xticks([place + 0.26 for place in range(len(settings))])
-    breakdown.set_xticklabels(titles)
+    breakdown.set_xticklabels([title.replace(", ", "\n") for title in titles])
     breakdown.set_ylabel("times faster than dense all-reduce")
     breakdown.legend(frameon=False, fontsize=8)
     made.tight_layout()
     text += ("\n(b) Communication, times faster than dense. The paper (throughput of training): lists through Algorithm 1 2.74 times for LSTM and 1.53 "
-             "for Llama3.2-3B, the hash bitmap 13 % and 34 % more.\n\n")
+             f"for Llama3.2-3B, the hash bitmap 13 % and 34 % more. {ORDER_OF_ELEMENTS}\n\n")
     return text + table(["step"] + titles, rows), made
 
 
@@ -488,11 +355,11 @@ EXPERIMENTS = {
 
 
 def main() -> int:
-    if len(sys.argv) not in (4, 5) or sys.argv[1] not in EXPERIMENTS:
+    if len(sys.argv) not in (4, 5, 6) or sys.argv[1] not in EXPERIMENTS:
         print(__doc__ + "\nExperiments: " + " ".join(EXPERIMENTS), file=sys.stderr)
         return 2
     name, folder, smaller = sys.argv[1:4]
-    note = sys.argv[4] if len(sys.argv) == 5 else ""
+    note, options = (sys.argv[4:] + ["", ""])[:2]
     title, make = EXPERIMENTS[name]
     try:
         text, made = make(load(folder))
@@ -501,7 +368,7 @@ def main() -> int:
         return 1
     made.savefig(os.path.join(folder, "plot.png"), dpi=110)
     smaller = " ".join(smaller.split())
-    head = f"# {title}\n\n    bench/papers/{name}\n\nSmaller than in the paper: {smaller}.\n\n"
+    head = f"# {title}\n\n    {' '.join(['bench/papers/' + name] + options.split())}\n\nSmaller than in the paper: {smaller}.\n\n"
     if note:
         head += f"{note}\n\n"
     text = head + text + "\n![](plot.png)\n"

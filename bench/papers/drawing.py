@@ -1,0 +1,101 @@
+"""How the experiments' pictures look. Where a seed diverged or collapsed every seed is drawn by itself, never a mean."""
+import math
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
+
+from runs import System, deviation, mean  # noqa: E402
+
+# Okabe and Ito's colours, as in the other plots.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+
+
+def figure(columns: int = 1):
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True})
+    made, axes = plt.subplots(1, columns, figsize=(5.2 * columns + 1.3, 4.4), squeeze=False)
+    for one in axes[0]:
+        one.grid(True, color="#DDDDDD", linewidth=0.7)
+    return made, list(axes[0])
+
+
+def style(at: int) -> dict:
+    return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)],
+            "linestyle": ["-", "--", ":"][at // len(COLOURS) % 3], "markersize": 5, "linewidth": 1.6}
+
+
+def legend(made, axes, columns: int = 3) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    rows = -(-len(labels) // columns)
+    made.legend(handles, labels, loc="lower center", ncol=columns, frameon=False, fontsize=8)
+    made.tight_layout(rect=(0, 0.03 + 0.045 * rows, 1, 1))
+
+
+def limits(middle: float, width: float, top: float = 100.0) -> list:
+    """How far an error bar goes down and up: no share is below 0 or above the whole."""
+    return [[min(width, middle)], [min(width, top - middle)]]
+
+
+def point(axes, x: float, system: System, **how) -> None:
+    """Accuracy in percent: mean and deviation, or an open marker for each seed and what became of the others."""
+    if system.whole():
+        axes.errorbar(x, 100 * system.accuracy(), yerr=limits(100 * system.accuracy(), 100 * system.spread()), capsize=3, **how)
+        return
+    values = [100 * value for value in system.accuracies.values()]
+    axes.plot([x] * len(values), values, **{**how, "linestyle": "none", "markerfacecolor": "none"})
+    axes.annotate(system.trouble(), (x, max(values, default=0)), textcoords="offset points", xytext=(0, 7), fontsize=7, ha="center")
+
+
+def plot_epochs(axes, systems: list, key: str, name: str, label=lambda system: system.label, top: float = math.inf) -> None:
+    """top: the largest value there can be."""
+    for at, system in enumerate(systems):
+        runs = system.by_epoch(key)
+        title = label(system) + (f" ({system.trouble()})" if system.trouble() else "")
+        if not runs:
+            axes.plot([], [], label=title, **style(at))
+            continue
+        if not system.whole():
+            for one, values in enumerate(runs):
+                axes.plot(range(1, len(values) + 1), values, label=title if one == 0 else None,
+                          **{**style(at), "markerfacecolor": "none", "linewidth": 0.9})
+            continue
+        by_epoch = list(zip(*runs))
+        epochs = range(1, len(by_epoch) + 1)
+        axes.plot(epochs, [mean(values) for values in by_epoch], label=title, **style(at))
+        axes.fill_between(epochs, [max(0.0, mean(values) - deviation(values)) for values in by_epoch],
+                          [min(top, mean(values) + deviation(values)) for values in by_epoch],
+                          color=COLOURS[at % len(COLOURS)], alpha=0.15, linewidth=0)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(name)
+    if max((len(values) for system in systems for values in system.by_epoch(key)), default=0) == 1:
+        axes.set_xlim(0.5, 1.5)
+        axes.set_xticks([1])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def bars(axes, names: list, systems: list) -> None:
+    """Accuracies in percent, and of a system that failed for some seeds a hatched outline up to its best, with every
+    finished seed as a cross. None: nothing there finished."""
+    for at, system in enumerate(systems):
+        colour = COLOURS[at % len(COLOURS)]
+        if system is None or not system.accuracies:
+            axes.text(at, 1, "diverged", ha="center", va="bottom", rotation=90, fontsize=7)
+            continue
+        values = [100 * value for value in system.accuracies.values()]
+        if system.whole():
+            middle, width = mean(values), deviation(values)
+            axes.bar(at, middle, color=colour, yerr=limits(middle, width) if len(values) > 1 else None, capsize=3)
+            axes.text(at, min(100.0, middle + width) + 1, f"{middle:.1f}", ha="center", va="bottom", fontsize=7)
+        else:
+            axes.bar(at, max(values), facecolor="none", edgecolor=colour, hatch="//", linewidth=0.8, alpha=0.6)
+            axes.plot([at] * len(values), values, linestyle="none", marker="x", color="#000000", markersize=5)
+            axes.text(at, max(values) + 1, system.trouble().replace(", ", "\n").replace(" diverged", "\ndiverged").replace(
+                " collapsed", "\ncollapsed"), ha="center", va="bottom", fontsize=6)
+    axes.set_xticks(range(len(names)))
+    axes.set_xticklabels(names, rotation=30, ha="right", fontsize=8)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_ylim(0, 105)

@@ -1,0 +1,173 @@
+"""Reads what `thinwire train` wrote and says in words what several seeds came to.
+
+A seed that diverged or collapsed is never hidden in a mean: such a system's seeds are listed one by one.
+"""
+import glob
+import json
+import math
+import os
+
+
+def load(folder: str) -> dict:
+    """Results by part: what each call of thinwire wrote."""
+    parts = {}
+    for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
+        with open(path, encoding="utf-8") as file:
+            parts[os.path.basename(path)[: -len(".json")]] = json.load(file)
+    if not parts:
+        raise ValueError(f"no results in {folder}")
+    return parts
+
+
+def options_of(spec: str) -> dict:
+    """Of the last system in a spec: {"": name, option: value}."""
+    words = spec.split("+")[-1].split(":")
+    return {"": words[0], **dict(word.split("=", 1) for word in words[1:])}
+
+
+def mean(values: list) -> float:
+    return sum(values) / len(values)
+
+
+def deviation(values: list) -> float:
+    """Of the sample; of a single value none: 0, which nobody prints."""
+    if len(values) < 2:
+        return 0.0
+    middle = mean(values)
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
+
+
+def spread_text(values: list, formatted: str) -> str:
+    """Mean and deviation, the latter of several values only."""
+    text = format(mean(values), formatted)
+    return text if len(values) < 2 else f"{text} ± {deviation(values):{formatted.lstrip('+')}}"
+
+
+class System:
+    """One system's trainings with several seeds."""
+
+    # Of its best seed's accuracy: what ends below has collapsed, not just varied.
+    COLLAPSED = 0.5
+
+    def __init__(self, runs: list):
+        self.runs = runs
+        self.label = runs[0]["label"]
+        self.options = options_of(self.label)
+        self.accuracies = {run["seed"]: run["test_accuracy"] for run in runs if run["test_accuracy"] is not None}
+        self.failed = sum(1 for run in runs if run["failure"])
+        best = max(self.accuracies.values(), default=0)
+        self.collapsed = sum(1 for value in self.accuracies.values() if value < self.COLLAPSED * best)
+        # What a run sent before it diverged is no whole training's mean.
+        self.bytes = mean([run["wire_bytes_sent_max"] for run in self.finished() or runs])
+
+    def finished(self) -> list:
+        return [run for run in self.runs if not run["failure"]]
+
+    def whole(self) -> bool:
+        """Whether a mean over its seeds says what it does."""
+        return self.failed == 0 and self.collapsed == 0
+
+    def trouble(self) -> str:
+        """"1 of 3 diverged"; "" if none has failed."""
+        if not self.failed and not self.collapsed:
+            return ""
+        if self.failed == len(self.runs):
+            return "diverged"
+        counts = [(self.failed, "diverged"), (self.collapsed, "collapsed")]
+        return ", ".join(f"{count} of {len(self.runs)} {what}" for count, what in counts if count)
+
+    def accuracy(self) -> float:
+        return mean(list(self.accuracies.values())) if self.accuracies else math.nan
+
+    def spread(self) -> float:
+        return deviation(list(self.accuracies.values()))
+
+    def text_of(self, values: list, formatted: str) -> str:
+        """Mean and deviation of its finished seeds' values, or each of them where a mean would hide some."""
+        if self.failed == len(self.runs):
+            return "diverged"
+        if self.whole():
+            return spread_text(values, formatted)
+        return ", ".join(format(value, formatted) for value in values) + f" ({self.trouble()})"
+
+    def accuracy_text(self) -> str:
+        return self.text_of([100 * value for value in self.accuracies.values()], ".2f")
+
+    def difference_text(self, other: "System") -> str:
+        """In percentage points, over the seeds that both finished; none where a mean would hide some."""
+        if not self.whole() or not other.whole():
+            return "-"
+        common = [100 * (self.accuracies[seed] - other.accuracies[seed]) for seed in self.accuracies
+                  if seed in other.accuracies]
+        return spread_text(common, "+.2f") if common else "-"
+
+    def by_epoch(self, key: str) -> list:
+        """One list by epoch per finished seed."""
+        return [[math.nan if epoch[key] is None else epoch[key] for epoch in run["epochs"]] for run in self.finished()]
+
+    def at_the_end(self, key: str) -> str:
+        values = [epochs[-1] for epochs in self.by_epoch(key) if epochs]
+        return self.text_of(values, ".4f") if values else "-"
+
+
+def systems_in(results: list) -> list:
+    groups = {}
+    for run in results:
+        groups.setdefault(run["label"], []).append(run)
+    return [System(runs) for runs in groups.values()]
+
+
+def named(systems: list, label: str) -> System:
+    return next(system for system in systems if system.label == label)
+
+
+def compression(system: System, dense: System) -> float:
+    return dense.bytes / system.bytes if system.bytes > 0 else math.nan
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def setting_text(results: list, key: str, name: str) -> str:
+    """"learning rate 0.4"; where systems differ, whose is another: "learning rate 0.4 (ssdm: 0.001)"; where one system
+    had several, all of them."""
+    by_system = {}
+    for run in results:
+        by_system.setdefault(run["system"], {})[run[key]] = None
+    values = list(dict.fromkeys(value for of_system in by_system.values() for value in of_system))
+    if any(len(of_system) > 1 for of_system in by_system.values()):
+        return f"{name}s " + ", ".join(f"{value:g}" for value in sorted(values, reverse=True))
+    usual = max(values, key=lambda value: sum(value in of_system for of_system in by_system.values()))
+    others = [f"{system}: {value:g}" for system, of_system in by_system.items() for value in of_system if value != usual]
+    return f"{name} {usual:g}" + (f" ({', '.join(others)})" if others else "")
+
+
+def describe(results: list) -> str:
+    one = max(results, key=lambda run: len(run["epochs"]))
+    seeds = sorted({run["seed"] for run in results})
+    steps = one["epochs"][0]["steps"] if one["epochs"] else 0
+    momentum = setting_text(results, "momentum", "momentum") if any(run["momentum"] for run in results) else "no momentum"
+    return (f"{one['model']} ({one['parameters']:,} parameters) on {one['data'].split(':')[0]}, {counted(one['workers'], 'worker')}, batch of "
+            f"{one['batch']} per worker, {counted(len(one['epochs']), 'epoch')} of {counted(steps, 'step')}, "
+            f"{setting_text(results, 'lr', 'learning rate')}, {one['lr_schedule']} schedule, {momentum}, "
+            f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}.")
+
+
+def table(head: list, rows: list) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]) + "\n"
+
+
+DIFFERENCE = "minus dense's, seed by seed"
+
+
+def accuracy_table(systems: list, dense: System, paper=None) -> str:
+    """paper: a column's head and what the paper has for each label."""
+    head = ["system", "test accuracy, %", DIFFERENCE, "bytes per worker and step", "times fewer than dense"]
+    rows = []
+    for system in systems:
+        row = [f"`{system.label}`", system.accuracy_text(), "" if system is dense else system.difference_text(dense),
+               f"{system.bytes:,.0f}", f"{compression(system, dense):.1f}"]
+        rows.append(row + ([paper[1].get(system.label, "")] if paper else []))
+    return table(head + ([paper[0]] if paper else []), rows)
