@@ -33,7 +33,8 @@ GlooEnvironment GlooEnvironment::read(const std::function<std::optional<std::str
   if (!missing.empty()) {
     throw std::invalid_argument(
         "the gloo engine needs the environment of torchrun, but " + missing +
-        " is not set: start the ranks with `thinwire launch -n 4 -- thinwire ...` or torchrun");
+        (missing.find(',') == std::string::npos ? " is" : " are") +
+        " not set: start the ranks with `thinwire launch -n 4 -- thinwire ...` or torchrun");
   }
   GlooEnvironment environment;
   environment.master_address = address;
