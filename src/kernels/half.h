@@ -18,8 +18,8 @@ bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradie
 /// out[i] = in[i] as float32.
 void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> out);
 
-/// mean[i] = Q(sum / parts.size()), sum being that of parts[0][i], parts[1][i], ... in this order, in float32.
-/// sums: [n], out: the sums; or empty. Returns whether every mean[i] is finite.
+/// mean[i] = Q(sum / parts.size()), sum being that of parts[0][i], parts[1][i], ... in this order, in
+/// float32. sums: [n], out: the sums; or empty. Returns whether every mean[i] is finite.
 bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const std::uint16_t>> parts,
                     Span<float> sums, Span<std::uint16_t> mean);
 
