@@ -134,7 +134,10 @@ void DdpEngine::close() {
   for (Item& item : std::exchange(held_, {})) {
     item.done({}, std::make_exception_ptr(std::runtime_error("Thinwire's engine was closed")));
   }
-  for (auto& lane : lanes_) lane->communicator.reset();
+  // Each waits a little for the other ranks to come to this point: all at the same time.
+  std::vector<std::thread> leaving;
+  for (auto& lane : lanes_) leaving.emplace_back([&lane] { lane->communicator.reset(); });
+  for (auto& thread : leaving) thread.join();
 }
 
 DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) {

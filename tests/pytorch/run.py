@@ -14,7 +14,8 @@ worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 processes = [
     subprocess.Popen(
         [sys.executable, worker, group],
-        env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+        # Messages must be the same with torch's own stack traces in them and without.
+        env={**os.environ, **environment, "OMP_NUM_THREADS": "1", "TORCH_SHOW_CPP_STACKTRACES": "1" if group == "frozen" else "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

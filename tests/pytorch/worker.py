@@ -457,6 +457,29 @@ def loss_scaling():
             require_same([w.grad for w in model.module.weights], [w.grad for w in other.module.weights], f"{spec} after a new scale", 1e-5)
 
 
+def skipped_steps():
+    """A real GradScaler, where torch has one for the CPU: all ranks skip the step in which one overflows."""
+    if not hasattr(torch.amp, "GradScaler"):
+        return
+    model = wrap(Net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    register(model, "casq", grad_scaler=scaler)
+    optimizer = sgd(model)
+    for step in range(6):
+        optimizer.zero_grad()
+        inputs = batch(step)
+        if step == 3 and RANK == 0:
+            inputs[0, 0] = float("inf")
+        scaler.scale(model(inputs).square().mean()).backward()
+        before = values_of(model)
+        scaler.step(optimizer)
+        scaler.update()
+        skipped = all(torch.equal(a, b) for a, b in zip(before, values_of(model)))
+        assert skipped == (step == 3), f"step {step}"
+    assert scaler.get_scale() == 128.0
+    require_agreement(model, "skipped step")
+
+
 def tiny_model():
     for spec in ("dense", "casq", "marsit", "top_k:ratio=0.5+zen", "power_sgd", "sketched_sgd:ratio=0.5"):
         model = wrap(lambda: Given((1,)))
@@ -494,7 +517,7 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, nothing_is_lost, mixed_types, loss_scaling, tiny_model, reports_and_logs]
+COMPRESSION = [every_system_agrees, nothing_is_lost, mixed_types, loss_scaling, skipped_steps, tiny_model, reports_and_logs]
 
 
 # --- States -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,88 @@
+"""A word language model with a sparse embedding under DistributedDataParallel, without and with Thinwire.
+
+    torchrun --nproc_per_node 4 examples/ddp_text.py
+    python3 -m thinwire.launch -n 4 examples/ddp_text.py          where torchrun does not work (Debian 12's own)
+
+The text is the King James Bible of Debian's packages bible-kjv and bible-kjv-text, or --text FILE. The embedding's gradient has a row
+for every word of a batch and none for the thousands of others; plain DDP gathers the rows of all ranks on all ranks.
+"""
+import argparse
+import collections
+import math
+import re
+import subprocess
+
+import torch
+import torch.distributed as dist
+from comparison import add_options, compare
+from torch import nn
+from torch.nn import functional
+
+WINDOW = 20
+
+
+def read_words(path: str):
+    if path:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    else:
+        text = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout
+        text = re.sub(r"^\S+ ", "", text, flags=re.MULTILINE)  # the verse's number
+    return re.findall(r"[a-z0-9']+|[.,;:?!]", text.lower())
+
+
+class Language(nn.Module):
+    def __init__(self, vocabulary: int, width: int = 128, hidden: int = 128):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width, sparse=True)
+        self.lstm = nn.LSTM(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, words):
+        return self.head(self.lstm(self.embedding(words))[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A word language model under DDP, without and with Thinwire")
+    add_options(parser, epochs=1, compare="plain,dense,half")
+    parser.add_argument("--text", default="", help="a file to learn from instead of the King James Bible")
+    parser.add_argument("--vocabulary", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=16, help=f"windows of {WINDOW} words per rank and step")
+    parser.add_argument("--lr", type=float, default=2.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    words = read_words(options.text)
+    known = {word: i + 1 for i, (word, _) in enumerate(collections.Counter(words).most_common(options.vocabulary - 1))}
+    numbers = torch.tensor([known.get(word, 0) for word in words])
+    windows = numbers[: (len(numbers) - 1) // WINDOW * WINDOW].reshape(-1, WINDOW)
+    targets = numbers[1: windows.numel() + 1].reshape(-1, WINDOW)
+    held_out = len(windows) // 50
+    training = len(windows) - held_out
+    if options.limit:
+        training = min(training, options.limit)
+
+    def batches(epoch):
+        order = torch.randperm(training, generator=torch.Generator().manual_seed(options.seed + epoch))
+        steps = training // (options.batch * world)
+        own = order[: steps * options.batch * world].reshape(steps, world, options.batch)[:, rank]
+        return [(windows[chosen], targets[chosen]) for chosen in own]
+
+    def loss_of(model, batch):
+        return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    def perplexity(module):
+        module.eval()
+        with torch.no_grad():
+            pairs = list(zip(windows[-held_out:].split(64), targets[-held_out:].split(64)))
+            return math.exp(sum(loss_of(module, pair).item() * len(pair[0]) for pair in pairs) / held_out)
+
+    compare(
+        options.compare.split(","), options.rows, options.seed, lambda: Language(options.vocabulary), batches, options.epochs,
+        lambda module: [torch.optim.SGD(module.parameters(), lr=options.lr)], loss_of, perplexity, "perplexity",
+    )
+
+
+if __name__ == "__main__":
+    main()
