@@ -50,7 +50,7 @@ for name in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI'):
       endif()
     endforeach()
     # torch from PyPI brings pybind11; Debian's leaves it to the package pybind11-dev.
-    find_path(THINWIRE_PYBIND11_INCLUDE pybind11/pybind11.h HINTS ${TORCH_INCLUDE_DIRS})
+    find_path(THINWIRE_PYBIND11_INCLUDE pybind11/pybind11.h HINTS ${TORCH_INCLUDE_DIRS} NO_CACHE)
     if(NOT THINWIRE_PYBIND11_INCLUDE)
       set(thinwire_python_problem "pybind11's headers were not found (Debian: pybind11-dev)")
     endif()

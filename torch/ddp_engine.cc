@@ -1,6 +1,7 @@
 #include "torch/ddp_engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <deque>
 #include <limits>
@@ -39,13 +40,24 @@ std::string residual_entry(const std::string& parameter) {
   return "residual/" + parameter;
 }
 
-StateWriter rewritten(const StateReader& state) {
+/// Kinds of values in units of gradients. Everything else that systems keep is relative, or about time.
+bool in_units_of_gradients(std::string_view name) {
+  constexpr std::array<std::string_view, 6> kKinds = {"residual",     "velocity",           "casq_momentum",
+                                                      "casq_centres", "casq_shard_centres", "marsit_eta"};
+  return std::find(kKinds.begin(), kKinds.end(), name.substr(0, name.find('/'))) != kKinds.end();
+}
+
+/// The same state, what is in units of gradients times `factor`.
+StateWriter rewritten(const StateReader& state, float factor) {
   StateWriter writer;
   for (const std::string& name : state.names("")) {
     switch (state.type(name)) {
       case StateReader::Type::floats: {
         std::vector<float> values(state.length(name));
         state.get(name, values);
+        if (in_units_of_gradients(name)) {
+          for (float& value : values) value *= factor;
+        }
         writer.put(name, Span<const float>(values));
         break;
       }
@@ -100,6 +112,9 @@ struct DdpEngine::Lane {
   std::unique_ptr<Executor> executor;
   std::unique_ptr<Session> session;                   // replaced only while the lane is idle
   std::map<std::size_t, std::vector<float>> staging;  // float32 of half-precision buckets
+  /// What a bucket, or a parameter in owed_, owed before the last step. Only where steps may be skipped.
+  std::map<std::size_t, std::vector<float>> kept;
+  std::map<std::string, std::vector<float>> kept_owed;
   std::vector<std::uint32_t> row_indices;
   std::vector<float> row_values;
   std::deque<Item> queue;
@@ -181,7 +196,16 @@ void DdpEngine::submit(Bucket bucket, Done done) {
     done({}, error);
     return;
   }
-  if (bucket.index == 0) begin_step(lock);
+  if (bucket.index == 0) {
+    std::vector<Item> abandoned = begin_step(lock);
+    if (!abandoned.empty()) {
+      lock.unlock();
+      const auto error =
+          std::make_exception_ptr(std::runtime_error("backward ended before the last bucket of its step"));
+      for (Item& item : abandoned) item.done({}, error);
+      lock.lock();
+    }
+  }
   const bool last = bucket.last;
   const std::size_t count = bucket.index + 1;
   const bool known = held_.empty() && bucket.index < layouts_.size() && layouts_[bucket.index] == layout;
@@ -207,19 +231,49 @@ void DdpEngine::submit(Bucket bucket, Done done) {
   end_step();
 }
 
-/// Also ends a step whose last bucket never came: its backward was given up.
-void DdpEngine::begin_step(Lock& lock) {
+/// Also ends a step whose last bucket never came, since its backward was given up; returns what was held back
+/// of it.
+std::vector<DdpEngine::Item> DdpEngine::begin_step(Lock& lock) {
+  std::vector<Item> abandoned;
   if (within_step_) {
-    for (Item& item : std::exchange(held_, {})) {
-      item.done({}, std::make_exception_ptr(std::runtime_error("backward ended before its last bucket")));
-    }
+    abandoned = std::exchange(held_, {});
     end_step();
   }
+  conclude_step(lock);
   within_step_ = true;
-  if (!next_spec_) return;
+  if (next_spec_) {
+    if (layouts_.empty()) {
+      spec_ = *next_spec_;
+    } else {
+      rebuild(layouts_, *next_spec_);
+    }
+    next_spec_.reset();
+  }
+  return abandoned;
+}
+
+/// Waits for the last step; where it is left out by the optimizer, so is what it changed.
+void DdpEngine::conclude_step(Lock& lock) {
   settle(lock);
-  const std::string spec = *std::exchange(next_spec_, std::nullopt);
-  rebuild(layouts_, spec);
+  if (!std::exchange(skipped_, false) || !options_.skips_steps) return;
+  for (auto& lane : lanes_) {
+    for (const auto& [index, values] : lane->kept) {
+      const Span<float> residual = lane->session->mutable_residual(static_cast<BucketId>(index));
+      std::copy(values.begin(), values.end(), residual.begin());
+    }
+    for (const auto& [name, values] : lane->kept_owed) owed_[name] = values;
+  }
+}
+
+/// Before the bucket's step, in case that it is left out.
+void DdpEngine::keep(Lane& lane, const Bucket& bucket) {
+  if (!options_.skips_steps) return;
+  const auto residual = lane.session->residual(static_cast<BucketId>(bucket.index));
+  lane.kept[bucket.index].assign(residual.begin(), residual.end());
+  for (const Parameter& parameter : bucket.parameters) {
+    const auto owed = owed_.find(parameter.name);
+    if (owed != owed_.end()) lane.kept_owed[parameter.name] = owed->second;
+  }
 }
 
 void DdpEngine::end_step() {
@@ -316,6 +370,8 @@ void DdpEngine::rebuild(std::vector<Layout> layouts, const std::string& spec) {
     while (sessions[lane]->step() < step) sessions[lane]->next_step();
     lanes_[lane]->session = std::move(sessions[lane]);
     lanes_[lane]->staging.clear();
+    lanes_[lane]->kept.clear();
+    lanes_[lane]->kept_owed.clear();
   }
   step_ = step;
   loaded_.reset();
@@ -357,17 +413,25 @@ void DdpEngine::drive(Lane& lane) {
       report.bucket = static_cast<std::uint32_t>(item.bucket.index);
       reports_[item.bucket.index] = report;
       total_.accumulate(report);
+      skipped_ = skipped_ || !report.finite;
     }
     lock.unlock();
-    item.done(std::move(mean), error);
+    try {
+      item.done(std::move(mean), error);
+      error = nullptr;
+    } catch (...) {
+      error = std::current_exception();
+    }
     item = {};
     lock.lock();
+    if (error) fail(error);
     lane.busy = false;
     changed_.notify_all();
   }
 }
 
 at::Tensor DdpEngine::synchronize(Lane& lane, Bucket& bucket, StepReport& report) {
+  keep(lane, bucket);
   lane.session->set_learning_rate(learning_rate_);
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(lane, bucket, report);
@@ -470,6 +534,7 @@ void DdpEngine::synchronize_plainly(Lane& lane, Bucket& bucket, StepReport& repo
   report.raw_bytes = static_cast<std::uint64_t>(bucket.gradient.nbytes());
   report.wire = communicator.traffic() - before;
   report.formula_bytes = report.wire.sent_bytes;
+  report.finite = at::isfinite(bucket.gradient).all().item<bool>();
   report.seconds_total = watch.seconds();
   report.seconds_communicate = report.seconds_total;
 }
@@ -485,16 +550,15 @@ std::string DdpEngine::spec() const {
   return next_spec_.value_or(spec_);
 }
 
-void DdpEngine::scale_residuals(float factor) {
-  if (!std::isfinite(factor)) throw std::invalid_argument("residuals times a factor that is not finite");
+void DdpEngine::scale_state(float factor) {
+  if (!std::isfinite(factor)) throw std::invalid_argument("a state times a factor that is not finite");
   Lock lock(mutex_);
-  settle(lock);
-  for (std::size_t index = 0; index < layouts_.size(); ++index) {
-    const auto& session = lanes_[index % lanes_.size()]->session;
-    for (float& value : session->mutable_residual(static_cast<BucketId>(index))) value *= factor;
-  }
-  for (auto& [name, values] : owed_) {
-    for (float& value : values) value *= factor;
+  conclude_step(lock);
+  if (loaded_) {
+    loaded_.emplace(rewritten(*loaded_, factor));
+  } else if (!layouts_.empty()) {
+    loaded_.emplace(rewritten(StateReader(whole_state()), factor));
+    rebuild(layouts_, spec_);
   }
 }
 
@@ -527,8 +591,12 @@ std::vector<std::vector<std::string>> DdpEngine::bucket_parameters() const {
 
 StateWriter DdpEngine::save() {
   Lock lock(mutex_);
-  settle(lock);
-  if (loaded_) return rewritten(*loaded_);
+  conclude_step(lock);
+  return whole_state();
+}
+
+StateWriter DdpEngine::whole_state() const {
+  if (loaded_) return rewritten(*loaded_, 1.0f);
   StateWriter writer = merged_state();
   if (!lanes_[0]->session) {
     writer.put("spec", spec_);
@@ -543,7 +611,16 @@ StateWriter DdpEngine::save() {
 
 void DdpEngine::load(StateReader state) {
   Lock lock(mutex_);
-  settle(lock);
+  if (closed_) throw std::runtime_error("Thinwire's engine was closed: register the model again");
+  conclude_step(lock);
+  // What a session would refuse, said now although its buckets may not be known yet.
+  if (const std::uint64_t seed = state.get_integer("seed");
+      state.get_text("spec") == spec_ && seed != options_.seed) {
+    throw std::runtime_error("the state was saved with seed " + std::to_string(seed) +
+                             ", this engine has seed " + std::to_string(options_.seed) +
+                             ": register with the same seed");
+  }
+  state.get_integer("step");
   auto before = std::exchange(loaded_, std::move(state));
   if (layouts_.empty()) return;
   try {

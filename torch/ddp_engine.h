@@ -35,6 +35,9 @@ class DdpEngine {
   struct Options {
     std::uint64_t seed = 1;
     int threads = 1;  ///< CPU threads for the kernels of one lane.
+    /// The optimizer leaves out a step in which any bucket is not finite, as with loss scaling: then what
+    /// every bucket owes becomes again what it was before. Costs a copy of the residuals in each step.
+    bool skips_steps = false;
   };
 
   /// A bucket as DDP's hook gets it.
@@ -72,8 +75,9 @@ class DdpEngine {
   /// See Session::set_learning_rate.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
 
-  /// Multiplies what this rank owes. Between steps.
-  void scale_residuals(float factor);
+  /// Multiplies whatever is kept in units of gradients: residuals, velocities, step sizes, centres. Between
+  /// steps, for a loss scale that changes.
+  void scale_state(float factor);
 
   /// Steps that were ended.
   std::uint64_t step() const;
@@ -99,7 +103,8 @@ class DdpEngine {
   using Lock = std::unique_lock<std::mutex>;
 
   static Layout layout_of(const Bucket& bucket);
-  void begin_step(Lock& lock);
+  std::vector<Item> begin_step(Lock& lock);
+  void conclude_step(Lock& lock);
   void end_step();
   void push(Item item);
   void settle(Lock& lock);
@@ -110,7 +115,9 @@ class DdpEngine {
   at::Tensor synchronize_rows(Lane& lane, Bucket& bucket, StepReport& report);
   void synchronize_plainly(Lane& lane, Bucket& bucket, StepReport& report);
   void synchronize_floats(Lane& lane, const Bucket& bucket, Span<float> values, StepReport& report);
+  void keep(Lane& lane, const Bucket& bucket);
   StateWriter merged_state() const;
+  StateWriter whole_state() const;
 
   const Options options_;
   std::atomic<double> learning_rate_{1};
@@ -126,6 +133,7 @@ class DdpEngine {
   /// What a spec without residual has taken over and not yet delivered, by parameter. A parameter belongs to
   /// one lane, and the map itself changes only while lanes are idle.
   std::map<std::string, std::vector<float>> owed_;
+  bool skipped_ = false;  // a bucket of the last step was not finite
   std::vector<StepReport> reports_;
   StepReport total_;
   std::exception_ptr failure_;

@@ -69,7 +69,7 @@ class Names {
 class PythonEngine {
  public:
   PythonEngine(const py::list& groups, const py::list& stores, int store_host, double deadline_seconds,
-               const std::string& spec, std::uint64_t seed, int threads,
+               const std::string& spec, std::uint64_t seed, int threads, bool skips_steps,
                const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
@@ -77,8 +77,9 @@ class PythonEngine {
       lanes.push_back(open_communicator(groups[lane], stores[lane], store_host, deadline_seconds));
     }
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(std::move(lanes), spec,
-                                          DdpEngine::Options{.seed = seed, .threads = threads});
+    engine_ = std::make_unique<DdpEngine>(
+        std::move(lanes), spec,
+        DdpEngine::Options{.seed = seed, .threads = threads, .skips_steps = skips_steps});
   }
 
   ~PythonEngine() {
@@ -215,17 +216,17 @@ PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
       .def(py::init<const py::list&, const py::list&, int, double, const std::string&, std::uint64_t, int,
-                    const std::vector<std::pair<std::string, at::Tensor>>&>(),
+                    bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("store_host"),
            py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"), py::arg("threads"),
-           py::arg("parameters"))
+           py::arg("skips_steps"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def("set_spec", [](PythonEngine& self, std::string spec) { self.engine().set_spec(std::move(spec)); })
       .def("spec", [](PythonEngine& self) { return self.engine().spec(); })
       .def("set_learning_rate",
            [](PythonEngine& self, double rate) { self.engine().set_learning_rate(rate); })
       .def(
-          "scale_residuals", [](PythonEngine& self, float factor) { self.engine().scale_residuals(factor); },
+          "scale_state", [](PythonEngine& self, float factor) { self.engine().scale_state(factor); },
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })

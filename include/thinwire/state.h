@@ -106,10 +106,15 @@ class BucketReader {
 
   std::uint32_t buckets() const { return static_cast<std::uint32_t>(buckets_.size()); }
   std::size_t bucket_elements(std::uint32_t bucket) const;
+  /// What elements() does for a parameter without an entry when others of its bucket have one.
+  enum class Absent { error, zeros };
   /// False, and values untouched, when no parameter of the bucket has an entry of this kind. Throws
-  /// std::runtime_error naming the parameter when some have and others do not, or a length differs.
-  bool elements(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
-  /// As elements, for one value per parameter.
+  /// std::runtime_error naming the parameter when a length differs, or when some have and others do not and
+  /// `absent` does not say what that means.
+  bool elements(std::string_view kind, std::uint32_t bucket, Span<float> values,
+                Absent absent = Absent::error) const;
+  /// One value per parameter. False, and values untouched, unless every parameter of the bucket has one: a
+  /// bucket is made of several, of which some have not seen a finite step.
   bool values(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
   /// Reads what BucketWriter::array wrote for one parameter. False, and values untouched, when it has no
   /// entry of this kind. Throws std::runtime_error naming the parameter when the length differs.
@@ -121,7 +126,7 @@ class BucketReader {
 
  private:
   bool visible(std::uint32_t bucket) const { return visible_.empty() || visible_[bucket]; }
-  bool read(std::string_view kind, std::uint32_t bucket, bool per_parameter, Span<float> values) const;
+  std::size_t present(std::string_view kind, std::uint32_t bucket) const;
 
   const StateReader& reader_;
   const std::vector<BucketLayout>& buckets_;

@@ -7,15 +7,25 @@ One line on an existing script puts a compressing system under DDP::
 
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
 """
-import torch  # noqa: F401  (loads the libraries that the extension stands on)
+from typing import TYPE_CHECKING, Any
 
-try:
-    from thinwire._C import version as __version__
-except ImportError as error:
-    raise ImportError(
-        f"Thinwire's extension does not load with torch {torch.__version__} ({error}). It was built against another torch: in "
-        "Thinwire's source folder, pip install --no-build-isolation --force-reinstall --no-deps ."
-    ) from error
-from thinwire.ddp import Handle, register, systems
+if TYPE_CHECKING:
+    from thinwire.ddp import Handle, register, systems
 
 __all__ = ["Handle", "register", "systems", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an extension that does not load.
+    if name not in __all__:
+        raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+    import torch
+
+    try:
+        from thinwire import _C, ddp
+    except ImportError as error:
+        raise ImportError(
+            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
+            "source folder: pip install --no-build-isolation --force-reinstall --no-deps ."
+        ) from error
+    return _C.version if name == "__version__" else getattr(ddp, name)

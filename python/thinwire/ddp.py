@@ -12,7 +12,8 @@ from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
 
-_live: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+# In order of registration, which is the same on all ranks: closing waits for the others.
+_live: List["weakref.ref[Handle]"] = []
 
 
 def systems() -> List[Dict[str, str]]:
@@ -53,11 +54,11 @@ def register(
     deadline_seconds: how long a rank waits for another before it calls it gone. Longer than the slowest step of the
         slowest rank.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
-    grad_scaler: a GradScaler; what is owed is kept in step with its scale. Without one, a change of scale leaves what is owed
-        from earlier steps in the old unit.
+    grad_scaler: the GradScaler, where one is used. What is owed then follows its scale, and a step that it skips leaves all that is
+        owed as it was, for which each step copies the residuals. Without it that holds for a bucket by itself only.
 
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean is NaN on all ranks and nothing that is owed changes.
+    NaN, the bucket's mean is NaN on all ranks and what is owed of it does not change.
 
     Raises TypeError for what is not a DDP model, ValueError for a bad spec or option, RuntimeError when ranks differ in what
     they register (in the first step, on every rank) or when the model has a hook already.
@@ -87,6 +88,7 @@ class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
     def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler):
+        self._model = weakref.ref(model)
         self._optimizer = optimizer
         self._grad_scaler = grad_scaler
         self._scale: Optional[float] = None
@@ -103,11 +105,12 @@ class Handle:
             spec=spec,
             seed=seed,
             threads=threads,
+            skips_steps=grad_scaler is not None,
             parameters=parameters,
         )
         self._rank = self._private.rank
         self._world_size = self._private.size
-        _live.add(self)
+        _live.append(weakref.ref(self))
         model.register_comm_hook(self, _hook)
 
     @property
@@ -164,6 +167,7 @@ class Handle:
             "format": saved_state.FORMAT,
             "rank": self._rank,
             "world_size": self._world_size,
+            "loss_scale": self._scale,
             "parameters": {name: shape.numel() for name, shape in self._shapes.items()},
             "values": self._engine.state(),
         }
@@ -184,7 +188,7 @@ class Handle:
         """
         own = saved_state.for_rank(state, self._rank, self._world_size)
         self._engine.load_state(saved_state.fit(own, self._shapes, strict))
-        self._scale = None
+        self._scale = own["loss_scale"]
 
     def close(self) -> None:
         """Ends the threads and connections; a later step is an error. Happens by itself at exit."""
@@ -194,12 +198,14 @@ class Handle:
     # --- Called by the hook ----------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
+        if not getattr(self._model(), "_divide_by_initial_world_size", True):
+            raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
         if self._grad_scaler is not None:
             scale = float(self._grad_scaler.get_scale())
             if self._scale is not None and scale != self._scale:
-                self._engine.scale_residuals(scale / self._scale)
+                self._engine.scale_state(scale / self._scale)
             self._scale = scale
         if self._writer is not None:
             step = self.step
@@ -230,5 +236,7 @@ def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.
 
 @atexit.register
 def _close_all() -> None:
-    for handle in list(_live):
-        handle.close()
+    for reference in _live:
+        handle = reference()
+        if handle is not None:
+            handle.close()

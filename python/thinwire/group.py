@@ -4,6 +4,8 @@ DDP's own group must not be shared: Thinwire's messages carry tags that would mi
 do either: every rank of the job has to call it, also those outside of a sub-group.
 """
 import datetime
+import io
+import json
 import os
 from typing import Any, Dict, List
 
@@ -46,36 +48,58 @@ class PrivateGroups:
         # Kept: where the default group is destroyed before us, its server would go with it.
         self._default_store = distributed_c10d._get_default_store()
         client = _store_client(self._default_store)
-        name = ",".join(str(rank) for rank in ranks)
-        number = _opened[name] = _opened.get(name, 0) + 1
+        self._deadline = datetime.timedelta(seconds=deadline_seconds)
+        token = self._agree_on_token(ranks, lanes)
         self.groups: List[Any] = []
         self.stores: List[dist.Store] = []
         for lane in range(lanes):
-            prefix = f"thinwire/{name}/{number}/{lane}"
+            prefix = f"thinwire/{token}/{lane}"
             store = dist.PrefixStore(prefix, client)
-            store.set_timeout(datetime.timedelta(seconds=deadline_seconds))
+            store.set_timeout(self._deadline)
             self.groups.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), self.rank, self.size, timeout=_GLOO_TIMEOUT))
             self.stores.append(store)
-        self._gathers = 0
+
+    def _agree_on_token(self, ranks: List[int], lanes: int) -> str:
+        """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank."""
+        name = ",".join(str(rank) for rank in ranks)
+        number = _opened[name] = _opened.get(name, 0) + 1
+        store = dist.PrefixStore(f"thinwire/{name}/{number}", self._default_store)
+        store.set(str(self.rank), json.dumps({"token": os.urandom(8).hex(), "lanes": lanes}))
+        keys = [str(rank) for rank in range(self.size)]
+        store.wait(keys, self._deadline)
+        everyones = [json.loads(store.get(key)) for key in keys]
+        for rank, one in enumerate(everyones):
+            if one["lanes"] != everyones[0]["lanes"]:
+                raise ValueError(f"lanes={everyones[0]['lanes']} on rank 0, lanes={one['lanes']} on rank {rank}: give all ranks the same")
+        return everyones[0]["token"]
 
     def gather(self, value: Any) -> List[Any]:
         """Every rank's ``value``, in order of ranks. Collective; between steps."""
-        import io
-
+        if not self.groups:
+            raise RuntimeError("Thinwire's connections were closed: register the model again")
         buffer = io.BytesIO()
         torch.save(value, buffer)
         own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         group = self.groups[0]
-        group.allgather([sizes], [torch.tensor([own.numel()])]).wait()
+        self._wait(group.allgather([sizes], [torch.tensor([own.numel()])]))
         longest = int(max(size.item() for size in sizes))
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: own.numel()] = own
         parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        group.allgather([parts], [padded]).wait()
+        self._wait(group.allgather([parts], [padded]))
         return [
-            torch.load(io.BytesIO(part[: int(size.item())].numpy().tobytes())) for part, size in zip(parts, sizes)
+            torch.load(io.BytesIO(part[: int(size.item())].numpy().tobytes()), weights_only=True)
+            for part, size in zip(parts, sizes)
         ]
+
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait(self._deadline)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"not all ranks called state_dict(consolidate=True) within {self._deadline.total_seconds():.0f} s, or one is gone: {error}"
+            ) from error
 
     def close(self) -> None:
         self.groups = []

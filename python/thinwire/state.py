@@ -1,6 +1,7 @@
 """States of ranks: what ``Handle.state_dict`` gives, merged over ranks, split among others, and checked against a model.
 
-A state is ``{"format", "rank", "world_size", "parameters", "values"}``; ``parameters`` has the elements of each parameter of the
+A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "values"}``; ``loss_scale`` is what the values were scaled by
+(or None), ``parameters`` has the elements of each parameter of the
 model by name. Values are keyed ``KIND/PARAMETER`` and flat: ``residual`` (what the
 rank still owes) and ``velocity`` (of momentum correction, before it is averaged) differ between ranks, everything else is the
 same on all. ``spec``, ``seed`` and ``step`` stand beside them.
@@ -78,6 +79,9 @@ def fit(state: Mapping[str, Any], shapes: Mapping[str, torch.Size], strict: bool
         if name in shapes and shapes[name].numel() != elements:
             raise ValueError(f"parameter {name!r} had {elements} elements when the state was saved, and has {shapes[name].numel()}")
     values = {name: value for name, value in state["values"].items() if "/" not in name or name.split("/", 1)[1] in shapes}
+    for name, value in values.items():
+        if _kind(name) in _OWN and value.numel() != shapes[name.split("/", 1)[1]].numel():
+            raise ValueError(f"the state's {name!r} has {value.numel()} elements, the parameter {shapes[name.split('/', 1)[1]].numel()}")
     if not new:
         return values
     # New parameters owe nothing. What systems know beside that is known for whole buckets, and learnt again.

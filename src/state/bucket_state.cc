@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <stdexcept>
 
 #include "thinwire/state.h"
@@ -37,12 +38,29 @@ std::size_t BucketReader::bucket_elements(std::uint32_t bucket) const {
   return total;
 }
 
-bool BucketReader::elements(std::string_view kind, std::uint32_t bucket, Span<float> values) const {
-  return read(kind, bucket, false, values);
+bool BucketReader::elements(std::string_view kind, std::uint32_t bucket, Span<float> values,
+                            Absent absent) const {
+  if (present(kind, bucket) == 0) return false;
+  std::size_t offset = 0;
+  for (const auto& parameter : buckets_.at(bucket)) {
+    const auto part = values.subspan(offset, parameter.elements);
+    const std::string name = entry_name(kind, parameter);
+    if (absent == Absent::zeros && !reader_.contains(name)) {
+      std::fill(part.begin(), part.end(), 0.0f);
+    } else if (!part.empty()) {
+      reader_.get(name, part);
+    }
+    offset += parameter.elements;
+  }
+  return true;
 }
 
 bool BucketReader::values(std::string_view kind, std::uint32_t bucket, Span<float> values) const {
-  return read(kind, bucket, true, values);
+  const auto& layout = buckets_.at(bucket);
+  if (layout.empty() || present(kind, bucket) != layout.size()) return false;
+  for (std::size_t i = 0; i < layout.size(); ++i)
+    reader_.get(entry_name(kind, layout[i]), values.subspan(i, 1));
+  return true;
 }
 
 bool BucketReader::array(std::string_view kind, std::uint32_t bucket, std::size_t parameter,
@@ -53,20 +71,14 @@ bool BucketReader::array(std::string_view kind, std::uint32_t bucket, std::size_
   return true;
 }
 
-bool BucketReader::read(std::string_view kind, std::uint32_t bucket, bool per_parameter,
-                        Span<float> values) const {
-  const auto& layout = buckets_.at(bucket);
-  if (!visible(bucket)) return false;
-  std::size_t present = 0;
-  for (const auto& parameter : layout) present += reader_.contains(entry_name(kind, parameter)) ? 1 : 0;
-  if (present == 0) return false;
-  std::size_t offset = 0;
-  for (const auto& parameter : layout) {
-    const std::size_t count = per_parameter ? 1 : parameter.elements;
-    if (count != 0) reader_.get(entry_name(kind, parameter), values.subspan(offset, count));
-    offset += count;
+/// How many parameters of the bucket have an entry of this kind.
+std::size_t BucketReader::present(std::string_view kind, std::uint32_t bucket) const {
+  std::size_t count = 0;
+  if (!visible(bucket)) return count;
+  for (const auto& parameter : buckets_.at(bucket)) {
+    count += reader_.contains(entry_name(kind, parameter)) ? 1 : 0;
   }
-  return true;
+  return count;
 }
 
 }  // namespace thinwire

@@ -55,7 +55,8 @@ class MomentumCorrection final : public Synchronizer {
     std::map<BucketId, std::vector<float>> loaded;
     for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
       std::vector<float> values(reader.bucket_elements(bucket));
-      if (reader.elements(kKind, bucket, Span<float>(values))) loaded[bucket] = std::move(values);
+      if (reader.elements(kKind, bucket, Span<float>(values), BucketReader::Absent::zeros))
+        loaded[bucket] = std::move(values);
     }
     velocities_ = std::move(loaded);
     inner_->load(reader);

@@ -112,12 +112,15 @@ TEST(BucketState, SurvivesAnotherGrouping) {
   std::vector<float> none(1);
   EXPECT_FALSE(reader.values("eta", 1, none));
   std::vector<float> both(2);
-  EXPECT_THROW(reader.values("eta", 0, both), std::runtime_error) << "b1 has none";
+  EXPECT_FALSE(reader.values("eta", 0, both)) << "b1 has none";
   EXPECT_FALSE(reader.elements("velocity", 0, regrouped));
 
   const std::vector<BucketLayout> unknown = {{{"w1", 3}, {"new", 1}}};
   std::vector<float> four(4);
   EXPECT_THROW(BucketReader(stored, unknown).elements("residual", 0, four), std::runtime_error);
+  four.assign(4, -1.0f);
+  EXPECT_TRUE(BucketReader(stored, unknown).elements("residual", 0, four, BucketReader::Absent::zeros));
+  EXPECT_EQ(four, (std::vector<float>{0, 1, 2, 0}));
 }
 
 TEST(BucketState, ArraysBelongToParameters) {

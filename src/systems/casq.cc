@@ -424,7 +424,7 @@ void Casq::load(const BucketReader& reader) {
     }
     if (found) states[bucket] = std::move(state);
     std::vector<float> momentum(reader.bucket_elements(bucket));
-    if (reader.elements("casq_momentum", bucket, Span<float>(momentum)))
+    if (reader.elements("casq_momentum", bucket, Span<float>(momentum), BucketReader::Absent::zeros))
       momenta[bucket] = std::move(momentum);
   }
   states_ = std::move(states);

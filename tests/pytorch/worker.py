@@ -419,31 +419,31 @@ class Scaler:
 
 def loss_scaling():
     sizes = (700, 33, 1200, 5)
-    for spec in ("top_k:ratio=0.05+zen", "casq", "marsit:full_every=2", "ef_signsgd", "half"):
+    for spec in ("top_k:ratio=0.05+zen", "casq", "marsit:full_every=3", "ef_signsgd", "half", "mc+top_k:ratio=0.05+zen"):
         scaler = Scaler()
         model = wrap(lambda: Given(sizes))
         handle = register(model, spec, grad_scaler=scaler)
         for step in range(3):
             model(given(step, sizes, scaler.scale)).backward()
         before = owed(handle)
-        # One rank overflows; the step is skipped everywhere.
+        # One parameter overflows on one rank; the step is skipped everywhere, also for buckets that are fine.
         spoilt = given(3, sizes, scaler.scale)
         if RANK == WORLD - 1:
-            for gradient in spoilt:
-                gradient[0] = float("inf")
+            spoilt[2][0] = float("inf")
         model.zero_grad()
         model(spoilt).backward()
-        for weight in model.module.weights:
-            assert not torch.isfinite(weight.grad).all(), f"{spec}: a rank did not see the overflow"
+        assert not torch.isfinite(model.module.weights[2].grad).all(), f"{spec}: a rank did not see the overflow"
+        assert torch.isfinite(model.module.weights[0].grad).all(), f"{spec}: was meant to be in another bucket"
         after = owed(handle)
         for name, value in before.items():
             assert torch.equal(value, after[name]), f"{spec}: a skipped step changed what is owed"
         # The scale is halved; what is owed follows.
         scaler.scale /= 2
         state = handle.state_dict()
-        for name in state["values"]:
-            if name.startswith("residual/"):
-                state["values"][name] = state["values"][name] / 2
+        assert state["loss_scale"] == 2 * scaler.scale
+        for name, value in state["values"].items():
+            if name.split("/")[0] in ("residual", "velocity", "casq_centres", "casq_shard_centres", "marsit_eta"):
+                state["values"][name] = value / 2
         other = wrap(lambda: Given(sizes))
         reference = register(other, spec)
         for step in range(2):  # DDP's grouping of later steps
@@ -453,14 +453,28 @@ def loss_scaling():
         for one in (model, other):
             one.zero_grad()
             one(gradients).backward()
-        if "marsit" not in spec:  # whose own step size is learnt from the gradients' scale
-            require_same([w.grad for w in model.module.weights], [w.grad for w in other.module.weights], f"{spec} after a new scale", 1e-5)
+        require_same([w.grad for w in model.module.weights], [w.grad for w in other.module.weights], f"{spec} after a new scale", 1e-5)
+
+
+def overflow_in_the_first_step():
+    """What a loss scale that begins too high does, before DDP groups parameters anew."""
+    sizes = (700, 33, 1200, 5)
+    for spec in ("marsit:full_every=3", "casq:double_momentum=0.5", "mc+top_k:ratio=0.05+zen"):
+        model = wrap(lambda: Given(sizes))
+        register(model, spec, grad_scaler=Scaler())
+        for step in range(5):
+            gradients = given(step, sizes)
+            if step == 0 and RANK == 0:
+                gradients[3][0] = float("nan")
+            model.zero_grad()
+            model(gradients).backward()
+        require_agreement_of_gradients(model)
 
 
 def skipped_steps():
     """A real GradScaler, where torch has one for the CPU: all ranks skip the step in which one overflows."""
     if not hasattr(torch.amp, "GradScaler"):
-        return
+        return "skipped: this torch has no GradScaler for the CPU"
     model = wrap(Net)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     register(model, "casq", grad_scaler=scaler)
@@ -517,7 +531,8 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, nothing_is_lost, mixed_types, loss_scaling, skipped_steps, tiny_model, reports_and_logs]
+COMPRESSION = [every_system_agrees, nothing_is_lost, mixed_types, loss_scaling, overflow_in_the_first_step, skipped_steps,
+               tiny_model, reports_and_logs]
 
 
 # --- States -------------------------------------------------------------------------------------------------------------
@@ -556,6 +571,25 @@ def resumes_in_other_buckets():
     train(other, 1)
     assert len(resumed.report()["buckets"]) < len(handle.report()["buckets"])
     require_agreement(other, "resumed in other buckets")
+
+
+def another_system_before_the_first_step():
+    model = wrap(Net)
+    handle = register(model, "top_k:ratio=0.1+zen")
+    train(model, 2)
+    before = owed(handle)
+    fresh = wrap(Net)
+    resumed = register(fresh, "top_k:ratio=0.1+zen")
+    resumed.load_state_dict(handle.state_dict())
+    resumed.set("ef_signsgd")
+    assert {k: v.tolist() for k, v in owed(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    # A step of zeros: what was owed goes in, and what comes out or is still owed adds up to it.
+    optimizer = torch.optim.SGD(fresh.parameters(), lr=1.0)
+    optimizer.zero_grad()
+    (0.0 * fresh(batch(9)).sum()).backward()
+    for name, parameter in fresh.module.named_parameters():
+        out = WORLD * parameter.grad.double() + total(owed(resumed)[name]).reshape(parameter.shape)
+        require_same([out], [total(before[name]).reshape(parameter.shape)], f"{name} by another system", 1e-5)
 
 
 def resumes_with_other_ranks():
@@ -602,6 +636,8 @@ def refuses_what_does_not_fit():
     kept = owed(seeded)
     require_error(RuntimeError, ["seed 3", "seed 4"], lambda: seeded.load_state_dict(handle.state_dict()))
     assert all(torch.equal(kept[name], value) for name, value in owed(seeded).items())
+    untrained = register(wrap(Net), "ef_signsgd", seed=4)
+    require_error(RuntimeError, ["seed 3", "seed 4"], lambda: untrained.load_state_dict(handle.state_dict()))
     # A layer more than when it was saved: what is known is kept.
     bigger = wrap(lambda: nn.ModuleDict({"layers": Net().layers, "more": nn.Linear(2, 2)}), find_unused_parameters=True)
     grown = register(bigger, "ef_signsgd", seed=3)
@@ -609,7 +645,7 @@ def refuses_what_does_not_fit():
     assert all(torch.equal(owed(grown)[name], value) for name, value in before.items())
 
 
-STATES = [resumes_bit_for_bit, resumes_in_other_buckets, resumes_with_other_ranks, refuses_what_does_not_fit]
+STATES = [resumes_bit_for_bit, resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit]
 
 
 # --- Misuse -------------------------------------------------------------------------------------------------------------
@@ -627,6 +663,12 @@ def bad_input():
     require_error(RuntimeError, ["register_comm_hook"], lambda: register(model))
     handle.close()
     require_error(RuntimeError, ["closed"], lambda: train(model, 1))
+    require_error(RuntimeError, ["closed"], lambda: handle.load_state_dict(handle.state_dict()))
+    require_error(RuntimeError, ["closed"], lambda: handle.state_dict(consolidate=True))
+    uneven = wrap(Net)
+    register(uneven)
+    with uneven.join(divide_by_initial_world_size=False):
+        require_error(RuntimeError, ["divide_by_initial_world_size"], lambda: train(uneven, 1))
 
 
 def ranks_that_differ():
@@ -634,6 +676,7 @@ def ranks_that_differ():
     register(model, "casq" if RANK == 0 else "half")
     message = require_error(RuntimeError, ["rank"], lambda: train(model, 1))
     assert "casq" in message or "half" in message, message
+    require_error(ValueError, ["lanes=1 on rank 0", "lanes=2 on rank 1"], lambda: register(wrap(Net), lanes=1 + RANK))
     seeded = wrap(Net)
     register(seeded, "casq", seed=1 + RANK)
     require_error(RuntimeError, ["seed"], lambda: train(seeded, 1))
@@ -658,12 +701,12 @@ def subgroups():
 MISUSE = [bad_input, ranks_that_differ]
 
 
-def dies(how):
-    """Rank 1 leaves in the fourth step; the others must say so. run.py checks what they print."""
+def dies(how, victim):
+    """A rank leaves in the fourth step; the others must say so. run.py checks what they print."""
     model = wrap(Net)
     thinwire.register(model, "ef_signsgd", deadline_seconds=3.0)
     train(model, 3)
-    if RANK == 1:
+    if RANK == victim:
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
     try:
         train(model, 1, first=3)
@@ -679,8 +722,9 @@ GROUPS = {
     "states": STATES,
     "misuse": MISUSE,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks],
-    "killed": [lambda: dies("killed")],
-    "frozen": [lambda: dies("frozen")],
+    "killed": [lambda: dies("killed", 1)],
+    "frozen": [lambda: dies("frozen", 1)],
+    "host_killed": [lambda: dies("killed", 0)],  # whose process serves the store
 }
 
 
@@ -691,12 +735,12 @@ def main():
     for scenario in GROUPS[sys.argv[1]]:
         name = getattr(scenario, "__name__", "scenario").replace("_", " ")
         try:
-            scenario()
+            verdict = scenario() or "ok    "
         except BaseException:
             print(f"rank {RANK}: FAILED: {name}", flush=True)
             raise
         if RANK == 0:
-            print(f"ok     {name}", flush=True)
+            print(f"{verdict} {name}", flush=True)
 
 
 main()
