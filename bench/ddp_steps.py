@@ -5,7 +5,7 @@ Started once per rank, by bench/ddp_steps on the emulated network or by any laun
     ddp_steps.py [--model wide|text] [--systems A,B,...] [--steps N] [--rate GBIT] [--json FILE]
 
 Systems: `plain` is DDP alone, `fp16_hook` and `power_sgd_hook` are torch's (the latter with all parameters in one bucket: over Gloo it
-fails with more, which `power_sgd_hook_default_buckets` shows), everything else is a spec of Thinwire. A step is forward, backward with
+ends the process with more: `power_sgd_hook_default_buckets`, to be measured alone), everything else is a spec of Thinwire. A step is forward, backward with
 synchronization, and the optimizer; its time is the median over steps of the slowest rank's. The interface's bytes count headers of all
 layers, acknowledgements and the measurement's own barriers.
 """
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 
 SYSTEMS = {
-    "wide": "plain,fp16_hook,power_sgd_hook_default_buckets,power_sgd_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
+    "wide": "plain,fp16_hook,power_sgd_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
     "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01,top_k:ratio=0.01+zen",
     "text": "plain,fp16_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01",
 }
@@ -144,7 +144,7 @@ def main():
         try:
             results.append(measure(kind, system, options.steps, options.warm_up))
         except RuntimeError as error:
-            # Every rank fails alike; connections of a hook that died half-way are not used again.
+            # Every rank fails; what comes after it over the same connections would too.
             results.append({"system": system, "failure": str(error).splitlines()[0]})
         if first:
             print(json.dumps(results[-1]), flush=True)
