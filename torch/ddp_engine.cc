@@ -527,8 +527,9 @@ void DdpEngine::synchronize_plainly(Lane& lane, Bucket& bucket, StepReport& repo
   C10dCommunicator& communicator = *lane.communicator;
   communicator.set_context(static_cast<BucketId>(bucket.index), lane.session->step());
   const Traffic before = communicator.traffic();
+  // In the order of plain DDP, whose result this is to the last bit.
+  bucket.gradient.mul_(1.0 / communicator.size());
   communicator.all_reduce_tensor(bucket.gradient);
-  bucket.gradient.div_(communicator.size());
   report.step = lane.session->step();
   report.elements = static_cast<std::uint64_t>(bucket.gradient.numel());
   report.raw_bytes = static_cast<std::uint64_t>(bucket.gradient.nbytes());

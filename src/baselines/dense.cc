@@ -1,5 +1,6 @@
-// Dense all-reduce: the engine's own float32 sum, divided by the number of ranks. What every system is
-// compared with.
+// Dense all-reduce: the engine's own float32 sum of every rank's gradient divided by the number of ranks.
+// What every system is compared with. Divided first, as DistributedDataParallel does: then training is the
+// same as under plain DDP to the last bit, and a sum does not overflow where the mean would not.
 //
 // Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
 
@@ -16,9 +17,10 @@ class Dense final : public Synchronizer {
     require_matching(gradient, residual);
     step.delivered = {};
     if (!residual.empty()) add(step.executor, gradient, residual);
+    scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
     step.communicator.all_reduce_sum(gradient);
     // inf and NaN survive a sum (inf - inf is NaN), so the mean itself tells every rank the same.
-    step.report.finite = scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
+    step.report.finite = all_finite(step.executor, gradient);
     if (step.report.finite && !residual.empty()) fill(step.executor, residual, 0);
   }
 
