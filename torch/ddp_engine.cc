@@ -117,6 +117,7 @@ struct DdpEngine::Lane {
   std::map<std::string, std::vector<float>> kept_owed;
   std::vector<std::uint32_t> row_indices;
   std::vector<float> row_values;
+  DeviceStaging device;
   std::deque<Item> queue;
   bool busy = false;
   std::thread thread;
@@ -157,10 +158,6 @@ void DdpEngine::close() {
 
 DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) {
   const at::Tensor& gradient = bucket.gradient;
-  if (gradient.device().type() != at::kCPU) {
-    throw std::invalid_argument("bucket " + std::to_string(bucket.index) + " is on " +
-                                gradient.device().str() + ": gradients must be in host memory");
-  }
   Layout layout;
   layout.parameters = bucket.parameters;
   layout.compressible = is_compressible(gradient.scalar_type());
@@ -187,6 +184,7 @@ DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) {
 
 void DdpEngine::submit(Bucket bucket, Done done) {
   const Layout layout = layout_of(bucket);
+  if (!bucket.gradient.device().is_cpu()) bucket.complete = Completion(bucket.gradient.device());
   Lock lock(mutex_);
   if (closed_ || failure_) {
     const auto error = failure_ ? failure_
@@ -417,6 +415,9 @@ void DdpEngine::drive(Lane& lane) {
     }
     lock.unlock();
     try {
+      const auto device = item.bucket.gradient.device();
+      const auto current =
+          device.is_cpu() ? DeviceStaging::Guard() : DeviceStaging::Guard(lane.device.stream(device));
       item.done(std::move(mean), error);
       error = nullptr;
     } catch (...) {
@@ -430,13 +431,26 @@ void DdpEngine::drive(Lane& lane) {
   }
 }
 
-at::Tensor DdpEngine::synchronize(Lane& lane, Bucket& bucket, StepReport& report) {
+at::Tensor DdpEngine::synchronize(Lane& lane, const Bucket& bucket, StepReport& report) {
   keep(lane, bucket);
   lane.session->set_learning_rate(learning_rate_);
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(lane, bucket, report);
+  if (gradient.device().is_cpu()) {
+    synchronize_dense(lane, bucket, gradient, report);
+  } else {
+    const at::Tensor host = lane.device.to_host(gradient, bucket.complete);
+    synchronize_dense(lane, bucket, host, report);
+    lane.device.to_device(host, gradient);
+  }
+  return gradient;
+}
+
+/// gradient: the bucket's, in host memory.
+void DdpEngine::synchronize_dense(Lane& lane, const Bucket& bucket, const at::Tensor& gradient,
+                                  StepReport& report) {
   if (!is_compressible(gradient.scalar_type())) {
-    synchronize_plainly(lane, bucket, report);
+    synchronize_plainly(lane, bucket, gradient, report);
   } else if (gradient.scalar_type() == at::kFloat) {
     synchronize_floats(lane, bucket, floats_of(gradient), report);
   } else {
@@ -447,7 +461,6 @@ at::Tensor DdpEngine::synchronize(Lane& lane, Bucket& bucket, StepReport& report
     synchronize_floats(lane, bucket, staging, report);
     encode_half(*lane.executor, format, Span<const float>(staging), {}, halves_of(gradient));
   }
-  return gradient;
 }
 
 void DdpEngine::synchronize_floats(Lane& lane, const Bucket& bucket, Span<float> values, StepReport& report) {
@@ -469,12 +482,16 @@ void DdpEngine::synchronize_floats(Lane& lane, const Bucket& bucket, Span<float>
   }
 }
 
-at::Tensor DdpEngine::synchronize_rows(Lane& lane, Bucket& bucket, StepReport& report) {
+at::Tensor DdpEngine::synchronize_rows(Lane& lane, const Bucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
+  const bool on_host = gradient.device().is_cpu();
+  const auto current =
+      on_host ? DeviceStaging::Guard() : DeviceStaging::Guard(lane.device.stream(gradient.device()));
+  if (!on_host) bucket.complete.block(lane.device.stream(gradient.device()));
   const auto rows = static_cast<std::size_t>(gradient.size(0));
   const auto width = layouts_[bucket.index].width;
-  const at::Tensor indices = gradient._indices().to(at::kLong).contiguous();
-  const at::Tensor values = gradient._values().to(at::kFloat).contiguous();
+  const at::Tensor indices = gradient._indices().to(at::kCPU, at::kLong).contiguous();
+  const at::Tensor values = gradient._values().to(at::kCPU, at::kFloat).contiguous();
   const auto count = static_cast<std::size_t>(indices.numel());
   lane.row_indices.resize(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -515,27 +532,29 @@ at::Tensor DdpEngine::synchronize_rows(Lane& lane, Bucket& bucket, StepReport& r
   shape[0] = kept;
   at::Tensor mean_values = at::empty(shape, at::kFloat);
   std::copy(mean.values.begin(), mean.values.end(), mean_values.data_ptr<float>());
-  at::Tensor result = at::_sparse_coo_tensor_unsafe(mean_indices, mean_values.to(gradient.scalar_type()),
+  at::Tensor result = at::_sparse_coo_tensor_unsafe(mean_indices.to(gradient.device()),
+                                                    mean_values.to(gradient.device(), gradient.scalar_type()),
                                                     gradient.sizes(), gradient.options());
   result._coalesced_(true);
   return result;
 }
 
 /// For types that no system takes.
-void DdpEngine::synchronize_plainly(Lane& lane, Bucket& bucket, StepReport& report) {
+void DdpEngine::synchronize_plainly(Lane& lane, const Bucket& bucket, const at::Tensor& gradient,
+                                    StepReport& report) {
   Stopwatch watch;
   C10dCommunicator& communicator = *lane.communicator;
   communicator.set_context(static_cast<BucketId>(bucket.index), lane.session->step());
   const Traffic before = communicator.traffic();
   // In the order of plain DDP, whose result this is to the last bit.
-  bucket.gradient.mul_(1.0 / communicator.size());
-  communicator.all_reduce_tensor(bucket.gradient);
+  gradient.mul_(1.0 / communicator.size());
+  communicator.all_reduce_tensor(gradient);
   report.step = lane.session->step();
-  report.elements = static_cast<std::uint64_t>(bucket.gradient.numel());
-  report.raw_bytes = static_cast<std::uint64_t>(bucket.gradient.nbytes());
+  report.elements = static_cast<std::uint64_t>(gradient.numel());
+  report.raw_bytes = static_cast<std::uint64_t>(gradient.nbytes());
   report.wire = communicator.traffic() - before;
   report.formula_bytes = report.wire.sent_bytes;
-  report.finite = at::isfinite(bucket.gradient).all().item<bool>();
+  report.finite = at::isfinite(gradient).all().item<bool>();
   report.seconds_total = watch.seconds();
   report.seconds_communicate = report.seconds_total;
 }

@@ -27,6 +27,7 @@
 
 #include "thinwire/session.h"
 #include "torch/c10d_communicator.h"
+#include "torch/device_staging.h"
 
 namespace thinwire {
 
@@ -45,9 +46,12 @@ class DdpEngine {
     std::size_t index = 0;
     bool last = false;  ///< Of this step.
     BucketLayout parameters;
-    /// In host memory. Dense: [n], contiguous. Or sparse COO of one parameter, [rows, ...] with one sparse
-    /// dimension. float32, float16 and bfloat16 go through the system; other types are summed as they are.
+    /// Dense: [n], contiguous. Or sparse COO of one parameter, [rows, ...] with one sparse dimension.
+    /// float32, float16 and bfloat16 go through the system; other types are summed as they are. In host
+    /// memory, or on a device: then submit() is called while the stream that computes it is current, and the
+    /// mean is complete for whatever waits for the stream that is current when `done` is called.
     at::Tensor gradient;
+    Completion complete{};  ///< Set by submit().
   };
 
   /// Called once for a bucket, on a thread of the engine or inside submit(). mean: the dense gradient's own
@@ -111,9 +115,10 @@ class DdpEngine {
   void rebuild(std::vector<Layout> layouts, const std::string& spec);
   void fail(std::exception_ptr error);
   void drive(Lane& lane);
-  at::Tensor synchronize(Lane& lane, Bucket& bucket, StepReport& report);
-  at::Tensor synchronize_rows(Lane& lane, Bucket& bucket, StepReport& report);
-  void synchronize_plainly(Lane& lane, Bucket& bucket, StepReport& report);
+  at::Tensor synchronize(Lane& lane, const Bucket& bucket, StepReport& report);
+  void synchronize_dense(Lane& lane, const Bucket& bucket, const at::Tensor& gradient, StepReport& report);
+  at::Tensor synchronize_rows(Lane& lane, const Bucket& bucket, StepReport& report);
+  void synchronize_plainly(Lane& lane, const Bucket& bucket, const at::Tensor& gradient, StepReport& report);
   void synchronize_floats(Lane& lane, const Bucket& bucket, Span<float> values, StepReport& report);
   void keep(Lane& lane, const Bucket& bucket);
   StateWriter merged_state() const;

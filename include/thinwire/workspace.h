@@ -9,13 +9,26 @@
 #include <type_traits>
 #include <vector>
 
+#include "thinwire/executor.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
 
+namespace detail {
+
+/// Gives memory back to where it came from.
+struct Release {
+  Allocator* allocator = nullptr;
+  void operator()(std::byte* pointer) const { allocator->release(pointer); }
+};
+
+}  // namespace detail
+
 class Workspace {
  public:
-  Workspace() = default;
+  /// An executor's shared_allocator() gives memory that its kernels reach, too. It must outlive the
+  /// workspace.
+  explicit Workspace(Allocator& allocator = host_allocator()) : allocator_(&allocator) {}
   Workspace(Workspace&&) = default;
   Workspace& operator=(Workspace&&) = default;
 
@@ -35,17 +48,15 @@ class Workspace {
   std::size_t allocations() const { return allocations_; }
 
  private:
-  struct Release {
-    void operator()(std::byte* pointer) const;
-  };
   struct Block {
-    std::unique_ptr<std::byte[], Release> bytes;
+    std::unique_ptr<std::byte[], detail::Release> bytes;
     std::size_t size = 0;
   };
 
   void* take_bytes(std::size_t size);
   void add_block(std::size_t size);
 
+  Allocator* allocator_;
   std::vector<Block> blocks_;
   std::size_t offset_ = 0;  // bytes used in the last block
   std::size_t allocations_ = 0;

@@ -1,6 +1,7 @@
 """The hook on DistributedDataParallel: ``register`` and the handle that it returns."""
 import atexit
 import json
+import warnings
 import weakref
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
@@ -44,7 +45,8 @@ def register(
 ) -> "Handle":
     """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
 
-    model: wrapped in DistributedDataParallel, without another communication hook. Parameters and gradients in host memory.
+    model: wrapped in DistributedDataParallel, without another communication hook. Parameters in host memory or on CUDA
+        devices, whose gradients go through pinned host memory while backward goes on. DDP's own group may be Gloo's or NCCL's.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
     seed: of everything random; the same on all ranks.
@@ -74,11 +76,11 @@ def register(
     if not deadline_seconds > 0:
         raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
     parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
-    on_device = [name for name, parameter in parameters if parameter.device.type != "cpu"]
-    if on_device:
-        raise ValueError(
-            f"parameter {on_device[0]} is on {dict(parameters)[on_device[0]].device}: this build synchronizes gradients in host memory only"
-        )
+    for name, parameter in parameters:
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
+    if any(parameter.is_cuda for _, parameter in parameters):
+        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=2)
     return Handle(
         model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler
     )
@@ -223,9 +225,16 @@ class Handle:
 
 
 def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    future: torch.futures.Future = torch.futures.Future()
-    ready: torch.futures.Future = torch.futures.Future()
     gradient = bucket.buffer()
+    # With devices a future's completion is of the stream that completes it, and who waits for it waits on a stream as well.
+    devices = None if gradient.device.type == "cpu" else [gradient.device]
+    if devices and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: capture forward and the loss "
+            "only, or train without graphs"
+        )
+    future: torch.futures.Future = torch.futures.Future(devices=devices)
+    ready: torch.futures.Future = torch.futures.Future(devices=devices)
     ready.set_result(gradient)
     index = bucket.index()
     if index == 0:

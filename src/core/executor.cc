@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -113,7 +115,25 @@ class CpuExecutor final : public Executor {
   std::exception_ptr error_;
 };
 
+class HostAllocator final : public Allocator {
+ public:
+  void* allocate(std::size_t bytes) override { return ::operator new (bytes, std::align_val_t{64}); }
+  void release(void* pointer) noexcept override { ::operator delete (pointer, std::align_val_t{64}); }
+};
+
 }  // namespace
+
+Allocator& host_allocator() {
+  static HostAllocator allocator;
+  return allocator;
+}
+
+void Executor::copy(Span<const std::byte> from, Span<std::byte> to) {
+  if (from.memory() != Memory::host || to.memory() != Memory::host) {
+    throw std::invalid_argument("memory of a CUDA device was given to an executor of the CPU");
+  }
+  if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
+}
 
 std::unique_ptr<Executor> make_cpu_executor(int threads) {
   if (threads < 1) {

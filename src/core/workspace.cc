@@ -1,7 +1,6 @@
 #include "thinwire/workspace.h"
 
 #include <algorithm>
-#include <new>
 
 namespace thinwire {
 namespace {
@@ -10,10 +9,6 @@ constexpr std::size_t kAlignment = 64;
 constexpr std::size_t kSmallestBlock = 64 * 1024;
 
 }  // namespace
-
-void Workspace::Release::operator()(std::byte* pointer) const {
-  ::operator delete[](pointer, std::align_val_t{kAlignment});
-}
 
 void* Workspace::take_bytes(std::size_t size) {
   // One line more than asked for: kernels may load whole vectors at the end.
@@ -30,7 +25,7 @@ void* Workspace::take_bytes(std::size_t size) {
 void Workspace::add_block(std::size_t size) {
   Block block;
   block.size = size;
-  block.bytes.reset(new (std::align_val_t{kAlignment}) std::byte[size]);
+  block.bytes = {static_cast<std::byte*>(allocator_->allocate(size)), detail::Release{allocator_}};
   blocks_.push_back(std::move(block));
   ++allocations_;
   offset_ = 0;

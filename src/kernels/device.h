@@ -1,0 +1,119 @@
+#pragma once
+// What device code shares. Results do not depend on the device: how work is cut follows from its size alone,
+// and partial sums are added in a fixed order.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/executor.h"
+#include "cuda/runtime.h"
+
+namespace thinwire::cuda {
+
+inline constexpr unsigned kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr unsigned kThreads = 256;
+#ifdef THINWIRE_CUDA_EMULATED
+inline constexpr std::size_t kMostBlocks = 3;  // so that threads go around their loops more than once
+#else
+inline constexpr std::size_t kMostBlocks = 2048;  // fills today's largest devices; a thread then takes more
+#endif
+
+/// For kernels whose threads take items i, i + threads of the grid, and so on.
+inline Grid grid_for(std::size_t items, std::size_t items_per_thread = 1) {
+  const std::size_t per_block = kThreads * items_per_thread;
+  const std::size_t blocks = (items + per_block - 1) / per_block;
+  return {static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), kThreads};
+}
+
+__device__ inline std::size_t thread_of_grid() {
+  return static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ inline std::size_t threads_of_grid() {
+  return static_cast<std::size_t>(gridDim.x) * blockDim.x;
+}
+__device__ inline unsigned lane_of_warp() {
+  return threadIdx.x % kWarp;
+}
+__device__ inline std::size_t warp_of_grid() {
+  return thread_of_grid() / kWarp;
+}
+__device__ inline std::size_t warps_of_grid() {
+  return threads_of_grid() / kWarp;
+}
+
+__device__ inline bool is_finite(float value) {
+  return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+/// p of element i: gradient, or gradient + residual where there is one.
+__device__ inline float sum_at(const float* gradient, const float* residual, std::size_t i) {
+  return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+}
+
+__device__ inline bool bit_at(const std::uint64_t* words, std::size_t i) {
+  return ((words[i / 64] >> (i % 64)) & 1) != 0;
+}
+
+template <class T>
+__device__ T warp_sum(T value) {
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) value += __shfl_xor_sync(kAllLanes, value, lanes);
+  return value;
+}
+
+/// Writes the sum over the block's kThreads threads to *out.
+__device__ inline void write_block_sum(double value, double* out) {
+  __shared__ double sums[kThreads / kWarp];
+  value = warp_sum(value);
+  if (lane_of_warp() == 0) sums[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double total = 0;
+    for (unsigned i = 0; i < kThreads / kWarp; ++i) total += sums[i];
+    *out = total;
+  }
+  __syncthreads();
+}
+
+/// What a kernel finds out beside its output: whether everything was finite, and one sum per block. Lies in
+/// pinned memory, and is read when the kernel is done.
+class Findings {
+ public:
+  explicit Findings(CudaExecutor& executor, const Grid& grid = {})
+      : executor_(executor), blocks_(grid.blocks) {
+    auto* memory = static_cast<double*>(executor.results((1 + grid.blocks) * sizeof(double)));
+    flag_ = reinterpret_cast<std::uint32_t*>(memory);
+    sums_ = memory + 1;
+    *flag_ = 0;
+  }
+  /// For kernels: set to anything but 0 where something is wrong.
+  std::uint32_t* flag() const { return flag_; }
+  /// For kernels: [blocks], every one is written.
+  double* sums() const { return sums_; }
+
+  /// Both wait.
+  bool flagged() const {
+    executor_.wait();
+    return *static_cast<volatile std::uint32_t*>(flag_) != 0;
+  }
+  double sum() const {
+    executor_.wait();
+    double total = 0;
+    for (unsigned i = 0; i < blocks_; ++i) total += sums_[i];
+    return total;
+  }
+
+ private:
+  CudaExecutor& executor_;
+  unsigned blocks_;
+  std::uint32_t* flag_;
+  double* sums_;
+};
+
+/// The warp's verdict into the flag.
+__device__ inline void report_if(bool wrong, std::uint32_t* flag) {
+  if (__any_sync(kAllLanes, wrong) && lane_of_warp() == 0) *flag = 1;
+}
+
+}  // namespace thinwire::cuda

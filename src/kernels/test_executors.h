@@ -1,0 +1,60 @@
+#pragma once
+// Runs a kernel test once per way to run kernels: each instruction set of this machine with one thread and
+// with several, and a CUDA device where there is one (or the emulation of one). All are held against the same
+// scalar definition.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/test_targets.h"
+#include "thinwire/cuda.h"
+#include "thinwire/executor.h"
+
+namespace thinwire {
+
+/// Calls body(executor, its name).
+template <class Body>
+void for_each_executor(Body body) {
+  for_each_target([&](const std::string& target) {
+    for (const int threads : {1, 3}) {
+      const auto executor = make_cpu_executor(threads);
+      body(*executor, target + ", " + std::to_string(threads) + " threads");
+    }
+  });
+  if (cuda_devices() == 0) return;
+  const auto executor = make_cuda_executor(0);
+  body(*executor, std::string("CUDA"));
+}
+
+/// A vector in the memory that an executor's kernels work on.
+template <class T>
+class Placed {
+ public:
+  Placed(Executor& executor, const std::vector<T>& values)
+      : executor_(&executor),
+        size_(values.size()),
+        data_(static_cast<T*>(executor.allocator().allocate(std::max<std::size_t>(size_, 1) * sizeof(T)))) {
+    copy(executor, Span<const T>(values), span());
+  }
+  ~Placed() { executor_->allocator().release(data_); }
+  Placed(const Placed&) = delete;
+  Placed& operator=(const Placed&) = delete;
+
+  Span<T> span() { return {data_, size_, executor_->memory()}; }
+  operator Span<T>() { return span(); }
+  operator Span<const T>() { return span(); }
+
+  std::vector<T> read() {
+    std::vector<T> values(size_);
+    copy(*executor_, Span<const T>(span()), Span<T>(values));
+    return values;
+  }
+
+ private:
+  Executor* executor_;
+  std::size_t size_;
+  T* data_;
+};
+
+}  // namespace thinwire

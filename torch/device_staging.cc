@@ -1,0 +1,47 @@
+#include "torch/device_staging.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+namespace thinwire {
+
+Completion::Completion(c10::Device device) {
+  event_.emplace(device.type());
+  event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+void Completion::block(const c10::Stream& stream) const {
+  if (event_) event_->block(stream);
+}
+
+const c10::Stream& DeviceStaging::stream(c10::Device device) {
+  // A lane's buckets lie on one device but for models that are spread over several.
+  if (!stream_ || stream_->device() != device) {
+    if (stream_) stream_->synchronize();
+    stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  }
+  return *stream_;
+}
+
+at::Tensor DeviceStaging::to_host(const at::Tensor& gradient, const Completion& complete) {
+  const c10::Stream& own = stream(gradient.device());
+  const Guard guard(own);
+  const auto bytes = static_cast<std::int64_t>(gradient.nbytes());
+  if (!pinned_.defined() || pinned_.numel() < bytes) {
+    own.synchronize();  // the last copy to the device may still read the old buffer
+    pinned_ = at::empty({std::max<std::int64_t>(bytes, 1)}, at::TensorOptions(at::kByte).pinned_memory(true));
+  }
+  const at::Tensor host = pinned_.narrow(0, 0, bytes).view(gradient.scalar_type()).view(gradient.sizes());
+  complete.block(own);
+  host.copy_(gradient, /*non_blocking=*/true);
+  own.synchronize();
+  return host;
+}
+
+void DeviceStaging::to_device(const at::Tensor& host, const at::Tensor& gradient) {
+  const Guard guard(stream(gradient.device()));
+  gradient.copy_(host, /*non_blocking=*/true);
+}
+
+}  // namespace thinwire
