@@ -52,6 +52,15 @@ __device__ inline float sum_at(const float* gradient, const float* residual, std
   return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
 }
 
+/// Words of bits that a warp takes at once: its lanes read or write them side by side, which matters most
+/// where they lie in host memory, behind a bus.
+inline constexpr unsigned kWordsAtOnce = 16;
+
+/// For kernels whose warps take kWordsAtOnce words of bits each.
+inline Grid grid_for_words(std::size_t words) {
+  return grid_for((words + kWordsAtOnce - 1) / kWordsAtOnce * kWarp);
+}
+
 __device__ inline bool bit_at(const std::uint64_t* words, std::size_t i) {
   return ((words[i / 64] >> (i % 64)) & 1) != 0;
 }
