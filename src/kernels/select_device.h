@@ -40,6 +40,12 @@ class RadixCut {
   Scratch<RadixState> state_;
 };
 
+/// apply_cut out of place: what the cut in `state` keeps of `count` listed elements; it keeps some, not all.
+/// kept_indices, kept_values: room for that. Submitted.
+void keep_largest(CudaExecutor& executor, const std::uint32_t* indices, const float* values,
+                  std::size_t count, const RadixState* state, std::uint32_t* kept_indices,
+                  float* kept_values);
+
 /// select_at_least and select_largest.
 Selection select_at_least(CudaExecutor& executor, Workspace& workspace, const SelectInput& input,
                           std::uint32_t least_bits);
