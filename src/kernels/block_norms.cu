@@ -106,11 +106,10 @@ void reduce(CudaExecutor& executor, const Blocks& blocks, std::size_t count, typ
   }
 }
 
-/// A warp makes 16 words, which its lanes write side by side.
+/// A warp makes kWordsAtOnce words, which its lanes write side by side.
 __global__ void __launch_bounds__(kThreads)
     flag_kernel(const std::uint32_t* __restrict__ largest, std::size_t blocks, std::size_t words,
                 std::uint64_t* __restrict__ bitmap, std::uint32_t* flag) {
-  constexpr std::size_t kWordsAtOnce = 16;
   const unsigned lane = lane_of_warp();
   bool wrong = false;
   for (std::size_t first = warp_of_grid() * kWordsAtOnce; first < words;
@@ -152,7 +151,7 @@ bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<co
   const Scratch<std::uint32_t> largest(own, blocks);
   const Findings findings(own);
   reduce<LargestBits>(own, blocks_of(g.data(), r.data(), gradient.size(), block), blocks, largest.data());
-  launch(own.stream(), grid_for(bitmap.size() * 2), flag_kernel, largest.data(), blocks, bitmap.size(),
+  launch(own.stream(), grid_for_words(bitmap.size()), flag_kernel, largest.data(), blocks, bitmap.size(),
          b.data(), findings.flag());
   finish(own, b);
   return !findings.flagged();

@@ -66,14 +66,14 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t known = state->bits;
   const std::uint32_t known_mask = ~0u << (digit.shift + digit.bits);
   const std::uint32_t digit_mask = (1u << digit.bits) - 1;
-  constexpr std::size_t kAtOnce = kThreads * kLoadsAtOnce;
-  for (std::size_t base = blockIdx.x * kAtOnce; base < input.count; base += gridDim.x * kAtOnce) {
+  constexpr std::size_t kRound = kThreads * kLoadsAtOnce;
+  for (std::size_t base = blockIdx.x * kRound; base < input.count; base += gridDim.x * kRound) {
     std::uint32_t magnitudes[kLoadsAtOnce];
 #pragma unroll
     for (unsigned j = 0; j < kLoadsAtOnce; ++j) {
       const std::size_t i = base + j * kThreads + threadIdx.x;
       const float p = i < input.count ? sum_at(input.gradient, input.residual, i) : 0.0f;
-      magnitudes[j] = __float_as_uint(p) & 0x7fffffffu;
+      magnitudes[j] = magnitude_at(p);
     }
 #pragma unroll
     for (unsigned j = 0; j < kLoadsAtOnce; ++j) {
