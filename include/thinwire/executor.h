@@ -17,6 +17,8 @@ class Allocator {
   /// Aligned to 64 bytes, uninitialised. Throws std::bad_alloc or std::runtime_error.
   virtual void* allocate(std::size_t bytes) = 0;
   virtual void release(void* pointer) noexcept = 0;
+  /// The kind of what it gives.
+  virtual Memory memory() const { return Memory::host; }
 };
 
 /// Ordinary memory of the host.

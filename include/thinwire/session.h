@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,9 @@ struct SessionOptions {
   std::uint64_t seed = 1;
   /// CPU threads for the kernels of this rank.
   int threads = 1;
+  /// The device that holds the gradients of dense buckets, compresses them and keeps their residuals. Empty:
+  /// gradients lie in host memory. Rows do in either case.
+  std::optional<int> cuda_device{};
   /// Whatever else must be the same on all ranks (a data set's name, a learning rate): compared at start().
   std::string configuration{};
   const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
@@ -48,7 +52,7 @@ struct BucketGradient {
 class Session {
  public:
   /// spec: one system for all buckets, or "rows=SPEC,dense=SPEC". Throws std::invalid_argument for a bad
-  /// spec. The communicator must outlive the session.
+  /// spec, and what make_cuda_executor throws. The communicator must outlive the session.
   Session(std::string_view spec, Communicator& communicator, SessionOptions options = {});
   ~Session();
 
@@ -66,7 +70,8 @@ class Session {
   /// again, after load() for instance; synchronize() calls it when nobody did.
   void start();
 
-  /// gradient [elements of the bucket]: in this rank's, out the mean, see Synchronizer::synchronize.
+  /// gradient [elements of the bucket]: in this rank's, out the mean, see Synchronizer::synchronize. With a
+  /// device it lies in that device's memory, complete before the call; the mean is complete when it returns.
   /// Collective. Returns what it cost.
   const StepReport& synchronize(BucketId bucket, Span<float> gradient);
 
@@ -101,7 +106,7 @@ class Session {
   /// What runs on the bucket.
   const Pipeline& pipeline(BucketId bucket) const;
   Communicator& communicator() { return communicator_; }
-  /// What this rank still owes for the bucket; empty without feedback.
+  /// What this rank still owes for the bucket, in the memory where its gradient is; empty without feedback.
   Span<const float> residual(BucketId bucket) const;
   /// The same, to be changed between steps: what another session still owed can be added, or everything
   /// scaled as a loss scale changes. Empty without feedback.
@@ -119,15 +124,19 @@ class Session {
  private:
   struct Bucket;
   struct Store;
-  BucketId add(BucketLayout parameters, std::size_t width, std::size_t pipeline);
+  BucketId add(BucketLayout parameters, std::size_t width, std::size_t pipeline, bool row_sparse);
   Bucket& open(BucketId bucket, bool rows);
+  Executor& executor_of(bool row_sparse) const {
+    return row_sparse && host_executor_ ? *host_executor_ : *executor_;
+  }
   template <class Run>
   void run(BucketId bucket, Run&& run);
 
   Communicator& communicator_;
   SessionOptions options_;
-  std::vector<Pipeline> pipelines_;  // dense, and rows where it differs
-  std::unique_ptr<Executor> executor_;
+  std::vector<Pipeline> pipelines_;          // dense, and rows where it differs
+  std::unique_ptr<Executor> executor_;       // where dense buckets are
+  std::unique_ptr<Executor> host_executor_;  // for rows; nullptr: executor_ is one of the host
   std::vector<BucketLayout> layouts_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::unique_ptr<Store> store_;

@@ -37,7 +37,7 @@ struct Delivered {
 struct Step {
   Communicator& communicator;
   Executor& executor;
-  Workspace& workspace;     ///< This bucket's. The caller resets it between steps.
+  Workspace& workspace;     ///< This bucket's, in memory of the CPU. The caller resets it between steps.
   std::uint64_t index = 0;  ///< Counts the steps of training, the same on all ranks.
   std::uint64_t seed = 0;   ///< The same on all ranks.
   /// What the optimizer multiplies this step's mean by, the same on all ranks. For systems that keep what
@@ -49,6 +49,9 @@ struct Step {
   /// Each parameter's leading dimension, 0 where it is not known. Empty: none is. For systems that treat a
   /// parameter as a matrix.
   Span<const std::size_t> parameter_rows{};
+  /// For vectors as long as the bucket that only kernels touch: memory of the executor, which is another
+  /// device's than the CPU's where gradients are. Reset with `workspace`.
+  Workspace& scratch = workspace;
   Delivered delivered{};  ///< Filled in by the system.
   StepReport report{};    ///< Filled in by the system and its caller.
 };

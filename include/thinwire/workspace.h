@@ -36,7 +36,7 @@ class Workspace {
   /// reading up to 64 bytes past the end stays inside the allocation (vector loads of a tail).
   template <class T>
   requires std::is_trivially_copyable_v<T> Span<T> take(std::size_t count) {
-    return {static_cast<T*>(take_bytes(count * sizeof(T))), count};
+    return {static_cast<T*>(take_bytes(count * sizeof(T))), count, allocator_->memory()};
   }
 
   /// Makes everything available again; spans handed out before become invalid. Keeps the memory, or, when it

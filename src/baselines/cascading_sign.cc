@@ -43,7 +43,7 @@ class CascadeCodec final : public RingCodec {
                 64 * 64),
         frames_(step.workspace.take<std::byte>(ring.size() * stride_)),
         landing_(step.workspace.take<std::byte>(kRingWindow * stride_)),
-        sums_(step.workspace.take<float>(longest_)) {}
+        sums_(step.scratch.take<float>(longest_)) {}
 
   void start_gather() { gathering_ = true; }
   bool non_finite() const { return non_finite_; }
@@ -99,7 +99,7 @@ class CascadeCodec final : public RingCodec {
     // Decompress, add, recompress.
     const auto sums = sums_.first(piece.elements());
     const auto own = gradient_.subspan(piece.begin, piece.elements());
-    std::copy(own.begin(), own.end(), sums.begin());
+    copy(step_.executor, own, sums);
     if (!residual_.empty()) add(step_.executor, sums, residual_.subspan(piece.begin, piece.elements()));
     const Span<const std::uint64_t> bits{
         reinterpret_cast<const std::uint64_t*>(message.data() + kScaledSignBitsAt),

@@ -6,6 +6,7 @@
 
 #include "kernels/dense.h"
 #include "baselines/baselines.h"
+#include "comm/step_collectives.h"
 #include "core/partition.h"
 
 namespace thinwire {
@@ -18,7 +19,7 @@ class Dense final : public Synchronizer {
     step.delivered = {};
     if (!residual.empty()) add(step.executor, gradient, residual);
     scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
-    step.communicator.all_reduce_sum(gradient);
+    all_reduce_sum(step, gradient);
     // inf and NaN survive a sum (inf - inf is NaN), so the mean itself tells every rank the same.
     step.report.finite = all_finite(step.executor, gradient);
     if (step.report.finite && !residual.empty()) fill(step.executor, residual, 0);

@@ -8,6 +8,7 @@
 #include "comm/pending_lease.h"
 #include "comm/ring.h"
 #include "core/stopwatch.h"
+#include "kernels/blocks.h"
 #include "kernels/dense.h"
 #include "kernels/sign_bits.h"
 #include "wire/frame.h"
@@ -86,12 +87,12 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   }
   step.report.scale = scale;
 
-  // Block by block, so that the sums stay in the cache while every rank's bits are added.
-  constexpr std::size_t kBlock = std::size_t{1} << 14;
-  const auto sums = step.workspace.take<float>(std::min(kBlock, elements));
+  // Tile by tile, so that the sums stay in the cache while every rank's bits are added.
+  const std::size_t tile = tile_elements(step.executor, std::size_t{1} << 14, elements);
+  const auto sums = step.scratch.take<float>(tile);
   double squares = 0;
-  for (std::size_t begin = 0; begin < elements; begin += kBlock) {
-    const std::size_t count = std::min(kBlock, elements - begin);
+  for (std::size_t begin = 0; begin < elements; begin += tile) {
+    const std::size_t count = std::min(tile, elements - begin);
     const auto block = sums.first(count);
     fill(step.executor, block, 0);
     for (std::size_t peer = 0; peer < world; ++peer) {

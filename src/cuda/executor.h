@@ -41,6 +41,7 @@ class CudaExecutor final : public Executor {
     explicit DeviceAllocator(const CudaExecutor& owner) : owner_(owner) {}
     void* allocate(std::size_t bytes) override;
     void release(void* pointer) noexcept override;
+    Memory memory() const override { return Memory::cuda; }
 
    private:
     const CudaExecutor& owner_;

@@ -8,9 +8,6 @@
 
 namespace thinwire::cuda {
 
-/// Words that a warp makes at once: many reads are in flight, and its lanes write the words side by side.
-inline constexpr unsigned kWordsAtOnce = 16;
-
 /// Bit i: is_marked(i); counts[w] = set bits of word w.
 template <class IsMarked>
 __global__ void __launch_bounds__(kThreads)
@@ -101,7 +98,7 @@ class Marks {
   template <class IsMarked>
   Marks(CudaExecutor& executor, std::size_t count, IsMarked is_marked)
       : executor_(executor), words_((count + 63) / 64), bits_(executor, words_), before_(executor, words_) {
-    launch(executor.stream(), grid_for(words_ * kWarp, kWordsAtOnce), mark_kernel<IsMarked>, count, is_marked,
+    launch(executor.stream(), grid_for_words(words_), mark_kernel<IsMarked>, count, is_marked,
            bits_.data(), before_.data());
     total_ = sum_counts(executor, bits_.data(), before_.data(), words_);
   }

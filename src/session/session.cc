@@ -9,12 +9,16 @@
 #include "session/configuration.h"
 #include "sparse/densify.h"
 #include "sparse/rows.h"
-#include "state/residuals.h"
+#include "state/bucket_vectors.h"
+#include "thinwire/cuda.h"
 
 namespace thinwire {
 
 /// What belongs to one bucket.
 struct Session::Bucket {
+  explicit Bucket(Executor& on) : executor(on), workspace(on.shared_allocator()), scratch(on.allocator()) {}
+
+  Executor& executor;
   std::size_t rows = 0;
   std::size_t width = 1;
   bool row_sparse = false;
@@ -22,20 +26,23 @@ struct Session::Bucket {
   std::vector<std::size_t> parameter_ends;
   std::vector<std::size_t> parameter_rows;
   Workspace workspace;
+  Workspace scratch;  // of a device; a step on the host takes all from its workspace
   StepReport report;
 
   std::size_t elements() const { return rows * width; }
 };
 
 struct Session::Store {
-  Residuals residuals;
+  BucketVectors residuals{"residual"};
   std::set<std::string, std::less<>> parameters;
 };
 
 Session::Session(std::string_view spec, Communicator& communicator, SessionOptions options)
     : communicator_(communicator),
       options_(std::move(options)),
-      executor_(make_cpu_executor(options_.threads)),
+      executor_(options_.cuda_device ? make_cuda_executor(*options_.cuda_device, options_.threads)
+                                     : make_cpu_executor(options_.threads)),
+      host_executor_(options_.cuda_device ? make_cpu_executor(options_.threads) : nullptr),
       store_(std::make_unique<Store>()) {
   const Registry& registry = options_.registry != nullptr ? *options_.registry : builtin_registry();
   const SpecPair pair = parse_spec_pair(spec);
@@ -45,7 +52,7 @@ Session::Session(std::string_view spec, Communicator& communicator, SessionOptio
 
 Session::~Session() = default;
 
-BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pipeline) {
+BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pipeline, bool row_sparse) {
   if (started_) throw std::invalid_argument("buckets are added before start(): declare every bucket first");
   std::size_t elements = 0;
   std::vector<std::size_t> ends;
@@ -71,27 +78,26 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
                                 ": indices are 32 bits, split it into buckets below 2^32");
   }
   const auto id = static_cast<BucketId>(buckets_.size());
-  buckets_.push_back(std::make_unique<Bucket>());
+  buckets_.push_back(std::make_unique<Bucket>(executor_of(row_sparse)));
   Bucket& bucket = *buckets_.back();
   bucket.rows = elements / width;
   bucket.width = width;
   bucket.pipeline = pipeline;
+  bucket.row_sparse = row_sparse;
   bucket.parameter_ends = std::move(ends);
   bucket.parameter_rows = std::move(leading);
   layouts_.push_back(std::move(parameters));
-  if (pipelines_[pipeline].feedback) store_->residuals.open(id, elements);
+  if (pipelines_[pipeline].feedback) store_->residuals.open(bucket.executor, id, elements);
   return id;
 }
 
 BucketId Session::add_bucket(BucketLayout parameters) {
-  return add(std::move(parameters), 1, 0);
+  return add(std::move(parameters), 1, 0, false);
 }
 
 BucketId Session::add_rows(std::string parameter, std::size_t rows, std::size_t width) {
   if (width == 0) throw std::invalid_argument("rows of width 0 in '" + parameter + "': a row needs values");
-  const BucketId id = add({{std::move(parameter), rows * width, rows}}, width, pipelines_.size() - 1);
-  buckets_[id]->row_sparse = true;
-  return id;
+  return add({{std::move(parameter), rows * width, rows}}, width, pipelines_.size() - 1, true);
 }
 
 void Session::start() {
@@ -124,17 +130,20 @@ template <class Run>
 void Session::run(BucketId bucket, Run&& run) {
   Bucket& own = *buckets_[bucket];
   const bool feedback = pipelines_[own.pipeline].feedback;
-  const auto residual = feedback ? store_->residuals.open(bucket, own.elements()) : Span<float>();
+  const auto residual =
+      feedback ? store_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
   communicator_.set_context(bucket, step_);
   own.workspace.reset();
+  own.scratch.reset();
   Step step{.communicator = communicator_,
-            .executor = *executor_,
+            .executor = own.executor,
             .workspace = own.workspace,
             .index = step_,
             .seed = options_.seed,
             .learning_rate = learning_rate_,
             .parameter_ends = own.parameter_ends,
-            .parameter_rows = own.parameter_rows};
+            .parameter_rows = own.parameter_rows,
+            .scratch = own.executor.memory() == Memory::host ? own.workspace : own.scratch};
   step.report.bucket = bucket;
   step.report.step = step_;
   step.report.elements = own.elements();
@@ -160,8 +169,18 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
                                 std::to_string(declared.elements()) + " elements, the gradient " +
                                 std::to_string(gradient.size()));
   }
+  if (gradient.memory() != declared.executor.memory() && !gradient.empty()) {
+    throw std::invalid_argument(
+        "bucket " + std::to_string(bucket) +
+        (gradient.memory() == Memory::cuda
+             ? "'s gradient lies on a CUDA device, the session works on the host: set "
+               "SessionOptions::cuda_device"
+             : "'s gradient lies in host memory, the session's are on a CUDA device: leave out "
+               "SessionOptions::cuda_device, or hand over memory of the device"));
+  }
   run(bucket, [&](Bucket& own, Span<float> residual, Step& step) {
     pipelines_[own.pipeline].synchronizer->synchronize(bucket, gradient, residual, step);
+    own.executor.wait();
   });
   return declared.report;
 }
@@ -233,12 +252,14 @@ Span<const float> Session::residual(BucketId bucket) const {
 
 Span<float> Session::mutable_residual(BucketId bucket) {
   if (!pipeline(bucket).feedback) return {};
-  return store_->residuals.open(bucket, buckets_[bucket]->elements());
+  return store_->residuals.open(buckets_[bucket]->executor, bucket, buckets_[bucket]->elements());
 }
 
 std::size_t Session::workspace_allocations() const {
   std::size_t total = 0;
-  for (const auto& bucket : buckets_) total += bucket->workspace.allocations();
+  for (const auto& bucket : buckets_) {
+    total += bucket->workspace.allocations() + bucket->scratch.allocations();
+  }
   return total;
 }
 
@@ -281,8 +302,9 @@ void Session::load(const StateReader& reader) {
   // Only now that everything has been read: a state that does not fit leaves the session as it was.
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
     if (!pipeline(bucket).feedback) continue;
-    std::copy(residuals[bucket].begin(), residuals[bucket].end(),
-              store_->residuals.open(bucket, buckets_[bucket]->elements()).begin());
+    Executor& executor = buckets_[bucket]->executor;
+    copy(executor, Span<const float>(residuals[bucket]),
+         store_->residuals.open(executor, bucket, buckets_[bucket]->elements()));
   }
   step_ = step;
   started_ = false;

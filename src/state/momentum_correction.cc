@@ -1,16 +1,11 @@
 #include "state/momentum_correction.h"
 
-#include <cstring>
-#include <map>
-#include <stdexcept>
-#include <vector>
-
-#include "thinwire/state.h"
+#include "kernels/dense.h"
+#include "kernels/places.h"
+#include "state/bucket_vectors.h"
 
 namespace thinwire {
 namespace {
-
-constexpr std::string_view kKind = "velocity";
 
 class MomentumCorrection final : public Synchronizer {
  public:
@@ -19,24 +14,14 @@ class MomentumCorrection final : public Synchronizer {
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    auto [entry, created] = velocities_.try_emplace(bucket, gradient.size(), 0.0f);
-    std::vector<float>& velocity = entry->second;
-    if (velocity.size() != gradient.size()) {
-      throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " +
-                                  std::to_string(velocity.size()) + " elements in earlier steps, now " +
-                                  std::to_string(gradient.size()));
-    }
+    const Span<float> velocity = velocities_.open(step.executor, bucket, gradient.size());
     // The corrected gradient is overwritten with the mean, and whether the step counts is known only
     // afterwards.
-    const Span<float> corrected = step.workspace.take<float>(gradient.size());
-    for (std::size_t i = 0; i < gradient.size(); ++i) {
-      corrected[i] = momentum_ * velocity[i] + gradient[i];
-      gradient[i] = corrected[i];
-    }
+    const Span<float> corrected = step.scratch.take<float>(gradient.size());
+    correct_by_momentum(step.executor, momentum_, velocity, gradient, corrected);
     inner_->synchronize(bucket, gradient, residual, step);
     if (!step.report.finite) return;
-    std::copy(corrected.begin(), corrected.end(), velocity.begin());
-    clear_delivered(step.delivered, velocity);
+    keep_undelivered(step, corrected, velocity);
   }
 
   void require_world(int world_size) const override { inner_->require_world(world_size); }
@@ -46,42 +31,37 @@ class MomentumCorrection final : public Synchronizer {
   }
 
   void save(BucketWriter& writer) const override {
-    for (const auto& [bucket, values] : velocities_)
-      writer.elements(kKind, bucket, Span<const float>(values));
+    velocities_.save(writer);
     inner_->save(writer);
   }
 
   void load(const BucketReader& reader) override {
-    std::map<BucketId, std::vector<float>> loaded;
-    for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
-      std::vector<float> values(reader.bucket_elements(bucket));
-      if (reader.elements(kKind, bucket, Span<float>(values), BucketReader::Absent::zeros))
-        loaded[bucket] = std::move(values);
-    }
-    velocities_ = std::move(loaded);
+    velocities_.load(reader);
     inner_->load(reader);
   }
 
  private:
-  static void clear_delivered(const Delivered& delivered, std::vector<float>& velocity) {
+  /// velocity = corrected, cleared where the step delivered.
+  static void keep_undelivered(Step& step, Span<const float> corrected, Span<float> velocity) {
+    const Delivered& delivered = step.delivered;
     switch (delivered.kind) {
       case Delivered::Kind::all:
-        std::fill(velocity.begin(), velocity.end(), 0.0f);
+        fill(step.executor, velocity, 0);
         break;
       case Delivered::Kind::bitset:
-        for (std::size_t i = 0; i < velocity.size(); ++i) {
-          if (((delivered.bits[i / 64] >> (i % 64)) & 1) != 0) velocity[i] = 0;
-        }
+        copy(step.executor, corrected, velocity);
+        clear_bits(step.executor, delivered.bits, velocity);
         break;
       case Delivered::Kind::indices:
-        for (const std::uint32_t i : delivered.indices) velocity[i] = 0;
+        copy(step.executor, corrected, velocity);
+        clear_places(step.executor, delivered.indices, velocity);
         break;
     }
   }
 
   float momentum_;
   std::unique_ptr<Synchronizer> inner_;
-  std::map<BucketId, std::vector<float>> velocities_;
+  BucketVectors velocities_{"velocity"};
 };
 
 }  // namespace

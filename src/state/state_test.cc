@@ -6,7 +6,8 @@
 #include <limits>
 #include <sstream>
 
-#include "state/residuals.h"
+#include "kernels/test_executors.h"
+#include "state/bucket_vectors.h"
 
 namespace thinwire {
 namespace {
@@ -91,9 +92,10 @@ TEST(State, TakesOverAnotherWriter) {
 
 TEST(BucketState, SurvivesAnotherGrouping) {
   const std::vector<BucketLayout> before = {{{"w1", 3}, {"b1", 1}}, {{"w2", 2}}};
-  Residuals residuals;
-  const auto first = residuals.open(0, 4);
-  const auto second = residuals.open(1, 2);
+  const auto executor = make_cpu_executor(1);
+  BucketVectors residuals("residual");
+  const auto first = residuals.open(*executor, 0, 4);
+  const auto second = residuals.open(*executor, 1, 2);
   for (std::size_t i = 0; i < 4; ++i) first[i] = static_cast<float>(i);
   second[0] = 10;
   second[1] = 11;
@@ -143,11 +145,34 @@ TEST(BucketState, ArraysBelongToParameters) {
   EXPECT_FALSE(BucketReader(stored, after, {true, false}).array("factor", 1, 0, three)) << "not visible";
 }
 
-TEST(Residuals, KeepTheirSize) {
-  Residuals residuals;
-  EXPECT_TRUE(residuals.find(0).empty());
-  EXPECT_EQ(residuals.open(0, 5).size(), 5u);
-  EXPECT_THROW(residuals.open(0, 6), std::invalid_argument);
+TEST(BucketVectors, KeepTheirSize) {
+  const auto executor = make_cpu_executor(1);
+  BucketVectors vectors("residual");
+  EXPECT_TRUE(vectors.find(0).empty());
+  EXPECT_EQ(vectors.open(*executor, 0, 5).size(), 5u);
+  EXPECT_THROW(vectors.open(*executor, 0, 6), std::invalid_argument);
+}
+
+TEST(BucketVectors, GoFromOneMemoryToAnother) {
+  const std::vector<BucketLayout> layouts = {{{"a", 3}, {"b", 2}}, {{"c", 4}}};
+  for_each_executor([&](Executor& from, const std::string& saved_on) {
+    BucketVectors vectors("velocity");
+    const std::vector<float> kept = {1, 2, 3, 4, 5};
+    copy(from, Span<const float>(kept), vectors.open(from, 0, 5));
+    StateWriter writer;
+    BucketWriter saved(writer, layouts);
+    vectors.save(saved);
+    const StateReader state(std::move(writer));
+    for_each_executor([&](Executor& to, const std::string& loaded_on) {
+      BucketVectors loaded("velocity");
+      loaded.load(BucketReader(state, layouts));
+      std::vector<float> values(5), untouched(4, 1.0f);
+      copy(to, Span<const float>(loaded.open(to, 0, 5)), Span<float>(values));
+      EXPECT_EQ(values, (std::vector<float>{1, 2, 3, 4, 5})) << saved_on << " to " << loaded_on;
+      copy(to, Span<const float>(loaded.open(to, 1, 4)), Span<float>(untouched));
+      EXPECT_EQ(untouched, std::vector<float>(4));
+    });
+  });
 }
 
 }  // namespace

@@ -44,9 +44,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "comm/step_collectives.h"
 #include "core/partition.h"
 #include "core/stopwatch.h"
 #include "kernels/dense.h"
+#include "kernels/places.h"
 #include "kernels/sign_bits.h"
 #include "systems/one_bit_all_reduce.h"
 #include "thinwire/state.h"
@@ -175,13 +177,12 @@ class Marsit final : public Synchronizer {
   Span<float> sampled_etas(Span<const float> gradient, Step& step) const {
     const Span<float> sample = step.workspace.take<float>(sample_size(step.parameter_ends, gradient.size()));
     std::size_t at = 0;
-    for_each_parameter(step.parameter_ends, gradient.size(),
-                       [&](std::size_t, std::size_t begin, std::size_t end) {
-                         const std::size_t count = sample_size(end - begin, gradient.size());
-                         for (std::size_t i = 0; i < count; ++i)
-                           sample[at + i] = gradient[begin + part_begin(end - begin, count, i)];
-                         at += count;
-                       });
+    for_each_parameter(
+        step.parameter_ends, gradient.size(), [&](std::size_t, std::size_t begin, std::size_t end) {
+          const std::size_t count = sample_size(end - begin, gradient.size());
+          sample_evenly(step.executor, gradient, begin, end - begin, sample.subspan(at, count));
+          at += count;
+        });
     step.communicator.all_reduce_sum(sample);
     scale(step.executor, sample, 1.0f / static_cast<float>(step.communicator.size()));
     const Span<float> etas = step.workspace.take<float>(parameter_count(step));
@@ -229,9 +230,9 @@ class Marsit final : public Synchronizer {
   }
 
   static double deviation(Span<const float> residual, Step& step) {
-    const Span<float> mean = step.workspace.take<float>(residual.size());
-    std::copy(residual.begin(), residual.end(), mean.begin());
-    step.communicator.all_reduce_sum(mean);
+    const Span<float> mean = step.scratch.take<float>(residual.size());
+    copy(step.executor, residual, mean);
+    all_reduce_sum(step, mean);
     // The negative mean, so that the sum below is the difference.
     scale(step.executor, mean, -1.0f / static_cast<float>(step.communicator.size()));
     return std::sqrt(sum_of_squares(step.executor, residual, mean));
@@ -245,7 +246,7 @@ class Marsit final : public Synchronizer {
       etas = sampled_etas(gradient, step);
     }
     if (!residual.empty()) add(step.executor, gradient, residual);
-    step.communicator.all_reduce_sum(gradient);
+    all_reduce_sum(step, gradient);
     step.report.finite = scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
     if (!step.report.finite) return;
     keep(bucket, etas.empty() ? etas_of(gradient, step) : etas, gradient.size(), step);

@@ -1,0 +1,12 @@
+#pragma once
+// Collectives on vectors that may lie on a device.
+
+#include "thinwire/synchronizer.h"
+
+namespace thinwire {
+
+/// Communicator::all_reduce_sum of values in host memory or of the step's executor. An engine that reaches
+/// the device's memory works there; for others the values come to the workspace and go back. Collective.
+void all_reduce_sum(Step& step, Span<float> values);
+
+}  // namespace thinwire

@@ -1,0 +1,263 @@
+// Sessions whose gradients lie on a CUDA device: they keep the same contract, and agree with sessions on the
+// host where no sum is rounded in another order.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <sstream>
+
+#include "session/device_specs.h"
+#include "thinwire/cuda.h"
+#include "thinwire/in_process.h"
+#include "thinwire/session.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kElements = 3011;
+
+/// Memory of an executor that is not a session's: what a framework would own.
+class DeviceVector {
+ public:
+  explicit DeviceVector(std::size_t size)
+      : executor_(make_cuda_executor(0)),
+        size_(size),
+        data_(static_cast<float*>(executor_->allocator().allocate(size * sizeof(float)))) {}
+  ~DeviceVector() { executor_->allocator().release(data_); }
+  DeviceVector(const DeviceVector&) = delete;
+  DeviceVector& operator=(const DeviceVector&) = delete;
+
+  Span<float> span() const { return {data_, size_, Memory::cuda}; }
+  void write(const std::vector<float>& values) { copy(*executor_, Span<const float>(values), span()); }
+  std::vector<float> read(Span<const float> from) {
+    std::vector<float> values(from.size());
+    copy(*executor_, from, Span<float>(values));
+    return values;
+  }
+  std::vector<float> read() { return read(span()); }
+
+ private:
+  std::unique_ptr<Executor> executor_;
+  std::size_t size_;
+  float* data_;
+};
+
+std::vector<float> values_of(int step, int rank, std::size_t elements = kElements) {
+  std::mt19937 random(static_cast<std::uint32_t>(100 * step + rank));
+  std::normal_distribution<float> normal;
+  std::vector<float> values(elements, 0.0f);
+  for (auto& value : values) {
+    if (random() % 5 != 0) value = normal(random);
+  }
+  return values;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+struct Trace {
+  /// [rank][step]
+  std::vector<std::vector<std::vector<float>>> inputs, before, means, after;
+  std::vector<std::vector<StepReport>> reports;
+  bool conserves = false;
+};
+
+Trace run(const std::string& spec, int world, bool on_device, std::size_t elements = kElements,
+          int bad_step = -1) {
+  Trace result;
+  const auto ranks = static_cast<std::size_t>(world);
+  for (auto* part : {&result.inputs, &result.before, &result.means, &result.after}) part->resize(ranks);
+  result.reports.resize(ranks);
+  run_in_process(world, [&](Communicator& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    SessionOptions options;
+    options.seed = 5;
+    if (on_device) options.cuda_device = 0;
+    Session session(spec, communicator, options);
+    session.add_bucket({{"a", elements / 3}, {"b", elements - elements / 3}});
+    if (rank == 0) result.conserves = session.pipeline(0).conserves;
+    DeviceVector memory(std::max<std::size_t>(elements, 1));
+    const auto residual = [&] {
+      const auto span = session.residual(0);
+      return on_device ? memory.read(span) : std::vector<float>(span.begin(), span.end());
+    };
+    for (int step = 0; step < 5; ++step) {
+      auto gradient = values_of(step, communicator.rank(), elements);
+      if (step == bad_step && rank + 1 == ranks)
+        gradient[elements / 2] = std::numeric_limits<float>::infinity();
+      result.inputs[rank].push_back(gradient);
+      result.before[rank].push_back(residual());
+      if (on_device && elements > 0) {
+        memory.write(gradient);
+        result.reports[rank].push_back(session.synchronize(0, memory.span()));
+        gradient = memory.read();
+      } else {
+        result.reports[rank].push_back(session.synchronize(0, gradient));
+      }
+      session.next_step();
+      result.means[rank].push_back(gradient);
+      result.after[rank].push_back(residual());
+    }
+  });
+  return result;
+}
+
+class OnDevice : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_P(OnDevice, RanksAgreeAndSumsAreConserved) {
+  for (const int world : {1, 2, 3}) {
+    for (const std::size_t elements : {std::size_t{1}, std::size_t{65}, kElements}) {
+      SCOPED_TRACE(testing::Message() << world << " ranks, " << elements << " elements");
+      const Trace trace = run(GetParam(), world, true, elements);
+      for (std::size_t step = 0; step < trace.means[0].size(); ++step) {
+        std::vector<double> delivered(elements, 0.0), magnitude(elements, 1e-6);
+        for (std::size_t rank = 0; rank < trace.means.size(); ++rank) {
+          ASSERT_TRUE(same_bits(trace.means[rank][step], trace.means[0][step])) << "rank " << rank;
+          const StepReport& report = trace.reports[rank][step];
+          ASSERT_TRUE(report.finite);
+          ASSERT_EQ(report.wire.sent_bytes, report.formula_bytes + report.frame_header_bytes);
+          if (trace.after[rank][step].empty()) continue;
+          for (std::size_t i = 0; i < elements; ++i) {
+            const double in = static_cast<double>(trace.inputs[rank][step][i]) +
+                              static_cast<double>(trace.before[rank][step][i]);
+            const auto left = static_cast<double>(trace.after[rank][step][i]);
+            delivered[i] += in - left;
+            magnitude[i] +=
+                std::fabs(in) + std::fabs(left) + std::fabs(static_cast<double>(trace.means[0][step][i]));
+          }
+        }
+        if (trace.after[0][step].empty() || !trace.conserves) continue;
+        for (std::size_t i = 0; i < elements; ++i) {
+          ASSERT_NEAR(delivered[i], world * static_cast<double>(trace.means[0][step][i]), 1e-5 * magnitude[i])
+              << i;
+        }
+      }
+    }
+  }
+}
+
+/// Step sizes and norms are sums, which the device adds in another order; everything else is the same.
+TEST_P(OnDevice, AgreesWithTheHost) {
+  const Trace host = run(GetParam(), 2, false);
+  const Trace device = run(GetParam(), 2, true);
+  for (std::size_t step = 0; step < 2; ++step) {
+    const auto& a = host.means[0][step];
+    const auto& b = device.means[0][step];
+    // Values may be differences of larger ones.
+    float largest = 0;
+    for (const float value : a) largest = std::max(largest, std::fabs(value));
+    std::size_t apart = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      if (std::fabs(a[i] - b[i]) > 1e-5f * largest) ++apart;
+    }
+    // A sum rounded otherwise moves a threshold, and with it single elements.
+    ASSERT_LE(apart, a.size() / 500) << "step " << step;
+    ASSERT_EQ(host.reports[0][step].wire.sent_messages, device.reports[0][step].wire.sent_messages);
+  }
+}
+
+TEST_P(OnDevice, BadValuesAreToldToEveryRankAndChangeNoState) {
+  const Trace trace = run(GetParam(), 3, true, kElements, 2);
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    for (std::size_t step = 0; step < 5; ++step) {
+      ASSERT_EQ(trace.reports[rank][step].finite, step != 2) << "rank " << rank << " step " << step;
+      const auto& mean = trace.means[rank][step];
+      ASSERT_EQ(std::all_of(mean.begin(), mean.end(), [](float x) { return std::isfinite(x); }), step != 2);
+      ASSERT_TRUE(same_bits(mean, trace.means[0][step]));
+    }
+    ASSERT_TRUE(same_bits(trace.after[rank][2], trace.before[rank][2]));
+  }
+}
+
+TEST_P(OnDevice, ResumesBitForBit) {
+  std::vector<std::vector<float>> straight(2), resumed(2);
+  std::vector<std::string> saved(2);
+  for (const bool second : {false, true}) {
+    run_in_process(2, [&](Communicator& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      SessionOptions options;
+      options.cuda_device = 0;
+      Session session(GetParam(), communicator, options);
+      session.add_bucket({{"a", kElements}});
+      if (second) {
+        std::istringstream stream(saved[rank]);
+        session.load(StateReader(stream));
+      }
+      DeviceVector memory(kElements);
+      for (int step = second ? 3 : 0; step < 6; ++step) {
+        memory.write(values_of(step, communicator.rank()));
+        session.synchronize(0, memory.span());
+        session.next_step();
+        const auto mean = memory.read();
+        auto& all = (second ? resumed : straight)[rank];
+        all.insert(all.end(), mean.begin(), mean.end());
+        if (!second && step == 2) {
+          all.clear();
+          StateWriter writer;
+          session.save(writer);
+          std::ostringstream stream;
+          writer.write(stream);
+          saved[rank] = stream.str();
+        }
+      }
+    });
+  }
+  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(same_bits(straight[rank], resumed[rank]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Systems, OnDevice, testing::ValuesIn(kDeviceSpecs), [](const auto& parameter) {
+  std::string name = parameter.param;
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+});
+
+TEST(DeviceSession, SaysWhereGradientsMustLie) {
+  run_in_process(1, [](Communicator& communicator) {
+    std::vector<float> gradient(4);
+    Session host("dense", communicator);
+    host.add_bucket({{"a", 4}});
+    EXPECT_THROW(host.synchronize(0, Span<float>(gradient.data(), 4, Memory::cuda)), std::invalid_argument);
+    SessionOptions options;
+    options.cuda_device = 0;
+    if (cuda_devices() == 0) {
+      EXPECT_ANY_THROW(Session("dense", communicator, options));
+      return;
+    }
+    Session device("dense", communicator, options);
+    device.add_bucket({{"a", 4}});
+    EXPECT_THROW(device.synchronize(0, gradient), std::invalid_argument);
+  });
+}
+
+TEST(DeviceSession, RowsStayOnTheHost) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  run_in_process(2, [](Communicator& communicator) {
+    SessionOptions options;
+    options.cuda_device = 0;
+    Session session("rows=zen,dense=dense", communicator, options);
+    const auto table = session.add_rows("table", 10, 2);
+    std::vector<std::uint32_t> rows = {3};
+    std::vector<float> values = {2, 4};
+    const RowSparse mean =
+        session.synchronize_rows(table, {.row_indices = rows, .values = values, .rows = 10, .width = 2});
+    ASSERT_EQ(mean.size(), 1u);
+    EXPECT_EQ(mean.row_indices[0], 3u);
+    EXPECT_EQ(mean.values[1], 4.0f);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire

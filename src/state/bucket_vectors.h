@@ -1,0 +1,50 @@
+#pragma once
+// Vectors as long as a bucket that live from step to step: residuals, velocities. They lie in the memory of
+// the executor that works on them.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "thinwire/executor.h"
+#include "thinwire/state.h"
+#include "thinwire/workspace.h"
+
+namespace thinwire {
+
+class BucketVectors {
+ public:
+  /// kind: what the vectors are called in a saved state.
+  explicit BucketVectors(std::string kind) : kind_(std::move(kind)) {}
+
+  /// The bucket's vector: zeros when it is opened for the first time, or what was loaded. The span stays
+  /// valid until load(). The executor must outlive its use, and is the same in later calls. Throws
+  /// std::invalid_argument when the bucket had another size before.
+  Span<float> open(Executor& executor, std::uint32_t bucket, std::size_t elements);
+
+  /// Empty when the bucket was never opened.
+  Span<const float> find(std::uint32_t bucket) const;
+
+  void save(BucketWriter& writer) const;
+
+  /// Replaces everything by what the state has; parameters that it does not have, in a bucket of which it has
+  /// others, are zeros. Throws std::runtime_error, and changes nothing, for lengths that do not fit.
+  void load(const BucketReader& reader);
+
+ private:
+  struct Vector {
+    Executor* executor = nullptr;
+    std::unique_ptr<std::byte, detail::Release> memory;
+    std::size_t size = 0;
+
+    Span<float> span() const { return {reinterpret_cast<float*>(memory.get()), size, executor->memory()}; }
+  };
+
+  std::string kind_;
+  std::map<std::uint32_t, Vector> vectors_;
+  std::map<std::uint32_t, std::vector<float>> loaded_;  // and not opened since
+};
+
+}  // namespace thinwire
