@@ -1,18 +1,17 @@
 #pragma once
-// Scans and sorts of the device: CUB's, or plain C++ under emulation. All pointers are the device's; inputs
-// and outputs do not overlap. Submitted, not waited for.
+// Algorithms of CUB on pointers to device memory, in the order of the executor's stream; plain loops where
+// the device is emulated. `in` may be `out` where nothing else is said.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "cuda/executor.h"
 #include "cuda/runtime.h"
 
-#ifdef THINWIRE_CUDA_EMULATED
-#include <algorithm>
-#include <numeric>
-#include <vector>
-#else
+#ifndef THINWIRE_CUDA_EMULATED
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 #endif
@@ -20,39 +19,45 @@
 namespace thinwire::cuda {
 
 #ifndef THINWIRE_CUDA_EMULATED
-/// call(temporary memory, its bytes): CUB's functions tell how much they need when they get none.
-template <class Call>
-void with_temporary_memory(CudaExecutor& executor, Call call) {
+namespace detail {
+
+/// CUB's two calls: algorithm(nullptr, bytes) says how much temporary memory it wants.
+template <class Algorithm>
+void with_temporary(CudaExecutor& executor, Algorithm algorithm) {
   std::size_t bytes = 0;
-  check(call(nullptr, bytes), "a library call failed");
-  const Scratch<std::byte> memory(executor, bytes);
-  check(call(memory.data(), bytes), "a library call failed");
+  check(algorithm(nullptr, bytes), "an algorithm's memory could not be found out");
+  const Scratch<std::byte> temporary(executor, bytes);
+  check(algorithm(temporary.data(), bytes), "an algorithm could not be started");
 }
+
+}  // namespace detail
 #endif
 
-/// out[i] = sum of in[0..i).
+/// out[i] = in[0] + ... + in[i - 1].
 template <class T>
-void exclusive_sum(CudaExecutor& executor, const T* in, T* out, std::size_t count) {
+inline void exclusive_sum(CudaExecutor& executor, const T* in, T* out, std::size_t count) {
   if (count == 0) return;
 #ifdef THINWIRE_CUDA_EMULATED
-  static_cast<void>(executor);
+  (void)executor;
   emulation::run_on_device([&] { std::exclusive_scan(in, in + count, out, T{0}); });
 #else
-  with_temporary_memory(executor, [&](void* memory, std::size_t& bytes) {
-    return cub::DeviceScan::ExclusiveSum(memory, bytes, in, out, count, executor.stream());
+  detail::with_temporary(executor, [&](void* temporary, std::size_t& bytes) {
+    return cub::DeviceScan::ExclusiveSum(temporary, bytes, in, out, static_cast<std::int64_t>(count),
+                                         executor.stream());
   });
 #endif
 }
 
-/// Sorts pairs by the lowest `bits` bits of their keys; pairs of the same key stay in their order.
+/// Sorts by the lowest `bits` bits of the keys, unsigned integers, ascending; pairs of equal keys keep their
+/// order. No overlaps. bits: at least 1.
 template <class Key, class Value>
-void sort_pairs(CudaExecutor& executor, const Key* keys, Key* sorted_keys, const Value* values,
-                Value* sorted_values, std::size_t count, int bits) {
+inline void sort_pairs(CudaExecutor& executor, const Key* keys, Key* sorted_keys, const Value* values,
+                       Value* sorted_values, std::size_t count, int bits) {
   if (count == 0) return;
 #ifdef THINWIRE_CUDA_EMULATED
-  static_cast<void>(executor);
+  (void)executor;
   emulation::run_on_device([&] {
-    const Key mask = static_cast<Key>(~Key{0} >> (8 * static_cast<int>(sizeof(Key)) - bits));
+    const std::uint64_t mask = bits < 64 ? (std::uint64_t{1} << bits) - 1 : ~std::uint64_t{0};
     std::vector<std::size_t> order(count);
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::stable_sort(order.begin(), order.end(),
@@ -63,9 +68,9 @@ void sort_pairs(CudaExecutor& executor, const Key* keys, Key* sorted_keys, const
     }
   });
 #else
-  with_temporary_memory(executor, [&](void* memory, std::size_t& bytes) {
-    return cub::DeviceRadixSort::SortPairs(memory, bytes, keys, sorted_keys, values, sorted_values, count, 0,
-                                           bits, executor.stream());
+  detail::with_temporary(executor, [&](void* temporary, std::size_t& bytes) {
+    return cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, sorted_keys, values, sorted_values,
+                                           static_cast<std::int64_t>(count), 0, bits, executor.stream());
   });
 #endif
 }
