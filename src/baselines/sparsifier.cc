@@ -49,24 +49,13 @@ void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> 
 void Sparsifier::keep_rest(const RowSparse& own, Span<const float> left, Span<const float> gradient,
                            Span<float> residual, Step& step) const {
   add(step.executor, residual, gradient);
-  for (const std::uint32_t unit : own.row_indices) {
-    const std::size_t begin = unit * width_;
-    std::fill_n(residual.data() + begin, std::min(width_, residual.size() - begin), 0.0f);
-  }
+  fill_rows(step.executor, own.row_indices, width_, 0, residual);
   if (!left.empty()) add(step.executor, residual, left.first(residual.size()));
 }
 
 void Sparsifier::write_mean(const RowSparse& mean, Span<float> gradient, Step& step) const {
   fill(step.executor, gradient, 0);
-  // Only the last unit may be shorter than its row.
-  std::size_t whole = mean.size();
-  if (whole != 0 && (mean.row_indices[whole - 1] + std::size_t{1}) * width_ > gradient.size()) {
-    --whole;
-    const std::size_t begin = mean.row_indices[whole] * width_;
-    std::copy_n(mean.row(whole).data(), gradient.size() - begin, gradient.data() + begin);
-  }
-  scatter_rows(step.executor, mean.row_indices.first(whole), mean.values.first(whole * width_), width_,
-               gradient);
+  scatter_rows(step.executor, mean.row_indices, mean.values, width_, gradient);
 }
 
 Delivered Sparsifier::delivered(const RowSparse& own, std::size_t elements, Step& step) const {

@@ -130,9 +130,10 @@ class Operand {
 };
 
 /// Ends a call whose kernels were submitted: brings back what lies in memory that they do not reach, and
-/// waits where an operand lies in host memory, which the caller may touch next.
-template <class... T>
-void finish(CudaExecutor& executor, Operand<T>&... operands) {
+/// waits where an operand lies in host memory, which the caller may touch next. For Operand and what is like
+/// it.
+template <class... Operands>
+void finish(CudaExecutor& executor, Operands&... operands) {
   (operands.write_back(), ...);
   if ((operands.on_host() || ...)) executor.wait();
 }

@@ -1,6 +1,7 @@
 #include "kernels/bitmap.h"
 
 #include "kernels/blocks.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/bitmap.cc"
@@ -41,17 +42,22 @@ namespace thinwire {
 HWY_EXPORT(CountBefore);
 HWY_EXPORT(ListBits);
 
-void set_bits(Executor&, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap) {
+void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap) {
+  if (on_device(positions, bitmap)) THINWIRE_ON_DEVICE(set_bits(executor, positions, bitmap));
   // One thread: two of them may meet in a word.
   for (const std::uint32_t position : positions) bitmap[position / 64] |= std::uint64_t{1} << (position % 64);
 }
 
-std::size_t count_bits_before(Executor&, Span<const std::uint64_t> bitmap, Span<std::uint32_t> before) {
+std::size_t count_bits_before(Executor& executor, Span<const std::uint64_t> bitmap,
+                              Span<std::uint32_t> before) {
+  if (on_device(bitmap, before)) THINWIRE_ON_DEVICE(count_bits_before(executor, bitmap, before));
   return HWY_DYNAMIC_DISPATCH(CountBefore)(bitmap.data(), before.data(), bitmap.size());
 }
 
 void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
                Span<std::uint32_t> positions) {
+  if (on_device(bitmap, before, positions))
+    THINWIRE_ON_DEVICE(list_bits(executor, bitmap, before, positions));
   executor.parallel_for(bitmap.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(ListBits)(bitmap.data(), positions.data() + before[begin], begin, end);
   });

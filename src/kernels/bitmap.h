@@ -34,4 +34,13 @@ inline std::uint32_t rank_of(Span<const std::uint64_t> bitmap, Span<const std::u
   return before[position / 64] + static_cast<std::uint32_t>(std::popcount(lower));
 }
 
+/// The same on a CUDA device, see kernels/on_device.h.
+namespace cuda {
+void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap);
+std::size_t count_bits_before(Executor& executor, Span<const std::uint64_t> bitmap,
+                              Span<std::uint32_t> before);
+void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
+               Span<std::uint32_t> positions);
+}  // namespace cuda
+
 }  // namespace thinwire

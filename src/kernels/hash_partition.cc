@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/blocks.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/hash_partition.cc"
@@ -14,16 +15,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 
-/// Part p begins at floor(size p / owners), so x lies in part floor(((x + 1) owners - 1) / size). The
-/// quotient is taken half a unit of the numerator higher, which keeps it at least 1/(2 size) away from every
-/// integer: more than the rounding of doubles for size < 2^32 and owners <= 2^16. The compiler vectorises the
-/// loop.
+/// The compiler vectorises the loop.
 void FindOwners(const std::uint32_t* HWY_RESTRICT places, double owners, double per_size,
                 std::uint16_t* HWY_RESTRICT owner_of, std::size_t begin, std::size_t end) {
-  for (std::size_t k = begin; k < end; ++k) {
-    const double above = (static_cast<double>(places[k]) + 1) * owners - 0.5;
-    owner_of[k] = static_cast<std::uint16_t>(static_cast<std::int32_t>(above * per_size));
-  }
+  for (std::size_t k = begin; k < end; ++k) owner_of[k] = owner_of_place(places[k], owners, per_size);
 }
 
 }  // namespace thinwire::HWY_NAMESPACE
@@ -42,6 +37,8 @@ constexpr std::size_t kManyOwners = 1024;
 
 void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
                  Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
+  if (on_device(places, owner_of))
+    THINWIRE_ON_DEVICE(find_owners(executor, places, size, owners, owner_of, counts));
   const double per_size = 1.0 / static_cast<double>(size);
   executor.parallel_for(places.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(FindOwners)
@@ -64,8 +61,10 @@ void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size
   }
 }
 
-void split_by_owner(Executor&, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
+void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
                     Span<const float> values, std::size_t width, Span<RowCursor> cursors) {
+  if (on_device(owner_of, indices, values))
+    THINWIRE_ON_DEVICE(split_by_owner(executor, owner_of, indices, values, width, cursors));
   if (width == 1) {
     for (std::size_t k = 0; k < indices.size(); ++k) {
       RowCursor& cursor = cursors[owner_of[k]];

@@ -23,8 +23,27 @@ struct RowCursor {
   float* values = nullptr;
 };
 
-/// Writes every row, in order, to its owner's cursor: [k] indices, [k * width] values.
+/// Writes every row, in order, to its owner's cursor: [k] indices, [k * width] values. Where rows lie on a
+/// device, its kernels reach what the cursors point to (memory of the device, or a workspace's), and cursors
+/// lie in host memory.
 void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
                     Span<const float> values, std::size_t width, Span<RowCursor> cursors);
+
+/// The owner of a place, from owners and 1 / size: part p begins at floor(size p / owners), so x lies in part
+/// floor(((x + 1) owners - 1) / size). The quotient is taken half a unit of the numerator higher, which keeps
+/// it at least 1/(2 size) away from every integer: more than the rounding of doubles for size < 2^32 and
+/// owners <= 2^16.
+constexpr std::uint16_t owner_of_place(std::uint32_t place, double owners, double per_size) {
+  const double above = (static_cast<double>(place) + 1) * owners - 0.5;
+  return static_cast<std::uint16_t>(static_cast<std::int32_t>(above * per_size));
+}
+
+/// The same on a CUDA device, see kernels/on_device.h.
+namespace cuda {
+void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
+                 Span<std::uint16_t> owner_of, Span<std::size_t> counts);
+void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
+                    Span<const float> values, std::size_t width, Span<RowCursor> cursors);
+}  // namespace cuda
 
 }  // namespace thinwire

@@ -1,7 +1,8 @@
 #pragma once
 // Zen's Algorithm 1 (section 3.2), hierarchical hashing: many threads split indices among owners
-// without sorting and without losing one. This is the scalar definition that a GPU version is held against;
-// the CPU itself splits by a counting sort (kernels/hash_partition.h).
+// without sorting and without losing one. HierarchicalHash is the scalar definition that the CUDA version is
+// held against. Zen itself splits by a stable sort (kernels/hash_partition.h), on either device: frames list
+// their rows in order, and what a rank sends must not depend on which thread came first.
 //
 // Memory of an owner: `slots` slots for parallel writes and a serial area behind them. An index tries one
 // slot per second-level hash; where all of them are taken it goes to the serial area. A slot is claimed by
@@ -17,6 +18,8 @@
 #include <vector>
 
 #include "core/philox.h"
+#include "thinwire/executor.h"
+#include "thinwire/span.h"
 
 namespace thinwire {
 
@@ -29,6 +32,23 @@ struct HierarchicalHashShape {
   /// The paper's: r1 = 2 nnz over all owners, r2 = r1 / 10, k = 3.
   static HierarchicalHashShape for_nonzeros(std::size_t nonzeros, std::size_t owners);
 };
+
+/// Calls try_slot(slot) for the slots in which an index may lie, in the order of the second-level hashes,
+/// until one of them returns true. Returns whether one did. A block of the stream serves four hashes.
+template <class TrySlot>
+constexpr bool probe_slots(const RandomStream& stream, std::uint32_t index, int rounds, std::size_t slots,
+                           TrySlot&& try_slot) {
+  if (slots == 0) return false;
+  for (int first = 0; first < rounds; first += 4) {
+    const PhiloxCounter words = stream.block(index, static_cast<std::uint32_t>(first / 4));
+    for (int i = 0; i < 4; ++i) {
+      if (first + i >= rounds) return false;
+      const std::uint64_t scaled = std::uint64_t{words[static_cast<std::size_t>(i)]} * slots;
+      if (try_slot(static_cast<std::size_t>(scaled >> 32))) return true;
+    }
+  }
+  return false;
+}
 
 class HierarchicalHash {
  public:
@@ -53,11 +73,26 @@ class HierarchicalHash {
     std::vector<std::uint32_t> serial;
   };
 
-  std::size_t slot_of(std::uint32_t index, int round) const;
-
   HierarchicalHashShape shape_;
   RandomStream stream_;
   std::deque<Owner> owners_;  // stable addresses: they hold mutexes
 };
+
+/// Algorithm 1 from insertion to compaction. split: [indices.size()], owner after owner what each of them
+/// has: its slots in order, then its serial area; which index got which slot, and with it the order, depends
+/// on who came first. counts[p]: how many owner p has; serial_counts[p]: how many of them found no slot.
+/// indices are distinct, owner_of[k] below shape.owners; counts, serial_counts: [shape.owners]. Throws
+/// std::invalid_argument where the owners' memory has 2^32 entries or more. On a device it costs a sector of
+/// memory per try and, beside the operands, 8 bytes for each entry: cleared once, read once.
+void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
+                   Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
+                   Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
+
+/// The same on a CUDA device, see kernels/on_device.h.
+namespace cuda {
+void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
+                   Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
+                   Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
+}  // namespace cuda
 
 }  // namespace thinwire

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <thread>
+
+#include "kernels/test_executors.h"
 
 namespace thinwire {
 namespace {
@@ -69,6 +72,96 @@ TEST(HierarchicalHash, IndexZeroIsNotMistakenForAnEmptySlot) {
   HierarchicalHash table(HierarchicalHashShape::for_nonzeros(1, 1), kStream);
   table.insert(0, 0);
   EXPECT_EQ(table.extract(0), std::vector<std::uint32_t>{0});
+}
+
+// --- From insertion to compaction, on every executor.
+
+struct Split {
+  std::vector<std::vector<std::uint32_t>> parts;  // sorted
+  std::vector<std::size_t> serial_counts;
+};
+
+/// Splits and checks that counts and parts are whole. `on_host`: operands but for the indices lie there.
+Split split(Executor& executor, const HierarchicalHashShape& shape, const std::vector<std::uint32_t>& indices,
+            const std::vector<std::uint16_t>& owner_of, bool on_host = false) {
+  Split result;
+  std::vector<std::uint32_t> all(indices.size());
+  std::vector<std::size_t> counts(shape.owners);
+  result.serial_counts.resize(shape.owners);
+  Placed in(executor, indices);
+  if (on_host) {
+    split_by_hash(executor, shape, kStream, in, owner_of, all, counts, result.serial_counts);
+  } else {
+    Placed<std::uint32_t> out(executor, all);
+    split_by_hash(executor, shape, kStream, in, Placed(executor, owner_of), out, counts,
+                  result.serial_counts);
+    all = out.read();
+  }
+  EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), std::size_t{0}), indices.size());
+  auto next = all.begin();
+  for (const std::size_t count : counts) {
+    result.parts.emplace_back(next, next + static_cast<std::ptrdiff_t>(count));
+    std::sort(result.parts.back().begin(), result.parts.back().end());
+    next += static_cast<std::ptrdiff_t>(count);
+  }
+  return result;
+}
+
+TEST(SplitByHash, GivesEveryOwnerWhatItsDefinitionGives) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t count : {0u, 1u, 63u, 64u, 65u, 1000u, 20'011u}) {
+      for (const std::size_t owners : {1u, 3u, 16u}) {
+        const auto paper = HierarchicalHashShape::for_nonzeros(count, owners);
+        for (const HierarchicalHashShape& shape :
+             {paper,
+              HierarchicalHashShape{.owners = owners, .slots = paper.slots, .serial_room = 0, .rounds = 6},
+              HierarchicalHashShape{.owners = owners, .slots = 5, .serial_room = 2, .rounds = 1},
+              HierarchicalHashShape{.owners = owners, .slots = 0, .serial_room = 0, .rounds = 3}}) {
+          if (count > 10'000 && shape.slots != paper.slots) continue;
+          std::vector<std::uint32_t> indices(count);
+          std::vector<std::uint16_t> owner_of(count);
+          std::vector<std::vector<std::uint32_t>> wanted(owners);
+          for (std::size_t k = 0; k < count; ++k) {
+            indices[k] = static_cast<std::uint32_t>((k * 7919) % 1'000'003);  // 0 among them
+            owner_of[k] = static_cast<std::uint16_t>(k % 5 % owners);
+            wanted[owner_of[k]].push_back(indices[k]);
+          }
+          for (auto& part : wanted) std::sort(part.begin(), part.end());
+          const Split found = split(executor, shape, indices, owner_of, count == 64);
+          ASSERT_EQ(found.parts, wanted) << name << " " << count;
+          for (std::size_t p = 0; p < owners; ++p) {
+            ASSERT_LE(found.serial_counts[p], wanted[p].size());
+            if (shape.slots < wanted[p].size()) {
+              ASSERT_GE(found.serial_counts[p], wanted[p].size() - shape.slots) << name;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(SplitByHash, TriesEverySlotThatTheHashesGive) {
+  // With few slots and many hashes the slots fill up; one index alone always finds its first slot.
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    std::vector<std::uint32_t> indices(300);
+    std::iota(indices.begin(), indices.end(), 0u);
+    const std::vector<std::uint16_t> owner_of(indices.size(), 0);
+    const Split full =
+        split(executor, {.owners = 1, .slots = 10, .serial_room = 400, .rounds = 9}, indices, owner_of);
+    EXPECT_EQ(full.serial_counts[0], 290u) << name;
+    const Split one = split(executor, {.owners = 1, .slots = 10, .serial_room = 0, .rounds = 1}, {4}, {0});
+    EXPECT_EQ(one.serial_counts[0], 0u) << name;
+  });
+}
+
+TEST(SplitByHash, RefusesMemoryBeyond32Bits) {
+  for_each_executor([&](Executor& executor, const std::string&) {
+    std::vector<std::size_t> counts(2);
+    EXPECT_THROW(split_by_hash(executor, {.owners = 2, .slots = std::size_t{1} << 31}, kStream, {}, {}, {},
+                               counts, counts),
+                 std::invalid_argument);
+  });
 }
 
 }  // namespace

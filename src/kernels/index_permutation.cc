@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "kernels/blocks.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/index_permutation.cc"
@@ -13,21 +14,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-template <bool kForward>
-HWY_INLINE std::uint32_t RoundsScalar(const IndexPermutation& p, std::uint32_t x) {
-  for (std::size_t r = 0; r < IndexPermutation::kRounds; ++r) {
-    if (kForward) {
-      x = ((x ^ p.keys[r]) * p.multipliers[r]) & p.mask;
-      x ^= x >> p.shift;
-    } else {
-      const std::size_t round = IndexPermutation::kRounds - 1 - r;
-      x ^= x >> p.shift;
-      x = ((x * p.inverses[round]) & p.mask) ^ p.keys[round];
-    }
-  }
-  return x;
-}
 
 template <bool kForward, class D, class V = hn::Vec<D>>
 HWY_INLINE V Rounds(D d, const IndexPermutation& p, V x, V mask) {
@@ -89,7 +75,7 @@ void Walk(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* i
         target[i] = x;
         continue;
       }
-      const std::uint32_t y = RoundsScalar<kForward>(p, block);
+      const std::uint32_t y = p.rounds<kForward>(block);
       if (y < p.blocks) {
         target[i] = (y << p.block_bits) | (x & low_mask);
       } else {
@@ -103,7 +89,7 @@ void Walk(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* i
       for (std::size_t k = 0; k < walking; ++k) {
         const std::uint32_t at = outside[k];
         const std::uint32_t low = outside_low[k];
-        const std::uint32_t y = RoundsScalar<kForward>(p, target[at]);
+        const std::uint32_t y = p.rounds<kForward>(target[at]);
         const bool inside = y < p.blocks;
         target[at] = inside ? (y << p.block_bits) | low : y;
         outside[still] = at;
@@ -171,22 +157,9 @@ IndexPermutation IndexPermutation::none(std::size_t size) {
   return p;
 }
 
-std::uint32_t IndexPermutation::place_of(std::uint32_t index) const {
-  if (identity) return index;
-  std::uint32_t place = 0;
-  HWY_DYNAMIC_DISPATCH(WalkForward)(*this, 0, &index, &place, 1);
-  return place;
-}
-
-std::uint32_t IndexPermutation::index_of(std::uint32_t place) const {
-  if (identity) return place;
-  std::uint32_t index = 0;
-  HWY_DYNAMIC_DISPATCH(WalkBackward)(*this, 0, &place, &index, 1);
-  return index;
-}
-
 void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
              Span<std::uint32_t> places) {
+  if (on_device(indices, places)) THINWIRE_ON_DEVICE(permute(executor, permutation, indices, places));
   executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
       std::copy(indices.begin() + begin, indices.begin() + end, places.begin() + begin);
@@ -199,6 +172,8 @@ void permute(Executor& executor, const IndexPermutation& permutation, Span<const
 
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
+  if (on_device(places, indices))
+    THINWIRE_ON_DEVICE(unpermute(executor, permutation, first, places, indices));
   executor.parallel_for(places.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
       for (std::size_t k = begin; k < end; ++k) indices[k] = first + places[k];

@@ -37,8 +37,35 @@ struct IndexPermutation {
   /// Leaves indices where they are.
   static IndexPermutation none(std::size_t size);
 
-  std::uint32_t place_of(std::uint32_t index) const;
-  std::uint32_t index_of(std::uint32_t place) const;
+  constexpr std::uint32_t place_of(std::uint32_t index) const { return walk<true>(index); }
+  constexpr std::uint32_t index_of(std::uint32_t place) const { return walk<false>(place); }
+
+  /// All rounds, once: a bijection of [0, mask].
+  template <bool kForward>
+  constexpr std::uint32_t rounds(std::uint32_t x) const {
+    for (std::size_t r = 0; r < kRounds; ++r) {
+      if (kForward) {
+        x = ((x ^ keys[r]) * multipliers[r]) & mask;
+        x ^= x >> shift;
+      } else {
+        const std::size_t round = kRounds - 1 - r;
+        x ^= x >> shift;
+        x = ((x * inverses[round]) & mask) ^ keys[round];
+      }
+    }
+    return x;
+  }
+
+ private:
+  template <bool kForward>
+  constexpr std::uint32_t walk(std::uint32_t x) const {
+    std::uint32_t block = x >> block_bits;
+    if (identity || block >= blocks) return x;
+    do {
+      block = rounds<kForward>(block);
+    } while (block >= blocks);
+    return (block << block_bits) | (x & ((1u << block_bits) - 1));
+  }
 };
 
 /// places[k] = permutation.place_of(indices[k]); may be done in place. Every index is below size.
@@ -49,5 +76,13 @@ void permute(Executor& executor, const IndexPermutation& permutation, Span<const
 /// below size.
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                Span<const std::uint32_t> places, Span<std::uint32_t> indices);
+
+/// The same on a CUDA device, see kernels/on_device.h.
+namespace cuda {
+void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
+             Span<std::uint32_t> places);
+void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+               Span<const std::uint32_t> places, Span<std::uint32_t> indices);
+}  // namespace cuda
 
 }  // namespace thinwire

@@ -10,7 +10,8 @@
 
 #include "core/partition.h"
 #include "kernels/hash_partition.h"
-#include "kernels/test_targets.h"
+#include "kernels/test_executors.h"
+#include "thinwire/workspace.h"
 
 namespace thinwire {
 namespace {
@@ -33,57 +34,67 @@ std::uint32_t walk(const IndexPermutation& p, std::uint32_t index) {
   return (x << p.block_bits) | (index & ((1u << p.block_bits) - 1));
 }
 
-TEST(IndexPermutation, IsABijectionThatEveryTargetComputesAlike) {
-  for_each_target([&](const std::string& target) {
-    const auto executor = make_cpu_executor(2);
+TEST(IndexPermutation, IsABijectionThatEveryExecutorComputesAlike) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
     for (const std::size_t size : {2u, 3u, 4u, 5u, 31u, 1000u, 65'536u, 65'537u, 100'003u}) {
       for (const std::uint32_t block_bits : {0u, 1u, 4u}) {
         const auto permutation = IndexPermutation::make(size, stream_of(size), block_bits);
         std::vector<std::uint32_t> indices(size);
         std::iota(indices.begin(), indices.end(), 0u);
-        std::vector<std::uint32_t> places(size), back(size);
-        permute(*executor, permutation, indices, places);
+        Placed<std::uint32_t> placed_indices(executor, indices);
+        Placed<std::uint32_t> placed(executor, std::vector<std::uint32_t>(size));
+        permute(executor, permutation, placed_indices, placed);
+        auto places = placed.read();
         for (std::size_t i = 0; i < size; ++i) {
-          ASSERT_EQ(places[i], walk(permutation, indices[i])) << target;
+          ASSERT_EQ(places[i], walk(permutation, indices[i])) << name;
         }
-        unpermute(*executor, permutation, 0, places, back);
-        ASSERT_EQ(back, indices) << target;
-        permute(*executor, permutation, back, back);
-        ASSERT_EQ(back, places) << target << ": in place";
+        unpermute(executor, permutation, 0, placed, placed);
+        ASSERT_EQ(placed.read(), indices) << name << ": in place";
+        permute(executor, permutation, placed, placed);
+        ASSERT_EQ(placed.read(), places) << name << ": in place";
+        std::vector<std::uint32_t> on_host(size);
+        unpermute(executor, permutation, 0, placed, on_host);
+        ASSERT_EQ(on_host, indices) << name << ": into host memory";
         std::sort(places.begin(), places.end());
-        ASSERT_EQ(places, indices) << target;
+        ASSERT_EQ(places, indices) << name;
       }
     }
   });
 }
 
 TEST(IndexPermutation, LargeSizesRoundTrip) {
-  const auto executor = make_cpu_executor(1);
-  for (const std::size_t size : {std::size_t{1} << 31, (std::size_t{1} << 31) + 1, std::size_t{0xFFFFFFFF}}) {
-    const auto permutation = IndexPermutation::make(size, stream_of(9));
-    std::vector<std::uint32_t> indices = {0, 1, 2, static_cast<std::uint32_t>(size / 2),
-                                          static_cast<std::uint32_t>(size - 1)};
-    std::vector<std::uint32_t> places(indices.size()), back(indices.size());
-    permute(*executor, permutation, indices, places);
-    unpermute(*executor, permutation, 0, places, back);
-    EXPECT_EQ(back, indices);
-    for (std::size_t k = 0; k < places.size(); ++k) {
-      EXPECT_LT(places[k], size);
-      EXPECT_EQ(permutation.place_of(indices[k]), places[k]);
-      EXPECT_EQ(permutation.index_of(places[k]), indices[k]);
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t size :
+         {std::size_t{1} << 31, (std::size_t{1} << 31) + 1, std::size_t{0xFFFFFFFF}}) {
+      const auto permutation = IndexPermutation::make(size, stream_of(9));
+      const std::vector<std::uint32_t> indices = {0, 1, 2, static_cast<std::uint32_t>(size / 2),
+                                                  static_cast<std::uint32_t>(size - 1)};
+      Placed<std::uint32_t> placed(executor, indices);
+      permute(executor, permutation, placed, placed);
+      const auto places = placed.read();
+      unpermute(executor, permutation, 0, placed, placed);
+      EXPECT_EQ(placed.read(), indices) << name;
+      for (std::size_t k = 0; k < places.size(); ++k) {
+        EXPECT_LT(places[k], size);
+        EXPECT_EQ(permutation.place_of(indices[k]), places[k]);
+        EXPECT_EQ(permutation.index_of(places[k]), indices[k]);
+      }
     }
-  }
+  });
 }
 
 TEST(IndexPermutation, PlacesOfAPartAreCountedFromItsBeginning) {
-  const auto executor = make_cpu_executor(1);
-  const auto permutation = IndexPermutation::make(1000, stream_of(3));
-  const std::vector<std::uint32_t> offsets = {0, 1, 99};
-  std::vector<std::uint32_t> indices(3);
-  unpermute(*executor, permutation, 900, offsets, indices);
-  for (std::size_t k = 0; k < 3; ++k) EXPECT_EQ(permutation.place_of(indices[k]), 900 + offsets[k]);
-  unpermute(*executor, IndexPermutation::none(1000), 900, offsets, indices);
-  EXPECT_EQ(indices, (std::vector<std::uint32_t>{900, 901, 999}));
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    const auto permutation = IndexPermutation::make(1000, stream_of(3));
+    const std::vector<std::uint32_t> offsets = {0, 1, 99};
+    Placed<std::uint32_t> placed(executor, offsets);
+    unpermute(executor, permutation, 900, placed, placed);
+    const auto indices = placed.read();
+    for (std::size_t k = 0; k < 3; ++k) EXPECT_EQ(permutation.place_of(indices[k]), 900 + offsets[k]) << name;
+    Placed<std::uint32_t> straight(executor, offsets);
+    unpermute(executor, IndexPermutation::none(1000), 900, straight, straight);
+    EXPECT_EQ(straight.read(), (std::vector<std::uint32_t>{900, 901, 999})) << name;
+  });
 }
 
 TEST(IndexPermutation, TablesOfNoneAndOneRow) {
@@ -92,27 +103,31 @@ TEST(IndexPermutation, TablesOfNoneAndOneRow) {
 }
 
 TEST(FindOwners, IsThePartOfThePartition) {
-  const auto executor = make_cpu_executor(2);
-  for (const std::size_t size : {1u, 2u, 7u, 64u, 1000u, 0xFFFFFFFFu}) {
-    for (const std::size_t owners : {1u, 2u, 3u, 7u, 16u, 1000u, 65'536u}) {
-      std::vector<std::uint32_t> places;
-      for (std::size_t owner = 0; owner < owners; owner += std::max<std::size_t>(1, owners / 50)) {
-        const std::size_t begin = part_begin(size, owners, owner);
-        const std::size_t end = part_begin(size, owners, owner + 1);
-        if (begin == end) continue;
-        for (const std::size_t place : {begin, (begin + end) / 2, end - 1})
-          places.push_back(static_cast<std::uint32_t>(place));
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t size : {1u, 2u, 7u, 64u, 1000u, 0xFFFFFFFFu}) {
+      for (const std::size_t owners : {1u, 2u, 3u, 7u, 16u, 1000u, 5000u, 65'536u}) {
+        std::vector<std::uint32_t> places;
+        for (std::size_t owner = 0; owner < owners; owner += std::max<std::size_t>(1, owners / 50)) {
+          const std::size_t begin = part_begin(size, owners, owner);
+          const std::size_t end = part_begin(size, owners, owner + 1);
+          if (begin == end) continue;
+          for (const std::size_t place : {begin, (begin + end) / 2, end - 1})
+            places.push_back(static_cast<std::uint32_t>(place));
+        }
+        Placed<std::uint16_t> placed(executor, std::vector<std::uint16_t>(places.size()));
+        std::vector<std::size_t> counts(owners, 99);
+        find_owners(executor, Placed(executor, places), size, owners, placed, counts);
+        const auto owner_of = placed.read();
+        std::vector<std::size_t> wanted(owners);
+        for (std::size_t k = 0; k < places.size(); ++k) {
+          ASSERT_LE(part_begin(size, owners, owner_of[k]), places[k]) << name;
+          ASSERT_GT(part_begin(size, owners, std::size_t{owner_of[k]} + 1), places[k]) << name;
+          ++wanted[owner_of[k]];
+        }
+        ASSERT_EQ(counts, wanted) << name;
       }
-      std::vector<std::uint16_t> owner_of(places.size());
-      std::vector<std::size_t> counts(owners);
-      find_owners(*executor, places, size, owners, owner_of, counts);
-      for (std::size_t k = 0; k < places.size(); ++k) {
-        ASSERT_LE(part_begin(size, owners, owner_of[k]), places[k]);
-        ASSERT_GT(part_begin(size, owners, std::size_t{owner_of[k]} + 1), places[k]);
-      }
-      ASSERT_EQ(std::accumulate(counts.begin(), counts.end(), std::size_t{0}), places.size());
     }
-  }
+  });
 }
 
 /// Zen theorem 2 with its constant: the imbalance is within 1 + sqrt(2 W ln(W^2) / nnz), also for
@@ -160,25 +175,48 @@ TEST(IndexPermutation, BalancesEveryPattern) {
 }
 
 TEST(SplitByOwner, KeepsTheOrderInsideEachPart) {
-  const auto executor = make_cpu_executor(1);
-  const std::vector<std::uint16_t> owner_of = {2, 0, 2, 1, 0};
-  const std::vector<std::uint32_t> indices = {3, 5, 8, 9, 11};
-  for (const std::size_t width : {1u, 3u}) {
-    std::vector<float> values(indices.size() * width);
-    std::iota(values.begin(), values.end(), 0.0f);
-    std::vector<std::vector<std::uint32_t>> parts = {
-        std::vector<std::uint32_t>(2), std::vector<std::uint32_t>(1), std::vector<std::uint32_t>(2)};
-    std::vector<std::vector<float>> part_values = {std::vector<float>(2 * width), std::vector<float>(width),
-                                                   std::vector<float>(2 * width)};
-    std::vector<RowCursor> cursors;
-    for (std::size_t p = 0; p < 3; ++p) cursors.push_back({parts[p].data(), part_values[p].data()});
-    split_by_owner(*executor, owner_of, indices, values, width, cursors);
-    EXPECT_EQ(parts[0], (std::vector<std::uint32_t>{5, 11}));
-    EXPECT_EQ(parts[1], (std::vector<std::uint32_t>{9}));
-    EXPECT_EQ(parts[2], (std::vector<std::uint32_t>{3, 8}));
-    EXPECT_EQ(part_values[2].front(), 0.0f);
-    EXPECT_EQ(part_values[0].back(), static_cast<float>(5 * width - 1));
-  }
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t count : {0u, 1u, 65u, 5000u}) {
+      for (const std::size_t owners : {1u, 3u, 300u}) {
+        for (const std::size_t width : {1u, 3u, 40u}) {
+          if (count == 5000 && width > 3) continue;
+          std::mt19937 random(4);
+          std::vector<std::uint16_t> owner_of(count);
+          std::vector<std::uint32_t> indices(count);
+          std::vector<float> values(count * width);
+          std::iota(values.begin(), values.end(), 0.0f);
+          std::vector<std::vector<std::uint32_t>> wanted(owners);
+          std::vector<std::vector<float>> wanted_values(owners);
+          for (std::size_t k = 0; k < count; ++k) {
+            // The last owner gets nothing.
+            owner_of[k] = static_cast<std::uint16_t>(random() % std::max<std::size_t>(1, owners - 1));
+            indices[k] = static_cast<std::uint32_t>(3 * k);
+            wanted[owner_of[k]].push_back(indices[k]);
+            for (std::size_t i = 0; i < width; ++i)
+              wanted_values[owner_of[k]].push_back(values[k * width + i]);
+          }
+          // Outputs where frames lie.
+          Workspace workspace(executor.shared_allocator());
+          std::vector<RowCursor> begins(owners);
+          for (std::size_t p = 0; p < owners; ++p) {
+            begins[p] = {workspace.take<std::uint32_t>(wanted[p].size()).data(),
+                         workspace.take<float>(wanted[p].size() * width).data()};
+          }
+          auto cursors = begins;
+          split_by_owner(executor, Placed(executor, owner_of), Placed(executor, indices),
+                         Placed(executor, values), width, cursors);
+          for (std::size_t p = 0; p < owners; ++p) {
+            const std::size_t rows = wanted[p].size();
+            ASSERT_EQ(std::vector(begins[p].index, begins[p].index + rows), wanted[p]) << name;
+            ASSERT_EQ(std::vector(begins[p].values, begins[p].values + rows * width), wanted_values[p])
+                << name;
+            ASSERT_EQ(cursors[p].index, begins[p].index + rows) << name;
+            ASSERT_EQ(cursors[p].values, begins[p].values + rows * width) << name;
+          }
+        }
+      }
+    }
+  });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/blocks.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/nonzeros.cc"
@@ -77,6 +78,8 @@ HWY_EXPORT(Compact);
 
 std::size_t find_nonzeros(Executor& executor, Span<const float> gradient, Span<const float> residual,
                           Span<std::uint32_t> indices, Span<float> values) {
+  if (on_device(gradient, residual, indices, values))
+    THINWIRE_ON_DEVICE(find_nonzeros(executor, gradient, residual, indices, values));
   const std::size_t n = gradient.size();
   const float* left = residual.empty() ? nullptr : residual.data();
   auto compact = [&](std::size_t begin, std::size_t end, std::size_t at, std::size_t room) {
@@ -104,6 +107,16 @@ std::size_t find_nonzeros(Executor& executor, Span<const float> gradient, Span<c
     }
   });
   return begins[ranges];
+}
+
+Elements find_nonzeros(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                       Workspace& workspace) {
+  if (on_device(gradient, residual))
+    THINWIRE_ON_DEVICE(find_nonzeros(executor, gradient, residual, workspace));
+  const auto indices = workspace.take<std::uint32_t>(gradient.size());
+  const auto values = workspace.take<float>(gradient.size());
+  const std::size_t found = find_nonzeros(executor, gradient, residual, indices, values);
+  return {indices.first(found), values.first(found)};
 }
 
 }  // namespace thinwire

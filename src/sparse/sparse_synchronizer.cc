@@ -55,15 +55,7 @@ void SparseSynchronizer::synchronize(BucketId bucket, Span<float> gradient, Span
   step.report.density_in = static_cast<double>(own.size()) / rows;
   step.report.density_out = static_cast<double>(mean.rows.size()) / rows;
   fill(step.executor, gradient, 0);
-  if (block_ == 1) {
-    scatter_rows(step.executor, mean.rows.row_indices, mean.rows.values, 1, gradient);
-  } else {
-    for (std::size_t k = 0; k < mean.rows.size(); ++k) {
-      const auto values = mean.rows.row(k);
-      const std::size_t begin = mean.rows.row_indices[k] * block_;
-      std::copy_n(values.begin(), std::min(block_, gradient.size() - begin), gradient.begin() + begin);
-    }
-  }
+  scatter_rows(step.executor, mean.rows.row_indices, mean.rows.values, block_, gradient);
   if (!residual.empty()) fill(step.executor, residual, 0);
   step.report.seconds_decompress += watch.lap();
 }
@@ -103,10 +95,8 @@ RowSparse SparseSynchronizer::collect(Span<const float> gradient, Span<const flo
                                       Step& step) const {
   const std::size_t n = gradient.size();
   if (block_ == 1) {
-    const auto indices = step.workspace.take<std::uint32_t>(n);
-    const auto values = step.workspace.take<float>(n);
-    const std::size_t found = find_nonzeros(step.executor, gradient, residual, indices, values);
-    return {indices.first(found), values.first(found), n, 1};
+    const Elements found = find_nonzeros(step.executor, gradient, residual, step.workspace);
+    return {found.indices, found.values, n, 1};
   }
   const std::size_t blocks = (n + block_ - 1) / block_;
   const auto flags = step.workspace.take<std::uint64_t>(bitmap_words(blocks));
@@ -116,14 +106,7 @@ RowSparse SparseSynchronizer::collect(Span<const float> gradient, Span<const flo
   const auto indices = step.workspace.take<std::uint32_t>(found);
   const auto values = step.workspace.take<float>(found * block_);
   list_bits(step.executor, flags, before, indices);
-  for (std::size_t k = 0; k < found; ++k) {
-    const std::size_t begin = indices[k] * block_;
-    const std::size_t count = std::min(block_, n - begin);
-    float* out = values.data() + k * block_;
-    std::copy_n(gradient.begin() + begin, count, out);
-    std::fill(out + count, out + block_, 0.0f);
-    if (!residual.empty()) add(step.executor, {out, count}, residual.subspan(begin, count));
-  }
+  gather_rows(step.executor, gradient, residual, indices, block_, values);
   return {indices, values, blocks, block_};
 }
 

@@ -122,16 +122,11 @@ void keep(const RowSparse& touched, const RowSparse& mean, bool exact, Span<floa
   if (residual.empty()) return;
   const std::size_t width = touched.width;
   if (exact) {
-    for (const std::uint32_t row : touched.row_indices)
-      std::fill_n(residual.data() + row * width, width, 0.0f);
+    fill_rows(step.executor, touched.row_indices, width, 0, residual);
     return;
   }
   scatter_rows(step.executor, touched.row_indices, touched.values, width, residual);
-  for (std::size_t k = 0; k < mean.size(); ++k) {
-    float* left = residual.data() + mean.row_indices[k] * width;
-    const auto row = mean.row(k);
-    for (std::size_t i = 0; i < width; ++i) left[i] -= row[i];
-  }
+  subtract_rows(step.executor, mean.row_indices, mean.values, width, residual);
 }
 
 RowSparse S2Reducer::synchronize_rows(BucketId bucket, const RowSparse& gradient, Span<float> residual,
