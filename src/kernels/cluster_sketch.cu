@@ -235,10 +235,10 @@ __global__ void __launch_bounds__(kSumWarps* kWarp)
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, Sums parts,
                 std::size_t buckets, float* __restrict__ means, std::uint32_t* flag) {
-  constexpr unsigned kAtOnce = kWarp / kBucketLanes;
+  constexpr unsigned kBucketsAtOnce = kWarp / kBucketLanes;
   const unsigned part = lane_of_warp() % kBucketLanes;
   bool wrong = false;
-  for (std::size_t first = warp_of_grid() * kAtOnce; first < buckets; first += warps_of_grid() * kAtOnce) {
+  for (std::size_t first = warp_of_grid() * kBucketsAtOnce; first < buckets; first += warps_of_grid() * kBucketsAtOnce) {
     const std::size_t bucket = first + lane_of_warp() / kBucketLanes;
     double sum = 0;
     unsigned long long count = 0;
