@@ -144,7 +144,8 @@ class Brought {
   }
 
   const DeviceClusters& device() const { return device_; }
-  Operand<const std::uint64_t>& codes() { return codes_; }
+  /// Whether the host may touch something of it only when the kernels are done.
+  bool on_host() const { return codes_.on_host() || means_ != nullptr; }
 
  private:
   template <class T>
@@ -160,7 +161,7 @@ class Brought {
   DeviceClusters device_{};
 };
 
-void decode(CudaExecutor& executor, Brought& coded, std::size_t bits, std::size_t first, bool add,
+void decode(CudaExecutor& executor, const Brought& coded, std::size_t bits, std::size_t first, bool add,
             float divisor, std::size_t count, float* values) {
   const auto kernel = bits == 1   ? decode_kernel<1>
                       : bits == 2 ? decode_kernel<2>
@@ -176,9 +177,10 @@ void decode_clusters(Executor& executor, const CodedClusters& coded, std::size_t
                      Span<float> values) {
   CudaExecutor& own = executor_on_device(executor);
   Operand v(own, values);
-  Brought brought(own, coded);
+  const Brought brought(own, coded);
   decode(own, brought, coded.sketch.bits, first, add, 1.0f, values.size(), v.data());
-  finish(own, v, brought.codes());
+  finish(own, v);
+  if (brought.on_host()) own.wait();
 }
 
 void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t first,
@@ -186,7 +188,7 @@ void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::
   CudaExecutor& own = executor_on_device(executor);
   Operand v(own, values);
   for (std::size_t rank = 0; rank < coded.size(); ++rank) {
-    Brought brought(own, coded[rank]);
+    const Brought brought(own, coded[rank]);
     const bool last = rank + 1 == coded.size();
     decode(own, brought, coded[rank].sketch.bits, first, rank != 0,
            last ? static_cast<float>(coded.size()) : 1.0f, values.size(), v.data());
@@ -206,7 +208,7 @@ double subtract_clusters(Executor& executor, const CodedClusters& coded, const R
   const Operand o(own, results);
   Operand g(own, gradient);
   Operand r(own, residual);
-  Brought brought(own, coded);
+  const Brought brought(own, coded);
   const Grid grid = grid_for(gradient.size(), kClusterRun);
   const Findings findings(own, grid);
   const auto kernel = coded.sketch.bits == 1   ? subtract_kernel<1>
