@@ -182,9 +182,8 @@ class Half final : public Synchronizer {
                    shard(residual_, owner));
       }
       if (residual_.empty()) return;
-      const auto mean = shard(gradient_, self_);
-      const auto left = shard(residual_, self_);
-      for (std::size_t i = 0; i < sums.size(); ++i) left[i] += sums[i] - static_cast<float>(world_) * mean[i];
+      add_remainder(step_.executor, sums, static_cast<float>(world_), shard(gradient_, self_),
+                    shard(residual_, self_));
     }
 
     HalfFormat format_;

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 
-#include "kernels/test_targets.h"
+#include "kernels/test_executors.h"
 
 namespace thinwire {
 namespace {
@@ -29,21 +29,18 @@ std::uint64_t scalar_word(const RandomStream& stream, std::uint32_t word, std::u
   return result;
 }
 
-TEST(BernoulliBits, AgreeWithTheirDefinitionOnEveryInstructionSet) {
+TEST(BernoulliBits, AgreeWithTheirDefinitionOnEveryExecutor) {
   const RandomStream stream = random_stream(11, 22, 33, RandomPurpose::merge, 44, 55);
-  for_each_target([&](const std::string& target) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
     for (const auto& [numerator, denominator] :
          {std::pair{1u, 2u}, {1u, 3u}, {1u, 7u}, {3u, 8u}, {2u, 5u}, {5u, 6u}}) {
       for (const std::size_t words : {0u, 1u, 15u, 16u, 17u, 2000u}) {
-        for (const int threads : {1, 3}) {
-          const auto executor = make_cpu_executor(threads);
-          std::vector<std::uint64_t> bits(words);
-          bernoulli_bits(*executor, stream, 123, numerator, denominator, bits);
-          for (std::size_t i = 0; i < words; ++i) {
-            ASSERT_EQ(bits[i],
-                      scalar_word(stream, 123 + static_cast<std::uint32_t>(i), numerator, denominator))
-                << target << " word " << i << " p = " << numerator << "/" << denominator;
-          }
+        Placed placed(executor, std::vector<std::uint64_t>(words));
+        bernoulli_bits(executor, stream, 123, numerator, denominator, placed);
+        const auto bits = placed.read();
+        for (std::size_t i = 0; i < words; ++i) {
+          ASSERT_EQ(bits[i], scalar_word(stream, 123 + static_cast<std::uint32_t>(i), numerator, denominator))
+              << name << " word " << i << " p = " << numerator << "/" << denominator;
         }
       }
     }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/blocks.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dense.cc"
@@ -162,6 +163,20 @@ double ApplyAverage(const float* HWY_RESTRICT own, const float* HWY_RESTRICT sum
   return total;
 }
 
+/// residual += sums - factor * mean.
+void AddRemainder(const float* HWY_RESTRICT sums, float factor, const float* HWY_RESTRICT mean,
+                  float* HWY_RESTRICT residual, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto by = hn::Set(d, factor);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto lost = hn::Sub(hn::LoadU(d, sums + i), hn::Mul(hn::LoadU(d, mean + i), by));
+    hn::StoreU(hn::Add(hn::LoadU(d, residual + i), lost), d, residual + i);
+  }
+  for (; i < count; ++i) residual[i] += sums[i] - factor * mean[i];
+}
+
 }  // namespace thinwire::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -175,14 +190,17 @@ HWY_EXPORT(Magnitudes);
 HWY_EXPORT(Squares);
 HWY_EXPORT(ApplyMean);
 HWY_EXPORT(ApplyAverage);
+HWY_EXPORT(AddRemainder);
 
 void add(Executor& executor, Span<float> target, Span<const float> values) {
+  if (on_device(target, values)) THINWIRE_ON_DEVICE(add(executor, target, values));
   executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AddTo)(target.data() + begin, values.data() + begin, end - begin);
   });
 }
 
 bool scale(Executor& executor, Span<float> values, float factor) {
+  if (on_device(values)) THINWIRE_ON_DEVICE(scale(executor, values, factor));
   std::atomic<bool> finite{true};
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(Scale)(values.data() + begin, factor, end - begin)) {
@@ -193,6 +211,7 @@ bool scale(Executor& executor, Span<float> values, float factor) {
 }
 
 bool all_finite(Executor& executor, Span<const float> values) {
+  if (on_device(values)) THINWIRE_ON_DEVICE(all_finite(executor, values));
   std::atomic<bool> finite{true};
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(AllFinite)(values.data() + begin, end - begin)) {
@@ -203,12 +222,14 @@ bool all_finite(Executor& executor, Span<const float> values) {
 }
 
 void fill(Executor& executor, Span<float> values, float value) {
+  if (on_device(values)) THINWIRE_ON_DEVICE(fill(executor, values, value));
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     std::fill(values.data() + begin, values.data() + end, value);
   });
 }
 
 double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(sum_of_magnitudes(executor, gradient, residual));
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(Magnitudes)(
         gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin, end - begin);
@@ -216,6 +237,7 @@ double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<co
 }
 
 double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(sum_of_squares(executor, gradient, residual));
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin,
                                          residual.empty() ? nullptr : residual.data() + begin, end - begin);
@@ -223,6 +245,9 @@ double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const
 }
 
 double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradient, Span<float> residual) {
+  if (on_device(mean, gradient, residual)) {
+    THINWIRE_ON_DEVICE(apply_average(executor, mean, mean, 1.0f, gradient, residual));
+  }
   if (residual.empty()) {
     executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
       std::copy(mean.data() + begin, mean.data() + end, gradient.data() + begin);
@@ -235,10 +260,33 @@ double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradie
   });
 }
 
+double apply_average(Executor& executor, Span<const float> own, Span<const float> sums, float factor,
+                     Span<float> gradient, Span<float> residual) {
+  if (on_device(own, sums, gradient, residual)) {
+    THINWIRE_ON_DEVICE(apply_average(executor, own, sums, factor, gradient, residual));
+  }
+  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
+    const std::size_t count = end - begin;
+    return apply_average(own.subspan(begin, count), sums.subspan(begin, count), factor,
+                         gradient.subspan(begin, count), residual.subspan(begin, count));
+  });
+}
+
 double apply_average(Span<const float> own, Span<const float> sums, float factor, Span<float> gradient,
                      Span<float> residual) {
   return HWY_DYNAMIC_DISPATCH(ApplyAverage)(own.data(), sums.data(), factor, gradient.data(),
                                             residual.empty() ? nullptr : residual.data(), gradient.size());
+}
+
+void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
+                   Span<float> residual) {
+  if (on_device(sums, mean, residual)) {
+    THINWIRE_ON_DEVICE(add_remainder(executor, sums, factor, mean, residual));
+  }
+  executor.parallel_for(residual.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(AddRemainder)
+    (sums.data() + begin, factor, mean.data() + begin, residual.data() + begin, end - begin);
+  });
 }
 
 }  // namespace thinwire

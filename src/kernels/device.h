@@ -52,8 +52,44 @@ __device__ inline float sum_at(const float* gradient, const float* residual, std
   return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
 }
 
+/// Words of bits that a warp takes at once: its lanes read or write them side by side, which matters most
+/// where they lie in host memory, behind a bus.
+inline constexpr unsigned kWordsAtOnce = 16;
+
+/// For kernels whose warps take kWordsAtOnce words of bits each.
+inline Grid grid_for_words(std::size_t words) {
+  return grid_for((words + kWordsAtOnce - 1) / kWordsAtOnce * kWarp);
+}
+
 __device__ inline bool bit_at(const std::uint64_t* words, std::size_t i) {
   return ((words[i / 64] >> (i % 64)) & 1) != 0;
+}
+
+/// Elements that a thread of for_each_element has under way at once: enough loads for the memory's latency.
+inline constexpr std::size_t kAtOnce = 4;
+
+/// For kernels that go through all elements by for_each_element.
+inline Grid grid_for_elements(std::size_t count) {
+  return grid_for(count, kAtOnce);
+}
+
+/// use(i, load(i)) for every i < count. A thread loads kAtOnce elements before it uses the first, which the
+/// compiler may not do on its own where use() writes what load() reads.
+template <class Load, class Use>
+__device__ void for_each_element(std::size_t count, Load load, Use use) {
+  constexpr std::size_t kTile = kThreads * kAtOnce;
+  for (std::size_t tile = blockIdx.x * kTile; tile < count; tile += gridDim.x * kTile) {
+    const std::size_t first = tile + threadIdx.x;
+    if (tile + kTile <= count) {
+      decltype(load(first)) loaded[kAtOnce];
+#pragma unroll
+      for (std::size_t k = 0; k < kAtOnce; ++k) loaded[k] = load(first + k * kThreads);
+#pragma unroll
+      for (std::size_t k = 0; k < kAtOnce; ++k) use(first + k * kThreads, loaded[k]);
+    } else {
+      for (std::size_t i = first; i < count; i += kThreads) use(i, load(i));
+    }
+  }
 }
 
 template <class T>

@@ -6,31 +6,51 @@
 namespace thinwire::cuda {
 namespace {
 
-/// Words that a warp packs at once: its lanes write them side by side, which matters most where they go to
-/// the host over a bus.
-constexpr unsigned kWordsAtOnce = 16;
+/// Words whose elements a thread loads before it uses the first.
+constexpr unsigned kWordsUnderWay = 4;
+/// Elements of the words that a warp takes at once.
+constexpr std::size_t kRun = std::size_t{kWordsAtOnce} * 64;
 
+/// The word of 64 elements, of which every lane has two.
+__device__ std::uint64_t vote(float low, float high) {
+  return __ballot_sync(kAllLanes, low >= 0.0f) |
+         static_cast<std::uint64_t>(__ballot_sync(kAllLanes, high >= 0.0f)) << kWarp;
+}
+
+template <bool kResidual>
 __global__ void __launch_bounds__(kThreads)
     pack_kernel(const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
                 std::uint64_t* __restrict__ bits, std::uint32_t* flag) {
-  const std::size_t words = (count + 63) / 64;
   const unsigned lane = lane_of_warp();
   bool wrong = false;
-  for (std::size_t first = warp_of_grid() * kWordsAtOnce; first < words;
-       first += warps_of_grid() * kWordsAtOnce) {
+  auto load = [&](std::size_t i) { return kResidual ? gradient[i] + residual[i] : gradient[i]; };
+  for (std::size_t run = warp_of_grid(); run * kRun < count; run += warps_of_grid()) {
+    const std::size_t first = run * kRun + lane;
     std::uint64_t own = 0;
-#pragma unroll 4
-    for (unsigned k = 0; k < kWordsAtOnce; ++k) {
-      const std::size_t low = (first + k) * 64 + lane;
-      const std::size_t high = low + kWarp;
-      const float a = low < count ? sum_at(gradient, residual, low) : -1.0f;
-      const float b = high < count ? sum_at(gradient, residual, high) : -1.0f;
-      wrong = wrong || !is_finite(a) || !is_finite(b);
-      const std::uint64_t word = __ballot_sync(kAllLanes, a >= 0.0f) |
-                                 (static_cast<std::uint64_t>(__ballot_sync(kAllLanes, b >= 0.0f)) << kWarp);
-      if (lane == k) own = word;
+    if ((run + 1) * kRun <= count) {
+      for (unsigned word = 0; word < kWordsAtOnce; word += kWordsUnderWay) {
+        float p[2 * kWordsUnderWay];
+#pragma unroll
+        for (unsigned k = 0; k < 2 * kWordsUnderWay; ++k) p[k] = load(first + word * 64 + k * kWarp);
+#pragma unroll
+        for (unsigned k = 0; k < kWordsUnderWay; ++k) {
+          wrong = wrong || !is_finite(p[2 * k]) || !is_finite(p[2 * k + 1]);
+          const std::uint64_t votes = vote(p[2 * k], p[2 * k + 1]);
+          if (lane == word + k) own = votes;
+        }
+      }
+      if (lane < kWordsAtOnce) bits[run * kWordsAtOnce + lane] = own;
+    } else {
+      for (std::size_t word = run * kWordsAtOnce; word * 64 < count; ++word) {
+        const std::size_t low = word * 64 + lane;
+        const std::size_t high = low + kWarp;
+        const float a = low < count ? load(low) : -1.0f;
+        const float b = high < count ? load(high) : -1.0f;
+        wrong = wrong || !is_finite(a) || !is_finite(b);
+        const std::uint64_t votes = vote(a, b);
+        if (lane == 0) bits[word] = votes;
+      }
     }
-    if (lane < kWordsAtOnce && first + lane < words) bits[first + lane] = own;
   }
   report_if(wrong, flag);
 }
@@ -38,35 +58,66 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     merge_kernel(std::uint64_t* __restrict__ own, const std::uint64_t* __restrict__ received,
                  const std::uint64_t* __restrict__ take_own, std::size_t words) {
-  for (std::size_t i = thread_of_grid(); i < words; i += threads_of_grid()) {
-    own[i] = (take_own[i] & own[i]) | (~take_own[i] & received[i]);
+  for_each_element(
+      words, [&](std::size_t i) { return (take_own[i] & own[i]) | (~take_own[i] & received[i]); },
+      [&](std::size_t i, std::uint64_t word) { own[i] = word; });
+}
+
+/// use(i, bit i, load(i)) for every i < count. A warp reads a run's words side by side and hands them round.
+template <class Load, class Use>
+__device__ void for_each_bit(const std::uint64_t* __restrict__ bits, std::size_t count, Load load, Use use) {
+  constexpr unsigned kRows = 2 * kWordsUnderWay;
+  const unsigned lane = lane_of_warp();
+  for (std::size_t run = warp_of_grid(); run * kRun < count; run += warps_of_grid()) {
+    const std::size_t first = run * kRun + lane;
+    if ((run + 1) * kRun <= count) {
+      const std::uint64_t own = bits[run * kWordsAtOnce + lane % kWordsAtOnce];
+      for (unsigned row = 0; row < 2 * kWordsAtOnce; row += kRows) {
+        decltype(load(first)) loaded[kRows];
+#pragma unroll
+        for (unsigned k = 0; k < kRows; ++k) loaded[k] = load(first + (row + k) * kWarp);
+#pragma unroll
+        for (unsigned k = 0; k < kRows; ++k) {
+          const std::uint64_t word = __shfl_sync(kAllLanes, own, static_cast<int>((row + k) / 2));
+          use(first + (row + k) * kWarp, ((word >> (k % 2 * kWarp + lane)) & 1) != 0, loaded[k]);
+        }
+      }
+    } else {
+      for (std::size_t i = first; i < count; i += kWarp) use(i, bit_at(bits, i), load(i));
+    }
   }
 }
 
 /// gradient = mean where there is one, else the step itself.
+template <bool kResidual, bool kMean>
 __global__ void __launch_bounds__(kThreads)
     apply_kernel(const std::uint64_t* __restrict__ bits, float scale, const float* __restrict__ mean,
                  std::size_t count, float* __restrict__ gradient, float* __restrict__ residual,
                  double* __restrict__ sums) {
   double squares = 0;
-  for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
-    const float step = bit_at(bits, i) ? scale : -scale;
-    if (residual != nullptr) {
-      const float left = gradient[i] + residual[i] - step;
-      residual[i] = left;
-      squares += static_cast<double>(left) * static_cast<double>(left);
-    }
-    gradient[i] = mean != nullptr ? mean[i] : step;
-  }
-  if (residual != nullptr) write_block_sum(squares, sums + blockIdx.x);
+  for_each_bit(
+      bits, count,
+      [&](std::size_t i) {
+        return make_float2(kResidual ? gradient[i] + residual[i] : 0.0f, kMean ? mean[i] : 0.0f);
+      },
+      [&](std::size_t i, bool bit, float2 loaded) {
+        const float step = bit ? scale : -scale;
+        if (kResidual) {
+          const float left = loaded.x - step;
+          residual[i] = left;
+          squares += static_cast<double>(left) * static_cast<double>(left);
+        }
+        gradient[i] = kMean ? loaded.y : step;
+      });
+  if (kResidual) write_block_sum(squares, sums + blockIdx.x);
 }
 
 __global__ void __launch_bounds__(kThreads)
     accumulate_kernel(const std::uint64_t* __restrict__ bits, float scale, std::size_t count,
                       float* __restrict__ sums) {
-  for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
-    sums[i] += bit_at(bits, i) ? scale : -scale;
-  }
+  for_each_bit(
+      bits, count, [&](std::size_t i) { return sums[i]; },
+      [&](std::size_t i, bool bit, float sum) { sums[i] = sum + (bit ? scale : -scale); });
 }
 
 }  // namespace
@@ -78,8 +129,9 @@ bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float
   const Operand r(own, residual);
   Operand b(own, bits);
   const Findings findings(own);
-  launch(own.stream(), grid_for(sign_words(gradient.size()), 1), pack_kernel, g.data(), r.data(),
-         gradient.size(), b.data(), findings.flag());
+  launch(own.stream(), grid_for_words(sign_words(gradient.size())),
+         residual.empty() ? pack_kernel<false> : pack_kernel<true>, g.data(), r.data(), gradient.size(),
+         b.data(), findings.flag());
   finish(own, b);
   return !findings.flagged();
 }
@@ -90,7 +142,7 @@ void merge_signs(Executor& executor, Span<std::uint64_t> own_bits, Span<const st
   Operand o(own, own_bits);
   Operand r(own, received);
   Operand t(own, take_own);
-  launch(own.stream(), grid_for(own_bits.size()), merge_kernel, o.data(), r.data(), t.data(),
+  launch(own.stream(), grid_for_elements(own_bits.size()), merge_kernel, o.data(), r.data(), t.data(),
          own_bits.size());
   finish(own, o, r, t);
 }
@@ -102,9 +154,12 @@ double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float 
   Operand m(own, mean);
   Operand g(own, gradient);
   Operand r(own, residual);
-  const Grid grid = grid_for(gradient.size());
+  const Grid grid = grid_for_words(sign_words(gradient.size()));
   const Findings findings(own, grid);
-  launch(own.stream(), grid, apply_kernel, b.data(), scale, m.data(), gradient.size(), g.data(), r.data(),
+  const auto kernel = residual.empty()
+                          ? (mean.empty() ? apply_kernel<false, false> : apply_kernel<false, true>)
+                          : (mean.empty() ? apply_kernel<true, false> : apply_kernel<true, true>);
+  launch(own.stream(), grid, kernel, b.data(), scale, m.data(), gradient.size(), g.data(), r.data(),
          findings.sums());
   finish(own, b, m, g, r);
   return residual.empty() ? 0 : findings.sum();
@@ -114,7 +169,8 @@ void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float 
   CudaExecutor& own = executor_on_device(executor);
   Operand b(own, bits);
   Operand s(own, sums);
-  launch(own.stream(), grid_for(sums.size()), accumulate_kernel, b.data(), scale, sums.size(), s.data());
+  launch(own.stream(), grid_for_words(sign_words(sums.size())), accumulate_kernel, b.data(), scale,
+         sums.size(), s.data());
   finish(own, b, s);
 }
 

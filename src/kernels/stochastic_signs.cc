@@ -1,6 +1,7 @@
 #include "kernels/stochastic_signs.h"
 
 #include "kernels/blocks.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/stochastic_signs.cc"
@@ -62,6 +63,9 @@ HWY_EXPORT(StochasticSigns);
 
 void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const float> gradient,
                       Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits) {
+  if (on_device(gradient, residual, bits)) {
+    THINWIRE_ON_DEVICE(stochastic_signs(executor, stream, gradient, residual, half_inverse_norm, bits));
+  }
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(StochasticSigns)
     (stream, begin / 64, gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin,

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "kernels/sign_bits.h"
-#include "kernels/test_targets.h"
+#include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
 namespace thinwire {
@@ -22,21 +22,24 @@ bool scalar_sign(const RandomStream& stream, std::size_t element, float p, float
 
 TEST(StochasticSigns, AgreeWithTheirDefinition) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::stochastic_sign, 1);
-  for_each_target([&](const std::string& target) {
+  for (const bool with_residual : {false, true}) {
     for (const std::size_t count : kTestSizes) {
-      for (const int threads : {1, 3}) {
-        const auto executor = make_cpu_executor(threads);
-        const auto gradient = test_values(count, 1);
-        const auto residual = test_values(count, 2);
-        std::vector<std::uint64_t> bits(sign_words(count));
-        stochastic_signs(*executor, stream, gradient, residual, 0.1f, bits);
-        for (std::size_t i = 0; i < bits.size() * 64; ++i) {
-          const bool expected = i < count && scalar_sign(stream, i, gradient[i] + residual[i], 0.1f);
-          ASSERT_EQ((bits[i / 64] >> (i % 64)) & 1, expected ? 1u : 0u) << target << " " << count << " " << i;
-        }
+      const auto gradient = test_values(count, 1);
+      const auto residual = with_residual ? test_values(count, 2) : std::vector<float>();
+      std::vector<std::uint64_t> expected(sign_words(count), 0);
+      for (std::size_t i = 0; i < count; ++i) {
+        const float p = with_residual ? gradient[i] + residual[i] : gradient[i];
+        expected[i / 64] |= static_cast<std::uint64_t>(scalar_sign(stream, i, p, 0.1f)) << (i % 64);
       }
+      for_each_executor([&](Executor& executor, const std::string& name) {
+        // Words in host memory, as frames are.
+        std::vector<std::uint64_t> bits(sign_words(count), ~std::uint64_t{0});
+        Placed placed(executor, gradient);
+        stochastic_signs(executor, stream, placed, Placed(executor, residual), 0.1f, bits);
+        EXPECT_EQ(bits, expected) << name << " " << count;
+      });
     }
-  });
+  }
 }
 
 // z-test at 5 sigma: E[norm * sign] = p for elements from 0 to the whole norm.
