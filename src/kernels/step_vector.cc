@@ -22,4 +22,19 @@ StepVector::StepVector(Executor& executor, Workspace& workspace, Memory memory, 
 #endif
 }
 
+NearCopy::NearCopy(Executor& executor, Workspace& workspace, Memory gradient, Span<float> values)
+    : executor_(executor), values_(values) {
+  if (gradient == Memory::host || values.empty()) return;
+  copy_ = StepVector(executor, workspace, gradient, values.size());
+  near_ = copy_.span();
+}
+
+void NearCopy::load() const {
+  if (!near_.empty()) copy(executor_, Span<const float>(values_), near_);
+}
+
+void NearCopy::store() const {
+  if (!near_.empty()) copy(executor_, Span<const float>(near_), values_);
+}
+
 }  // namespace thinwire

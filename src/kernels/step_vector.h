@@ -24,4 +24,23 @@ class StepVector {
   Span<float> span_;
 };
 
+/// Values of the host that travel, as kernels work on them: themselves where the gradient lies on the host,
+/// and a copy on its device otherwise, where they are asked for again and again.
+class NearCopy {
+ public:
+  NearCopy(Executor& executor, Workspace& workspace, Memory gradient, Span<float> values);
+
+  Span<float> span() const { return near_.empty() ? values_ : near_; }
+  /// What the host holds, to where kernels work.
+  void load() const;
+  /// The reverse; done when it returns.
+  void store() const;
+
+ private:
+  Executor& executor_;
+  Span<float> values_;
+  StepVector copy_;
+  Span<float> near_;
+};
+
 }  // namespace thinwire
