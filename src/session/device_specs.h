@@ -20,6 +20,13 @@ inline const std::vector<std::string> kDeviceSpecs = {
     "ef_signsgd",
     "ssdm:feedback=on",
     "cascading_sign",
+    "zen",
+    "zen:scheme=push_pull:feedback=on",
+    "zen:scheme=push_pull:pull=list",
+    "zen:scheme=centralization:feedback=on",
+    "agsparse:feedback=on",
+    "sparcml",
+    "sparse_ps:feedback=on",
 };
 
 }  // namespace thinwire
