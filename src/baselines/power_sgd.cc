@@ -39,7 +39,6 @@
 #include "core/stopwatch.h"
 #include "kernels/dense.h"
 #include "kernels/low_rank.h"
-#include "kernels/step_vector.h"
 #include "thinwire/state.h"
 
 namespace thinwire {

@@ -11,7 +11,6 @@
 #include "core/stopwatch.h"
 #include "kernels/cluster_values.h"
 #include "kernels/dense.h"
-#include "kernels/step_vector.h"
 #include "quantization/coded_exchange.h"
 #include "wire/coded_payload.h"
 
@@ -70,10 +69,6 @@ class OwnersStep {
 
   Span<const float> laid_out(const ClusterSketch& sketch, Span<const float> means) {
     return lay_out_means(step_.workspace, sketch, means, gradient_.memory());
-  }
-
-  StepVector vector(std::size_t count) {
-    return {step_.executor, step_.workspace, gradient_.memory(), count};
   }
 
   /// Codes everything and sends each owner its shard's codes. Returns whether all elements are finite.
@@ -136,8 +131,8 @@ class OwnersStep {
       coded[peer] = {plan_.uplink.for_rank(peer), laid_out(plan_.uplink, frame.table()), frame.codes()};
     }
     step_.report.seconds_wait += watch.lap();
-    average_ = vector(shard_.size());
-    average_clusters(step_.executor, coded, shard_.begin, average_.span());
+    average_ = step_.scratch.take<float>(shard_.size());
+    average_clusters(step_.executor, coded, shard_.begin, average_);
     step_.report.seconds_decompress += watch.lap();
     return finite && std::isfinite(bound);
   }
@@ -165,7 +160,7 @@ class OwnersStep {
       result.sketch.groups = groups;
       result.frame = CodedFrame(step_.workspace, result.sketch.buckets(), theirs.size(), bits);
       if (owner == self_) {
-        if (finite) plan_.set_downlink_thresholds(average_.span(), groups);
+        if (finite) plan_.set_downlink_thresholds(average_, groups);
         continue;
       }
       (*receives_)[owner] =
@@ -175,7 +170,7 @@ class OwnersStep {
     if (shard_.size() != 0) {
       // Sums of finite averages may still leave the range of float32.
       finite = finite && encode_clusters(step_.executor, step_.workspace, results[self_].sketch, shard_.begin,
-                                         average_.span(), {}, own.codes(), own.table());
+                                         average_, {}, own.codes(), own.table());
       if (!finite) {
         std::fill(own.codes().begin(), own.codes().end(), 0);
         std::fill(own.table().begin(), own.table().end(), 0.0f);
@@ -202,8 +197,7 @@ class OwnersStep {
     if (shard_.size() != 0) own.open();
     step_.report.seconds_wait += watch.lap();
     if (!finite) return false;
-    decoded_ = vector(gradient_.size());
-    results_ = decoded_.span();
+    results_ = step_.scratch.take<float>(gradient_.size());
     for (std::size_t owner = 0; owner < world_; ++owner) {
       const Shard theirs = shard(owner);
       const auto& [sketch, frame] = results[owner];
@@ -220,7 +214,7 @@ class OwnersStep {
     results_ = step_.workspace.take<float>(gradient_.size());
     const auto own = results_.subspan(shard_.begin, shard_.size());
     if (finite) {
-      copy(step_.executor, Span<const float>(average_.span()), own);
+      copy(step_.executor, Span<const float>(average_), own);
     } else {
       std::fill(own.begin(), own.end(), std::numeric_limits<float>::quiet_NaN());
     }
@@ -232,7 +226,7 @@ class OwnersStep {
 
   void finish() {
     Stopwatch watch;
-    const RecodedShard own_shard{shard_.begin, average_.span(), static_cast<float>(world_)};
+    const RecodedShard own_shard{shard_.begin, average_, static_cast<float>(world_)};
     const double squares = subtract_clusters(step_.executor, own_, own_shard, results_, gradient_, residual_);
     if (!residual_.empty()) step_.report.residual_norm = std::sqrt(squares);
     step_.report.seconds_decompress += watch.lap();
@@ -253,8 +247,7 @@ class OwnersStep {
   Span<std::uint64_t> codes_;
   Span<float> means_;
   CodedClusters own_;  // the same for decoding
-  StepVector average_;
-  StepVector decoded_;
+  Span<float> average_;
   Span<float> results_;
 };
 
