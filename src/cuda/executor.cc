@@ -23,6 +23,7 @@ CudaExecutor::CudaExecutor(int device, int threads) : device_(device), host_(mak
 CudaExecutor::~CudaExecutor() {
   if (cudaSetDevice(device_) != cudaSuccess) return;
   cudaStreamSynchronize(stream_);
+  library_state_.reset();
   cudaFreeHost(results_);
   cudaStreamDestroy(stream_);
 }

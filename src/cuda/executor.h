@@ -29,6 +29,9 @@ class CudaExecutor final : public Executor {
   /// What kernels leave for the host: pinned memory that they reach, `bytes` at least, valid until the next
   /// call. Aligned to 64 bytes.
   void* results(std::size_t bytes);
+  /// What a library of device code keeps for this executor, such as its handle: empty until it puts something
+  /// there, released before the stream.
+  std::shared_ptr<void>& library_state() { return library_state_; }
   /// The executor that does what is done on the host.
   Executor& host() { return *host_; }
 
@@ -59,6 +62,7 @@ class CudaExecutor final : public Executor {
   int device_;
   std::unique_ptr<Executor> host_;
   cudaStream_t stream_{};
+  std::shared_ptr<void> library_state_;
   DeviceAllocator device_memory_{*this};
   PinnedAllocator pinned_memory_{*this};
   void* results_ = nullptr;

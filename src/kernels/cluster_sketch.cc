@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/blocks.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cluster_sketch.cc"
@@ -15,8 +16,6 @@
 #ifndef THINWIRE_KERNELS_CLUSTER_SKETCH_ONCE
 #define THINWIRE_KERNELS_CLUSTER_SKETCH_ONCE
 namespace thinwire {
-
-inline constexpr std::size_t kClusterRun = 64;
 
 /// A random number for each run.
 class RunRandoms {
@@ -292,6 +291,9 @@ void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<floa
 bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
                      Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
                      Span<float> means) {
+  if (on_device(gradient, residual, codes, means)) {
+    THINWIRE_ON_DEVICE(encode_clusters(executor, workspace, sketch, first, gradient, residual, codes, means));
+  }
   const std::size_t n = gradient.size();
   const std::size_t slab = slab_elements(n);
   const std::size_t slabs = (n + slab - 1) / slab;
@@ -370,7 +372,9 @@ bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSket
   return finite;
 }
 
-Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketch, Span<const float> means) {
+Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketch, Span<const float> means,
+                                Memory target) {
+  if (target == Memory::cuda) return means;
   const std::size_t clusters = sketch.clusters();
   const auto laid_out = workspace.take<float>(means.size() + sketch.groups.size() * clusters * kClusterRun);
   const float* mean = means.data();

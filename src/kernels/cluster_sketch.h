@@ -24,6 +24,9 @@ inline constexpr std::size_t kMostClusters = std::size_t{1} << kMostClusterBits;
 template <class T>
 using PerCluster = std::array<T, kMostClusters>;
 
+/// Elements that are hashed together.
+inline constexpr std::size_t kClusterRun = 64;
+
 /// Elements that have centres and buckets of their own: a parameter, or a whole bucket.
 struct ClusterGroup {
   std::size_t end = 0;  ///< Behind the last element. A group begins where the one before it ends.
@@ -49,6 +52,14 @@ struct ClusterSketch {
   std::size_t buckets() const;
   /// The same with the hashes of another rank: ranks' collisions are independent.
   ClusterSketch for_rank(std::size_t rank) const;
+  /// x of a run.
+  static constexpr std::uint32_t random_of(const RandomStream& stream, std::size_t run) {
+    const PhiloxCounter words = stream.block(static_cast<std::uint32_t>(run / 4), 0);
+    // Chosen without an address: device code then keeps the words in registers.
+    const std::uint32_t low = run % 2 == 0 ? words[0] : words[1];
+    const std::uint32_t high = run % 2 == 0 ? words[2] : words[3];
+    return run % 4 < 2 ? low : high;
+  }
 };
 
 /// Thresholds half-way between neighbouring centres. centres: by code; their magnitudes ascend with the
@@ -60,18 +71,29 @@ void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<floa
 /// means [buckets()]: of the members of each bucket, group after group and cluster after cluster in the order
 /// of their codes; 0 where a bucket has none. residual: [n] or empty. Returns whether all means are finite;
 /// they are not where an element is not, or where the members of a bucket add up to more than a float32
-/// holds. The same bits for any number of threads.
+/// holds. The same bits for any number of threads, and for every CUDA device; a device's sums are rounded in
+/// another order than the CPU's.
 bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
                      Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
                      Span<float> means);
 
-/// Means [buckets()] laid out for decode_clusters, in the workspace: each cluster's array goes on from its
-/// beginning, so that a run that starts near its end reads straight on.
-Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketch, Span<const float> means);
+/// Means [buckets()] as those take them that decode into `target` memory. On the host, in the workspace: each
+/// cluster's array goes on from its beginning, so that a run that starts near its end reads straight on. A
+/// device takes the means as they are, and they must stay where they are.
+Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketch, Span<const float> means,
+                                Memory target = Memory::host);
 
 /// values[i] = mean of the bucket that element first + i is in, or is increased by it. first: a multiple of
-/// 64; codes: from the run of element `first` on; means: from lay_out_means. Serial.
+/// 64; codes: from the run of element `first` on; means: from lay_out_means. Serial, on the CPU; see
+/// kernels/cluster_values.h.
 void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
                      std::size_t first, bool add, Span<float> values);
+
+/// The same on a CUDA device, see kernels/on_device.h.
+namespace cuda {
+bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
+                     Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
+                     Span<float> means);
+}  // namespace cuda
 
 }  // namespace thinwire

@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
-#include "kernels/test_targets.h"
+#include "kernels/cluster_values.h"
+#include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 #include "wire/coded_payload.h"
 
@@ -74,23 +76,35 @@ struct Encoded {
   bool finite = false;
 };
 
-Encoded encode(const ClusterSketch& sketch, Span<const float> gradient, Span<const float> residual,
-               int threads = 1, std::size_t first = 0) {
-  const auto executor = make_cpu_executor(threads);
-  Workspace workspace;
+Encoded encode(Executor& executor, const ClusterSketch& sketch, const std::vector<float>& gradient,
+               const std::vector<float>& residual, std::size_t first = 0) {
+  Workspace workspace(executor.shared_allocator());
   Encoded result;
-  result.codes.assign(code_words(gradient.size(), sketch.bits), 0);
+  // In host memory, as frames are.
+  result.codes.assign(code_words(gradient.size(), sketch.bits), ~std::uint64_t{0});
   result.means.assign(sketch.buckets(), -1.0f);
-  result.finite =
-      encode_clusters(*executor, workspace, sketch, first, gradient, residual, result.codes, result.means);
+  result.finite = encode_clusters(executor, workspace, sketch, first, Placed(executor, gradient),
+                                  Placed(executor, residual), result.codes, result.means);
   return result;
 }
 
-/// The means as decode_clusters takes them, until the next call.
-Span<const float> laid_out(const Encoded& encoded, const ClusterSketch& sketch) {
-  static Workspace workspace;
-  workspace.reset();
-  return lay_out_means(workspace, sketch, encoded.means);
+Encoded encode(const ClusterSketch& sketch, const std::vector<float>& gradient,
+               const std::vector<float>& residual, int threads = 1) {
+  return encode(*make_cpu_executor(threads), sketch, gradient, residual);
+}
+
+/// What the codes from element `first` on say, `first` being the element of the first code.
+std::vector<float> decode(Executor& executor, const ClusterSketch& sketch, const Encoded& encoded,
+                          std::size_t first, bool add, std::vector<float> values) {
+  Workspace workspace;
+  Placed placed(executor, values);
+  const auto means = lay_out_means(workspace, sketch, encoded.means, executor.memory());
+  decode_clusters(executor, {sketch, means, encoded.codes}, first, add, placed);
+  return placed.read();
+}
+
+std::vector<float> decode(const ClusterSketch& sketch, const Encoded& encoded, std::size_t count) {
+  return decode(*make_cpu_executor(1), sketch, encoded, 0, false, std::vector<float>(count));
 }
 
 std::size_t coded(const Encoded& encoded, std::size_t bits, std::size_t element) {
@@ -118,36 +132,43 @@ TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
           const auto residual = with_residual ? test_values(n, 2) : std::vector<float>{};
           std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
           std::vector<std::size_t> codes(n), buckets(n);
+          std::vector<std::uint64_t> packed(code_words(n, bits));
           for (std::size_t i = 0; i < n; ++i) {
             const float p = with_residual ? gradient[i] + residual[i] : gradient[i];
             codes[i] = code_of(sketch, i, p);
             buckets[i] = bucket_of(sketch, i, codes[i]);
             sums[buckets[i]] += static_cast<double>(p);
             counts[buckets[i]] += 1;
+            for (std::size_t k = 0; k < bits; ++k) {
+              packed[i / 64 * bits + k] |= std::uint64_t{(codes[i] >> k) & 1} << (i % 64);
+            }
           }
-          for_each_target([&](const std::string& target) {
-            SCOPED_TRACE(testing::Message() << target << ", " << bits << " bits, " << n << " elements in "
+          for_each_executor([&](Executor& executor, const std::string& name) {
+            // The emulation is slow. Slices are many where elements or buckets are.
+            const bool slow = n > 4097 ? bits != 2 || smallest != (ends.size() == 1 ? 1u : 40u)
+                                       : sketch.buckets() > 2000 && (bits != 2 || n < 4097);
+            if (executor.memory() == Memory::cuda && slow) return;
+            SCOPED_TRACE(testing::Message() << name << ", " << bits << " bits, " << n << " elements in "
                                             << ends.size() << " groups, at least " << smallest << " buckets");
-            const Encoded encoded = encode(sketch, gradient, residual);
+            const Encoded encoded = encode(executor, sketch, gradient, residual);
             ASSERT_TRUE(encoded.finite);
-            for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(coded(encoded, bits, i), codes[i]) << i;
+            ASSERT_EQ(encoded.codes, packed);
             for (std::size_t b = 0; b < sums.size(); ++b) {
               const double mean = counts[b] > 0 ? sums[b] / counts[b] : 0;
               ASSERT_NEAR(static_cast<double>(encoded.means[b]), mean, 1e-5 * (1 + counts[b] / 1000)) << b;
             }
-            std::vector<float> values(n, 1.0f);
-            decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, values);
+            const auto values = decode(executor, sketch, encoded, 0, false, std::vector<float>(n, 1.0f));
             for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(values[i], encoded.means[buckets[i]]) << i;
             if (n <= 128) return;
             // From the middle on, added to what is there.
             const std::size_t first = 128;
-            const auto words = Span<const std::uint64_t>(encoded.codes);
-            const std::size_t word = first / 64 * bits;
-            std::vector<float> rest(n - first, 2.0f);
-            decode_clusters(sketch, laid_out(encoded, sketch), words.subspan(word, words.size() - word),
-                            first, true, rest);
+            Encoded rest = encoded;
+            rest.codes.erase(rest.codes.begin(),
+                             rest.codes.begin() + static_cast<std::ptrdiff_t>(first / 64 * bits));
+            const auto more =
+                decode(executor, sketch, rest, first, true, std::vector<float>(n - first, 2.0f));
             for (std::size_t i = first; i < n; ++i) {
-              ASSERT_EQ(rest[i - first], 2.0f + encoded.means[buckets[i]]) << i;
+              ASSERT_EQ(more[i - first], 2.0f + encoded.means[buckets[i]]) << i;
             }
           });
         }
@@ -160,14 +181,16 @@ TEST(ClusterSketch, APartOfABucketIsCodedAsItsElementsAre) {
   constexpr std::size_t kFirst = 640;
   const Grouped grouped(2, 30, {700, 1500, 2000});
   const auto p = test_values(2000 - kFirst, 1);
-  const Encoded encoded = encode(grouped.sketch, p, {}, 1, kFirst);
-  std::vector<float> values(p.size());
-  decode_clusters(grouped.sketch, laid_out(encoded, grouped.sketch), encoded.codes, kFirst, false, values);
-  for (std::size_t i = 0; i < p.size(); ++i) {
-    const std::size_t code = code_of(grouped.sketch, kFirst + i, p[i]);
-    ASSERT_EQ(coded(encoded, 2, i), code);
-    ASSERT_EQ(values[i], encoded.means[bucket_of(grouped.sketch, kFirst + i, code)]);
-  }
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    const Encoded encoded = encode(executor, grouped.sketch, p, {}, kFirst);
+    const auto values =
+        decode(executor, grouped.sketch, encoded, kFirst, false, std::vector<float>(p.size()));
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const std::size_t code = code_of(grouped.sketch, kFirst + i, p[i]);
+      ASSERT_EQ(coded(encoded, 2, i), code) << name;
+      ASSERT_EQ(values[i], encoded.means[bucket_of(grouped.sketch, kFirst + i, code)]) << name;
+    }
+  });
 }
 
 TEST(ClusterSketch, ThreadsDoNotChangeABit) {
@@ -186,8 +209,7 @@ TEST(ClusterSketch, BucketMeansAreAnOrthogonalProjection) {
     const ClusterSketch& sketch = grouped.sketch;
     const auto p = test_values(40'000, 4);
     const Encoded encoded = encode(sketch, p, {});
-    std::vector<float> q(p.size());
-    decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, q);
+    const auto q = decode(sketch, encoded, p.size());
     double error = 0, before = 0, after = 0;
     for (std::size_t i = 0; i < p.size(); ++i) {
       error += std::pow(static_cast<double>(q[i]) - static_cast<double>(p[i]), 2);
@@ -214,12 +236,11 @@ TEST(ClusterSketch, BucketMeansAreAnOrthogonalProjection) {
 
 TEST(ClusterSketch, ABucketForEveryMemberLosesNothing) {
   const Grouped grouped(2, 64, {64});
-  const ClusterSketch& sketch = grouped.sketch;
   const auto p = test_values(64, 8);  // one run: its members are spread over 64 buckets or more
-  const Encoded encoded = encode(sketch, p, {});
-  std::vector<float> q(p.size());
-  decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, q);
-  for (std::size_t i = 0; i < p.size(); ++i) EXPECT_EQ(q[i], p[i]) << i;
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    const Encoded encoded = encode(executor, grouped.sketch, p, {});
+    EXPECT_EQ(decode(executor, grouped.sketch, encoded, 0, false, std::vector<float>(64)), p) << name;
+  });
 }
 
 TEST(ClusterSketch, RunsCollideNoMoreThanSingleElements) {
@@ -235,8 +256,7 @@ TEST(ClusterSketch, RunsCollideNoMoreThanSingleElements) {
     ClusterSketch& sketch = grouped.sketch;
     sketch.stream = random_stream(static_cast<std::uint64_t>(draw), 0, 0, RandomPurpose::sketch);
     const Encoded encoded = encode(sketch, p, {});
-    std::vector<float> q(kElements);
-    decode_clusters(sketch, laid_out(encoded, sketch), encoded.codes, 0, false, q);
+    const auto q = decode(sketch, encoded, kElements);
     double error = 0;
     std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
     std::vector<std::size_t> buckets(kElements);
@@ -270,10 +290,100 @@ TEST(ClusterSketch, ValuesThatAreNotFiniteAreReported) {
     for (const std::size_t place : {0u, 63u, 64u, 999u}) {
       auto gradient = test_values(1000, 1);
       gradient[place] = bad;
-      for_each_target([&](const std::string& target) {
-        EXPECT_FALSE(encode(sketch, gradient, {}).finite) << target << " " << bad << " at " << place;
+      for_each_executor([&](Executor& executor, const std::string& name) {
+        EXPECT_FALSE(encode(executor, sketch, gradient, {}).finite) << name << " " << bad << " at " << place;
       });
     }
+  }
+}
+
+TEST(ClusterSketch, SumsBeyondFloat32AreReported) {
+  const Grouped grouped(1, 1, {100});
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    EXPECT_TRUE(encode(executor, grouped.sketch, std::vector<float>(100, 1e36f), {}).finite) << name;
+    EXPECT_FALSE(encode(executor, grouped.sketch, std::vector<float>(100, 3e38f), {}).finite) << name;
+  });
+}
+
+/// What some ranks said of the same elements.
+struct Said {
+  std::vector<Encoded> encoded;
+  std::vector<ClusterSketch> sketches;
+  std::vector<std::vector<float>> values;
+
+  Said(const ClusterSketch& sketch, std::size_t ranks, std::size_t first, std::size_t count) {
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      sketches.push_back(sketch.for_rank(rank));
+      const auto gradient = test_values(count, static_cast<std::uint32_t>(rank + 1));
+      const auto cpu = make_cpu_executor(1);
+      encoded.push_back(encode(*cpu, sketches[rank], gradient, {}, first));
+      values.push_back(decode(*cpu, sketches[rank], encoded[rank], first, false, std::vector<float>(count)));
+    }
+  }
+};
+
+TEST(ClusterValues, AveragesAddInRankOrderAndDivide) {
+  for (const std::size_t count : {1u, 64u, 1000u, 70'001u}) {
+    const std::size_t first = 640;
+    const Grouped grouped(3, 30, {first + count / 3, first + count / 2, first + count});
+    const Said said(grouped.sketch, 3, first, count);
+    std::vector<float> expected(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      expected[i] = (said.values[0][i] + said.values[1][i] + said.values[2][i]) / 3.0f;
+    }
+    for_each_executor([&](Executor& executor, const std::string& name) {
+      Workspace workspace;
+      std::vector<CodedClusters> coded;
+      for (std::size_t rank = 0; rank < 3; ++rank) {
+        coded.push_back(
+            {said.sketches[rank],
+             lay_out_means(workspace, said.sketches[rank], said.encoded[rank].means, executor.memory()),
+             said.encoded[rank].codes});
+      }
+      Placed values(executor, std::vector<float>(count, 5.0f));
+      average_clusters(executor, coded, first, values);
+      EXPECT_EQ(values.read(), expected) << name << " " << count;
+    });
+  }
+}
+
+TEST(ClusterValues, TheResidualKeepsWhatTheFramesDidNotCarry) {
+  for (const std::size_t count : {1u, 65u, 1000u, 70'001u}) {
+    const Grouped grouped(2, 30, {count / 3, count});
+    const Said said(grouped.sketch, 1, 0, count);
+    const auto gradient = test_values(count, 5);
+    const auto residual = test_values(count, 6);
+    const auto results = test_values(count, 7);
+    const std::size_t begin = count / 2 / 64 * 64;
+    const auto average = test_values(std::min<std::size_t>(count - begin, 640), 8);
+    std::vector<float> expected(count);
+    double expected_squares = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      float delivered = said.values[0][i];
+      if (i >= begin && i - begin < average.size()) delivered -= 4.0f * (average[i - begin] - results[i]);
+      expected[i] = gradient[i] + residual[i] - delivered;
+      expected_squares += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+    }
+    for_each_executor([&](Executor& executor, const std::string& name) {
+      SCOPED_TRACE(testing::Message() << name << " " << count);
+      Workspace workspace;
+      const CodedClusters coded{
+          said.sketches[0],
+          lay_out_means(workspace, said.sketches[0], said.encoded[0].means, executor.memory()),
+          said.encoded[0].codes};
+      Placed placed_average(executor, average);
+      const RecodedShard shard{begin, placed_average, 4};
+      Placed placed_gradient(executor, gradient);
+      Placed placed_residual(executor, residual);
+      const double squares = subtract_clusters(executor, coded, shard, Placed(executor, results),
+                                               placed_gradient, placed_residual);
+      EXPECT_EQ(placed_gradient.read(), results);
+      EXPECT_EQ(placed_residual.read(), expected);
+      EXPECT_NEAR(squares, expected_squares, 1e-5 * expected_squares);
+      Placed again(executor, gradient);
+      EXPECT_EQ(subtract_clusters(executor, {}, shard, Placed(executor, results), again, {}), 0);
+      EXPECT_EQ(again.read(), results);
+    });
   }
 }
 

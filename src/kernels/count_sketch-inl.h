@@ -6,23 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <utility>
 
 #include "kernels/count_sketch.h"
-
-namespace thinwire {
-
-/// Compare-exchanges that bring the middle of n values into place.
-struct MedianNetwork {
-  // Batcher's sort of 31 values takes 186 of them.
-  std::array<std::pair<std::uint8_t, std::uint8_t>, 192> exchanges{};
-  std::size_t size = 0;
-};
-
-/// Of n values, 2 to kMostSketchRows.
-MedianNetwork median_network(std::size_t n);
-
-}  // namespace thinwire
+#include "kernels/median_network.h"
 
 #endif
 

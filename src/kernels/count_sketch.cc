@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/on_device.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/count_sketch.cc"
 #include <hwy/cache_control.h>
@@ -233,38 +235,6 @@ void require_countable(const CountSketch& sketch, const BlockList& list) {
 
 }  // namespace
 
-/// Batcher's merge exchange for n values (Knuth, The Art of Computer Programming, volume 3,
-/// algorithm 5.2.2M), less what the middle does not depend on.
-MedianNetwork median_network(std::size_t n) {
-  std::array<std::pair<std::uint8_t, std::uint8_t>, 192> all{};
-  std::size_t count = 0;
-  const std::size_t top = std::bit_ceil(n) / 2;
-  for (std::size_t p = top; p > 0; p /= 2) {
-    std::size_t q = top;
-    std::size_t r = 0;
-    for (std::size_t d = p;; d = q - p, q /= 2, r = p) {
-      for (std::size_t i = 0; i + d < n; ++i) {
-        if ((i & p) == r) {
-          all[count++] = {static_cast<std::uint8_t>(i), static_cast<std::uint8_t>(i + d)};
-        }
-      }
-      if (q == p) break;
-    }
-  }
-  std::uint64_t needed = std::uint64_t{1} << (n / 2);
-  if (n % 2 == 0) needed |= std::uint64_t{1} << (n / 2 - 1);
-  MedianNetwork network;
-  for (std::size_t e = count; e-- > 0;) {
-    const std::uint64_t both = std::uint64_t{1} << all[e].first | std::uint64_t{1} << all[e].second;
-    if ((needed & both) == 0) continue;
-    needed |= both;
-    network.exchanges[network.size++] = all[e];
-  }
-  std::reverse(network.exchanges.begin(),
-               network.exchanges.begin() + static_cast<std::ptrdiff_t>(network.size));
-  return network;
-}
-
 std::size_t BlockList::listed() const {
   if (blocks.empty()) return 0;
   // Only the bucket's last block may be shorter, and it can only be the last of the list.
@@ -295,6 +265,9 @@ void insert(Executor& executor, const CountSketch& sketch, const BlockList& list
             Span<const float> values, Span<const float> residual, Span<float> table) {
   require_countable(sketch, list);
   if (list.blocks.empty()) return;
+  if (on_device(list.blocks, values, residual, table)) {
+    THINWIRE_ON_DEVICE(insert(executor, sketch, list, layout, values, residual, table));
+  }
   const SketchTask task{&sketch, &list, layout, nullptr};
   // A range is some rows and some columns of the table: no two threads add to one cell, and hashing every run
   // once per range costs a tenth of adding its elements.
@@ -315,6 +288,10 @@ void insert(Executor& executor, const CountSketch& sketch, const BlockList& list
 void query(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
            Span<const float> table, Span<float> values) {
   require_countable(sketch, list);
+  if (list.blocks.empty()) return;
+  if (on_device(list.blocks, table, values)) {
+    THINWIRE_ON_DEVICE(query(executor, sketch, list, layout, table, values));
+  }
   constexpr std::size_t kElementsPerRange = std::size_t{1} << 14;
   const MedianNetwork network = sketch.rows > 1 ? median_network(sketch.rows) : MedianNetwork{};
   const SketchTask task{&sketch, &list, layout, &network};

@@ -30,8 +30,22 @@ struct CountSketch {
   std::size_t columns = 1;      ///< 1 to 2^32 - 1.
   std::size_t run_length = 64;  ///< A power of two, at most kLongestRun and at most columns.
 
-  std::size_t cells() const { return rows * columns; }
+  constexpr std::size_t cells() const { return rows * columns; }
 };
+
+/// Where a run begins in a row, and the signs of its elements, bit t that of element t.
+struct SketchRun {
+  std::uint32_t start;
+  std::uint64_t signs;
+};
+
+constexpr SketchRun hash_run(const CountSketch& sketch, std::uint32_t run, std::uint32_t row) {
+  const PhiloxCounter w = sketch.stream.block(run, row);
+  // The high 32 bits of (w[0] + 2^32 w[1]) * columns, which has 96.
+  const std::uint64_t low = std::uint64_t{w[0]} * sketch.columns;
+  const std::uint64_t high = std::uint64_t{w[1]} * sketch.columns + (low >> 32);
+  return {static_cast<std::uint32_t>(high >> 32), w[2] | std::uint64_t{w[3]} << 32};
+}
 
 /// The sketch of at most this run length whose runs fit into its columns. Throws std::invalid_argument for
 /// rows, columns or run lengths out of range.
@@ -70,5 +84,20 @@ void query(Executor& executor, const CountSketch& sketch, const BlockList& list,
 void insert(Executor& executor, const CountSketch& sketch, Span<const float> values,
             Span<const float> residual, Span<float> table);
 void query(Executor& executor, const CountSketch& sketch, Span<const float> table, Span<float> values);
+
+/// The same on a CUDA device, see kernels/on_device.h: the same bits as on a CPU, since there, too, each
+/// column adds its elements in ascending order.
+namespace cuda {
+void insert(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
+            Span<const float> values, Span<const float> residual, Span<float> table);
+void query(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
+           Span<const float> table, Span<float> values);
+
+/// insert by atomic additions, in no particular order: sums of many elements differ by their rounding from
+/// call to call. Where that may be, it saves the time of a sort and reads values once per row as they lie.
+void insert_in_any_order(Executor& executor, const CountSketch& sketch, const BlockList& list,
+                         BlockLayout layout, Span<const float> values, Span<const float> residual,
+                         Span<float> table);
+}  // namespace cuda
 
 }  // namespace thinwire

@@ -6,16 +6,11 @@
 #include <cmath>
 #include <limits>
 
-#include "core/philox.h"
+#include "kernels/on_device.h"
 
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kSampleRun = 16;
-constexpr std::size_t kFewestSamples = 4096;
-/// The exponent and 7 bits of the mantissa tell the bin.
-constexpr std::uint32_t kBinShift = 16;
-constexpr std::size_t kBins = std::size_t{1} << (31 - kBinShift);
 constexpr std::size_t kEntropyBins = 256;
 
 }  // namespace
@@ -91,8 +86,9 @@ double entropy_of(const Prefixes& prefixes, std::size_t first, std::size_t last,
 
 }  // namespace
 
-ClusterFinder::ClusterFinder(Workspace& workspace)
-    : bins_(workspace.take<Bin>(2 * kBins)),
+ClusterFinder::ClusterFinder(Executor& executor, Workspace& workspace)
+    : executor_(executor),
+      bins_(workspace.take<Bin>(2 * kBins)),
       sums_(workspace.take<double>(6 * (kBins + 1))),
       best_(workspace.take<double>(2 * (kBins + 1))),
       cuts_(workspace.take<std::uint32_t>(kMostClusters / 2 * (kBins + 1))) {
@@ -100,48 +96,78 @@ ClusterFinder::ClusterFinder(Workspace& workspace)
 }
 
 /// Returns whether all sampled elements are finite.
-bool ClusterFinder::fill(Span<const float> gradient, Span<const float> residual, double fraction,
-                         std::uint32_t seed) {
-  const std::size_t n = gradient.size();
-  std::size_t period = static_cast<std::size_t>(std::llround(1 / fraction)) * kSampleRun;
-  if (n / period * kSampleRun < kFewestSamples) period = kSampleRun;
-  const std::size_t strata = (n + period - 1) / period;
+bool ClusterFinder::fill(Span<const float> gradient, Span<const float> residual, const Sample& sample) {
+  used_ = {};
+  if (on_device(gradient, residual)) {
+    count_on_device(gradient, residual, sample);
+  } else {
+    count(gradient, residual, sample);
+  }
+  // The bins of infinity and NaN come last.
+  constexpr std::size_t kInfinity = 0x7f800000u >> kBinShift;
+  return used_[0].last <= kInfinity && used_[1].last <= kInfinity;
+}
+
+void ClusterFinder::count(Span<const float> gradient, Span<const float> residual, const Sample& sample) {
+  const std::size_t n = sample.elements;
+  const std::size_t strata = sample.strata();
   std::array<std::uint32_t, 2> least = {kBins, kBins};
   std::array<std::uint32_t, 2> most{};
   // Where the samples of a few strata lie is worked out ahead, so that their cache lines arrive together.
   std::array<std::size_t, 16> begins{};
   for (std::size_t first = 0; first < strata; first += begins.size()) {
-    const std::size_t count = std::min(begins.size(), strata - first);
-    for (std::size_t k = 0; k < count; k += 4) {
-      const PhiloxCounter words =
-          philox4x32({static_cast<std::uint32_t>((first + k) / 4), 0, 0, 0}, {seed, 0});
+    const std::size_t runs = std::min(begins.size(), strata - first);
+    for (std::size_t k = 0; k < runs; k += 4) {
+      const PhiloxCounter words = sample.random_of((first + k) / 4);
       for (std::size_t w = 0; w < 4; ++w) {
-        const std::size_t run = (std::uint64_t{words[w]} * (period / kSampleRun)) >> 32;
-        begins[k + w] = (first + k + w) * period + run * kSampleRun;
+        begins[k + w] = sample.begin(first + k + w, words[w]);
         if (begins[k + w] >= n) continue;
         __builtin_prefetch(gradient.data() + begins[k + w]);
         if (!residual.empty()) __builtin_prefetch(residual.data() + begins[k + w]);
       }
     }
-    for (std::size_t k = 0; k < count; ++k) {
+    for (std::size_t k = 0; k < runs; ++k) {
       for (std::size_t i = begins[k]; i < std::min(n, begins[k] + kSampleRun); ++i) {
         const float p = residual.empty() ? gradient[i] : gradient[i] + residual[i];
         const float magnitude = std::fabs(p);
         const std::uint32_t bin = std::bit_cast<std::uint32_t>(magnitude) >> kBinShift;
         const std::size_t sign = p < 0 ? 1 : 0;
         least[sign] = std::min(least[sign], bin);
-        most[sign] = std::max(most[sign], bin);
+        most[sign] = std::max(most[sign], bin + 1);
         ++bins_[sign * kBins + bin].count;
         bins_[sign * kBins + bin].sum += static_cast<double>(magnitude);
       }
     }
   }
   for (std::size_t sign = 0; sign < 2; ++sign) {
-    used_[sign] = {std::min<std::size_t>(least[sign], most[sign] + 1), most[sign] + std::size_t{1}};
+    if (most[sign] != 0) used_[sign] = {least[sign], most[sign]};
   }
-  // The bins of infinity and NaN come last.
-  constexpr std::uint32_t kInfinity = 0x7f800000u >> kBinShift;
-  return most[0] < kInfinity && most[1] < kInfinity;
+}
+
+void ClusterFinder::count_on_device(Span<const float> gradient, Span<const float> residual,
+                                    const Sample& sample) {
+#ifdef THINWIRE_HAS_CUDA
+  cuda::count_sample(executor_, gradient, residual, sample,
+                     [&](std::size_t sign, std::size_t first, Span<const cuda::BinCount> counts) {
+                       used_[sign] = {first, first + counts.size()};
+                       for (std::size_t i = 0; i < counts.size(); ++i) {
+                         // What the magnitudes of a bin are as integers, less their low bits, and the power
+                         // of two that belongs to it.
+                         constexpr std::uint64_t kMantissaBits = 23 - kBinShift;
+                         const std::uint64_t bin = first + i;
+                         const std::uint64_t exponent = bin >> kMantissaBits;
+                         const std::uint64_t hidden = exponent == 0 ? 0 : 1;
+                         const std::uint64_t least =
+                             ((hidden << kMantissaBits) + (bin & ((1 << kMantissaBits) - 1))) << kBinShift;
+                         const auto sum = static_cast<double>(counts[i].count * least + counts[i].low);
+                         const int power = static_cast<int>(exponent + (1 - hidden)) - 150;
+                         bins_[sign * kBins + bin] = {counts[i].count, std::ldexp(sum, power)};
+                       }
+                     });
+#else
+  (void)executor_, (void)gradient, (void)residual, (void)sample;
+  throw_without_cuda();
+#endif
 }
 
 /// Turns a sign's bins into sums and empties them.
@@ -187,7 +213,7 @@ void ClusterFinder::cut_into_levels(const Prefixes& prefixes, std::size_t levels
 
 SampleKind ClusterFinder::find(Span<const float> gradient, Span<const float> residual, std::size_t bits,
                                double fraction, std::uint32_t seed, PerCluster<Cluster>& clusters) {
-  const bool finite = fill(gradient, residual, fraction, seed);
+  const bool finite = fill(gradient, residual, Sample(gradient.size(), fraction, seed));
   const std::array<Prefixes, 2> signs = {drain(0), drain(1)};
   if (!finite) return SampleKind::not_finite;
   std::array<double, 2> largest{};

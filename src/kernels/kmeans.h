@@ -3,6 +3,7 @@
 // their bucket arrays depend on.
 
 #include "kernels/cluster_sketch.h"
+#include "kernels/kmeans_sample.h"
 
 namespace thinwire {
 
@@ -24,13 +25,15 @@ enum class SampleKind { usable, all_zero, not_finite };
 ///
 /// The sample: 16 consecutive elements of every round(1/fraction) * 16, at a place that `seed` chooses; all
 /// of a span that is so short that fewer than 4,096 would be left. The same on every machine for equal input.
+///
+/// Elements on a CUDA device are counted there; what is made of the counts is the CPU's work.
 class ClusterFinder {
  public:
   /// Takes 4 MB of the workspace, of which little is touched.
-  explicit ClusterFinder(Workspace& workspace);
+  ClusterFinder(Executor& executor, Workspace& workspace);
 
   /// fraction: above 0, at most 1. Unless the sample is usable, clusters is not written. Serial: about 4 ns
-  /// for each sampled element and up to 1 ms.
+  /// for each sampled element that the CPU counts and up to 1 ms.
   SampleKind find(Span<const float> gradient, Span<const float> residual, std::size_t bits, double fraction,
                   std::uint32_t seed, PerCluster<Cluster>& clusters);
 
@@ -46,10 +49,13 @@ class ClusterFinder {
   };
   struct Prefixes;
 
-  bool fill(Span<const float> gradient, Span<const float> residual, double fraction, std::uint32_t seed);
+  bool fill(Span<const float> gradient, Span<const float> residual, const Sample& sample);
+  void count(Span<const float> gradient, Span<const float> residual, const Sample& sample);
+  void count_on_device(Span<const float> gradient, Span<const float> residual, const Sample& sample);
   Prefixes drain(std::size_t sign);
   void cut_into_levels(const Prefixes& prefixes, std::size_t levels, Span<std::size_t> ends);
 
+  Executor& executor_;
   Span<Bin> bins_;  // all empty between calls; those of elements below 0 behind the others
   // Of one call.
   Span<double> sums_;

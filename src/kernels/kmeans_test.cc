@@ -8,13 +8,17 @@
 #include <random>
 #include <vector>
 
+#include "kernels/test_executors.h"
+
 namespace thinwire {
 namespace {
 
 PerCluster<Cluster> clusters_of(const std::vector<float>& values, std::size_t bits, double fraction = 1) {
+  const auto executor = make_cpu_executor(1);
   Workspace workspace;
   PerCluster<Cluster> clusters{};
-  EXPECT_EQ(ClusterFinder(workspace).find(values, {}, bits, fraction, 1, clusters), SampleKind::usable);
+  EXPECT_EQ(ClusterFinder(*executor, workspace).find(values, {}, bits, fraction, 1, clusters),
+            SampleKind::usable);
   return clusters;
 }
 
@@ -141,21 +145,66 @@ TEST(KMeans, FewDistinctValuesFillTheLevelsBelow) {
 }
 
 TEST(KMeans, ZeroAndNonFiniteSamplesAreTold) {
-  Workspace workspace;
-  ClusterFinder finder(workspace);
-  PerCluster<Cluster> clusters{};
-  std::vector<float> values(1000, 0.0f);
-  values[5] = -0.0f;
-  EXPECT_EQ(finder.find(values, {}, 2, 0.1, 1, clusters), SampleKind::all_zero);
-  values[7] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(finder.find(values, {}, 2, 0.1, 1, clusters), SampleKind::not_finite);
-  values[7] = std::numeric_limits<float>::infinity();
-  EXPECT_EQ(finder.find(values, {}, 2, 0.1, 1, clusters), SampleKind::not_finite);
-  // Nothing of an earlier sample is left for the next.
-  values.assign(1000, -2.0f);
-  ASSERT_EQ(finder.find(values, {}, 2, 0.1, 1, clusters), SampleKind::usable);
-  EXPECT_DOUBLE_EQ(clusters[1].centre, -2);
-  EXPECT_DOUBLE_EQ(clusters[1].share, 1);
+  for_each_executor([](Executor& executor, const std::string& name) {
+    SCOPED_TRACE(name);
+    Workspace workspace(executor.shared_allocator());
+    ClusterFinder finder(executor, workspace);
+    PerCluster<Cluster> clusters{};
+    auto find = [&](const std::vector<float>& values) {
+      return finder.find(Placed(executor, values), {}, 2, 0.1, 1, clusters);
+    };
+    std::vector<float> values(1000, 0.0f);
+    values[5] = -0.0f;
+    EXPECT_EQ(find(values), SampleKind::all_zero);
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity()}) {
+      values[7] = bad;
+      EXPECT_EQ(find(values), SampleKind::not_finite);
+    }
+    // Nothing of an earlier sample is left for the next.
+    values.assign(1000, -2.0f);
+    ASSERT_EQ(find(values), SampleKind::usable);
+    EXPECT_DOUBLE_EQ(clusters[1].centre, -2);
+    EXPECT_DOUBLE_EQ(clusters[1].share, 1);
+  });
+}
+
+TEST(KMeans, EveryExecutorFindsTheSameToTheBit) {
+  struct Case {
+    std::size_t elements;
+    double fraction;
+    float scale;
+  };
+  for (const Case& one : {Case{1, 1, 1}, Case{17, 0.1, 1}, Case{3001, 0.1, 1e-41f}, Case{3001, 0.5, 1e30f},
+                          Case{50'003, 0.5, 1}, Case{200'003, 0.1, 1e-3f}}) {
+    const auto elements = one.elements;
+    const auto scale = one.scale;
+    auto gradient = heavy_tailed(elements, 8);
+    const auto residual = heavy_tailed(elements, 9);
+    for (auto& value : gradient) value *= scale;
+    for (std::size_t i = 0; i < elements; i += 7) gradient[i] = i % 2 == 0 ? 0.0f : -0.0f;
+    const auto cpu = make_cpu_executor(1);
+    for (const bool with_residual : {false, true}) {
+      if (with_residual && scale != 1) continue;
+      const auto r = with_residual ? residual : std::vector<float>{};
+      Workspace workspace;
+      PerCluster<Cluster> expected{};
+      ClusterFinder(*cpu, workspace).find(gradient, r, 3, one.fraction, 5, expected);
+      for_each_executor([&](Executor& executor, const std::string& name) {
+        PerCluster<Cluster> clusters{};
+        Workspace own(executor.shared_allocator());
+        ClusterFinder finder(executor, own);
+        finder.find(Placed(executor, gradient), Placed(executor, r), 3, one.fraction, 5, clusters);
+        for (std::size_t c = 0; c < 8; ++c) {
+          SCOPED_TRACE(testing::Message() << name << ", " << elements << " elements, cluster " << c);
+          EXPECT_EQ(clusters[c].centre, expected[c].centre);
+          EXPECT_EQ(clusters[c].share, expected[c].share);
+          EXPECT_EQ(clusters[c].variance, expected[c].variance);
+          EXPECT_EQ(clusters[c].entropy, expected[c].entropy);
+        }
+      });
+    }
+  }
 }
 
 TEST(KMeans, ATenthOfTheElementsGivesCentresThatAreAboutAsGoodForAll) {
@@ -174,9 +223,11 @@ TEST(KMeans, ATenthOfTheElementsGivesCentresThatAreAboutAsGoodForAll) {
 TEST(KMeans, TheResidualBelongsToTheSample) {
   const std::vector<float> gradient = {1, 1, -1, -1};
   const std::vector<float> residual = {1, 1, -3, -3};
+  const auto executor = make_cpu_executor(1);
   Workspace workspace;
   PerCluster<Cluster> clusters{};
-  ASSERT_EQ(ClusterFinder(workspace).find(gradient, residual, 1, 1, 1, clusters), SampleKind::usable);
+  ASSERT_EQ(ClusterFinder(*executor, workspace).find(gradient, residual, 1, 1, 1, clusters),
+            SampleKind::usable);
   EXPECT_DOUBLE_EQ(clusters[0].centre, 2);
   EXPECT_DOUBLE_EQ(clusters[1].centre, -4);
 }

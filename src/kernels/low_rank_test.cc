@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/test_targets.h"
+#include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
 namespace thinwire {
@@ -28,17 +28,19 @@ void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, 
 }
 
 TEST(LowRank, ProductsAgreeWithTheirDefinitions) {
-  for_each_target([&](const std::string& target) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
     for (const auto& [shape, rank] : kCases) {
-      SCOPED_TRACE(testing::Message() << target << " " << shape.rows << "x" << shape.columns << " " << rank);
-      const auto executor = make_cpu_executor(2);
+      SCOPED_TRACE(testing::Message() << name << " " << shape.rows << "x" << shape.columns << " " << rank);
       const auto matrix = test_values(shape.elements(), 1);
       const auto right = test_values(rank * shape.columns, 2);
       const auto left = test_values(rank * shape.rows, 3);
-      std::vector<float> to_left(left.size(), -1.0f);
+      Placed placed_matrix(executor, matrix);
+      Placed placed_left(executor, std::vector<float>(left.size(), -1.0f));
+      // One factor in host memory.
       std::vector<float> to_right(right.size(), -1.0f);
-      multiply_right(*executor, shape, rank, matrix, right, to_left);
-      multiply_left(*executor, shape, rank, matrix, left, to_right);
+      multiply_right(executor, shape, rank, placed_matrix, Placed(executor, right), placed_left);
+      multiply_left(executor, shape, rank, placed_matrix, Placed(executor, left), to_right);
+      const auto to_left = placed_left.read();
       for (std::size_t k = 0; k < rank; ++k) {
         for (std::size_t i = 0; i < shape.rows; ++i) {
           double sum = 0;
@@ -67,10 +69,30 @@ TEST(LowRank, ProductsAgreeWithTheirDefinitions) {
   });
 }
 
-TEST(LowRank, MeansHaveTheSameBitsOnEveryInstructionSet) {
-  for_each_target([&](const std::string& target) {
+TEST(LowRank, ABadValueSpoilsItsRowInEveryColumn) {
+  const MatrixShape shape{9, 130};
+  constexpr std::size_t kRank = 3;
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      for (const std::size_t at : {std::size_t{0}, 4 * shape.columns + 129}) {
+        auto matrix = test_values(shape.elements(), 1);
+        matrix[at] = bad;
+        Placed left(executor, std::vector<float>(kRank * shape.rows));
+        multiply_right(executor, shape, kRank, Placed(executor, matrix),
+                       Placed(executor, std::vector<float>(kRank * shape.columns, 0.0f)), left);
+        const auto values = left.read();
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          ASSERT_EQ(std::isfinite(values[i]), i % shape.rows != at / shape.columns) << name << " " << i;
+        }
+      }
+    }
+  });
+}
+
+TEST(LowRank, MeansHaveTheSameBitsOnEveryExecutor) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
     for (const auto& [shape, rank] : kCases) {
-      const auto executor = make_cpu_executor(2);
       const auto left = test_values(rank * shape.rows, 1);
       const auto right = test_values(rank * shape.columns, 2);
       const auto p = test_values(shape.elements(), 3);
@@ -87,14 +109,14 @@ TEST(LowRank, MeansHaveTheSameBitsOnEveryInstructionSet) {
           rest[i * shape.columns + j] = p[i * shape.columns + j] - m;
         }
       }
-      auto gradient = p;
-      std::vector<float> residual(p.size(), 7.0f);
-      apply_product(*executor, shape, rank, left, right, gradient, residual);
-      expect_same_bits(gradient, mean, target);
-      expect_same_bits(residual, rest, target);
-      gradient = p;
-      apply_product(*executor, shape, rank, left, right, gradient, {});
-      expect_same_bits(gradient, mean, target);
+      Placed gradient(executor, p);
+      Placed residual(executor, std::vector<float>(p.size(), 7.0f));
+      apply_product(executor, shape, rank, Placed(executor, left), right, gradient, residual);
+      expect_same_bits(gradient.read(), mean, name);
+      expect_same_bits(residual.read(), rest, name);
+      Placed again(executor, p);
+      apply_product(executor, shape, rank, left, Placed(executor, right), again, {});
+      expect_same_bits(again.read(), mean, name);
     }
   });
 }
@@ -161,24 +183,57 @@ TEST(LowRank, DependentAndZeroColumnsBecomeZero) {
 }
 
 TEST(LowRank, ValuesBeyondTheLimitAreNoticedWhereverTheyAre) {
-  const auto executor = make_cpu_executor(2);
-  for_each_target([&](const std::string& target) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
     for (const std::size_t count : kTestSizes) {
-      auto sum = test_values(count, 1);
-      const auto a = sum;
+      const auto a = test_values(count, 1);
       const auto b = test_values(count, 2);
-      EXPECT_TRUE(add_within(*executor, sum, b, 100.0f)) << target;
-      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(sum[i], a[i] + b[i]) << target;
-      EXPECT_TRUE(add_within(*executor, sum, {}, 100.0f)) << target;
+      Placed sum(executor, a);
+      EXPECT_TRUE(add_within(executor, sum, Placed(executor, b), 100.0f)) << name;
+      const auto sums = sum.read();
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(sums[i], a[i] + b[i]) << name;
+      EXPECT_TRUE(add_within(executor, sum, {}, 100.0f)) << name;
+      EXPECT_EQ(sum.read(), sums);
       if (count == 0) continue;
       for (const std::size_t at : {std::size_t{0}, count / 2, count - 1}) {
         for (const float bad :
              {101.0f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
           auto spoilt = a;
           spoilt[at] = bad;
-          EXPECT_FALSE(add_within(*executor, spoilt, {}, 50.0f)) << target << " " << at;
+          EXPECT_FALSE(add_within(executor, Placed(executor, spoilt), {}, 50.0f)) << name << " " << at;
         }
       }
+    }
+  });
+}
+
+TEST(LowRank, PiecesAreGatheredAndScattered) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const auto& pieces : {std::vector<Piece>{}, std::vector<Piece>{{3, 1, 0}},
+                               std::vector<Piece>{{0, 5, 0}, {7, 1, 5}, {64, 130, 6}, {3000, 7000, 136}}}) {
+      const auto vector = test_values(10'000, 1);
+      std::vector<float> together;
+      for (const Piece& piece : pieces) {
+        for (std::size_t i = 0; i < piece.count; ++i) together.push_back(vector[piece.begin + i]);
+      }
+      Placed target(executor, std::vector<float>(together.size()));
+      gather_pieces(executor, pieces, Placed(executor, vector), target);
+      expect_same_bits(target.read(), together, name);
+      std::vector<float> gradient(vector.size(), 2.0f);
+      std::vector<float> residual(vector.size(), 3.0f);
+      Placed placed_gradient(executor, gradient);
+      Placed placed_residual(executor, residual);
+      scatter_pieces(executor, pieces, target, placed_gradient, placed_residual);
+      Placed alone(executor, gradient);
+      scatter_pieces(executor, pieces, target, alone, {});
+      for (const Piece& piece : pieces) {
+        for (std::size_t i = piece.begin; i < piece.begin + piece.count; ++i) {
+          gradient[i] = vector[i];
+          residual[i] = 0;
+        }
+      }
+      expect_same_bits(placed_gradient.read(), gradient, name);
+      expect_same_bits(placed_residual.read(), residual, name);
+      expect_same_bits(alone.read(), gradient, name);
     }
   });
 }

@@ -30,5 +30,7 @@ bool on_device(const Span<T>&... operands) {
 #ifdef THINWIRE_HAS_CUDA
 #define THINWIRE_ON_DEVICE(call) return ::thinwire::cuda::call
 #else
-#define THINWIRE_ON_DEVICE(call) ::thinwire::throw_without_cuda()
+// The call is checked, though never made.
+#define THINWIRE_ON_DEVICE(call) \
+  (static_cast<void>(noexcept(::thinwire::cuda::call)), ::thinwire::throw_without_cuda())
 #endif

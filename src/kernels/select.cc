@@ -5,8 +5,9 @@
 #include <atomic>
 #include <cmath>
 
-#include "core/philox.h"
+#include "kernels/on_device.h"
 #include "kernels/select_blocks.h"
+#include "kernels/select_sample.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/select.cc"
@@ -14,21 +15,6 @@
 #include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
-
-#ifndef THINWIRE_KERNELS_SELECT_ONCE
-#define THINWIRE_KERNELS_SELECT_ONCE
-namespace thinwire {
-
-/// The three digits of a magnitude, most significant first.
-struct RadixDigit {
-  unsigned shift;
-  unsigned bits;
-};
-inline constexpr std::array<RadixDigit, 3> kRadixDigits = {{{20, 11}, {10, 10}, {0, 10}}};
-inline constexpr std::size_t kMostBins = std::size_t{1} << 11;
-
-}  // namespace thinwire
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
@@ -205,6 +191,9 @@ Selection select_into(Executor& executor, Span<const float> gradient, Span<const
 
 MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span<const float> residual,
                             std::size_t k) {
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(cut_of_largest(executor, gradient, residual, k));
+  }
   if (k == 0) return {.bits = 0x7fffffffu, .ties = 0};
   if (k >= gradient.size()) return {};
   std::uint32_t prefix = 0;
@@ -241,6 +230,9 @@ MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span
 
 Selection select_at_least(Executor& executor, Workspace& workspace, Span<const float> gradient,
                           Span<const float> residual, std::uint32_t least_bits) {
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(select_at_least(executor, workspace, gradient, residual, least_bits));
+  }
   return select_into(executor, gradient, residual, least_bits, room_for(workspace, gradient.size()));
 }
 
@@ -253,38 +245,33 @@ Selection apply_cut(const Selection& selection, MagnitudeCut cut) {
 std::uint32_t sampled_threshold(Executor& executor, Workspace& workspace, Span<const float> gradient,
                                 Span<const float> residual, std::size_t k, std::size_t sample, double safety,
                                 std::uint32_t seed) {
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(sampled_threshold(executor, gradient, residual, k, sample, safety, seed));
+  }
   const std::size_t n = gradient.size();
-  if (n == 0 || sample == 0) return 0;
-  const double passing = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(sample);
-  const double rank = std::max(1.0, std::round(passing + safety * (std::sqrt(passing) + 1)));
-  if (!(rank <= static_cast<double>(sample))) return 0;
+  const std::size_t rank = sample_rank(n, k, sample, safety);
+  if (rank == 0) return 0;
   const auto values = workspace.take<float>(sample);
   const double stride = static_cast<double>(n) / static_cast<double>(sample);
-  // Multiples of the golden ratio, modulo 1, spread evenly and have no period that could fall in with that of
-  // rows or channels.
-  std::uint32_t phase = seed;
-  for (std::size_t s = 0; s < sample; ++s, phase += kPhiloxWeyl0) {
-    const double at = (static_cast<double>(s) + static_cast<double>(phase) * 0x1p-32) * stride;
-    const std::size_t i = std::min(n - 1, static_cast<std::size_t>(at));
+  for (std::size_t s = 0; s < sample; ++s) {
+    const std::size_t i = sample_position(s, seed, stride, n);
     values[s] = residual.empty() ? gradient[i] : gradient[i] + residual[i];
   }
-  return cut_of_largest(executor, values, {}, static_cast<std::size_t>(rank)).bits;
+  return cut_of_largest(executor, values, {}, rank).bits;
 }
 
 Selection select_largest(Executor& executor, Workspace& workspace, Span<const float> gradient,
                          Span<const float> residual, std::size_t k) {
-  constexpr std::size_t kSmall = 4 * kBlockElements;  // stays in the cache: several passes cost little
-  constexpr std::size_t kPassingSamples = 64;         // their number is known to an eighth
-  constexpr std::size_t kFewestSamples = 4096;
-  constexpr double kSafety = 4;
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(select_largest(executor, workspace, gradient, residual, k));
+  }
   const std::size_t n = gradient.size();
   const Selection room = room_for(workspace, n);
   if (k == 0) return {room.indices.first(0), room.values.first(0)};
   if (k >= n) return select_into(executor, gradient, residual, 1, room);
-  if (n > kSmall) {
-    const std::size_t sample = std::min(n / 16, std::max(kFewestSamples, kPassingSamples * (n / k + 1)));
+  if (n > kSelectSmall) {
     const std::uint32_t threshold =
-        sampled_threshold(executor, workspace, gradient, residual, k, sample, kSafety, 0);
+        sampled_threshold(executor, workspace, gradient, residual, k, sample_size(n, k), kSelectSafety, 0);
     const Selection candidates = select_into(executor, gradient, residual, threshold, room);
     if (candidates.size() >= k || threshold <= 1) {
       return apply_cut(candidates, cut_of_largest(executor, candidates.values, {}, k));

@@ -7,7 +7,7 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/test_targets.h"
+#include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
 namespace thinwire {
@@ -51,9 +51,8 @@ std::vector<float> values_with_ties(std::size_t count) {
   return values;
 }
 
-TEST(Select, TheLargestAreThoseOfASortOnEveryInstructionSet) {
-  Workspace workspace;
-  for (const std::size_t elements : {0u, 1u, 15u, 64u, 65u, 1000u, 70'001u, 300'003u}) {
+TEST(Select, TheLargestAreThoseOfASort) {
+  for (const std::size_t elements : {0u, 1u, 15u, 63u, 64u, 65u, 1000u, 4097u, 70'001u, 300'003u}) {
     const auto normal = test_values(elements, 1);
     const auto residual = test_values(elements, 2);
     const auto ties = values_with_ties(elements);
@@ -64,68 +63,101 @@ TEST(Select, TheLargestAreThoseOfASortOnEveryInstructionSet) {
       for (const std::size_t k :
            {std::size_t{0}, std::size_t{1}, elements / 1000, elements / 10, elements, elements + 5}) {
         const auto expected = sorted_largest(p, k);
-        for_each_target([&, gradient = gradient, left = left](const std::string& target) {
-          for (const int threads : {1, 3}) {
-            SCOPED_TRACE(testing::Message()
-                         << target << " n " << elements << " k " << k << " threads " << threads);
-            const auto executor = make_cpu_executor(threads);
-            workspace.reset();
-            const Selection largest = select_largest(*executor, workspace, *gradient, *left, k);
-            ASSERT_EQ(indices_of(largest), expected);
-            expect_values(largest, p);
-            const MagnitudeCut cut = cut_of_largest(*executor, *gradient, *left, k);
-            const Selection candidates = select_at_least(*executor, workspace, *gradient, *left, cut.bits);
-            ASSERT_EQ(indices_of(apply_cut(candidates, cut)), expected);
-          }
+        for_each_executor([&, gradient = gradient, left = left](Executor& executor, const std::string& name) {
+          // Emulations are slow.
+          if (executor.memory() != Memory::host && elements > 100'000 && k != elements / 1000) return;
+          SCOPED_TRACE(testing::Message() << name << " n " << elements << " k " << k);
+          Placed g(executor, *gradient);
+          Placed r(executor, *left);
+          Workspace workspace(executor.shared_allocator());
+          const Selection largest = select_largest(executor, workspace, g, r, k);
+          ASSERT_EQ(indices_of(largest), expected);
+          expect_values(largest, p);
+          const MagnitudeCut cut = cut_of_largest(executor, g, r, k);
+          const Selection candidates = select_at_least(executor, workspace, g, r, cut.bits);
+          expect_values(candidates, p);
+          ASSERT_EQ(indices_of(apply_cut(candidates, cut)), expected);
         });
       }
     }
   }
 }
 
+TEST(Select, AResidualInOtherMemoryIsBroughtAndVectorsMayBeginAnywhere) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    Workspace workspace(executor.shared_allocator());
+    const auto gradient = test_values(10'000, 1);
+    const auto residual = test_values(10'000, 2);
+    const auto pinned = workspace.take<float>(residual.size());
+    std::copy(residual.begin(), residual.end(), pinned.begin());
+    const auto p = sum_of(gradient, residual);
+    const auto expected = sorted_largest(p, 100);
+    Placed g(executor, gradient);
+    EXPECT_EQ(indices_of(select_largest(executor, workspace, g, residual, 100)), expected) << name;
+    EXPECT_EQ(indices_of(select_largest(executor, workspace, g, pinned, 100)), expected) << name;
+    Workspace pageable;
+    EXPECT_EQ(indices_of(select_largest(executor, pageable, g, pinned, 100)), expected) << name;
+    const std::vector<float> tail(p.begin() + 3, p.end());
+    const auto cut = g.span().subspan(3, tail.size());
+    const Selection of_tail = select_largest(executor, workspace, cut, pinned.subspan(3, tail.size()), 100);
+    EXPECT_EQ(indices_of(of_tail), sorted_largest(tail, 100)) << name;
+    expect_values(of_tail, tail);
+  });
+}
+
 TEST(Select, NanIsLargestAndInfinityNext) {
   const float infinity = std::numeric_limits<float>::infinity();
-  for_each_target([&](const std::string& target) {
-    Workspace workspace;
-    const auto executor = make_cpu_executor(1);
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    Workspace workspace(executor.shared_allocator());
     auto values = test_values(1000, 3);
     values[17] = -infinity;
     values[400] = std::numeric_limits<float>::quiet_NaN();
     values[900] = 3e38f;
-    EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, 1)),
-              (std::vector<std::uint32_t>{400}))
-        << target;
-    EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, 2)),
-              (std::vector<std::uint32_t>{17, 400}));
-    EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, 3)),
-              (std::vector<std::uint32_t>{17, 400, 900}));
+    Placed placed(executor, values);
+    auto largest = [&](std::size_t k) {
+      return indices_of(select_largest(executor, workspace, placed, {}, k));
+    };
+    EXPECT_EQ(largest(1), (std::vector<std::uint32_t>{400})) << name;
+    EXPECT_EQ(largest(2), (std::vector<std::uint32_t>{17, 400})) << name;
+    EXPECT_EQ(largest(3), (std::vector<std::uint32_t>{17, 400, 900})) << name;
   });
 }
 
 TEST(Select, ADeceptiveSampleChangesNothing) {
   // Nearly everything that is large lies in one place, so that a sample sees too much of it or nothing.
-  Workspace workspace;
-  const auto executor = make_cpu_executor(1);
   for (const std::size_t heavy : {100u, 5000u, 299'000u}) {
     auto values = test_values(300'000, 4);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] *= i < heavy ? 1.0f : 1e-3f;
     for (const std::size_t k : {1u, 50u, 3000u, 290'000u}) {
-      workspace.reset();
-      EXPECT_EQ(indices_of(select_largest(*executor, workspace, values, {}, k)), sorted_largest(values, k))
-          << heavy << " heavy, k " << k;
+      const auto expected = sorted_largest(values, k);
+      for_each_executor([&](Executor& executor, const std::string& name) {
+        Workspace workspace(executor.shared_allocator());
+        EXPECT_EQ(indices_of(select_largest(executor, workspace, Placed(executor, values), {}, k)), expected)
+            << name << " " << heavy << " heavy, k " << k;
+      });
     }
   }
 }
 
 TEST(Select, AllEqualTakesTheFirst) {
-  Workspace workspace;
-  const auto executor = make_cpu_executor(2);
   const std::vector<float> values(300'000, -2.5f);
-  const Selection selection = select_largest(*executor, workspace, values, {}, 1234);
-  ASSERT_EQ(selection.size(), 1234u);
-  for (std::uint32_t i = 0; i < 1234; ++i) ASSERT_EQ(selection.indices[i], i);
   const std::vector<float> zeros(300'000, -0.0f);
-  EXPECT_EQ(select_largest(*executor, workspace, zeros, {}, 1234).size(), 0u);
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    Workspace workspace(executor.shared_allocator());
+    const Selection selection = select_largest(executor, workspace, Placed(executor, values), {}, 1234);
+    ASSERT_EQ(selection.size(), 1234u) << name;
+    for (std::uint32_t i = 0; i < 1234; ++i) ASSERT_EQ(selection.indices[i], i) << name;
+    EXPECT_EQ(select_largest(executor, workspace, Placed(executor, zeros), {}, 1234).size(), 0u) << name;
+  });
+}
+
+TEST(Select, WhatIsChosenTakesNoMoreMemoryThanThatOnADevice) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  const auto executor = make_cuda_executor(0);
+  Workspace workspace(executor->shared_allocator());
+  const auto values = test_values(300'000, 5);
+  select_largest(*executor, workspace, Placed(*executor, values), {}, 100);
+  EXPECT_LT(workspace.capacity_bytes(), 100'000u);
 }
 
 TEST(Select, ASampledThresholdPassesAboutAsManyAsAskedFor) {
@@ -149,6 +181,29 @@ TEST(Select, ASampledThresholdPassesAboutAsManyAsAskedFor) {
   }
   EXPECT_EQ(sampled_threshold(*executor, workspace, {}, {}, 1, 10, 0, 0), 0u);
   EXPECT_EQ(sampled_threshold(*executor, workspace, values, {}, kElements, 10, 1, 0), 0u);
+}
+
+TEST(Select, ASampledThresholdIsTheSameEverywhere) {
+  const auto values = test_values(100'000, 6);
+  const auto residual = test_values(100'000, 7);
+  std::vector<std::uint32_t> first;
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    Workspace workspace(executor.shared_allocator());
+    Placed g(executor, values);
+    Placed r(executor, residual);
+    std::vector<std::uint32_t> thresholds;
+    for (const std::uint32_t seed : {0u, 0x87654321u}) {
+      for (const std::size_t sample : {std::size_t{7}, std::size_t{5000}}) {
+        for (const std::size_t k : {std::size_t{1}, std::size_t{30'000}, values.size()}) {
+          for (const double safety : {0.0, 4.0}) {
+            thresholds.push_back(sampled_threshold(executor, workspace, g, r, k, sample, safety, seed));
+          }
+        }
+      }
+    }
+    if (first.empty()) first = thresholds;
+    EXPECT_EQ(thresholds, first) << name;
+  });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/bitmap.h"
+#include "kernels/on_device.h"
 #include "kernels/select_blocks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -245,6 +246,9 @@ Selection by_estimating_all(Executor& executor, Workspace& workspace, const Coun
 
 Selection select_estimates_at_least(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                     std::size_t elements, Span<const float> table, std::uint32_t least_bits) {
+  if (executor.memory() == Memory::cuda) {
+    THINWIRE_ON_DEVICE(select_estimates_at_least(executor, workspace, sketch, elements, table, least_bits));
+  }
   if (least_bits < kLeastToCount) {
     const auto estimates = workspace.take<float>(elements);
     query(executor, sketch, table, estimates);
@@ -271,6 +275,9 @@ Selection select_estimates_at_least(Executor& executor, Workspace& workspace, co
 
 Selection select_largest_estimates(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                    std::size_t elements, Span<const float> table, std::size_t k) {
+  if (executor.memory() == Memory::cuda) {
+    THINWIRE_ON_DEVICE(select_largest_estimates(executor, workspace, sketch, elements, table, k));
+  }
   constexpr std::size_t kSmall = std::size_t{1} << 14;
   constexpr double kPassingSamples = 2048;  // how many there are is known to a few per cent
   constexpr double kSafety = 6;
