@@ -26,7 +26,7 @@ function(thinwire_cuda_sources name)
   if(THINWIRE_CUDA_MODE STREQUAL "EMULATED")
     # As nvcc is told below: products and sums are rounded one by one, as on the host.
     set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
-      COMPILE_OPTIONS "-xc++;-ffp-contract=off;-Wno-unknown-pragmas")
+      COMPILE_OPTIONS "-xc++;-ffp-contract=off;-Wno-unknown-pragmas;-Wno-psabi")
   else()
     set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "--expt-relaxed-constexpr;-fmad=false")
   endif()

@@ -29,11 +29,13 @@
 #include <limits>
 #include <map>
 #include <stdexcept>
+#include <vector>
 
 #include "baselines/baselines.h"
 #include "baselines/stochastic_quantizer.h"
 #include "core/stopwatch.h"
 #include "kernels/dense.h"
+#include "kernels/on_device.h"
 #include "quantization/agreed_values.h"
 #include "quantization/level_fit.h"
 #include "thinwire/errors.h"
@@ -76,6 +78,22 @@ LevelValues as_floats(Span<const double> levels, std::size_t first) {
   return values;
 }
 
+/// A part of a vector where the CPU can read it.
+class HostCopy {
+ public:
+  HostCopy(Executor& executor, Span<const float> values) : values_(values) {
+    if (!on_device(values)) return;
+    copy_.resize(values.size());
+    copy(executor, values, Span<float>(copy_));
+    values_ = copy_;
+  }
+  float operator[](std::size_t i) const { return values_[i]; }
+
+ private:
+  std::vector<float> copy_;
+  Span<const float> values_;
+};
+
 /// |p| / norm of a sample of evenly spaced chunks. False when there is nothing to fit to: only zeros, or a
 /// value that is not finite.
 bool sample_magnitudes(const AdaptiveSettings& settings, Span<const float> gradient,
@@ -95,8 +113,10 @@ bool sample_magnitudes(const AdaptiveSettings& settings, Span<const float> gradi
     if (!std::isfinite(norm)) return false;
     if (norm < static_cast<double>(std::numeric_limits<float>::min())) continue;
     const double weight = settings.normalised ? 1 : norm * norm;
+    const HostCopy host_g(executor, g);
+    const HostCopy host_r(executor, r);
     for (std::size_t e = 0; e < count; e += stride) {
-      const double p = static_cast<double>(g[e]) + (r.empty() ? 0 : static_cast<double>(r[e]));
+      const double p = static_cast<double>(host_g[e]) + (r.empty() ? 0 : static_cast<double>(host_r[e]));
       magnitudes.add(static_cast<float>(std::fabs(p) / norm), weight);
     }
   }

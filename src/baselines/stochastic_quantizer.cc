@@ -13,6 +13,7 @@ class ChunkCoder final : public Coder {
   ChunkCoder(BucketId bucket, Step& step, const ChunkedQuantization& chunked,
              const QuantizationLevels& levels, Span<const float> gradient, Span<const float> residual)
       : executor_(step.executor),
+        workspace_(step.workspace),
         stream_(rounding_stream(bucket, step)),
         chunked_(chunked),
         levels_(levels),
@@ -31,8 +32,15 @@ class ChunkCoder final : public Coder {
     dequantize(levels_, {.chunk = chunked_.chunk}, table, codes, first, add, values);
   }
 
+  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
+                 Span<float> residual) const override {
+    return average_dequantized(executor, levels_, {.chunk = chunked_.chunk},
+                               quantized_vectors(workspace_, frames), self, gradient, residual);
+  }
+
  private:
   Executor& executor_;
+  Workspace& workspace_;
   RandomStream stream_;
   const ChunkedQuantization& chunked_;
   const QuantizationLevels& levels_;
@@ -66,6 +74,14 @@ ChunkedQuantization read_chunked_options(const Options& options) {
 RandomStream rounding_stream(BucketId bucket, const Step& step) {
   return random_stream(step.seed, step.index, bucket, RandomPurpose::rounding,
                        static_cast<std::uint32_t>(step.communicator.rank()));
+}
+
+Span<const QuantizedVector> quantized_vectors(Workspace& workspace, Span<const CodedFrame> frames) {
+  const auto vectors = workspace.take<QuantizedVector>(frames.size());
+  for (std::size_t rank = 0; rank < frames.size(); ++rank) {
+    vectors[rank] = {frames[rank].table(), frames[rank].codes()};
+  }
+  return vectors;
 }
 
 void require_norms(Span<const float> norms) {

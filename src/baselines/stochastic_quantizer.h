@@ -28,6 +28,9 @@ ChunkedQuantization read_chunked_options(const Options& options);
 /// This rank's random numbers for rounding.
 RandomStream rounding_stream(BucketId bucket, const Step& step);
 
+/// The frames with their tables as norms, in the workspace.
+Span<const QuantizedVector> quantized_vectors(Workspace& workspace, Span<const CodedFrame> frames);
+
 /// Throws CorruptFrame unless every norm is at least 0.
 void require_norms(Span<const float> norms);
 

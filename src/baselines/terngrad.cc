@@ -22,7 +22,6 @@
 
 #include "baselines/baselines.h"
 #include "baselines/stochastic_quantizer.h"
-#include "kernels/dense.h"
 
 namespace thinwire {
 namespace {
@@ -32,6 +31,7 @@ class TernaryCoder final : public Coder {
   TernaryCoder(BucketId bucket, Step& step, const QuantizationLevels& levels, float clip,
                Span<const std::size_t> ends, Span<const float> gradient, Span<const float> residual)
       : executor_(step.executor),
+        workspace_(step.workspace),
         stream_(rounding_stream(bucket, step)),
         levels_(levels),
         clip_(clip),
@@ -40,12 +40,15 @@ class TernaryCoder final : public Coder {
         residual_(residual) {}
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
+    const auto squares = workspace_.take<double>(clip_ == 0 ? 0 : ends_.size());
+    measure_ranges(executor_, ends_, gradient_, residual_, table, squares);
     std::size_t begin = 0;
     for (std::size_t range = 0; range < ends_.size(); begin = ends_[range], ++range) {
-      const std::size_t count = ends_[range] - begin;
-      const float norm = norm_of(gradient_.subspan(begin, count), residual_.subspan(begin, count));
+      float& norm = table[range];
       if (!std::isfinite(norm)) return false;
-      table[range] = norm < std::numeric_limits<float>::min() ? 0.0f : norm;
+      const std::size_t count = ends_[range] - begin;
+      if (clip_ != 0 && count != 0) norm = clipped(norm, squares[range] / static_cast<double>(count));
+      if (norm < std::numeric_limits<float>::min()) norm = 0;
     }
     quantize_ranges(executor_, stream_, levels_, ends_, table, gradient_, residual_, codes);
     return true;
@@ -58,16 +61,20 @@ class TernaryCoder final : public Coder {
     dequantize(levels_, {.ends = ends_}, table, codes, first, add, values);
   }
 
+  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
+                 Span<float> residual) const override {
+    return average_dequantized(executor, levels_, {.ends = ends_}, quantized_vectors(workspace_, frames),
+                               self, gradient, residual);
+  }
+
  private:
-  float norm_of(Span<const float> gradient, Span<const float> residual) const {
-    const float largest = largest_magnitude(executor_, gradient, residual);
-    if (clip_ == 0 || gradient.empty() || !std::isfinite(largest)) return largest;
-    const double squares = sum_of_squares(executor_, gradient, residual);
-    const double deviation = std::sqrt(squares / static_cast<double>(gradient.size()));
-    return static_cast<float>(std::min(static_cast<double>(largest), static_cast<double>(clip_) * deviation));
+  float clipped(float largest, double mean_square) const {
+    return static_cast<float>(
+        std::min(static_cast<double>(largest), static_cast<double>(clip_) * std::sqrt(mean_square)));
   }
 
   Executor& executor_;
+  Workspace& workspace_;
   RandomStream stream_;
   const QuantizationLevels& levels_;
   float clip_;

@@ -24,6 +24,8 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __noinline__
+#define __grid_constant__
 #define __restrict__ __restrict
 #define __constant__ static const
 // Blocks run one after the other, so one copy serves all.

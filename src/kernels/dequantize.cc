@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/average_tiles.h"
+#include "kernels/blocks.h"
+#include "kernels/on_device.h"
 #include "kernels/quantize.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -157,6 +160,30 @@ void dequantize(const QuantizationLevels& levels, const QuantizationScales& scal
     }
     begin += mixed;
   }
+}
+
+void dequantize(Executor& executor, const QuantizationLevels& levels, const QuantizationScales& scales,
+                Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first, bool add,
+                Span<float> values) {
+  if (on_device(codes, values)) {
+    THINWIRE_ON_DEVICE(dequantize(executor, levels, scales, norms, codes, first, add, values));
+  }
+  executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    dequantize(levels, scales, norms, codes, first + begin, add, values.subspan(begin, end - begin));
+  });
+}
+
+double average_dequantized(Executor& executor, const QuantizationLevels& levels,
+                           const QuantizationScales& scales, Span<const QuantizedVector> vectors,
+                           std::size_t self, Span<float> gradient, Span<float> residual) {
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(average_dequantized(executor, levels, scales, vectors, self, gradient, residual));
+  }
+  return average_tiles(executor, vectors.size(), self, gradient, residual,
+                       [&](std::size_t rank, std::size_t first, bool add, Span<float> values) {
+                         dequantize(levels, scales, vectors[rank].norms, vectors[rank].codes, first, add,
+                                    values);
+                       });
 }
 
 }  // namespace thinwire

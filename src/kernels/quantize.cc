@@ -10,6 +10,9 @@
 #include <string>
 
 #include "kernels/blocks.h"
+#include "kernels/dense.h"
+#include "kernels/fine_rounding.h"
+#include "kernels/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/quantize.cc"
@@ -20,47 +23,6 @@
 #include "kernels/bits-inl.h"
 #include "kernels/level_tables-inl.h"
 #include "kernels/philox-inl.h"
-
-#ifndef THINWIRE_KERNELS_QUANTIZE_ONCE_
-#define THINWIRE_KERNELS_QUANTIZE_ONCE_
-namespace thinwire {
-
-/// Elements that share the words of their random blocks.
-inline constexpr std::size_t kPair = 128;
-/// Adding it to 0 <= y < 2^23 rounds y to the integer that the low 23 bits then are, plus 1.
-inline constexpr float kMagic = 0x1p23f + 1.0f;
-inline constexpr std::uint32_t kMagicBits = 0x4B000000;  // of 0x1p23f
-
-/// The definition in quantize.h, for the elements that 16 bits of u do not decide. i: index within the pair.
-inline std::uint8_t decide_finely(const QuantizationLevels& levels, const RandomStream& stream,
-                                  std::size_t pair, std::size_t i, float p, float inverse) {
-  std::uint32_t j = 0;
-  float y = 0;
-  bool crosses = false;
-  if (levels.equal_steps) {
-    const float scale = levels.last() * 65536.0f;
-    y = std::min(std::fabs(p) * inverse * scale, scale);
-  } else {
-    const float a = std::min(std::fabs(p) * inverse, 1.0f);
-    crosses = a < levels.values[0];
-    while (j + 1 < levels.count() && a >= levels.values[j + 1]) ++j;
-    y = crosses ? (a + levels.values[0]) * levels.lowest_slope
-                : std::min((a - levels.values[j]) * levels.slopes[j], 65536.0f);
-  }
-  const auto block = static_cast<std::uint32_t>(16 * pair + i % 16);
-  const std::size_t word = i % 64 / 16;
-  const std::uint32_t coarse = (stream.block(block, 0)[word] >> (i < 64 ? 0 : 16)) & 0xFFFF;
-  const auto fine =
-      static_cast<double>(stream.block(block, 1 + static_cast<std::uint32_t>(i / 64))[word] >> 8);
-  const double sum = static_cast<double>(y) + static_cast<double>(coarse) + fine * 0x1p-24;
-  const std::uint32_t up = static_cast<std::uint32_t>(sum) >> 16;
-  const std::uint32_t sign = std::signbit(p) ? 1 : 0;
-  if (crosses) return static_cast<std::uint8_t>(up != 0 ? sign : sign ^ 1);
-  return static_cast<std::uint8_t>((j + up) << 1 | sign);
-}
-
-}  // namespace thinwire
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
@@ -193,7 +155,7 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
   const auto magic = hn::Set(d, kMagic);
   const auto even = hn::Set(du, ~1u);
   const auto lane_counters = hn::Iota(du, 0);
-  const auto least_clear = hn::Set(du, 0x1FFFFu);
+  const auto least_clear = hn::Set(du, kLeastClear);
   // Copies that nothing points to: bytes may alias what the arguments refer to.
   const RandomStream local_stream = stream;
   const Placement local_placement = placement;
@@ -236,7 +198,8 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
         const auto close = hn::Gt(hn::Add(least_clear, hn::Set(du, 1)), hn::ShiftLeft<16>(sum));
         for (std::uint64_t left = mask_to_word(du, close, 0); left != 0; left &= left - 1) {
           const std::size_t i = at + static_cast<std::size_t>(std::countr_zero(left));
-          bytes[i] = decide_finely(levels, stream, first_pair + pair, i, p[i], inverse);
+          bytes[i] = decide_finely(levels, stream, first_pair + pair, i, std::fabs(p[i]) * inverse,
+                                   std::signbit(p[i]));
         }
       }
     }
@@ -348,17 +311,6 @@ float float_of_bits(std::uint32_t bits) {
   return value;
 }
 
-/// Infinity where a float cannot hold it.
-float float_of(double value) {
-  const bool fits = value <= static_cast<double>(std::numeric_limits<float>::max());
-  return fits ? static_cast<float>(value) : std::numeric_limits<float>::infinity();
-}
-
-/// 1 / norm, 0 where that is no float.
-float inverse_of(float norm) {
-  return norm < std::numeric_limits<float>::min() ? 0.0f : 1.0f / norm;
-}
-
 }  // namespace
 
 bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
@@ -366,6 +318,10 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
                      Span<const float> residual, Span<float> norms, Span<std::uint64_t> codes) {
   if (chunk == 0 || chunk % QuantizationScales::kAlignment != 0) {
     throw std::invalid_argument("chunks of " + std::to_string(chunk) + " elements: give a multiple of 128");
+  }
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(
+        quantize_chunks(executor, stream, levels, norm, chunk, gradient, residual, norms, codes));
   }
   std::atomic<bool> finite{true};
   executor.parallel_for(chunk_count(gradient.size(), chunk), 1, [&](std::size_t first, std::size_t last) {
@@ -394,6 +350,9 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
 void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
                      Span<const float> residual, Span<std::uint64_t> codes) {
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(quantize_ranges(executor, stream, levels, ends, norms, gradient, residual, codes));
+  }
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     auto range = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
     while (begin < end) {
@@ -423,7 +382,22 @@ void quantize_ranges(Executor& executor, const RandomStream& stream, const Quant
   });
 }
 
+void measure_ranges(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
+                    Span<const float> residual, Span<float> largest, Span<double> squares) {
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(measure_ranges(executor, ends, gradient, residual, largest, squares));
+  }
+  std::size_t begin = 0;
+  for (std::size_t range = 0; range < ends.size(); begin = ends[range], ++range) {
+    const auto g = gradient.subspan(begin, ends[range] - begin);
+    const auto r = residual.subspan(begin, ends[range] - begin);
+    largest[range] = largest_magnitude(executor, g, r);
+    if (!squares.empty()) squares[range] = sum_of_squares(executor, g, r);
+  }
+}
+
 float largest_magnitude(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(largest_magnitude(executor, gradient, residual));
   std::atomic<std::uint32_t> most{0};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     const std::uint32_t own =

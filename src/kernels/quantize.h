@@ -45,9 +45,9 @@ struct QuantizationLevels {
   /// values: 2^(bits - 1). Throws std::invalid_argument unless they ascend from 0 or more to 1.
   static QuantizationLevels given(Span<const float> values);
 
-  bool has_zero() const { return values[0] == 0; }
-  std::size_t count() const { return std::size_t{1} << (bits - 1); }
-  float last() const { return static_cast<float>(count() - 1); }
+  constexpr bool has_zero() const { return values[0] == 0; }
+  constexpr std::size_t count() const { return std::size_t{1} << (bits - 1); }
+  constexpr float last() const { return static_cast<float>(count() - 1); }
   Span<const float> used() const { return Span<const float>(values).first(count()); }
 
   alignas(64) std::array<float, kMost> values{};
@@ -90,10 +90,51 @@ void quantize_ranges(Executor& executor, const RandomStream& stream, const Quant
 /// The largest |p|; not finite if any p is not.
 float largest_magnitude(Executor& executor, Span<const float> gradient, Span<const float> residual);
 
+/// largest_magnitude and the sum of p^2 of every range of `ends` (ascending, the last at n). largest: one per
+/// range; squares: as many, or empty. Both in host memory.
+void measure_ranges(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
+                    Span<const float> residual, Span<float> largest, Span<double> squares);
+
 /// Q(p) of elements [first, first + values.size()): values becomes it, or it is added. first: a multiple of
 /// 64. A value is +-values[index] * norm, rounded to float; equal steps: +-min(index * (norm / s), norm).
-/// Serial.
+void dequantize(Executor& executor, const QuantizationLevels& levels, const QuantizationScales& scales,
+                Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first, bool add,
+                Span<float> values);
+
+/// The same on the calling thread, in host memory.
 void dequantize(const QuantizationLevels& levels, const QuantizationScales& scales, Span<const float> norms,
                 Span<const std::uint64_t> codes, std::size_t first, bool add, Span<float> values);
+
+/// What one rank sent.
+struct QuantizedVector {
+  Span<const float> norms{};
+  Span<const std::uint64_t> codes{};
+};
+
+/// residual[i] = gradient[i] + residual[i] - Q(p)[i] of vectors[self]; then gradient[i] = the sum of Q(p)[i]
+/// over `vectors`, in their order, times 1 / vectors.size(). residual may be empty. Returns the new
+/// residual's sum of squares.
+double average_dequantized(Executor& executor, const QuantizationLevels& levels,
+                           const QuantizationScales& scales, Span<const QuantizedVector> vectors,
+                           std::size_t self, Span<float> gradient, Span<float> residual);
+
+/// The same on a CUDA device, see kernels/on_device.h. `ends` of ranges lie in host memory.
+namespace cuda {
+bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
+                     QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
+                     Span<const float> residual, Span<float> norms, Span<std::uint64_t> codes);
+void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
+                     Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
+                     Span<const float> residual, Span<std::uint64_t> codes);
+float largest_magnitude(Executor& executor, Span<const float> gradient, Span<const float> residual);
+void measure_ranges(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
+                    Span<const float> residual, Span<float> largest, Span<double> squares);
+void dequantize(Executor& executor, const QuantizationLevels& levels, const QuantizationScales& scales,
+                Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first, bool add,
+                Span<float> values);
+double average_dequantized(Executor& executor, const QuantizationLevels& levels,
+                           const QuantizationScales& scales, Span<const QuantizedVector> vectors,
+                           std::size_t self, Span<float> gradient, Span<float> residual);
+}  // namespace cuda
 
 }  // namespace thinwire

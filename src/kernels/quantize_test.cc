@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/test_targets.h"
+#include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
 namespace thinwire {
@@ -87,19 +87,19 @@ std::vector<std::uint64_t> room(std::size_t count, std::size_t bits) {
 
 TEST(Quantize, ChunksAgreeWithTheirDefinition) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
-  for_each_target([&](const std::string& target) {
+  for_each_executor([&](Executor& executor, const std::string& target) {
     for (const auto& levels : all_levels()) {
       for (const std::size_t count : kTestSizes) {
         if (count > 5000 && levels.bits != 3) continue;
         for (const bool with_residual : {false, true}) {
+          if (count > 5000 && !with_residual) continue;
           SCOPED_TRACE(testing::Message() << target << ", " << levels.bits << " bits, " << count);
-          const auto executor = make_cpu_executor(count % 2 == 0 ? 1 : 3);
           const auto gradient = test_values(count, 1);
           const auto residual = with_residual ? test_values(count, 2) : std::vector<float>();
           std::vector<float> norms(chunk_count(count, kChunk));
           auto codes = room(count, levels.bits);
-          ASSERT_TRUE(quantize_chunks(*executor, stream, levels, QuantizationNorm::largest, kChunk, gradient,
-                                      residual, norms, codes));
+          ASSERT_TRUE(quantize_chunks(executor, stream, levels, QuantizationNorm::largest, kChunk,
+                                      Placed(executor, gradient), Placed(executor, residual), norms, codes));
           for (std::size_t i = 0; i < count; ++i) {
             const float p = with_residual ? gradient[i] + residual[i] : gradient[i];
             ASSERT_EQ(code_at(codes, levels.bits, i), scalar_code(levels, stream, i, p, norms[i / kChunk]))
@@ -112,11 +112,13 @@ TEST(Quantize, ChunksAgreeWithTheirDefinition) {
             }
             ASSERT_EQ(norms[c], largest < std::numeric_limits<float>::min() ? 0.0f : largest);
           }
-          std::vector<float> values(count, 1.0f);
-          std::vector<float> sums(count, 1.0f);
+          Placed placed_values(executor, std::vector<float>(count, 1.0f));
+          Placed placed_sums(executor, std::vector<float>(count, 1.0f));
           const QuantizationScales scales{.chunk = kChunk};
-          dequantize(levels, scales, norms, codes, 0, false, values);
-          dequantize(levels, scales, norms, codes, 0, true, sums);
+          dequantize(executor, levels, scales, norms, codes, 0, false, placed_values);
+          dequantize(executor, levels, scales, norms, codes, 0, true, placed_sums);
+          const auto values = placed_values.read();
+          const auto sums = placed_sums.read();
           for (std::size_t i = 0; i < count; ++i) {
             const float value = scalar_value(levels, code_at(codes, levels.bits, i), norms[i / kChunk]);
             ASSERT_EQ(values[i], value) << i;
@@ -126,8 +128,9 @@ TEST(Quantize, ChunksAgreeWithTheirDefinition) {
           for (const std::size_t first : {64u, 1216u, 1280u, 4032u}) {
             for (const std::size_t length : {1u, 64u, 100u, 2048u}) {
               if (first + length > count) continue;
-              std::vector<float> part(length);
-              dequantize(levels, scales, norms, codes, first, false, part);
+              Placed placed_part(executor, std::vector<float>(length));
+              dequantize(executor, levels, scales, norms, codes, first, false, placed_part);
+              const auto part = placed_part.read();
               for (std::size_t i = 0; i < length; ++i) ASSERT_EQ(part[i], values[first + i]);
             }
           }
@@ -139,7 +142,7 @@ TEST(Quantize, ChunksAgreeWithTheirDefinition) {
 
 TEST(Quantize, RangesAgreeWithTheirDefinition) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
-  for_each_target([&](const std::string& target) {
+  for_each_executor([&](Executor& executor, const std::string& target) {
     for (const auto& levels :
          {QuantizationLevels::uniform(2), QuantizationLevels::halving(4), without_zero(3)}) {
       for (const auto& ends :
@@ -147,15 +150,16 @@ TEST(Quantize, RangesAgreeWithTheirDefinition) {
                                                  {1, 2, 3, 5000},
                                                  {128, 256, 5000},
                                                  {0, 0, 100, 100, 190, 1000, 1003, 4999, 5000, 5000}}) {
-        const auto executor = make_cpu_executor(1);
         const auto gradient = test_values(5000, 1);
         const auto residual = test_values(5000, 2);
         std::vector<float> norms(ends.size());
         for (std::size_t c = 0; c < norms.size(); ++c) norms[c] = 0.25f * static_cast<float>(c);
         auto codes = room(5000, levels.bits);
-        quantize_ranges(*executor, stream, levels, ends, norms, gradient, residual, codes);
-        std::vector<float> values(5000);
-        dequantize(levels, {.ends = ends}, norms, codes, 0, false, values);
+        quantize_ranges(executor, stream, levels, ends, norms, Placed(executor, gradient),
+                        Placed(executor, residual), codes);
+        Placed placed_values(executor, std::vector<float>(5000));
+        dequantize(executor, levels, {.ends = ends}, norms, codes, 0, false, placed_values);
+        const auto values = placed_values.read();
         std::size_t range = 0;
         for (std::size_t i = 0; i < 5000; ++i) {
           while (i >= ends[range]) ++range;
@@ -164,9 +168,10 @@ TEST(Quantize, RangesAgreeWithTheirDefinition) {
               << target << " " << i;
           ASSERT_EQ(values[i], scalar_value(levels, code_at(codes, levels.bits, i), norms[range]));
         }
-        for (std::size_t first = 0; first + 64 <= 5000; first += 64) {
-          std::vector<float> part(std::min<std::size_t>(1000, 5000 - first));
-          dequantize(levels, {.ends = ends}, norms, codes, first, false, part);
+        for (std::size_t first = 0; first + 64 <= 5000; first += 192) {
+          Placed placed_part(executor, std::vector<float>(std::min<std::size_t>(1000, 5000 - first)));
+          dequantize(executor, levels, {.ends = ends}, norms, codes, first, false, placed_part);
+          const auto part = placed_part.read();
           for (std::size_t i = 0; i < part.size(); ++i) ASSERT_EQ(part[i], values[first + i]) << first;
         }
       }
@@ -174,28 +179,59 @@ TEST(Quantize, RangesAgreeWithTheirDefinition) {
   });
 }
 
+/// From chunks that many share a block to such as many blocks share.
+TEST(Quantize, ChunksOfAnySize) {
+  const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
+  const auto gradient = test_values(40'003, 1);
+  for (const auto& levels : {QuantizationLevels::uniform(2), QuantizationLevels::halving(4)}) {
+    for (const std::size_t chunk : {128u, 384u, 8192u, 10'240u, 10'368u, 1u << 20}) {
+      std::vector<float> norms(chunk_count(gradient.size(), chunk));
+      auto codes = room(gradient.size(), levels.bits);
+      for_each_executor([&](Executor& executor, const std::string& target) {
+        std::fill(codes.begin(), codes.end(), ~std::uint64_t{0});
+        ASSERT_TRUE(quantize_chunks(executor, stream, levels, QuantizationNorm::largest, chunk,
+                                    Placed(executor, gradient), {}, norms, codes));
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+          ASSERT_EQ(code_at(codes, levels.bits, i),
+                    scalar_code(levels, stream, i, gradient[i], norms[i / chunk]))
+              << target << " " << chunk << " " << i;
+        }
+        for (std::size_t c = 0; c < norms.size(); ++c) {
+          float largest = 0;
+          for (std::size_t i = c * chunk; i < std::min(gradient.size(), (c + 1) * chunk); ++i) {
+            largest = std::max(largest, std::fabs(gradient[i]));
+          }
+          ASSERT_EQ(norms[c], largest) << target << " " << chunk;
+        }
+      });
+    }
+  }
+}
+
 TEST(Quantize, L2NormsAreNormsAndBoundTheValues) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
-  for_each_target([&](const std::string& target) {
+  for_each_executor([&](Executor& executor, const std::string& target) {
     const auto levels = QuantizationLevels::halving(4);
-    for (const std::size_t count : kTestSizes) {
-      const auto executor = make_cpu_executor(1);
-      const auto gradient = test_values(count, 1);
-      std::vector<float> norms(chunk_count(count, kChunk));
-      auto codes = room(count, levels.bits);
-      ASSERT_TRUE(quantize_chunks(*executor, stream, levels, QuantizationNorm::l2, kChunk, gradient, {},
-                                  norms, codes));
-      for (std::size_t c = 0; c < norms.size(); ++c) {
-        double squares = 0;
-        for (std::size_t i = c * kChunk; i < std::min(count, (c + 1) * kChunk); ++i) {
-          squares += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+    for (const std::size_t chunk : {kChunk, std::size_t{12'800}}) {
+      for (const std::size_t count : kTestSizes) {
+        const auto gradient = test_values(count, 1);
+        std::vector<float> norms(chunk_count(count, chunk));
+        auto codes = room(count, levels.bits);
+        ASSERT_TRUE(quantize_chunks(executor, stream, levels, QuantizationNorm::l2, chunk,
+                                    Placed(executor, gradient), {}, norms, codes));
+        for (std::size_t c = 0; c < norms.size(); ++c) {
+          double squares = 0;
+          for (std::size_t i = c * chunk; i < std::min(count, (c + 1) * chunk); ++i) {
+            squares += static_cast<double>(gradient[i]) * static_cast<double>(gradient[i]);
+          }
+          ASSERT_NEAR(static_cast<double>(norms[c]), std::sqrt(squares), 1e-6 * std::sqrt(squares) + 1e-37)
+              << target;
         }
-        ASSERT_NEAR(static_cast<double>(norms[c]), std::sqrt(squares), 1e-6 * std::sqrt(squares) + 1e-37)
-            << target;
-      }
-      for (std::size_t i = 0; i < count; ++i) {
-        ASSERT_EQ(code_at(codes, levels.bits, i),
-                  scalar_code(levels, stream, i, gradient[i], norms[i / kChunk]));
+        for (std::size_t i = 0; i < count; ++i) {
+          ASSERT_EQ(code_at(codes, levels.bits, i),
+                    scalar_code(levels, stream, i, gradient[i], norms[i / chunk]))
+              << target;
+        }
       }
     }
   });
@@ -204,24 +240,108 @@ TEST(Quantize, L2NormsAreNormsAndBoundTheValues) {
 TEST(Quantize, ValuesThatAreNotFiniteAreSeenWhereverTheyStand) {
   const RandomStream stream = random_stream(1, 1, 1, RandomPurpose::rounding);
   const auto levels = QuantizationLevels::uniform(3);
-  for_each_target([&](const std::string& target) {
-    const auto executor = make_cpu_executor(1);
+  for_each_executor([&](Executor& executor, const std::string& target) {
     for (const float bad :
          {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
           std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()}) {
       for (const std::size_t place : {0u, 5u, 31u, 1279u, 1280u, 2999u}) {
         for (const auto norm : {QuantizationNorm::largest, QuantizationNorm::l2}) {
-          auto gradient = test_values(3000, 1);
-          gradient[place] = bad;
+          auto values = test_values(3000, 1);
+          values[place] = bad;
+          Placed gradient(executor, values);
           std::vector<float> norms(3);
           auto codes = room(3000, 3);
-          EXPECT_FALSE(quantize_chunks(*executor, stream, levels, norm, kChunk, gradient, {}, norms, codes))
-              << target << " " << place << " " << bad;
-          EXPECT_FALSE(std::isfinite(largest_magnitude(*executor, gradient, {})));
+          for (const std::size_t chunk : {kChunk, std::size_t{1} << 20}) {
+            EXPECT_FALSE(quantize_chunks(executor, stream, levels, norm, chunk, gradient, {},
+                                         Span<float>(norms).first(chunk_count(3000, chunk)), codes))
+                << target << " " << place << " " << bad;
+          }
+          EXPECT_FALSE(std::isfinite(largest_magnitude(executor, gradient, {}))) << target;
         }
       }
     }
   });
+}
+
+TEST(Quantize, RangesAreMeasured) {
+  const std::vector<std::size_t> ends = {0, 7, 7, 100, 20'100, 90'000, 90'003};
+  const auto g = test_values(ends.back(), 1);
+  const auto r = test_values(ends.back(), 2);
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    std::vector<float> largest(ends.size(), -1.0f), alone(ends.size(), -1.0f);
+    std::vector<double> squares(ends.size(), -1.0);
+    Placed gradient(executor, g);
+    Placed residual(executor, r);
+    measure_ranges(executor, ends, gradient, residual, largest, squares);
+    measure_ranges(executor, ends, gradient, residual, alone, {});
+    EXPECT_EQ(alone, largest) << name;
+    std::size_t i = 0;
+    for (std::size_t range = 0; range < ends.size(); ++range) {
+      float most = 0;
+      double sum = 0;
+      for (; i < ends[range]; ++i) {
+        const float p = g[i] + r[i];
+        most = std::max(most, std::fabs(p));
+        sum += static_cast<double>(p) * static_cast<double>(p);
+      }
+      EXPECT_EQ(largest[range], most) << name << " " << range;
+      EXPECT_NEAR(squares[range], sum, 1e-5 * sum) << name << " " << range;
+    }
+    EXPECT_EQ(largest_magnitude(executor, gradient, residual),
+              *std::max_element(largest.begin(), largest.end()));
+  });
+}
+
+TEST(Quantize, AverageAddsVectorsInTheirOrder) {
+  const std::vector<std::size_t> ends = {3, 64, 1100, 4000, 4097};
+  constexpr std::size_t kCount = 4097;
+  constexpr std::size_t kSelf = 1;
+  const auto g = test_values(kCount, 10);
+  const auto r = test_values(kCount, 11);
+  for (const auto& levels :
+       {QuantizationLevels::uniform(2), without_zero(5), QuantizationLevels::halving(8)}) {
+    for (const bool in_ranges : {false, true}) {
+      const QuantizationScales scales =
+          in_ranges ? QuantizationScales{.ends = ends} : QuantizationScales{.chunk = kChunk};
+      const std::size_t ranges = in_ranges ? ends.size() : chunk_count(kCount, kChunk);
+      std::vector<std::vector<float>> norms;
+      std::vector<std::vector<std::uint64_t>> codes;
+      std::vector<QuantizedVector> vectors;
+      std::vector<float> sums(kCount), own(kCount), values(kCount);
+      for (std::size_t rank = 0; rank < 3; ++rank) {
+        norms.emplace_back(ranges);
+        for (std::size_t c = 0; c < ranges; ++c) {
+          norms.back()[c] = 0.3f * static_cast<float>(c + rank * rank);
+        }
+        std::mt19937_64 random(rank);
+        codes.push_back(room(kCount, levels.bits));
+        for (auto& word : codes.back()) word = random();
+        dequantize(levels, scales, norms.back(), codes.back(), 0, false, values);
+        for (std::size_t i = 0; i < kCount; ++i) sums[i] = rank == 0 ? values[i] : sums[i] + values[i];
+        if (rank == kSelf) own = values;
+      }
+      for (std::size_t rank = 0; rank < 3; ++rank) vectors.push_back({norms[rank], codes[rank]});
+      std::vector<float> left(kCount);
+      double squares = 0;
+      for (std::size_t i = 0; i < kCount; ++i) {
+        sums[i] *= 1.0f / 3.0f;
+        left[i] = g[i] + r[i] - own[i];
+        squares += static_cast<double>(left[i]) * static_cast<double>(left[i]);
+      }
+      for_each_executor([&](Executor& executor, const std::string& name) {
+        Placed gradient(executor, g);
+        Placed residual(executor, r);
+        Placed without(executor, g);
+        const double returned =
+            average_dequantized(executor, levels, scales, vectors, kSelf, gradient, residual);
+        EXPECT_EQ(average_dequantized(executor, levels, scales, vectors, kSelf, without, {}), 0) << name;
+        EXPECT_EQ(gradient.read(), sums) << name;
+        EXPECT_EQ(without.read(), sums) << name;
+        EXPECT_EQ(residual.read(), left) << name;
+        EXPECT_NEAR(returned, squares, 1e-5 * squares) << name;
+      });
+    }
+  }
 }
 
 // Values around the least normal float count as 0 or are delivered exactly; norms near the largest float

@@ -1,15 +1,14 @@
 #include "quantization/coded_exchange.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
 #include "comm/pending_lease.h"
 #include "comm/ring.h"
 #include "core/stopwatch.h"
-#include "kernels/blocks.h"
-#include "kernels/dense.h"
+#include "kernels/average_tiles.h"
+#include "kernels/on_device.h"
 #include "thinwire/errors.h"
 #include "wire/coded_payload.h"
 
@@ -17,8 +16,6 @@ namespace thinwire {
 namespace {
 
 constexpr Communicator::Tag kTag = 48;
-/// Elements averaged at a time: their sums and this rank's own part stay in the first-level cache.
-constexpr std::size_t kTile = 2048;
 
 FrameHeader header_of(BucketId bucket, const Step& step, std::size_t source, std::size_t elements,
                       const CodedShape& shape) {
@@ -43,31 +40,6 @@ float accept(const CodedFrame& frame, const FrameHeader& expected, Coder& coder)
   return bound;
 }
 
-/// Returns the residual's sum of squares.
-double average_tiles(Span<const CodedFrame> frames, std::size_t self, const Coder& coder, Step& step,
-                     Span<float> gradient, Span<float> residual) {
-  const auto world = static_cast<float>(frames.size());
-  return sum_over_blocks(step.executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    alignas(64) std::array<float, kTile> sums;
-    alignas(64) std::array<float, kTile> own;
-    double squares = 0;
-    for (std::size_t at = begin; at < end; at += kTile) {
-      const std::size_t count = std::min(kTile, end - at);
-      const Span<float> sum(sums.data(), count);
-      const auto own_part = residual.empty() ? Span<float>() : Span<float>(own.data(), count);
-      for (std::size_t rank = 0; rank < frames.size(); ++rank) {
-        coder.decode(rank, frames[rank].table(), frames[rank].codes(), at, rank != 0, sum);
-      }
-      if (!residual.empty()) {
-        coder.decode(self, frames[self].table(), frames[self].codes(), at, false, own_part);
-      }
-      squares += apply_average(own_part, sum, 1.0f / world, gradient.subspan(at, count),
-                               residual.subspan(at, count));
-    }
-    return squares;
-  });
-}
-
 }  // namespace
 
 float bound_of_table(Span<const float> table, std::size_t source) {
@@ -83,6 +55,24 @@ float bound_of_table(Span<const float> table, std::size_t source) {
 }
 
 void Coder::prepare(std::size_t, Span<const float>) {}
+
+double Coder::average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
+                      Span<float> gradient, Span<float> residual) const {
+  auto decode_part = [&](std::size_t rank, std::size_t first, bool add, Span<float> values) {
+    decode(rank, frames[rank].table(), frames[rank].codes(), first, add, values);
+  };
+  if (!on_device(gradient, residual)) {
+    return average_tiles(executor, frames.size(), self, gradient, residual, decode_part);
+  }
+  std::vector<float> sums(gradient.size());
+  std::vector<float> own(residual.size());
+  executor.parallel_for(sums.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    auto part = [&](std::vector<float>& values) { return Span<float>(values).subspan(begin, end - begin); };
+    for (std::size_t rank = 0; rank < frames.size(); ++rank) decode_part(rank, begin, rank != 0, part(sums));
+    if (!own.empty()) decode_part(self, begin, false, part(own));
+  });
+  return apply_average(executor, own, sums, 1.0f / static_cast<float>(frames.size()), gradient, residual);
+}
 
 void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                    const CodedShape& shape, std::vector<Pending>& pendings, Coder& coder) {
@@ -136,7 +126,7 @@ void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, 
     fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
     return;
   }
-  const double squares = average_tiles(frames, self, coder, step, gradient, residual);
+  const double squares = coder.average(step.executor, frames, self, gradient, residual);
   if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
   step.report.seconds_decompress += watch.lap();
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "thinwire/synchronizer.h"
+#include "wire/coded_payload.h"
 
 namespace thinwire {
 
@@ -28,6 +29,12 @@ class Coder {
   /// becomes Q(p), or Q(p) is added to it. Serial, and called by several threads at a time.
   virtual void decode(std::size_t rank, Span<const float> table, Span<const std::uint64_t> codes,
                       std::size_t first, bool add, Span<float> values) const = 0;
+
+  /// gradient becomes the mean over ranks of Q(p), added in rank order; residual, unless empty, p - Q(p) of
+  /// rank `self`. frames: of all ranks, readable. Returns the new residual's sum of squares. Default: by
+  /// decode(); where gradient lies in memory of a device, in temporary memory of the host first.
+  virtual double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
+                         Span<float> gradient, Span<float> residual) const;
 };
 
 /// The largest magnitude in a table of rank `source`. Throws CorruptFrame where a float is not finite.
