@@ -99,7 +99,7 @@ class CascadeCodec final : public RingCodec {
     // Decompress, add, recompress.
     const auto sums = sums_.first(piece.elements());
     const auto own = gradient_.subspan(piece.begin, piece.elements());
-    std::copy(own.begin(), own.end(), sums.begin());
+    copy(step_.executor, own, sums);
     if (!residual_.empty()) add(step_.executor, sums, residual_.subspan(piece.begin, piece.elements()));
     const Span<const std::uint64_t> bits{
         reinterpret_cast<const std::uint64_t*>(message.data() + kScaledSignBitsAt),

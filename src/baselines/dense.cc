@@ -7,6 +7,7 @@
 #include "kernels/dense.h"
 #include "baselines/baselines.h"
 #include "core/partition.h"
+#include "kernels/on_device.h"
 
 namespace thinwire {
 namespace {
@@ -18,7 +19,12 @@ class Dense final : public Synchronizer {
     step.delivered = {};
     if (!residual.empty()) add(step.executor, gradient, residual);
     scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
-    step.communicator.all_reduce_sum(gradient);
+    // Engines work on host memory.
+    const bool staged = on_device(gradient);
+    const auto sums = staged ? step.workspace.take<float>(gradient.size()) : gradient;
+    if (staged) copy<float>(step.executor, gradient, sums);
+    step.communicator.all_reduce_sum(sums);
+    if (staged) copy<float>(step.executor, sums, gradient);
     // inf and NaN survive a sum (inf - inf is NaN), so the mean itself tells every rank the same.
     step.report.finite = all_finite(step.executor, gradient);
     if (step.report.finite && !residual.empty()) fill(step.executor, residual, 0);

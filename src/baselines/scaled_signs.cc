@@ -86,23 +86,9 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   }
   step.report.scale = scale;
 
-  // Block by block, so that the sums stay in the cache while every rank's bits are added.
-  constexpr std::size_t kBlock = std::size_t{1} << 14;
-  const auto sums = step.workspace.take<float>(std::min(kBlock, elements));
-  double squares = 0;
-  for (std::size_t begin = 0; begin < elements; begin += kBlock) {
-    const std::size_t count = std::min(kBlock, elements - begin);
-    const auto block = sums.first(count);
-    fill(step.executor, block, 0);
-    for (std::size_t peer = 0; peer < world; ++peer) {
-      accumulate_signs(step.executor, bits_of(peer).subspan(begin / 64, sign_words(count)), scales[peer],
-                       block);
-    }
-    thinwire::scale(step.executor, block, 1.0f / static_cast<float>(world));
-    squares +=
-        subtract_signs(step.executor, bits_of(self).subspan(begin / 64, sign_words(count)), scales[self],
-                       block, gradient.subspan(begin, count), residual.subspan(begin, count));
-  }
+  const auto vectors = step.workspace.take<ScaledSigns>(world);
+  for (std::size_t peer = 0; peer < world; ++peer) vectors[peer] = {bits_of(peer), scales[peer]};
+  const double squares = average_signs(step.executor, vectors, self, gradient, residual);
   if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
   step.report.seconds_decompress += watch.lap();
 }
