@@ -143,6 +143,31 @@ void draw(Span<float> column, const RandomStream& stream) {
   }
 }
 
+/// Values of the host that travel, as kernels work on them: themselves where kernels run on the host, and a
+/// copy on the device otherwise, since they are asked for again and again.
+class NearCopy {
+ public:
+  NearCopy(Step& step, Span<float> values)
+      : executor_(step.executor),
+        values_(values),
+        near_(executor_.memory() == Memory::host ? values : step.scratch.take<float>(values.size())) {}
+
+  Span<float> span() const { return near_; }
+  /// What the host holds, to where kernels work.
+  void load() const {
+    if (near_.data() != values_.data()) copy(executor_, Span<const float>(values_), near_);
+  }
+  /// The reverse; done when it returns.
+  void store() const {
+    if (near_.data() != values_.data()) copy(executor_, Span<const float>(near_), values_);
+  }
+
+ private:
+  Executor& executor_;
+  Span<float> values_;
+  Span<float> near_;
+};
+
 class PowerSgd final : public Synchronizer {
  public:
   explicit PowerSgd(std::size_t rank) : rank_(rank) {}
@@ -195,9 +220,7 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   Stopwatch watch;
   const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_);
   State& state = open(bucket, plan, step);
-  const auto near = [&](Span<float> values) {
-    return NearCopy(step.executor, step.workspace, gradient.memory(), values);
-  };
+  const auto near = [&](Span<float> values) { return NearCopy(step, values); };
 
   // p takes the gradient's place. Half of the largest float leaves room for p - mean.
   constexpr float kLargest = std::numeric_limits<float>::max();

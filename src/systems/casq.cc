@@ -104,7 +104,7 @@ class CasqCoder final : public Coder {
         gradient_(gradient),
         residual_(residual),
         step_(step),
-        means_(step.workspace.take<Span<const float>>(static_cast<std::size_t>(step.communicator.size()))) {}
+        coded_(step.workspace.take<CodedClusters>(static_cast<std::size_t>(step.communicator.size()))) {}
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
@@ -113,14 +113,21 @@ class CasqCoder final : public Coder {
   }
 
   void prepare(std::size_t rank, Span<const float> table) override {
-    means_[rank] = lay_out_means(step_.workspace, sketch_, table, gradient_.memory());
+    const auto means = lay_out_means(step_.workspace, sketch_, table, gradient_.memory());
+    coded_[rank] = {sketch_.for_rank(rank), means, {}};
   }
 
   void decode(std::size_t rank, Span<const float>, Span<const std::uint64_t> codes, std::size_t first,
               bool add, Span<float> values) const override {
     const std::size_t word = first / 64 * sketch_.bits;
-    decode_clusters(sketch_.for_rank(rank), means_[rank], codes.subspan(word, codes.size() - word), first,
+    decode_clusters(coded_[rank].sketch, coded_[rank].means, codes.subspan(word, codes.size() - word), first,
                     add, values);
+  }
+
+  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
+                 Span<float> residual) const override {
+    for (std::size_t rank = 0; rank < frames.size(); ++rank) coded_[rank].codes = frames[rank].codes();
+    return apply_clusters(executor, coded_, self, gradient, residual);
   }
 
  private:
@@ -128,7 +135,7 @@ class CasqCoder final : public Coder {
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;
-  Span<Span<const float>> means_;  // of each rank, laid out
+  Span<CodedClusters> coded_;  // by each rank, once its means are there
 };
 
 class Casq final : public Synchronizer {
