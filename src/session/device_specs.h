@@ -20,6 +20,18 @@ inline const std::vector<std::string> kDeviceSpecs = {
     "ef_signsgd",
     "ssdm:feedback=on",
     "cascading_sign",
+    "s2_reducer",
+    "s2_reducer:rows=5:block=16",
+    "s2_reducer:shrink=on:feedback=on",
+    "s2_reducer:lambda=exact:feedback=on",
+    "sketched_sgd:ratio=0.05:p=2:columns_ratio=0.1",
+    "sketched_sgd:ratio=0.05:p=2:columns_ratio=0.1:fill=random",
+    "sketched_sgd:ratio=0.05:p=2:columns_ratio=0.1:dense_below=1500:momentum=0.9",
+    "top_k:ratio=0.05+zen",
+    "dgc:ratio=0.05+zen",
+    "block_top_k:ratio=0.25:block=16+zen",
+    "block_top_k:ratio=0.25:block=16+s2_reducer",
+    "omnireduce:block=16",
 };
 
 }  // namespace thinwire
