@@ -5,13 +5,15 @@
 set(THINWIRE_LIBRARIES "" CACHE INTERNAL "")
 
 function(thinwire_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion -Wshadow)
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wconversion;-Wshadow> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)
   # GCC 12 sees overlapping copies inside std::string's operator+ that are not there (GCC bug 105651).
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(${target} PRIVATE -Wno-restrict)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
   endif()
   if(THINWIRE_WERROR)
-    target_compile_options(${target} PRIVATE -Werror)
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
   endif()
 endfunction()
 
@@ -41,6 +43,15 @@ function(thinwire_test name)
   thinwire_warnings(${name})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")
+endfunction()
+
+# thinwire_device_test(NAME PROGRAM ARGUMENTS...): what of a test program needs a CUDA device; skipped where there is none.
+function(thinwire_device_test name program)
+  if(THINWIRE_TESTS AND THINWIRE_CUDA AND NOT THINWIRE_CUDA_MODE STREQUAL "EMULATED")
+    add_test(NAME ${name} COMMAND ${program} ${ARGN})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 600 LABELS cuda ENVIRONMENT THINWIRE_TEST_EXECUTORS=cuda
+      SKIP_REGULAR_EXPRESSION "no CUDA device")
+  endif()
 endfunction()
 
 function(thinwire_install)

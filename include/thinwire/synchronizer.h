@@ -99,9 +99,9 @@ class Synchronizer {
 
   /// synchronize for a row-sparse gradient. gradient: row indices ascending and distinct, below
   /// gradient.rows. residual [rows * width] or empty, as in synchronize. Returns the mean: rows ascending and
-  /// distinct, the same on all ranks, every row that it does not list is zero; it lies in step.workspace. If
-  /// any rank's values hold inf or NaN, the mean is one row of NaN on all ranks. Collective. Throws what
-  /// synchronize throws; the default throws std::logic_error.
+  /// distinct, the same on all ranks, every row that it does not list is zero; it lies in step.workspace or
+  /// step.scratch, as the gradient's may. If any rank's values hold inf or NaN, the mean is one row of NaN on
+  /// all ranks. Collective. Throws what synchronize throws; the default throws std::logic_error.
   virtual RowSparse synchronize_rows(BucketId bucket, const RowSparse& gradient, Span<float> residual,
                                      Step& step);
 

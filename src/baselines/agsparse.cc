@@ -50,8 +50,8 @@ class AgSparse final : public SparseSynchronizer {
     header.payload_bytes = row_list_bytes(own.size(), own.width);
     const auto payload = step.workspace.take<std::byte>(header.payload_bytes);
     const RowList list = row_list_in(payload, own.size(), own.width);
-    std::copy(own.row_indices.begin(), own.row_indices.end(), list.indices.begin());
-    std::copy(own.values.begin(), own.values.end(), list.values.begin());
+    copy(step.executor, own.row_indices, list.indices);
+    copy(step.executor, own.values, list.values);
     const auto sealed = messages.seal(header);
     report.seconds_compress += watch.lap();
     for_peers([&](int peer) { messages.send(peer, sealed, payload); });
@@ -64,8 +64,8 @@ class AgSparse final : public SparseSynchronizer {
     });
 
     const auto lists = step.workspace.take<ReceivedRowList>(world);
-    const auto bitmap = step.workspace.take<std::uint64_t>(bitmap_words(own.rows));
-    std::fill(bitmap.begin(), bitmap.end(), 0);
+    const auto bitmap = step.scratch.take<std::uint64_t>(bitmap_words(own.rows));
+    clear_bitmap(step.executor, bitmap);
     for (std::size_t rank = 0; rank < world; ++rank) {
       if (rank == self) {
         lists[rank] = {own.row_indices, own.values};
@@ -78,10 +78,10 @@ class AgSparse final : public SparseSynchronizer {
       set_bits(step.executor, lists[rank].indices, bitmap);
       report.seconds_decompress += watch.lap();
     }
-    const auto before = step.workspace.take<std::uint32_t>(bitmap.size());
+    const auto before = step.scratch.take<std::uint32_t>(bitmap.size());
     const std::size_t total = count_bits_before(step.executor, bitmap, before);
-    const auto indices = step.workspace.take<std::uint32_t>(total);
-    const auto sums = step.workspace.take<float>(total * own.width);
+    const auto indices = step.scratch.take<std::uint32_t>(total);
+    const auto sums = step.scratch.take<float>(total * own.width);
     list_bits(step.executor, bitmap, before, indices);
     fill(step.executor, sums, 0);
     for (const auto& one : lists) {

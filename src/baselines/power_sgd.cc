@@ -80,9 +80,8 @@ class Plan {
   /// body(cut) for every parameter in order.
   template <class Body>
   void for_each(Body&& body) const {
-    const std::size_t parameters = ends_.empty() ? 1 : ends_.size();
     std::size_t begin = 0;
-    for (std::size_t i = 0; i < parameters; ++i) {
+    for (std::size_t i = 0; i < parameters(); ++i) {
       const std::size_t count = (ends_.empty() ? elements_ : ends_[i]) - begin;
       body(Cut{i, begin, count, shape_of(count, rows_.empty() ? 0 : rows_[i], rank_)});
       begin += count;
@@ -103,16 +102,19 @@ class Plan {
     });
   }
 
-  /// body(begin, count, offset) for every run of elements that travels as it is, with its offset among them.
-  template <class Body>
-  void for_each_exact(Body&& body) const {
+  /// Runs of elements that travel as they are.
+  Span<const Piece> exact_pieces(Workspace& workspace) const {
+    const auto pieces = workspace.take<Piece>(parameters());
+    std::size_t used = 0;
     std::size_t offset = 0;
     for_each([&](const Cut& cut) {
-      if (cut.exact() != 0) body(cut.begin + cut.shape.elements(), cut.exact(), offset);
+      if (cut.exact() != 0) pieces[used++] = {cut.begin + cut.shape.elements(), cut.exact(), offset};
       offset += cut.exact();
     });
+    return pieces.first(used);
   }
 
+  std::size_t parameters() const { return ends_.empty() ? 1 : ends_.size(); }
   std::size_t exact() const { return exact_; }  ///< Elements that travel as they are.
   std::size_t left() const { return left_; }    ///< Floats of all left factors (P).
   std::size_t right() const { return right_; }  ///< Floats of all right factors (Q).
@@ -140,6 +142,31 @@ void draw(Span<float> column, const RandomStream& stream) {
     column[i] = static_cast<float>(2 * static_cast<std::int32_t>(sum) - kTwiceMean) * kUnit;
   }
 }
+
+/// Values of the host that travel, as kernels work on them: themselves where kernels run on the host, and a
+/// copy on the device otherwise, since they are asked for again and again.
+class NearCopy {
+ public:
+  NearCopy(Step& step, Span<float> values)
+      : executor_(step.executor),
+        values_(values),
+        near_(executor_.memory() == Memory::host ? values : step.scratch.take<float>(values.size())) {}
+
+  Span<float> span() const { return near_; }
+  /// What the host holds, to where kernels work.
+  void load() const {
+    if (near_.data() != values_.data()) copy(executor_, Span<const float>(values_), near_);
+  }
+  /// The reverse; done when it returns.
+  void store() const {
+    if (near_.data() != values_.data()) copy(executor_, Span<const float>(near_), values_);
+  }
+
+ private:
+  Executor& executor_;
+  Span<float> values_;
+  Span<float> near_;
+};
 
 class PowerSgd final : public Synchronizer {
  public:
@@ -192,8 +219,8 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   if (gradient.empty()) return;
   Stopwatch watch;
   const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_);
-  const State& state = open(bucket, plan, step);
-  const auto start = Span<const float>(state.right);
+  State& state = open(bucket, plan, step);
+  const auto near = [&](Span<float> values) { return NearCopy(step, values); };
 
   // p takes the gradient's place. Half of the largest float leaves room for p - mean.
   constexpr float kLargest = std::numeric_limits<float>::max();
@@ -202,16 +229,22 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   const auto first = step.workspace.take<float>(plan.exact() + plan.left());
   const auto exact = first.first(plan.exact());
   const auto left = first.subspan(plan.exact(), plan.left());
-  plan.for_each_exact([&](std::size_t begin, std::size_t count, std::size_t offset) {
-    std::copy_n(gradient.data() + begin, count, exact.data() + offset);
-  });
-  const auto of_left = [&](const Cut& cut, std::size_t offset) {
-    return left.subspan(offset, rank_ * cut.shape.rows);
+  const NearCopy near_first = near(first);
+  const auto near_exact = near_first.span().first(plan.exact());
+  const auto pieces = plan.exact_pieces(step.workspace);
+  gather_pieces(step.executor, pieces, gradient, near_exact);
+  const auto of_left = [&](Span<float> all, const Cut& cut, std::size_t offset) {
+    return all.subspan(offset, rank_ * cut.shape.rows);
   };
+  const auto near_left = near_first.span().subspan(plan.exact(), plan.left());
+  const NearCopy start = near(state.right);
+  start.load();
   plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
     multiply_right(step.executor, cut.shape, rank_, gradient.subspan(cut.begin, cut.shape.elements()),
-                   start.subspan(at_right, rank_ * cut.shape.columns), of_left(cut, at_left));
+                   start.span().subspan(at_right, rank_ * cut.shape.columns),
+                   of_left(near_left, cut, at_left));
   });
+  near_first.store();
   if (!within) first[0] = std::numeric_limits<float>::quiet_NaN();
   step.report.seconds_compress += watch.lap();
   step.communicator.all_reduce_sum(first);
@@ -222,12 +255,18 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   bool finite = scale(step.executor, exact, 1.0f / static_cast<float>(step.communicator.size()));
   finite = all_finite(step.executor, left) && finite;
   const auto right = step.workspace.take<float>(plan.right());
+  const NearCopy near_right = near(right);
   if (finite && !right.empty()) {
-    plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      orthonormalise(cut.shape.rows, rank_, of_left(cut, at_left));
-      multiply_left(step.executor, cut.shape, rank_, gradient.subspan(cut.begin, cut.shape.elements()),
-                    of_left(cut, at_left), right.subspan(at_right, rank_ * cut.shape.columns));
+    plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t) {
+      orthonormalise(cut.shape.rows, rank_, of_left(left, cut, at_left));
     });
+    near_first.load();
+    plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+      multiply_left(step.executor, cut.shape, rank_, gradient.subspan(cut.begin, cut.shape.elements()),
+                    of_left(near_left, cut, at_left),
+                    near_right.span().subspan(at_right, rank_ * cut.shape.columns));
+    });
+    near_right.store();
     step.report.seconds_compress += watch.lap();
     step.communicator.all_reduce_sum(right);
     step.report.formula_bytes += step.communicator.ring_sent_bytes(right.size(), sizeof(float));
@@ -242,14 +281,12 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
     return;
   }
 
-  plan.for_each_exact([&](std::size_t begin, std::size_t count, std::size_t offset) {
-    std::copy_n(exact.data() + offset, count, gradient.data() + begin);
-    const auto rest = residual.subspan(begin, count);
-    std::fill(rest.begin(), rest.end(), 0.0f);
-  });
+  if (right.empty()) near_first.load();
+  near_right.load();
+  scatter_pieces(step.executor, pieces, near_exact, gradient, residual);
   plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-    apply_product(step.executor, cut.shape, rank_, of_left(cut, at_left),
-                  right.subspan(at_right, rank_ * cut.shape.columns),
+    apply_product(step.executor, cut.shape, rank_, of_left(near_left, cut, at_left),
+                  near_right.span().subspan(at_right, rank_ * cut.shape.columns),
                   gradient.subspan(cut.begin, cut.shape.elements()),
                   residual.subspan(cut.begin, cut.shape.elements()));
   });

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -7,6 +8,7 @@
 #include <sstream>
 
 #include "baselines/baselines.h"
+#include "thinwire/cuda.h"
 #include "thinwire/in_process.h"
 #include "thinwire/registry.h"
 #include "thinwire/state.h"
@@ -296,6 +298,72 @@ TEST(PowerSgd, FactorsFollowTheirParametersIntoOtherBuckets) {
     const std::vector<BucketLayout> reshaped = {{{"a", 600, 30}, {"b", 600, 30}}};
     EXPECT_THROW(after.pipeline.synchronizer->load(BucketReader(stored, reshaped)), std::runtime_error);
   });
+}
+
+/// Steps with gradient and residual in the executor's memory: the mean of each step and the last residual.
+std::vector<std::vector<float>> steps_on(Executor& executor, Communicator& communicator) {
+  constexpr std::size_t kElements = 5010;
+  const std::vector<std::size_t> ends = {0, 7, 1000, 1003, kElements};
+  const std::vector<std::size_t> rows = {0, 7, 0, 0, 30};
+  const auto pipeline = Runner::registry().make("power_sgd:rank=3");
+  Workspace workspace(executor.shared_allocator());
+  auto take = [&] {
+    auto* memory = static_cast<float*>(executor.allocator().allocate(kElements * sizeof(float)));
+    return Span<float>(memory, kElements, executor.memory());
+  };
+  const Span<float> gradient = take();
+  const Span<float> residual = take();
+  std::vector<float> values(kElements, 0.0f);
+  copy(executor, Span<const float>(values), residual);
+  std::vector<std::vector<float>> results;
+  for (std::uint64_t index = 0; index < 3; ++index) {
+    values = normal_values(
+        kElements, static_cast<std::uint32_t>(10 * communicator.rank()) + static_cast<std::uint32_t>(index));
+    copy(executor, Span<const float>(values), gradient);
+    workspace.reset();
+    Step step{.communicator = communicator,
+              .executor = executor,
+              .workspace = workspace,
+              .index = index,
+              .seed = 5,
+              .parameter_ends = ends,
+              .parameter_rows = rows};
+    pipeline.synchronizer->synchronize(0, gradient, residual, step);
+    EXPECT_TRUE(step.report.finite);
+    copy<float>(executor, gradient, Span<float>(values));
+    results.push_back(values);
+  }
+  copy<float>(executor, residual, Span<float>(values));
+  results.push_back(values);
+  // Infinity is told, and does not reach the residual.
+  values[4000] = std::numeric_limits<float>::infinity();
+  copy(executor, Span<const float>(values), gradient);
+  workspace.reset();
+  Step step{.communicator = communicator,
+            .executor = executor,
+            .workspace = workspace,
+            .index = 3,
+            .seed = 5,
+            .parameter_ends = ends,
+            .parameter_rows = rows};
+  pipeline.synchronizer->synchronize(0, gradient, residual, step);
+  EXPECT_FALSE(step.report.finite);
+  for (const auto span : {gradient, residual}) executor.allocator().release(span.data());
+  return results;
+}
+
+TEST(PowerSgd, ADeviceArrivesAtWhatTheCpuDoes) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  std::array<std::vector<std::vector<float>>, 2> of_rank;
+  run_in_process(2, [&](Communicator& communicator) {
+    const auto expected = steps_on(*make_cpu_executor(1), communicator);
+    const auto actual = steps_on(*make_cuda_executor(0), communicator);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_LT(distance(actual[i], expected[i]), 1e-4 * norm(expected[i])) << i;
+    }
+    of_rank[static_cast<std::size_t>(communicator.rank())] = actual;
+  });
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(of_rank[0][i], of_rank[1][i])) << i;
 }
 
 }  // namespace

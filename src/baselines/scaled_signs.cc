@@ -8,7 +8,6 @@
 #include "comm/pending_lease.h"
 #include "comm/ring.h"
 #include "core/stopwatch.h"
-#include "kernels/blocks.h"
 #include "kernels/dense.h"
 #include "kernels/sign_bits.h"
 #include "wire/frame.h"
@@ -87,23 +86,9 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   }
   step.report.scale = scale;
 
-  // Tile by tile, so that the sums stay in the cache while every rank's bits are added.
-  const std::size_t tile = tile_elements(step.executor, std::size_t{1} << 14, elements);
-  const auto sums = step.scratch.take<float>(tile);
-  double squares = 0;
-  for (std::size_t begin = 0; begin < elements; begin += tile) {
-    const std::size_t count = std::min(tile, elements - begin);
-    const auto block = sums.first(count);
-    fill(step.executor, block, 0);
-    for (std::size_t peer = 0; peer < world; ++peer) {
-      accumulate_signs(step.executor, bits_of(peer).subspan(begin / 64, sign_words(count)), scales[peer],
-                       block);
-    }
-    thinwire::scale(step.executor, block, 1.0f / static_cast<float>(world));
-    squares +=
-        subtract_signs(step.executor, bits_of(self).subspan(begin / 64, sign_words(count)), scales[self],
-                       block, gradient.subspan(begin, count), residual.subspan(begin, count));
-  }
+  const auto vectors = step.workspace.take<ScaledSigns>(world);
+  for (std::size_t peer = 0; peer < world; ++peer) vectors[peer] = {bits_of(peer), scales[peer]};
+  const double squares = average_signs(step.executor, vectors, self, gradient, residual);
   if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
   step.report.seconds_decompress += watch.lap();
 }

@@ -25,7 +25,7 @@ void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> 
   const RowSparse own = select(bucket, gradient, residual, wanted(units, step.index), step);
   Span<float> left;
   if (inner_.feedback && !residual.empty()) {
-    left = step.workspace.take<float>(own.elements());
+    left = step.scratch.take<float>(own.elements());
     fill(step.executor, left, 0);
   }
   step.report.seconds_compress += watch.seconds();

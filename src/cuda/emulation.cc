@@ -300,6 +300,13 @@ cudaError_t cudaFree(void* pointer) {
   return pointer == nullptr || emulation::device_memory().release(pointer) ? cudaSuccess
                                                                            : cudaErrorInvalidValue;
 }
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
+  *pool = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  return cudaSuccess;
+}
 cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t) {
   return cudaMalloc(pointer, bytes);
 }

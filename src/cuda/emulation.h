@@ -236,6 +236,8 @@ struct cudaPointerAttributes {
 using cudaStream_t = void*;
 constexpr unsigned cudaStreamNonBlocking = 1;
 constexpr unsigned cudaHostAllocDefault = 0;
+using cudaMemPool_t = void*;
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
 
 const char* cudaGetErrorString(cudaError_t status);
 cudaError_t cudaGetDeviceCount(int* count);
@@ -245,6 +247,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes);
 cudaError_t cudaFree(void* pointer);
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device);
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
 cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t stream);
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream);
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned flags);

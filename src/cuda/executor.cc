@@ -1,5 +1,6 @@
 #include "cuda/executor.h"
 
+#include <cstdint>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,13 @@ namespace cuda {
 CudaExecutor::CudaExecutor(int device, int threads) : device_(device), host_(make_cpu_executor(threads)) {
   enter();
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "no stream");
+  // Left alone, the pool gives unused memory back whenever somebody waits, and every call would ask the
+  // driver for its temporary memory again.
+  cudaMemPool_t pool{};
+  check(cudaDeviceGetDefaultMemPool(&pool, device), "no pool of temporary memory");
+  std::uint64_t everything = ~std::uint64_t{0};
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &everything),
+        "temporary memory could not be kept");
 }
 
 CudaExecutor::~CudaExecutor() {

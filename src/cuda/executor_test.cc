@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "thinwire/cuda.h"
@@ -19,6 +21,14 @@ TEST(CudaExecutor, RefusesDevicesThatAreNotThere) {
     EXPECT_TRUE(what.find("CUDA device") != std::string::npos ||
                 what.find("THINWIRE_CUDA=ON") != std::string::npos)
         << what;
+  }
+}
+
+/// For scripts/check_cuda, which is there to find one.
+TEST(CudaDevice, IsThereWhereItIsWanted) {
+  const char* wanted = std::getenv("THINWIRE_TEST_EXECUTORS");
+  if (wanted != nullptr && std::string(wanted) == "cuda") {
+    EXPECT_GT(cuda_devices(), 0) << "no CUDA device";
   }
 }
 

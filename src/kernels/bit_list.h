@@ -35,6 +35,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Number of set bits below `position`, see rank_of in kernels/bitmap.h.
+__device__ inline std::uint32_t rank_at(const std::uint64_t* bits, const std::uint32_t* before,
+                                        std::size_t position) {
+  const std::uint64_t lower = bits[position / 64] & ((std::uint64_t{1} << (position % 64)) - 1);
+  return before[position / 64] + static_cast<std::uint32_t>(__popcll(lower));
+}
+
 /// Position of the set bit of `word` that has `rank` set bits below it; there is one.
 __device__ inline unsigned select_bit(std::uint64_t word, unsigned rank) {
   unsigned position = 0;
@@ -98,8 +105,8 @@ class Marks {
   template <class IsMarked>
   Marks(CudaExecutor& executor, std::size_t count, IsMarked is_marked)
       : executor_(executor), words_((count + 63) / 64), bits_(executor, words_), before_(executor, words_) {
-    launch(executor.stream(), grid_for_words(words_), mark_kernel<IsMarked>, count, is_marked,
-           bits_.data(), before_.data());
+    launch(executor.stream(), grid_for_words(words_), mark_kernel<IsMarked>, count, is_marked, bits_.data(),
+           before_.data());
     total_ = sum_counts(executor, bits_.data(), before_.data(), words_);
   }
 

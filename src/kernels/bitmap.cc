@@ -1,5 +1,7 @@
 #include "kernels/bitmap.h"
 
+#include <algorithm>
+
 #include "kernels/blocks.h"
 #include "kernels/on_device.h"
 
@@ -42,6 +44,11 @@ namespace thinwire {
 HWY_EXPORT(CountBefore);
 HWY_EXPORT(ListBits);
 
+void clear_bitmap(Executor& executor, Span<std::uint64_t> bitmap) {
+  if (on_device(bitmap)) THINWIRE_ON_DEVICE(clear_bitmap(executor, bitmap));
+  std::fill(bitmap.begin(), bitmap.end(), 0);
+}
+
 void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap) {
   if (on_device(positions, bitmap)) THINWIRE_ON_DEVICE(set_bits(executor, positions, bitmap));
   // One thread: two of them may meet in a word.
@@ -60,6 +67,15 @@ void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const 
     THINWIRE_ON_DEVICE(list_bits(executor, bitmap, before, positions));
   executor.parallel_for(bitmap.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(ListBits)(bitmap.data(), positions.data() + before[begin], begin, end);
+  });
+}
+
+void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
+                Span<const std::uint32_t> positions, Span<std::uint32_t> ranks) {
+  if (on_device(bitmap, before, positions, ranks))
+    THINWIRE_ON_DEVICE(find_ranks(executor, bitmap, before, positions, ranks));
+  executor.parallel_for(positions.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t k = begin; k < end; ++k) ranks[k] = rank_of(bitmap, before, positions[k]);
   });
 }
 

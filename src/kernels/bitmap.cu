@@ -47,6 +47,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    rank_kernel(const std::uint64_t* __restrict__ bits, const std::uint32_t* __restrict__ before,
+                const std::uint32_t* __restrict__ positions, std::size_t count,
+                std::uint32_t* __restrict__ ranks) {
+  for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
+    ranks[k] = rank_at(bits, before, positions[k]);
+  }
+}
+
 struct WritePosition {
   std::uint32_t* positions;
   __device__ void operator()(std::size_t k, std::size_t position) const {
@@ -55,6 +64,11 @@ struct WritePosition {
 };
 
 }  // namespace
+
+void clear_bitmap(Executor& executor, Span<std::uint64_t> bitmap) {
+  check(cudaMemsetAsync(bitmap.data(), 0, bitmap.size_bytes(), executor_on_device(executor).stream()),
+        "a bitmap could not be cleared");
+}
 
 void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap) {
   CudaExecutor& own = executor_on_device(executor);
@@ -85,6 +99,18 @@ void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const 
   Operand p(own, positions);
   list_marked(own, b.data(), f.data(), bitmap.size(), positions.size(), WritePosition{p.data()});
   finish(own, b, f, p);
+}
+
+void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
+                Span<const std::uint32_t> positions, Span<std::uint32_t> ranks) {
+  CudaExecutor& own = executor_on_device(executor);
+  Resident b(own, bitmap);
+  Resident f(own, before);
+  Operand p(own, positions);
+  Operand r(own, ranks);
+  launch(own.stream(), grid_for(positions.size()), rank_kernel, b.data(), f.data(), p.data(),
+         positions.size(), r.data());
+  finish(own, b, f, p, r);
 }
 
 }  // namespace thinwire::cuda

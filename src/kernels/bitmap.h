@@ -15,6 +15,9 @@ constexpr std::size_t bitmap_words(std::size_t positions) {
   return (positions + 63) / 64;
 }
 
+/// No bit is set.
+void clear_bitmap(Executor& executor, Span<std::uint64_t> bitmap);
+
 /// Sets the bit of every position; each must be below 64 * bitmap.size(). Repeated positions are allowed.
 void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap);
 
@@ -34,13 +37,20 @@ inline std::uint32_t rank_of(Span<const std::uint64_t> bitmap, Span<const std::u
   return before[position / 64] + static_cast<std::uint32_t>(std::popcount(lower));
 }
 
+/// ranks[k] = rank_of(positions[k]); positions are set in the bitmap.
+void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
+                Span<const std::uint32_t> positions, Span<std::uint32_t> ranks);
+
 /// The same on a CUDA device, see kernels/on_device.h.
 namespace cuda {
+void clear_bitmap(Executor& executor, Span<std::uint64_t> bitmap);
 void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap);
 std::size_t count_bits_before(Executor& executor, Span<const std::uint64_t> bitmap,
                               Span<std::uint32_t> before);
 void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
                Span<std::uint32_t> positions);
+void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
+                Span<const std::uint32_t> positions, Span<std::uint32_t> ranks);
 }  // namespace cuda
 
 }  // namespace thinwire

@@ -13,12 +13,6 @@ namespace thinwire {
 /// A multiple of 64, so that no two ranges share a word of bits.
 inline constexpr std::size_t kBlockElements = std::size_t{1} << 16;
 
-/// How many elements a system takes through several kernels at a time: so many that they stay in the CPU's
-/// cache, a multiple of 64; all of them on a device, which has more to do at a time.
-inline std::size_t tile_elements(const Executor& executor, std::size_t cached, std::size_t elements) {
-  return executor.memory() == Memory::host ? std::min(cached, elements) : elements;
-}
-
 /// body(begin, end) -> double, summed over fixed blocks in ascending order.
 inline double sum_over_blocks(Executor& executor, std::size_t count,
                               FunctionRef<double(std::size_t, std::size_t)> body) {

@@ -320,6 +320,14 @@ struct Said {
       values.push_back(decode(*cpu, sketches[rank], encoded[rank], first, false, std::vector<float>(count)));
     }
   }
+  std::vector<CodedClusters> coded(Workspace& workspace, Memory memory) const {
+    std::vector<CodedClusters> all;
+    for (std::size_t rank = 0; rank < encoded.size(); ++rank) {
+      const auto means = lay_out_means(workspace, sketches[rank], encoded[rank].means, memory);
+      all.push_back({sketches[rank], means, encoded[rank].codes});
+    }
+    return all;
+  }
 };
 
 TEST(ClusterValues, AveragesAddInRankOrderAndDivide) {
@@ -333,16 +341,40 @@ TEST(ClusterValues, AveragesAddInRankOrderAndDivide) {
     }
     for_each_executor([&](Executor& executor, const std::string& name) {
       Workspace workspace;
-      std::vector<CodedClusters> coded;
-      for (std::size_t rank = 0; rank < 3; ++rank) {
-        coded.push_back(
-            {said.sketches[rank],
-             lay_out_means(workspace, said.sketches[rank], said.encoded[rank].means, executor.memory()),
-             said.encoded[rank].codes});
-      }
+      const auto coded = said.coded(workspace, executor.memory());
       Placed values(executor, std::vector<float>(count, 5.0f));
       average_clusters(executor, coded, first, values);
       EXPECT_EQ(values.read(), expected) << name << " " << count;
+    });
+  }
+}
+
+TEST(ClusterValues, TheMeanOfAllRanksAndTheRemainderComeFromOnePass) {
+  for (const std::size_t count : {1u, 64u, 1000u, 70'001u}) {
+    const Grouped grouped(2, 100, {count / 3, count / 3 + 5, count});
+    const Said said(grouped.sketch, 3, 0, count);
+    const auto gradient = test_values(count, 5);
+    const auto residual = test_values(count, 6);
+    std::vector<float> mean(count), expected(count);
+    double expected_squares = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      mean[i] = (said.values[0][i] + said.values[1][i] + said.values[2][i]) * (1.0f / 3.0f);
+      expected[i] = gradient[i] + residual[i] - said.values[1][i];
+      expected_squares += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
+    }
+    for_each_executor([&](Executor& executor, const std::string& name) {
+      SCOPED_TRACE(testing::Message() << name << " " << count);
+      Workspace workspace;
+      const auto coded = said.coded(workspace, executor.memory());
+      Placed placed_gradient(executor, gradient);
+      Placed placed_residual(executor, residual);
+      const double squares = apply_clusters(executor, coded, 1, placed_gradient, placed_residual);
+      EXPECT_EQ(placed_gradient.read(), mean);
+      EXPECT_EQ(placed_residual.read(), expected);
+      EXPECT_NEAR(squares, expected_squares, 1e-5 * expected_squares);
+      Placed again(executor, gradient);
+      EXPECT_EQ(apply_clusters(executor, coded, 1, again, {}), 0);
+      EXPECT_EQ(again.read(), mean);
     });
   }
 }
@@ -367,10 +399,7 @@ TEST(ClusterValues, TheResidualKeepsWhatTheFramesDidNotCarry) {
     for_each_executor([&](Executor& executor, const std::string& name) {
       SCOPED_TRACE(testing::Message() << name << " " << count);
       Workspace workspace;
-      const CodedClusters coded{
-          said.sketches[0],
-          lay_out_means(workspace, said.sketches[0], said.encoded[0].means, executor.memory()),
-          said.encoded[0].codes};
+      const CodedClusters coded = said.coded(workspace, executor.memory())[0];
       Placed placed_average(executor, average);
       const RecodedShard shard{begin, placed_average, 4};
       Placed placed_gradient(executor, gradient);

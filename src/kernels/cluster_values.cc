@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/blocks.h"
-#include "kernels/dense.h"
+#include "kernels/average_tiles.h"
 #include "kernels/on_device.h"
 
 namespace thinwire {
@@ -50,6 +49,16 @@ void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::
       for (float& value : tile) value /= ranks;
     });
   });
+}
+
+double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
+                      Span<float> gradient, Span<float> residual) {
+  if (on_device(gradient, residual))
+    THINWIRE_ON_DEVICE(apply_clusters(executor, coded, self, gradient, residual));
+  return average_tiles(executor, coded.size(), self, gradient, residual,
+                       [&](std::size_t rank, std::size_t at, bool add, Span<float> values) {
+                         decode_tile(coded[rank], at, 0, add, values);
+                       });
 }
 
 double subtract_clusters(Executor& executor, const CodedClusters& own, const RecodedShard& shard,

@@ -112,6 +112,26 @@ __device__ inline void write_block_sum(double value, double* out) {
   __syncthreads();
 }
 
+/// A small table of the host, copied to the device even where kernels could reach it: they look it up again
+/// and again. The caller waits before the table may change.
+template <class T>
+class TableOnDevice {
+ public:
+  TableOnDevice(CudaExecutor& executor, Span<const T> table) : copy_(executor, table.size()) {
+    if (table.empty()) return;
+    check(
+        cudaMemcpyAsync(copy_.data(), table.data(), table.size_bytes(), cudaMemcpyDefault, executor.stream()),
+        "a table could not be copied");
+    data_ = copy_.data();
+  }
+  /// Null where the table is empty.
+  const T* data() const { return data_; }
+
+ private:
+  Scratch<T> copy_;
+  const T* data_ = nullptr;
+};
+
 /// What a kernel finds out beside its output: whether everything was finite, and one sum per block. Lies in
 /// pinned memory, and is read when the kernel is done.
 class Findings {

@@ -83,9 +83,7 @@ struct WriteIndex {
 /// The number of taken entries in front of `position`.
 __device__ std::size_t taken_before(const std::uint64_t* bits, const std::uint32_t* before,
                                     std::size_t position, std::size_t entries, std::size_t total) {
-  if (position == entries) return total;
-  const std::uint64_t lower = bits[position / 64] & ((std::uint64_t{1} << (position % 64)) - 1);
-  return before[position / 64] + static_cast<std::size_t>(__popcll(lower));
+  return position == entries ? total : rank_at(bits, before, position);
 }
 
 __global__ void __launch_bounds__(kThreads)

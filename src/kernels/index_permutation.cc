@@ -170,6 +170,19 @@ void permute(Executor& executor, const IndexPermutation& permutation, Span<const
   });
 }
 
+bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
+  if (on_device(indices, places))
+    THINWIRE_ON_DEVICE(permute_into(executor, permutation, first, count, indices, places));
+  permute(executor, permutation, indices, places);
+  bool good = true;
+  for (std::uint32_t& place : places) {
+    place -= first;  // wraps around to something large when below
+    good &= place < count;
+  }
+  return good;
+}
+
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
   if (on_device(places, indices))

@@ -72,6 +72,11 @@ struct IndexPermutation {
 void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
              Span<std::uint32_t> places);
 
+/// places[k] = permutation.place_of(indices[k]) - first. Returns whether all of these are in [0, count);
+/// where one is not, its value has no meaning.
+bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places);
+
 /// indices[k] = permutation.index_of(first + places[k]); may be done in place. Every first + places[k] is
 /// below size.
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
@@ -81,6 +86,8 @@ void unpermute(Executor& executor, const IndexPermutation& permutation, std::uin
 namespace cuda {
 void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
              Span<std::uint32_t> places);
+bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places);
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                Span<const std::uint32_t> places, Span<std::uint32_t> indices);
 }  // namespace cuda

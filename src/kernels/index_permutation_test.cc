@@ -97,6 +97,29 @@ TEST(IndexPermutation, PlacesOfAPartAreCountedFromItsBeginning) {
   });
 }
 
+TEST(IndexPermutation, TellsWhetherAllPlacesAreInAPart) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    constexpr std::uint32_t kFirst = 300;
+    constexpr std::uint32_t kCount = 200;
+    for (const bool identity : {false, true}) {
+      const auto permutation =
+          identity ? IndexPermutation::none(1000) : IndexPermutation::make(1000, stream_of(3));
+      std::vector<std::uint32_t> wanted(kCount), indices(kCount);
+      std::iota(wanted.begin(), wanted.end(), 0u);
+      for (std::uint32_t k = 0; k < kCount; ++k) indices[k] = permutation.index_of(kFirst + k);
+      Placed<std::uint32_t> places(executor, std::vector<std::uint32_t>(kCount));
+      // Indices in host memory, as those of frames are.
+      EXPECT_TRUE(permute_into(executor, permutation, kFirst, kCount, indices, places)) << name;
+      EXPECT_EQ(places.read(), wanted) << name;
+      for (const std::uint32_t outside : {kFirst - 1, kFirst + kCount, 0u, 999u}) {
+        indices[77] = permutation.index_of(outside);
+        EXPECT_FALSE(permute_into(executor, permutation, kFirst, kCount, indices, places)) << name;
+      }
+    }
+    EXPECT_TRUE(permute_into(executor, IndexPermutation::none(5), 0, 0, {}, {})) << name;
+  });
+}
+
 TEST(IndexPermutation, TablesOfNoneAndOneRow) {
   EXPECT_TRUE(IndexPermutation::make(0, stream_of(1)).identity);
   EXPECT_EQ(IndexPermutation::make(1, stream_of(1)).place_of(0), 0u);

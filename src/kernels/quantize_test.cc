@@ -182,7 +182,7 @@ TEST(Quantize, RangesAgreeWithTheirDefinition) {
 /// From chunks that many share a block to such as many blocks share.
 TEST(Quantize, ChunksOfAnySize) {
   const RandomStream stream = random_stream(3, 1, 4, RandomPurpose::rounding, 1);
-  const auto gradient = test_values(40'003, 1);
+  const auto gradient = test_values(25'003, 1);
   for (const auto& levels : {QuantizationLevels::uniform(2), QuantizationLevels::halving(4)}) {
     for (const std::size_t chunk : {128u, 384u, 8192u, 10'240u, 10'368u, 1u << 20}) {
       std::vector<float> norms(chunk_count(gradient.size(), chunk));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/bit_list.h"
 #include "kernels/device_algorithms.h"
 #include "kernels/resident.h"
 #include "kernels/row_lanes.h"
@@ -14,19 +15,13 @@ namespace {
 
 // --- By rank in a bitmap.
 
-__device__ std::uint32_t slot_at(const std::uint64_t* bitmap, const std::uint32_t* before,
-                                 std::uint32_t position) {
-  const std::uint64_t lower = bitmap[position / 64] & ((std::uint64_t{1} << (position % 64)) - 1);
-  return before[position / 64] + static_cast<std::uint32_t>(__popcll(lower));
-}
-
 __global__ void __launch_bounds__(kThreads)
     accumulate_kernel(const std::uint32_t* __restrict__ positions, std::size_t rows,
                       const float* __restrict__ values, std::size_t width, RowLanes lanes,
                       const std::uint64_t* __restrict__ bitmap, const std::uint32_t* __restrict__ before,
                       float* __restrict__ sums) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
-    const std::size_t begin = slot_at(bitmap, before, positions[k]) * width;
+    const std::size_t begin = rank_at(bitmap, before, positions[k]) * width;
 #pragma unroll 4
     for (std::size_t i = lanes.first_element(); i < width; i += lanes.element_step()) {
       sums[begin + i] += values[k * width + i];
@@ -39,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
                  const std::uint64_t* __restrict__ bitmap, const std::uint32_t* __restrict__ before,
                  std::uint32_t* __restrict__ slots, std::uint32_t* __restrict__ numbers) {
   for (std::size_t k = thread_of_grid(); k < rows; k += threads_of_grid()) {
-    slots[k] = slot_at(bitmap, before, positions[k]);
+    slots[k] = rank_at(bitmap, before, positions[k]);
     numbers[k] = static_cast<std::uint32_t>(k);
   }
 }

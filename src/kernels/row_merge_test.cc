@@ -40,7 +40,12 @@ TEST(Bitmap, ListsRanksAndCountsAgreeWithALoop) {
         const auto counts = before.read();
         for (std::size_t k = 0; k < wanted.size(); ++k) ASSERT_EQ(rank_of(wanted_bits, counts, wanted[k]), k);
 
-        // Everything but the one operand in host memory.
+        Placed ranks(executor, std::vector<std::uint32_t>(shuffled.size()));
+        find_ranks(executor, bits, before, Placed(executor, shuffled), ranks);
+        const auto found = ranks.read();
+        for (std::size_t k = 0; k < found.size(); ++k) ASSERT_EQ(wanted[found[k]], shuffled[k]) << name;
+
+        // Everything but one operand in host memory.
         std::vector<std::uint64_t> host_bits(wanted_bits.size(), 0);
         set_bits(executor, Placed(executor, shuffled), host_bits);
         ASSERT_EQ(host_bits, wanted_bits) << name;
@@ -49,6 +54,8 @@ TEST(Bitmap, ListsRanksAndCountsAgreeWithALoop) {
         ASSERT_EQ(host_before, counts) << name;
         list_bits(executor, bits, host_before, host_listed);
         ASSERT_EQ(host_listed, wanted) << name;
+        clear_bitmap(executor, bits);
+        ASSERT_EQ(bits.read(), std::vector<std::uint64_t>(wanted_bits.size(), 0)) << name;
       }
     }
   });

@@ -1,5 +1,7 @@
 #include "kernels/sign_bits.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 
@@ -189,6 +191,32 @@ double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float 
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(ApplySigns)(bits.data() + begin / 64, scale, at(mean, begin), end - begin,
                                             gradient.data() + begin, at(residual, begin));
+  });
+}
+
+double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
+                     Span<float> gradient, Span<float> residual) {
+  if (on_device(gradient, residual)) {
+    THINWIRE_ON_DEVICE(average_signs(executor, vectors, self, gradient, residual));
+  }
+  constexpr std::size_t kTile = 4096;  // stays in the first-level cache
+  const float factor = 1.0f / static_cast<float>(vectors.size());
+  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
+    alignas(64) std::array<float, kTile> sums;
+    double squares = 0;
+    for (std::size_t first = begin; first < end; first += kTile) {
+      const std::size_t count = std::min(kTile, end - first);
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      for (const ScaledSigns& vector : vectors) {
+        HWY_DYNAMIC_DISPATCH(AccumulateSigns)
+        (vector.bits.data() + first / 64, vector.scale, count, sums.data());
+      }
+      for (float& sum : sums) sum *= factor;
+      squares +=
+          HWY_DYNAMIC_DISPATCH(ApplySigns)(vectors[self].bits.data() + first / 64, vectors[self].scale,
+                                           sums.data(), count, gradient.data() + first, at(residual, first));
+    }
+    return squares;
   });
 }
 

@@ -1,5 +1,8 @@
 // Sign bits on a CUDA device. A warp votes: lane l of a vote is bit l of half a word.
 
+#include <memory>
+#include <vector>
+
 #include "kernels/device.h"
 #include "kernels/sign_bits.h"
 
@@ -120,6 +123,69 @@ __global__ void __launch_bounds__(kThreads)
       [&](std::size_t i, bool bit, float sum) { sums[i] = sum + (bit ? scale : -scale); });
 }
 
+/// A rank's vector where kernels reach it.
+struct Signs {
+  const std::uint64_t* bits;
+  float scale;
+};
+
+/// All ranks' values of a run are added in registers.
+template <bool kResidual>
+__global__ void __launch_bounds__(kThreads)
+    average_kernel(const Signs* __restrict__ ranks, unsigned count_of_ranks, unsigned self, std::size_t count,
+                   float* __restrict__ gradient, float* __restrict__ residual,
+                   double* __restrict__ block_sums) {
+  constexpr unsigned kRows = 2 * kWordsAtOnce;
+  const std::size_t words = (count + 63) / 64;
+  const unsigned lane = lane_of_warp();
+  const float factor = 1.0f / static_cast<float>(count_of_ranks);
+  double squares = 0;
+  auto bit_of = [&](std::uint64_t own, unsigned row) {
+    const std::uint64_t word = __shfl_sync(kAllLanes, own, static_cast<int>(row / 2));
+    return ((word >> (row % 2 * kWarp + lane)) & 1) != 0;
+  };
+  for (std::size_t run = warp_of_grid(); run * kRun < count; run += warps_of_grid()) {
+    const std::size_t word = run * kWordsAtOnce + lane;
+    const bool has_word = lane < kWordsAtOnce && word < words;
+    float sums[kRows] = {};
+    std::uint64_t own = 0;
+    std::uint64_t next = has_word ? ranks[0].bits[word] : 0;
+    for (unsigned rank = 0; rank < count_of_ranks; ++rank) {
+      // The next rank's bits are on their way while this one's are added.
+      const std::uint64_t bits = next;
+      if (rank + 1 < count_of_ranks && has_word) next = ranks[rank + 1].bits[word];
+      if (rank == self) own = bits;
+      const float scale = ranks[rank].scale;
+#pragma unroll
+      for (unsigned row = 0; row < kRows; ++row) sums[row] += bit_of(bits, row) ? scale : -scale;
+    }
+    const float scale = ranks[self].scale;
+#pragma unroll
+    for (unsigned first = 0; first < kRows; first += 2 * kWordsUnderWay) {
+      float p[2 * kWordsUnderWay];
+#pragma unroll
+      for (unsigned k = 0; k < 2 * kWordsUnderWay; ++k) {
+        const std::size_t i = run * kRun + (first + k) * kWarp + lane;
+        p[k] = kResidual && i < count ? gradient[i] + residual[i] : 0.0f;
+      }
+#pragma unroll
+      for (unsigned k = 0; k < 2 * kWordsUnderWay; ++k) {
+        const std::size_t i = run * kRun + (first + k) * kWarp + lane;
+        const float step = kResidual && bit_of(own, first + k) ? scale : -scale;
+        if (i < count) {
+          if (kResidual) {
+            const float left = p[k] - step;
+            residual[i] = left;
+            squares += static_cast<double>(left) * static_cast<double>(left);
+          }
+          gradient[i] = sums[first + k] * factor;
+        }
+      }
+    }
+  }
+  if (kResidual) write_block_sum(squares, block_sums + blockIdx.x);
+}
+
 }  // namespace
 
 bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
@@ -172,6 +238,28 @@ void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float 
   launch(own.stream(), grid_for_words(sign_words(sums.size())), accumulate_kernel, b.data(), scale,
          sums.size(), s.data());
   finish(own, b, s);
+}
+
+double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
+                     Span<float> gradient, Span<float> residual) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand g(own, gradient);
+  Operand r(own, residual);
+  std::vector<std::unique_ptr<Operand<const std::uint64_t>>> bits;
+  std::vector<Signs> ranks;
+  for (const ScaledSigns& vector : vectors) {
+    bits.push_back(std::make_unique<Operand<const std::uint64_t>>(own, vector.bits));
+    ranks.push_back({bits.back()->data(), vector.scale});
+  }
+  const TableOnDevice<Signs> table(own, ranks);
+  const Grid grid = grid_for_words(sign_words(gradient.size()));
+  const Findings findings(own, grid);
+  launch(own.stream(), grid, residual.empty() ? average_kernel<false> : average_kernel<true>, table.data(),
+         static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self), gradient.size(), g.data(),
+         r.data(), findings.sums());
+  finish(own, g, r);
+  own.wait();  // bits and table lie in host memory
+  return residual.empty() ? 0 : findings.sum();
 }
 
 }  // namespace thinwire::cuda

@@ -41,6 +41,18 @@ void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float 
 double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<const float> mean,
                       Span<float> gradient, Span<float> residual);
 
+/// What one rank sent: +-scale for every element.
+struct ScaledSigns {
+  Span<const std::uint64_t> bits{};
+  float scale = 0;
+};
+
+/// residual[i] = gradient[i] + residual[i] - v, v being what vectors[self] says of element i; then
+/// gradient[i] = the sum of what all say of it, from 0 in their order, times 1 / vectors.size(). residual may
+/// be empty. Returns the new residual's sum of squares.
+double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
+                     Span<float> gradient, Span<float> residual);
+
 /// The same on a CUDA device, see kernels/on_device.h.
 namespace cuda {
 bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
@@ -50,6 +62,8 @@ void merge_signs(Executor& executor, Span<std::uint64_t> own_bits, Span<const st
 void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums);
 double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<const float> mean,
                       Span<float> gradient, Span<float> residual);
+double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
+                     Span<float> gradient, Span<float> residual);
 }  // namespace cuda
 
 }  // namespace thinwire

@@ -114,6 +114,37 @@ TEST_P(SignBits, SubtractKeepsWhatTheOwnFrameDidNotCarry) {
   });
 }
 
+TEST_P(SignBits, AverageAddsVectorsInTheirOrder) {
+  constexpr std::size_t kSelf = 1;
+  for (const std::size_t count : kTestSizes) {
+    const auto g = test_values(count, 1);
+    const auto r = residual(count);
+    const std::vector<float> scales = {0.3f, 1e-3f, 7.1f};
+    std::vector<std::vector<std::uint64_t>> bits;
+    std::vector<ScaledSigns> vectors;
+    std::vector<float> means(count, 0.0f), left(r.size());
+    for (std::uint32_t rank = 0; rank < scales.size(); ++rank) {
+      bits.push_back(scalar_pack(test_values(count, 3 + rank), {}));
+      for (std::size_t i = 0; i < count; ++i) means[i] += scalar_step(bits[rank], i, scales[rank]);
+    }
+    for (std::size_t rank = 0; rank < scales.size(); ++rank) vectors.push_back({bits[rank], scales[rank]});
+    for (auto& mean : means) mean *= 1.0f / 3.0f;
+    double squares = 0;
+    for (std::size_t i = 0; i < left.size(); ++i) {
+      left[i] = g[i] + r[i] - scalar_step(bits[kSelf], i, scales[kSelf]);
+      squares += static_cast<double>(left[i]) * static_cast<double>(left[i]);
+    }
+    for_each_executor([&](Executor& executor, const std::string& name) {
+      Placed placed_gradient(executor, g);
+      Placed placed_residual(executor, r);
+      const double returned = average_signs(executor, vectors, kSelf, placed_gradient, placed_residual);
+      EXPECT_EQ(placed_gradient.read(), means) << name << " " << count;
+      EXPECT_EQ(placed_residual.read(), left) << name << " " << count;
+      EXPECT_NEAR(returned, squares, 1e-5 * squares) << name;
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Residual, SignBits, testing::Bool());
 
 TEST(SignBits, MergeSelectsBitByBit) {

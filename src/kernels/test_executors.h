@@ -3,7 +3,10 @@
 // with several, and a CUDA device where there is one (or the emulation of one). All are held against the same
 // scalar definition.
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -16,12 +19,17 @@ namespace thinwire {
 /// Calls body(executor, its name).
 template <class Body>
 void for_each_executor(Body body) {
-  for_each_target([&](const std::string& target) {
-    for (const int threads : {1, 3}) {
-      const auto executor = make_cpu_executor(threads);
-      body(*executor, target + ", " + std::to_string(threads) + " threads");
-    }
-  });
+  const char* wanted = std::getenv("THINWIRE_TEST_EXECUTORS");  // "cuda": no CPU
+  if (wanted == nullptr || std::string(wanted) != "cuda") {
+    for_each_target([&](const std::string& target) {
+      for (const int threads : {1, 3}) {
+        const auto executor = make_cpu_executor(threads);
+        body(*executor, target + ", " + std::to_string(threads) + " threads");
+      }
+    });
+  } else if (cuda_devices() == 0) {
+    GTEST_SKIP() << "no CUDA device";
+  }
   if (cuda_devices() == 0) return;
   const auto executor = make_cuda_executor(0);
   body(*executor, std::string("CUDA"));

@@ -32,6 +32,13 @@ inline const std::vector<std::string> kDeviceSpecs = {
     "block_top_k:ratio=0.25:block=16+zen",
     "block_top_k:ratio=0.25:block=16+s2_reducer",
     "omnireduce:block=16",
+    "zen",
+    "zen:scheme=push_pull:feedback=on",
+    "zen:scheme=push_pull:pull=list",
+    "zen:scheme=centralization:feedback=on",
+    "agsparse:feedback=on",
+    "sparcml",
+    "sparse_ps:feedback=on",
 };
 
 }  // namespace thinwire

@@ -1,11 +1,12 @@
 #include "sparse/densify.h"
 
-#include <algorithm>
 #include <limits>
 #include <stdexcept>
 #include <string>
 
 #include "core/stopwatch.h"
+#include "kernels/bitmap.h"
+#include "kernels/block_norms.h"
 #include "kernels/dense.h"
 #include "kernels/row_merge.h"
 #include "sparse/rows.h"
@@ -21,7 +22,7 @@ RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const Row
         "without a residual");
   }
   Stopwatch watch;
-  const auto table = step.workspace.take<float>(gradient.elements());
+  const auto table = step.scratch.take<float>(gradient.elements());
   fill(step.executor, table, 0);
   scatter_rows(step.executor, gradient.row_indices, gradient.values, gradient.width, table);
   step.report.seconds_compress += watch.seconds();
@@ -29,19 +30,16 @@ RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const Row
   if (!step.report.finite) return row_of_nan(step.workspace, gradient);
 
   watch.restart();
-  const auto indices = step.workspace.take<std::uint32_t>(gradient.rows);
-  std::size_t kept = 0;
-  for (std::size_t row = 0; row < gradient.rows; ++row) {
-    const auto values = table.subspan(row * gradient.width, gradient.width);
-    const bool zero = std::all_of(values.begin(), values.end(), [](float value) { return value == 0; });
-    indices[kept] = static_cast<std::uint32_t>(row);
-    kept += zero ? 0 : 1;
-  }
-  const auto listed = indices.first(kept);
-  const auto values = step.workspace.take<float>(kept * gradient.width);
-  gather_rows(step.executor, table, listed, gradient.width, values);
+  const auto bits = step.scratch.take<std::uint64_t>(bitmap_words(gradient.rows));
+  const auto before = step.scratch.take<std::uint32_t>(bits.size());
+  flag_nonzero_blocks(step.executor, table, {}, gradient.width, bits);
+  const std::size_t kept = count_bits_before(step.executor, bits, before);
+  const auto indices = step.scratch.take<std::uint32_t>(kept);
+  const auto values = step.scratch.take<float>(kept * gradient.width);
+  list_bits(step.executor, bits, before, indices);
+  gather_rows(step.executor, table, indices, gradient.width, values);
   step.report.seconds_decompress += watch.seconds();
-  return {listed, values, gradient.rows, gradient.width};
+  return {indices, values, gradient.rows, gradient.width};
 }
 
 }  // namespace thinwire

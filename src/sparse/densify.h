@@ -5,8 +5,8 @@
 
 namespace thinwire {
 
-/// Writes the rows into a dense table in the step's workspace, runs system.synchronize on it and returns the
-/// rows of the mean that hold a value other than 0. Parameters and contract as
+/// Writes the rows into a dense table in the step's scratch memory, runs system.synchronize on it and returns
+/// the rows of the mean that hold a value other than 0. Parameters and contract as
 /// Synchronizer::synchronize_rows. Costs a table of rows * width floats. Throws std::invalid_argument for
 /// 2^32 or more elements.
 RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const RowSparse& gradient,

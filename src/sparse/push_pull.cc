@@ -67,6 +67,11 @@ class Exchange {
   Span<T> take(std::size_t count) {
     return step_.workspace.take<T>(count);
   }
+  /// For what only kernels touch.
+  template <class T>
+  Span<T> take_scratch(std::size_t count) {
+    return step_.scratch.take<T>(count);
+  }
   std::size_t first_place(std::size_t owner) const { return part_begin(own_.rows, world_, owner); }
   std::size_t owned_places(std::size_t owner) const { return part_size(own_.rows, world_, owner); }
 
@@ -95,8 +100,8 @@ class Exchange {
 
   /// parts_[p] = the row_list of the rows that p owns.
   void split() {
-    const auto places = take<std::uint32_t>(own_.size());
-    const auto owner_of = take<std::uint16_t>(own_.size());
+    const auto places = take_scratch<std::uint32_t>(own_.size());
+    const auto owner_of = take_scratch<std::uint16_t>(own_.size());
     permute(executor_, scheme_.places, own_.row_indices, places);
     find_owners(executor_, places, own_.rows, world_, owner_of, pushed_);
     parts_ = take<Span<std::byte>>(world_);
@@ -120,8 +125,8 @@ class Exchange {
     step_.report.seconds_wait += watch.lap();
     const auto lists = take<ReceivedRowList>(world_);
     const auto places = take<Span<const std::uint32_t>>(world_);
-    bits_ = take<std::uint64_t>(bitmap_words(owned_places(self_)));
-    std::fill(bits_.begin(), bits_.end(), 0);
+    bits_ = take_scratch<std::uint64_t>(bitmap_words(owned_places(self_)));
+    clear_bitmap(executor_, bits_);
     for (std::size_t rank = 0; rank < world_; ++rank) {
       if (rank == self_) {
         const RowList list = row_list_in(parts_[self_], pushed_[self_], width_);
@@ -136,9 +141,9 @@ class Exchange {
       set_bits(executor_, places[rank], bits_);
       step_.report.seconds_compress += watch.lap();
     }
-    before_ = take<std::uint32_t>(bits_.size());
+    before_ = take_scratch<std::uint32_t>(bits_.size());
     pulled_rows_[self_] = count_bits_before(executor_, bits_, before_);
-    sums_ = take<float>(pulled_rows_[self_] * width_);
+    sums_ = take_scratch<float>(pulled_rows_[self_] * width_);
     fill(executor_, sums_, 0);
     for (std::size_t rank = 0; rank < world_; ++rank) {
       accumulate_rows(executor_, places[rank], lists[rank].values, width_, bits_, before_, true, sums_);
@@ -150,16 +155,9 @@ class Exchange {
 
   /// The places of `indices`, counted from the first that this rank owns.
   Span<const std::uint32_t> owned_places_of(std::size_t rank, Span<const std::uint32_t> indices) {
-    const auto places = take<std::uint32_t>(indices.size());
-    permute(executor_, scheme_.places, indices, places);
-    const auto first = static_cast<std::uint32_t>(first_place(self_));
-    const auto owned = static_cast<std::uint32_t>(owned_places(self_));
-    bool good = true;
-    for (std::uint32_t& place : places) {
-      place -= first;  // wraps around to something large when below
-      good &= place < owned;
-    }
-    if (!good) {
+    const auto places = take_scratch<std::uint32_t>(indices.size());
+    if (!permute_into(executor_, scheme_.places, static_cast<std::uint32_t>(first_place(self_)),
+                      static_cast<std::uint32_t>(owned_places(self_)), indices, places)) {
       throw CorruptFrame("rank " + std::to_string(rank) + " pushed rows to rank " + std::to_string(self_) +
                          " that it does not own: do the ranks use one seed?");
     }
@@ -192,8 +190,8 @@ class Exchange {
     step_.report.seconds_wait += watch.lap();
 
     const std::size_t total = std::accumulate(pulled_rows_.begin(), pulled_rows_.end(), std::uint64_t{0});
-    const auto indices = take<std::uint32_t>(total);
-    const auto values = take<float>(total * width_);
+    const auto indices = take_scratch<std::uint32_t>(total);
+    const auto values = take_scratch<float>(total * width_);
     std::size_t at = 0;
     for (std::size_t owner = 0; owner < world_; ++owner) {
       const auto part = indices.subspan(at, pulled_rows_[owner]);
@@ -207,7 +205,7 @@ class Exchange {
       const auto decoded = owner == self_
                                ? own_result(part)
                                : decode(messages.header_of(static_cast<int>(owner)), arrived, part);
-      std::copy(decoded.begin(), decoded.end(), part_values.begin());
+      copy(executor_, decoded, part_values);
       unpermute(executor_, scheme_.places, static_cast<std::uint32_t>(first_place(owner)), part, part);
       step_.report.seconds_decompress += watch.lap();
     }
@@ -232,11 +230,13 @@ class Exchange {
     pulled_bytes_[self_] = header.payload_bytes;
     const auto payload = take<std::byte>(header.payload_bytes);
     if (bitmap) {
-      write_row_bitmap(payload, sums_, bits_, places);
+      const RowBitmap part = row_bitmap_in(payload, listed, width_, places);
+      copy(executor_, Span<const float>(sums_), part.values);
+      copy(executor_, as_bytes(Span<const std::uint64_t>(bits_)).first(part.bits.size()), part.bits);
     } else {
       const RowList list = row_list_in(payload, listed, width_);
       list_bits(executor_, bits_, before_, list.indices);
-      std::copy(sums_.begin(), sums_.end(), list.values.begin());
+      copy(executor_, Span<const float>(sums_), list.values);
     }
     return payload;
   }
@@ -252,11 +252,11 @@ class Exchange {
     if (header.type == FrameType::row_list) {
       const std::size_t owned = owned_places(header.source);
       const ReceivedRowList list = read_row_list(header, payload, owned);
-      std::copy(list.indices.begin(), list.indices.end(), places.begin());
+      copy(executor_, list.indices, places);
       return list.values;
     }
     const auto bits = take<std::uint64_t>(bitmap_words(header.count));
-    const auto before = take<std::uint32_t>(bits.size());
+    const auto before = take_scratch<std::uint32_t>(bits.size());
     const auto values = read_row_bitmap(header, payload, bits);
     count_bits_before(executor_, bits, before);
     list_bits(executor_, bits, before, places);

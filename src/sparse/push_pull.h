@@ -31,7 +31,8 @@ struct RowMean {
   std::uint64_t smallest = 0;
 };
 
-/// Watches an exchange, for whoever has to predict another one. Spans lie in the step's workspace.
+/// Watches an exchange, for whoever has to predict another one. Lists of counts lie in the
+/// step's workspace, places in its scratch memory.
 class PushPullObserver {
  public:
   virtual ~PushPullObserver() = default;

@@ -66,8 +66,8 @@ class Doubling {
     header.payload_bytes = row_list_bytes(rows_.size(), rows_.width);
     const auto payload = step_.workspace.take<std::byte>(header.payload_bytes);
     const RowList list = row_list_in(payload, rows_.size(), rows_.width);
-    std::copy(rows_.row_indices.begin(), rows_.row_indices.end(), list.indices.begin());
-    std::copy(rows_.values.begin(), rows_.values.end(), list.values.begin());
+    copy(step_.executor, rows_.row_indices, list.indices);
+    copy(step_.executor, rows_.values, list.values);
     step_.report.formula_bytes += row_list_bytes(rows_.size(), rows_.width);
     step_.report.seconds_compress += watch_.lap();
     messages_.send(static_cast<int>(peer), messages_.seal(header), payload);
@@ -89,8 +89,8 @@ class Doubling {
   void merge(std::size_t peer) {
     const ReceivedRowList theirs = receive(peer);
     const std::size_t most = std::min(rows_.size() + theirs.indices.size(), rows_.rows);
-    const auto indices = step_.workspace.take<std::uint32_t>(most);
-    const auto values = step_.workspace.take<float>(most * rows_.width);
+    const auto indices = step_.scratch.take<std::uint32_t>(most);
+    const auto values = step_.scratch.take<float>(most * rows_.width);
     const std::size_t merged = merge_sorted_rows(step_.executor, rows_.row_indices, rows_.values,
                                                  theirs.indices, theirs.values, rows_.width, indices, values);
     rows_ = {indices.first(merged), values.first(merged * rows_.width), rows_.rows, rows_.width};
@@ -98,8 +98,8 @@ class Doubling {
   }
 
   void average() {
-    const auto values = step_.workspace.take<float>(rows_.values.size());
-    std::copy(rows_.values.begin(), rows_.values.end(), values.begin());
+    const auto values = step_.scratch.take<float>(rows_.values.size());
+    copy(step_.executor, rows_.values, values);
     finite_ = scale(step_.executor, values, 1.0f / static_cast<float>(world_)) && finite_;
     rows_.values = values;
     step_.report.seconds_decompress += watch_.lap();

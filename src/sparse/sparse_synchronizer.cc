@@ -18,16 +18,16 @@ namespace {
 
 /// The same rows, ascending: places them by their rank in a bitmap of the table.
 RowSparse in_order(const RowSparse& rows, Step& step) {
-  const auto bitmap = step.workspace.take<std::uint64_t>(bitmap_words(rows.rows));
-  const auto before = step.workspace.take<std::uint32_t>(bitmap.size());
-  const auto indices = step.workspace.take<std::uint32_t>(rows.size());
-  const auto slots = step.workspace.take<std::uint32_t>(rows.size());
-  const auto values = step.workspace.take<float>(rows.values.size());
-  std::fill(bitmap.begin(), bitmap.end(), 0);
+  const auto bitmap = step.scratch.take<std::uint64_t>(bitmap_words(rows.rows));
+  const auto before = step.scratch.take<std::uint32_t>(bitmap.size());
+  const auto indices = step.scratch.take<std::uint32_t>(rows.size());
+  const auto slots = step.scratch.take<std::uint32_t>(rows.size());
+  const auto values = step.scratch.take<float>(rows.values.size());
+  clear_bitmap(step.executor, bitmap);
   set_bits(step.executor, rows.row_indices, bitmap);
   count_bits_before(step.executor, bitmap, before);
   list_bits(step.executor, bitmap, before, indices);
-  for (std::size_t k = 0; k < rows.size(); ++k) slots[k] = rank_of(bitmap, before, rows.row_indices[k]);
+  find_ranks(step.executor, bitmap, before, rows.row_indices, slots);
   scatter_rows(step.executor, slots, rows.values, rows.width, values);
   return {indices, values, rows.rows, rows.width};
 }
@@ -95,16 +95,16 @@ RowSparse SparseSynchronizer::collect(Span<const float> gradient, Span<const flo
                                       Step& step) const {
   const std::size_t n = gradient.size();
   if (block_ == 1) {
-    const Elements found = find_nonzeros(step.executor, gradient, residual, step.workspace);
+    const Elements found = find_nonzeros(step.executor, gradient, residual, step.scratch);
     return {found.indices, found.values, n, 1};
   }
   const std::size_t blocks = (n + block_ - 1) / block_;
-  const auto flags = step.workspace.take<std::uint64_t>(bitmap_words(blocks));
-  const auto before = step.workspace.take<std::uint32_t>(flags.size());
+  const auto flags = step.scratch.take<std::uint64_t>(bitmap_words(blocks));
+  const auto before = step.scratch.take<std::uint32_t>(flags.size());
   flag_nonzero_blocks(step.executor, gradient, residual, block_, flags);
   const std::size_t found = count_bits_before(step.executor, flags, before);
-  const auto indices = step.workspace.take<std::uint32_t>(found);
-  const auto values = step.workspace.take<float>(found * block_);
+  const auto indices = step.scratch.take<std::uint32_t>(found);
+  const auto values = step.scratch.take<float>(found * block_);
   list_bits(step.executor, flags, before, indices);
   gather_rows(step.executor, gradient, residual, indices, block_, values);
   return {indices, values, blocks, block_};

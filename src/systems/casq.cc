@@ -47,6 +47,8 @@
 #include <string_view>
 
 #include "core/stopwatch.h"
+#include "kernels/cluster_values.h"
+#include "kernels/dense.h"
 #include "quantization/agreed_values.h"
 #include "quantization/coded_exchange.h"
 #include "systems/casq_clusters.h"
@@ -102,7 +104,7 @@ class CasqCoder final : public Coder {
         gradient_(gradient),
         residual_(residual),
         step_(step),
-        means_(step.workspace.take<Span<const float>>(static_cast<std::size_t>(step.communicator.size()))) {}
+        coded_(step.workspace.take<CodedClusters>(static_cast<std::size_t>(step.communicator.size()))) {}
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
@@ -111,14 +113,21 @@ class CasqCoder final : public Coder {
   }
 
   void prepare(std::size_t rank, Span<const float> table) override {
-    means_[rank] = lay_out_means(step_.workspace, sketch_, table);
+    const auto means = lay_out_means(step_.workspace, sketch_, table, gradient_.memory());
+    coded_[rank] = {sketch_.for_rank(rank), means, {}};
   }
 
   void decode(std::size_t rank, Span<const float>, Span<const std::uint64_t> codes, std::size_t first,
               bool add, Span<float> values) const override {
     const std::size_t word = first / 64 * sketch_.bits;
-    decode_clusters(sketch_.for_rank(rank), means_[rank], codes.subspan(word, codes.size() - word), first,
+    decode_clusters(coded_[rank].sketch, coded_[rank].means, codes.subspan(word, codes.size() - word), first,
                     add, values);
+  }
+
+  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
+                 Span<float> residual) const override {
+    for (std::size_t rank = 0; rank < frames.size(); ++rank) coded_[rank].codes = frames[rank].codes();
+    return apply_clusters(executor, coded_, self, gradient, residual);
   }
 
  private:
@@ -126,7 +135,7 @@ class CasqCoder final : public Coder {
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;
-  Span<Span<const float>> means_;  // of each rank, laid out
+  Span<CodedClusters> coded_;  // by each rank, once its means are there
 };
 
 class Casq final : public Synchronizer {
@@ -159,7 +168,7 @@ class Casq final : public Synchronizer {
   bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const;
   std::uint64_t exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
                                std::size_t rank) const;
-  void add_momentum(BucketId bucket, Span<float> mean);
+  void add_momentum(BucketId bucket, Span<float> mean, Step& step);
 
   CasqSettings settings_;
   std::map<BucketId, BucketState> states_;
@@ -184,7 +193,7 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   const Spans model = model_for(bucket, ends, step);
   if (clusters && !cluster(bucket, ends, gradient, residual, model, step)) {
     step.report.finite = false;
-    std::fill(gradient.begin(), gradient.end(), std::numeric_limits<float>::quiet_NaN());
+    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
     return;
   }
   exchange(bucket, ends, gradient, residual, model, clusters, step);
@@ -196,7 +205,7 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
     state.model.weights.assign(model.weights.begin(), model.weights.end());
     state.model.shard_centres.assign(model.shard_centres.begin(), model.shard_centres.end());
   }
-  if (settings_.double_momentum > 0) add_momentum(bucket, gradient);
+  if (settings_.double_momentum > 0) add_momentum(bucket, gradient, step);
 }
 
 void Casq::require_known_size(BucketId bucket, std::size_t elements) const {
@@ -232,7 +241,7 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
   const auto floats = step.workspace.take<float>(2 * count * ends.size());
   std::fill(floats.begin(), floats.end(), 0.0f);
   if (step.communicator.rank() == 0) {
-    ClusterFinder finder(step.workspace);
+    ClusterFinder finder(step.executor, step.workspace);
     for (std::size_t group = 0; group < ends.size(); ++group) {
       const std::size_t begin = ends.begin(group);
       const std::size_t elements = ends.end(group) - begin;
@@ -313,7 +322,7 @@ void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient
   const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()));
   auto set_shard_thresholds = [&](Span<const float> average, Span<ClusterGroup> results) {
     std::optional<ClusterFinder> finder;
-    if (clusters_shard) finder.emplace(step.workspace);
+    if (clusters_shard) finder.emplace(step.executor, step.workspace);
     std::size_t result = 0;
     ends.for_each(own, [&](std::size_t group, std::size_t first, std::size_t last) {
       PerCluster<float>& centres = model.shard_centres[group];
@@ -376,12 +385,17 @@ std::uint64_t Casq::payload_bytes(const Workload& workload) const {
                                  static_cast<std::size_t>(workload.rank));
 }
 
-void Casq::add_momentum(BucketId bucket, Span<float> mean) {
+/// The momentum is kept on the host: a mean on a device comes there and goes back.
+void Casq::add_momentum(BucketId bucket, Span<float> mean, Step& step) {
   auto& momentum = momenta_.try_emplace(bucket, mean.size(), 0.0f).first->second;
-  for (std::size_t i = 0; i < mean.size(); ++i) {
-    momentum[i] = settings_.double_momentum * momentum[i] + mean[i];
-    mean[i] += momentum[i];
+  const bool here = mean.memory() == Memory::host;
+  const auto sum = here ? mean : step.workspace.take<float>(mean.size());
+  if (!here) copy(step.executor, Span<const float>(mean), sum);
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    momentum[i] = settings_.double_momentum * momentum[i] + sum[i];
+    sum[i] += momentum[i];
   }
+  if (!here) copy(step.executor, Span<const float>(sum), mean);
 }
 
 constexpr std::array<std::string_view, 3> kKinds = {"casq_centres", "casq_weights", "casq_shard_centres"};

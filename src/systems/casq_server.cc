@@ -1,7 +1,6 @@
 #include "systems/casq_server.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -10,7 +9,7 @@
 #include "comm/ring.h"
 #include "core/partition.h"
 #include "core/stopwatch.h"
-#include "kernels/blocks.h"
+#include "kernels/cluster_values.h"
 #include "kernels/dense.h"
 #include "quantization/coded_exchange.h"
 #include "wire/coded_payload.h"
@@ -20,7 +19,6 @@ namespace {
 
 constexpr Communicator::Tag kUplinkTag = 52;
 constexpr Communicator::Tag kDownlinkTag = 53;
-constexpr std::size_t kTile = 2048;
 
 /// Codes of the elements from `first`, a multiple of 64, on.
 Span<const std::uint64_t> codes_from(Span<const std::uint64_t> codes, std::size_t first, std::size_t bits) {
@@ -69,6 +67,10 @@ class OwnersStep {
 
   Shard shard(std::size_t rank) const { return shard_of(gradient_.size(), world_, rank); }
 
+  Span<const float> laid_out(const ClusterSketch& sketch, Span<const float> means) {
+    return lay_out_means(step_.workspace, sketch, means, gradient_.memory());
+  }
+
   /// Codes everything and sends each owner its shard's codes. Returns whether all elements are finite.
   bool send_codes() {
     Stopwatch watch;
@@ -87,7 +89,7 @@ class OwnersStep {
     const bool finite = encode_clusters(step_.executor, step_.workspace, plan_.uplink.for_rank(self_), 0,
                                         gradient_, residual_, codes_, means_);
     if (!finite) std::fill(means_.begin(), means_.end(), 0.0f);
-    laid_out_ = lay_out_means(step_.workspace, plan_.uplink, means_);
+    own_ = {plan_.uplink.for_rank(self_), laid_out(plan_.uplink, means_), codes_};
     step_.report.seconds_compress += watch.lap();
     for (std::size_t shift = 1; shift < world_; ++shift) {
       const std::size_t owner = (self_ + shift) % world_;
@@ -117,8 +119,8 @@ class OwnersStep {
     Stopwatch watch;
     bool finite = true;
     float bound = bound_of_table(means_, self_);
-    const auto means_of = step_.workspace.take<Span<const float>>(world_);
-    means_of[self_] = laid_out_;
+    const auto coded = step_.workspace.take<CodedClusters>(world_);
+    coded[self_] = {own_.sketch, own_.means, codes_from(codes_, shard_.begin, plan_.uplink.bits)};
     for (std::size_t peer = 0; peer < world_; ++peer) {
       if (peer == self_) continue;
       (*receives_)[peer].wait();
@@ -126,24 +128,11 @@ class OwnersStep {
       finite = !expect_frame(frame.message(), header(peer, 1, shard_, frame)).non_finite() && finite;
       bound += bound_of_table(frame.table(), peer);
       frame.open();
-      means_of[peer] = lay_out_means(step_.workspace, plan_.uplink, frame.table());
+      coded[peer] = {plan_.uplink.for_rank(peer), laid_out(plan_.uplink, frame.table()), frame.codes()};
     }
     step_.report.seconds_wait += watch.lap();
-    average_ = step_.workspace.take<float>(shard_.size());
-    const std::size_t bits = plan_.uplink.bits;
-    step_.executor.parallel_for(shard_.size(), kTile, [&](std::size_t begin, std::size_t end) {
-      for (std::size_t at = begin; at < end; at += kTile) {
-        const auto tile = average_.subspan(at, std::min(kTile, end - at));
-        for (std::size_t rank = 0; rank < world_; ++rank) {
-          const bool own = rank == self_;
-          const auto codes = own ? codes_from(codes_, shard_.begin + at, bits)
-                                 : codes_from(arrived_[rank].codes(), at, bits);
-          decode_clusters(plan_.uplink.for_rank(rank), means_of[rank], codes, shard_.begin + at, rank != 0,
-                          tile);
-        }
-        for (float& value : tile) value /= static_cast<float>(world_);
-      }
-    });
+    average_ = step_.scratch.take<float>(shard_.size());
+    average_clusters(step_.executor, coded, shard_.begin, average_);
     step_.report.seconds_decompress += watch.lap();
     return finite && std::isfinite(bound);
   }
@@ -208,27 +197,24 @@ class OwnersStep {
     if (shard_.size() != 0) own.open();
     step_.report.seconds_wait += watch.lap();
     if (!finite) return false;
-    results_ = step_.workspace.take<float>(gradient_.size());
+    results_ = step_.scratch.take<float>(gradient_.size());
     for (std::size_t owner = 0; owner < world_; ++owner) {
       const Shard theirs = shard(owner);
-      const Result& result = results[owner];
-      const auto means = lay_out_means(step_.workspace, result.sketch, result.frame.table());
-      step_.executor.parallel_for(theirs.size(), kTile, [&](std::size_t begin, std::size_t end) {
-        decode_clusters(result.sketch, means, codes_from(result.frame.codes(), begin, bits),
-                        theirs.begin + begin, false, results_.subspan(theirs.begin + begin, end - begin));
-      });
+      const auto& [sketch, frame] = results[owner];
+      decode_clusters(step_.executor, {sketch, laid_out(sketch, frame.table()), frame.codes()}, theirs.begin,
+                      false, results_.subspan(theirs.begin, theirs.size()));
     }
     step_.report.seconds_decompress += watch.lap();
     return true;
   }
 
-  /// As share_codes, with float32 results, which travel without frames.
+  /// As share_codes, with float32 results, which travel without frames and so lie in host memory.
   bool share_floats(bool finite) {
     sends_.wait_all();
     results_ = step_.workspace.take<float>(gradient_.size());
     const auto own = results_.subspan(shard_.begin, shard_.size());
     if (finite) {
-      std::copy(average_.begin(), average_.end(), own.begin());
+      copy(step_.executor, Span<const float>(average_), own);
     } else {
       std::fill(own.begin(), own.end(), std::numeric_limits<float>::quiet_NaN());
     }
@@ -240,27 +226,8 @@ class OwnersStep {
 
   void finish() {
     Stopwatch watch;
-    const ClusterSketch own = plan_.uplink.for_rank(self_);
-    const auto world = static_cast<float>(world_);
-    const double squares =
-        sum_over_blocks(step_.executor, gradient_.size(), [&](std::size_t begin, std::size_t end) {
-          alignas(64) std::array<float, kTile> delivered;
-          double sum = 0;
-          for (std::size_t at = begin; at < end; at += kTile) {
-            const std::size_t count = std::min(kTile, end - at);
-            const auto own_part = residual_.empty() ? Span<float>() : Span<float>(delivered.data(), count);
-            if (!residual_.empty()) {
-              decode_clusters(own, laid_out_, codes_from(codes_, at, own.bits), at, false, own_part);
-              // What coding the result left out is this rank's to keep, for all.
-              for (std::size_t i = std::max(at, shard_.begin); i < std::min(at + count, shard_.end); ++i) {
-                own_part[i - at] -= world * (average_[i - shard_.begin] - results_[i]);
-              }
-            }
-            sum += apply_average(own_part, results_.subspan(at, count), 1.0f, gradient_.subspan(at, count),
-                                 residual_.subspan(at, count));
-          }
-          return sum;
-        });
+    const RecodedShard own_shard{shard_.begin, average_, static_cast<float>(world_)};
+    const double squares = subtract_clusters(step_.executor, own_, own_shard, results_, gradient_, residual_);
     if (!residual_.empty()) step_.report.residual_norm = std::sqrt(squares);
     step_.report.seconds_decompress += watch.lap();
   }
@@ -279,7 +246,7 @@ class OwnersStep {
   Span<CodedFrame> arrived_;
   Span<std::uint64_t> codes_;
   Span<float> means_;
-  Span<const float> laid_out_;  // the same for decoding
+  CodedClusters own_;  // the same for decoding
   Span<float> average_;
   Span<float> results_;
 };

@@ -16,6 +16,7 @@
 #include "core/partition.h"
 #include "core/philox.h"
 #include "kernels/index_permutation.h"
+#include "thinwire/cuda.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 
@@ -36,18 +37,27 @@ struct Result {
   Traffic traffic;
 };
 
-/// One step of zen on every rank's gradient; everything of every rank.
-std::vector<Result> run(const std::string& options, const std::vector<std::vector<float>>& gradients) {
+/// One step of zen on every rank's gradient, in the host's memory or a device's; everything of every rank.
+std::vector<Result> run(const std::string& options, const std::vector<std::vector<float>>& gradients,
+                        bool on_device = false) {
   std::vector<Result> results(gradients.size());
   run_in_process(static_cast<int>(gradients.size()), [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     const auto zen = make_zen(options);
-    const auto executor = make_cpu_executor(1);
-    Workspace workspace;
-    Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = kStep};
-    step.seed = kSeed;
-    results[rank].mean = gradients[rank];
-    zen->synchronize(0, results[rank].mean, {}, step);
+    const auto executor = on_device ? make_cuda_executor(0) : make_cpu_executor(1);
+    Workspace workspace(executor->shared_allocator());
+    Workspace scratch(executor->allocator());
+    Step step{.communicator = communicator,
+              .executor = *executor,
+              .workspace = workspace,
+              .index = kStep,
+              .seed = kSeed,
+              .scratch = scratch};
+    const auto gradient = scratch.take<float>(gradients[rank].size());
+    copy(*executor, Span<const float>(gradients[rank]), gradient);
+    zen->synchronize(0, gradient, {}, step);
+    results[rank].mean.resize(gradient.size());
+    copy(*executor, Span<const float>(gradient), Span<float>(results[rank].mean));
     results[rank].report = step.report;
     results[rank].traffic = communicator.traffic();
   });
@@ -151,6 +161,29 @@ TEST(Zen, PushPullIsTheRankOrderSumBitForBit) {
       }
     }
   }
+}
+
+TEST(Zen, ADeviceSendsAndComputesTheSame) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  auto expect_same = [](const char* options, Pattern pattern, std::size_t world) {
+    constexpr std::size_t kElements = 500;
+    const auto gradients = gradients_of(pattern, world, kElements);
+    const auto host = run(options, gradients);
+    const auto device = run(options, gradients, true);
+    for (std::size_t rank = 0; rank < world; ++rank) {
+      ASSERT_EQ(0, std::memcmp(host[rank].mean.data(), device[rank].mean.data(), kElements * sizeof(float)));
+      ASSERT_EQ(host[rank].traffic.sent_bytes, device[rank].traffic.sent_bytes);
+      ASSERT_EQ(host[rank].report.imbalance_push, device[rank].report.imbalance_push);
+      ASSERT_EQ(host[rank].report.density_out, device[rank].report.density_out);
+    }
+  };
+  for (const auto& [name, pattern] : kPatterns) {
+    SCOPED_TRACE(name);
+    expect_same(":scheme=push_pull", pattern, 3);
+  }
+  expect_same(":scheme=push_pull:pull=list", scattered, 3);
+  expect_same(":scheme=centralization", scattered, 3);
+  expect_same(":gbit=1", scattered, 2);
 }
 
 TEST(Zen, CentralizationIsExactOnIntegersAndTheSameOnAllRanks) {

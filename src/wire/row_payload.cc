@@ -39,10 +39,9 @@ ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> p
   return {indices, {reinterpret_cast<const float*>(first + listed), listed * header.width}};
 }
 
-void write_row_bitmap(Span<std::byte> payload, Span<const float> values, Span<const std::uint64_t> bits,
-                      std::size_t places) {
-  if (!values.empty()) std::memcpy(payload.data(), values.data(), values.size_bytes());
-  if (places != 0) std::memcpy(payload.data() + values.size_bytes(), bits.data(), (places + 7) / 8);
+RowBitmap row_bitmap_in(Span<std::byte> payload, std::size_t listed, std::size_t width, std::size_t places) {
+  const Span<float> values(reinterpret_cast<float*>(payload.data()), listed * width);
+  return {values, {payload.data() + values.size_bytes(), (places + 7) / 8}};
 }
 
 Span<const float> read_row_bitmap(const FrameHeader& header, Span<const std::byte> payload,

@@ -24,9 +24,13 @@ struct ReceivedRowList {
 };
 ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> payload, std::uint64_t limit);
 
-/// Writes a row_bitmap: values [listed * width], then one bit per place, (places + 7) / 8 bytes of `bits`.
-void write_row_bitmap(Span<std::byte> payload, Span<const float> values, Span<const std::uint64_t> bits,
-                      std::size_t places);
+/// A row_bitmap payload in place: values [listed * width], then one bit per place in (places + 7) / 8 bytes,
+/// those of a bitmap (kernels/bitmap.h) as far as they go.
+struct RowBitmap {
+  Span<float> values;
+  Span<std::byte> bits;
+};
+RowBitmap row_bitmap_in(Span<std::byte> payload, std::size_t listed, std::size_t width, std::size_t places);
 
 /// Reads a row_bitmap: copies its bits to `bits` [bitmap words of header.count places] and views its values.
 /// Throws CorruptFrame unless as many bits are set as there are rows of values, none behind the last place.

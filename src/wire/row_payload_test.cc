@@ -70,7 +70,10 @@ TEST(RowBitmap, WhatIsWrittenIsReadForEveryNumberOfPlaces) {
         header_of(FrameType::row_bitmap, places, 2, row_bitmap_bytes(places, values.size() / 2, 2));
     EXPECT_EQ(frame_rows(header), values.size() / 2);
     Payload payload(header.payload_bytes);
-    write_row_bitmap(payload.bytes(), values, bits, places);
+    const RowBitmap written = row_bitmap_in(payload.bytes(), values.size() / 2, 2, places);
+    std::copy(values.begin(), values.end(), written.values.begin());
+    const auto bytes = as_bytes(Span<const std::uint64_t>(bits));
+    std::copy_n(bytes.begin(), written.bits.size(), written.bits.begin());
     std::vector<std::uint64_t> read_bits(bits.size(), ~std::uint64_t{0});
     const auto read = read_row_bitmap(header, payload.bytes(), read_bits);
     EXPECT_EQ(read_bits, bits);
