@@ -7,6 +7,7 @@
 #include "baselines/baselines.h"
 #include "baselines/sparsifier.h"
 #include "kernels/block_norms.h"
+#include "kernels/row_merge.h"
 #include "kernels/select.h"
 
 namespace thinwire {
@@ -23,24 +24,12 @@ class BlockTopK final : public Sparsifier {
   /// Norms decide which blocks; a block whose squares all vanish in float (|p| below 1e-22) waits.
   RowSparse select(BucketId, Span<const float> gradient, Span<const float> residual, std::size_t wanted,
                    Step& step) override {
-    const std::size_t n = gradient.size();
-    const std::size_t units = block_count(n, width());
-    const auto norms = step.workspace.take<float>(units);
+    const std::size_t units = block_count(gradient.size(), width());
+    const auto norms = step.scratch.take<float>(units);
     block_norms(step.executor, gradient, residual, width(), norms);
     const auto blocks = select_largest(step.executor, step.workspace, norms, {}, wanted).indices;
     const auto values = step.workspace.take<float>(blocks.size() * width());
-    const std::size_t grain = std::max<std::size_t>(1, (std::size_t{1} << 14) / width());
-    step.executor.parallel_for(blocks.size(), grain, [&](std::size_t first, std::size_t last) {
-      for (std::size_t k = first; k < last; ++k) {
-        const std::size_t begin = blocks[k] * width();
-        const std::size_t count = std::min(width(), n - begin);
-        float* out = values.data() + k * width();
-        std::copy_n(gradient.data() + begin, count, out);
-        const auto left = residual.subspan(begin, count);
-        for (std::size_t i = 0; i < left.size(); ++i) out[i] += left[i];
-        std::fill(out + count, out + width(), 0.0f);
-      }
-    });
+    gather_rows(step.executor, gradient, residual, blocks, width(), values);
     return {blocks, values, units, width()};
   }
 

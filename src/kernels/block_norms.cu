@@ -7,7 +7,7 @@
 #include "kernels/bitmap.h"
 #include "kernels/block_norms.h"
 #include "kernels/device.h"
-#include "kernels/staged.h"
+#include "kernels/resident.h"
 
 namespace thinwire::cuda {
 namespace {
@@ -136,7 +136,7 @@ void block_norms(Executor& executor, Span<const float> gradient, Span<const floa
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
-  Staged out(own, norms, true);
+  Resident out(own, norms, false);
   reduce<Squares>(own, blocks_of(g.data(), r.data(), gradient.size(), block), norms.size(), out.data());
   finish(own, out);
 }

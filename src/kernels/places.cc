@@ -1,5 +1,7 @@
 #include "kernels/places.h"
 
+#include <algorithm>
+
 #include "core/partition.h"
 #include "kernels/blocks.h"
 #include "kernels/on_device.h"
@@ -28,6 +30,34 @@ void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<c
 
 void clear_places(Executor& executor, Span<const std::uint32_t> places, Span<float> vector) {
   scatter_places(executor, places, {}, vector);
+}
+
+void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {
+  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(hold_back(executor, gradient, residual));
+  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    float* g = gradient.data();
+    float* e = residual.data();
+    if (!residual.empty()) {
+      for (std::size_t i = begin; i < end; ++i) e[i] = g[i] + e[i];
+    }
+    std::fill(g + begin, g + end, 0.0f);
+  });
+}
+
+void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                  Span<float> sums) {
+  if (on_device(gradient, residual, sums))
+    THINWIRE_ON_DEVICE(add_residual(executor, gradient, residual, sums));
+  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    const float* g = gradient.data();
+    const float* e = residual.data();
+    float* out = sums.data();
+    if (residual.empty()) {
+      std::copy(g + begin, g + end, out + begin);
+    } else {
+      for (std::size_t i = begin; i < end; ++i) out[i] = g[i] + e[i];
+    }
+  });
 }
 
 void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector) {

@@ -22,6 +22,24 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
+    hold_back_kernel(std::size_t count, float* __restrict__ gradient, float* __restrict__ residual) {
+  for_each_element(
+      count, [&](std::size_t i) { return residual != nullptr ? gradient[i] + residual[i] : 0.0f; },
+      [&](std::size_t i, float sum) {
+        gradient[i] = 0;
+        if (residual != nullptr) residual[i] = sum;
+      });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_residual_kernel(const float* __restrict__ gradient, const float* __restrict__ residual,
+                        std::size_t count, float* __restrict__ sums) {
+  for_each_element(
+      count, [&](std::size_t i) { return sum_at(gradient, residual, i); },
+      [&](std::size_t i, float sum) { sums[i] = sum; });
+}
+
+__global__ void __launch_bounds__(kThreads)
     clear_bits_kernel(const std::uint64_t* __restrict__ bits, std::size_t count, float* __restrict__ vector) {
   for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
     if (bit_at(bits, i)) vector[i] = 0;
@@ -68,6 +86,26 @@ void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<c
   Operand o(own, vector);
   launch(own.stream(), grid_for(places.size()), scatter_kernel, p.data(), v.data(), places.size(), o.data());
   finish(own, p, v, o);
+}
+
+void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand g(own, gradient);
+  Operand r(own, residual);
+  launch(own.stream(), grid_for_elements(gradient.size()), hold_back_kernel, gradient.size(), g.data(),
+         r.data());
+  finish(own, g, r);
+}
+
+void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                  Span<float> sums) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand g(own, gradient);
+  Operand r(own, residual);
+  Operand s(own, sums);
+  launch(own.stream(), grid_for_elements(gradient.size()), add_residual_kernel, g.data(), r.data(),
+         gradient.size(), s.data());
+  finish(own, g, r, s);
 }
 
 void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector) {

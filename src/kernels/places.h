@@ -20,6 +20,14 @@ void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<c
 /// vector[places[i]] = 0.
 void clear_places(Executor& executor, Span<const std::uint32_t> places, Span<float> vector);
 
+/// residual[i] = gradient[i] + residual[i], unless it is empty; then gradient[i] = 0: what a step keeps of
+/// elements that nobody chose.
+void hold_back(Executor& executor, Span<float> gradient, Span<float> residual);
+
+/// sums[i] = gradient[i] + residual[i]; residual: [n] or empty.
+void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                  Span<float> sums);
+
 /// vector[i] = 0 where bit i of word i / 64 is set. bits: bitmap_words(n) words.
 void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector);
 
@@ -38,6 +46,9 @@ void gather_places(Executor& executor, Span<const float> gradient, Span<const fl
                    Span<const std::uint32_t> places, Span<float> out);
 void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<const float> values,
                     Span<float> vector);
+void hold_back(Executor& executor, Span<float> gradient, Span<float> residual);
+void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                  Span<float> sums);
 void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector);
 void sample_evenly(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
                    Span<float> out);

@@ -41,6 +41,27 @@ TEST(Places, GatherAddsTheResidual) {
   });
 }
 
+TEST(Places, HoldBackAndAddResidualAgreeWithTheirDefinitions) {
+  for_each_executor([](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      const auto gradient = test_values(count, 1);
+      for (const bool feedback : {false, true}) {
+        const auto residual = feedback ? test_values(count, 2) : std::vector<float>();
+        auto sums = gradient;
+        for (std::size_t i = 0; i < residual.size(); ++i) sums[i] += residual[i];
+        Placed g(executor, gradient);
+        Placed r(executor, residual);
+        Placed out(executor, std::vector<float>(count));
+        add_residual(executor, g, r, out);
+        ASSERT_EQ(out.read(), sums) << name;
+        hold_back(executor, g, r);
+        ASSERT_EQ(g.read(), std::vector<float>(count, 0.0f)) << name;
+        ASSERT_EQ(r.read(), feedback ? sums : residual) << name;
+      }
+    }
+  });
+}
+
 TEST(Places, ScatterAndClearTouchNothingElse) {
   for_each_executor([](Executor& executor, const std::string& name) {
     for (const std::size_t count : kTestSizes) {

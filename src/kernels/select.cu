@@ -7,9 +7,9 @@
 
 #include "kernels/device.h"
 #include "kernels/device_algorithms.h"
+#include "kernels/resident.h"
 #include "kernels/select_device.h"
 #include "kernels/select_tiles.h"
-#include "kernels/staged.h"
 
 namespace thinwire::cuda {
 namespace {
@@ -214,11 +214,11 @@ Selection select_largest(CudaExecutor& executor, Workspace& workspace, const Sel
 namespace {
 
 /// Operands in the device's own memory, which several passes read.
-struct StagedInput {
-  Staged<const float> gradient;
-  Staged<const float> residual;
+struct ResidentInput {
+  Resident<const float> gradient;
+  Resident<const float> residual;
 
-  StagedInput(CudaExecutor& executor, Span<const float> g, Span<const float> r)
+  ResidentInput(CudaExecutor& executor, Span<const float> g, Span<const float> r)
       : gradient(executor, g), residual(executor, r), count(g.size()) {}
   operator SelectInput() const { return {gradient.data(), residual.data(), count}; }
 
@@ -232,13 +232,13 @@ MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span
   if (k == 0) return {.bits = 0x7fffffffu, .ties = 0};
   if (k >= gradient.size()) return {};
   CudaExecutor& own = executor_on_device(executor);
-  return RadixCut(own, StagedInput(own, gradient, residual), k).read();
+  return RadixCut(own, ResidentInput(own, gradient, residual), k).read();
 }
 
 Selection select_at_least(Executor& executor, Workspace& workspace, Span<const float> gradient,
                           Span<const float> residual, std::uint32_t least_bits) {
   CudaExecutor& own = executor_on_device(executor);
-  return select_at_least(own, workspace, StagedInput(own, gradient, residual), least_bits);
+  return select_at_least(own, workspace, ResidentInput(own, gradient, residual), least_bits);
 }
 
 std::uint32_t sampled_threshold(Executor& executor, Span<const float> gradient, Span<const float> residual,
@@ -246,13 +246,13 @@ std::uint32_t sampled_threshold(Executor& executor, Span<const float> gradient, 
   const std::size_t rank = sample_rank(gradient.size(), k, sample, safety);
   if (rank == 0 || rank == sample) return 0;
   CudaExecutor& own = executor_on_device(executor);
-  return sampled_cut(own, StagedInput(own, gradient, residual), sample, rank, seed).read().bits;
+  return sampled_cut(own, ResidentInput(own, gradient, residual), sample, rank, seed).read().bits;
 }
 
 Selection select_largest(Executor& executor, Workspace& workspace, Span<const float> gradient,
                          Span<const float> residual, std::size_t k) {
   CudaExecutor& own = executor_on_device(executor);
-  return select_largest(own, workspace, StagedInput(own, gradient, residual), k);
+  return select_largest(own, workspace, ResidentInput(own, gradient, residual), k);
 }
 
 }  // namespace thinwire::cuda

@@ -5,8 +5,8 @@
 
 #include "kernels/device.h"
 #include "kernels/device_algorithms.h"
+#include "kernels/resident.h"
 #include "kernels/sketch_device.h"
-#include "kernels/staged.h"
 
 namespace thinwire::cuda {
 namespace {
@@ -186,10 +186,10 @@ constexpr std::size_t kMostEntries = std::size_t{1} << 24;
 void insert(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
             Span<const float> values, Span<const float> residual, Span<float> table) {
   CudaExecutor& own = executor_on_device(executor);
-  Staged<const std::uint32_t> blocks(own, list.blocks);
-  Staged<const float> v(own, values);
-  Staged<const float> r(own, residual);
-  Staged<float> cells(own, table);
+  Resident<const std::uint32_t> blocks(own, list.blocks);
+  Resident<const float> v(own, values);
+  Resident<const float> r(own, residual);
+  Resident<float> cells(own, table);
   const SketchPieces pieces = pieces_of(sketch, list, blocks.data(), layout);
   const SketchTiles tiles(sketch.columns);
   const std::size_t at_once =
@@ -223,15 +223,14 @@ void insert_in_any_order(Executor& executor, const CountSketch& sketch, const Bl
                          Span<float> table) {
   if (list.blocks.empty()) return;
   CudaExecutor& own = executor_on_device(executor);
-  Staged<const std::uint32_t> blocks(own, list.blocks);
+  Resident<const std::uint32_t> blocks(own, list.blocks);
   Operand<const float> v(own, values);
   Operand<const float> r(own, residual);
-  Staged<float> cells(own, table);
+  Resident<float> cells(own, table);
   const SketchPieces pieces = pieces_of(sketch, list, blocks.data(), layout);
   launch(own.stream(), grid_for(pieces.count * kWarp), add_kernel, sketch, pieces, v.data(), r.data(),
          cells.data());
-  finish(own, blocks, cells);
-  finish(own, v, r);
+  finish(own, blocks, v, r, cells);
 }
 
 }  // namespace thinwire::cuda

@@ -4,8 +4,8 @@
 
 #include "kernels/device.h"
 #include "kernels/median_network.h"
+#include "kernels/resident.h"
 #include "kernels/sketch_device.h"
-#include "kernels/staged.h"
 
 namespace thinwire::cuda {
 namespace {
@@ -142,12 +142,11 @@ void query(CudaExecutor& executor, const CountSketch& sketch, const SketchPieces
 void query(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
            Span<const float> table, Span<float> values) {
   CudaExecutor& own = executor_on_device(executor);
-  Staged<const std::uint32_t> blocks(own, list.blocks);
-  Staged<const float> cells(own, table);
+  Resident<const std::uint32_t> blocks(own, list.blocks);
+  Resident<const float> cells(own, table);
   Operand<float> v(own, values);
   query(own, sketch, pieces_of(sketch, list, blocks.data(), layout), cells.data(), v.data());
-  finish(own, blocks, cells);
-  finish(own, v);
+  finish(own, blocks, cells, v);
 }
 
 }  // namespace thinwire::cuda

@@ -246,7 +246,7 @@ Selection by_estimating_all(Executor& executor, Workspace& workspace, const Coun
 
 Selection select_estimates_at_least(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                     std::size_t elements, Span<const float> table, std::uint32_t least_bits) {
-  if (executor.memory() == Memory::cuda) {
+  if (on_device(table)) {
     THINWIRE_ON_DEVICE(select_estimates_at_least(executor, workspace, sketch, elements, table, least_bits));
   }
   if (least_bits < kLeastToCount) {
@@ -275,7 +275,7 @@ Selection select_estimates_at_least(Executor& executor, Workspace& workspace, co
 
 Selection select_largest_estimates(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                    std::size_t elements, Span<const float> table, std::size_t k) {
-  if (executor.memory() == Memory::cuda) {
+  if (on_device(table)) {
     THINWIRE_ON_DEVICE(select_largest_estimates(executor, workspace, sketch, elements, table, k));
   }
   constexpr std::size_t kSmall = std::size_t{1} << 14;

@@ -2,10 +2,10 @@
 // of every element, costs the device less than finding out which ones it needs: the table stays in its cache.
 
 #include "kernels/device.h"
+#include "kernels/resident.h"
 #include "kernels/select_device.h"
 #include "kernels/sketch_device.h"
 #include "kernels/sketch_select.h"
-#include "kernels/staged.h"
 
 namespace thinwire::cuda {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 template <class Select>
 Selection among_estimates(CudaExecutor& executor, const CountSketch& sketch, std::size_t elements,
                           Span<const float> table, Select select) {
-  const Staged<const float> cells(executor, table);
+  const Resident<const float> cells(executor, table);
   const Scratch<float> estimates(executor, elements);
   const std::uint32_t only_block = 0;
   const BlockList all{{&only_block, 1}, elements, elements};

@@ -45,8 +45,7 @@ void expect_definition(Executor& executor, const CountSketch& sketch, const std:
                                     << " run " << sketch.run_length << " k " << k);
     workspace.reset();
     const Selection expected = select_largest(*host, workspace, estimates, {}, k);
-    // Tables lie in host memory where they were summed over ranks.
-    expect_same(select_largest_estimates(executor, workspace, sketch, n, cells, k), expected);
+    expect_same(select_largest_estimates(executor, workspace, sketch, n, table, k), expected);
     if (k == 0) continue;
     const std::uint32_t least = cut_of_largest(*host, estimates, {}, k).bits;
     for (const std::uint32_t bits : {least, least + 1, 0u}) {

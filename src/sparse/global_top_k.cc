@@ -5,9 +5,10 @@
 #include <limits>
 #include <numeric>
 
+#include "comm/step_collectives.h"
 #include "core/stopwatch.h"
-#include "kernels/blocks.h"
 #include "kernels/dense.h"
+#include "kernels/places.h"
 #include "state/learning_rate.h"
 #include "state/momentum_correction.h"
 
@@ -73,21 +74,14 @@ void Contenders::for_each_range(Body body) const {
 
 void Contenders::pack(Executor& executor, Span<const float> gradient, Span<const float> residual,
                       Span<float> contending, Span<float> whole) const {
-  float* to_contending = contending.data();
-  float* to_whole = whole.data();
+  std::size_t to_contending = 0;
+  std::size_t to_whole = 0;
   for_each_range([&](std::size_t begin, std::size_t end, bool is_whole) {
-    float*& to = is_whole ? to_whole : to_contending;
-    const float* g = gradient.data() + begin;
-    const float* e = residual.empty() ? nullptr : residual.data() + begin;
-    float* out = to;
-    executor.parallel_for(end - begin, kBlockElements, [&](std::size_t first, std::size_t last) {
-      if (e == nullptr) {
-        std::copy(g + first, g + last, out + first);
-      } else {
-        for (std::size_t i = first; i < last; ++i) out[i] = g[i] + e[i];
-      }
-    });
-    to += end - begin;
+    const std::size_t count = end - begin;
+    std::size_t& to = is_whole ? to_whole : to_contending;
+    add_residual(executor, gradient.subspan(begin, count), residual.subspan(begin, count),
+                 (is_whole ? whole : contending).subspan(to, count));
+    to += count;
   });
 }
 
@@ -96,6 +90,8 @@ void Contenders::deliver(const Selection& chosen, Span<const float> whole_sums, 
   Span<const std::uint32_t> indices = chosen.indices;
   Span<const float> sums = chosen.values;
   if (whole() != 0) {
+    const auto whole_here = step.workspace.take<float>(whole());
+    copy(step.executor, whole_sums, whole_here);
     // Both kinds in the order of the bucket.
     const Selection merged{step.workspace.take<std::uint32_t>(chosen.size() + whole()),
                            step.workspace.take<float>(chosen.size() + whole())};
@@ -107,7 +103,7 @@ void Contenders::deliver(const Selection& chosen, Span<const float> whole_sums, 
       if (is_whole) {
         for (std::size_t i = begin; i < end; ++i, ++out) {
           merged.indices[out] = static_cast<std::uint32_t>(i);
-          merged.values[out] = whole_sums[next_whole++];
+          merged.values[out] = whole_here[next_whole++];
         }
         return;
       }
@@ -120,19 +116,12 @@ void Contenders::deliver(const Selection& chosen, Span<const float> whole_sums, 
     indices = merged.indices;
     sums = merged.values;
   }
-  step.executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    float* g = gradient.data();
-    float* e = residual.data();
-    if (!residual.empty()) {
-      for (std::size_t i = begin; i < end; ++i) e[i] = g[i] + e[i];
-    }
-    std::fill(g + begin, g + end, 0.0f);
-  });
   const auto world = static_cast<float>(step.communicator.size());
-  for (std::size_t i = 0; i < indices.size(); ++i) {
-    gradient[indices[i]] = sums[i] / world;
-    if (!residual.empty()) residual[indices[i]] = 0;
-  }
+  const auto means = step.workspace.take<float>(sums.size());
+  for (std::size_t i = 0; i < sums.size(); ++i) means[i] = sums[i] / world;
+  hold_back(step.executor, gradient, residual);
+  scatter_places(step.executor, indices, means, gradient);
+  if (!residual.empty()) clear_places(step.executor, indices, residual);
   step.delivered = {.kind = Delivered::Kind::indices, .bits = {}, .indices = indices};
   step.report.density_out = static_cast<double>(indices.size()) / static_cast<double>(gradient.size());
 }
@@ -143,19 +132,19 @@ Selection largest_sums(Executor& executor, Workspace& workspace, Span<const floa
   if (k < sums.size()) return select_largest(executor, workspace, sums, {}, k);
   const Selection all{workspace.take<std::uint32_t>(sums.size()), workspace.take<float>(sums.size())};
   std::iota(all.indices.begin(), all.indices.end(), 0u);
-  std::copy(sums.begin(), sums.end(), all.values.begin());
+  copy(executor, sums, all.values);
   return all;
 }
 
 void synchronize_global_top_k(const Contenders& contenders, std::size_t k, Span<float> gradient,
                               Span<float> residual, Step& step) {
   Stopwatch watch;
-  const auto sums = step.workspace.take<float>(gradient.size());
+  const auto sums = step.scratch.take<float>(gradient.size());
   const auto contending = sums.first(contenders.contending());
   const auto whole = sums.subspan(contenders.contending(), contenders.whole());
   contenders.pack(step.executor, gradient, residual, contending, whole);
   step.report.seconds_compress += watch.lap();
-  step.communicator.all_reduce_sum(sums);
+  all_reduce_sum(step, sums);
   step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
   watch.restart();
   step.report.finite = all_finite(step.executor, sums);

@@ -89,28 +89,19 @@ void S2Reducer::synchronize(BucketId bucket, Span<float> gradient, Span<float> r
   }
 
   watch.restart();
-  const bool united = !exchange.united().blocks.empty();
-  const std::size_t grain = std::max<std::size_t>(1, (std::size_t{1} << 14) / width);
-  step.executor.parallel_for(blocks, grain, [&](std::size_t first, std::size_t last) {
-    for (std::size_t b = first; b < last; ++b) {
-      const std::size_t begin = b * width;
-      const auto values = gradient.subspan(begin, std::min(width, elements - begin));
-      const auto left = residual.subspan(begin, values.size());
-      if (!united || ((exchange.bits()[b / 64] >> (b % 64)) & 1) == 0) {
-        std::fill(values.begin(), values.end(), 0.0f);
-        std::fill(left.begin(), left.end(), 0.0f);  // p is 0 here
-        continue;
-      }
-      const std::size_t slot = rank_of(exchange.bits(), exchange.before(), static_cast<std::uint32_t>(b));
-      const float* average = mean.data() + slot * width;
-      if (exchange.exact()) {
-        std::fill(left.begin(), left.end(), 0.0f);
-      } else {
-        for (std::size_t i = 0; i < left.size(); ++i) left[i] = values[i] + left[i] - average[i];
-      }
-      std::copy_n(average, values.size(), values.data());
+  const auto united = exchange.united().blocks;
+  if (!residual.empty()) {
+    // Outside the union p is 0.
+    const auto p = step.scratch.take<float>(exchange.exact() ? 0 : united.size() * width);
+    if (!p.empty()) gather_rows(step.executor, gradient, residual, united, width, p);
+    fill(step.executor, residual, 0);
+    if (!p.empty()) {
+      scatter_rows(step.executor, united, p, width, residual);
+      subtract_rows(step.executor, united, mean, width, residual);
     }
-  });
+  }
+  fill(step.executor, gradient, 0);
+  scatter_rows(step.executor, united, mean, width, gradient);
   step.report.seconds_decompress += watch.seconds();
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "comm/step_collectives.h"
 #include "core/stopwatch.h"
 #include "kernels/bitmap.h"
 #include "kernels/block_norms.h"
@@ -94,15 +95,17 @@ void SketchAllReduce::unite() {
 
 Span<const float> SketchAllReduce::sum_exactly(const OwnBlocks& own) {
   Stopwatch watch;
-  const auto sums = step_.workspace.take<float>(union_.listed());
+  // Whole blocks, of which a bucket's last lacks some elements: those stay behind.
+  const auto blocks = step_.scratch.take<float>(union_.blocks.size() * width_);
+  const auto sums = blocks.first(union_.listed());
   if (own.layout == BlockLayout::packed) {
     fill(step_.executor, sums, 0);
     accumulate_rows(step_.executor, own.list.blocks, own.values, width_, bits_, before_, true, sums);
   } else {
-    pack_union(own, sums);
+    gather_rows(step_.executor, own.values, own.residual, union_.blocks, width_, blocks);
   }
   step_.report.seconds_compress += watch.lap();
-  step_.communicator.all_reduce_sum(sums);
+  all_reduce_sum(step_, sums);
   step_.report.formula_bytes += step_.communicator.ring_sent_bytes(sums.size(), sizeof(float));
   watch.restart();
   // Finite values whose sum is not: every rank sees the same sums.
@@ -116,11 +119,11 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
   const CountSketch sketch =
       make_count_sketch(random_stream(step_.seed, step_.index, bucket_, RandomPurpose::sketch),
                         settings_.rows, columns, settings_.run);
-  const auto table = step_.workspace.take<float>(sketch.cells());
+  const auto table = step_.scratch.take<float>(sketch.cells());
   fill(step_.executor, table, 0);
   insert(step_.executor, sketch, own.list, own.layout, own.values, own.residual, table);
   step_.report.seconds_compress += watch.lap();
-  step_.communicator.all_reduce_sum(table);
+  all_reduce_sum(step_, table);
   step_.report.formula_bytes += step_.communicator.ring_sent_bytes(table.size(), sizeof(float));
   watch.restart();
   double factor = 1.0 / static_cast<double>(world_);
@@ -129,25 +132,10 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
   }
   // A cell that is not finite would show in some estimates and hide from others behind the median.
   step_.report.finite = scale(step_.executor, table, static_cast<float>(factor));
-  const auto mean = step_.workspace.take<float>(union_.listed());
+  const auto mean = step_.scratch.take<float>(union_.listed());
   if (step_.report.finite) query(step_.executor, sketch, union_, BlockLayout::packed, table, mean);
   step_.report.seconds_decompress += watch.seconds();
   return mean;
-}
-
-/// The union's blocks of gradient + residual, one after the other.
-void SketchAllReduce::pack_union(const OwnBlocks& own, Span<float> out) {
-  const std::size_t grain = std::max<std::size_t>(1, (std::size_t{1} << 14) / width_);
-  step_.executor.parallel_for(union_.blocks.size(), grain, [&](std::size_t first, std::size_t last) {
-    for (std::size_t k = first; k < last; ++k) {
-      const std::size_t begin = union_.blocks[k] * width_;
-      const std::size_t count = std::min(width_, elements_ - begin);
-      float* packed = out.data() + k * width_;
-      std::copy_n(own.values.data() + begin, count, packed);
-      if (own.residual.empty()) continue;
-      for (std::size_t i = 0; i < count; ++i) packed[i] += own.residual[begin + i];
-    }
-  });
 }
 
 }  // namespace thinwire

@@ -48,7 +48,7 @@ class SketchAllReduce {
                   Step& step);
 
   /// bits: this rank's non-zero blocks, those of own.list; becomes the union. finite: whether all values are.
-  /// Returns the mean of the union's elements, block after block, in the step's workspace, and fills in the
+  /// Returns the mean of the union's elements, block after block, in the step's scratch, and fills in the
   /// report's densities, formula and `finite`: where that is false the result holds nothing. Collective.
   /// Throws CorruptFrame for counts and bitmaps that cannot be.
   Span<const float> average(const OwnBlocks& own, Span<std::uint64_t> bits, bool finite);
@@ -66,7 +66,6 @@ class SketchAllReduce {
   void unite();
   Span<const float> sum_exactly(const OwnBlocks& own);
   Span<const float> sum_sketches(const OwnBlocks& own, std::size_t columns);
-  void pack_union(const OwnBlocks& own, Span<float> out);
 
   const SketchSettings& settings_;
   BucketId bucket_;

@@ -38,11 +38,13 @@
 #include <bit>
 #include <cmath>
 
+#include "comm/step_collectives.h"
 #include "core/partition.h"
 #include "core/stopwatch.h"
 #include "kernels/bitmap.h"
 #include "kernels/count_sketch.h"
 #include "kernels/dense.h"
+#include "kernels/places.h"
 #include "kernels/sketch_select.h"
 #include "sparse/global_top_k.h"
 
@@ -119,11 +121,11 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   Stopwatch watch;
   Span<const float> p = gradient;
   Span<const float> p_residual = residual;
-  const auto sums = step.workspace.take<float>(plan.cells + contenders.whole());
+  const auto sums = step.scratch.take<float>(plan.cells + contenders.whole());
   const auto table = sums.first(plan.cells);
   const auto whole = sums.subspan(plan.cells, contenders.whole());
   if (contenders.whole() != 0) {
-    const auto packed = step.workspace.take<float>(contending);
+    const auto packed = step.scratch.take<float>(contending);
     contenders.pack(step.executor, gradient, residual, packed, whole);
     p = packed;
     p_residual = {};
@@ -134,7 +136,7 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   fill(step.executor, table, 0);
   insert(step.executor, sketch, p, p_residual, table);
   step.report.seconds_compress += watch.lap();
-  step.communicator.all_reduce_sum(sums);
+  all_reduce_sum(step, sums);
   step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
 
   // A value that is not finite spoils its cell of every row; medians could hide it from other elements.
@@ -148,10 +150,7 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   // Second round.
   const auto candidates = find_candidates(bucket, sketch, plan, contending, table, step);
   const auto exact = step.workspace.take<float>(candidates.size());
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const std::size_t at = candidates[i];
-    exact[i] = p_residual.empty() ? p[at] : p[at] + p_residual[at];
-  }
+  gather_places(step.executor, p, p_residual, candidates, exact);
   step.report.seconds_compress += watch.seconds();
   if (!exact.empty()) step.communicator.all_reduce_sum(exact);
   step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float));
@@ -180,8 +179,13 @@ Span<const std::uint32_t> SketchedSgd::find_candidates(BucketId bucket, const Co
 // fill=random.
 
 /// Median over rows of the rows' sums of squares, the mean of the two middle ones for an even number. Added
-/// up one after the other in doubles, so that every rank has the same bits, whatever its vectors.
-double squared_norm(const CountSketch& sketch, Span<const float> table) {
+/// up one after the other in doubles, so that every rank has the same bits, whatever its vectors or device.
+double squared_norm(const CountSketch& sketch, Span<const float> table, Step& step) {
+  if (table.memory() != Memory::host) {
+    const auto here = step.workspace.take<float>(table.size());
+    copy(step.executor, table, here);
+    table = here;
+  }
   std::array<double, kMostSketchRows> of_row{};
   for (std::size_t row = 0; row < sketch.rows; ++row) {
     for (const float cell : table.subspan(row * sketch.columns, sketch.columns)) {
@@ -209,7 +213,7 @@ Span<const std::uint32_t> SketchedSgd::heavy_and_random(BucketId bucket, const C
                                                         const Plan& plan, std::size_t contending,
                                                         Span<const float> table, Step& step) const {
   Workspace& workspace = step.workspace;
-  const double share = squared_norm(sketch, table) / static_cast<double>(plan.k);
+  const double share = squared_norm(sketch, table, step) / static_cast<double>(plan.k);
   Selection heavy =
       select_estimates_at_least(step.executor, workspace, sketch, contending, table, root_bits(share));
   if (heavy.size() > plan.candidates) {
