@@ -27,6 +27,7 @@ inline const std::vector<std::string> kDeviceSpecs = {
     "agsparse:feedback=on",
     "sparcml",
     "sparse_ps:feedback=on",
+    "omnireduce:block=100:feedback=on",
 };
 
 }  // namespace thinwire
