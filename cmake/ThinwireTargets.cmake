@@ -61,6 +61,7 @@ function(thinwire_install)
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/thinwire DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
   install(EXPORT thinwireTargets NAMESPACE thinwire:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
   set(THINWIRE_HAS_MPI ${MPI_CXX_FOUND})
+  set(THINWIRE_NEEDS_CUDA ${CUDAToolkit_FOUND})
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/thinwireConfig.cmake.in
     ${PROJECT_BINARY_DIR}/thinwireConfig.cmake
     INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/thinwire)
