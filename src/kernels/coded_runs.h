@@ -3,6 +3,7 @@
 // byte each in shared memory between the order in which elements are read and that of bit planes.
 
 #include "kernels/device.h"
+#include "kernels/fine_rounding.h"
 #include "kernels/quantize.h"
 
 namespace thinwire::cuda {
@@ -124,5 +125,28 @@ class RangeCursor {
   std::size_t range_ = 0;
   std::size_t end_ = 0;
 };
+
+/// Norms before they are joined: bits of the largest magnitude, which order like magnitudes, inf and
+/// NaN being the largest; or the sum of squares.
+struct Largest {
+  using Partial = std::uint32_t;
+  __device__ static Partial of(float p) { return __float_as_uint(p) & 0x7FFFFFFFu; }
+  __device__ static Partial join(Partial a, Partial b) { return a < b ? b : a; }
+  __device__ static float norm(Partial whole) { return __uint_as_float(whole); }
+};
+struct L2 {
+  using Partial = double;
+  __device__ static Partial of(float p) { return static_cast<double>(p) * static_cast<double>(p); }
+  __device__ static Partial join(Partial a, Partial b) { return a + b; }
+  __device__ static float norm(Partial whole) { return float_of(sqrt(whole)); }
+};
+
+template <class Norm>
+__device__ typename Norm::Partial joined_of_warp(typename Norm::Partial value) {
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+    value = Norm::join(value, __shfl_xor_sync(kAllLanes, value, lanes));
+  }
+  return value;
+}
 
 }  // namespace thinwire::cuda

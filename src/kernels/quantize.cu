@@ -6,8 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <type_traits>
 #include <vector>
 
 #include "kernels/coded_runs.h"
@@ -80,29 +78,6 @@ __device__ std::uint64_t encode_run(const QuantizationLevels& levels, const Rand
     bytes[q * kHalf] = static_cast<unsigned char>(code);
   }
   return planes_of_bytes(buffer, static_cast<unsigned>(levels.bits));
-}
-
-/// Norms of pairs before they are joined: bits of the largest magnitude, which order like magnitudes, inf and
-/// NaN being the largest; or the sum of squares.
-struct Largest {
-  using Partial = std::uint32_t;
-  __device__ static Partial of(float p) { return __float_as_uint(p) & 0x7FFFFFFFu; }
-  __device__ static Partial join(Partial a, Partial b) { return a < b ? b : a; }
-  __device__ static float norm(Partial whole) { return __uint_as_float(whole); }
-};
-struct L2 {
-  using Partial = double;
-  __device__ static Partial of(float p) { return static_cast<double>(p) * static_cast<double>(p); }
-  __device__ static Partial join(Partial a, Partial b) { return a + b; }
-  __device__ static float norm(Partial whole) { return float_of(sqrt(whole)); }
-};
-
-template <class Norm>
-__device__ typename Norm::Partial joined_of_warp(typename Norm::Partial value) {
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-    value = Norm::join(value, __shfl_xor_sync(kAllLanes, value, lanes));
-  }
-  return value;
 }
 
 /// A block takes `tile` elements at a time, a whole number of chunks: reads them into shared memory, joins
@@ -208,93 +183,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A part of a range, and what it holds.
-struct Piece {
-  std::size_t begin;
-  std::size_t end;
-};
-struct Measure {
-  double squares;
-  std::uint32_t largest;
-};
-
-/// A block measures a piece at a time.
-template <bool kSquares>
-__global__ void __launch_bounds__(kThreads)
-    measure_kernel(const Piece* __restrict__ pieces, std::size_t count, const float* __restrict__ gradient,
-                   const float* __restrict__ residual, Measure* __restrict__ measures) {
-  __shared__ std::uint32_t largest_of_warps[kWarpsOfBlock];
-  __shared__ double squares_of_block;
-  for (std::size_t k = blockIdx.x; k < count; k += gridDim.x) {
-    const Piece piece = pieces[k];
-    std::uint32_t largest = 0;
-    double squares = 0;
-    auto take = [&](float p) {
-      largest = Largest::join(largest, Largest::of(p));
-      if (kSquares) squares += L2::of(p);
-    };
-    std::size_t i = piece.begin + threadIdx.x;
-    for (; i + 3 * kThreads < piece.end; i += 4 * kThreads) {
-      float p[4];
-#pragma unroll
-      for (unsigned u = 0; u < 4; ++u) p[u] = sum_at(gradient, residual, i + u * kThreads);
-#pragma unroll
-      for (unsigned u = 0; u < 4; ++u) take(p[u]);
-    }
-    for (; i < piece.end; i += kThreads) take(sum_at(gradient, residual, i));
-    largest = joined_of_warp<Largest>(largest);
-    if (lane_of_warp() == 0) largest_of_warps[threadIdx.x / kWarp] = largest;
-    if (kSquares) write_block_sum(squares, &squares_of_block);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      for (unsigned w = 1; w < kWarpsOfBlock; ++w) {
-        largest = Largest::join(largest, largest_of_warps[w]);
-      }
-      measures[k] = {kSquares ? squares_of_block : 0.0, largest};
-    }
-    __syncthreads();
-  }
-}
-
-float float_of_bits(std::uint32_t bits) {
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-/// Of `ranges` ranges, of which end_of(r) is the end: into largest and, unless it is empty, squares. The
-/// vectors are those of operands. Waits.
-template <class EndOf>
-void measure(CudaExecutor& own, std::size_t ranges, EndOf end_of, const float* gradient,
-             const float* residual, Span<float> largest, Span<double> squares) {
-  // Enough for every multiprocessor, and few enough for the host to join them.
-  const std::size_t piece = std::max<std::size_t>(16384, (ranges == 0 ? 0 : end_of(ranges - 1)) / 8192);
-  std::vector<Piece> pieces;
-  std::size_t begin = 0;
-  for (std::size_t r = 0; r < ranges; ++r) {
-    for (; begin < end_of(r); begin = pieces.back().end) {
-      pieces.push_back({begin, std::min(end_of(r), begin + piece)});
-    }
-  }
-  const TableOnDevice<Piece> on_device(own, pieces);
-  auto* measures = static_cast<Measure*>(own.results(pieces.size() * sizeof(Measure)));
-  const Grid grid{static_cast<unsigned>(std::min(pieces.size(), kMostBlocks)), kThreads};
-  const auto kernel = squares.empty() ? measure_kernel<false> : measure_kernel<true>;
-  launch(own.stream(), grid, kernel, on_device.data(), pieces.size(), gradient, residual, measures);
-  own.wait();
-  std::size_t k = 0;
-  for (std::size_t r = 0; r < ranges; ++r) {
-    std::uint32_t most = 0;
-    double sum = 0;
-    for (; k < pieces.size() && pieces[k].end <= end_of(r); ++k) {
-      most = std::max(most, measures[k].largest);
-      sum += measures[k].squares;
-    }
-    largest[r] = float_of_bits(most);
-    if (!squares.empty()) squares[r] = sum;
-  }
-}
-
 /// By the norms of ranges or chunks, which are given in host memory.
 void encode(CudaExecutor& own, const RandomStream& stream, const QuantizationLevels& levels,
             const DeviceScales& scales, Span<const float> norms, const float* gradient, const float* residual,
@@ -338,9 +226,9 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
   }
   std::vector<float> lengths(norms.size());
   std::vector<double> squares(largest ? 0 : norms.size());
-  measure(
-      own, lengths.size(), [&](std::size_t k) { return std::min(count, (k + 1) * chunk); }, g.data(),
-      r.data(), Span<float>(lengths), Span<double>(squares));
+  std::vector<std::size_t> ends(norms.size());
+  for (std::size_t k = 0; k < ends.size(); ++k) ends[k] = std::min(count, (k + 1) * chunk);
+  cuda::measure_ranges(executor, ends, gradient, residual, lengths, squares);
   for (std::size_t k = 0; k < lengths.size(); ++k) {
     if (!largest) lengths[k] = float_of(std::sqrt(squares[k]));
     if (!std::isfinite(lengths[k])) return false;
@@ -366,23 +254,6 @@ void quantize_ranges(Executor& executor, const RandomStream& stream, const Quant
          c.data());
   finish(own, c);
   own.wait();
-}
-
-float largest_magnitude(Executor& executor, Span<const float> gradient, Span<const float> residual) {
-  const std::size_t end = gradient.size();
-  float largest = 0;
-  cuda::measure_ranges(executor, Span<const std::size_t>(&end, 1), gradient, residual,
-                       Span<float>(&largest, 1), {});
-  return largest;
-}
-
-void measure_ranges(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
-                    Span<const float> residual, Span<float> largest, Span<double> squares) {
-  CudaExecutor& own = executor_on_device(executor);
-  const Operand g(own, gradient);
-  const Operand r(own, residual);
-  measure(
-      own, ends.size(), [&](std::size_t k) { return ends[k]; }, g.data(), r.data(), largest, squares);
 }
 
 }  // namespace thinwire::cuda
