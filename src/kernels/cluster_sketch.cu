@@ -238,7 +238,8 @@ __global__ void __launch_bounds__(kThreads)
   constexpr unsigned kBucketsAtOnce = kWarp / kBucketLanes;
   const unsigned part = lane_of_warp() % kBucketLanes;
   bool wrong = false;
-  for (std::size_t first = warp_of_grid() * kBucketsAtOnce; first < buckets; first += warps_of_grid() * kBucketsAtOnce) {
+  for (std::size_t first = warp_of_grid() * kBucketsAtOnce; first < buckets;
+       first += warps_of_grid() * kBucketsAtOnce) {
     const std::size_t bucket = first + lane_of_warp() / kBucketLanes;
     double sum = 0;
     unsigned long long count = 0;

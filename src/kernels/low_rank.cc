@@ -434,7 +434,7 @@ bool add_within(Executor& executor, Span<float> target, Span<const float> values
   return within.load(std::memory_order_relaxed);
 }
 
-void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+void gather_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
                    Span<float> target) {
   if (on_device(values, target)) THINWIRE_ON_DEVICE(gather_pieces(executor, pieces, values, target));
   for (const Piece& piece : pieces) {
@@ -442,7 +442,7 @@ void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const floa
   }
 }
 
-void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+void scatter_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
                     Span<float> gradient, Span<float> residual) {
   if (on_device(values, gradient, residual))
     THINWIRE_ON_DEVICE(scatter_pieces(executor, pieces, values, gradient, residual));

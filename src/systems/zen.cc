@@ -27,7 +27,9 @@
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline: encoding and
 // decoding
 //   compute places instead of looking them up.
-// - On the CPU the split is a counting sort. Algorithm 1, which a GPU needs, is kernels/hierarchical_hash.h.
+// - Rows are split by a stable sort, on a GPU as on a CPU: frames list them in order, and what is sent must
+// not
+//   depend on which thread came first. Algorithm 1 is kernels/hierarchical_hash.h.
 // - A pull is a list where the union is so sparse that a bitmap would be larger (below 1/32 for single
 // elements); the
 //   paper always sends the bitmap.
