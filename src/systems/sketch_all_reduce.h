@@ -55,9 +55,6 @@ class SketchAllReduce {
 
   /// The blocks that some rank holds, after average(); empty when no rank has any.
   const BlockList& united() const { return union_; }
-  Span<const std::uint64_t> bits() const { return bits_; }
-  /// For rank_of (kernels/bitmap.h); empty with united().
-  Span<const std::uint32_t> before() const { return before_; }
   /// Whether nothing was lost.
   bool exact() const { return exact_; }
 
