@@ -54,7 +54,7 @@ struct OneGroup {
   explicit OneGroup(std::size_t bits) {
     PerCluster<Cluster> clusters{};
     Workspace workspace;
-    ClusterFinder(workspace).find(data().gradient, {}, bits, 0.01, 1, clusters);
+    ClusterFinder(*data().executor, workspace).find(data().gradient, {}, bits, 0.01, 1, clusters);
     sketch.bits = bits;
     sketch.stream = random_stream(1, 2, 3, RandomPurpose::sketch);
     PerCluster<float> centres{};
@@ -122,7 +122,7 @@ void kmeans(benchmark::State& state) {
   PerCluster<Cluster> clusters{};
   against(state, "of_read", read_bandwidth, 0.4 * kElements, 0.1 * kElements, [&] {
     data().workspace.reset();
-    ClusterFinder(data().workspace)
+    ClusterFinder(*data().executor, data().workspace)
         .find(data().gradient, {}, static_cast<std::size_t>(state.range(0)), 0.1, 1, clusters);
   });
 }

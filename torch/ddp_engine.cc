@@ -174,7 +174,10 @@ DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) {
         "bucket " + std::to_string(bucket.index) + " holds a sparse gradient of type " +
         c10::toString(gradient.scalar_type()) + " with " + std::to_string(gradient.sparse_dim()) +
         " sparse dimensions for " + std::to_string(bucket.parameters.size()) +
-        " parameters: only rows of one parameter in float32, float16 or bfloat16 can be synchronized");
+        " parameters: only rows of one parameter in float32, float16 or bfloat16 can be synchronized" +
+        (gradient.sparse_dim() == 1 ? ""
+                                    : ". Join hands over such zeros for sparse embeddings, which plain DDP "
+                                      "cannot join either: take sparse=False, or leave out Join"));
   }
   layout.row_sparse = true;
   layout.rows = static_cast<std::size_t>(gradient.size(0));

@@ -182,7 +182,8 @@ std::pair<double, double> measure(const py::handle& group, const py::handle& sto
   auto communicator = open_communicator(group, store, store_host, deadline_seconds);
   const py::gil_scoped_release release;
   std::vector<std::byte> scratch(kLinkProbeScratchBytes);
-  const MeasuredLink link = measure_link(*communicator, scratch);
+  constexpr std::size_t kWarmUpBytes = std::size_t{8} << 20;
+  const MeasuredLink link = measure_link(*communicator, scratch, kWarmUpBytes);
   communicator.reset();
   return {link.latency_seconds, link.bytes_per_second};
 }

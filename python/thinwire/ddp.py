@@ -13,6 +13,10 @@ from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
 
+# What a bucket's report holds and a sum of reports cannot.
+_NOT_SUMMED = ("bucket", "step", "density_in", "density_out", "residual_norm", "residual_deviation", "relative_error", "scale", "scheme",
+               "imbalance_push", "imbalance_pull")
+
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
 
@@ -137,12 +141,15 @@ class Handle:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
         ``spec``, ``rank``, ``world_size``, ``step``; ``buckets``, one per DDP bucket for the last step, each with the names of its
-        ``parameters``; ``last_step``, sums over those; ``total``, sums over all steps. Bytes are this rank's, seconds wall-clock
+        ``parameters``; ``last_step``, sums over those; ``total``, sums over all steps; ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock
         times of a lane's thread: those of two lanes overlap, so sums can be longer than a step.
         """
         report = json.loads(self._engine.report())
         for bucket, names in zip(report["buckets"], self._engine.bucket_parameters()):
             bucket["parameters"] = names
+        for sums in (report["last_step"], report["total"]):
+            for key in _NOT_SUMMED:
+                sums.pop(key, None)
         return {
             "spec": self.spec,
             "rank": self._rank,
@@ -153,7 +160,7 @@ class Handle:
 
     def log_to(self, writer: Any, every: int = 1) -> None:
         """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its ``add_scalar(tag, value,
-        step)``, when the next step begins. ``None`` ends it. Give it to one rank only."""
+        step)``, when the next step begins; so the last step is not written. ``None`` ends it. Give it to one rank only."""
         if every < 1:
             raise ValueError(f"every={every!r}: a whole number from 1 is needed")
         self._writer, self._every = writer, every

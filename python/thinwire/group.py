@@ -66,7 +66,15 @@ class PrivateGroups:
         store = dist.PrefixStore(f"thinwire/{name}/{number}", self._default_store)
         store.set(str(self.rank), json.dumps({"token": os.urandom(8).hex(), "lanes": lanes}))
         keys = [str(rank) for rank in range(self.size)]
-        store.wait(keys, self._deadline)
+        try:
+            store.wait(keys, self._deadline)
+        except RuntimeError as error:
+            missing = [ranks[rank] for rank, key in enumerate(keys) if not store.check([key])]
+            raise RuntimeError(
+                f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, missing: "
+                f"{', '.join(str(rank) for rank in missing) or 'none any more'}. Every rank of the model's process group has to call "
+                "register, for the same models in the same order"
+            ) from error
         everyones = [json.loads(store.get(key)) for key in keys]
         for rank, one in enumerate(everyones):
             if one["lanes"] != everyones[0]["lanes"]:
