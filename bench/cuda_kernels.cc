@@ -57,7 +57,8 @@ class Bench {
       : elements_(elements),
         executor_(make_cuda_executor(0)),
         device_(executor_->allocator()),
-        pinned_(executor_->shared_allocator()) {
+        pinned_(executor_->shared_allocator()),
+        temporary_(executor_->shared_allocator()) {
     std::vector<float> values(elements);
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
@@ -125,8 +126,8 @@ class Bench {
     const auto means = pinned_.take<float>(sketch.buckets());
     const double bus = static_cast<double>(codes.size_bytes() + means.size_bytes());
     add("encode_clusters 2 bits, 0.5 % buckets", time([&] {
-          Workspace scratch(executor_->allocator());
-          encode_clusters(*executor_, scratch, sketch, 0, gradient_, residual_, codes, means);
+          temporary_.reset();
+          encode_clusters(*executor_, temporary_, sketch, 0, gradient_, residual_, codes, means);
         }),
         8, bus);
   }
@@ -141,15 +142,15 @@ class Bench {
     add("query, 5 rows", time([&] { query(*executor_, sketch, table, other_); }), 4, 0);
     const std::size_t k = std::max<std::size_t>(1, elements_ / 1000);
     add("select_largest, 0.1 %", time([&] {
-          Workspace chosen(executor_->shared_allocator());
-          select_largest(*executor_, chosen, gradient_, residual_, k);
+          temporary_.reset();
+          select_largest(*executor_, temporary_, gradient_, residual_, k);
         }),
         8, 8.0 * static_cast<double>(k));
     const auto host_table = pinned_.take<float>(sketch.cells());
     copy(*executor_, Span<const float>(table), host_table);
     add("select_largest_estimates, 0.1 %", time([&] {
-          Workspace chosen(executor_->shared_allocator());
-          select_largest_estimates(*executor_, chosen, sketch, elements_, host_table, k);
+          temporary_.reset();
+          select_largest_estimates(*executor_, temporary_, sketch, elements_, host_table, k);
         }),
         0, static_cast<double>(host_table.size_bytes()) + 8.0 * static_cast<double>(k));
     const auto norms = pinned_.take<float>(block_count(elements_, 256));
@@ -173,8 +174,8 @@ class Bench {
       fill(*executor_, sparse, 0);
       scatter_places(*executor_, indices, gradient_.first(places.size()), sparse);
       add("find_nonzeros" + at, time([&] {
-            Workspace found(executor_->shared_allocator());
-            find_nonzeros(*executor_, sparse, {}, found);
+            temporary_.reset();
+            find_nonzeros(*executor_, sparse, {}, temporary_);
           }),
           4, 8 * bytes);
       constexpr std::size_t kOwners = 16;
@@ -277,6 +278,7 @@ class Bench {
   std::unique_ptr<Executor> executor_;
   Workspace device_;
   Workspace pinned_;
+  Workspace temporary_;  // of one call
   Span<float> gradient_;
   Span<float> residual_;
   Span<float> other_;
