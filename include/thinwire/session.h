@@ -134,7 +134,10 @@ class Session {
 
   Communicator& communicator_;
   SessionOptions options_;
-  std::vector<Pipeline> pipelines_;  // dense, and rows where it differs
+  // Before what holds memory of theirs.
+  std::unique_ptr<Executor> executor_;       // where dense buckets are
+  std::unique_ptr<Executor> host_executor_;  // for rows; nullptr: executor_ is one of the host
+  std::vector<Pipeline> pipelines_;          // dense, and rows where it differs
   std::vector<BucketLayout> layouts_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::unique_ptr<Store> store_;
