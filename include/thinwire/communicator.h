@@ -72,8 +72,6 @@ class Communicator {
   Span<const int> ranks() const { return ranks_; }
   /// "threads", "mpi", "gloo": for messages and reports.
   virtual std::string engine() const = 0;
-  /// Whether messages and collectives take memory of this kind as it lies. Host memory: always.
-  virtual bool reaches(Memory memory) const { return memory == Memory::host; }
   /// Seconds on this rank's clock since some moment in the past: the wall's, or the engine's own where time
   /// is simulated.
   virtual double now_seconds() const;

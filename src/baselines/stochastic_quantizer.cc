@@ -27,11 +27,6 @@ class ChunkCoder final : public Coder {
 
   void prepare(std::size_t, Span<const float> table) override { require_norms(table); }
 
-  void decode(std::size_t, Span<const float> table, Span<const std::uint64_t> codes, std::size_t first,
-              bool add, Span<float> values) const override {
-    dequantize(levels_, {.chunk = chunked_.chunk}, table, codes, first, add, values);
-  }
-
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
                  Span<float> residual) const override {
     return average_dequantized(executor, levels_, {.chunk = chunked_.chunk},

@@ -5,8 +5,6 @@ namespace thinwire {
 void all_reduce_sum(Step& step, Span<float> values) {
   if (values.memory() == Memory::host || values.empty()) return step.communicator.all_reduce_sum(values);
   if (step.communicator.size() == 1) return;
-  step.executor.wait();
-  if (step.communicator.reaches(values.memory())) return step.communicator.all_reduce_sum(values);
   const Span<float> here = step.workspace.take<float>(values.size());
   copy(step.executor, Span<const float>(values), here);
   step.communicator.all_reduce_sum(here);

@@ -130,12 +130,6 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return e::from_bits<T>(e::exchange(mask, e::to_bits(value))[(own ^ static_cast<unsigned>(lanes)) & 31]);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned lanes) {
-  namespace e = ::thinwire::cuda::emulation;
-  const unsigned own = e::lane();
-  return e::from_bits<T>(e::exchange(mask, e::to_bits(value))[own + lanes < 32 ? own + lanes : own]);
-}
-template <class T>
 T __shfl_up_sync(unsigned mask, T value, unsigned lanes) {
   namespace e = ::thinwire::cuda::emulation;
   const unsigned own = e::lane();
@@ -150,9 +144,6 @@ inline unsigned __ballot_sync(unsigned mask, bool predicate) {
 inline bool __any_sync(unsigned mask, bool predicate) {
   return __ballot_sync(mask, predicate) != 0;
 }
-inline bool __all_sync(unsigned mask, bool predicate) {
-  return __ballot_sync(mask, predicate) == mask;
-}
 
 inline int __popc(unsigned value) {
   return std::popcount(value);
@@ -160,34 +151,11 @@ inline int __popc(unsigned value) {
 inline int __popcll(unsigned long long value) {
   return std::popcount(value);
 }
-inline int __clz(unsigned value) {
-  return std::countl_zero(value);
-}
-inline int __clzll(unsigned long long value) {
-  return std::countl_zero(value);
-}
-inline int __ffs(unsigned value) {
-  return value == 0 ? 0 : std::countr_zero(value) + 1;
-}
-inline int __ffsll(unsigned long long value) {
-  return value == 0 ? 0 : std::countr_zero(value) + 1;
-}
-inline unsigned __umulhi(unsigned a, unsigned b) {
-  return static_cast<unsigned>((std::uint64_t{a} * b) >> 32);
-}
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<unsigned long long>((static_cast<Wide>(a) * b) >> 64);
-}
 inline unsigned __float_as_uint(float value) {
   return std::bit_cast<unsigned>(value);
 }
 inline float __uint_as_float(unsigned value) {
   return std::bit_cast<float>(value);
-}
-template <class T>
-T __ldg(const T* address) {
-  return *address;
 }
 inline float __fmaf_rn(float a, float b, float c) {
   return std::fma(a, b, c);
@@ -205,14 +173,6 @@ T atomicOr(T* address, T value) {
 template <class T>
 T atomicMax(T* address, T value) {
   return ::thinwire::cuda::emulation::exchange_at(address, [&](T old) { return std::max(old, value); });
-}
-template <class T>
-T atomicMin(T* address, T value) {
-  return ::thinwire::cuda::emulation::exchange_at(address, [&](T old) { return std::min(old, value); });
-}
-template <class T>
-T atomicExch(T* address, T value) {
-  return ::thinwire::cuda::emulation::exchange_at(address, [&](T) { return value; });
 }
 template <class T>
 T atomicCAS(T* address, T expected, T value) {

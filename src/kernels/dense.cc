@@ -103,33 +103,6 @@ double Squares(const float* gradient, const float* residual, std::size_t count) 
       [](double p) { return p * p; });
 }
 
-double ApplyMean(const float* HWY_RESTRICT mean, float* HWY_RESTRICT gradient, float* HWY_RESTRICT residual,
-                 std::size_t count) {
-  const FloatTag d;
-  const std::size_t lanes = hn::Lanes(d);
-  double total = 0;
-  std::size_t i = 0;
-  while (i + lanes <= count) {
-    const std::size_t end = count - i < kRun ? count : i + kRun;
-    auto squares = hn::Zero(d);
-    for (; i + lanes <= end; i += lanes) {
-      const auto m = hn::LoadU(d, mean + i);
-      const auto left = hn::Sub(hn::Add(hn::LoadU(d, gradient + i), hn::LoadU(d, residual + i)), m);
-      squares = hn::MulAdd(left, left, squares);
-      hn::StoreU(left, d, residual + i);
-      hn::StoreU(m, d, gradient + i);
-    }
-    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, squares)));
-  }
-  for (; i < count; ++i) {
-    const float left = gradient[i] + residual[i] - mean[i];
-    total += static_cast<double>(left) * static_cast<double>(left);
-    residual[i] = left;
-    gradient[i] = mean[i];
-  }
-  return total;
-}
-
 /// residual = gradient + residual - own and gradient = sums * factor; residual may be null.
 double ApplyAverage(const float* HWY_RESTRICT own, const float* HWY_RESTRICT sums, float factor,
                     float* HWY_RESTRICT gradient, float* HWY_RESTRICT residual, std::size_t count) {
@@ -188,7 +161,6 @@ HWY_EXPORT(Scale);
 HWY_EXPORT(AllFinite);
 HWY_EXPORT(Magnitudes);
 HWY_EXPORT(Squares);
-HWY_EXPORT(ApplyMean);
 HWY_EXPORT(ApplyAverage);
 HWY_EXPORT(AddRemainder);
 
@@ -241,22 +213,6 @@ double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin,
                                          residual.empty() ? nullptr : residual.data() + begin, end - begin);
-  });
-}
-
-double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradient, Span<float> residual) {
-  if (on_device(mean, gradient, residual)) {
-    THINWIRE_ON_DEVICE(apply_average(executor, mean, mean, 1.0f, gradient, residual));
-  }
-  if (residual.empty()) {
-    executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-      std::copy(mean.data() + begin, mean.data() + end, gradient.data() + begin);
-    });
-    return 0;
-  }
-  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(ApplyMean)(mean.data() + begin, gradient.data() + begin,
-                                           residual.data() + begin, end - begin);
   });
 }
 

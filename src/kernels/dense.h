@@ -24,10 +24,6 @@ double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<co
 /// Sum of (gradient[i] + residual[i])^2; residual: [n] or empty. Not finite if any element is not.
 double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual);
 
-/// residual[i] = gradient[i] + residual[i] - mean[i]; gradient[i] = mean[i]. residual may be empty. Returns
-/// the new residual's sum of squares.
-double apply_mean(Executor& executor, Span<const float> mean, Span<float> gradient, Span<float> residual);
-
 /// residual[i] = gradient[i] + residual[i] - own[i], what this rank's own part of the sums did not carry;
 /// then gradient[i] = sums[i] * factor. residual may be empty, and own with it. Returns the new residual's
 /// sum of squares.

@@ -46,31 +46,6 @@ TEST(Dense, PassesAgreeWithTheirDefinitions) {
   });
 }
 
-TEST(Dense, ApplyMeanKeepsWhatTheMeanLacks) {
-  for_each_executor([&](Executor& executor, const std::string& name) {
-    for (const std::size_t count : kTestSizes) {
-      const auto g = test_values(count, 1);
-      const auto r = test_values(count, 2);
-      const auto mean = test_values(count, 3);
-      Placed placed_gradient(executor, g);
-      Placed placed_residual(executor, r);
-      Placed without(executor, g);
-      const double returned = apply_mean(executor, mean, placed_gradient, placed_residual);
-      EXPECT_EQ(apply_mean(executor, mean, without, {}), 0) << name;
-      const auto gradient = placed_gradient.read();
-      const auto residual = placed_residual.read();
-      EXPECT_EQ(gradient, mean) << name;
-      EXPECT_EQ(without.read(), mean) << name;
-      double squares = 0;
-      for (std::size_t i = 0; i < count; ++i) {
-        ASSERT_EQ(residual[i], g[i] + r[i] - mean[i]) << name;
-        squares += static_cast<double>(residual[i]) * static_cast<double>(residual[i]);
-      }
-      EXPECT_NEAR(returned, squares, 1e-5 * squares) << name;
-    }
-  });
-}
-
 TEST(Dense, ApplyAverageKeepsWhatTheOwnPartLacks) {
   for (const std::size_t count : kTestSizes) {
     const auto g = test_values(count, 1);

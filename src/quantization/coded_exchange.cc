@@ -7,8 +7,7 @@
 #include "comm/pending_lease.h"
 #include "comm/ring.h"
 #include "core/stopwatch.h"
-#include "kernels/average_tiles.h"
-#include "kernels/on_device.h"
+#include "kernels/dense.h"
 #include "thinwire/errors.h"
 #include "wire/coded_payload.h"
 
@@ -55,24 +54,6 @@ float bound_of_table(Span<const float> table, std::size_t source) {
 }
 
 void Coder::prepare(std::size_t, Span<const float>) {}
-
-double Coder::average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
-                      Span<float> gradient, Span<float> residual) const {
-  auto decode_part = [&](std::size_t rank, std::size_t first, bool add, Span<float> values) {
-    decode(rank, frames[rank].table(), frames[rank].codes(), first, add, values);
-  };
-  if (!on_device(gradient, residual)) {
-    return average_tiles(executor, frames.size(), self, gradient, residual, decode_part);
-  }
-  std::vector<float> sums(gradient.size());
-  std::vector<float> own(residual.size());
-  executor.parallel_for(sums.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    auto part = [&](std::vector<float>& values) { return Span<float>(values).subspan(begin, end - begin); };
-    for (std::size_t rank = 0; rank < frames.size(); ++rank) decode_part(rank, begin, rank != 0, part(sums));
-    if (!own.empty()) decode_part(self, begin, false, part(own));
-  });
-  return apply_average(executor, own, sums, 1.0f / static_cast<float>(frames.size()), gradient, residual);
-}
 
 void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                    const CodedShape& shape, std::vector<Pending>& pendings, Coder& coder) {

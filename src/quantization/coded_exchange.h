@@ -21,20 +21,14 @@ class Coder {
   /// last element are ignored. False: some element is not finite; nothing written is used then.
   virtual bool encode(Span<float> table, Span<std::uint64_t> codes) = 0;
 
-  /// Called once for each rank before its codes are decoded: holds its table, whose floats are known to be
+  /// Called once for each rank before its codes are looked at: holds its table, whose floats are known to be
   /// finite, against what the system allows, and prepares for it. Throws CorruptFrame. Default: nothing.
   virtual void prepare(std::size_t rank, Span<const float> table);
 
-  /// Q(p) of `rank`'s elements from `first` (a multiple of 64) on. codes: those of the whole bucket. values:
-  /// becomes Q(p), or Q(p) is added to it. Serial, and called by several threads at a time.
-  virtual void decode(std::size_t rank, Span<const float> table, Span<const std::uint64_t> codes,
-                      std::size_t first, bool add, Span<float> values) const = 0;
-
   /// gradient becomes the mean over ranks of Q(p), added in rank order; residual, unless empty, p - Q(p) of
-  /// rank `self`. frames: of all ranks, readable. Returns the new residual's sum of squares. Default: by
-  /// decode(); where gradient lies in memory of a device, in temporary memory of the host first.
+  /// rank `self`. frames: of all ranks, readable. Returns the new residual's sum of squares.
   virtual double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
-                         Span<float> gradient, Span<float> residual) const;
+                         Span<float> gradient, Span<float> residual) const = 0;
 };
 
 /// The largest magnitude in a table of rank `source`. Throws CorruptFrame where a float is not finite.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/average_tiles.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 #include "wire/coded_payload.h"
@@ -39,14 +40,20 @@ class TwoMagnitudes final : public Coder {
   void prepare(std::size_t rank, Span<const float> table) override {
     if (table[0] > table[1]) throw CorruptFrame("rank " + std::to_string(rank) + ": magnitudes descend");
   }
-  void decode(std::size_t, Span<const float> table, Span<const std::uint64_t> codes, std::size_t first,
-              bool add, Span<float> values) const override {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const std::size_t e = first + i;
-      const float magnitude = table[(codes[e / 64 * 2 + 1] >> (e % 64)) & 1];
-      const float value = ((codes[e / 64 * 2] >> (e % 64)) & 1) != 0 ? -magnitude : magnitude;
-      values[i] = add ? values[i] + value : value;
-    }
+  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
+                 Span<float> residual) const override {
+    return average_tiles(executor, frames.size(), self, gradient, residual,
+                         [&](std::size_t rank, std::size_t first, bool add, Span<float> values) {
+                           const auto table = frames[rank].table();
+                           const auto codes = frames[rank].codes();
+                           for (std::size_t i = 0; i < values.size(); ++i) {
+                             const std::size_t e = first + i;
+                             const float magnitude = table[(codes[e / 64 * 2 + 1] >> (e % 64)) & 1];
+                             const float value =
+                                 ((codes[e / 64 * 2] >> (e % 64)) & 1) != 0 ? -magnitude : magnitude;
+                             values[i] = add ? values[i] + value : value;
+                           }
+                         });
   }
 
  private:
@@ -178,9 +185,10 @@ TEST(CodedExchange, WhatIsNotFiniteOnOneRankOrInTheSumIsToldToAll) {
           std::fill(codes.begin(), codes.end(), 0);
           return true;
         }
-        void decode(std::size_t, Span<const float> table, Span<const std::uint64_t>, std::size_t, bool,
-                    Span<float> values) const override {
-          std::fill(values.begin(), values.end(), table[0]);
+        double average(Executor&, Span<const CodedFrame>, std::size_t, Span<float>,
+                       Span<float>) const override {
+          ADD_FAILURE() << "the sum of three such values is not finite";
+          return 0;
         }
       } large;
       TwoMagnitudes two(gradient);

@@ -117,13 +117,6 @@ class CasqCoder final : public Coder {
     coded_[rank] = {sketch_.for_rank(rank), means, {}};
   }
 
-  void decode(std::size_t rank, Span<const float>, Span<const std::uint64_t> codes, std::size_t first,
-              bool add, Span<float> values) const override {
-    const std::size_t word = first / 64 * sketch_.bits;
-    decode_clusters(coded_[rank].sketch, coded_[rank].means, codes.subspan(word, codes.size() - word), first,
-                    add, values);
-  }
-
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
                  Span<float> residual) const override {
     for (std::size_t rank = 0; rank < frames.size(); ++rank) coded_[rank].codes = frames[rank].codes();
