@@ -2,12 +2,14 @@
 
 Started once per rank, by bench/ddp_steps on the emulated network or by any launcher:
 
-    ddp_steps.py [--model wide|text] [--systems A,B,...] [--steps N] [--rate GBIT] [--json FILE]
+    ddp_steps.py [--model wide|text|resnet50|transformer] [--device cuda] [--systems A,B,...] [--in-turn] [--steps N]
+                 [--rate GBIT] [--json FILE]
 
-Systems: `plain` is DDP alone, `fp16_hook` and `power_sgd_hook` are torch's (the latter with all parameters in one bucket: over Gloo it
+Systems: `plain` is DDP alone, `allreduce_hook`, `fp16_hook` and `power_sgd_hook` are torch's (the last with all parameters in one bucket: over Gloo it
 ends the process with more: `power_sgd_hook_default_buckets`, to be measured alone), everything else is a spec of Thinwire. A step is forward, backward with
 synchronization, and the optimizer; its time is the median over steps of the slowest rank's. The interface's bytes count headers of all
-layers, acknowledgements and the measurement's own barriers.
+layers, acknowledgements and the measurement's own barriers. Ranks on `--device cuda` take devices in turn and may share one; the share
+of compression is Thinwire's time to compress and to decompress, summed over buckets, in a step of plain DDP.
 """
 import argparse
 import json
@@ -24,10 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 
+DENSE_MODEL = ("plain,fp16_hook,power_sgd_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
+               "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01,top_k:ratio=0.01+zen")
 SYSTEMS = {
-    "wide": "plain,fp16_hook,power_sgd_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
-    "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01,top_k:ratio=0.01+zen",
+    "wide": DENSE_MODEL,
     "text": "plain,fp16_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01",
+    "resnet50": DENSE_MODEL,
+    "transformer": DENSE_MODEL,
 }
 
 
@@ -42,7 +47,7 @@ class Wide(nn.Module):
         return self.layers(inputs).square().mean()
 
     @staticmethod
-    def batch():
+    def batch(_size):
         return torch.randn(2, 2240)
 
 
@@ -59,13 +64,77 @@ class Text(nn.Module):
         return functional.cross_entropy(self.head(self.lstm(self.embedding(words))[0]).flatten(0, 1), words.flatten())
 
     @staticmethod
-    def batch():
+    def batch(_size):
         # Words of a text: the i-th most frequent comes about 1/i as often.
         ranks = torch.distributions.Uniform(0.0, 1.0).sample((8, 20))
         return (10_000 ** ranks).long().clamp(max=9_999)
 
 
-def build(kind, system):
+class Bottleneck(nn.Module):
+    """A residual block of three convolutions (He et al. 2016), the stride in the middle one."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width))
+        straight = inputs == 4 * width and stride == 1
+        self.shortcut = nn.Identity() if straight else nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+
+    def forward(self, images):
+        return functional.relu(self.body(images) + self.shortcut(images))
+
+
+class ResNet50(nn.Module):
+    """25.6 million parameters, images of 224 x 224 in 1,000 classes."""
+
+    BATCH = 128
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+        inputs = 64
+        for blocks, width, stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
+            for block in range(blocks):
+                layers.append(Bottleneck(inputs, width, stride if block == 0 else 1))
+                inputs = 4 * width
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+    def forward(self, batch):
+        images, labels = batch
+        return functional.cross_entropy(self.layers(images), labels)
+
+    @staticmethod
+    def batch(size):
+        return torch.randn(size, 3, 224, 224), torch.randint(0, 1000, (size,))
+
+
+class Transformer(nn.Module):
+    """A language model of 24 layers of width 1,024 and 50,257 words, which the head shares with the embedding: 354 million parameters."""
+
+    BATCH = 4
+    LENGTH = 512
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50_257, 1024)
+        self.positions = nn.Parameter(torch.randn(self.LENGTH, 1024) * 0.02)
+        layer = nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 24, enable_nested_tensor=False)
+        self.register_buffer("future", torch.triu(torch.full((self.LENGTH, self.LENGTH), float("-inf")), diagonal=1), persistent=False)
+
+    def forward(self, words):
+        hidden = self.layers(self.words(words) + self.positions, self.future)
+        logits = functional.linear(hidden[:, :-1], self.words.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten())
+
+    @staticmethod
+    def batch(size):
+        return torch.randint(0, 50_257, (size, Transformer.LENGTH))
+
+
+def build(kind, system, device):
     """The model under DDP, and Thinwire's handle if it has one."""
     torch.manual_seed(1)
     one_bucket = system == "power_sgd_hook"
@@ -73,11 +142,13 @@ def build(kind, system):
     if one_bucket:
         dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 40
     try:
-        model = DistributedDataParallel(kind(), bucket_cap_mb=100_000 if one_bucket else 25)
+        model = DistributedDataParallel(kind().to(device), bucket_cap_mb=100_000 if one_bucket else 25)
     finally:
         dist._DEFAULT_FIRST_BUCKET_BYTES = first_limit
     if system == "fp16_hook":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif system == "allreduce_hook":
+        model.register_comm_hook(None, default_hooks.allreduce_hook)
     elif system.startswith("power_sgd_hook"):
         state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -95,76 +166,127 @@ def sent_bytes():
         return int(file.read())
 
 
-def measure(kind, system, steps, warm_up):
-    model, handle = build(kind, system)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    times = []
-    before = None
-    for step in range(warm_up + steps):
-        batch = kind.batch()
+def to_device(batch, device):
+    return tuple(part.to(device) for part in batch) if isinstance(batch, tuple) else batch.to(device)
+
+
+def wait_for(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Measurement:
+    """One system's model, whose steps are timed one by one."""
+
+    def __init__(self, kind, system, device, batch_size):
+        self.kind, self.system, self.device, self.batch_size = kind, system, device, batch_size
+        self.model, self.handle = build(kind, system, device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.times, self.bytes = [], []
+
+    def step(self, counts):
+        batch = to_device(self.kind.batch(self.batch_size), self.device)
+        wait_for(self.device)
         dist.barrier()
-        if step == warm_up:
-            before = sent_bytes()
+        before = sent_bytes()
         start = time.perf_counter()
-        optimizer.zero_grad()
-        model(batch).backward()
-        optimizer.step()
+        self.optimizer.zero_grad()
+        self.model(batch).backward()
+        self.optimizer.step()
+        wait_for(self.device)
         slowest = torch.tensor([time.perf_counter() - start])
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        if step >= warm_up:
-            times.append(slowest.item())
-    result = {"system": system, "seconds_median": statistics.median(times), "seconds_min": min(times), "steps": steps}
-    if before is not None:
-        result["interface_bytes_sent"] = (sent_bytes() - before) // steps
-    if handle is not None:
-        report = handle.report()
-        result["spec"] = report["spec"]
-        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress"):
-            result[key] = report["last_step"][key]
-        handle.close()
-    return result
+        if not counts:
+            return
+        self.times.append(slowest.item())
+        if before is not None:
+            self.bytes.append(sent_bytes() - before)
+
+    def result(self):
+        result = {"system": self.system, "seconds_median": statistics.median(self.times), "seconds_min": min(self.times), "steps": len(self.times)}
+        if self.bytes:
+            result["interface_bytes_sent"] = sum(self.bytes) // len(self.bytes)
+        if self.handle is not None:
+            report = self.handle.report()
+            result["spec"] = report["spec"]
+            for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress"):
+                result[key] = report["last_step"][key]
+            result["compressed_on"] = sorted({bucket["compressed_on"] for bucket in report["buckets"]})
+            self.handle.close()
+        return result
+
+
+def measure_each(systems, steps, warm_up, make):
+    """One system after the other; one that fails is told, and what comes after it over the same connections may fail as well."""
+    for system in systems:
+        try:
+            one = make(system)
+            for step in range(warm_up + steps):
+                one.step(step >= warm_up)
+            yield one.result()
+        except RuntimeError as error:
+            yield {"system": system, "failure": str(error).splitlines()[0]}
+
+
+def measure_in_turn(systems, steps, warm_up, make):
+    """A step of each, and again: what else the machine does meets all of them."""
+    all_of_them = [make(system) for system in systems]
+    for step in range(warm_up + steps):
+        for one in all_of_them:
+            one.step(step >= warm_up)
+    for one in all_of_them:
+        yield one.result()
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=SYSTEMS, default="wide")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--batch", type=int, default=0, help="examples per rank, for resnet50 (default 128) and transformer (default 4)")
     parser.add_argument("--systems", default="")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=6)
+    parser.add_argument("--in-turn", action="store_true", help="a step of each system, and again, instead of one system after the other")
     parser.add_argument("--rate", type=float, default=0, help="Gbit/s of the links, for the bound")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     first, world = dist.get_rank() == 0, dist.get_world_size()
-    kind = {"wide": Wide, "text": Text}[options.model]
+    kind = {"wide": Wide, "text": Text, "resnet50": ResNet50, "transformer": Transformer}[options.model]
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    batch_size = options.batch or getattr(kind, "BATCH", 0)
     parameters = sum(parameter.numel() for parameter in kind().parameters())
     results = []
-    for system in (options.systems or SYSTEMS[options.model]).split(","):
-        try:
-            results.append(measure(kind, system, options.steps, options.warm_up))
-        except RuntimeError as error:
-            # Every rank fails; what comes after it over the same connections would too.
-            results.append({"system": system, "failure": str(error).splitlines()[0]})
+    measure = measure_in_turn if options.in_turn else measure_each
+    for result in measure((options.systems or SYSTEMS[options.model]).split(","), options.steps, options.warm_up,
+                          lambda system: Measurement(kind, system, device, batch_size)):
+        results.append(result)
         if first:
-            print(json.dumps(results[-1]), flush=True)
+            print(json.dumps(result), flush=True)
     if not first:
         return
     plain = next((one["seconds_median"] for one in results if one["system"] == "plain" and "failure" not in one), None)
-    print(f"\n{options.model}, {parameters:,} parameters, {world} ranks, torch {torch.__version__}\n")
-    print("| system | step, ms | of plain DDP | sent per step by Thinwire's count | by the interface's | at the link's rate, ms |\n"
-          "| --- | --- | --- | --- | --- | --- |")
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"\n{options.model}, {parameters:,} parameters, {world} ranks, {where}, torch {torch.__version__}\n")
+    print("| system | step, ms | of plain DDP | compression, of plain's step | on | sent per step by Thinwire's count | by the interface's | at the link's rate, ms |\n"
+          "| --- | --- | --- | --- | --- | --- | --- | --- |")
     for one in results:
         if "failure" in one:
-            print(f"| `{one['system']}` | failed: {one['failure']} | | | | |")
+            print(f"| `{one['system']}` | failed: {one['failure']} | | | | | | |")
             continue
         sent, interface = one.get("wire_bytes_sent"), one.get("interface_bytes_sent")
         bound = f"{8e-6 * (sent or interface) / options.rate:,.1f}" if (sent or interface) and options.rate else ""
         ratio = f"{one['seconds_median'] / plain:.3f}" if plain else ""
-        print(f"| `{one['system']}` | {1e3 * one['seconds_median']:,.1f} | {ratio} | {f'{sent:,}' if sent else ''} | {f'{interface:,}' if interface else ''} | {bound} |")
+        share = f"{(one['seconds_compress'] + one['seconds_decompress']) / plain:.3f}" if plain and "seconds_compress" in one else ""
+        on = " ".join(one.get("compressed_on", []))
+        print(f"| `{one['system']}` | {1e3 * one['seconds_median']:,.1f} | {ratio} | {share} | {on} | {f'{sent:,}' if sent else ''} | {f'{interface:,}' if interface else ''} | {bound} |")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"model": options.model, "parameters": parameters, "workers": world, "torch": torch.__version__, "results": results}, file, indent=1)
+            json.dump({"model": options.model, "parameters": parameters, "workers": world, "device": where, "torch": torch.__version__, "results": results}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,14 @@ Span<std::uint16_t> halves_of(const at::Tensor& tensor) {
   return {static_cast<std::uint16_t*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
 }
 
-Span<float> floats_of(const at::Tensor& tensor) {
-  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+Span<float> floats_of(const at::Tensor& tensor, Memory memory = Memory::host) {
+  return {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel()), memory};
+}
+
+/// values += what is owed, wherever `values` lies.
+void add_owed(const at::Tensor& values, std::vector<float>& owed) {
+  values.add_(
+      at::from_blob(owed.data(), {static_cast<std::int64_t>(owed.size())}, at::kFloat).to(values.device()));
 }
 
 std::string residual_entry(const std::string& parameter) {
@@ -84,6 +90,7 @@ struct DdpEngine::Layout {
   std::size_t rows = 0;
   std::size_t width = 1;
   bool compressible = true;
+  std::optional<int> device;  // where a session can compress it; nullopt: on the host
 
   std::size_t elements() const {
     std::size_t total = 0;
@@ -97,7 +104,7 @@ struct DdpEngine::Layout {
     return std::equal(parameters.begin(), parameters.end(), other.parameters.begin(), other.parameters.end(),
                       same) &&
            row_sparse == other.row_sparse && rows == other.rows && width == other.width &&
-           compressible == other.compressible;
+           compressible == other.compressible && device == other.device;
   }
 };
 
@@ -110,10 +117,12 @@ struct DdpEngine::Item {
 struct DdpEngine::Lane {
   std::unique_ptr<C10dCommunicator> communicator;
   std::unique_ptr<Executor> executor;
-  std::unique_ptr<Session> session;                   // replaced only while the lane is idle
-  std::map<std::size_t, std::vector<float>> staging;  // float32 of half-precision buckets
-  /// What a bucket, or a parameter in owed_, owed before the last step. Only where steps may be skipped.
-  std::map<std::size_t, std::vector<float>> kept;
+  std::unique_ptr<Session> session;  // replaced only while the lane is idle
+  std::optional<int> session_device;
+  std::map<std::size_t, at::Tensor> staging;  // float32 of half-precision buckets
+  /// Buckets of the last step whose residuals the session kept, and what parameters in owed_ owed before it.
+  /// Only where steps may be skipped.
+  std::vector<BucketId> kept;
   std::map<std::string, std::vector<float>> kept_owed;
   std::vector<std::uint32_t> row_indices;
   std::vector<float> row_values;
@@ -156,12 +165,13 @@ void DdpEngine::close() {
   for (auto& thread : leaving) thread.join();
 }
 
-DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) {
+DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) const {
   const at::Tensor& gradient = bucket.gradient;
   Layout layout;
   layout.parameters = bucket.parameters;
   layout.compressible = is_compressible(gradient.scalar_type());
   if (!gradient.is_sparse()) {
+    if (layout.compressible && options_.devices_compress) layout.device = session_device(gradient);
     if (!gradient.is_contiguous() || static_cast<std::size_t>(gradient.numel()) != layout.elements()) {
       throw std::invalid_argument("bucket " + std::to_string(bucket.index) + " has " +
                                   std::to_string(gradient.numel()) + " elements, its parameters " +
@@ -256,21 +266,24 @@ std::vector<DdpEngine::Item> DdpEngine::begin_step(Lock& lock) {
 /// Waits for the last step; where it is left out by the optimizer, so is what it changed.
 void DdpEngine::conclude_step(Lock& lock) {
   settle(lock);
-  if (!std::exchange(skipped_, false) || !options_.skips_steps) return;
+  const KeepCurrentDevice current;
+  const bool undo = std::exchange(skipped_, false) && options_.skips_steps;
   for (auto& lane : lanes_) {
-    for (const auto& [index, values] : lane->kept) {
-      const Span<float> residual = lane->session->mutable_residual(static_cast<BucketId>(index));
-      std::copy(values.begin(), values.end(), residual.begin());
+    if (undo) {
+      for (const BucketId bucket : lane->kept) lane->session->restore_residual(bucket);
+      for (const auto& [name, values] : lane->kept_owed) owed_[name] = values;
     }
-    for (const auto& [name, values] : lane->kept_owed) owed_[name] = values;
+    lane->kept.clear();
+    lane->kept_owed.clear();
   }
 }
 
 /// Before the bucket's step, in case that it is left out.
 void DdpEngine::keep(Lane& lane, const Bucket& bucket) {
   if (!options_.skips_steps) return;
-  const auto residual = lane.session->residual(static_cast<BucketId>(bucket.index));
-  lane.kept[bucket.index].assign(residual.begin(), residual.end());
+  const auto id = static_cast<BucketId>(bucket.index);
+  lane.session->keep_residual(id);
+  lane.kept.push_back(id);
   for (const Parameter& parameter : bucket.parameters) {
     const auto owed = owed_.find(parameter.name);
     if (owed != owed_.end()) lane.kept_owed[parameter.name] = owed->second;
@@ -311,9 +324,22 @@ StateWriter DdpEngine::merged_state() const {
   return writer;
 }
 
+/// The one on which a session can compress all of a lane's dense buckets, if there is one.
+std::optional<int> DdpEngine::device_of_lane(const std::vector<Layout>& layouts, std::size_t lane) const {
+  std::optional<int> device;
+  for (std::size_t index = lane; index < layouts.size(); index += lanes_.size()) {
+    const Layout& layout = layouts[index];
+    if (!layout.compressible || layout.row_sparse) continue;
+    if (!layout.device || (device && device != layout.device)) return std::nullopt;
+    device = layout.device;
+  }
+  return device;
+}
+
 /// Sessions for these buckets; lanes must be idle. Moves over what the old sessions, or a loaded state, hold.
 /// An exception leaves everything as it was.
 void DdpEngine::rebuild(std::vector<Layout> layouts, const std::string& spec) {
+  const KeepCurrentDevice current;
   std::optional<StateReader> state;
   auto owed = owed_;
   std::uint64_t step = step_;
@@ -325,13 +351,17 @@ void DdpEngine::rebuild(std::vector<Layout> layouts, const std::string& spec) {
     state.emplace(merged_state());
   }
   std::vector<std::unique_ptr<Session>> sessions;
+  std::vector<std::optional<int>> devices;
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    devices.push_back(device_of_lane(layouts, lane));
     sessions.push_back(std::make_unique<Session>(
         spec, *lanes_[lane]->communicator,
-        SessionOptions{
-            .seed = options_.seed,
-            .threads = options_.threads,
-            .configuration = "lane " + std::to_string(lane) + " of " + std::to_string(lanes_.size())}));
+        SessionOptions{.seed = options_.seed,
+                       .threads = options_.threads,
+                       .cuda_device = devices.back(),
+                       .configuration = "lane " + std::to_string(lane) + " of " +
+                                        std::to_string(lanes_.size()) + ", compressed on " +
+                                        (devices.back() ? "a CUDA device" : "the CPU")}));
     Session& session = *sessions.back();
     for (std::size_t index = 0; index < layouts.size(); ++index) {
       const Layout& layout = layouts[index];
@@ -349,8 +379,12 @@ void DdpEngine::rebuild(std::vector<Layout> layouts, const std::string& spec) {
   // What the sessions did not load: residuals of another spec, or of one that has none.
   for (std::size_t index = 0; index < layouts.size(); ++index) {
     Session& session = *sessions[index % lanes_.size()];
-    Span<float> residual = session.mutable_residual(static_cast<BucketId>(index));
-    const bool loaded = !residual.empty() && state && state->get_text("spec") == session.spec();
+    const auto id = static_cast<BucketId>(index);
+    const bool feedback = session.pipeline(id).feedback;
+    const bool loaded = feedback && state && state->get_text("spec") == session.spec();
+    std::vector<float> owing(layouts[index].compressible && feedback ? layouts[index].elements() : 0);
+    std::size_t begin = 0;
+    bool owes = false;
     for (const Parameter& parameter : layouts[index].parameters) {
       auto& sum = owed[parameter.name];
       const std::string entry = residual_entry(parameter.name);
@@ -360,16 +394,19 @@ void DdpEngine::rebuild(std::vector<Layout> layouts, const std::string& spec) {
         sum.resize(values.size());
         for (std::size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
       }
-      if (residual.empty()) continue;
-      for (std::size_t i = 0; i < sum.size(); ++i) residual[i] += sum[i];
+      if (owing.empty()) continue;
+      owes = owes || !sum.empty();
+      std::copy(sum.begin(), sum.end(), owing.begin() + static_cast<std::ptrdiff_t>(begin));
       sum.clear();
-      residual = residual.subspan(parameter.elements, residual.size() - parameter.elements);
+      begin += parameter.elements;
     }
+    if (owes) session.add_to_residual(id, owing);
   }
   // From here on nothing throws.
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     while (sessions[lane]->step() < step) sessions[lane]->next_step();
     lanes_[lane]->session = std::move(sessions[lane]);
+    lanes_[lane]->session_device = devices[lane];
     lanes_[lane]->staging.clear();
     lanes_[lane]->kept.clear();
     lanes_[lane]->kept_owed.clear();
@@ -439,7 +476,9 @@ at::Tensor DdpEngine::synchronize(Lane& lane, const Bucket& bucket, StepReport& 
   lane.session->set_learning_rate(learning_rate_);
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(lane, bucket, report);
-  if (gradient.device().is_cpu()) {
+  if (lane.session_device && is_compressible(gradient.scalar_type())) {
+    synchronize_on_device(lane, bucket, report);
+  } else if (gradient.device().is_cpu()) {
     synchronize_dense(lane, bucket, gradient, report);
   } else {
     const at::Tensor host = lane.device.to_host(gradient, bucket.complete);
@@ -455,31 +494,51 @@ void DdpEngine::synchronize_dense(Lane& lane, const Bucket& bucket, const at::Te
   if (!is_compressible(gradient.scalar_type())) {
     synchronize_plainly(lane, bucket, gradient, report);
   } else if (gradient.scalar_type() == at::kFloat) {
-    synchronize_floats(lane, bucket, floats_of(gradient), report);
+    synchronize_floats(lane, bucket, gradient, Memory::host, report);
   } else {
-    auto& staging = lane.staging[bucket.index];
-    staging.resize(static_cast<std::size_t>(gradient.numel()));
+    at::Tensor& staging = lane.staging[bucket.index];
+    if (!staging.defined()) staging = at::empty({gradient.numel()}, at::kFloat);
     const HalfFormat format = half_format(gradient.scalar_type());
-    decode_half(*lane.executor, format, halves_of(gradient), staging);
-    synchronize_floats(lane, bucket, staging, report);
-    encode_half(*lane.executor, format, Span<const float>(staging), {}, halves_of(gradient));
+    decode_half(*lane.executor, format, halves_of(gradient), floats_of(staging));
+    synchronize_floats(lane, bucket, staging, Memory::host, report);
+    encode_half(*lane.executor, format, Span<const float>(floats_of(staging)), {}, halves_of(gradient));
   }
 }
 
-void DdpEngine::synchronize_floats(Lane& lane, const Bucket& bucket, Span<float> values, StepReport& report) {
+/// Where the session has the gradient's device.
+void DdpEngine::synchronize_on_device(Lane& lane, const Bucket& bucket, StepReport& report) {
+  const at::Tensor& gradient = bucket.gradient;
+  const auto current = lane.device.enter(gradient, bucket.complete);
+  if (gradient.scalar_type() == at::kFloat) {
+    synchronize_floats(lane, bucket, gradient, Memory::cuda, report);
+  } else {
+    at::Tensor& staging = lane.staging[bucket.index];
+    if (!staging.defined()) staging = at::empty({gradient.numel()}, gradient.options().dtype(at::kFloat));
+    staging.copy_(gradient.view(-1));
+    synchronize_floats(lane, bucket, staging, Memory::cuda, report);
+    gradient.view(-1).copy_(staging);
+  }
+}
+
+/// values: float32, of the bucket's elements in their order.
+void DdpEngine::synchronize_floats(Lane& lane, const Bucket& bucket, const at::Tensor& values, Memory memory,
+                                   StepReport& report) {
   std::vector<std::vector<float>*> delivering;
   if (!owed_.empty()) {
-    std::size_t begin = 0;
+    std::int64_t begin = 0;
     for (const Parameter& parameter : bucket.parameters) {
+      const auto elements = static_cast<std::int64_t>(parameter.elements);
       const auto owed = owed_.find(parameter.name);
       if (owed != owed_.end() && !owed->second.empty()) {
-        for (std::size_t i = 0; i < owed->second.size(); ++i) values[begin + i] += owed->second[i];
+        add_owed(values.view(-1).narrow(0, begin, elements), owed->second);
         delivering.push_back(&owed->second);
       }
-      begin += parameter.elements;
+      begin += elements;
     }
   }
-  report = lane.session->synchronize(static_cast<BucketId>(bucket.index), values);
+  // The session's stream is another.
+  if (memory == Memory::cuda) lane.device.wait();
+  report = lane.session->synchronize(static_cast<BucketId>(bucket.index), floats_of(values, memory));
   if (report.finite) {
     for (auto* owed : delivering) owed->clear();
   }
@@ -487,10 +546,7 @@ void DdpEngine::synchronize_floats(Lane& lane, const Bucket& bucket, Span<float>
 
 at::Tensor DdpEngine::synchronize_rows(Lane& lane, const Bucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
-  const bool on_host = gradient.device().is_cpu();
-  const auto current =
-      on_host ? DeviceStaging::Guard() : DeviceStaging::Guard(lane.device.stream(gradient.device()));
-  if (!on_host) bucket.complete.block(lane.device.stream(gradient.device()));
+  const auto current = lane.device.enter(gradient, bucket.complete);
   const auto rows = static_cast<std::size_t>(gradient.size(0));
   const auto width = layouts_[bucket.index].width;
   const at::Tensor indices = gradient._indices().to(at::kCPU, at::kLong).contiguous();
@@ -580,6 +636,7 @@ void DdpEngine::scale_state(float factor) {
   if (loaded_) {
     loaded_.emplace(rewritten(*loaded_, factor));
   } else if (!layouts_.empty()) {
+    const KeepCurrentDevice current;
     loaded_.emplace(rewritten(StateReader(whole_state()), factor));
     rebuild(layouts_, spec_);
   }
@@ -602,6 +659,16 @@ std::string DdpEngine::report() const {
          ", \"total\": " + to_json(total_) + "}";
 }
 
+std::vector<std::optional<int>> DdpEngine::bucket_devices() const {
+  const Lock lock(mutex_);
+  std::vector<std::optional<int>> devices;
+  for (std::size_t index = 0; index < layouts_.size(); ++index) {
+    const bool may = layouts_[index].compressible && !layouts_[index].row_sparse;
+    devices.push_back(may ? lanes_[index % lanes_.size()]->session_device : std::nullopt);
+  }
+  return devices;
+}
+
 std::vector<std::vector<std::string>> DdpEngine::bucket_parameters() const {
   const Lock lock(mutex_);
   std::vector<std::vector<std::string>> names;
@@ -615,6 +682,7 @@ std::vector<std::vector<std::string>> DdpEngine::bucket_parameters() const {
 StateWriter DdpEngine::save() {
   Lock lock(mutex_);
   conclude_step(lock);
+  const KeepCurrentDevice current;
   return whole_state();
 }
 

@@ -39,6 +39,8 @@ class DdpEngine {
     /// The optimizer leaves out a step in which any bucket is not finite, as with loss scaling: then what
     /// every bucket owes becomes again what it was before. Costs a copy of the residuals in each step.
     bool skips_steps = false;
+    /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
+    bool devices_compress = true;
   };
 
   /// A bucket as DDP's hook gets it.
@@ -48,8 +50,9 @@ class DdpEngine {
     BucketLayout parameters;
     /// Dense: [n], contiguous. Or sparse COO of one parameter, [rows, ...] with one sparse dimension.
     /// float32, float16 and bfloat16 go through the system; other types are summed as they are. In host
-    /// memory, or on a device: then submit() is called while the stream that computes it is current, and the
-    /// mean is complete for whatever waits for the stream that is current when `done` is called.
+    /// memory, or on a device, which compresses it where this build has CUDA: then submit() is called while
+    /// the stream that computes it is current, and the mean is complete for whatever waits for the stream
+    /// that is current when `done` is called.
     at::Tensor gradient;
     Completion complete{};  ///< Set by submit().
   };
@@ -90,6 +93,8 @@ class DdpEngine {
   std::string report() const;
   /// Of each bucket, its parameters' names.
   std::vector<std::vector<std::string>> bucket_parameters() const;
+  /// Of each bucket, the CUDA device that compresses it; nullopt for the CPU.
+  std::vector<std::optional<int>> bucket_devices() const;
 
   /// Between steps, not collective: what Session::save writes, over all lanes.
   StateWriter save();
@@ -106,7 +111,7 @@ class DdpEngine {
   struct Lane;
   using Lock = std::unique_lock<std::mutex>;
 
-  static Layout layout_of(const Bucket& bucket);
+  Layout layout_of(const Bucket& bucket) const;
   std::vector<Item> begin_step(Lock& lock);
   void conclude_step(Lock& lock);
   void end_step();
@@ -119,8 +124,11 @@ class DdpEngine {
   void synchronize_dense(Lane& lane, const Bucket& bucket, const at::Tensor& gradient, StepReport& report);
   at::Tensor synchronize_rows(Lane& lane, const Bucket& bucket, StepReport& report);
   void synchronize_plainly(Lane& lane, const Bucket& bucket, const at::Tensor& gradient, StepReport& report);
-  void synchronize_floats(Lane& lane, const Bucket& bucket, Span<float> values, StepReport& report);
+  void synchronize_on_device(Lane& lane, const Bucket& bucket, StepReport& report);
+  void synchronize_floats(Lane& lane, const Bucket& bucket, const at::Tensor& values, Memory memory,
+                          StepReport& report);
   void keep(Lane& lane, const Bucket& bucket);
+  std::optional<int> device_of_lane(const std::vector<Layout>& layouts, std::size_t lane) const;
   StateWriter merged_state() const;
   StateWriter whole_state() const;
 

@@ -4,11 +4,36 @@
 
 #include <algorithm>
 
+#include "thinwire/cuda.h"
+
 namespace thinwire {
 
 Completion::Completion(c10::Device device) {
   event_.emplace(device.type());
   event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+std::optional<int> session_device(const at::Tensor& gradient) {
+#ifdef THINWIRE_CUDA_EMULATED
+  // The emulation's kernels reach all memory of the host: tests take a CPU's gradients for a device's.
+  return gradient.device().is_cpu() ? std::optional(0) : std::nullopt;
+#else
+  static const int devices = cuda_devices();
+  const int index = gradient.device().index();
+  return gradient.is_cuda() && index < devices ? std::optional(index) : std::nullopt;
+#endif
+}
+
+KeepCurrentDevice::KeepCurrentDevice() {
+#ifndef THINWIRE_CUDA_EMULATED
+  if (cuda_devices() > 0 && c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+    device_ = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
+  }
+#endif
+}
+
+KeepCurrentDevice::~KeepCurrentDevice() {
+  if (device_) c10::impl::VirtualGuardImpl(c10::kCUDA).uncheckedSetDevice(*device_);
 }
 
 void Completion::block(const c10::Stream& stream) const {
@@ -22,6 +47,13 @@ const c10::Stream& DeviceStaging::stream(c10::Device device) {
     stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   }
   return *stream_;
+}
+
+DeviceStaging::Guard DeviceStaging::enter(const at::Tensor& gradient, const Completion& complete) {
+  if (gradient.device().is_cpu()) return {};
+  const c10::Stream& own = stream(gradient.device());
+  complete.block(own);
+  return Guard(own);
 }
 
 at::Tensor DeviceStaging::to_host(const at::Tensor& gradient, const Completion& complete) {

@@ -1,7 +1,8 @@
 #pragma once
-// Gradients on an accelerator reach the engine's lanes through pinned host memory, on a stream of the lane's
-// own, so that backward goes on meanwhile. Written against c10's interface for any device: it compiles
-// against a torch without CUDA, and needs no CUDA toolkit.
+// How the engine's lanes reach gradients on an accelerator, so that backward goes on meanwhile: where a
+// session can work on the device, when they are complete; else through pinned host memory on a stream of the
+// lane's own. Written against c10's interface for any device: it compiles against a torch without CUDA, and
+// needs no CUDA toolkit.
 
 #include <ATen/ATen.h>
 #include <c10/core/Event.h>
@@ -27,6 +28,23 @@ class Completion {
   std::optional<c10::Event> event_;
 };
 
+/// The device on which a Session of this build can compress the gradient, SessionOptions::cuda_device;
+/// nullopt for host memory, another kind of device, and a build of Thinwire without CUDA.
+std::optional<int> session_device(const at::Tensor& gradient);
+
+/// Sessions on a device make it the calling thread's current one; this makes it again what it was. For
+/// threads of the user's.
+class KeepCurrentDevice {
+ public:
+  KeepCurrentDevice();
+  ~KeepCurrentDevice();
+  KeepCurrentDevice(const KeepCurrentDevice&) = delete;
+  KeepCurrentDevice& operator=(const KeepCurrentDevice&) = delete;
+
+ private:
+  std::optional<c10::Device> device_;
+};
+
 /// Of one lane, whose thread makes all calls.
 class DeviceStaging {
  public:
@@ -42,6 +60,14 @@ class DeviceStaging {
 
   /// The lane's stream on that device, made at the first call.
   const c10::Stream& stream(c10::Device device);
+
+  /// Makes the lane's stream on the gradient's device the current one; what is submitted to it starts when
+  /// the gradient is complete. Nothing for host memory.
+  Guard enter(const at::Tensor& gradient, const Completion& complete);
+  /// Waits for what was submitted to the lane's stream.
+  void wait() const {
+    if (stream_) stream_->synchronize();
+  }
 
   /// A copy of a dense, contiguous gradient in pinned memory, made once it is complete; waits for it. Valid
   /// until the next call.

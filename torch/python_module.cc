@@ -70,16 +70,18 @@ class PythonEngine {
  public:
   PythonEngine(const py::list& groups, const py::list& stores, int store_host, double deadline_seconds,
                const std::string& spec, std::uint64_t seed, int threads, bool skips_steps,
-               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+               bool devices_compress, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
       lanes.push_back(open_communicator(groups[lane], stores[lane], store_host, deadline_seconds));
     }
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(
-        std::move(lanes), spec,
-        DdpEngine::Options{.seed = seed, .threads = threads, .skips_steps = skips_steps});
+    engine_ = std::make_unique<DdpEngine>(std::move(lanes), spec,
+                                          DdpEngine::Options{.seed = seed,
+                                                             .threads = threads,
+                                                             .skips_steps = skips_steps,
+                                                             .devices_compress = devices_compress});
   }
 
   ~PythonEngine() {
@@ -217,10 +219,10 @@ PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
       .def(py::init<const py::list&, const py::list&, int, double, const std::string&, std::uint64_t, int,
-                    bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+                    bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("store_host"),
            py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"), py::arg("threads"),
-           py::arg("skips_steps"), py::arg("parameters"))
+           py::arg("skips_steps"), py::arg("devices_compress"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def("set_spec", [](PythonEngine& self, std::string spec) { self.engine().set_spec(std::move(spec)); })
       .def("spec", [](PythonEngine& self) { return self.engine().spec(); })
@@ -231,6 +233,7 @@ PYBIND11_MODULE(_C, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
+      .def("bucket_devices", [](PythonEngine& self) { return self.engine().bucket_devices(); })
       .def("bucket_parameters", [](PythonEngine& self) { return self.engine().bucket_parameters(); })
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
@@ -240,5 +243,12 @@ PYBIND11_MODULE(_C, module) {
   module.def("measure_link", &thinwire::measure);
   module.def("simd_targets", &thinwire::simd_targets);
   module.def("systems", &thinwire::systems);
+#if defined(THINWIRE_CUDA_EMULATED)
+  module.attr("cuda") = "emulated";
+#elif defined(THINWIRE_HAS_CUDA)
+  module.attr("cuda") = "yes";
+#else
+  module.attr("cuda") = "no";
+#endif
   module.attr("version") = thinwire::kVersion;
 }

@@ -108,9 +108,15 @@ class Session {
   Communicator& communicator() { return communicator_; }
   /// What this rank still owes for the bucket, in the memory where its gradient is; empty without feedback.
   Span<const float> residual(BucketId bucket) const;
-  /// The same, to be changed between steps: what another session still owed can be added, or everything
-  /// scaled as a loss scale changes. Empty without feedback.
-  Span<float> mutable_residual(BucketId bucket);
+  /// Between steps: adds what another session still owed. values [elements of the bucket], in host memory.
+  /// Returns false, having done nothing, for a bucket without feedback. Throws std::invalid_argument for
+  /// another length.
+  bool add_to_residual(BucketId bucket, Span<const float> values);
+  /// Between steps, for a step that the optimizer may leave out: restore_residual makes the residual again
+  /// what it was when keep_residual was last called. The copy lies where the residual does. Nothing is done
+  /// without feedback, nor restored where nothing was kept.
+  void keep_residual(BucketId bucket);
+  void restore_residual(BucketId bucket);
   /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.
   std::size_t workspace_allocations() const;
 

@@ -46,11 +46,13 @@ def register(
     deadline_seconds: float = 300.0,
     optimizer: Optional[torch.optim.Optimizer] = None,
     grad_scaler: Optional[Any] = None,
+    compress_on: str = "device",
 ) -> "Handle":
     """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
 
     model: wrapped in DistributedDataParallel, without another communication hook. Parameters in host memory or on CUDA
-        devices, whose gradients go through pinned host memory while backward goes on. DDP's own group may be Gloo's or NCCL's.
+        devices, which compress their gradients where Thinwire was built with CUDA; otherwise those go through pinned host memory
+        to the CPU, while backward goes on. DDP's own group may be Gloo's or NCCL's.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
     seed: of everything random; the same on all ranks.
@@ -62,6 +64,7 @@ def register(
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
     grad_scaler: the GradScaler, where one is used. What is owed then follows its scale, and a step that it skips leaves all that is
         owed as it was, for which each step copies the residuals. Without it that holds for a bucket by itself only.
+    compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
 
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
     NaN, the bucket's mean is NaN on all ranks and what is owed of it does not change.
@@ -77,6 +80,8 @@ def register(
     for name, value in (("threads", threads), ("lanes", lanes)):
         if not isinstance(value, int) or not 1 <= value <= 64:
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
+    if compress_on not in ("device", "cpu"):
+        raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
     if not deadline_seconds > 0:
         raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
     parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
@@ -86,14 +91,14 @@ def register(
     if any(parameter.is_cuda for _, parameter in parameters):
         warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=2)
     return Handle(
-        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on
     )
 
 
 class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
-    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler):
+    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on):
         self._model = weakref.ref(model)
         self._optimizer = optimizer
         self._grad_scaler = grad_scaler
@@ -112,6 +117,7 @@ class Handle:
             seed=seed,
             threads=threads,
             skips_steps=grad_scaler is not None,
+            devices_compress=compress_on == "device",
             parameters=parameters,
         )
         self._rank = self._private.rank
@@ -141,12 +147,13 @@ class Handle:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
         ``spec``, ``rank``, ``world_size``, ``step``; ``buckets``, one per DDP bucket for the last step, each with the names of its
-        ``parameters``; ``last_step``, sums over those; ``total``, sums over all steps; ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock
+        ``parameters`` and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all steps; ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock
         times of a lane's thread: those of two lanes overlap, so sums can be longer than a step.
         """
         report = json.loads(self._engine.report())
-        for bucket, names in zip(report["buckets"], self._engine.bucket_parameters()):
+        for bucket, names, device in zip(report["buckets"], self._engine.bucket_parameters(), self._engine.bucket_devices()):
             bucket["parameters"] = names
+            bucket["compressed_on"] = "cpu" if device is None else f"cuda:{device}"
         for sums in (report["last_step"], report["total"]):
             for key in _NOT_SUMMED:
                 sums.pop(key, None)

@@ -65,7 +65,9 @@ def _look(problems: List[str]) -> List[str]:
     if not hasattr(dist, "ProcessGroupGloo"):
         problems.append("this torch was built without Gloo, which Thinwire's messages go over: install another")
     cuda = f"{torch.version.cuda}, {torch.cuda.device_count()} devices" if torch.version.cuda else "no"
-    lines += [f"CUDA        {cuda}; gradients on devices go through pinned host memory",
+    where = {"yes": "devices compress their gradients", "emulated": "Thinwire is built with an emulated device, for tests"}.get(
+        _C.cuda, "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA")
+    lines += [f"CUDA        {cuda}; {where}",
               f"cores       {os.cpu_count()}, torch uses {torch.get_num_threads()} threads"]
     missing = [name for name in _VARIABLES if name not in os.environ]
     if len(missing) == len(_VARIABLES):

@@ -4,10 +4,12 @@
 //
 // Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
 
-#include "kernels/dense.h"
+#include <limits>
+
 #include "baselines/baselines.h"
 #include "comm/step_collectives.h"
 #include "core/partition.h"
+#include "kernels/dense.h"
 
 namespace thinwire {
 namespace {
@@ -18,10 +20,13 @@ class Dense final : public Synchronizer {
     require_matching(gradient, residual);
     step.delivered = {};
     if (!residual.empty()) add(step.executor, gradient, residual);
-    scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
+    // NaN survives a sum: in the first element it tells every rank, which saves another pass over the mean.
+    const Span<float> first = gradient.first(gradient.empty() ? 0 : 1);
+    if (!scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()))) {
+      fill(step.executor, first, std::numeric_limits<float>::quiet_NaN());
+    }
     all_reduce_sum(step, gradient);
-    // inf and NaN survive a sum (inf - inf is NaN), so the mean itself tells every rank the same.
-    step.report.finite = all_finite(step.executor, gradient);
+    step.report.finite = all_finite(step.executor, first);
     if (step.report.finite && !residual.empty()) fill(step.executor, residual, 0);
   }
 

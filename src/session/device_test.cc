@@ -242,6 +242,32 @@ TEST(DeviceSession, SaysWhereGradientsMustLie) {
   });
 }
 
+TEST(DeviceSession, ResidualsCanBeKeptAndAddedTo) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  run_in_process(2, [](Communicator& communicator) {
+    SessionOptions options;
+    options.cuda_device = 0;
+    Session session("ef_signsgd", communicator, options);
+    session.add_bucket({{"a", 3}});
+    DeviceVector memory(3);
+    const auto step = [&](float scale) {
+      memory.write({scale, -2 * scale, 3 * scale});
+      session.synchronize(0, memory.span());
+      session.next_step();
+      return memory.read(session.residual(0));
+    };
+    const auto first = step(1);
+    session.keep_residual(0);
+    ASSERT_NE(step(7), first);
+    session.restore_residual(0);
+    EXPECT_EQ(memory.read(session.residual(0)), first);
+    const std::vector<float> more = {1, 2, 3};
+    EXPECT_TRUE(session.add_to_residual(0, more));
+    EXPECT_EQ(memory.read(session.residual(0)),
+              (std::vector<float>{first[0] + 1, first[1] + 2, first[2] + 3}));
+  });
+}
+
 TEST(DeviceSession, RowsStayOnTheHost) {
   if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   run_in_process(2, [](Communicator& communicator) {

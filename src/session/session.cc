@@ -34,6 +34,7 @@ struct Session::Bucket {
 
 struct Session::Store {
   BucketVectors residuals{"residual"};
+  BucketVectors kept{"kept"};  // by keep_residual; never saved
   std::set<std::string, std::less<>> parameters;
 };
 
@@ -250,9 +251,34 @@ Span<const float> Session::residual(BucketId bucket) const {
   return store_->residuals.find(bucket);
 }
 
-Span<float> Session::mutable_residual(BucketId bucket) {
-  if (!pipeline(bucket).feedback) return {};
-  return store_->residuals.open(buckets_[bucket]->executor, bucket, buckets_[bucket]->elements());
+bool Session::add_to_residual(BucketId bucket, Span<const float> values) {
+  if (!pipeline(bucket).feedback) return false;
+  const Bucket& own = *buckets_[bucket];
+  if (values.size() != own.elements()) {
+    throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " +
+                                std::to_string(own.elements()) + " elements, what is added to its residual " +
+                                std::to_string(values.size()));
+  }
+  const Span<float> residual = store_->residuals.open(own.executor, bucket, own.elements());
+  std::vector<float> sum(residual.size());
+  copy(own.executor, Span<const float>(residual), Span<float>(sum));
+  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
+  copy(own.executor, Span<const float>(sum), residual);
+  return true;
+}
+
+void Session::keep_residual(BucketId bucket) {
+  const Span<const float> residual = store_->residuals.find(bucket);
+  if (residual.empty()) return;
+  Executor& executor = buckets_[bucket]->executor;
+  copy(executor, residual, store_->kept.open(executor, bucket, residual.size()));
+}
+
+void Session::restore_residual(BucketId bucket) {
+  const Span<const float> kept = store_->kept.find(bucket);
+  if (kept.empty()) return;
+  Executor& executor = buckets_[bucket]->executor;
+  copy(executor, kept, store_->residuals.open(executor, bucket, kept.size()));
 }
 
 std::size_t Session::workspace_allocations() const {

@@ -166,5 +166,52 @@ TEST(Session, ResidualsFollowTheirParametersIntoOtherBuckets) {
   });
 }
 
+TEST(Session, AStepThatIsLeftOutLeavesResidualsAsTheyWere) {
+  run_in_process(2, [](Communicator& communicator) {
+    Session session("ef_signsgd", communicator);
+    session.add_bucket({{"a", 3}});
+    session.add_bucket({{"b", 2}});
+    const auto step = [&](float scale) {
+      std::vector<float> first = {scale, -2 * scale, 3 * scale};
+      std::vector<float> second = {scale, 5 * scale};
+      session.synchronize(0, first);
+      session.synchronize(1, second);
+      session.next_step();
+    };
+    const auto owed = [&](BucketId bucket) {
+      const auto span = session.residual(bucket);
+      return std::vector<float>(span.begin(), span.end());
+    };
+    step(1);
+    session.restore_residual(0);  // nothing was kept yet
+    const auto first = owed(0);
+    session.keep_residual(0);
+    step(7);
+    const auto second = owed(1);
+    ASSERT_NE(owed(0), first);
+    session.restore_residual(0);
+    session.restore_residual(1);
+    EXPECT_EQ(owed(0), first);
+    EXPECT_EQ(owed(1), second);
+
+    const std::vector<float> more = {1, 2, 3};
+    EXPECT_TRUE(session.add_to_residual(0, more));
+    EXPECT_EQ(owed(0), (std::vector<float>{first[0] + 1, first[1] + 2, first[2] + 3}));
+    EXPECT_THROW(session.add_to_residual(1, more), std::invalid_argument);
+  });
+}
+
+TEST(Session, WithoutFeedbackThereIsNoResidualToChange) {
+  run_in_process(1, [](Communicator& communicator) {
+    Session session("dense", communicator);
+    session.add_bucket({{"a", 2}});
+    session.keep_residual(0);
+    session.restore_residual(0);
+    const std::vector<float> more = {1, 2};
+    EXPECT_FALSE(session.add_to_residual(0, more));
+    EXPECT_TRUE(session.residual(0).empty());
+  });
+}
+
 }  // namespace
 }  // namespace thinwire

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 
 DEADLINE = 30.0
+COMPRESS_ON = "device"  # what register is told unless a scenario says it
 torch.set_num_threads(1)
 
 
@@ -96,6 +97,7 @@ def wrap(make, **options):
 
 
 def register(model, spec="dense", **options):
+    options.setdefault("compress_on", COMPRESS_ON)
     return thinwire.register(model, spec, deadline_seconds=DEADLINE, **options)
 
 
@@ -316,7 +318,21 @@ def sparse_embedding():
     require_agreement(lossy, "rows by half")
 
 
-PLAIN = [dense_equals_plain_ddp, buckets_are_rebuilt, accumulation_without_synchronization, unused_parameters, static_graph,
+def require_compression_on(handle, device):
+    found = {bucket["compressed_on"] for bucket in handle.report()["buckets"]}
+    assert found == {device}, found
+
+
+def compresses_where_it_is_told():
+    # The tests' build with an emulated device takes all memory for the device's.
+    for where, expected in (("device", "cuda:0" if thinwire._C.cuda == "emulated" else "cpu"), ("cpu", "cpu")):
+        model = wrap(Net)
+        handle = register(model, "casq", compress_on=where)
+        train(model, 2)
+        require_compression_on(handle, expected)
+
+
+PLAIN = [dense_equals_plain_ddp, compresses_where_it_is_told, buckets_are_rebuilt, accumulation_without_synchronization, unused_parameters, static_graph,
          gradients_as_views, uneven_inputs, frozen_and_unfrozen, two_models, double_precision_is_exact, sparse_embedding]
 
 
@@ -393,6 +409,34 @@ def nothing_is_lost():
     require_error(ValueError, ["nosuch"], lambda: handle.set("nosuch"))
     conserve(model, handle, sizes, 1, sums, 11)
     require_balance("after a refused system")
+
+
+def compare_with_the_cpu(where):
+    """The same gradients give the same means on the CPU and from `where`: to the bit where the CPU compresses both, else but for
+    step sizes whose sums are rounded in another order."""
+    for spec in ("marsit:full_every=3", "casq", "ef_signsgd", "top_k:ratio=0.1+zen", "sketched_sgd:k=64:columns=512"):
+        sizes = (700, 33, 1200, 5)
+        host = wrap(lambda: Given(sizes, (torch.float32, torch.float16)))
+        device = wrap(lambda: Given(sizes, (torch.float32, torch.float16)).to(where))
+        register(host, spec, compress_on="cpu")
+        handle = register(device, spec)
+        for step in range(4):
+            gradients = given(step, sizes)
+            for model, place in ((host, "cpu"), (device, where)):
+                model.zero_grad()
+                model([gradient.to(place) for gradient in gradients]).backward()
+            exact = {bucket["compressed_on"] for bucket in handle.report()["buckets"]} == {"cpu"}
+            for one, other in zip(host.parameters(), device.parameters()):
+                apart = (one.grad - other.grad.cpu()).abs().float()
+                # In float16 a last bit; a threshold that moves takes single elements along.
+                allowed = 0.0 if exact else one.grad.abs().max().float() * (1e-3 if one.dtype == torch.float16 else 1e-5)
+                count = int((apart > allowed).sum())
+                assert count <= (0 if exact else len(apart) // 100), f"{spec}, step {step}: {count} of {len(apart)} differ"
+
+
+def compression_is_the_same_on_an_emulated_device():
+    compare_with_the_cpu("cpu")
+    return None if thinwire._C.cuda == "emulated" else "skipped: no emulated device, compared with itself:"
 
 
 def mixed_types():
@@ -546,8 +590,8 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, nothing_is_lost, mixed_types, loss_scaling, overflow_in_the_first_step, skipped_steps,
-               tiny_model, reports_and_logs]
+COMPRESSION = [every_system_agrees, compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
+               loss_scaling, overflow_in_the_first_step, skipped_steps, tiny_model, reports_and_logs]
 
 
 # --- States -------------------------------------------------------------------------------------------------------------
@@ -670,6 +714,7 @@ def bad_input():
     require_error(ValueError, ["nosuch", "marsit"], lambda: register(wrap(Net), "nosuch"))
     require_error(ValueError, ["bits=7"], lambda: register(wrap(Net), "casq:bits=7"))
     require_error(ValueError, ["lanes=0"], lambda: register(wrap(Net), lanes=0))
+    require_error(ValueError, ["compress_on='gpu'"], lambda: register(wrap(Net), compress_on="gpu"))
     require_error(ValueError, ["threads='2'"], lambda: register(wrap(Net), threads="2"))
     require_error(ValueError, ["deadline_seconds=0"], lambda: thinwire.register(wrap(Net), "dense", deadline_seconds=0))
     require_error(ValueError, ["rows="], lambda: register(wrap(Net), "rows=zen,dense=half", rows="zen"))
@@ -754,23 +799,12 @@ def device_dense_equals_plain_ddp():
     # DDP over NCCL may sum in another order.
     require_same(values_of(ours), values_of(plain), "20 steps on a device", 0.0 if WORLD <= 2 else 1e-6)
     assert len(handle.report()["buckets"]) > 1
+    require_compression_on(handle, CUDA if COMPRESS_ON == "device" and thinwire._C.cuda == "yes" else "cpu")
 
 
 def device_equals_host():
     """The same gradients give the same means wherever they lie: values, types and residuals."""
-    for spec in ("marsit:full_every=3", "casq", "ef_signsgd", "top_k:ratio=0.1+zen", "sketched_sgd:k=64:columns=512"):
-        sizes = (700, 33, 1200, 5)
-        host = wrap(lambda: Given(sizes, (torch.float32, torch.float16)))
-        device = wrap_on_device(lambda: Given(sizes, (torch.float32, torch.float16)))
-        register(host, spec)
-        register(device, spec)
-        for step in range(4):
-            gradients = given(step, sizes)
-            for model, where in ((host, "cpu"), (device, CUDA)):
-                model.zero_grad()
-                model([gradient.to(where) for gradient in gradients]).backward()
-            means = ([parameter.grad.cpu() for parameter in model.parameters()] for model in (host, device))
-            require_same(*means, f"{spec}, step {step}")
+    compare_with_the_cpu(CUDA)
 
 
 def device_rows():
@@ -832,7 +866,7 @@ def device_amp():
     model = wrap_on_device(Net)
     optimizer = sgd(model)
     scaler = torch.cuda.amp.GradScaler(init_scale=2.0 ** 40, growth_interval=2)
-    thinwire.register(model, "casq", grad_scaler=scaler, deadline_seconds=DEADLINE)
+    register(model, "casq", grad_scaler=scaler)
     for step in range(30):
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
@@ -849,6 +883,7 @@ DEVICE = [device_dense_equals_plain_ddp, device_equals_host, device_rows, device
 
 GROUPS = {
     "cuda": DEVICE,
+    "cuda_staged": DEVICE,
     "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],  # which have models on the host, too
     "plain": PLAIN,
     "compression": COMPRESSION,
@@ -862,8 +897,10 @@ GROUPS = {
 
 
 def main():
-    global RANK, WORLD
-    if sys.argv[1] in ("cuda", "nccl") and not torch.cuda.is_available():
+    global RANK, WORLD, COMPRESS_ON
+    if sys.argv[1] == "cuda_staged":
+        COMPRESS_ON = "cpu"
+    if sys.argv[1] in ("cuda", "cuda_staged", "nccl") and not torch.cuda.is_available():
         print("skipped: no CUDA device")
         sys.exit(77)
     if sys.argv[1] == "nccl":
