@@ -183,9 +183,9 @@ std::pair<double, double> measure(const py::handle& group, const py::handle& sto
                                   double deadline_seconds) {
   auto communicator = open_communicator(group, store, store_host, deadline_seconds);
   const py::gil_scoped_release release;
-  std::vector<std::byte> scratch(kLinkProbeScratchBytes);
-  constexpr std::size_t kWarmUpBytes = std::size_t{8} << 20;
-  const MeasuredLink link = measure_link(*communicator, scratch, kWarmUpBytes);
+  std::vector<std::byte> scratch(kSustainedProbeScratchBytes);
+  constexpr std::size_t kSustainedBytes = std::size_t{8} << 20;
+  const MeasuredLink link = measure_link(*communicator, scratch, kSustainedBytes);
   communicator.reset();
   return {link.latency_seconds, link.bytes_per_second};
 }

@@ -1,7 +1,9 @@
 #include "comm/link_probe.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
+#include <utility>
 
 namespace thinwire {
 namespace {
@@ -28,15 +30,38 @@ double shortest_round(Communicator& communicator, Span<std::byte> scratch, std::
   return shortest;
 }
 
+/// Bytes per second over `bytes`, after as many that do not count, with several messages under way.
+double sustained_rate(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes) {
+  const int next = (communicator.rank() + 1) % communicator.size();
+  const int previous = (communicator.rank() + communicator.size() - 1) % communicator.size();
+  const std::size_t counted = (bytes + kLinkProbeLargeBytes - 1) / kLinkProbeLargeBytes;
+  std::deque<std::pair<Pending, Pending>> under_way;
+  double start = 0;
+  for (std::size_t i = 0, done = 0; done < 2 * counted; ++i) {
+    if (i < 2 * counted) {
+      const auto slot =
+          scratch.subspan((1 + i % kLinkProbeWindow) * kLinkProbeLargeBytes, kLinkProbeLargeBytes);
+      Pending receiving = communicator.receive(previous, kTag, slot);
+      Pending sending = communicator.send(next, kTag, scratch.first(kLinkProbeLargeBytes));
+      under_way.emplace_back(std::move(receiving), std::move(sending));
+      if (under_way.size() < kLinkProbeWindow) continue;
+    }
+    under_way.front().first.wait();
+    under_way.front().second.wait();
+    under_way.pop_front();
+    if (++done == counted) start = communicator.now_seconds();
+  }
+  return static_cast<double>(counted * kLinkProbeLargeBytes) /
+         std::max(communicator.now_seconds() - start, 1e-9);
+}
+
 }  // namespace
 
-MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t warm_up_bytes) {
+MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t sustained_bytes) {
   if (communicator.size() == 1) return {};
   std::fill(scratch.begin(), scratch.end(), std::byte{0});
-  for (std::size_t sent = 0; sent < warm_up_bytes; sent += kLinkProbeLargeBytes) {
-    round(communicator, scratch, kLinkProbeLargeBytes);
-  }
   const double small = shortest_round(communicator, scratch, kLinkProbeSmallBytes);
+  if (sustained_bytes > 0) return {small, sustained_rate(communicator, scratch, sustained_bytes)};
   const double large = shortest_round(communicator, scratch, kLinkProbeLargeBytes);
   // A clock too coarse to tell them apart still gives a finite rate.
   const double seconds = std::max(large - small, 1e-9);

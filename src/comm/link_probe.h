@@ -12,16 +12,23 @@ struct MeasuredLink {
 
 /// Every rank sends a small and then a large message to the next one and times both by the communicator's
 /// clock; the better of several tries counts. Means over ranks are the caller's. Zeros in a world of one
-/// rank. Sends link_probe_bytes(), and before them at least `warm_up_bytes`: a link that is held to a rate
-/// lets some megabytes pass at once after a pause, which would be taken for its speed. Collective.
-MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t warm_up_bytes = 0);
+/// rank. Sends link_probe_bytes(). Collective.
+///
+/// sustained_bytes: where not 0, the rate is that of as many bytes in large messages without a pause, sent
+/// after as many that do not count. A link that is held to a rate lets some megabytes pass at once after a
+/// pause, and single messages may have come before a rank began to wait; both would be taken for its speed.
+MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch,
+                          std::size_t sustained_bytes = 0);
 
 inline constexpr std::size_t kLinkProbeSmallBytes = 64;
 inline constexpr std::size_t kLinkProbeLargeBytes = 256 * 1024;
 inline constexpr int kLinkProbeTries = 3;
+inline constexpr std::size_t kLinkProbeWindow = 4;
 
 /// Scratch that measure_link needs: a large message out and one in.
 inline constexpr std::size_t kLinkProbeScratchBytes = 2 * kLinkProbeLargeBytes;
+/// And with sustained_bytes: one out and those that are under way in.
+inline constexpr std::size_t kSustainedProbeScratchBytes = (1 + kLinkProbeWindow) * kLinkProbeLargeBytes;
 
 constexpr std::uint64_t link_probe_bytes() {
   return kLinkProbeTries * (kLinkProbeSmallBytes + kLinkProbeLargeBytes);

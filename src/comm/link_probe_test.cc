@@ -1,0 +1,56 @@
+#include "comm/link_probe.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "thinwire/virtual_network.h"
+
+namespace thinwire {
+namespace {
+
+constexpr VirtualLink kLink{.bytes_per_second = 1e9, .latency_seconds = 5e-5};
+
+TEST(LinkProbe, FindsLatencyAndRate) {
+  run_virtual(3, kLink, [](VirtualCommunicator& communicator) {
+    std::vector<std::byte> scratch(kLinkProbeScratchBytes);
+    const MeasuredLink link = measure_link(communicator, scratch);
+    EXPECT_NEAR(link.latency_seconds, 5e-5, 1e-6);
+    EXPECT_NEAR(link.bytes_per_second, 1e9, 1e7);
+    EXPECT_EQ(communicator.traffic().sent_bytes, link_probe_bytes());
+  });
+}
+
+TEST(LinkProbe, TheSustainedRateCountsTheSecondHalfOfTheBytes) {
+  run_virtual(3, kLink, [](VirtualCommunicator& communicator) {
+    std::vector<std::byte> scratch(kSustainedProbeScratchBytes);
+    constexpr std::size_t kBytes = std::size_t{4} << 20;
+    const MeasuredLink link = measure_link(communicator, scratch, kBytes);
+    EXPECT_NEAR(link.latency_seconds, 5e-5, 1e-6);
+    // With several messages under way latency does not count.
+    EXPECT_NEAR(link.bytes_per_second, 1e9, 2e7);
+    EXPECT_EQ(communicator.traffic().sent_bytes, kLinkProbeTries * kLinkProbeSmallBytes + 2 * kBytes);
+  });
+}
+
+/// A rank that comes late finds messages that wait for it already: single ones seem to take no time.
+TEST(LinkProbe, TheSustainedRateIsTheLinksForARankThatComesLate) {
+  run_virtual(2, kLink, [](VirtualCommunicator& communicator) {
+    std::vector<std::byte> scratch(kSustainedProbeScratchBytes);
+    if (communicator.rank() == 1) communicator.advance(0.01);
+    const MeasuredLink link = measure_link(communicator, scratch, std::size_t{4} << 20);
+    EXPECT_NEAR(link.bytes_per_second, 1e9, 5e7);
+  });
+}
+
+TEST(LinkProbe, OneRankHasNoLink) {
+  run_virtual(1, kLink, [](VirtualCommunicator& communicator) {
+    const MeasuredLink link = measure_link(communicator, {}, 1000);
+    EXPECT_EQ(link.latency_seconds, 0);
+    EXPECT_EQ(link.bytes_per_second, 0);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire
