@@ -9,7 +9,8 @@ Systems: `plain` is DDP alone, `allreduce_hook`, `fp16_hook` and `power_sgd_hook
 ends the process with more: `power_sgd_hook_default_buckets`, to be measured alone), everything else is a spec of Thinwire. A step is forward, backward with
 synchronization, and the optimizer; its time is the median over steps of the slowest rank's. The interface's bytes count headers of all
 layers, acknowledgements and the measurement's own barriers. Ranks on `--device cuda` take devices in turn and may share one; the share
-of compression is Thinwire's time to compress and to decompress, summed over buckets, in a step of plain DDP.
+of compression is the first rank's wall time to compress and to decompress in a step, summed over buckets, over a step of plain DDP: where ranks share
+cores or a device it holds what the others did meanwhile.
 """
 import argparse
 import json
@@ -181,6 +182,8 @@ class Measurement:
     def __init__(self, kind, system, device, batch_size):
         self.kind, self.system, self.device, self.batch_size = kind, system, device, batch_size
         self.model, self.handle = build(kind, system, device)
+        torch.manual_seed(1000 + dist.get_rank())  # every rank has examples of its own
+        self.before = {}
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.times, self.bytes = [], []
 
@@ -197,10 +200,14 @@ class Measurement:
         slowest = torch.tensor([time.perf_counter() - start])
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         if not counts:
+            self.before = self.totals()
             return
         self.times.append(slowest.item())
         if before is not None:
             self.bytes.append(sent_bytes() - before)
+
+    def totals(self):
+        return self.handle.report()["total"] if self.handle is not None else {}
 
     def result(self):
         result = {"system": self.system, "seconds_median": statistics.median(self.times), "seconds_min": min(self.times), "steps": len(self.times)}
@@ -209,8 +216,10 @@ class Measurement:
         if self.handle is not None:
             report = self.handle.report()
             result["spec"] = report["spec"]
-            for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress"):
+            for key in ("wire_bytes_sent", "raw_bytes"):
                 result[key] = report["last_step"][key]
+            for key in ("seconds_compress", "seconds_wait", "seconds_decompress"):
+                result[key] = (report["total"][key] - self.before.get(key, 0)) / len(self.times)
             result["compressed_on"] = sorted({bucket["compressed_on"] for bucket in report["buckets"]})
             self.handle.close()
         return result
@@ -224,6 +233,7 @@ def measure_each(systems, steps, warm_up, make):
             for step in range(warm_up + steps):
                 one.step(step >= warm_up)
             yield one.result()
+            one = None  # before the next needs its memory
         except RuntimeError as error:
             yield {"system": system, "failure": str(error).splitlines()[0]}
 

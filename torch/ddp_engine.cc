@@ -146,6 +146,8 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> lanes, std::
 
 DdpEngine::~DdpEngine() {
   close();
+  const KeepCurrentDevice current;
+  lanes_.clear();
 }
 
 void DdpEngine::close() {
@@ -208,7 +210,13 @@ void DdpEngine::submit(Bucket bucket, Done done) {
     return;
   }
   if (bucket.index == 0) {
-    std::vector<Item> abandoned = begin_step(lock);
+    std::vector<Item> abandoned;
+    try {
+      abandoned = begin_step(lock);
+    } catch (...) {
+      // No memory for another system's state: ranks that wait for this one's frames learn of it when it ends.
+      fail(std::current_exception());
+    }
     if (!abandoned.empty()) {
       lock.unlock();
       const auto error =
@@ -219,7 +227,11 @@ void DdpEngine::submit(Bucket bucket, Done done) {
   }
   const bool last = bucket.last;
   const std::size_t count = bucket.index + 1;
-  const bool known = held_.empty() && bucket.index < layouts_.size() && layouts_[bucket.index] == layout;
+  // DDP groups parameters anew in its second step. Where a step may have to be undone, nothing of it may be
+  // done before it is known whether it does.
+  const bool may_be_undone = options_.skips_steps && submitted_steps_ < 2;
+  const bool known =
+      !may_be_undone && held_.empty() && bucket.index < layouts_.size() && layouts_[bucket.index] == layout;
   Item item{std::move(bucket), std::move(done)};
   if (known) {
     push(std::move(item));
@@ -233,7 +245,7 @@ void DdpEngine::submit(Bucket bucket, Done done) {
                                 layouts_.begin() + static_cast<std::ptrdiff_t>(count - held_.size()));
     for (const Item& held : held_) layouts.push_back(layout_of(held.bucket));
     try {
-      rebuild(std::move(layouts), spec_);
+      if (layouts != layouts_) rebuild(std::move(layouts), spec_);
     } catch (...) {
       fail(std::current_exception());
     }
@@ -266,8 +278,9 @@ std::vector<DdpEngine::Item> DdpEngine::begin_step(Lock& lock) {
 /// Waits for the last step; where it is left out by the optimizer, so is what it changed.
 void DdpEngine::conclude_step(Lock& lock) {
   settle(lock);
-  const KeepCurrentDevice current;
   const bool undo = std::exchange(skipped_, false) && options_.skips_steps;
+  std::optional<KeepCurrentDevice> current;
+  if (undo) current.emplace();
   for (auto& lane : lanes_) {
     if (undo) {
       for (const BucketId bucket : lane->kept) lane->session->restore_residual(bucket);
@@ -293,6 +306,7 @@ void DdpEngine::keep(Lane& lane, const Bucket& bucket) {
 void DdpEngine::end_step() {
   for (auto& lane : lanes_) lane->queue.push_back({});
   ++step_;
+  ++submitted_steps_;
   within_step_ = false;
   changed_.notify_all();
 }
@@ -501,7 +515,10 @@ void DdpEngine::synchronize_dense(Lane& lane, const Bucket& bucket, const at::Te
     const HalfFormat format = half_format(gradient.scalar_type());
     decode_half(*lane.executor, format, halves_of(gradient), floats_of(staging));
     synchronize_floats(lane, bucket, staging, Memory::host, report);
-    encode_half(*lane.executor, format, Span<const float>(floats_of(staging)), {}, halves_of(gradient));
+    // Also a mean that is too large for the type is for the optimizer to leave out.
+    report.finite =
+        encode_half(*lane.executor, format, Span<const float>(floats_of(staging)), {}, halves_of(gradient)) &&
+        report.finite;
   }
 }
 
@@ -517,6 +534,7 @@ void DdpEngine::synchronize_on_device(Lane& lane, const Bucket& bucket, StepRepo
     staging.copy_(gradient.view(-1));
     synchronize_floats(lane, bucket, staging, Memory::cuda, report);
     gradient.view(-1).copy_(staging);
+    report.finite = report.finite && at::isfinite(gradient).all().item<bool>();
   }
 }
 

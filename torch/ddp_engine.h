@@ -147,6 +147,7 @@ class DdpEngine {
   /// one lane, and the map itself changes only while lanes are idle.
   std::map<std::string, std::vector<float>> owed_;
   bool skipped_ = false;  // a bucket of the last step was not finite
+  int submitted_steps_ = 0;
   std::vector<StepReport> reports_;
   StepReport total_;
   std::exception_ptr failure_;

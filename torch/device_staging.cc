@@ -13,20 +13,31 @@ Completion::Completion(c10::Device device) {
   event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
+#ifndef THINWIRE_CUDA_EMULATED
+namespace {
+
+int usable_devices() {
+  static const int devices = cuda_devices();
+  return devices;
+}
+
+}  // namespace
+#endif
+
 std::optional<int> session_device(const at::Tensor& gradient) {
 #ifdef THINWIRE_CUDA_EMULATED
   // The emulation's kernels reach all memory of the host: tests take a CPU's gradients for a device's.
   return gradient.device().is_cpu() ? std::optional(0) : std::nullopt;
 #else
-  static const int devices = cuda_devices();
+  if (!gradient.is_cuda()) return std::nullopt;
   const int index = gradient.device().index();
-  return gradient.is_cuda() && index < devices ? std::optional(index) : std::nullopt;
+  return index < usable_devices() ? std::optional(index) : std::nullopt;
 #endif
 }
 
 KeepCurrentDevice::KeepCurrentDevice() {
 #ifndef THINWIRE_CUDA_EMULATED
-  if (cuda_devices() > 0 && c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
+  if (usable_devices() > 0 && c10::impl::hasDeviceGuardImpl(c10::kCUDA)) {
     device_ = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
   }
 #endif

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "comm/link_probe.h"
+#include "thinwire/cuda.h"
 #include "thinwire/version.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_compat.h"
@@ -250,5 +251,6 @@ PYBIND11_MODULE(_C, module) {
 #else
   module.attr("cuda") = "no";
 #endif
+  module.def("cuda_devices", &thinwire::cuda_devices);
   module.attr("version") = thinwire::kVersion;
 }

@@ -67,7 +67,7 @@ def register(
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
 
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean is NaN on all ranks and what is owed of it does not change.
+    NaN, the bucket's mean has NaN on all ranks and what is owed of it does not change.
 
     Raises TypeError for what is not a DDP model, ValueError for a bad spec or option, RuntimeError when ranks differ in what
     they register (in the first step, on every rank) or when the model has a hook already.

@@ -65,7 +65,10 @@ def _look(problems: List[str]) -> List[str]:
     if not hasattr(dist, "ProcessGroupGloo"):
         problems.append("this torch was built without Gloo, which Thinwire's messages go over: install another")
     cuda = f"{torch.version.cuda}, {torch.cuda.device_count()} devices" if torch.version.cuda else "no"
-    where = {"yes": "devices compress their gradients", "emulated": "Thinwire is built with an emulated device, for tests"}.get(
+    if _C.cuda == "yes" and torch.cuda.is_available() and _C.cuda_devices() == 0:
+        problems.append("Thinwire was built with CUDA and finds no device, torch does: the driver is older than the CUDA that nvcc came from; "
+                        "the CPU compresses")
+    where = {"yes": "devices compress their gradients where torch has CUDA", "emulated": "Thinwire is built with an emulated device, for tests"}.get(
         _C.cuda, "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA")
     lines += [f"CUDA        {cuda}; {where}",
               f"cores       {os.cpu_count()}, torch uses {torch.get_num_threads()} threads"]

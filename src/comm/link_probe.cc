@@ -47,9 +47,9 @@ double sustained_rate(Communicator& communicator, Span<std::byte> scratch, std::
       if (under_way.size() < kLinkProbeWindow) continue;
     }
     under_way.front().first.wait();
+    if (++done == counted) start = communicator.now_seconds();
     under_way.front().second.wait();
     under_way.pop_front();
-    if (++done == counted) start = communicator.now_seconds();
   }
   return static_cast<double>(counted * kLinkProbeLargeBytes) /
          std::max(communicator.now_seconds() - start, 1e-9);

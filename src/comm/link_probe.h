@@ -1,5 +1,5 @@
 #pragma once
-// What the network under a communicator can do, measured: two messages around the ring.
+// What the network under a communicator can do, measured by messages around the ring.
 
 #include "thinwire/communicator.h"
 
@@ -12,11 +12,12 @@ struct MeasuredLink {
 
 /// Every rank sends a small and then a large message to the next one and times both by the communicator's
 /// clock; the better of several tries counts. Means over ranks are the caller's. Zeros in a world of one
-/// rank. Sends link_probe_bytes(). Collective.
+/// rank. Sends link_probe_bytes() unless told to measure longer. Collective.
 ///
 /// sustained_bytes: where not 0, the rate is that of as many bytes in large messages without a pause, sent
-/// after as many that do not count. A link that is held to a rate lets some megabytes pass at once after a
-/// pause, and single messages may have come before a rank began to wait; both would be taken for its speed.
+/// after as many that do not count; scratch is then kSustainedProbeScratchBytes. A link that is held to a
+/// rate lets some megabytes pass at once after a pause, and single messages may have come before a rank began
+/// to wait; both would be taken for its speed.
 MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch,
                           std::size_t sustained_bytes = 0);
 

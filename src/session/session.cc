@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "core/stopwatch.h"
+#include "kernels/dense.h"
 #include "session/configuration.h"
 #include "sparse/densify.h"
 #include "sparse/rows.h"
@@ -260,10 +261,8 @@ bool Session::add_to_residual(BucketId bucket, Span<const float> values) {
                                 std::to_string(values.size()));
   }
   const Span<float> residual = store_->residuals.open(own.executor, bucket, own.elements());
-  std::vector<float> sum(residual.size());
-  copy(own.executor, Span<const float>(residual), Span<float>(sum));
-  for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
-  copy(own.executor, Span<const float>(sum), residual);
+  thinwire::add(own.executor, residual, values);
+  own.executor.wait();
   return true;
 }
 

@@ -51,6 +51,7 @@
 #include "kernels/dense.h"
 #include "quantization/agreed_values.h"
 #include "quantization/coded_exchange.h"
+#include "state/bucket_vectors.h"
 #include "systems/casq_clusters.h"
 #include "systems/casq_server.h"
 #include "thinwire/errors.h"
@@ -151,7 +152,6 @@ class Casq final : public Synchronizer {
     return {settings_.per_parameter ? parameter_ends : Span<const std::size_t>(), elements,
             settings_.bucket_share, settings_.clusters()};
   }
-  void require_known_size(BucketId bucket, std::size_t elements) const;
   Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step);
   bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
                const Spans& model, Step& step);
@@ -161,11 +161,10 @@ class Casq final : public Synchronizer {
   bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const;
   std::uint64_t exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
                                std::size_t rank) const;
-  void add_momentum(BucketId bucket, Span<float> mean, Step& step);
 
   CasqSettings settings_;
   std::map<BucketId, BucketState> states_;
-  std::map<BucketId, std::vector<float>> momenta_;
+  BucketVectors momenta_{"casq_momentum"};
   std::vector<Pending> pendings_;
 };
 
@@ -180,7 +179,8 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   step.report.formula_bytes = 0;
   if (gradient.empty()) return;
   const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
-  require_known_size(bucket, gradient.size());
+  const auto momentum =
+      settings_.double_momentum > 0 ? momenta_.open(step.executor, bucket, gradient.size()) : Span<float>();
   const bool clusters = !states_.contains(bucket) || settings_.clusters_at(step.index);
   // A copy, so that a step that is not finite leaves the state as it was.
   const Spans model = model_for(bucket, ends, step);
@@ -198,15 +198,11 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
     state.model.weights.assign(model.weights.begin(), model.weights.end());
     state.model.shard_centres.assign(model.shard_centres.begin(), model.shard_centres.end());
   }
-  if (settings_.double_momentum > 0) add_momentum(bucket, gradient, step);
-}
-
-void Casq::require_known_size(BucketId bucket, std::size_t elements) const {
-  const auto known = momenta_.find(bucket);
-  if (known == momenta_.end() || known->second.size() == elements) return;
-  throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " +
-                              std::to_string(known->second.size()) + " elements in earlier steps, now " +
-                              std::to_string(elements));
+  if (!momentum.empty()) {
+    scale(step.executor, momentum, settings_.double_momentum);
+    add(step.executor, momentum, gradient);
+    add(step.executor, gradient, momentum);
+  }
 }
 
 /// The bucket's model so far, in the step's workspace; zeros where it has none.
@@ -378,19 +374,6 @@ std::uint64_t Casq::payload_bytes(const Workload& workload) const {
                                  static_cast<std::size_t>(workload.rank));
 }
 
-/// The momentum is kept on the host: a mean on a device comes there and goes back.
-void Casq::add_momentum(BucketId bucket, Span<float> mean, Step& step) {
-  auto& momentum = momenta_.try_emplace(bucket, mean.size(), 0.0f).first->second;
-  const bool here = mean.memory() == Memory::host;
-  const auto sum = here ? mean : step.workspace.take<float>(mean.size());
-  if (!here) copy(step.executor, Span<const float>(mean), sum);
-  for (std::size_t i = 0; i < sum.size(); ++i) {
-    momentum[i] = settings_.double_momentum * momentum[i] + sum[i];
-    sum[i] += momentum[i];
-  }
-  if (!here) copy(step.executor, Span<const float>(sum), mean);
-}
-
 constexpr std::array<std::string_view, 3> kKinds = {"casq_centres", "casq_weights", "casq_shard_centres"};
 
 void Casq::save(BucketWriter& writer) const {
@@ -406,14 +389,11 @@ void Casq::save(BucketWriter& writer) const {
       }
     }
   }
-  for (const auto& [bucket, momentum] : momenta_) {
-    writer.elements("casq_momentum", bucket, Span<const float>(momentum));
-  }
+  momenta_.save(writer);
 }
 
 void Casq::load(const BucketReader& reader) {
   std::map<BucketId, BucketState> states;
-  std::map<BucketId, std::vector<float>> momenta;
   for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
     BucketState state;
     state.parameters = reader.parameters(bucket);
@@ -430,12 +410,9 @@ void Casq::load(const BucketReader& reader) {
       }
     }
     if (found) states[bucket] = std::move(state);
-    std::vector<float> momentum(reader.bucket_elements(bucket));
-    if (reader.elements("casq_momentum", bucket, Span<float>(momentum), BucketReader::Absent::zeros))
-      momenta[bucket] = std::move(momentum);
   }
+  momenta_.load(reader);  // which changes nothing where it throws
   states_ = std::move(states);
-  momenta_ = std::move(momenta);
 }
 
 }  // namespace

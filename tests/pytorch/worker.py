@@ -530,6 +530,44 @@ def overflow_in_the_first_step():
         require_agreement_of_gradients(model)
 
 
+def overflow_where_buckets_are_rebuilt():
+    """In DDP's second step some buckets are what they were and others are not: nothing of it may stay behind."""
+    # At first a bucket for each type, then one for each parameter.
+    sizes = (1500, 1400, 3000)
+    model = wrap(lambda: Given(sizes, (torch.float32, torch.float32, torch.float16)))
+    handle = register(model, "top_k:ratio=0.05+zen", grad_scaler=Scaler())
+    model(given(0, sizes)).backward()
+    before = owed(handle)
+    buckets = [bucket["parameters"] for bucket in handle.report()["buckets"]]
+    spoilt = given(1, sizes)
+    if RANK == 0:
+        spoilt[1][0] = float("inf")
+    model.zero_grad()
+    model(spoilt).backward()
+    rebuilt = [bucket["parameters"] for bucket in handle.report()["buckets"]]
+    assert rebuilt[0] == buckets[0] and rebuilt != buckets, (buckets, rebuilt)
+    after = owed(handle)
+    assert len(before) == len(sizes) and all(value.any() for value in before.values())
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), f"a skipped step changed what {name} owes"
+
+
+def means_beyond_float16():
+    """Every rank's gradient is finite in float16, what is delivered is not: a step to leave out, like one with an infinite gradient."""
+    model = wrap(lambda: Given((64,), (torch.float16,)))
+    handle = register(model, "top_k:ratio=0.02+zen", grad_scaler=Scaler())
+    gradient = (6e4 * (1 - 1e-3 * torch.arange(64))).half()
+    model([gradient]).backward()
+    assert torch.isfinite(model.module.weights[0].grad).all() and handle.report()["last_step"]["finite"]
+    before = owed(handle)
+    model.zero_grad()
+    model([gradient]).backward()  # of what was held back
+    assert not torch.isfinite(model.module.weights[0].grad).all()
+    assert not handle.report()["last_step"]["finite"]
+    for name, value in before.items():
+        assert torch.equal(value, owed(handle)[name])
+
+
 def skipped_steps():
     """A real GradScaler, where torch has one for the CPU: all ranks skip the step in which one overflows."""
     if not hasattr(torch.amp, "GradScaler"):
@@ -591,7 +629,8 @@ def reports_and_logs():
 
 
 COMPRESSION = [every_system_agrees, compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
-               loss_scaling, overflow_in_the_first_step, skipped_steps, tiny_model, reports_and_logs]
+               loss_scaling, overflow_in_the_first_step,
+               overflow_where_buckets_are_rebuilt, means_beyond_float16, skipped_steps, tiny_model, reports_and_logs]
 
 
 # --- States -------------------------------------------------------------------------------------------------------------
