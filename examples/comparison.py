@@ -16,6 +16,16 @@ def add_options(parser, epochs: int, compare: str) -> None:
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--limit", type=int, default=0, help="use only the first N training examples")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are; ranks take CUDA devices in turn and may share one")
+
+
+def device_of(options) -> torch.device:
+    """This rank's, made the current one."""
+    if options.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def compare(
@@ -29,16 +39,17 @@ def compare(
     loss_of: Callable[[nn.Module, object], torch.Tensor],
     score_of: Callable[[nn.Module], float],
     score_name: str,
+    device: torch.device,
 ) -> None:
     """Trains once per system and prints a table on rank 0.
 
-    batches(epoch): this rank's, the same number on every rank. loss_of(model, batch): of one batch. score_of(module): on test data.
+    batches(epoch): this rank's, the same number on every rank, in host memory or on the device. loss_of(model, batch): of one batch. score_of(module): on test data.
     """
     first = dist.get_rank() == 0
     lines = [f"| system | {score_name} | step, ms | bytes sent per step | of dense |", "| --- | --- | --- | --- | --- |"]
     for system in systems:
         torch.manual_seed(seed)
-        model = DistributedDataParallel(make_model())
+        model = DistributedDataParallel(make_model().to(device))
         handle: Optional[thinwire.Handle] = None if system == "plain" else thinwire.register(model, system, rows=rows)
         optimizers = make_optimizers(model.module)
         started, steps = time.perf_counter(), 0
@@ -48,7 +59,7 @@ def compare(
             for number, batch in enumerate(todo):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
-                loss = loss_of(model, batch)
+                loss = loss_of(model, [part.to(device) for part in batch])
                 loss.backward()
                 for optimizer in optimizers:
                     optimizer.step()

@@ -14,7 +14,7 @@ import subprocess
 
 import torch
 import torch.distributed as dist
-from comparison import add_options, compare
+from comparison import add_options, compare, device_of
 from torch import nn
 from torch.nn import functional
 
@@ -53,6 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
+    device = device_of(options)
     words = read_words(options.text)
     known = {word: i + 1 for i, (word, _) in enumerate(collections.Counter(words).most_common(options.vocabulary - 1))}
     numbers = torch.tensor([known.get(word, 0) for word in words])
@@ -76,11 +77,11 @@ def main() -> None:
         module.eval()
         with torch.no_grad():
             pairs = list(zip(windows[-held_out:].split(64), targets[-held_out:].split(64)))
-            return math.exp(sum(loss_of(module, pair).item() * len(pair[0]) for pair in pairs) / held_out)
+            return math.exp(sum(loss_of(module, [part.to(device) for part in pair]).item() * len(pair[0]) for pair in pairs) / held_out)
 
     compare(
         options.compare.split(","), options.rows, options.seed, lambda: Language(options.vocabulary), batches, options.epochs,
-        lambda module: [torch.optim.SGD(module.parameters(), lr=options.lr)], loss_of, perplexity, "perplexity",
+        lambda module: [torch.optim.SGD(module.parameters(), lr=options.lr)], loss_of, perplexity, "perplexity", device,
     )
 
 
