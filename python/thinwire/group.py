@@ -58,6 +58,10 @@ class PrivateGroups:
             store.set_timeout(self._deadline)
             self.groups.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), self.rank, self.size, timeout=_GLOO_TIMEOUT))
             self.stores.append(store)
+        # A rank that is refused what it registers may close its connections while another still opens them.
+        connected = dist.PrefixStore(f"thinwire/{token}/connected", client)
+        connected.set(str(self.rank), "")
+        connected.wait([str(rank) for rank in range(self.size)], self._deadline)
 
     def _agree_on_token(self, ranks: List[int], lanes: int) -> str:
         """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank."""
