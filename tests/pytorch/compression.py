@@ -1,0 +1,302 @@
+"""Scenarios of what compression adds: agreement, nothing lost, loss scaling."""
+import torch
+
+import thinwire
+from common import (
+    RANK, WORLD, Given, Net, batch, register, require_agreement,
+    require_error, require_same, sgd, total, train, values_of, wrap,
+)
+
+SPECS = ["dense", "half", "marsit:full_every=3", "casq", "sketched_sgd:ratio=0.1", "power_sgd:rank=2", "ef_signsgd", "signsgd", "ssdm",
+         "qsgd:bits=3", "terngrad", "nuqsgd:bits=3", "alq:bits=3", "amq:bits=3", "zen", "agsparse", "top_k:ratio=0.1+zen",
+         "dgc:ratio=0.1+agsparse", "block_top_k:ratio=0.25:block=16+s2_reducer:lambda=exact", "global_top_k:ratio=0.1", "omnireduce",
+         "sparcml", "sparse_ps"]
+
+
+def every_system_agrees():
+    for spec in SPECS:
+        model = wrap(Net)
+        handle = register(model, spec)
+        train(model, 4, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+        require_agreement(model, spec)
+        assert all(torch.isfinite(parameter).all() for parameter in model.parameters()), spec
+        report = handle.report()
+        sent, formula = report["last_step"]["wire_bytes_sent"], report["last_step"]["formula_bytes"]
+        headers = report["last_step"]["frame_header_bytes"]
+        assert sent == formula + headers, f"{spec}: {sent} bytes, formula {formula} and {headers} of headers"
+        handle.close()
+
+
+def given(step, sizes, scale=1.0):
+    generator = torch.Generator().manual_seed(31 * step + RANK)
+    return [scale * torch.randn(size, generator=generator) for size in sizes]
+
+
+def owed(handle):
+    """Of all parameters in order of names, this rank's residuals."""
+    values = handle.state_dict()["values"]
+    return {name.split("/", 1)[1]: value for name, value in values.items() if name.startswith("residual/")}
+
+
+def conserve(model, handle, sizes, steps, sums, first):
+    """Adds what went in and what came out, per parameter and over ranks."""
+    for step in range(first, first + steps):
+        gradients = given(step, sizes)
+        model.zero_grad()
+        model(gradients).backward()
+        for i, gradient in enumerate(gradients):
+            sums[i] += total(gradient) - WORLD * model.module.weights[i].grad.double()
+
+
+def nothing_is_lost():
+    """Over bucket changes, another system, a checkpoint: what went in came out or is owed."""
+    sizes = (700, 33, 1200, 5)
+    model = wrap(Given)
+    handle = register(model, "top_k:ratio=0.05+zen")
+    sums = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+
+    def require_balance(what):
+        left = owed(handle)
+        for i in range(len(sizes)):
+            expected = total(left.get(f"weights.{i}", torch.zeros(sizes[i])))
+            require_same([sums[i]], [expected], f"{what}, parameter {i}", 1e-4)
+
+    conserve(model, handle, sizes, 4, sums, 0)
+    assert any(value.abs().sum() > 0 for value in owed(handle).values())
+    require_balance("top_k over rebuilt buckets")
+    handle.set("casq")
+    conserve(model, handle, sizes, 3, sums, 4)
+    require_balance("casq after top_k")
+    handle.set("dense")
+    assert handle.spec.endswith("dense=dense:feedback=off")
+    conserve(model, handle, sizes, 1, sums, 7)
+    require_balance("dense pays what casq owed")
+    assert not any(value.abs().sum() > 0 for value in owed(handle).values())
+    handle.set("ef_signsgd")
+    conserve(model, handle, sizes, 3, sums, 8)
+    require_balance("ef_signsgd")
+    require_error(ValueError, ["nosuch"], lambda: handle.set("nosuch"))
+    conserve(model, handle, sizes, 1, sums, 11)
+    require_balance("after a refused system")
+
+
+def compare_with_the_cpu(where):
+    """The same gradients give the same means on the CPU and from `where`: to the bit where the CPU compresses both, else but for
+    step sizes whose sums are rounded in another order."""
+    for spec in ("marsit:full_every=3", "casq", "ef_signsgd", "top_k:ratio=0.1+zen", "sketched_sgd:k=64:columns=512"):
+        sizes = (700, 33, 1200, 5)
+        host = wrap(lambda: Given(sizes, (torch.float32, torch.float16)))
+        device = wrap(lambda: Given(sizes, (torch.float32, torch.float16)).to(where))
+        register(host, spec, compress_on="cpu")
+        handle = register(device, spec)
+        for step in range(4):
+            gradients = given(step, sizes)
+            for model, place in ((host, "cpu"), (device, where)):
+                model.zero_grad()
+                model([gradient.to(place) for gradient in gradients]).backward()
+            exact = {bucket["compressed_on"] for bucket in handle.report()["buckets"]} == {"cpu"}
+            for one, other in zip(host.parameters(), device.parameters()):
+                apart = (one.grad - other.grad.cpu()).abs().float()
+                # In float16 a last bit; a threshold that moves takes single elements along.
+                allowed = 0.0 if exact else one.grad.abs().max().float() * (1e-3 if one.dtype == torch.float16 else 1e-5)
+                count = int((apart > allowed).sum())
+                assert count <= (0 if exact else len(apart) // 100), f"{spec}, step {step}: {count} of {len(apart)} differ"
+
+
+def compression_is_the_same_on_an_emulated_device():
+    compare_with_the_cpu("cpu")
+    return None if thinwire._C.cuda == "emulated" else "skipped: no emulated device, compared with itself:"
+
+
+def mixed_types():
+    dtypes = [torch.float16, torch.float32, torch.bfloat16, torch.float64]
+    if torch.__version__.startswith("1."):
+        dtypes.remove(torch.bfloat16)  # DDP itself cannot broadcast it over Gloo
+    sizes = (300, 64, 500, 20)
+    for spec in ("dense", "casq", "marsit"):
+        model = wrap(lambda: Given(sizes, dtypes))
+        register(model, spec)
+        for step in range(3):
+            gradients = given(step, sizes)
+            model.zero_grad()
+            model(gradients).backward()
+            require_agreement_of_gradients(model)
+            if spec == "dense":
+                for weight, gradient in zip(model.module.weights, gradients):
+                    mean = total(gradient.to(weight.dtype)) / WORLD
+                    tolerance = {torch.float16: 1e-3, torch.bfloat16: 1e-2}.get(weight.dtype, 1e-6)
+                    require_same([weight.grad], [mean], f"mean of {weight.dtype}", tolerance)
+
+
+def require_agreement_of_gradients(model):
+    for parameter in model.parameters():
+        gradient = parameter.grad.double()
+        summed = total(gradient) / WORLD
+        require_same([gradient], [summed], "mean gradients of ranks", 1e-12)
+
+
+class Scaler:
+    """What is read from a GradScaler."""
+
+    def __init__(self):
+        self.scale = 1024.0
+
+    def get_scale(self):
+        return self.scale
+
+
+def loss_scaling():
+    sizes = (700, 33, 1200, 5)
+    for spec in ("top_k:ratio=0.05+zen", "casq", "marsit:full_every=3", "ef_signsgd", "half", "mc+top_k:ratio=0.05+zen"):
+        scaler = Scaler()
+        model = wrap(lambda: Given(sizes))
+        handle = register(model, spec, grad_scaler=scaler)
+        for step in range(3):
+            model(given(step, sizes, scaler.scale)).backward()
+        before = owed(handle)
+        # One parameter overflows on one rank; the step is skipped everywhere, also for buckets that are fine.
+        spoilt = given(3, sizes, scaler.scale)
+        if RANK == WORLD - 1:
+            spoilt[2][0] = float("inf")
+        model.zero_grad()
+        model(spoilt).backward()
+        assert not torch.isfinite(model.module.weights[2].grad).all(), f"{spec}: a rank did not see the overflow"
+        assert torch.isfinite(model.module.weights[0].grad).all(), f"{spec}: was meant to be in another bucket"
+        after = owed(handle)
+        for name, value in before.items():
+            assert torch.equal(value, after[name]), f"{spec}: a skipped step changed what is owed"
+        # The scale is halved; what is owed follows.
+        scaler.scale /= 2
+        state = handle.state_dict()
+        assert state["loss_scale"] == 2 * scaler.scale
+        for name, value in state["values"].items():
+            if name.split("/")[0] in ("residual", "velocity", "casq_centres", "casq_shard_centres", "marsit_eta"):
+                state["values"][name] = value / 2
+        other = wrap(lambda: Given(sizes))
+        reference = register(other, spec)
+        for step in range(2):  # DDP's grouping of later steps
+            other(given(50 + step, sizes)).backward()
+        reference.load_state_dict(state)
+        gradients = given(4, sizes, scaler.scale)
+        for one in (model, other):
+            one.zero_grad()
+            one(gradients).backward()
+        require_same([w.grad for w in model.module.weights], [w.grad for w in other.module.weights], f"{spec} after a new scale", 1e-5)
+
+
+def overflow_in_the_first_step():
+    """What a loss scale that begins too high does, before DDP groups parameters anew."""
+    sizes = (700, 33, 1200, 5)
+    for spec in ("marsit:full_every=3", "casq:double_momentum=0.5", "mc+top_k:ratio=0.05+zen"):
+        model = wrap(lambda: Given(sizes))
+        register(model, spec, grad_scaler=Scaler())
+        for step in range(5):
+            gradients = given(step, sizes)
+            if step == 0 and RANK == 0:
+                gradients[3][0] = float("nan")
+            model.zero_grad()
+            model(gradients).backward()
+        require_agreement_of_gradients(model)
+
+
+def overflow_where_buckets_are_rebuilt():
+    """In DDP's second step some buckets are what they were and others are not: nothing of it may stay behind."""
+    # At first a bucket for each type, then one for each parameter.
+    sizes = (1500, 1400, 3000)
+    model = wrap(lambda: Given(sizes, (torch.float32, torch.float32, torch.float16)))
+    handle = register(model, "top_k:ratio=0.05+zen", grad_scaler=Scaler())
+    model(given(0, sizes)).backward()
+    before = owed(handle)
+    buckets = [bucket["parameters"] for bucket in handle.report()["buckets"]]
+    spoilt = given(1, sizes)
+    if RANK == 0:
+        spoilt[1][0] = float("inf")
+    model.zero_grad()
+    model(spoilt).backward()
+    rebuilt = [bucket["parameters"] for bucket in handle.report()["buckets"]]
+    assert rebuilt[0] == buckets[0] and rebuilt != buckets, (buckets, rebuilt)
+    after = owed(handle)
+    assert len(before) == len(sizes) and all(value.any() for value in before.values())
+    for name, value in before.items():
+        assert torch.equal(value, after[name]), f"a skipped step changed what {name} owes"
+
+
+def means_beyond_float16():
+    """Every rank's gradient is finite in float16, what is delivered is not: a step to leave out, like one with an infinite gradient."""
+    model = wrap(lambda: Given((64,), (torch.float16,)))
+    handle = register(model, "top_k:ratio=0.02+zen", grad_scaler=Scaler())
+    gradient = (6e4 * (1 - 1e-3 * torch.arange(64))).half()
+    model([gradient]).backward()
+    assert torch.isfinite(model.module.weights[0].grad).all() and handle.report()["last_step"]["finite"]
+    before = owed(handle)
+    model.zero_grad()
+    model([gradient]).backward()  # of what was held back
+    assert not torch.isfinite(model.module.weights[0].grad).all()
+    assert not handle.report()["last_step"]["finite"]
+    for name, value in before.items():
+        assert torch.equal(value, owed(handle)[name])
+
+
+def skipped_steps():
+    """A real GradScaler, where torch has one for the CPU: all ranks skip the step in which one overflows."""
+    if not hasattr(torch.amp, "GradScaler"):
+        return "skipped: this torch has no GradScaler for the CPU"
+    model = wrap(Net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    register(model, "casq", grad_scaler=scaler)
+    optimizer = sgd(model)
+    for step in range(6):
+        optimizer.zero_grad()
+        inputs = batch(step)
+        if step == 3 and RANK == 0:
+            inputs[0, 0] = float("inf")
+        scaler.scale(model(inputs).square().mean()).backward()
+        before = values_of(model)
+        scaler.step(optimizer)
+        scaler.update()
+        skipped = all(torch.equal(a, b) for a, b in zip(before, values_of(model)))
+        assert skipped == (step == 3), f"step {step}"
+    assert scaler.get_scale() == 128.0
+    require_agreement(model, "skipped step")
+
+
+def tiny_model():
+    for spec in ("dense", "casq", "marsit", "top_k:ratio=0.5+zen", "power_sgd", "sketched_sgd:ratio=0.5"):
+        model = wrap(lambda: Given((1,)))
+        register(model, spec)
+        for step in range(3):
+            model.zero_grad()
+            model(given(step, (1,))).backward()
+            assert torch.isfinite(model.module.weights[0].grad).all()
+        require_agreement_of_gradients(model)
+
+
+class Writer:
+    def __init__(self):
+        self.scalars = []
+
+    def add_scalar(self, tag, value, step):
+        self.scalars.append((tag, value, step))
+
+
+def reports_and_logs():
+    model = wrap(Net)
+    handle = register(model, "marsit:full_every=0", lanes=3)
+    writer = Writer()
+    handle.log_to(writer, every=2)
+    train(model, 5)
+    handle.log_to(None)
+    report = handle.report()
+    assert report["rank"] == RANK and report["world_size"] == WORLD and report["step"] == 5
+    assert "marsit:full_every=0" in report["spec"]
+    names = sorted(name for bucket in report["buckets"] for name in bucket["parameters"])
+    assert names == sorted(name for name, _ in model.module.named_parameters())
+    assert [bucket["bucket"] for bucket in report["buckets"]] == list(range(len(report["buckets"])))
+    assert report["total"]["raw_bytes"] == 5 * report["last_step"]["raw_bytes"]
+    assert sorted({step for _, _, step in writer.scalars}) == [2, 4]
+    assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
+
+
+COMPRESSION = [every_system_agrees, compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
+               loss_scaling, overflow_in_the_first_step,
+               overflow_where_buckets_are_rebuilt, means_beyond_float16, skipped_steps, tiny_model, reports_and_logs]

@@ -1,0 +1,184 @@
+"""Scenarios in which Thinwire does what DDP without it does."""
+import torch
+from torch import nn
+
+import thinwire
+from common import (
+    RANK, WORLD, Branches, Images, Net, Words, batch,
+    register, require_agreement, require_same, sgd, step_of, train, values_of,
+    wrap,
+)
+
+
+def dense_equals_plain_ddp():
+    plain, ours = wrap(Images), wrap(Images)
+    handle = register(ours)
+    for model in (plain, ours):
+        optimizer = sgd(model, 0.05)
+        for step in range(100):
+            generator = torch.Generator().manual_seed(1000 * step + RANK)
+            labels = torch.randint(0, 10, (4,), generator=generator)
+            images = torch.randn(4, 1, 28, 28, generator=generator) + labels.reshape(4, 1, 1, 1) / 5
+            step_of(model, optimizer, nn.functional.cross_entropy(model(images), labels))
+    require_same(values_of(ours), values_of(plain), "100 steps")
+    report = handle.report()
+    assert report["step"] == 100 and len(report["buckets"]) > 1, report
+    elements = sum(parameter.numel() for parameter in ours.parameters())
+    assert report["last_step"]["raw_bytes"] == 4 * elements
+    assert WORLD == 1 or report["total"]["wire_bytes_sent"] >= 100 * 4 * elements * (WORLD - 1) / WORLD
+
+
+def buckets_are_rebuilt():
+    model = wrap(Net)
+    handle = register(model, "top_k:ratio=0.1+zen")
+    train(model, 1)
+    first = handle._engine.bucket_parameters()
+    train(model, 2, first=1)
+    assert handle._engine.bucket_parameters() != first, "DDP was expected to group parameters anew"
+    assert sorted(sum(first, [])) == sorted(sum(handle._engine.bucket_parameters(), []))
+    require_agreement(model, "rebuilt buckets")
+
+
+def accumulation_without_synchronization():
+    plain, ours = wrap(Net), wrap(Net)
+    handle = register(ours)
+    for model in (plain, ours):
+        optimizer = sgd(model)
+        for step in range(6):
+            optimizer.zero_grad()
+            with model.no_sync():
+                model(batch(3 * step)).square().mean().backward()
+                model(batch(3 * step + 1)).square().mean().backward()
+            model(batch(3 * step + 2)).square().mean().backward()
+            optimizer.step()
+    assert handle.step == 6
+    require_same(values_of(ours), values_of(plain), "accumulated gradients")
+
+
+def unused_parameters():
+    plain, ours = (wrap(Branches, find_unused_parameters=True) for _ in range(2))
+    register(ours)
+    for model in (plain, ours):
+        optimizer = sgd(model)
+        for step in range(8):
+            # Ranks use different branches in some steps, none of them the right one in the last.
+            left = (step + RANK) % 3 != 0 or step == 7
+            step_of(model, optimizer, model(batch(step), left).square().mean())
+    require_same(values_of(ours), values_of(plain), "unused parameters")
+
+
+def static_graph():
+    plain, ours = (wrap(Net, static_graph=True) for _ in range(2))
+    register(ours)
+    for model in (plain, ours):
+        train(model, 6)
+    require_same(values_of(ours), values_of(plain), "static graph")
+
+
+def gradients_as_views():
+    plain, ours = (wrap(Net, gradient_as_bucket_view=True) for _ in range(2))
+    register(ours)
+    for model in (plain, ours):
+        train(model, 6)
+    require_same(values_of(ours), values_of(plain), "gradients as views")
+
+
+def uneven_inputs():
+    plain, ours = wrap(Net), wrap(Net)
+    register(ours)
+    compressed = wrap(Net)
+    handle = register(compressed, "ef_signsgd")
+    for model in (plain, ours, compressed):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with model.join():
+            for step in range(4 + 3 * RANK):
+                step_of(model, optimizer, model(batch(step)).square().mean())
+    assert handle.step == 4 + 3 * (WORLD - 1)
+    require_same(values_of(ours), values_of(plain), "uneven inputs")
+    require_agreement(compressed, "uneven inputs")
+
+
+def frozen_and_unfrozen():
+    plain, ours = (wrap(Net, find_unused_parameters=True) for _ in range(2))
+    register(ours)
+    for model in (plain, ours):
+        optimizer = sgd(model)
+        for step in range(9):
+            for parameter in model.module.layers[2].parameters():
+                parameter.requires_grad_(not 3 <= step < 6)
+            step_of(model, optimizer, model(batch(step)).square().mean())
+    require_same(values_of(ours), values_of(plain), "frozen layer")
+
+
+def two_models():
+    models = [wrap(Net), wrap(lambda: Net(17)), wrap(Net), wrap(lambda: Net(17))]
+    register(models[2])
+    register(models[3], "dense")
+    optimizers = [sgd(model) for model in models]
+    for step in range(5):
+        losses = [model(batch(step)).square().mean() for model in models]
+        for optimizer, loss in zip(optimizers, losses):
+            optimizer.zero_grad()
+            loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    require_same(values_of(models[2]), values_of(models[0]), "first of two models")
+    require_same(values_of(models[3]), values_of(models[1]), "second of two models")
+
+
+def double_precision_is_exact():
+    plain, ours = wrap(lambda: Net().double()), wrap(lambda: Net().double())
+    register(ours, "signsgd")
+    for model in (plain, ours):
+        optimizer = sgd(model)
+        for step in range(4):
+            step_of(model, optimizer, model(batch(step).double()).square().mean())
+    require_same(values_of(ours), values_of(plain), "float64")
+
+
+def sparse_embedding():
+    def run(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(6):
+            words = torch.randint(0, 300, (5, 7), generator=torch.Generator().manual_seed(100 * step + RANK))
+            words[0, :3] = 11  # a row that comes more than once, on every rank
+            step_of(model, optimizer, model(words).square().mean())
+        assert model.module.table.weight.grad.is_sparse
+        return values_of(model)
+
+    expected = run(wrap(Words))
+    ours = wrap(Words)
+    handle = register(ours)
+    require_same(run(ours), expected, "rows by zen", 1e-6)
+    rows = [bucket for bucket in handle.report()["buckets"] if bucket["parameters"] == ["table.weight"]]
+    assert len(rows) == 1 and rows[0]["density_in"] < 0.2, rows
+    adam = wrap(Words)
+    register(adam, "casq", rows="agsparse")
+    optimizer = torch.optim.SparseAdam(list(adam.module.table.parameters()))
+    for step in range(3):
+        optimizer.zero_grad()
+        adam(torch.randint(0, 300, (5, 7), generator=torch.Generator().manual_seed(step + RANK))).square().sum().backward()
+        optimizer.step()
+    require_agreement(adam, "SparseAdam")
+    lossy = wrap(Words)
+    register(lossy, "rows=half,dense=dense")
+    run(lossy)
+    require_agreement(lossy, "rows by half")
+
+
+def require_compression_on(handle, device):
+    found = {bucket["compressed_on"] for bucket in handle.report()["buckets"]}
+    assert found == {device}, found
+
+
+def compresses_where_it_is_told():
+    # The tests' build with an emulated device takes all memory for the device's.
+    for where, expected in (("device", "cuda:0" if thinwire._C.cuda == "emulated" else "cpu"), ("cpu", "cpu")):
+        model = wrap(Net)
+        handle = register(model, "casq", compress_on=where)
+        train(model, 2)
+        require_compression_on(handle, expected)
+
+
+PLAIN = [dense_equals_plain_ddp, compresses_where_it_is_told, buckets_are_rebuilt, accumulation_without_synchronization, unused_parameters, static_graph,
+         gradients_as_views, uneven_inputs, frozen_and_unfrozen, two_models, double_precision_is_exact, sparse_embedding]

@@ -1,0 +1,109 @@
+"""Scenarios of gradients on CUDA devices, which ranks share."""
+import torch
+
+import thinwire
+from common import COMPRESS_ON, RANK, WORLD, Net, Words, batch, register, require_same, sgd, step_of, values_of, wrap
+from like_plain_ddp import require_compression_on
+from compression import compare_with_the_cpu
+
+CUDA = "cuda:0"
+
+
+def wrap_on_device(make, **options):
+    return wrap(lambda: make().to(CUDA), **options)
+
+
+def train_on_device(model, steps, first=0):
+    optimizer = sgd(model)
+    for step in range(first, first + steps):
+        step_of(model, optimizer, model(batch(step).to(CUDA)).square().mean())
+
+
+def device_dense_equals_plain_ddp():
+    plain, ours = wrap_on_device(Net), wrap_on_device(Net)
+    handle = register(ours)
+    for model in (plain, ours):
+        train_on_device(model, 20)
+    # DDP over NCCL may sum in another order.
+    require_same(values_of(ours), values_of(plain), "20 steps on a device", 0.0 if WORLD <= 2 else 1e-6)
+    assert len(handle.report()["buckets"]) > 1
+    require_compression_on(handle, CUDA if COMPRESS_ON == "device" and thinwire._C.cuda == "yes" else "cpu")
+
+
+def device_equals_host():
+    """The same gradients give the same means wherever they lie: values, types and residuals."""
+    compare_with_the_cpu(CUDA)
+
+
+def device_rows():
+    host, device = wrap(Words), wrap_on_device(Words)
+    for model, where in ((host, "cpu"), (device, CUDA)):
+        register(model)
+        for step in range(4):
+            generator = torch.Generator().manual_seed(10 * step + RANK)
+            words = torch.randint(0, 300, (5, 6), generator=generator).to(where)
+            model.zero_grad()
+            model(words).square().sum().backward()
+            if step < 3:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter -= 0.1 * (parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+    gap = [a.detach().cpu() for a in device.parameters()]
+    require_same(gap, values_of(host), "rows on a device", 1e-5)
+    assert device.module.table.weight.grad.is_sparse and str(device.module.table.weight.grad.device) == CUDA
+
+
+def device_other_streams():
+    """Backward on a stream of the user's own, the optimizer on it too."""
+    plain, ours = wrap_on_device(Net), wrap_on_device(Net)
+    register(ours)
+    stream = torch.cuda.Stream()
+    for model in (plain, ours):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            train_on_device(model, 10)
+        torch.cuda.synchronize()
+    require_same(values_of(ours), values_of(plain), "another stream")
+
+
+def device_graphs_are_refused():
+    model = wrap_on_device(Net)
+    register(model)
+    train_on_device(model, 3)
+    inputs = batch(0).to(CUDA)
+    graph = torch.cuda.CUDAGraph()
+
+    def capture():
+        with torch.cuda.graph(graph):
+            model(inputs).square().mean().backward()
+
+    try:
+        capture()
+    except RuntimeError as error:
+        # The refusal spoils the capture, of which CUDA complains as well, as the cause's context.
+        chain, messages = error, []
+        while chain is not None:
+            messages.append(str(chain))
+            chain = chain.__context__
+        assert any("CUDA graph" in message for message in messages), messages
+        return
+    raise AssertionError("a captured backward went through")
+
+
+def device_amp():
+    model = wrap_on_device(Net)
+    optimizer = sgd(model)
+    scaler = torch.cuda.amp.GradScaler(init_scale=2.0 ** 40, growth_interval=2)
+    register(model, "casq", grad_scaler=scaler)
+    for step in range(30):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(batch(step).to(CUDA)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() < 2.0 ** 40, "no step was skipped"
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+DEVICE = [device_dense_equals_plain_ddp, device_equals_host, device_rows, device_other_streams, device_amp, device_graphs_are_refused]

@@ -1,0 +1,124 @@
+"""Scenarios of checkpoints and of systems that change."""
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from common import (
+    RANK, WORLD, Branches, Net, batch, register, require_agreement,
+    require_error, require_same, sgd, total, train, values_of, wrap,
+)
+from compression import owed
+
+
+def resumes_bit_for_bit():
+    for spec in ("casq", "marsit:full_every=3", "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2", "qsgd:bits=3"):
+        model = wrap(Net)
+        handle = register(model, spec)
+        optimizer = train(model, 4)
+        with tempfile.TemporaryFile() as file:
+            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "thinwire": handle.state_dict()}, file)
+            train(model, 3, first=4, optimizer=optimizer)
+            file.seek(0)
+            saved = torch.load(file)
+        again = wrap(Net)
+        resumed = register(again, spec)
+        train(again, 2, first=50)  # the grouping of later steps
+        again.module.load_state_dict(saved["model"])
+        optimizer = sgd(again)
+        optimizer.load_state_dict(saved["optimizer"])
+        resumed.load_state_dict(saved["thinwire"])
+        assert resumed.step == 4
+        train(again, 3, first=4, optimizer=optimizer)
+        require_same(values_of(again), values_of(model), f"{spec}, resumed")
+
+
+def resumes_in_other_buckets():
+    model = wrap(Net)
+    handle = register(model, "top_k:ratio=0.1+zen")
+    train(model, 3)
+    state, before = handle.state_dict(), owed(handle)
+    other = wrap(Net, bucket_cap_mb=25)
+    resumed = register(other, "top_k:ratio=0.1+zen", lanes=1)
+    resumed.load_state_dict(state)
+    assert {k: v.tolist() for k, v in owed(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    train(other, 1)
+    assert len(resumed.report()["buckets"]) < len(handle.report()["buckets"])
+    require_agreement(other, "resumed in other buckets")
+
+
+def another_system_before_the_first_step():
+    model = wrap(Net)
+    handle = register(model, "top_k:ratio=0.1+zen")
+    train(model, 2)
+    before = owed(handle)
+    fresh = wrap(Net)
+    resumed = register(fresh, "top_k:ratio=0.1+zen")
+    resumed.load_state_dict(handle.state_dict())
+    resumed.set("ef_signsgd")
+    assert {k: v.tolist() for k, v in owed(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    # A step of zeros: what was owed goes in, and what comes out or is still owed adds up to it.
+    optimizer = torch.optim.SGD(fresh.parameters(), lr=1.0)
+    optimizer.zero_grad()
+    (0.0 * fresh(batch(9)).sum()).backward()
+    for name, parameter in fresh.module.named_parameters():
+        out = WORLD * parameter.grad.double() + total(owed(resumed)[name]).reshape(parameter.shape)
+        require_same([out], [total(before[name]).reshape(parameter.shape)], f"{name} by another system", 1e-5)
+
+
+def resumes_with_other_ranks():
+    """A run of all ranks goes on with one fewer, by both ways to save."""
+    model = wrap(Net)
+    handle = register(model, "ef_signsgd")
+    train(model, 3)
+    whole = handle.state_dict(consolidate=True)
+    everyones = [None] * WORLD
+    dist.all_gather_object(everyones, handle.state_dict())
+    sums = {name: total(value) for name, value in sorted(owed(handle).items())}
+    small = dist.new_group(list(range(WORLD - 1)))
+    if RANK < WORLD - 1:
+        torch.manual_seed(7)
+        for state in (whole, everyones):
+            fewer = DDP(Net(), process_group=small)
+            resumed = register(fewer, "ef_signsgd")
+            require_error(ValueError, ["list of all ranks"], lambda: resumed.load_state_dict(everyones[RANK]))
+            require_error(ValueError, ["needed"], lambda: resumed.load_state_dict(everyones[:-1]))
+            resumed.load_state_dict(state)
+            for name, value in sorted(owed(resumed).items()):
+                value = value.double()
+                dist.all_reduce(value, group=small)
+                require_same([value], [sums[name]], f"sum of {name}", 1e-6)
+            train(fewer, 2)
+    dist.barrier()
+
+
+def refuses_what_does_not_fit():
+    handle = register(wrap(Net), "ef_signsgd")
+    state = handle.state_dict()
+    wider = register(wrap(lambda: Net(50)), "ef_signsgd")
+    require_error(ValueError, ["elements"], lambda: wider.load_state_dict(state))
+    branches = register(wrap(Branches, find_unused_parameters=True), "ef_signsgd")
+    require_error(ValueError, ["strict=False"], lambda: branches.load_state_dict(state))
+    require_error(ValueError, ["state_dict()"], lambda: handle.load_state_dict({"model": 1}))
+    trained = wrap(Net)
+    handle = register(trained, "ef_signsgd", seed=3)
+    train(trained, 2)
+    before = owed(handle)
+    other = wrap(Net)
+    seeded = register(other, "ef_signsgd", seed=4)
+    train(other, 1)
+    kept = owed(seeded)
+    require_error(RuntimeError, ["seed 3", "seed 4"], lambda: seeded.load_state_dict(handle.state_dict()))
+    assert all(torch.equal(kept[name], value) for name, value in owed(seeded).items())
+    untrained = register(wrap(Net), "ef_signsgd", seed=4)
+    require_error(RuntimeError, ["seed 3", "seed 4"], lambda: untrained.load_state_dict(handle.state_dict()))
+    # A layer more than when it was saved: what is known is kept.
+    bigger = wrap(lambda: nn.ModuleDict({"layers": Net().layers, "more": nn.Linear(2, 2)}), find_unused_parameters=True)
+    grown = register(bigger, "ef_signsgd", seed=3)
+    grown.load_state_dict(handle.state_dict(), strict=False)
+    assert all(torch.equal(owed(grown)[name], value) for name, value in before.items())
+
+
+STATES = [resumes_bit_for_bit, resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit]
