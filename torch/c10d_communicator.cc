@@ -1,14 +1,18 @@
 #include "torch/c10d_communicator.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <bit>
+#include <chrono>
 #include <exception>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "comm/fault_board.h"
 #include "comm/wire_tag.h"
+#include "thinwire/cuda.h"
 #include "thinwire/errors.h"
 #include "torch/c10d_store.h"
 
@@ -142,14 +146,82 @@ void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOp
   wait_native(work);
 }
 
+void C10dCommunicator::set_device_group(c10::intrusive_ptr<c10d_compat::Group> group,
+                                        std::function<void()> turn) {
+  device_group_ = std::move(group);
+  turn_ = std::move(turn);
+}
+
+/// Returns when the sum is there. The group's own wait() would only make a stream wait, without an end where
+/// a rank is gone.
+void C10dCommunicator::run_on_device(at::Tensor tensor) {
+  turn_();
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  Work work;
+  try {
+    work = device_group_->allreduce(tensors);
+  } catch (const std::exception& error) {
+    give_up({}, brief(error, deadline()), {});
+  }
+  if (board_) board_->wait_begins(-1, fault_grace(deadline()));
+  try {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!work->isCompleted()) {
+      const auto waited = std::chrono::steady_clock::now() - begin;
+      if (waited > deadline()) throw std::runtime_error("timed out");
+      // Short sums are not kept waiting by the sleep, long ones do not keep a core busy.
+      if (waited > std::chrono::microseconds(100)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    if (const auto error = work->exception()) std::rethrow_exception(error);
+    work->wait();
+  } catch (const std::exception& error) {
+    if (board_) board_->wait_ends();
+    try {
+      work->abort();  // ends the kernel, which still writes to the caller's memory
+    } catch (const std::exception&) {
+      // Not every version and backend can.
+    }
+    give_up({}, brief(error, deadline()), {});
+  }
+  if (board_) board_->wait_ends();
+}
+
+void C10dCommunicator::sum_on_device(Span<float> values) {
+  const auto elements = static_cast<std::int64_t>(values.size());
+#ifdef THINWIRE_CUDA_EMULATED
+  // The emulation's group is Gloo's, and its device's memory is closed to the host.
+  const auto executor = make_cuda_executor(0);
+  const at::Tensor sums = at::empty({elements}, at::kFloat);
+  const Span<float> host(sums.data_ptr<float>(), values.size());
+  copy(*executor, Span<const float>(values), host);
+  run_on_device(sums);
+  copy(*executor, Span<const float>(host), values);
+#else
+  const c10::Device device = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
+  run_on_device(at::for_blob(values.data(), {elements})
+                    .options(at::TensorOptions(at::kFloat).device(device))
+                    .target_device(device)
+                    .make_tensor());
+#endif
+}
+
+void C10dCommunicator::count_ring(std::size_t elements, std::size_t element_bytes) {
+  count_native(ring_sent_bytes(elements, element_bytes), ring_received_bytes(elements, element_bytes),
+               2 * static_cast<std::uint64_t>(size() - 1));
+}
+
 void C10dCommunicator::all_reduce_sum(Span<float> values) {
+  if (values.memory() == Memory::cuda && device_group_) {
+    if (values.empty()) return;
+    sum_on_device(values);  // also in a world of one, so that one device is enough to test it
+    return count_ring(values.size(), 4);
+  }
   check_memory(values.memory());
   if (backend_ != "gloo") return Communicator::all_reduce_sum(values);
   if (size() == 1 || values.empty()) return;
   run_all_reduce(at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kFloat),
                  ::c10d::ReduceOp::SUM);
-  count_native(ring_sent_bytes(values.size(), 4), ring_received_bytes(values.size(), 4),
-               2 * static_cast<std::uint64_t>(size() - 1));
+  count_ring(values.size(), 4);
 }
 
 void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
@@ -158,17 +230,21 @@ void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
   if (size() == 1 || words.empty()) return;
   run_all_reduce(at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kLong),
                  ::c10d::ReduceOp::BOR);
-  count_native(ring_sent_bytes(words.size(), 8), ring_received_bytes(words.size(), 8),
-               2 * static_cast<std::uint64_t>(size() - 1));
+  count_ring(words.size(), 8);
 }
 
 void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
-  if (size() == 1 || values.numel() == 0) return;
+  if (values.numel() == 0) return;
   const auto elements = static_cast<std::size_t>(values.numel());
   const auto bytes = static_cast<std::size_t>(values.element_size());
-  run_all_reduce(std::move(values), ::c10d::ReduceOp::SUM);
-  count_native(ring_sent_bytes(elements, bytes), ring_received_bytes(elements, bytes),
-               2 * static_cast<std::uint64_t>(size() - 1));
+  if (values.is_cuda() && device_group_) {
+    run_on_device(std::move(values));
+  } else {
+    check_memory(values.is_cpu() ? Memory::host : Memory::cuda);
+    if (size() == 1) return;
+    run_all_reduce(std::move(values), ::c10d::ReduceOp::SUM);
+  }
+  count_ring(elements, bytes);
 }
 
 void C10dCommunicator::barrier() {

@@ -1,7 +1,12 @@
 #pragma once
 // Ranks as torch processes: a communicator over any c10d process group that moves host memory, Gloo above
 // all. torch's own training scripts have such a group already, so the library brings no transport of its own.
+//
+// A second group of the same ranks can sum what lies on devices, NCCL's: it takes collectives only, as it
+// promises no order among messages of different threads. Frames stay with the first group, since the host
+// checks every byte of them.
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,13 +36,21 @@ class C10dCommunicator : public Communicator {
 
   std::string engine() const override { return backend_; }
 
+  /// Sums of values on a CUDA device go through `group` from now on, which has the same ranks. It may serve
+  /// other communicators of the process, too: `turn` is called before each of its operations, and returns
+  /// when this one's is the next, in an order that is the same on all ranks. Two at a time could each hold a
+  /// part of the device that the other waits for.
+  void set_device_group(c10::intrusive_ptr<c10d_compat::Group> group, std::function<void()> turn);
+  bool reduces(Memory memory) const override { return memory == Memory::host || device_group_ != nullptr; }
+
   /// Gloo's ring; the other engines' may give ranks different bits, so the inherited ring stays for them.
+  /// NCCL gives all ranks the same.
   void all_reduce_sum(Span<float> values) override;
   void all_reduce_or(Span<std::uint64_t> words) override;
   void barrier() override;
 
-  /// values: any type and shape that the engine can sum, contiguous, in host memory. Out: the sum over ranks,
-  /// the same bits on all. Collective.
+  /// values: any type and shape that the engine can sum, contiguous, in host memory or, with a device group,
+  /// on a CUDA device and complete. Out: the sum over ranks, the same bits on all. Collective.
   void all_reduce_tensor(at::Tensor values);
 
  protected:
@@ -52,12 +65,17 @@ class C10dCommunicator : public Communicator {
 
   void check_memory(Memory memory) const;
   void run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOpType operator_name);
+  void run_on_device(at::Tensor tensor);
+  void sum_on_device(Span<float> values);
+  void count_ring(std::size_t elements, std::size_t element_bytes);
   void wait_native(const Work& work);
   /// Blames someone and throws CommError. awaited: empty when unknown.
   [[noreturn]] void give_up(std::vector<int> awaited, const std::string& what, const Work& native);
   std::vector<int> close_pairs();
 
   c10::intrusive_ptr<c10d_compat::Group> group_;
+  c10::intrusive_ptr<c10d_compat::Group> device_group_;  // null: devices are not reached
+  std::function<void()> turn_;
   std::unique_ptr<FaultBoard> board_;
   std::string backend_;
   Options options_;

@@ -47,9 +47,14 @@ at::Tensor DdpEngine::synchronize(Lane& lane, const Bucket& bucket, StepReport& 
   lane.session->set_learning_rate(learning_rate_);
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(lane, bucket, report);
+  const bool on_host = gradient.device().is_cpu();
   if (lane.session_device && is_compressible(gradient.scalar_type())) {
     synchronize_on_device(lane, bucket, report);
-  } else if (gradient.device().is_cpu()) {
+  } else if (!on_host && !is_compressible(gradient.scalar_type()) &&
+             lane.communicator->reduces(Memory::cuda)) {
+    const auto current = lane.device.enter(gradient, bucket.complete);
+    synchronize_plainly(lane, bucket, gradient, report);
+  } else if (on_host) {
     synchronize_dense(lane, bucket, gradient, report);
   } else {
     const at::Tensor host = lane.device.to_host(gradient, bucket.complete);
@@ -182,6 +187,7 @@ void DdpEngine::synchronize_plainly(Lane& lane, const Bucket& bucket, const at::
   const Traffic before = communicator.traffic();
   // In the order of plain DDP, whose result this is to the last bit.
   gradient.mul_(1.0 / communicator.size());
+  if (!gradient.device().is_cpu()) lane.device.wait();
   communicator.all_reduce_tensor(gradient);
   report.step = lane.session->step();
   report.elements = static_cast<std::uint64_t>(gradient.numel());

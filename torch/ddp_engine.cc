@@ -9,13 +9,19 @@
 
 namespace thinwire {
 
-DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> lanes, std::string spec, Options options)
+DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> lanes,
+                     const c10::intrusive_ptr<c10d_compat::Group>& device_group, std::string spec,
+                     Options options)
     : options_(options), spec_(std::move(spec)) {
   if (lanes.empty()) throw std::invalid_argument("an engine of 0 lanes: at least 1 is needed");
   for (auto& communicator : lanes) {
     lanes_.push_back(std::make_unique<Lane>());
     lanes_.back()->communicator = std::move(communicator);
     lanes_.back()->executor = make_cpu_executor(options_.threads);
+    if (device_group) {
+      lanes_.back()->communicator->set_device_group(device_group,
+                                                    [this, &lane = *lanes_.back()] { wait_for_turn(lane); });
+    }
   }
   spec_ = Session(spec_, *lanes_[0]->communicator).spec();
   for (auto& lane : lanes_) lane->thread = std::thread([this, &lane = *lane] { drive(lane); });
@@ -207,6 +213,7 @@ void DdpEngine::drive(Lane& lane) {
     }
     std::exception_ptr error = failure_;
     lane.busy = true;
+    lane.bucket = item.bucket.index;
     lock.unlock();
     StepReport report;
     at::Tensor mean;
@@ -243,6 +250,19 @@ void DdpEngine::drive(Lane& lane) {
     lane.busy = false;
     changed_.notify_all();
   }
+}
+
+/// Returns when no bucket before the one on this lane is on another; for the lane's own thread.
+void DdpEngine::wait_for_turn(const Lane& lane) {
+  Lock lock(mutex_);
+  const auto is_behind = [&](const std::unique_ptr<Lane>& other) {
+    if (other->busy && other->bucket < lane.bucket) return false;
+    return other->queue.empty() || !other->queue.front().done ||
+           other->queue.front().bucket.index > lane.bucket;
+  };
+  changed_.wait(lock, [&] { return failure_ || std::all_of(lanes_.begin(), lanes_.end(), is_behind); });
+  // The bucket before may have failed on this rank alone; its operations would be missing.
+  if (failure_) std::rethrow_exception(failure_);
 }
 
 void DdpEngine::set_spec(std::string spec) {

@@ -4,7 +4,8 @@
 //
 // Each of a few lanes is a thread with a communicator and a Session, and takes every lanes-th bucket: while
 // one waits for the network another compresses. A lane issues its operations in the order of the hooks, which
-// DDP keeps the same on all ranks; lanes share no connection, so they need no order among each other.
+// DDP keeps the same on all ranks; lanes share no connection, so they need no order among each other. Where
+// they share a group that sums on devices, it serves one bucket after the other.
 //
 // DDP groups parameters into buckets anew after its first step. From the first bucket that it does not know
 // the engine holds buckets back until the step's last one; then every rank makes the same new sessions, to
@@ -61,9 +62,11 @@ class DdpEngine {
   /// tensor, which now holds the mean; for rows a new sparse tensor. Undefined when there is an error.
   using Done = std::function<void(at::Tensor mean, std::exception_ptr error)>;
 
-  /// One communicator per lane, all over the same ranks. Throws std::invalid_argument for a bad spec. Not
+  /// One communicator per lane, all over the same ranks. device_group: sums values on devices for all lanes,
+  /// see C10dCommunicator::set_device_group; may be null. Throws std::invalid_argument for a bad spec. Not
   /// collective.
-  DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> lanes, std::string spec, Options options);
+  DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> lanes,
+            const c10::intrusive_ptr<c10d_compat::Group>& device_group, std::string spec, Options options);
   ~DdpEngine();
   DdpEngine(const DdpEngine&) = delete;
   DdpEngine& operator=(const DdpEngine&) = delete;
@@ -120,6 +123,7 @@ class DdpEngine {
   void rebuild(std::vector<Layout> layouts, const std::string& spec);
   void fail(std::exception_ptr error);
   void drive(Lane& lane);
+  void wait_for_turn(const Lane& lane);
   at::Tensor synchronize(Lane& lane, const Bucket& bucket, StepReport& report);
   void synchronize_dense(Lane& lane, const Bucket& bucket, const at::Tensor& gradient, StepReport& report);
   at::Tensor synchronize_rows(Lane& lane, const Bucket& bucket, StepReport& report);

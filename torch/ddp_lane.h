@@ -64,6 +64,7 @@ struct DdpEngine::Lane {
   DeviceStaging device;
   std::deque<Item> queue;
   bool busy = false;
+  std::size_t bucket = 0;  // while busy
   std::thread thread;
 };
 

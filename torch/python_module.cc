@@ -69,16 +69,19 @@ class Names {
 
 class PythonEngine {
  public:
-  PythonEngine(const py::list& groups, const py::list& stores, int store_host, double deadline_seconds,
-               const std::string& spec, std::uint64_t seed, int threads, bool skips_steps,
-               bool devices_compress, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+  PythonEngine(const py::list& groups, const py::list& stores, const py::object& device_group, int store_host,
+               double deadline_seconds, const std::string& spec, std::uint64_t seed, int threads,
+               bool skips_steps, bool devices_compress,
+               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
       lanes.push_back(open_communicator(groups[lane], stores[lane], store_host, deadline_seconds));
     }
+    c10::intrusive_ptr<c10d_compat::Group> sums;
+    if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(std::move(lanes), spec,
+    engine_ = std::make_unique<DdpEngine>(std::move(lanes), sums, spec,
                                           DdpEngine::Options{.seed = seed,
                                                              .threads = threads,
                                                              .skips_steps = skips_steps,
@@ -219,11 +222,11 @@ py::list systems() {
 PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
-      .def(py::init<const py::list&, const py::list&, int, double, const std::string&, std::uint64_t, int,
-                    bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
-           py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("store_host"),
-           py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"), py::arg("threads"),
-           py::arg("skips_steps"), py::arg("devices_compress"), py::arg("parameters"))
+      .def(py::init<const py::list&, const py::list&, const py::object&, int, double, const std::string&,
+                    std::uint64_t, int, bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+           py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("device_group"),
+           py::arg("store_host"), py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"),
+           py::arg("threads"), py::arg("skips_steps"), py::arg("devices_compress"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def("set_spec", [](PythonEngine& self, std::string spec) { self.engine().set_spec(std::move(spec)); })
       .def("spec", [](PythonEngine& self) { return self.engine().spec(); })

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kPixels = 3072;
 constexpr std::size_t kRecord = 1 + kPixels;
-constexpr int kClasses = 10;
+constexpr int kCifarClasses = 10;
 
 void append_file(const std::string& folder, const std::string& name, Images& images) {
   const std::filesystem::path path = std::filesystem::path(folder) / name;
@@ -36,7 +36,7 @@ void append_file(const std::string& folder, const std::string& name, Images& ima
       throw std::runtime_error(fmt::format("{} cannot be read to its end", path.string()));
     }
     const auto label = static_cast<std::uint8_t>(record[0]);
-    if (label >= kClasses) {
+    if (label >= kCifarClasses) {
       throw std::runtime_error(
           fmt::format("{}: record {} has the label {}, above 9: fetch it again", path.string(), i, label));
     }
@@ -52,7 +52,7 @@ ImageSet load_cifar10(const std::string& folder) {
   dataset.channels = 3;
   dataset.height = 32;
   dataset.width = 32;
-  dataset.classes = kClasses;
+  dataset.classes = kCifarClasses;
   dataset.augment = true;
   for (int i = 1; i <= 5; ++i) append_file(folder, fmt::format("data_batch_{}.bin", i), dataset.train);
   append_file(folder, "test_batch.bin", dataset.test);

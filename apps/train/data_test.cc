@@ -58,7 +58,7 @@ std::unique_ptr<ImageDataset> load_images(const std::string& name) {
 }
 
 /// What load_dataset complains about.
-std::string complaint(const std::string& name) {
+std::string complaint_about_data(const std::string& name) {
   try {
     load_dataset(name);
   } catch (const std::exception& error) {
@@ -87,7 +87,7 @@ TEST(FashionMnist, ReadsPlainAndGzippedFiles) {
 
 TEST(FashionMnist, NamesWhatIsMissing) {
   const TestFolder folder;
-  const std::string text = complaint("fashion-mnist:" + folder.path());
+  const std::string text = complaint_about_data("fashion-mnist:" + folder.path());
   expect_mention(text, "train-labels-idx1-ubyte.gz is missing");
   expect_mention(text, "dataset-fashion-mnist");
 }
@@ -114,7 +114,7 @@ TEST(FashionMnist, RefusesDamagedFiles) {
     const TestFolder folder;
     write_fashion(folder);
     folder.write(damage.file, damage.bytes);
-    const std::string text = complaint("fashion-mnist:" + folder.path());
+    const std::string text = complaint_about_data("fashion-mnist:" + folder.path());
     expect_mention(text, damage.complaint);
     expect_mention(text, damage.file);
   }
@@ -125,7 +125,7 @@ TEST(FashionMnist, RefusesTruncatedGzip) {
   write_fashion(folder);
   const std::string name = folder.file("t10k-images-idx3-ubyte.gz");
   std::filesystem::resize_file(name, std::filesystem::file_size(name) / 2);
-  expect_mention(complaint("fashion-mnist:" + folder.path()), "t10k-images-idx3-ubyte.gz");
+  expect_mention(complaint_about_data("fashion-mnist:" + folder.path()), "t10k-images-idx3-ubyte.gz");
 }
 
 TEST(Cifar10, ReadsRecordsAndMeasuresChannels) {
@@ -142,15 +142,16 @@ TEST(Cifar10, ReadsRecordsAndMeasuresChannels) {
   EXPECT_DOUBLE_EQ(dataset.mean[1], 1.5);
   EXPECT_DOUBLE_EQ(dataset.deviation[2], 1);
   folder.write("data_batch_3.bin", cifar_records(2) + "x");
-  expect_mention(complaint("cifar10:" + folder.path()),
+  expect_mention(complaint_about_data("cifar10:" + folder.path()),
                  "data_batch_3.bin has 6147 bytes, no multiple of 3073");
   std::filesystem::remove(folder.file("data_batch_3.bin"));
-  expect_mention(complaint("cifar10:" + folder.path()), "data_batch_3.bin is missing");
+  expect_mention(complaint_about_data("cifar10:" + folder.path()), "data_batch_3.bin is missing");
 }
 
 TEST(Datasets, UnknownNamesListTheKnown) {
   EXPECT_THROW(load_dataset("imagenet"), std::invalid_argument);
-  expect_mention(complaint("imagenet"), "fashion-mnist[:DIR], cifar10:DIR, text[:FILE], adult:DIR");
+  expect_mention(complaint_about_data("imagenet"),
+                 "fashion-mnist[:DIR], cifar10:DIR, text[:FILE], adult:DIR");
   EXPECT_THROW(load_dataset("cifar10"), std::invalid_argument);
   EXPECT_THROW(load_dataset("adult"), std::invalid_argument);
 }

@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint32_t kImageMagic = 0x803;  // unsigned bytes, 3 dimensions
 constexpr std::uint32_t kLabelMagic = 0x801;  // unsigned bytes, 1 dimension
 constexpr std::uint32_t kSide = 28;
-constexpr int kClasses = 10;
+constexpr int kIdxClasses = 10;
 
 /// A gzipped or plain file, read forward.
 class Input {
@@ -104,7 +104,7 @@ Images load_images(const std::string& folder, const std::string& prefix) {
   images.labels = labels.rest(count);
   images.pixels = pixels.rest(std::uint64_t{count} * kSide * kSide);
   const auto wrong = std::find_if(images.labels.begin(), images.labels.end(),
-                                  [](std::uint8_t label) { return label >= kClasses; });
+                                  [](std::uint8_t label) { return label >= kIdxClasses; });
   if (wrong != images.labels.end()) labels.fail(fmt::format("holds the label {}, above 9", *wrong));
   return images;
 }
@@ -116,7 +116,7 @@ ImageSet load_fashion_mnist(const std::string& folder) {
   dataset.channels = 1;
   dataset.height = kSide;
   dataset.width = kSide;
-  dataset.classes = kClasses;
+  dataset.classes = kIdxClasses;
   dataset.train = load_images(folder, "train");
   dataset.test = load_images(folder, "t10k");
   return dataset;

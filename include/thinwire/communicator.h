@@ -104,8 +104,11 @@ class Communicator {
   // --- Collectives: every rank calls the same ones in the same order with the same sizes.
 
   /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes
-  /// sent.
+  /// sent. Values in other memory than the host's: only where reduces(values.memory()), complete when it is
+  /// called, of the calling thread's current device.
   virtual void all_reduce_sum(Span<float> values);
+  /// Whether all_reduce_sum takes values in `memory`. The same on all ranks.
+  virtual bool reduces(Memory memory) const { return memory == Memory::host; }
   /// words[i] becomes the bitwise OR over ranks. Same bytes as all_reduce_sum, 8 per word.
   virtual void all_reduce_or(Span<std::uint64_t> words);
   /// all [W * n] receives every rank's mine [n] in rank order; (W-1) n bytes sent. `mine` may alias its slot.

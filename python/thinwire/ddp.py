@@ -107,10 +107,13 @@ class Handle:
         self._every = 1
         self._logged = 0
         self._shapes = {name: parameter.shape for name, parameter in parameters}
-        self._private = private_group.open_private(model.process_group, lanes, deadline_seconds)
+        devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
+        device = devices.pop() if len(devices) == 1 else None
+        self._private = private_group.open_private(model.process_group, lanes, deadline_seconds, device)
         self._engine = _C.Engine(
             groups=self._private.groups,
             stores=self._private.stores,
+            device_group=self._private.device_group,
             store_host=self._private.store_host,
             deadline_seconds=deadline_seconds,
             spec=spec,
@@ -146,9 +149,11 @@ class Handle:
     def report(self) -> Dict[str, Any]:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
-        ``spec``, ``rank``, ``world_size``, ``step``; ``buckets``, one per DDP bucket for the last step, each with the names of its
-        ``parameters`` and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all steps; ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock
-        times of a lane's thread: those of two lanes overlap, so sums can be longer than a step.
+        ``spec``, ``rank``, ``world_size``, ``step``; ``engines``, which move ``frames`` and sum what lies on devices (``device_sums``;
+        None where that goes through the host); ``buckets``, one per DDP bucket for the last step, each with the names of its
+        ``parameters`` and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all steps;
+        ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock times of a lane's thread: those of two
+        lanes overlap, so sums can be longer than a step.
         """
         report = json.loads(self._engine.report())
         for bucket, names, device in zip(report["buckets"], self._engine.bucket_parameters(), self._engine.bucket_devices()):
@@ -162,6 +167,7 @@ class Handle:
             "rank": self._rank,
             "world_size": self._world_size,
             "step": self.step,
+            "engines": {"frames": "gloo", "device_sums": self._private.sums_by},
             **report,
         }
 

@@ -7,16 +7,18 @@ import datetime
 import io
 import json
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from thinwire import _C
+
 _opened: Dict[str, int] = {}
 
-# The communicator's deadline ends a wait; Gloo's own limit must not end it sooner.
-_GLOO_TIMEOUT = datetime.timedelta(hours=24)
+# The communicator's deadline ends a wait; a group's own limit must not end it sooner.
+_GROUP_TIMEOUT = datetime.timedelta(hours=24)
 
 
 def _store_client(store: dist.Store) -> dist.Store:
@@ -38,10 +40,26 @@ def _host_of_store(ranks: List[int]) -> int:
     return ranks.index(0) if 0 in ranks else -1
 
 
-class PrivateGroups:
-    """``groups`` and ``stores``: one Gloo group, and the store where it finds out who is to blame, per lane."""
+def _sums_by(group: Any, device: Optional[torch.device]) -> Optional[str]:
+    """The engine that sums what lies on ``device`` beside Gloo: that of DDP's own ``group``, if it works there."""
+    if device is None or _C.cuda == "no":
+        return None
+    if _C.cuda == "emulated":
+        return "gloo"
+    if device.type != "cuda":
+        return None
+    name = group._get_backend(device).name() if hasattr(group, "_get_backend") else dist.get_backend(group)
+    return "nccl" if name == "nccl" else None
 
-    def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float):
+
+class PrivateGroups:
+    """``groups`` and ``stores``: one Gloo group, and the store where it finds out who is to blame, per lane.
+
+    ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host. ``sums_by`` names its engine.
+    """
+
+    def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device], sums_by: Optional[str]):
+        self.sums_by = sums_by
         self.rank = ranks.index(dist.get_rank())
         self.size = len(ranks)
         self.store_host = _host_of_store(ranks)
@@ -49,26 +67,47 @@ class PrivateGroups:
         self._default_store = distributed_c10d._get_default_store()
         client = _store_client(self._default_store)
         self._deadline = datetime.timedelta(seconds=deadline_seconds)
-        token = self._agree_on_token(ranks, lanes)
+        token = self._agree_on_token(ranks, {"lanes": lanes, "sums_by": sums_by})
         self.groups: List[Any] = []
         self.stores: List[dist.Store] = []
         for lane in range(lanes):
             prefix = f"thinwire/{token}/{lane}"
             store = dist.PrefixStore(prefix, client)
             store.set_timeout(self._deadline)
-            self.groups.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), self.rank, self.size, timeout=_GLOO_TIMEOUT))
+            self.groups.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), self.rank, self.size, timeout=_GROUP_TIMEOUT))
             self.stores.append(store)
+        self.device_group: Any = None
+        if sums_by is not None:
+            self._open_device_group(f"thinwire/{token}/device", device)
         # A rank that is refused what it registers may close its connections while another still opens them.
         connected = dist.PrefixStore(f"thinwire/{token}/connected", client)
         connected.set(str(self.rank), "")
         connected.wait([str(rank) for rank in range(self.size)], self._deadline)
 
-    def _agree_on_token(self, ranks: List[int], lanes: int) -> str:
-        """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank."""
+    def _open_device_group(self, prefix: str, device: torch.device) -> None:
+        # NCCL's threads ask their store now and then, also while another user of the same client would wait.
+        store = dist.PrefixStore(prefix, _store_client(self._default_store))
+        store.set_timeout(self._deadline)
+        if self.sums_by == "gloo":
+            self.device_group = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=_GROUP_TIMEOUT)
+            return
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _GROUP_TIMEOUT
+        self.device_group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
+        # It connects in its first operation, which does not end where a rank is missing: now all are known to be there.
+        with torch.cuda.device(device):
+            self.device_group.allreduce([torch.zeros(1, device=device)]).wait()
+            torch.cuda.synchronize(device)
+
+    def _agree_on_token(self, ranks: List[int], choices: Dict[str, Any]) -> str:
+        """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank.
+
+        choices: what has to be the same on all ranks.
+        """
         name = ",".join(str(rank) for rank in ranks)
         number = _opened[name] = _opened.get(name, 0) + 1
         store = dist.PrefixStore(f"thinwire/{name}/{number}", self._default_store)
-        store.set(str(self.rank), json.dumps({"token": os.urandom(8).hex(), "lanes": lanes}))
+        store.set(str(self.rank), json.dumps({"token": os.urandom(8).hex(), **choices}))
         keys = [str(rank) for rank in range(self.size)]
         try:
             store.wait(keys, self._deadline)
@@ -81,8 +120,10 @@ class PrivateGroups:
             ) from error
         everyones = [json.loads(store.get(key)) for key in keys]
         for rank, one in enumerate(everyones):
-            if one["lanes"] != everyones[0]["lanes"]:
-                raise ValueError(f"lanes={everyones[0]['lanes']} on rank 0, lanes={one['lanes']} on rank {rank}: give all ranks the same")
+            for name in choices:
+                if one[name] != everyones[0][name]:
+                    remedy = "" if name == "lanes" else " compress_on, kind of device and build of Thinwire"
+                    raise ValueError(f"{name}={everyones[0][name]} on rank 0, {name}={one[name]} on rank {rank}: give all ranks the same{remedy}")
         return everyones[0]["token"]
 
     def gather(self, value: Any) -> List[Any]:
@@ -116,10 +157,11 @@ class PrivateGroups:
     def close(self) -> None:
         self.groups = []
         self.stores = []
+        self.device_group = None
 
 
-def open_private(group: Any, lanes: int, deadline_seconds: float) -> PrivateGroups:
-    """Groups of the ranks of ``group``. Collective over those ranks alone."""
+def open_private(group: Any, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None) -> PrivateGroups:
+    """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there. Collective over those ranks alone."""
     if hasattr(dist, "get_process_group_ranks"):
         ranks = list(dist.get_process_group_ranks(group))
     elif group == distributed_c10d._get_default_group():
@@ -127,4 +169,4 @@ def open_private(group: Any, lanes: int, deadline_seconds: float) -> PrivateGrou
     else:
         table = distributed_c10d._pg_group_ranks[group]
         ranks = sorted(table, key=table.get)
-    return PrivateGroups(ranks, lanes, deadline_seconds)
+    return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device))

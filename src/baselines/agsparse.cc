@@ -21,7 +21,7 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kTag = 60;
+constexpr Communicator::Tag kRowListTag = 60;
 
 class AgSparse final : public SparseSynchronizer {
  public:
@@ -37,7 +37,7 @@ class AgSparse final : public SparseSynchronizer {
     StepReport& report = step.report;
     report.formula_bytes = (world - 1) * row_list_bytes(own.size(), own.width);
     Stopwatch watch;
-    RowMessages messages(storage_, bucket, kTag, step);
+    RowMessages messages(storage_, bucket, kRowListTag, step);
     auto for_peers = [&](auto body) {
       for (std::size_t shift = 1; shift < world; ++shift) body(static_cast<int>((self + shift) % world));
     };

@@ -26,7 +26,7 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kTag = 50;
+constexpr Communicator::Tag kCascadeTag = 50;
 
 /// A segment is one piece: its norm belongs to the whole of it.
 class CascadeCodec final : public RingCodec {
@@ -153,9 +153,9 @@ class CascadingSign final : public Synchronizer {
                             .piece_elements = gradient.size() / world + 1};
     CascadeCodec codec(bucket, gradient, residual, step, ring);
     RingTimes times;
-    ring_reduce_scatter(step.communicator, ring, layout, kTag, codec, times);
+    ring_reduce_scatter(step.communicator, ring, layout, kCascadeTag, codec, times);
     codec.start_gather();
-    ring_all_gather(step.communicator, ring, layout, kTag, codec, times);
+    ring_all_gather(step.communicator, ring, layout, kCascadeTag, codec, times);
     step.report.seconds_compress += times.compute;
     step.report.seconds_wait += times.wait;
 

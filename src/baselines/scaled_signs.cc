@@ -16,7 +16,7 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kTag = 40;
+constexpr Communicator::Tag kScaledSignsTag = 40;
 
 FrameHeader header_of(BucketId bucket, const Step& step, std::size_t source, std::size_t elements) {
   FrameHeader header;
@@ -49,7 +49,7 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   PendingLease receives(pendings, world);
   for (std::size_t peer = 0; peer < world; ++peer) {
     if (peer != self)
-      receives[peer] = step.communicator.receive(static_cast<int>(peer), kTag, frame_of(peer));
+      receives[peer] = step.communicator.receive(static_cast<int>(peer), kScaledSignsTag, frame_of(peer));
   }
   FrameHeader own = header_of(bucket, step, self, elements);
   const bool finite = std::isfinite(static_cast<float>(scale));
@@ -60,7 +60,8 @@ void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> res
   step.report.seconds_compress += watch.lap();
   SendWindow sends;
   for (std::size_t shift = 1; shift < world; ++shift) {
-    sends.push(step.communicator.send(static_cast<int>((self + shift) % world), kTag, frame_of(self)));
+    sends.push(
+        step.communicator.send(static_cast<int>((self + shift) % world), kScaledSignsTag, frame_of(self)));
     step.report.frame_header_bytes += FrameHeader::kBytes;
   }
   bool all_finite = finite;

@@ -33,7 +33,7 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kTag = 30;
+constexpr Communicator::Tag kVotesTag = 30;
 constexpr std::size_t kPieceElements = std::size_t{1} << 20;
 
 std::size_t plane_bytes(const RingPiece& piece) {
@@ -218,9 +218,9 @@ class SignSgd final : public Synchronizer {
                             .piece_elements = kPieceElements};
     VoteCodec codec(bucket, gradient, residual, step, ring);
     RingTimes times;
-    ring_reduce_scatter(step.communicator, ring, layout, kTag, codec, times);
+    ring_reduce_scatter(step.communicator, ring, layout, kVotesTag, codec, times);
     codec.start_gather();
-    ring_all_gather(step.communicator, ring, layout, kTag, codec, times);
+    ring_all_gather(step.communicator, ring, layout, kVotesTag, codec, times);
     step.report.seconds_compress += times.compute;
     step.report.seconds_wait += times.wait;
 

@@ -51,10 +51,10 @@ class Backoff {
 };
 
 /// A message: one request per part of at most kMaxMessageBytes.
-struct Operation {
+struct MpiOperation {
   std::vector<MPI_Request> requests;
-  std::vector<int> expected;  // bytes of each part; empty when sending
-  Operation* next = nullptr;  // in the free list
+  std::vector<int> expected;     // bytes of each part; empty when sending
+  MpiOperation* next = nullptr;  // in the free list
 };
 
 class MpiCommunicator final : public Communicator {
@@ -94,7 +94,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void finish(void* handle, int peer) override {
-    auto* operation = static_cast<Operation*>(handle);
+    auto* operation = static_cast<MpiOperation*>(handle);
     for (std::size_t part = 0; part < operation->requests.size(); ++part) {
       MPI_Status status;
       int code = MPI_SUCCESS;
@@ -130,7 +130,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   void abandon(void* handle) noexcept override {
-    auto* operation = static_cast<Operation*>(handle);
+    auto* operation = static_cast<MpiOperation*>(handle);
     for (auto& request : operation->requests) {
       if (request == MPI_REQUEST_NULL) continue;
       if (!operation->expected.empty()) MPI_Cancel(&request);
@@ -155,7 +155,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   template <class T, class Post>
-  Operation* start(Span<T> bytes, Post post) {
+  MpiOperation* start(Span<T> bytes, Post post) {
     check_memory(bytes.memory());
     if (free_ == nullptr) free_ = &storage_.emplace_back();
     operation_ = std::exchange(free_, free_->next);
@@ -176,7 +176,7 @@ class MpiCommunicator final : public Communicator {
     return operation_;
   }
 
-  void release(Operation* operation) noexcept {
+  void release(MpiOperation* operation) noexcept {
     operation->next = free_;
     free_ = operation;
   }
@@ -221,9 +221,9 @@ class MpiCommunicator final : public Communicator {
 
   MPI_Comm messages_;
   MpiNotes notes_;
-  std::deque<Operation> storage_;
-  Operation* free_ = nullptr;
-  Operation* operation_ = nullptr;  // the one being started
+  std::deque<MpiOperation> storage_;
+  MpiOperation* free_ = nullptr;
+  MpiOperation* operation_ = nullptr;  // the one being started
   bool failed_ = false;
 };
 

@@ -94,7 +94,7 @@ RowMean SparseSynchronizer::exchange_checked(BucketId bucket, const RowSparse& o
 RowSparse SparseSynchronizer::collect(Span<const float> gradient, Span<const float> residual,
                                       Step& step) const {
   const std::size_t n = gradient.size();
-  if (block_ == 1) {
+  if (block_ <= 1) {
     const Elements found = find_nonzeros(step.executor, gradient, residual, step.scratch);
     return {found.indices, found.values, n, 1};
   }

@@ -166,7 +166,7 @@ std::uint64_t S2Reducer::payload_bytes(const Workload& workload) const {
   return counts + 8 * ring_sent_elements(words, world, rank) + 4 * ring_sent_elements(values, world, rank);
 }
 
-SketchSettings read_settings(const Options& options) {
+SketchSettings read_sketch_settings(const Options& options) {
   SketchSettings settings;
   const std::string lambda = options.text("lambda");
   if (lambda == "exact") {
@@ -223,7 +223,7 @@ SystemInfo s2_reducer_info() {
       {"block", "256", "elements per block of a dense bucket; of row-sparse gradients a block is a row"},
       {"shrink", "off", "scale estimates so that feedback contracts; rows=1 only"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<S2Reducer>(read_settings(options));
+    return std::make_unique<S2Reducer>(read_sketch_settings(options));
   };
   return info;
 }

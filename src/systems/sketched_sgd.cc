@@ -259,7 +259,7 @@ std::uint64_t SketchedSgd::payload_bytes(const Workload& workload) const {
                           ring_sent_elements(candidates, world, rank));
 }
 
-Settings read_settings(const Options& options) {
+Settings read_sketched_sgd(const Options& options) {
   Settings settings;
   settings.top = read_global_top_k(options);
   settings.p = static_cast<std::size_t>(options.integer("p", 1, 1'000'000));
@@ -294,7 +294,7 @@ SystemInfo sketched_sgd_info() {
   const auto shared = global_top_k_options();
   info.options.insert(info.options.begin(), shared.begin(), shared.end());
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
-    return with_momentum_and_rate(options, std::make_unique<SketchedSgd>(read_settings(options)));
+    return with_momentum_and_rate(options, std::make_unique<SketchedSgd>(read_sketched_sgd(options)));
   };
   return info;
 }

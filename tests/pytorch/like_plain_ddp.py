@@ -1,5 +1,6 @@
 """Scenarios in which Thinwire does what DDP without it does."""
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import thinwire
@@ -167,8 +168,12 @@ def sparse_embedding():
 
 
 def require_compression_on(handle, device):
-    found = {bucket["compressed_on"] for bucket in handle.report()["buckets"]}
+    report = handle.report()
+    found = {bucket["compressed_on"] for bucket in report["buckets"]}
     assert found == {device}, found
+    nccl = "nccl" if dist.get_backend() == "nccl" else None
+    sums_by = None if device == "cpu" else {"emulated": "gloo", "yes": nccl}[thinwire._C.cuda]
+    assert report["engines"] == {"frames": "gloo", "device_sums": sums_by}, report["engines"]
 
 
 def compresses_where_it_is_told():

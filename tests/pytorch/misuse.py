@@ -62,10 +62,10 @@ def subgroups():
 MISUSE = [bad_input, ranks_that_differ]
 
 
-def dies(how, victim):
+def dies(how, victim, spec="ef_signsgd"):
     """A rank leaves in the fourth step; the others must say so. run.py checks what they print."""
     model = wrap(Net)
-    thinwire.register(model, "ef_signsgd", deadline_seconds=3.0)
+    thinwire.register(model, spec, deadline_seconds=3.0)
     train(model, 3)
     if RANK == victim:
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])

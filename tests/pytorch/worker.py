@@ -24,6 +24,7 @@ GROUPS = {
     "misuse": MISUSE,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks],
     "killed": [lambda: dies("killed", 1)],
+    "killed_in_sums": [lambda: dies("killed", 1, "dense")],  # which are the engine's own, on devices another's
     "frozen": [lambda: dies("frozen", 1)],
     "host_killed": [lambda: dies("killed", 0)],  # whose process serves the store
 }
