@@ -41,8 +41,11 @@ function(thinwire_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${arg_LINK} rapidcheck GTest::gtest_main)
   thinwire_warnings(${name})
-  # A third less to compile; what they test is compiled as it is for users.
+  # A third less to compile; what they test is compiled as it is for users, and checked for undefined behaviour.
   target_compile_options(${name} PRIVATE -O1)
+  if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,]*undefined")
+    target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
+  endif()
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # their helpers share names
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")

@@ -89,6 +89,10 @@ class Communicator {
   /// Leave it empty, also on an exception (comm/pending_lease.h does).
   std::vector<Pending>& pending_storage() { return pendings_; }
 
+  /// Whether send() and receive() take `memory`. The same on all ranks. What lies on a CUDA device is of the
+  /// calling thread's current one and complete: an engine knows nothing of the streams that work on it.
+  virtual bool reaches(Memory memory) const { return memory == Memory::host; }
+
   /// Everything sent and received so far.
   const Traffic& traffic() const { return traffic_; }
 
@@ -104,10 +108,9 @@ class Communicator {
   // --- Collectives: every rank calls the same ones in the same order with the same sizes.
 
   /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes
-  /// sent. Values in other memory than the host's: only where reduces(values.memory()), complete when it is
-  /// called, of the calling thread's current device.
+  /// sent. Values on a device: as for send(), but where reduces() says so.
   virtual void all_reduce_sum(Span<float> values);
-  /// Whether all_reduce_sum takes values in `memory`. The same on all ranks.
+  /// Whether all_reduce_sum takes `memory`, whatever reaches() says. The same on all ranks.
   virtual bool reduces(Memory memory) const { return memory == Memory::host; }
   /// words[i] becomes the bitwise OR over ranks. Same bytes as all_reduce_sum, 8 per word.
   virtual void all_reduce_or(Span<std::uint64_t> words);

@@ -22,7 +22,7 @@ namespace thinwire {
 
 /// A communicator on duplicates of `group`. Collective over the group. MPI must be initialised, and all
 /// calls, this one included, come from the thread that initialised it. Throws std::runtime_error when MPI's
-/// tags are too few. Host memory only.
+/// tags are too few. Host memory, and that of CUDA devices where Open MPI was built with CUDA.
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm group);
 
 /// Initialises MPI and finalises it at the end, unless a rank has failed. One per process.

@@ -1,7 +1,6 @@
 #include "thinwire/in_process.h"
 
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -10,6 +9,7 @@
 #include <thread>
 
 #include "comm/channel.h"
+#include "cuda/copy.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {
@@ -21,8 +21,8 @@ struct Operation {
   enum class State { queued, copying, done };
   bool sending = false;
   Communicator::Tag tag = 0;
-  const std::byte* source = nullptr;
-  std::byte* target = nullptr;
+  Span<const std::byte> source;
+  Span<std::byte> target;
   std::size_t size = 0;
   std::size_t arrived = 0;
   State state = State::queued;
@@ -65,13 +65,14 @@ class InProcessCommunicator final : public Communicator {
   InProcessCommunicator(Hub& hub, int rank) : Communicator(rank, hub.size), hub_(hub) {}
 
   std::string engine() const override { return "threads"; }
+  bool reaches(Memory memory) const override { return copies(memory); }
 
  protected:
   void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override {
     Operation* operation = allocate(bytes);
     operation->sending = true;
     operation->tag = tag;
-    operation->source = bytes.data();
+    operation->source = bytes;
     start(operation, hub_.channel(rank(), peer), peer);
     return operation;
   }
@@ -80,7 +81,7 @@ class InProcessCommunicator final : public Communicator {
     Operation* operation = allocate(bytes);
     operation->sending = false;
     operation->tag = tag;
-    operation->target = bytes.data();
+    operation->target = bytes;
     start(operation, hub_.channel(peer, rank()), peer);
     return operation;
   }
@@ -125,9 +126,10 @@ class InProcessCommunicator final : public Communicator {
 
   template <class T>
   Operation* allocate(Span<T> bytes) {
-    if (bytes.memory() != Memory::host) {
+    if (!reaches(bytes.memory())) {
       throw std::invalid_argument(
-          "the threads engine moves host memory only: copy device memory to the host first");
+          "this build has no CUDA, so the threads engine moves host memory only: copy device memory to the "
+          "host first");
     }
     if (free_ == nullptr) {
       storage_.emplace_back();
@@ -157,7 +159,15 @@ class InProcessCommunicator final : public Communicator {
     }
     const Operation& from = operation->sending ? *operation : *counterpart;
     const Operation& to = operation->sending ? *counterpart : *operation;
-    if (from.size != 0 && to.size != 0) std::memcpy(to.target, from.source, std::min(from.size, to.size));
+    const std::size_t size = std::min(from.size, to.size);
+    try {
+      copy_bytes(from.source.first(size), to.target.first(size));
+    } catch (...) {
+      // A device failed. The peer learns of it when this rank ends.
+      std::lock_guard lock(hub_.mutex);
+      operation->state = counterpart->state = Operation::State::queued;
+      throw;
+    }
     {
       std::lock_guard lock(hub_.mutex);
       operation->arrived = counterpart->arrived = from.size;

@@ -1,5 +1,9 @@
 #include "thinwire/mpi.h"
 
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>  // of Open MPI, what it was built with
+#endif
+
 #include <algorithm>
 #include <deque>
 #include <exception>
@@ -25,6 +29,15 @@ constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 30;
 constexpr Communicator::Tag kTags = 2 * Communicator::kFirstReservedTag;
 /// How often a waiting rank looks for the notes of ranks that have failed.
 constexpr auto kNotePeriod = std::chrono::milliseconds(20);
+
+/// Whether this MPI takes memory of CUDA devices.
+bool is_cuda_aware() {
+#if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
 
 std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -71,6 +84,7 @@ class MpiCommunicator final : public Communicator {
   }
 
   std::string engine() const override { return "mpi"; }
+  bool reaches(Memory memory) const override { return memory == Memory::host || cuda_aware_; }
   bool failed() const { return failed_; }
 
   // The collectives stay the inherited ones. Only MPI's non-blocking ones could be polled against a deadline,
@@ -148,9 +162,9 @@ class MpiCommunicator final : public Communicator {
   }
 
   void check_memory(Memory memory) const {
-    if (memory != Memory::host) {
+    if (!reaches(memory)) {
       throw std::invalid_argument(
-          "the mpi engine moves host memory only: copy device memory to the host first");
+          "this MPI was built without CUDA and moves host memory only: copy device memory to the host first");
     }
   }
 
@@ -224,6 +238,7 @@ class MpiCommunicator final : public Communicator {
   std::deque<MpiOperation> storage_;
   MpiOperation* free_ = nullptr;
   MpiOperation* operation_ = nullptr;  // the one being started
+  const bool cuda_aware_ = is_cuda_aware();
   bool failed_ = false;
 };
 

@@ -5,8 +5,9 @@
 
 namespace thinwire {
 
-/// Communicator::all_reduce_sum of values in host memory or of the step's executor. Where the engine does not
-/// take them on their device, they come to the workspace and go back. Collective.
+/// Communicator::all_reduce_sum of values in host memory or of the step's executor, with the same bits.
+/// Values on a device stay there where the engine sums them or moves them; otherwise they come to the
+/// workspace and go back. Collective.
 void all_reduce_sum(Step& step, Span<float> values);
 
 }  // namespace thinwire

@@ -194,6 +194,7 @@ struct cudaPointerAttributes {
   cudaMemoryType type = cudaMemoryTypeUnregistered;
 };
 using cudaStream_t = void*;
+inline constexpr cudaStream_t cudaStreamPerThread = nullptr;
 constexpr unsigned cudaStreamNonBlocking = 1;
 constexpr unsigned cudaHostAllocDefault = 0;
 using cudaMemPool_t = void*;

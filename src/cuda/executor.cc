@@ -1,9 +1,12 @@
 #include "cuda/executor.h"
 
 #include <cstdint>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
+
+#include "cuda/copy.h"
 
 namespace thinwire {
 namespace cuda {
@@ -83,6 +86,22 @@ CudaExecutor& executor_on_device(Executor& executor) {
 }
 
 }  // namespace cuda
+
+bool copies(Memory) {
+  return true;
+}
+
+void copy_bytes(Span<const std::byte> from, Span<std::byte> to) {
+  if (from.empty()) return;
+  if (from.memory() == Memory::host && to.memory() == Memory::host) {
+    std::memcpy(to.data(), from.data(), from.size());
+    return;
+  }
+  // The default stream would wait for every other one.
+  cuda::check(cudaMemcpyAsync(to.data(), from.data(), from.size(), cudaMemcpyDefault, cudaStreamPerThread),
+              "a copy failed");
+  cuda::check(cudaStreamSynchronize(cudaStreamPerThread), "a copy failed");
+}
 
 int cuda_devices() {
   int count = 0;

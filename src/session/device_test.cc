@@ -14,6 +14,7 @@
 #include "thinwire/cuda.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
+#include "thinwire/virtual_network.h"
 
 namespace thinwire {
 namespace {
@@ -68,13 +69,16 @@ struct Trace {
   bool conserves = false;
 };
 
+/// Ranks that are threads; the virtual engine does not reach the device.
+enum class Engine { threads, virtual_network };
+
 Trace run(const std::string& spec, int world, bool on_device, std::size_t elements = kElements,
-          int bad_step = -1) {
+          int bad_step = -1, Engine engine = Engine::threads) {
   Trace result;
   const auto ranks = static_cast<std::size_t>(world);
   for (auto* part : {&result.inputs, &result.before, &result.means, &result.after}) part->resize(ranks);
   result.reports.resize(ranks);
-  run_in_process(world, [&](Communicator& communicator) {
+  const auto body = [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     SessionOptions options;
     options.seed = 5;
@@ -104,7 +108,12 @@ Trace run(const std::string& spec, int world, bool on_device, std::size_t elemen
       result.means[rank].push_back(gradient);
       result.after[rank].push_back(residual());
     }
-  });
+  };
+  if (engine == Engine::threads) {
+    run_in_process(world, body);
+  } else {
+    run_virtual(world, {}, body);
+  }
   return result;
 }
 
@@ -223,6 +232,25 @@ INSTANTIATE_TEST_SUITE_P(Systems, OnDevice, testing::ValuesIn(kDeviceSpecs), [](
   }
   return name;
 });
+
+/// Sums go from device to device where the engine reaches it, and through the host elsewhere.
+TEST(DeviceSession, SumsAreTheSameByEveryWay) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
+  for (const char* spec : {"dense", "marsit:full_every=2", "global_top_k:ratio=0.1", "s2_reducer",
+                           "sketched_sgd:ratio=0.05:p=2:columns_ratio=0.1"}) {
+    SCOPED_TRACE(spec);
+    for (const std::size_t elements : {std::size_t{2}, kElements}) {
+      const Trace direct = run(spec, 3, true, elements);
+      const Trace copied = run(spec, 3, true, elements, -1, Engine::virtual_network);
+      for (std::size_t rank = 0; rank < 3; ++rank) {
+        for (std::size_t step = 0; step < 5; ++step) {
+          ASSERT_TRUE(same_bits(direct.means[rank][step], copied.means[rank][step])) << "step " << step;
+          ASSERT_EQ(direct.reports[rank][step].wire.sent_bytes, copied.reports[rank][step].wire.sent_bytes);
+        }
+      }
+    }
+  }
+}
 
 TEST(DeviceSession, SaysWhereGradientsMustLie) {
   run_in_process(1, [](Communicator& communicator) {
