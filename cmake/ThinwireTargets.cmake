@@ -41,9 +41,10 @@ function(thinwire_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${arg_LINK} rapidcheck GTest::gtest_main)
   thinwire_warnings(${name})
-  # A third less to compile; what they test is compiled as it is for users, and checked for undefined behaviour.
-  target_compile_options(${name} PRIVATE -O1)
+  # A third less to compile; the libraries that they test are compiled as for users.
+  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
   if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,]*undefined")
+    # Another third. Inline functions of the libraries that tests call, too, are then checked for addresses only.
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # their helpers share names

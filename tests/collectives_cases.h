@@ -291,6 +291,11 @@ class CollectivesCases {
             [&] { communicator_.all_to_all_v(four, counts, odd, counts); });
     refused("a broadcast from outside", [&] { communicator_.broadcast(four, communicator_.size()); });
     refused("a deadline of zero", [&] { communicator_.set_deadline(std::chrono::seconds(0)); });
+    if (!communicator_.reduces(Memory::cuda)) {
+      float values[2] = {};
+      refused("a sum of memory of a device",
+              [&] { communicator_.all_reduce_sum(Span<float>(values, 2, Memory::cuda)); });
+    }
     if (world_ > 1 && !communicator_.reaches(Memory::cuda)) {
       const int peer = rank == 0 ? 1 : 0;
       const Span<const std::byte> on_device(four.data(), four.size(), Memory::cuda);

@@ -155,16 +155,22 @@ void C10dCommunicator::set_device_group(c10::intrusive_ptr<c10d_compat::Group> g
 /// Returns when the sum is there. The group's own wait() would only make a stream wait, without an end where
 /// a rank is gone.
 void C10dCommunicator::run_on_device(at::Tensor tensor) {
-  turn_();
+  // Waiting for its turn, this rank is as alive as one that waits for others.
+  if (board_) board_->wait_begins(-1, fault_grace(deadline()));
+  try {
+    turn_();
+  } catch (...) {
+    failed_ = true;
+    if (board_) {
+      board_->wait_ends();
+      board_->report({}, fault_grace(deadline()));
+    }
+    throw;
+  }
   std::vector<at::Tensor> tensors{std::move(tensor)};
   Work work;
   try {
     work = device_group_->allreduce(tensors);
-  } catch (const std::exception& error) {
-    give_up({}, brief(error, deadline()), {});
-  }
-  if (board_) board_->wait_begins(-1, fault_grace(deadline()));
-  try {
     const auto begin = std::chrono::steady_clock::now();
     while (!work->isCompleted()) {
       const auto waited = std::chrono::steady_clock::now() - begin;
@@ -177,11 +183,17 @@ void C10dCommunicator::run_on_device(at::Tensor tensor) {
   } catch (const std::exception& error) {
     if (board_) board_->wait_ends();
     try {
-      work->abort();  // ends the kernel, which still writes to the caller's memory
-    } catch (const std::exception&) {
-      // Not every version and backend can.
+      give_up({}, brief(error, deadline()), {});
+    } catch (...) {
+      // After the others know of it, since it may block: ends the kernel, which still writes to the caller's
+      // memory.
+      try {
+        if (work) work->abort();
+      } catch (const std::exception&) {
+        // Not every version and backend can.
+      }
+      throw;
     }
-    give_up({}, brief(error, deadline()), {});
   }
   if (board_) board_->wait_ends();
 }

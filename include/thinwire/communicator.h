@@ -108,7 +108,7 @@ class Communicator {
   // --- Collectives: every rank calls the same ones in the same order with the same sizes.
 
   /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes
-  /// sent. Values on a device: as for send(), but where reduces() says so.
+  /// sent. Values on a device: only where reduces() says so, with send()'s conditions.
   virtual void all_reduce_sum(Span<float> values);
   /// Whether all_reduce_sum takes `memory`, whatever reaches() says. The same on all ranks.
   virtual bool reduces(Memory memory) const { return memory == Memory::host; }

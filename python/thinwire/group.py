@@ -3,11 +3,13 @@
 DDP's own group must not be shared: Thinwire's messages carry tags that would mix with those of others. ``new_group`` would not
 do either: every rank of the job has to call it, also those outside of a sub-group.
 """
+import contextlib
 import datetime
 import io
 import json
 import os
-from typing import Any, Dict, List, Optional
+import time
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -52,6 +54,22 @@ def _sums_by(group: Any, device: Optional[torch.device]) -> Optional[str]:
     return "nccl" if name == "nccl" else None
 
 
+@contextlib.contextmanager
+def _nccl_errors_left_to_us() -> Iterator[None]:
+    """For the construction of a group: its watchdog would end the process at an error, before that says which rank is gone."""
+    old_name = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 2)
+    name = "NCCL_ASYNC_ERROR_HANDLING" if old_name else "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 class PrivateGroups:
     """``groups`` and ``stores``: one Gloo group, and the store where it finds out who is to blame, per lane.
 
@@ -77,12 +95,12 @@ class PrivateGroups:
             self.groups.append(dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), self.rank, self.size, timeout=_GROUP_TIMEOUT))
             self.stores.append(store)
         self.device_group: Any = None
-        if sums_by is not None:
-            self._open_device_group(f"thinwire/{token}/device", device)
         # A rank that is refused what it registers may close its connections while another still opens them.
         connected = dist.PrefixStore(f"thinwire/{token}/connected", client)
         connected.set(str(self.rank), "")
         connected.wait([str(rank) for rank in range(self.size)], self._deadline)
+        if sums_by is not None:
+            self._open_device_group(f"thinwire/{token}/device", device)
 
     def _open_device_group(self, prefix: str, device: torch.device) -> None:
         # NCCL's threads ask their store now and then, also while another user of the same client would wait.
@@ -92,12 +110,22 @@ class PrivateGroups:
             self.device_group = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=_GROUP_TIMEOUT)
             return
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _GROUP_TIMEOUT
-        self.device_group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
-        # It connects in its first operation, which does not end where a rank is missing: now all are known to be there.
+        # Later than ours, which tells who is gone, but it also bounds how long the group takes to end.
+        options._timeout = max(4 * self._deadline, datetime.timedelta(minutes=1))
+        with _nccl_errors_left_to_us():
+            self.device_group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
+        # It connects in its first operation, in which ranks that miss one wait without an end: none may have failed before.
         with torch.cuda.device(device):
-            self.device_group.allreduce([torch.zeros(1, device=device)]).wait()
-            torch.cuda.synchronize(device)
+            one = torch.ones(1, device=device)
+            store.set(f"ready/{self.rank}", "")
+            store.wait([f"ready/{rank}" for rank in range(self.size)], self._deadline)
+            work = self.device_group.allreduce([one])
+            end = time.monotonic() + self._deadline.total_seconds()
+            while not work.is_completed():
+                if time.monotonic() > end:
+                    raise RuntimeError(f"NCCL did not connect all ranks within {self._deadline.total_seconds():.0f} s: compress_on='cpu' does without it")
+                time.sleep(0.001)
+            work.wait()
 
     def _agree_on_token(self, ranks: List[int], choices: Dict[str, Any]) -> str:
         """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank.
@@ -157,6 +185,12 @@ class PrivateGroups:
     def close(self) -> None:
         self.groups = []
         self.stores = []
+        if self.sums_by == "nccl" and self.device_group is not None:
+            # Every sum was waited for; left to its destructor, newer versions warn about a group that the user does not know.
+            for name in ("abort", "_abort"):
+                if hasattr(self.device_group, name):
+                    getattr(self.device_group, name)()
+                    break
         self.device_group = None
 
 

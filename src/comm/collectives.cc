@@ -30,6 +30,13 @@ constexpr Communicator::Tag kBarrierTag = Communicator::kFirstReservedTag + 40;
 constexpr std::size_t kPieceBytes = 256 * 1024;
 constexpr std::size_t kMostPieces = 64;
 
+/// Messages may lie where the engine reaches; what is joined or copied here may not.
+void require_host(Memory memory) {
+  if (memory == Memory::host) return;
+  throw std::invalid_argument(
+      "this collective works on host memory only: copy device memory to the host first");
+}
+
 /// Values travel as they lie and are joined in place.
 template <class T, class Combine>
 class InPlaceCodec final : public RingCodec {
@@ -68,6 +75,7 @@ class InPlaceCodec final : public RingCodec {
 
 template <class T, class Combine>
 void Communicator::ring_all_reduce(Span<T> values, Combine combine) {
+  require_host(values.memory());
   if (size_ == 1 || values.empty()) return;
   const RingGroup group{ranks(), static_cast<std::size_t>(rank_)};
   const std::size_t longest = part_size(values.size(), group.size(), group.size() - 1);
@@ -116,6 +124,8 @@ void Communicator::all_gather_v(Span<const std::byte> mine, Span<std::byte> all,
 
 void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> all,
                                   FunctionRef<std::size_t(std::size_t)> count) {
+  require_host(mine.memory());
+  require_host(all.memory());
   const auto world = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
   PendingLease pendings(pendings_);
@@ -138,6 +148,8 @@ void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> al
 
 void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts,
                                 Span<std::byte> in, Span<const std::size_t> receive_counts) {
+  require_host(out.memory());
+  require_host(in.memory());
   const auto world = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
   std::vector<std::size_t> send_offsets(world + 1, 0);

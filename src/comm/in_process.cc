@@ -166,6 +166,7 @@ class InProcessCommunicator final : public Communicator {
       // A device failed. The peer learns of it when this rank ends.
       std::lock_guard lock(hub_.mutex);
       operation->state = counterpart->state = Operation::State::queued;
+      hub_.wake[static_cast<std::size_t>(peer)].notify_one();
       throw;
     }
     {

@@ -72,8 +72,8 @@ struct MpiOperation {
 
 class MpiCommunicator final : public Communicator {
  public:
-  MpiCommunicator(MPI_Comm messages, MPI_Comm notes, int rank, int size)
-      : Communicator(rank, size), messages_(messages), notes_(notes, rank, size) {}
+  MpiCommunicator(MPI_Comm messages, MPI_Comm notes, int rank, int size, bool cuda_aware)
+      : Communicator(rank, size), messages_(messages), notes_(notes, rank, size), cuda_aware_(cuda_aware) {}
 
   ~MpiCommunicator() override {
     int finalised = 0;
@@ -238,7 +238,7 @@ class MpiCommunicator final : public Communicator {
   std::deque<MpiOperation> storage_;
   MpiOperation* free_ = nullptr;
   MpiOperation* operation_ = nullptr;  // the one being started
-  const bool cuda_aware_ = is_cuda_aware();
+  const bool cuda_aware_;
   bool failed_ = false;
 };
 
@@ -266,7 +266,9 @@ std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm group) {
         "this MPI has too few message tags: " + std::to_string(known == 0 ? 0 : *largest_tag) +
         ", at least " + std::to_string(kTags) + " are needed");
   }
-  return std::make_unique<MpiCommunicator>(duplicate(group), duplicate(group), rank, size);
+  int cuda_aware = is_cuda_aware() ? 1 : 0;
+  MPI_Allreduce(MPI_IN_PLACE, &cuda_aware, 1, MPI_INT, MPI_LAND, group);
+  return std::make_unique<MpiCommunicator>(duplicate(group), duplicate(group), rank, size, cuda_aware != 0);
 }
 
 MpiWorld::MpiWorld() : exceptions_at_start_(std::uncaught_exceptions()) {

@@ -12,8 +12,8 @@ namespace {
 constexpr Communicator::Tag kDeviceSumsTag = Communicator::kFirstReservedTag + 60;
 
 /// Long enough that a kernel's start and the wait for it vanish beside the transfer over a fast link.
-constexpr std::size_t kPieceElements = std::size_t{1} << 20;
-constexpr std::size_t kMostPieces = 64;
+constexpr std::size_t kDevicePieceElements = std::size_t{1} << 20;
+constexpr std::size_t kMostDevicePieces = 64;
 
 /// Values travel from where they lie and are added on the device: own + received, as on the host.
 class DeviceSums final : public RingCodec {
@@ -52,7 +52,7 @@ void ring_on_device(Step& step, Span<float> values) {
   const RingGroup group{communicator.ranks(), static_cast<std::size_t>(communicator.rank())};
   const std::size_t longest = part_size(values.size(), group.size(), group.size() - 1);
   const std::size_t piece_elements =
-      std::min(std::max(kPieceElements, longest / kMostPieces + 1), longest + 1);
+      std::min(std::max(kDevicePieceElements, longest / kMostDevicePieces + 1), longest + 1);
   DeviceSums sums(step.executor, values, step.scratch.take<float>(kRingWindow * piece_elements),
                   piece_elements);
   const RingLayout layout{.elements = values.size(), .parts = group.size(), .piece_elements = piece_elements};
