@@ -16,7 +16,7 @@ const std::string kLine =
     "United-States, <=50K";
 
 /// What load_adult complains about when adult.data is `text`.
-std::string complaint(const std::string& text) {
+std::string complaint_about_adult(const std::string& text) {
   const TestFolder folder;
   folder.write("adult.data", text);
   folder.write("adult.test", kLine);
@@ -52,8 +52,8 @@ TEST(Adult, ReadsTheFieldsOfBothFiles) {
 
 TEST(Adult, NamesLineAndField) {
   const auto expect = [](const std::string& text, const std::string& part) {
-    EXPECT_NE(complaint(text).find(part), std::string::npos)
-        << "'" << part << "' is not in: " << complaint(text);
+    EXPECT_NE(complaint_about_adult(text).find(part), std::string::npos)
+        << "'" << part << "' is not in: " << complaint_about_adult(text);
   };
   expect("", "adult.data holds no records");
   expect(kLine + "\n39, State-gov\n", "adult.data line 2 has 2 fields, not 15");

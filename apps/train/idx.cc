@@ -18,9 +18,9 @@ constexpr std::uint32_t kSide = 28;
 constexpr int kIdxClasses = 10;
 
 /// A gzipped or plain file, read forward.
-class Input {
+class CompressedFile {
  public:
-  explicit Input(std::string path) : path_(std::move(path)), file_(gzopen(path_.c_str(), "rb")) {
+  explicit CompressedFile(std::string path) : path_(std::move(path)), file_(gzopen(path_.c_str(), "rb")) {
     if (!file_) throw std::runtime_error(fmt::format("{} cannot be opened: check its permissions", path_));
     gzbuffer(file_.get(), 1u << 17);
   }
@@ -88,8 +88,8 @@ std::string find_file(const std::string& folder, const std::string& name) {
 
 Images load_images(const std::string& folder, const std::string& prefix) {
   Images images;
-  Input labels(find_file(folder, prefix + "-labels-idx1-ubyte"));
-  Input pixels(find_file(folder, prefix + "-images-idx3-ubyte"));
+  CompressedFile labels(find_file(folder, prefix + "-labels-idx1-ubyte"));
+  CompressedFile pixels(find_file(folder, prefix + "-images-idx3-ubyte"));
   if (labels.big_endian("magic number") != kLabelMagic) labels.fail("is no IDX file of labels");
   if (pixels.big_endian("magic number") != kImageMagic) pixels.fail("is no IDX file of images");
   const std::uint32_t count = labels.big_endian("count");

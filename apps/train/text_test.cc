@@ -110,7 +110,7 @@ TEST(TextSource, FindsWhatIsNoText) {
   EXPECT_EQ(first_untextual("\xF5\x80\x80\x80"), 0u);
 }
 
-std::string complaint(const std::string& path) {
+std::string complaint_about_file(const std::string& path) {
   try {
     read_text_file(path);
   } catch (const std::runtime_error& error) {
@@ -125,11 +125,12 @@ TEST(TextSource, NamesFileAndRemedy) {
   folder.write("empty", "");
   folder.write("garbled", "some \xFF text");
   EXPECT_EQ(read_text_file(folder.file("good")), "some text");
-  EXPECT_NE(complaint(folder.file("absent")).find("absent cannot be opened (No such file"),
+  EXPECT_NE(complaint_about_file(folder.file("absent")).find("absent cannot be opened (No such file"),
             std::string::npos);
-  EXPECT_NE(complaint(folder.file("empty")).find("is empty"), std::string::npos);
-  EXPECT_NE(complaint(folder.file("garbled")).find("byte 5 is 0xff"), std::string::npos);
-  EXPECT_NE(complaint(folder.path()).find("cannot be read"), std::string::npos) << complaint(folder.path());
+  EXPECT_NE(complaint_about_file(folder.file("empty")).find("is empty"), std::string::npos);
+  EXPECT_NE(complaint_about_file(folder.file("garbled")).find("byte 5 is 0xff"), std::string::npos);
+  EXPECT_NE(complaint_about_file(folder.path()).find("cannot be read"), std::string::npos)
+      << complaint_about_file(folder.path());
 }
 
 TEST(TextSource, VersesLoseTheirReferences) {

@@ -144,10 +144,10 @@ TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
             }
           }
           for_each_executor([&](Executor& executor, const std::string& name) {
-            // The emulation is slow. Slices are many where elements or buckets are.
+            // Emulations and sanitizers are slow. Slices are many where elements or buckets are.
             const bool slow = n > 4097 ? bits != 2 || smallest != (ends.size() == 1 ? 1u : 40u)
                                        : sketch.buckets() > 2000 && (bits != 2 || n < 4097);
-            if (executor.memory() == Memory::cuda && slow) return;
+            if ((kSanitized || executor.memory() == Memory::cuda) && slow) return;
             SCOPED_TRACE(testing::Message() << name << ", " << bits << " bits, " << n << " elements in "
                                             << ends.size() << " groups, at least " << smallest << " buckets");
             const Encoded encoded = encode(executor, sketch, gradient, residual);

@@ -8,6 +8,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "kernels/blocks.h"
 #include "kernels/dense.h"
@@ -103,7 +104,8 @@ class EqualSteps {
   float scale_;
 };
 
-/// The same from the level below on, which a binary search finds; there are 2^(bits - 1) of them.
+/// The same from the level below on, which a binary search finds; there are 2^(bits - 1) of them. bits: 0 for
+/// any number.
 template <class Table, int bits, bool zero>
 class SearchedLevels {
  public:
@@ -112,6 +114,7 @@ class SearchedLevels {
   explicit SearchedLevels(const QuantizationLevels& levels)
       : values_(levels.values.data()),
         slopes_(levels.slopes.data()),
+        middle_(std::uint32_t{1} << (levels.bits - 2)),
         lowest_(levels.values[0]),
         lowest_slope_(levels.lowest_slope) {}
 
@@ -121,7 +124,7 @@ class SearchedLevels {
     const hn::RebindToUnsigned<D> du;
     const auto a = hn::Min(magnitude, hn::Set(d, 1.0f));
     auto j = hn::Zero(du);
-    for (std::uint32_t half = 1u << (bits - 2); half != 0; half /= 2) {
+    for (std::uint32_t half = bits == 0 ? middle_ : 1u << (bits - 2); half != 0; half /= 2) {
       const auto candidate = hn::Or(j, hn::Set(du, half));
       j = hn::IfThenElse(hn::RebindMask(du, hn::Ge(a, values_(d, candidate))), candidate, j);
     }
@@ -137,6 +140,7 @@ class SearchedLevels {
  private:
   Table values_;
   Table slopes_;
+  std::uint32_t middle_;
   float lowest_;
   float lowest_slope_;
 };
@@ -260,32 +264,25 @@ void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::s
     EncodeWith(levels, placement, stream, first_pair, gradient, residual, count, behind, inverse, codes);
   };
   if (levels.equal_steps) return encode(EqualSteps(levels));
-  auto search = [&](auto bits) {
-    constexpr bool kFits = bits <= 5;  // 16 levels
-    auto with = [&](auto zero) {
-      if constexpr (kFits) {
-        if (fits_a_register(levels)) return encode(SearchedLevels<RegisterTable, bits, zero>(levels));
-      }
-      return encode(SearchedLevels<MemoryTable, bits, zero>(levels));
-    };
-    if (levels.has_zero()) return with(std::true_type());
-    return with(std::false_type());
+  auto search = [&](auto table, auto bits) {
+    using Table = typename decltype(table)::type;
+    if (levels.has_zero()) return encode(SearchedLevels<Table, bits, true>(levels));
+    return encode(SearchedLevels<Table, bits, false>(levels));
   };
+  // Gathers from memory take longer than the search's loop; each number of bits would take a second to
+  // compile.
+  if (!fits_a_register(levels))
+    return search(std::type_identity<MemoryTable>(), std::integral_constant<int, 0>());
+  const std::type_identity<RegisterTable> held;  // of 16 levels at most
   switch (levels.bits) {
     case 2:
-      return search(std::integral_constant<int, 2>());
+      return search(held, std::integral_constant<int, 2>());
     case 3:
-      return search(std::integral_constant<int, 3>());
+      return search(held, std::integral_constant<int, 3>());
     case 4:
-      return search(std::integral_constant<int, 4>());
-    case 5:
-      return search(std::integral_constant<int, 5>());
-    case 6:
-      return search(std::integral_constant<int, 6>());
-    case 7:
-      return search(std::integral_constant<int, 7>());
+      return search(held, std::integral_constant<int, 4>());
     default:
-      return search(std::integral_constant<int, 8>());
+      return search(held, std::integral_constant<int, 5>());
   }
 }
 
