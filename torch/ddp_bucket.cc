@@ -188,7 +188,9 @@ void DdpEngine::synchronize_plainly(Lane& lane, const Bucket& bucket, const at::
   // In the order of plain DDP, whose result this is to the last bit.
   gradient.mul_(1.0 / communicator.size());
   if (!gradient.device().is_cpu()) lane.device.wait();
+  const double before_sum = watch.seconds();
   communicator.all_reduce_tensor(gradient);
+  report.seconds_wait = watch.seconds() - before_sum;
   report.step = lane.session->step();
   report.elements = static_cast<std::uint64_t>(gradient.numel());
   report.raw_bytes = static_cast<std::uint64_t>(gradient.nbytes());

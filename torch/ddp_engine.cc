@@ -128,6 +128,15 @@ void DdpEngine::submit(Bucket bucket, Done done) {
                                 layouts_.begin() + static_cast<std::ptrdiff_t>(count - held_.size()));
     for (const Item& held : held_) layouts.push_back(layout_of(held.bucket));
     try {
+      if (resumes_) {
+        const std::vector<Layout> saved = loaded_ ? saved_layouts(*loaded_, layouts) : layouts_;
+        const std::size_t first = layouts.size() - held_.size();
+        auto items = saved == layouts ? std::vector<Item>() : regrouped(held_, saved, first);
+        if (!items.empty()) {
+          held_ = std::move(items);
+          layouts = saved;
+        }
+      }
       if (layouts != layouts_) rebuild(std::move(layouts), spec_);
     } catch (...) {
       fail(std::current_exception());
@@ -178,6 +187,7 @@ void DdpEngine::end_step() {
   for (auto& lane : lanes_) lane->queue.push_back({});
   ++step_;
   ++submitted_steps_;
+  resumes_ = false;
   within_step_ = false;
   changed_.notify_all();
 }
@@ -278,7 +288,7 @@ std::string DdpEngine::spec() const {
 
 std::uint64_t DdpEngine::step() const {
   const Lock lock(mutex_);
-  return step_;
+  return loaded_ ? loaded_->get_integer("step") : step_;
 }
 
 std::string DdpEngine::report() const {

@@ -9,7 +9,8 @@
 //
 // DDP groups parameters into buckets anew after its first step. From the first bucket that it does not know
 // the engine holds buckets back until the step's last one; then every rank makes the same new sessions, to
-// which state moves by the names of parameters.
+// which state moves by the names of parameters. The first step after load() goes through the buckets in which
+// the state was saved, whatever DDP's are: so a resumed run is the same bit for bit.
 
 #include <ATen/ATen.h>
 
@@ -89,7 +90,7 @@ class DdpEngine {
   /// steps, for a loss scale that changes.
   void scale_state(float factor);
 
-  /// Steps that were ended.
+  /// Steps that were ended, those before a loaded state's included.
   std::uint64_t step() const;
 
   /// {"buckets": [last step's report of each], "last_step": sum over them, "total": sum over steps}, as JSON.
@@ -101,8 +102,9 @@ class DdpEngine {
 
   /// Between steps, not collective: what Session::save writes, over all lanes.
   StateWriter save();
-  /// Between steps. Takes effect at once, or when the first step has shown the buckets. A state of another
-  /// spec gives its residuals only. Throws std::runtime_error, and changes nothing, when it does not fit.
+  /// Between steps. Takes effect at once, or when the first step has shown the buckets; the next step is in
+  /// the state's buckets, if these are of the same parameters. A state of another spec gives its residuals
+  /// only. Throws std::runtime_error, and changes nothing, when it does not fit.
   void load(StateReader state);
 
   /// Ends the lanes; a lane that waits for the network is waited for. Then only reading works.
@@ -133,6 +135,10 @@ class DdpEngine {
                           StepReport& report);
   void keep(Lane& lane, const Bucket& bucket);
   std::optional<int> device_of_lane(const std::vector<Layout>& layouts, std::size_t lane) const;
+  static void save_layouts(const std::vector<Layout>& layouts, StateWriter& writer);
+  static std::vector<Layout> saved_layouts(const StateReader& state, const std::vector<Layout>& now);
+  std::vector<Item> regrouped(std::vector<Item>& items, const std::vector<Layout>& layouts,
+                              std::size_t first) const;
   StateWriter merged_state() const;
   StateWriter whole_state() const;
 
@@ -150,6 +156,7 @@ class DdpEngine {
   /// What a spec without residual has taken over and not yet delivered, by parameter. A parameter belongs to
   /// one lane, and the map itself changes only while lanes are idle.
   std::map<std::string, std::vector<float>> owed_;
+  bool resumes_ = false;  // the next step is the first one after load()
   bool skipped_ = false;  // a bucket of the last step was not finite
   int submitted_steps_ = 0;
   std::vector<StepReport> reports_;

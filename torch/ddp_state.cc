@@ -186,6 +186,7 @@ StateWriter DdpEngine::whole_state() const {
     writer.put("seed", options_.seed);
     writer.put("step", step_);
   }
+  save_layouts(layouts_, writer);
   for (const auto& [name, values] : owed_) {
     if (!values.empty()) writer.put(residual_entry(name), Span<const float>(values));
   }
@@ -205,9 +206,15 @@ void DdpEngine::load(StateReader state) {
   }
   state.get_integer("step");
   auto before = std::exchange(loaded_, std::move(state));
-  if (layouts_.empty()) return;
+  if (layouts_.empty()) {
+    resumes_ = true;
+    return;
+  }
   try {
-    rebuild(layouts_, spec_);
+    std::vector<Layout> saved = saved_layouts(*loaded_, layouts_);
+    const bool resumes = !saved.empty();
+    rebuild(resumes ? std::move(saved) : layouts_, spec_);
+    resumes_ = resumes;
   } catch (...) {
     loaded_ = std::move(before);
     throw;

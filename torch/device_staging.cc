@@ -10,7 +10,11 @@ namespace thinwire {
 
 Completion::Completion(c10::Device device) {
   event_.emplace(device.type());
-  event_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  event_->record(current_stream(device));
+}
+
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 #ifndef THINWIRE_CUDA_EMULATED

@@ -28,6 +28,9 @@ class Completion {
   std::optional<c10::Event> event_;
 };
 
+/// The stream to which the calling thread submits what it does on a device.
+c10::Stream current_stream(c10::Device device);
+
 /// The device on which a Session of this build can compress the gradient, SessionOptions::cuda_device;
 /// nullopt for host memory, another kind of device, and a build of Thinwire without CUDA.
 std::optional<int> session_device(const at::Tensor& gradient);

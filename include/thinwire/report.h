@@ -35,7 +35,8 @@ struct StepReport {
   double seconds_compress = 0;     ///< Kernels before the exchange and inside its hops.
   double seconds_communicate = 0;  ///< seconds_total less compress and decompress; wait is a part of it.
   double seconds_decompress = 0;
-  double seconds_wait = 0;  ///< Blocked on the network with nothing left to compute.
+  /// Blocked on the network with nothing left to compute; of sums, which engines add up on the way, all.
+  double seconds_wait = 0;
   bool finite = true;       ///< False: some rank had inf or NaN; mean is non-finite, residual untouched.
   double density_in = 1;    ///< Non-zeros over elements, before and after, where a system knows them.
   double density_out = 1;

@@ -77,6 +77,8 @@ def register(
             f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
             "thinwire.register(DistributedDataParallel(model), ...)"
         )
+    if not isinstance(spec, str):
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
     for name, value in (("threads", threads), ("lanes", lanes)):
         if not isinstance(value, int) or not 1 <= value <= 64:
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
@@ -126,7 +128,14 @@ class Handle:
         self._rank = self._private.rank
         self._world_size = self._private.size
         _live.append(weakref.ref(self))
-        model.register_comm_hook(self, _hook)
+        try:
+            model.register_comm_hook(self, _hook)
+        except RuntimeError as error:
+            self.close()
+            raise RuntimeError(
+                f"the model has a communication hook already, and DDP takes one: handle.set(spec) of the handle that register returned "
+                f"changes the system ({error})"
+            ) from error
 
     @property
     def spec(self) -> str:

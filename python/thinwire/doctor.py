@@ -82,7 +82,8 @@ def _look(problems: List[str]) -> List[str]:
             lines.append(f"link        {_measure_link()}")
         except (RuntimeError, ValueError) as error:
             problems.append(f"ranks do not find each other at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within "
-                            f"{_DEADLINE_SECONDS:.0f} s: {str(error).splitlines()[0]}")
+                            f"{_DEADLINE_SECONDS:.0f} s: {str(error).splitlines()[0]}. Were all {os.environ['WORLD_SIZE']} started (WORLD_SIZE)? "
+                            "Does every host reach that address, and name by GLOO_SOCKET_IFNAME an interface that the others reach?")
     return lines
 
 
@@ -92,7 +93,7 @@ def main() -> int:
     if os.environ.get("RANK", "0") == "0":
         print(*lines, sep="\n")
     for problem in problems:
-        print(f"wrong: {problem}")
+        print(f"wrong{' on rank ' + os.environ['RANK'] if 'RANK' in os.environ else ''}: {problem}")
     if os.environ.get("RANK", "0") == "0" and not problems:
         print("nothing is wrong")
     return 1 if problems else 0

@@ -23,6 +23,15 @@ _opened: Dict[str, int] = {}
 _GROUP_TIMEOUT = datetime.timedelta(hours=24)
 
 
+def _has(store: Any, key: str) -> bool:
+    """What ``check`` says, which stores of older versions of torch have not."""
+    try:
+        store.wait([key], datetime.timedelta(milliseconds=10))
+    except RuntimeError:
+        return False
+    return True
+
+
 def _store_client(store: dist.Store) -> dist.Store:
     """A client of the same store with a connection of its own: another user's wait on it does not block ours."""
     if hasattr(store, "clone"):
@@ -140,7 +149,7 @@ class PrivateGroups:
         try:
             store.wait(keys, self._deadline)
         except RuntimeError as error:
-            missing = [ranks[rank] for rank, key in enumerate(keys) if not store.check([key])]
+            missing = [ranks[rank] for rank, key in enumerate(keys) if not _has(store, key)]
             raise RuntimeError(
                 f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, missing: "
                 f"{', '.join(str(rank) for rank in missing) or 'none any more'}. Every rank of the model's process group has to call "

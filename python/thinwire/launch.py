@@ -40,6 +40,15 @@ def end(processes: List[subprocess.Popen]) -> None:
             process.wait()
 
 
+def tell(processes: List[subprocess.Popen]) -> None:
+    """Which ranks ended badly: one that was killed cannot say so itself."""
+    for rank, process in enumerate(processes):
+        if process.returncode is not None and process.returncode != 0:
+            code = process.returncode
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+            print(f"thinwire.launch: rank {rank} {how}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.launch", description=__doc__.split("\n", 1)[0])
     parser.add_argument("-n", "--ranks", type=int, required=True, help="processes to start, from 1")
@@ -61,6 +70,7 @@ def main() -> int:
         while any(process.poll() is None for process in processes):
             failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
             if failed and deadline is None:
+                tell(processes)
                 status = failed[0] if failed[0] > 0 else 128 - failed[0]
                 deadline = time.monotonic() + _GRACE_SECONDS
             if deadline is not None and time.monotonic() > deadline:

@@ -28,6 +28,8 @@ def _check(state: Mapping[str, Any]) -> None:
 
 def merge(states: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     """All ranks' states as one: residuals and velocities are sums over ranks, the rest is rank 0's."""
+    if not states:
+        raise ValueError("an empty list of states: give those of all ranks")
     for state in states:
         _check(state)
     world_size = states[0]["world_size"]

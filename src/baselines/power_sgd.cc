@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "baselines/baselines.h"
+#include "comm/step_collectives.h"
 #include "core/partition.h"
 #include "core/philox.h"
 #include "core/stopwatch.h"
@@ -247,7 +248,7 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   near_first.store();
   if (!within) first[0] = std::numeric_limits<float>::quiet_NaN();
   step.report.seconds_compress += watch.lap();
-  step.communicator.all_reduce_sum(first);
+  all_reduce_sum(step, first);
   step.report.formula_bytes = step.communicator.ring_sent_bytes(first.size(), sizeof(float));
   watch.restart();
 
@@ -268,7 +269,7 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
     });
     near_right.store();
     step.report.seconds_compress += watch.lap();
-    step.communicator.all_reduce_sum(right);
+    all_reduce_sum(step, right);
     step.report.formula_bytes += step.communicator.ring_sent_bytes(right.size(), sizeof(float));
     watch.restart();
     scale(step.executor, right, 1.0f / static_cast<float>(step.communicator.size()));

@@ -4,6 +4,7 @@
 
 #include "comm/ring.h"
 #include "core/partition.h"
+#include "core/stopwatch.h"
 #include "kernels/dense.h"
 
 namespace thinwire {
@@ -62,9 +63,7 @@ void ring_on_device(Step& step, Span<float> values) {
   ring_all_gather(communicator, group, layout, kDeviceSumsTag, sums, times);
 }
 
-}  // namespace
-
-void all_reduce_sum(Step& step, Span<float> values) {
+void sum(Step& step, Span<float> values) {
   if (values.memory() == Memory::host || values.empty()) return step.communicator.all_reduce_sum(values);
   if (step.communicator.reduces(values.memory())) {
     step.executor.wait();
@@ -79,6 +78,14 @@ void all_reduce_sum(Step& step, Span<float> values) {
   copy(step.executor, Span<const float>(values), here);
   step.communicator.all_reduce_sum(here);
   copy(step.executor, Span<const float>(here), values);
+}
+
+}  // namespace
+
+void all_reduce_sum(Step& step, Span<float> values) {
+  Stopwatch watch;
+  sum(step, values);
+  step.report.seconds_wait += watch.seconds();
 }
 
 }  // namespace thinwire

@@ -100,6 +100,10 @@ TEST_P(Contract, RanksAgreeSumsAreConservedBytesMatchTheFormula) {
           ASSERT_EQ(report.wire.sent_bytes, report.formula_bytes + report.frame_header_bytes)
               << "rank " << rank;
           ASSERT_LE(report.frame_header_bytes, 64 * report.wire.sent_messages);
+          if (world > 1 && elements > 0) {
+            ASSERT_GT(report.seconds_wait, 0);
+          }
+          ASSERT_LE(report.seconds_wait, report.seconds_total);
           if (trace.residuals_after[rank][step].empty()) continue;
           for (std::size_t i = 0; i < elements; ++i) {
             const double in = static_cast<double>(trace.inputs[rank][step][i]) +

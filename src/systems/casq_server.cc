@@ -220,7 +220,9 @@ class OwnersStep {
     }
     const auto counts = step_.workspace.take<std::size_t>(world_);
     for (std::size_t rank = 0; rank < world_; ++rank) counts[rank] = shard(rank).size() * sizeof(float);
+    Stopwatch watch;
     step_.communicator.all_gather_v(as_bytes(own), as_writable_bytes(results_), counts);
+    step_.report.seconds_wait += watch.seconds();
     return all_finite(step_.executor, results_);
   }
 

@@ -183,7 +183,7 @@ class Marsit final : public Synchronizer {
           sample_evenly(step.executor, gradient, begin, end - begin, sample.subspan(at, count));
           at += count;
         });
-    step.communicator.all_reduce_sum(sample);
+    all_reduce_sum(step, sample);
     scale(step.executor, sample, 1.0f / static_cast<float>(step.communicator.size()));
     const Span<float> etas = step.workspace.take<float>(parameter_count(step));
     at = 0;

@@ -54,7 +54,9 @@ Span<const float> SketchAllReduce::average(const OwnBlocks& own, Span<std::uint6
 bool SketchAllReduce::agree(std::size_t nonzeros, bool finite) {
   const std::uint64_t own = finite ? nonzeros : kNonFinite;
   const auto all = step_.workspace.take<std::uint64_t>(world_);
+  Stopwatch watch;
   step_.communicator.all_gather(as_bytes(Span<const std::uint64_t>(&own, 1)), as_writable_bytes(all));
+  step_.report.seconds_wait += watch.seconds();
   step_.report.formula_bytes += sizeof own * (world_ - 1);
   double total = 0;
   for (std::size_t rank = 0; rank < world_; ++rank) {
@@ -76,9 +78,10 @@ bool SketchAllReduce::agree(std::size_t nonzeros, bool finite) {
 void SketchAllReduce::unite() {
   const auto own = step_.workspace.take<std::uint64_t>(bits_.size());
   std::copy(bits_.begin(), bits_.end(), own.begin());
-  step_.communicator.all_reduce_or(bits_);
-  step_.report.formula_bytes += step_.communicator.ring_sent_bytes(bits_.size(), sizeof(std::uint64_t));
   Stopwatch watch;
+  step_.communicator.all_reduce_or(bits_);
+  step_.report.seconds_wait += watch.lap();
+  step_.report.formula_bytes += step_.communicator.ring_sent_bytes(bits_.size(), sizeof(std::uint64_t));
   bool whole = blocks_ % 64 == 0 || (bits_[bits_.size() - 1] >> (blocks_ % 64)) == 0;
   for (std::size_t word = 0; word < own.size(); ++word) whole = whole && (own[word] & ~bits_[word]) == 0;
   if (!whole) {

@@ -152,7 +152,7 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   const auto exact = step.workspace.take<float>(candidates.size());
   gather_places(step.executor, p, p_residual, candidates, exact);
   step.report.seconds_compress += watch.seconds();
-  if (!exact.empty()) step.communicator.all_reduce_sum(exact);
+  if (!exact.empty()) all_reduce_sum(step, exact);
   step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float));
   watch.restart();
   step.report.finite = all_finite(step.executor, exact);

@@ -61,6 +61,18 @@ class Words(nn.Module):
         return self.head(self.table(words).mean(1))
 
 
+class Mixed(nn.Module):
+    """An embedding whose gradients are rows, between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.table = nn.Linear(20, 48), nn.Embedding(64, 48, sparse=True)
+        self.last = nn.Sequential(nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 5))
+
+    def forward(self, x):
+        return self.last(self.first(x) + self.table((x[:, 0].abs() * 20).long() % 64))
+
+
 class Given(nn.Module):
     """Parameters whose gradients are exactly what forward() is given."""
 

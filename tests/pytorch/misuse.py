@@ -12,6 +12,7 @@ from common import RANK, Net, register, require_error, require_same, train, valu
 
 def bad_input():
     require_error(TypeError, ["DistributedDataParallel", "Net"], lambda: register(Net()))
+    require_error(TypeError, ["spec=5", "casq:bits=2"], lambda: register(wrap(Net), 5))
     require_error(ValueError, ["nosuch", "marsit"], lambda: register(wrap(Net), "nosuch"))
     require_error(ValueError, ["bits=7"], lambda: register(wrap(Net), "casq:bits=7"))
     require_error(ValueError, ["lanes=0"], lambda: register(wrap(Net), lanes=0))
@@ -21,7 +22,9 @@ def bad_input():
     require_error(ValueError, ["rows="], lambda: register(wrap(Net), "rows=zen,dense=half", rows="zen"))
     model = wrap(Net)
     handle = register(model)
-    require_error(RuntimeError, ["register_comm_hook"], lambda: register(model))
+    require_error(RuntimeError, ["a communication hook already", "handle.set"], lambda: register(model))
+    train(model, 1)
+    require_error(ValueError, ["empty list of states"], lambda: handle.load_state_dict([]))
     handle.close()
     require_error(RuntimeError, ["closed"], lambda: train(model, 1))
     require_error(RuntimeError, ["closed"], lambda: handle.load_state_dict(handle.state_dict()))
@@ -59,7 +62,16 @@ def subgroups():
     require_same(values_of(ours), values_of(plain), "a group of two of three ranks")
 
 
-MISUSE = [bad_input, ranks_that_differ]
+def a_rank_that_does_not_register():
+    """The last one here: ranks have then registered different numbers of models."""
+    model = wrap(Net)
+    if RANK == 0:
+        missing = ["within 1 s, missing: 1.", "has to call register"]
+        require_error(RuntimeError, missing, lambda: thinwire.register(model, "dense", deadline_seconds=1.0))
+    dist.barrier()
+
+
+MISUSE = [bad_input, ranks_that_differ, a_rank_that_does_not_register]
 
 
 def dies(how, victim, spec="ef_signsgd"):

@@ -7,32 +7,42 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from common import (
-    RANK, WORLD, Branches, Net, batch, register, require_agreement,
+    RANK, WORLD, Branches, Mixed, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
 )
 from compression import owed
 
 
 def resumes_bit_for_bit():
-    for spec in ("casq", "marsit:full_every=3", "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2", "qsgd:bits=3"):
-        model = wrap(Net)
-        handle = register(model, spec)
-        optimizer = train(model, 4)
-        with tempfile.TemporaryFile() as file:
-            torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "thinwire": handle.state_dict()}, file)
-            train(model, 3, first=4, optimizer=optimizer)
-            file.seek(0)
-            saved = torch.load(file)
-        again = wrap(Net)
-        resumed = register(again, spec)
-        train(again, 2, first=50)  # the grouping of later steps
-        again.module.load_state_dict(saved["model"])
-        optimizer = sgd(again)
-        optimizer.load_state_dict(saved["optimizer"])
-        resumed.load_state_dict(saved["thinwire"])
-        assert resumed.step == 4
-        train(again, 3, first=4, optimizer=optimizer)
-        require_same(values_of(again), values_of(model), f"{spec}, resumed")
+    """As a new process does: its first step is in the buckets that DDP begins with, which are others than those of later steps."""
+    specs = ["dense", "half", "casq", "marsit", "marsit:full_every=3", "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2"]
+    specs += ["qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0", "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd"]
+    for spec in specs:
+        for make, steps_before in ((Net, 0), (Net, 1), (Net, 2), (Mixed, 0)):
+            if make is Mixed and spec not in ("casq", "sketched_sgd:ratio=0.1:dense_below=0"):
+                continue
+            model = wrap(make)
+            handle = register(model, f"rows=zen,dense={spec}" if make is Mixed else spec)
+            optimizer = train(model, 4)
+            with tempfile.TemporaryFile() as file:
+                torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "thinwire": handle.state_dict()}, file)
+                train(model, 3, first=4, optimizer=optimizer)
+                file.seek(0)
+                saved = torch.load(file)
+            again = wrap(make)
+            resumed = register(again, handle.spec)
+            # Not only into a new process.
+            train(again, steps_before, first=50)
+            again.module.load_state_dict(saved["model"])
+            optimizer = sgd(again)
+            optimizer.load_state_dict(saved["optimizer"])
+            resumed.load_state_dict(saved["thinwire"])
+            assert resumed.step == 4
+            train(again, 1, first=4, optimizer=optimizer)
+            buckets = [bucket["parameters"] for bucket in handle.report()["buckets"]]
+            assert [bucket["parameters"] for bucket in resumed.report()["buckets"]] == buckets, "not in the state's buckets"
+            train(again, 2, first=5, optimizer=optimizer)
+            require_same(values_of(again), values_of(model), f"{spec}, resumed after {steps_before} steps")
 
 
 def resumes_in_other_buckets():
@@ -40,10 +50,13 @@ def resumes_in_other_buckets():
     handle = register(model, "top_k:ratio=0.1+zen")
     train(model, 3)
     state, before = handle.state_dict(), owed(handle)
-    other = wrap(Net, bucket_cap_mb=25)
+    torch.manual_seed(7)
+    other = DDP(Net())  # one bucket
     resumed = register(other, "top_k:ratio=0.1+zen", lanes=1)
     resumed.load_state_dict(state)
     assert {k: v.tolist() for k, v in owed(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    train(other, 1)  # in the buckets of the state
+    assert len(resumed.report()["buckets"]) == len(handle.report()["buckets"])
     train(other, 1)
     assert len(resumed.report()["buckets"]) < len(handle.report()["buckets"])
     require_agreement(other, "resumed in other buckets")
