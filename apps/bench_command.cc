@@ -23,6 +23,7 @@ struct BenchOptions {
   std::string sync = "dense,marsit";
   SyntheticGradient gradient{.elements = 1'000'000};
   EngineOptions engine;
+  bool workers_given = false;
   int warm_up = kWarmUpSteps;
   int steps = 10;
   int threads = 1;
@@ -110,6 +111,18 @@ void bench_on_engine(const BenchOptions& options, const std::vector<std::string>
   });
 }
 
+/// Of `thinwire launch` and torchrun: each process of theirs would be a job of its own.
+void warn_of_lonely_processes(const BenchOptions& options) {
+  const char* rank = std::getenv("RANK");
+  const char* world = std::getenv("WORLD_SIZE");
+  if (rank == nullptr || world == nullptr || std::string(rank) != "0" || std::string(world) == "1") return;
+  if (options.engine.engine != "threads") return;
+  fmt::print(stderr,
+             "thinwire: {} processes were started, and each runs {} ranks as threads of its own: --engine "
+             "gloo makes them one job\n",
+             world, options.engine.workers);
+}
+
 void run_bench(BenchOptions options) {
   const auto specs = split_specs(options.sync);
   for (const auto& spec : specs) {  // all of them, before any runs
@@ -119,6 +132,8 @@ void run_bench(BenchOptions options) {
   }
   if (!options.link.empty()) options.engine.link = parse_link(options.link);
   require_writable(options.json);
+  warn_of_lonely_processes(options);
+  if (!options.workers_given) options.engine.workers = started_ranks(options.engine);
   options.engine.engine == "virtual" ? bench_on_virtual(options, specs) : bench_on_engine(options, specs);
 }
 
@@ -141,10 +156,10 @@ void add_bench_command(CLI::App& app) {
                       "Elements of a row; above 1 the bucket is row-sparse");
   command->add_flag("--contiguous", options->gradient.contiguous,
                     "Popular rows lie side by side instead of scattered");
-  command
-      ->add_option("--workers", options->engine.workers,
-                   "Number of ranks; under mpirun and torchrun's variables as many as were started")
-      ->check(CLI::Range(1, kMostWorkers));
+  auto* workers = command
+                      ->add_option("--workers", options->engine.workers,
+                                   "Number of ranks; those of mpi and gloo are as many as were started")
+                      ->check(CLI::Range(1, kMostWorkers));
   command->add_option("--engine", options->engine.engine,
                       "threads, virtual (the clock is the link's), mpi or gloo");
   command->add_option("--deadline", options->engine.deadline_seconds,
@@ -160,7 +175,10 @@ void add_bench_command(CLI::App& app) {
                       "The virtual engine's links, 25Gbit:20us if not given; else also model this link, as "
                       "messages * latency + bytes / rate");
   command->add_option("--json", options->json, "Write results to this file; - for standard output");
-  command->callback([options] { run_bench(*options); });
+  command->callback([options, workers] {
+    options->workers_given = workers->count() != 0;
+    run_bench(*options);
+  });
 }
 
 }  // namespace thinwire::apps

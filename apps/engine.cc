@@ -50,8 +50,13 @@ std::string known_engines() {
 // port that closes and opens again could be met half way.
 
 #if THINWIRE_HAVE_MPI
-void run_on_mpi(const EngineOptions& options, const std::function<void(Communicator&)>& run) {
+MpiWorld& mpi_world() {
   static MpiWorld world;
+  return world;
+}
+
+void run_on_mpi(const EngineOptions& options, const std::function<void(Communicator&)>& run) {
+  MpiWorld& world = mpi_world();
   try {
     check_world(options, world.communicator().size(), "mpirun -n ");
     run(world.communicator());
@@ -72,6 +77,16 @@ Communicator& gloo_world(const EngineOptions& options) {
 #endif
 
 }  // namespace
+
+int started_ranks(const EngineOptions& options) {
+#if THINWIRE_HAVE_MPI
+  if (options.engine == "mpi") return mpi_world().communicator().size();
+#endif
+#if THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO
+  if (options.engine == "gloo") return GlooEnvironment::read().world_size;
+#endif
+  return options.workers;
+}
 
 void run_on_engine(const EngineOptions& options, const std::function<void(Communicator&)>& body) {
   if (options.workers < 1) {

@@ -16,6 +16,11 @@ struct EngineOptions {
   VirtualLink link{};             ///< Of virtual.
 };
 
+/// Ranks that mpirun, torchrun or `thinwire launch` has started for this engine; options.workers for threads
+/// and virtual, which start their own. Joins the world of mpi. Throws std::invalid_argument when variables of
+/// gloo are missing.
+int started_ranks(const EngineOptions& options);
+
 /// Runs body once per rank of this process: `workers` times on threads and virtual, once under mpi and gloo.
 /// Rethrows what a body throws. Throws std::invalid_argument for an unknown engine (listing those of this
 /// build), for one that this build lacks (naming the package), for workers < 1 or a world of another size.

@@ -65,8 +65,10 @@ int main(int argc, char** argv) {
     status = error.get_exit_code();
   } catch (const CLI::ParseError& error) {
     const bool stray = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-    complain((stray || app.get_subcommands().empty() ? unexpected(app) : error.what()) +
-             "; see thinwire --help");
+    const std::string command =
+        app.get_subcommands().empty() ? "" : " " + app.get_subcommands()[0]->get_name();
+    complain((stray || command.empty() ? unexpected(app) : error.what()) + "; see thinwire" + command +
+             " --help");
     status = 2;
   } catch (const std::invalid_argument& error) {
     complain(error.what());

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Measured wire bytes beside the formula, for Marsit's one-bit steps and a full one, over worlds, topologies and sizes.
-#   bench/bytes.sh THINWIRE       prints a Markdown table; fails if a figure differs
+#   bench/bytes.sh [THINWIRE]     prints a Markdown table; fails if a figure differs
 set -euo pipefail
-thinwire=$1
+thinwire=${1:-build/release/thinwire}
+[ -x "$thinwire" ] || { echo "bench/bytes.sh: $thinwire is not there: build it, or give its path" >&2; exit 1; }
 echo "| topology | W | d | formula | frame headers | sent (most of a rank) |"
 echo "| --- | --- | --- | --- | --- | --- |"
 for topology in ring torus; do

@@ -69,6 +69,9 @@ struct Workload {
   bool feedback = true;                      ///< Whether a residual is passed.
   Span<const std::size_t> parameter_ends{};  ///< As in Step.
   Span<const std::size_t> parameter_rows{};  ///< As in Step.
+
+  /// What `rank` sends in Communicator::all_reduce_sum of n elements.
+  std::uint64_t ring_sent_bytes(std::uint64_t n, std::size_t element_bytes) const;
 };
 
 /// Save and restore values that belong to buckets, see state.h.

@@ -3,7 +3,15 @@
 #include <limits>
 #include <stdexcept>
 
+#include "core/partition.h"
+
 namespace thinwire {
+
+std::uint64_t Workload::ring_sent_bytes(std::uint64_t n, std::size_t element_bytes) const {
+  if (world_size == 1) return 0;
+  return ring_sent_elements(n, static_cast<std::size_t>(world_size), static_cast<std::size_t>(rank)) *
+         element_bytes;
+}
 
 void Synchronizer::require_world(int) const {}
 
