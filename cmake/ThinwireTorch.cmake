@@ -12,7 +12,7 @@ else()
   endif()
 endif()
 # The extension is handed its process groups; only programs make their own.
-if(THINWIRE_TORCH_FOUND AND THINWIRE_APPS)
+if(THINWIRE_TORCH_FOUND AND (THINWIRE_APPS OR NOT THINWIRE_PYTHON_FOUND))
   find_path(THINWIRE_GLOO_INCLUDE gloo/rendezvous/store.h HINTS ${TORCH_INCLUDE_DIRS})
   if(THINWIRE_GLOO_INCLUDE)
     set(THINWIRE_GLOO_FOUND ON)
