@@ -3,6 +3,7 @@
 launch_test.py THINWIRE
 """
 
+import json
 import os
 import re
 import signal
@@ -56,6 +57,17 @@ check("one port for all", len({line.split()[-1] for line in lines}) == 1, lines)
 check("--port", shell(1, "echo $MASTER_PORT", "--port", "23456").stdout == "23456\n")
 words = launch("-n", "1", "--", "echo", "bench", "--sync", "a", "--", "-n", "7").stdout
 check("arguments arrive untouched", words == "bench --sync a -- -n 7\n", words)
+
+# A bench without --workers takes as many as were started, where its engine joins them; else it says that each is alone.
+bench = ("bench", "--sync", "dense", "--elements", "1000", "--steps", "1")
+alone = launch("-n", "3", "--", THINWIRE, *bench)
+check("processes that nothing joins are told", alone.stderr.count("--engine gloo makes them one job") == 1, alone.stderr)
+joined = launch("-n", "3", "--", THINWIRE, *bench, "--engine", "gloo", "--json", "-")
+if "no torch with Gloo" in joined.stderr:
+    print("skipped: bench joins the ranks that were started: no Gloo")
+else:
+    workers = [result["workers"] for result in json.loads(joined.stdout)] if joined.returncode == 0 else joined.stderr
+    check("bench joins the ranks that were started", workers == [3], workers)
 
 check("first failure's status", shell(2, "[ $RANK = 0 ] || exit 7").returncode == 7)
 killed = shell(2, "[ $RANK = 0 ] || kill -9 $$")

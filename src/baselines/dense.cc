@@ -8,7 +8,6 @@
 
 #include "baselines/baselines.h"
 #include "comm/step_collectives.h"
-#include "core/partition.h"
 #include "kernels/dense.h"
 
 namespace thinwire {
@@ -31,9 +30,7 @@ class Dense final : public Synchronizer {
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
-    if (workload.world_size == 1) return 0;
-    return 4 * ring_sent_elements(workload.elements, static_cast<std::size_t>(workload.world_size),
-                                  static_cast<std::size_t>(workload.rank));
+    return workload.ring_sent_bytes(workload.elements, sizeof(float));
   }
 };
 
