@@ -117,6 +117,8 @@ class Launcher {
       for (const char* name : {"RANK", "LOCAL_RANK"}) set(name, std::to_string(rank));
       for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
         set(name, std::to_string(options_.processes));
+      // Each would take all cores for itself.
+      if (options_.processes > 1) setenv("OMP_NUM_THREADS", "1", 0);
       std::vector<char*> arguments;
       for (const auto& word : options_.command) arguments.push_back(const_cast<char*>(word.c_str()));
       arguments.push_back(nullptr);

@@ -53,6 +53,8 @@ done = shell(3, 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_A
 lines = sorted(done.stdout.splitlines())
 check("status 0", done.returncode == 0, done)
 check("environment", all(re.fullmatch(rf"{r} {r} 3 3 127\.0\.0\.1 \d+", line) for r, line in enumerate(lines)), lines)
+threads = [shell(ranks, "echo $OMP_NUM_THREADS").stdout for ranks in (2, 1)]
+check("one OpenMP thread for each of several", os.environ.get("OMP_NUM_THREADS") or threads == ["1\n1\n", "\n"], threads)
 check("one port for all", len({line.split()[-1] for line in lines}) == 1, lines)
 check("--port", shell(1, "echo $MASTER_PORT", "--port", "23456").stdout == "23456\n")
 words = launch("-n", "1", "--", "echo", "bench", "--sync", "a", "--", "-n", "7").stdout

@@ -1,7 +1,8 @@
 """Starts the ranks of a script on this machine, as torchrun does: ``python3 -m thinwire.launch -n 4 train.py --epochs 3``.
 
 Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI brings one that does. Sets RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. When a rank fails, the others have ten seconds to say why before they are ended; the
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all
+cores for itself. When a rank fails, the others have ten seconds to say why before they are ended; the
 exit status is that of the first one that failed.
 """
 import argparse
@@ -25,6 +26,8 @@ def free_port() -> int:
 def environments(ranks: int, port: int) -> List[Dict[str, str]]:
     """What each rank has in its environment beside what is there."""
     common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        common["OMP_NUM_THREADS"] = 1
     return [{key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()} for rank in range(ranks)]
 
 
