@@ -93,19 +93,12 @@ void DdpEngine::submit(Bucket bucket, Done done) {
     return;
   }
   if (bucket.index == 0) {
-    std::vector<Item> abandoned;
+    give_up_step(lock);
     try {
-      abandoned = begin_step(lock);
+      begin_step(lock);
     } catch (...) {
       // No memory for another system's state: ranks that wait for this one's frames learn of it when it ends.
       fail(std::current_exception());
-    }
-    if (!abandoned.empty()) {
-      lock.unlock();
-      const auto error =
-          std::make_exception_ptr(std::runtime_error("backward ended before the last bucket of its step"));
-      for (Item& item : abandoned) item.done({}, error);
-      lock.lock();
     }
   }
   const bool last = bucket.last;
@@ -146,14 +139,20 @@ void DdpEngine::submit(Bucket bucket, Done done) {
   end_step();
 }
 
-/// Also ends a step whose last bucket never came, since its backward was given up; returns what was held back
-/// of it.
-std::vector<DdpEngine::Item> DdpEngine::begin_step(Lock& lock) {
-  std::vector<Item> abandoned;
-  if (within_step_) {
-    abandoned = std::exchange(held_, {});
-    end_step();
-  }
+/// Ends a step whose last bucket never came, since its backward was given up, and fails what was held back of
+/// it.
+void DdpEngine::give_up_step(Lock& lock) {
+  if (!within_step_) return;
+  std::vector<Item> abandoned = std::exchange(held_, {});
+  end_step();
+  lock.unlock();
+  const auto error =
+      std::make_exception_ptr(std::runtime_error("backward ended before the last bucket of its step"));
+  for (Item& item : abandoned) item.done({}, error);
+  lock.lock();
+}
+
+void DdpEngine::begin_step(Lock& lock) {
   conclude_step(lock);
   within_step_ = true;
   if (next_spec_) {
@@ -164,7 +163,6 @@ std::vector<DdpEngine::Item> DdpEngine::begin_step(Lock& lock) {
     }
     next_spec_.reset();
   }
-  return abandoned;
 }
 
 /// Waits for the last step; where it is left out by the optimizer, so is what it changed.

@@ -117,7 +117,8 @@ class DdpEngine {
   using Lock = std::unique_lock<std::mutex>;
 
   Layout layout_of(const Bucket& bucket) const;
-  std::vector<Item> begin_step(Lock& lock);
+  void give_up_step(Lock& lock);
+  void begin_step(Lock& lock);
   void conclude_step(Lock& lock);
   void end_step();
   void push(Item item);

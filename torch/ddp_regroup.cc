@@ -93,32 +93,44 @@ class Origins {
   void await(std::size_t origin) { ++origins_[origin].left; }
   Origin& operator[](std::size_t origin) { return origins_[origin]; }
 
-  /// mean: of a bucket made of these parts, each of another origin's or not.
-  void take(const std::vector<Part>& parts, const at::Tensor& mean, const std::exception_ptr& error) {
-    std::int64_t begin = 0;
-    for (const Part& part : parts) {
-      if (error) break;
-      origins_[part.origin]
-          .gradient.view(-1)
-          .narrow(0, part.begin, part.elements)
-          .copy_(mean.narrow(0, begin, part.elements));
-      begin += part.elements;
+  /// mean: of a bucket made of these parts, each of another origin's or not. Ends the origins of which these
+  /// were the last; throws what their `done` throws.
+  void take(const std::vector<Part>& parts, const at::Tensor& mean, std::exception_ptr error) {
+    std::vector<Completion> complete(parts.size());
+    try {
+      std::int64_t begin = 0;
+      for (std::size_t i = 0; i < parts.size() && !error; ++i) {
+        const auto& [origin, at, elements] = parts[i];
+        const at::Tensor& gradient = origins_[origin].gradient;
+        gradient.view(-1).narrow(0, at, elements).copy_(mean.narrow(0, begin, elements));
+        begin += elements;
+        if (!gradient.device().is_cpu()) complete[i] = Completion(gradient.device());
+      }
+      // The stream that made it may take its memory for something else once it is gone here.
+      if (!error && !mean.device().is_cpu()) mean.record_stream(current_stream(mean.device()));
+    } catch (...) {
+      error = std::current_exception();
     }
     std::vector<Origin*> ended;
     {
       const std::lock_guard lock(mutex_);
-      for (const Part& part : parts) {
-        Origin& origin = origins_[part.origin];
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        Origin& origin = origins_[parts[i].origin];
         if (error) origin.error = error;
-        const auto device = origin.gradient.device();
-        if (!error && !device.is_cpu()) origin.complete.emplace_back(device);
+        origin.complete.push_back(std::move(complete[i]));
         if (--origin.left == 0) ended.push_back(&origin);
       }
     }
+    std::exception_ptr failure;
     for (Origin* origin : ended) {
-      for (const Completion& complete : origin->complete) wait_for(complete, origin->gradient.device());
-      origin->done(origin->error ? at::Tensor() : origin->gradient, origin->error);
+      try {
+        for (const Completion& part : origin->complete) wait_for(part, origin->gradient.device());
+        origin->done(origin->error ? at::Tensor() : origin->gradient, origin->error);
+      } catch (...) {
+        failure = std::current_exception();
+      }
     }
+    if (failure) std::rethrow_exception(failure);
   }
 
  private:

@@ -196,6 +196,7 @@ StateWriter DdpEngine::whole_state() const {
 void DdpEngine::load(StateReader state) {
   Lock lock(mutex_);
   if (closed_) throw std::runtime_error("Thinwire's engine was closed: register the model again");
+  give_up_step(lock);
   conclude_step(lock);
   // What a session would refuse, said now although its buckets may not be known yet.
   if (const std::uint64_t seed = state.get_integer("seed");
@@ -206,19 +207,20 @@ void DdpEngine::load(StateReader state) {
   }
   state.get_integer("step");
   auto before = std::exchange(loaded_, std::move(state));
-  if (layouts_.empty()) {
-    resumes_ = true;
-    return;
+  bool resumes = true;
+  if (!layouts_.empty()) {
+    try {
+      std::vector<Layout> saved = saved_layouts(*loaded_, layouts_);
+      resumes = !saved.empty();
+      rebuild(resumes ? std::move(saved) : layouts_, spec_);
+    } catch (...) {
+      loaded_ = std::move(before);
+      throw;
+    }
   }
-  try {
-    std::vector<Layout> saved = saved_layouts(*loaded_, layouts_);
-    const bool resumes = !saved.empty();
-    rebuild(resumes ? std::move(saved) : layouts_, spec_);
-    resumes_ = resumes;
-  } catch (...) {
-    loaded_ = std::move(before);
-    throw;
-  }
+  resumes_ = resumes;
+  // Buckets may change in the second step from here, as they do in a process's.
+  submitted_steps_ = 0;
 }
 
 }  // namespace thinwire

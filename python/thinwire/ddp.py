@@ -220,6 +220,7 @@ class Handle:
         own = saved_state.for_rank(state, self._rank, self._world_size)
         self._engine.load_state(saved_state.fit(own, self._shapes, strict))
         self._scale = own["loss_scale"]
+        self._logged = self.step  # what the report says is of before
 
     def close(self) -> None:
         """Ends the threads and connections; a later step is an error. Happens by itself at exit."""

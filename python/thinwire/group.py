@@ -23,13 +23,19 @@ _opened: Dict[str, int] = {}
 _GROUP_TIMEOUT = datetime.timedelta(hours=24)
 
 
-def _has(store: Any, key: str) -> bool:
-    """What ``check`` says, which stores of older versions of torch have not."""
-    try:
-        store.wait([key], datetime.timedelta(milliseconds=10))
-    except RuntimeError:
-        return False
-    return True
+def _missing(store: Any, keys: List[str]) -> List[int]:
+    """Places of the keys that nobody has set."""
+    if hasattr(store, "check"):
+        return [place for place, key in enumerate(keys) if not store.check([key])]
+    # Older versions. Longer than any round trip: an answer that comes after its wait has ended would be taken for the next one's.
+    limit = datetime.timedelta(seconds=1)
+    missing: List[int] = []
+    for place, key in enumerate(keys):
+        try:
+            store.wait([key], limit)
+        except RuntimeError:
+            missing.append(place)
+    return missing
 
 
 def _store_client(store: dist.Store) -> dist.Store:
@@ -149,7 +155,7 @@ class PrivateGroups:
         try:
             store.wait(keys, self._deadline)
         except RuntimeError as error:
-            missing = [ranks[rank] for rank, key in enumerate(keys) if not _has(store, key)]
+            missing = [ranks[rank] for rank in _missing(store, keys)]
             raise RuntimeError(
                 f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, missing: "
                 f"{', '.join(str(rank) for rank in missing) or 'none any more'}. Every rank of the model's process group has to call "

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Dict, List
+from typing import Dict, List, Set
 
 _GRACE_SECONDS = 10.0
 
@@ -43,13 +43,15 @@ def end(processes: List[subprocess.Popen]) -> None:
             process.wait()
 
 
-def tell(processes: List[subprocess.Popen]) -> None:
-    """Which ranks ended badly: one that was killed cannot say so itself."""
+def tell(processes: List[subprocess.Popen], told: Set[int]) -> None:
+    """Which ranks ended badly, each once: one that was killed cannot say so itself."""
     for rank, process in enumerate(processes):
-        if process.returncode is not None and process.returncode != 0:
-            code = process.returncode
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            print(f"thinwire.launch: rank {rank} {how}", file=sys.stderr, flush=True)
+        code = process.returncode
+        if not code or rank in told:
+            continue
+        told.add(rank)
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+        print(f"thinwire.launch: rank {rank} {how}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -65,6 +67,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
     processes: List[subprocess.Popen] = []
+    told: Set[int] = set()
     status = 0
     deadline = None
     try:
@@ -72,13 +75,14 @@ def main() -> int:
             processes.append(subprocess.Popen(command, env={**os.environ, **environment}))
         while any(process.poll() is None for process in processes):
             failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
+            tell(processes, told)
             if failed and deadline is None:
-                tell(processes)
                 status = failed[0] if failed[0] > 0 else 128 - failed[0]
                 deadline = time.monotonic() + _GRACE_SECONDS
             if deadline is not None and time.monotonic() > deadline:
                 break
             time.sleep(0.05)
+        tell(processes, told)
         if status == 0:
             codes = [process.poll() for process in processes if process.poll()]
             status = (codes[0] if codes[0] > 0 else 128 - codes[0]) if codes else 0

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/link_probe.h"
+#include "core/stopwatch.h"
 #include "kernels/bitmap.h"
 #include "sparse/recursive_doubling.h"
 
@@ -72,11 +73,13 @@ PredictedSeconds SchemeProfile::predict(LinkModel& link) {
   record_.latency_seconds = link.latency_seconds;
   record_.bytes_per_second = link.bytes_per_second;
   const auto records = step_.workspace.take<Record>(world_);
+  Stopwatch watch;
   step_.communicator.all_gather(as_bytes(Span<const Record>(&record_, 1)), as_writable_bytes(records));
   report.formula_bytes += (world_ - 1) * sizeof(Record);
   // Counts above 2^24 lose their last digits in floats, which a prediction can bear.
   const Span<float> counts(group_rows_.data(), group_rows_.size() + rank_rows_.size());
   step_.communicator.all_reduce_sum(counts);
+  report.seconds_wait += watch.seconds();
   report.formula_bytes += step_.communicator.ring_sent_bytes(counts.size(), sizeof(float));
 
   auto most = [&](double Record::*one, double Record::*other) {

@@ -1,4 +1,5 @@
 """Scenarios of checkpoints and of systems that change."""
+import copy
 import tempfile
 
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from common import (
-    RANK, WORLD, Branches, Mixed, Net, batch, register, require_agreement,
+    RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
 )
 from compression import owed
@@ -43,6 +44,126 @@ def resumes_bit_for_bit():
             assert [bucket["parameters"] for bucket in resumed.report()["buckets"]] == buckets, "not in the state's buckets"
             train(again, 2, first=5, optimizer=optimizer)
             require_same(values_of(again), values_of(model), f"{spec}, resumed after {steps_before} steps")
+
+
+class Many(torch.nn.Module):
+    """Enough layers for different bucket limits to group them differently."""
+
+    def __init__(self):
+        super().__init__()
+        widths = [20] + 6 * [30] + [5]
+        self.layers = nn.Sequential(*[nn.Linear(a, b) for a, b in zip(widths, widths[1:])])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def first_step_is_in_the_states_buckets():
+    """Buckets of several of DDP's, and the other way round: the step after the load is the saved run's next one, bit for bit."""
+    for spec in ("casq", "mc:momentum=0.9+top_k:ratio=0.1+agsparse"):
+        for saved_mb, own_mb, steps_before, lanes in ((0.004, 0.010, 3, 2), (0.010, 0.004, 3, 1), (25, 0.004, 3, 2), (0.006, 0.010, 0, 3)):
+            model = wrap(Many, bucket_cap_mb=saved_mb)
+            handle = register(model, spec)
+            optimizer = train(model, 3)
+            saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict(), handle.state_dict()))
+            train(model, 1, first=3, optimizer=optimizer)
+            again = wrap(Many, bucket_cap_mb=own_mb)
+            resumed = register(again, spec, lanes=lanes)
+            train(again, steps_before, first=50)
+            again.module.load_state_dict(saved[0])
+            optimizer = sgd(again)
+            optimizer.load_state_dict(saved[1])
+            resumed.load_state_dict(saved[2])
+            train(again, 1, first=3, optimizer=optimizer)
+            require_same(values_of(again), values_of(model), f"{spec}, from {saved_mb} to {own_mb} MB after {steps_before} steps")
+            train(again, 2, first=4, optimizer=optimizer)
+            require_agreement(again, "back in buckets of its own")
+
+
+def mixed_types_resume():
+    types = (torch.float16, torch.float32, torch.float64, torch.float16, torch.float32, torch.float16)
+    make = lambda: Given((700, 400, 900, 33, 500, 1100), types)
+
+    def gradients_of(model, step):
+        generator = torch.Generator().manual_seed(100 * step + RANK)
+        model.zero_grad()
+        model([torch.randn(weight.numel(), generator=generator) for weight in model.module.weights]).backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    for steps_before in (0, 3):
+        model = wrap(make, bucket_cap_mb=0.001)
+        handle = register(model, "casq")
+        for step in range(4):
+            gradients_of(model, step)
+        state = handle.state_dict()
+        again = wrap(make, bucket_cap_mb=0.001)
+        resumed = register(again, "casq")
+        for step in range(steps_before):
+            gradients_of(again, 70 + step)
+        resumed.load_state_dict(state)
+        for step in (4, 5):
+            require_same(gradients_of(again, step), gradients_of(model, step), f"mixed types, step {step} after {steps_before}")
+
+
+class _Scaler:
+    def get_scale(self):
+        return 1.0
+
+
+def a_skipped_step_after_a_load():
+    """The second step after a load is in other buckets than the first; what it changes is undone all the same."""
+    sizes = (300, 300, 1500)
+
+    def step(model, number, spoilt=False):
+        generator = torch.Generator().manual_seed(100 * number + RANK)
+        gradients = [torch.randn(size, generator=generator) for size in sizes]
+        if spoilt:
+            gradients[0][0] = float("inf")
+        model.zero_grad()
+        model(gradients).backward()
+
+    for steps_before in (0, 3):
+        model = wrap(lambda: Given(sizes), bucket_cap_mb=0.001)
+        handle = register(model, "top_k:ratio=0.1+zen", grad_scaler=_Scaler())
+        for number in range(4):
+            step(model, number)
+        again = wrap(lambda: Given(sizes), bucket_cap_mb=0.004)
+        resumed = register(again, "top_k:ratio=0.1+zen", grad_scaler=_Scaler())
+        for number in range(steps_before):
+            step(again, number)
+        resumed.load_state_dict(handle.state_dict())
+        step(again, 4)
+        before = owed(resumed)
+        step(again, 5, spoilt=True)
+        after = owed(resumed)
+        for name, value in before.items():
+            require_same([after[name]], [value], f"what {name} owes after a skipped step, {steps_before} steps before the load")
+
+
+class _Lines:
+    def __init__(self):
+        self.steps = []
+
+    def add_scalar(self, tag, value, step):
+        if tag == "thinwire/wire_bytes_sent":
+            self.steps.append(step)
+            assert value > 0, f"step {step} sent nothing"
+
+
+def a_load_is_not_logged():
+    model = wrap(Net)
+    handle = register(model, "casq")
+    train(model, 4)
+    for steps_before in (0, 3):
+        again, lines = wrap(Net), _Lines()
+        resumed = register(again, "casq")
+        train(again, steps_before)
+        resumed.log_to(lines)
+        resumed.load_state_dict(handle.state_dict())
+        train(again, 3, first=4)
+        assert lines.steps == [5, 6], lines.steps
 
 
 def resumes_in_other_buckets():
@@ -134,4 +255,7 @@ def refuses_what_does_not_fit():
     assert all(torch.equal(owed(grown)[name], value) for name, value in before.items())
 
 
-STATES = [resumes_bit_for_bit, resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit]
+STATES = [
+    resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load, a_load_is_not_logged,
+    resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit,
+]
