@@ -1,4 +1,6 @@
 """Scenarios of gradients on CUDA devices, which ranks share."""
+import copy
+
 import torch
 
 import thinwire
@@ -13,10 +15,11 @@ def wrap_on_device(make, **options):
     return wrap(lambda: make().to(CUDA), **options)
 
 
-def train_on_device(model, steps, first=0):
-    optimizer = sgd(model)
+def train_on_device(model, steps, first=0, optimizer=None):
+    optimizer = optimizer or sgd(model)
     for step in range(first, first + steps):
         step_of(model, optimizer, model(batch(step).to(CUDA)).square().mean())
+    return optimizer
 
 
 def device_dense_equals_plain_ddp():
@@ -51,6 +54,43 @@ def device_rows():
     gap = [a.detach().cpu() for a in device.parameters()]
     require_same(gap, values_of(host), "rows on a device", 1e-5)
     assert device.module.table.weight.grad.is_sparse and str(device.module.table.weight.grad.device) == CUDA
+
+
+def device_states():
+    """A run that was saved, resumed in a new process's buckets, and changed to another system, beside one that went on."""
+    for spec in ("casq", "top_k:ratio=0.1+zen", "ef_signsgd"):
+        model = wrap_on_device(Net)
+        handle = register(model, spec)
+        optimizer = train_on_device(model, 3)
+        saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict(), handle.state_dict()))
+        assert all(value.device.type == "cpu" for value in saved[2]["values"].values() if torch.is_tensor(value))
+        again = wrap_on_device(Net)
+        resumed = register(again, spec)
+        again.module.load_state_dict(saved[0])
+        other = sgd(again)
+        other.load_state_dict(saved[1])
+        resumed.load_state_dict(saved[2])
+        for one, ours, its in ((model, handle, optimizer), (again, resumed, other)):
+            train_on_device(one, 2, first=3, optimizer=its)
+            ours.set("marsit")
+            train_on_device(one, 2, first=5, optimizer=its)
+        require_same(values_of(again), values_of(model), f"{spec}, resumed on a device")
+
+
+def device_skipped_steps():
+    """With a GradScaler what is owed survives a step that is left out, in memory of the device."""
+    model = wrap_on_device(Net)
+    scaler = torch.cuda.amp.GradScaler(init_scale=1.0)
+    handle = register(model, "ef_signsgd", grad_scaler=scaler)
+    optimizer = train_on_device(model, 3)
+    before = handle.state_dict()["values"]
+    optimizer.zero_grad()
+    loss = model(batch(3).to(CUDA)).square().mean()
+    (loss * (float("inf") if RANK == WORLD - 1 else 1.0)).backward()
+    after = handle.state_dict()["values"]
+    owed = [name for name in before if name.startswith("residual/")]
+    assert owed and any(before[name].abs().max() > 0 for name in owed)
+    require_same([after[name] for name in owed], [before[name] for name in owed], "owed after a skipped step")
 
 
 def device_other_streams():
@@ -106,4 +146,7 @@ def device_amp():
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-DEVICE = [device_dense_equals_plain_ddp, device_equals_host, device_rows, device_other_streams, device_amp, device_graphs_are_refused]
+DEVICE = [
+    device_dense_equals_plain_ddp, device_equals_host, device_rows, device_states, device_skipped_steps, device_other_streams, device_amp,
+    device_graphs_are_refused,
+]
