@@ -72,7 +72,7 @@ struct Part {
   std::int64_t elements = 0;
 };
 
-/// Of the current device's stream, which makes what comes after it wait for `complete`.
+/// What the calling thread submits to the device from now on comes after what `complete` stands for.
 void wait_for(const Completion& complete, c10::Device device) {
   if (!device.is_cpu()) complete.block(current_stream(device));
 }
@@ -91,7 +91,6 @@ class Origins {
   explicit Origins(std::vector<Origin> origins) : origins_(std::move(origins)) {}
 
   void await(std::size_t origin) { ++origins_[origin].left; }
-  Origin& operator[](std::size_t origin) { return origins_[origin]; }
 
   /// mean: of a bucket made of these parts, each of another origin's or not. Ends the origins of which these
   /// were the last; throws what their `done` throws.

@@ -27,9 +27,7 @@ class GlobalTopK final : public Synchronizer {
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
-    return sizeof(float) * ring_sent_elements(workload.elements,
-                                              static_cast<std::size_t>(workload.world_size),
-                                              static_cast<std::size_t>(workload.rank));
+    return workload.ring_sent_bytes(workload.elements, sizeof(float));
   }
 
  private:

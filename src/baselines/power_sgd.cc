@@ -178,10 +178,7 @@ class PowerSgd final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.world_size == 1) return 0;
     const Plan plan(workload.parameter_ends, workload.parameter_rows, workload.elements, rank_);
-    const auto sent = [&](std::size_t elements) {
-      return sizeof(float) * ring_sent_elements(elements, static_cast<std::size_t>(workload.world_size),
-                                                static_cast<std::size_t>(workload.rank));
-    };
+    const auto sent = [&](std::size_t elements) { return workload.ring_sent_bytes(elements, sizeof(float)); };
     return sent(plan.exact() + plan.left()) + sent(plan.right());
   }
 
