@@ -5,9 +5,12 @@
 //   reduce        the engine's all_reduce_sum in a loop until something fails
 //   ring          a ring of messages in a loop until something fails
 //   reopen        two runs on the engine in one process
+//   golden        prints the lines of golden_cases.h, each after "golden "; ENGINE may be threads then, with
+//   WORLD_SIZE ranks
 // ENGINE is gloo (started by `thinwire launch`) or mpi (by mpirun). Rank r announces "rank r ready PID" once
 // it is connected. Exit status 1 and one line on stderr after an error, as the command line does.
 
+#include <hwy/targets.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -17,6 +20,7 @@
 
 #include "apps/engine.h"
 #include "tests/collectives_cases.h"
+#include "tests/golden_cases.h"
 #include "tests/systems_cases.h"
 #include "thinwire/errors.h"
 
@@ -53,6 +57,10 @@ void ring_for_ever(Communicator& communicator) {
 
 void work(Communicator& communicator, const std::string& mode) {
   const int rank = communicator.rank();
+  if (mode == "golden") {
+    for (const auto& line : thinwire::testing::GoldenCases(communicator).run()) announce("golden " + line);
+    return;
+  }
   communicator.barrier();
   announce("rank " + std::to_string(rank) + " ready " + std::to_string(getpid()));
   if (mode == "collectives") {
@@ -87,6 +95,14 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::string mode = argv[2];
+  if (mode == "golden") {
+    // Sums of floats differ between instruction sets.
+    if ((hwy::SupportedTargets() & HWY_AVX2) == 0) {
+      std::cerr << "the golden record is of AVX2 kernels, which this machine cannot run\n";
+      return 77;
+    }
+    hwy::SetSupportedTargetsForTest(HWY_AVX2);
+  }
   thinwire::apps::EngineOptions options{.engine = argv[1], .workers = world_size()};
   options.deadline_seconds = argc > 3 ? std::atof(argv[3]) : 30;
   try {
