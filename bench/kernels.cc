@@ -14,13 +14,13 @@
 #include <random>
 #include <vector>
 
-#include "kernels/bernoulli_bits.h"
-#include "kernels/dense.h"
-#include "kernels/half.h"
-#include "kernels/quantize.h"
-#include "kernels/sign_bits.h"
-#include "kernels/sign_votes.h"
-#include "kernels/stochastic_signs.h"
+#include "kernels/codes/quantize.h"
+#include "kernels/dense/dense.h"
+#include "kernels/dense/half.h"
+#include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/sign_bits.h"
+#include "kernels/signs/sign_votes.h"
+#include "kernels/signs/stochastic_signs.h"
 
 namespace thinwire {
 namespace {

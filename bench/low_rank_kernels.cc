@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bench/measure.h"
-#include "kernels/low_rank.h"
+#include "kernels/dense/low_rank.h"
 
 #if THINWIRE_HAVE_BLAS
 extern "C" void sgemm_(const char* transpose_a, const char* transpose_b, const int* m, const int* n,

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/measure.h"
-#include "kernels/kmeans.h"
+#include "kernels/codes/kmeans.h"
 #include "wire/coded_payload.h"
 
 namespace thinwire {

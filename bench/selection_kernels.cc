@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "bench/measure.h"
-#include "kernels/bitmap.h"
-#include "kernels/block_norms.h"
-#include "kernels/count_sketch.h"
-#include "kernels/select.h"
-#include "kernels/sketch_select.h"
+#include "kernels/rows/bitmap.h"
+#include "kernels/selection/block_norms.h"
+#include "kernels/selection/select.h"
+#include "kernels/sketches/count_sketch.h"
+#include "kernels/sketches/sketch_select.h"
 
 namespace thinwire {
 namespace {

@@ -16,7 +16,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/sketch_select.h"
+#include "kernels/sketches/sketch_select.h"
 
 namespace thinwire {
 namespace {

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "bench/measure.h"
-#include "kernels/bitmap.h"
-#include "kernels/hash_partition.h"
-#include "kernels/index_permutation.h"
-#include "kernels/nonzeros.h"
-#include "kernels/row_merge.h"
+#include "kernels/rows/bitmap.h"
+#include "kernels/rows/hash_partition.h"
+#include "kernels/rows/index_permutation.h"
+#include "kernels/rows/nonzeros.h"
+#include "kernels/rows/row_merge.h"
 
 namespace thinwire {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "core/stopwatch.h"
-#include "kernels/half.h"
+#include "kernels/dense/half.h"
 #include "torch/ddp_lane.h"
 
 namespace thinwire {

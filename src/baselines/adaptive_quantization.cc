@@ -7,7 +7,7 @@
 //   residual = p - Q(p)
 //
 // ALQ moves every level to where the expected variance is least given its neighbours, by coordinate descent;
-// AMQ chooses the multiplier of exponential levels (quantization/level_fit.h). A chunk's data counts with its
+// AMQ chooses the multiplier of exponential levels (baselines/level_fit.h). A chunk's data counts with its
 // norm's square, which makes the sum the expected variance; normalised=on counts all chunks alike (ALQ-N and
 // AMQ-N).
 //
@@ -32,12 +32,12 @@
 #include <vector>
 
 #include "baselines/baselines.h"
+#include "baselines/level_fit.h"
 #include "baselines/stochastic_quantizer.h"
 #include "core/stopwatch.h"
-#include "kernels/dense.h"
-#include "kernels/on_device.h"
-#include "quantization/agreed_values.h"
-#include "quantization/level_fit.h"
+#include "exchange/agreed_values.h"
+#include "kernels/dense/dense.h"
+#include "kernels/device/on_device.h"
 #include "thinwire/errors.h"
 #include "thinwire/state.h"
 

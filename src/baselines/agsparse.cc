@@ -11,10 +11,10 @@
 
 #include "baselines/baselines.h"
 #include "core/stopwatch.h"
-#include "kernels/bitmap.h"
-#include "kernels/dense.h"
-#include "kernels/row_merge.h"
-#include "sparse/sparse_synchronizer.h"
+#include "exchange/sparse_synchronizer.h"
+#include "kernels/dense/dense.h"
+#include "kernels/rows/bitmap.h"
+#include "kernels/rows/row_merge.h"
 #include "thinwire/errors.h"
 #include "wire/row_payload.h"
 

@@ -23,9 +23,5 @@ SystemInfo terngrad_info();
 SystemInfo nuqsgd_info();
 SystemInfo alq_info();
 SystemInfo amq_info();
-// Stages.
-SystemInfo top_k_info();
-SystemInfo block_top_k_info();
-SystemInfo dgc_info();
 
 }  // namespace thinwire

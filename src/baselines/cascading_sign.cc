@@ -17,9 +17,9 @@
 #include "comm/ring.h"
 #include "core/partition.h"
 #include "core/stopwatch.h"
-#include "kernels/dense.h"
-#include "kernels/sign_bits.h"
-#include "kernels/stochastic_signs.h"
+#include "kernels/dense/dense.h"
+#include "kernels/signs/sign_bits.h"
+#include "kernels/signs/stochastic_signs.h"
 #include "wire/frame.h"
 #include "wire/scaled_sign_payload.h"
 

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "baselines/baselines.h"
-#include "comm/step_collectives.h"
-#include "kernels/dense.h"
+#include "exchange/sums.h"
+#include "kernels/dense/dense.h"
 
 namespace thinwire {
 namespace {

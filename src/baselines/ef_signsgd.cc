@@ -10,10 +10,10 @@
 // up to 8 workers.
 
 #include "baselines/baselines.h"
-#include "baselines/scaled_signs.h"
 #include "core/stopwatch.h"
-#include "kernels/dense.h"
-#include "kernels/sign_bits.h"
+#include "exchange/scaled_signs.h"
+#include "kernels/dense/dense.h"
+#include "kernels/signs/sign_bits.h"
 
 namespace thinwire {
 namespace {

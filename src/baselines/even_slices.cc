@@ -1,6 +1,6 @@
 #include "baselines/even_slices.h"
 
-#include "sparse/sparse_synchronizer.h"
+#include "exchange/sparse_synchronizer.h"
 
 namespace thinwire {
 namespace {

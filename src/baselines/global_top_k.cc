@@ -7,9 +7,9 @@
 //
 // Every rank delivers the same elements. Nothing is saved on the wire: R * 4 d bytes, R = 2(W-1)/W.
 
-#include "sparse/global_top_k.h"
 #include "baselines/baselines.h"
 #include "core/partition.h"
+#include "systems/sketched_sgd/contenders.h"
 
 namespace thinwire {
 namespace {

@@ -17,8 +17,8 @@
 #include "comm/ring.h"
 #include "core/partition.h"
 #include "core/stopwatch.h"
-#include "kernels/dense.h"
-#include "kernels/half.h"
+#include "kernels/dense/dense.h"
+#include "kernels/dense/half.h"
 #include "wire/frame.h"
 
 namespace thinwire {

@@ -34,12 +34,12 @@
 #include <vector>
 
 #include "baselines/baselines.h"
-#include "comm/step_collectives.h"
 #include "core/partition.h"
 #include "core/philox.h"
 #include "core/stopwatch.h"
-#include "kernels/dense.h"
-#include "kernels/low_rank.h"
+#include "exchange/sums.h"
+#include "kernels/dense/dense.h"
+#include "kernels/dense/low_rank.h"
 #include "thinwire/state.h"
 
 namespace thinwire {

@@ -20,14 +20,14 @@
 #include <optional>
 
 #include "baselines/baselines.h"
-#include "baselines/gather_scalars.h"
 #include "comm/ring.h"
 #include "core/partition.h"
 #include "core/stopwatch.h"
-#include "kernels/bernoulli_bits.h"
-#include "kernels/dense.h"
-#include "kernels/sign_bits.h"
-#include "kernels/sign_votes.h"
+#include "exchange/gather_scalars.h"
+#include "kernels/dense/dense.h"
+#include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/sign_bits.h"
+#include "kernels/signs/sign_votes.h"
 #include "wire/piece_frames.h"
 
 namespace thinwire {

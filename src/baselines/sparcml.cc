@@ -8,8 +8,8 @@
 // however long they grow; SparCML's own switch to a dense vector above half of the elements is not taken.
 
 #include "baselines/baselines.h"
-#include "sparse/recursive_doubling.h"
-#include "sparse/sparse_synchronizer.h"
+#include "exchange/recursive_doubling.h"
+#include "exchange/sparse_synchronizer.h"
 
 namespace thinwire {
 namespace {

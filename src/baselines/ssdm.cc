@@ -11,10 +11,10 @@
 #include <cmath>
 
 #include "baselines/baselines.h"
-#include "baselines/scaled_signs.h"
 #include "core/stopwatch.h"
-#include "kernels/dense.h"
-#include "kernels/stochastic_signs.h"
+#include "exchange/scaled_signs.h"
+#include "kernels/dense/dense.h"
+#include "kernels/signs/stochastic_signs.h"
 
 namespace thinwire {
 namespace {

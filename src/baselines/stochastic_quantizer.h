@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/quantize.h"
-#include "quantization/coded_exchange.h"
+#include "exchange/coded_exchange.h"
+#include "kernels/codes/quantize.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {

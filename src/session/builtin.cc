@@ -1,12 +1,12 @@
 // The list of everything that this library can run. A new system joins by one line.
 
 #include "baselines/baselines.h"
-#include "state/momentum_correction.h"
-#include "systems/casq.h"
-#include "systems/marsit.h"
-#include "systems/s2_reducer.h"
-#include "systems/sketched_sgd.h"
-#include "systems/zen.h"
+#include "stages/stages.h"
+#include "systems/casq/casq.h"
+#include "systems/marsit/marsit.h"
+#include "systems/s2_reducer/s2_reducer.h"
+#include "systems/sketched_sgd/sketched_sgd.h"
+#include "systems/zen/zen.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {

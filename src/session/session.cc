@@ -5,12 +5,12 @@
 #include <set>
 #include <stdexcept>
 
+#include "core/bucket_vectors.h"
 #include "core/stopwatch.h"
-#include "kernels/dense.h"
+#include "exchange/densify.h"
+#include "exchange/rows.h"
+#include "kernels/dense/dense.h"
 #include "session/configuration.h"
-#include "sparse/densify.h"
-#include "sparse/rows.h"
-#include "state/bucket_vectors.h"
 #include "thinwire/cuda.h"
 
 namespace thinwire {

@@ -25,7 +25,7 @@ struct ReceivedRowList {
 ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> payload, std::uint64_t limit);
 
 /// A row_bitmap payload in place: values [listed * width], then one bit per place in (places + 7) / 8 bytes,
-/// those of a bitmap (kernels/bitmap.h) as far as they go.
+/// those of a bitmap (kernels/rows/bitmap.h) as far as they go.
 struct RowBitmap {
   Span<float> values;
   Span<std::byte> bits;

@@ -1,0 +1,184 @@
+// What arrives from a rank that does not keep to the rules: an error that names the field, never a wrong sum.
+
+#include "exchange/push_pull.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "thinwire/errors.h"
+#include "thinwire/in_process.h"
+#include "wire/row_payload.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kRows = 100;
+constexpr Communicator::Tag kPushTag = 50;  // push_pull.cc's
+
+struct Forged {
+  FrameHeader header;
+  std::vector<std::uint32_t> indices;
+};
+
+/// Rank 1 of two sends a forged push instead of its own; what rank 0 says to it.
+std::string complaint_about(const std::function<void(Forged&)>& spoil) {
+  std::string complaint;
+  try {
+    run_in_process(2, [&](Communicator& communicator) {
+      if (communicator.rank() == 1) {
+        Forged forged;
+        forged.header.type = FrameType::row_list;
+        forged.header.bucket = 4;
+        forged.header.step = 9;
+        forged.header.source = 1;
+        forged.header.width = 1;
+        forged.indices = {3, 7};
+        spoil(forged);
+        if (forged.header.count == 0) forged.header.count = forged.indices.size();
+        if (forged.header.payload_bytes == 0) {
+          forged.header.payload_bytes = row_list_bytes(forged.header.count, forged.header.width);
+        }
+        std::vector<std::byte> header(FrameHeader::kBytes);
+        write_frame_header(header, forged.header);
+        std::vector<float> payload(2 * forged.indices.size(), 1.0f);
+        std::copy(forged.indices.begin(), forged.indices.end(),
+                  reinterpret_cast<std::uint32_t*>(payload.data()));
+        Pending first = communicator.send(0, kPushTag, header);
+        Pending second = communicator.send(0, kPushTag, as_bytes(Span<float>(payload)));
+        std::vector<std::byte> from_peer(FrameHeader::kBytes);
+        communicator.receive(0, kPushTag, from_peer).wait();
+        first.wait();
+        second.wait();
+        return;
+      }
+      const auto executor = make_cpu_executor(1);
+      Workspace workspace;
+      RowMessageStorage storage;
+      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = 9};
+      const RowSparse none{.row_indices = {}, .values = {}, .rows = kRows, .width = 1};
+      try {
+        push_pull(4, none, true, {.places = IndexPermutation::none(kRows)}, storage, step);
+      } catch (const CorruptFrame& error) {
+        complaint = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {  // the other rank's message was not taken: its end of the story
+  }
+  return complaint;
+}
+
+TEST(PushPull, ForgedFramesAreRefused) {
+  const std::vector<std::pair<std::function<void(Forged&)>, std::string>> cases = {
+      {[](Forged& f) { f.header.bucket = 5; }, "bucket is 5, expected 4"},
+      {[](Forged& f) { f.header.step = 8; }, "step is 8, expected 9"},
+      {[](Forged& f) { f.header.source = 0; }, "source rank is 0, expected 1"},
+      {[](Forged& f) { f.header.width = 2; }, "row width is 2, expected 1"},
+      {[](Forged& f) { f.header.count = 51; }, "count is 51, at most 50"},
+      {[](Forged& f) { f.header.type = FrameType::sign_bits; }, "row width is 1, expected 0"},
+      {[](Forged& f) {
+         f.indices = {7, 3};
+       },
+       "row index 3 at position 1"},
+      {[](Forged& f) {
+         f.indices = {7, 7};
+       },
+       "row index 7 at position 1"},
+      {[](Forged& f) {
+         f.indices = {7, 100};
+       },
+       "row index 100 at position 1"},
+      {[](Forged& f) {
+         f.indices = {7, 50};
+       },
+       "does not own"},
+  };
+  for (const auto& [spoil, wanted] : cases) {
+    const std::string complaint = complaint_about(spoil);
+    EXPECT_NE(complaint.find(wanted), std::string::npos)
+        << "wanted '" << wanted << "', got '" << complaint << "'";
+  }
+}
+
+/// Rank 1 of two pushes nothing, properly, and then forges its pull: a bitmap of its 50 places with one row
+/// set.
+std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vector<std::byte>&)>& spoil) {
+  constexpr Communicator::Tag kPullTag = 51;  // push_pull.cc's
+  std::string complaint;
+  try {
+    run_in_process(2, [&](Communicator& communicator) {
+      if (communicator.rank() == 1) {
+        std::vector<std::byte> from_peer(FrameHeader::kBytes);
+        auto swap_headers = [&](Communicator::Tag tag, const FrameHeader& header,
+                                Span<const std::byte> payload) {
+          std::vector<std::byte> bytes(FrameHeader::kBytes);
+          write_frame_header(bytes, header);
+          Pending first = communicator.send(0, tag, bytes);
+          Pending second;
+          if (!payload.empty()) second = communicator.send(0, tag, payload);
+          communicator.receive(0, tag, from_peer).wait();
+          first.wait();
+          second.wait();
+        };
+        FrameHeader push;
+        push.type = FrameType::row_list;
+        push.bucket = 4;
+        push.step = 9;
+        push.source = 1;
+        push.width = 1;
+        swap_headers(kPushTag, push, {});
+        FrameHeader pull = push;
+        pull.type = FrameType::row_bitmap;
+        pull.first = 50;
+        pull.count = 50;
+        std::vector<std::byte> payload(row_bitmap_bytes(50, 1, 1), std::byte{0});
+        payload[4] = std::byte{1};
+        pull.payload_bytes = payload.size();
+        spoil(pull, payload);
+        swap_headers(kPullTag, pull, payload);
+        return;
+      }
+      const auto executor = make_cpu_executor(1);
+      Workspace workspace;
+      RowMessageStorage storage;
+      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = 9};
+      const RowSparse none{.row_indices = {}, .values = {}, .rows = kRows, .width = 1};
+      try {
+        push_pull(4, none, true, {.places = IndexPermutation::none(kRows)}, storage, step);
+        complaint = "none";
+      } catch (const CorruptFrame& error) {
+        complaint = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception&) {
+  }
+  return complaint;
+}
+
+TEST(PushPull, ForgedPullsAreRefused) {
+  using Spoil = std::function<void(FrameHeader&, std::vector<std::byte>&)>;
+  EXPECT_EQ(complaint_about_pull([](FrameHeader&, std::vector<std::byte>&) {}), "none");
+  const std::vector<std::pair<Spoil, std::string>> cases = {
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.first = 49; }, "first place is 49, expected 50"},
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 49; }, "places is 49, expected 50"},
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 51; }, "count is 51, at most 50"},
+      {[](FrameHeader&, std::vector<std::byte>& p) { p[5] = std::byte{1}; }, "2 bits are set for 1 rows"},
+      {[](FrameHeader&, std::vector<std::byte>& p) {
+         p[4] = std::byte{0};
+         p[10] = std::byte{0x80};
+       },
+       "behind the last of 50 places"},
+  };
+  for (const auto& [spoil, wanted] : cases) {
+    const std::string complaint = complaint_about_pull(spoil);
+    EXPECT_NE(complaint.find(wanted), std::string::npos)
+        << "wanted '" << wanted << "', got '" << complaint << "'";
+  }
+}
+
+}  // namespace
+}  // namespace thinwire

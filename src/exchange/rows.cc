@@ -1,0 +1,62 @@
+#include "exchange/rows.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/dense/dense.h"
+#include "kernels/rows/bitmap.h"
+#include "kernels/rows/row_merge.h"
+
+namespace thinwire {
+
+void require_rows(const RowSparse& gradient) {
+  constexpr std::size_t kWidthLimit = std::size_t{1} << 28;  // that of frames
+  if (gradient.width == 0 || gradient.width > kWidthLimit) {
+    throw std::invalid_argument("rows of width " + std::to_string(gradient.width) + ": it must be 1 to " +
+                                std::to_string(kWidthLimit));
+  }
+  if (gradient.values.size() != gradient.size() * gradient.width) {
+    throw std::invalid_argument(std::to_string(gradient.size()) + " rows of width " +
+                                std::to_string(gradient.width) + " need " +
+                                std::to_string(gradient.size() * gradient.width) + " values, got " +
+                                std::to_string(gradient.values.size()));
+  }
+  for (std::size_t k = 0; k < gradient.size(); ++k) {
+    if (gradient.row_indices[k] >= gradient.rows) {
+      throw std::invalid_argument("row index " + std::to_string(gradient.row_indices[k]) + " at position " +
+                                  std::to_string(k) + " is not below the table's " +
+                                  std::to_string(gradient.rows) + " rows");
+    }
+  }
+}
+
+RowSparse merge_repeated_rows(Executor& executor, Workspace& workspace, const RowSparse& gradient) {
+  const auto indices = gradient.row_indices;
+  const bool ascending =
+      std::adjacent_find(indices.begin(), indices.end(), std::greater_equal<>()) == indices.end();
+  if (ascending) return gradient;
+  const auto bitmap = workspace.take<std::uint64_t>(bitmap_words(gradient.rows));
+  const auto before = workspace.take<std::uint32_t>(bitmap.size());
+  std::fill(bitmap.begin(), bitmap.end(), 0);
+  set_bits(executor, indices, bitmap);
+  const std::size_t distinct = count_bits_before(executor, bitmap, before);
+  const auto merged = workspace.take<std::uint32_t>(distinct);
+  const auto sums = workspace.take<float>(distinct * gradient.width);
+  list_bits(executor, bitmap, before, merged);
+  fill(executor, sums, 0);
+  accumulate_rows(executor, indices, gradient.values, gradient.width, bitmap, before, false, sums);
+  return {merged, sums, gradient.rows, gradient.width};
+}
+
+RowSparse row_of_nan(Workspace& workspace, const RowSparse& gradient) {
+  const std::size_t count = gradient.rows == 0 ? 0 : 1;
+  const auto index = workspace.take<std::uint32_t>(count);
+  const auto values = workspace.take<float>(count * gradient.width);
+  std::fill(index.begin(), index.end(), 0);
+  std::fill(values.begin(), values.end(), std::numeric_limits<float>::quiet_NaN());
+  return {index, values, gradient.rows, gradient.width};
+}
+
+}  // namespace thinwire

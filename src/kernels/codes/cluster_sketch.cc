@@ -1,0 +1,413 @@
+#include "kernels/codes/cluster_sketch.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/blocks.h"
+#include "kernels/device/on_device.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/codes/cluster_sketch.cc"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+#include "kernels/bits-inl.h"
+
+#ifndef THINWIRE_KERNELS_CLUSTER_SKETCH_ONCE
+#define THINWIRE_KERNELS_CLUSTER_SKETCH_ONCE
+namespace thinwire {
+
+/// A random number for each run.
+class RunRandoms {
+ public:
+  explicit RunRandoms(const RandomStream& stream) : stream_(stream) {}
+
+  std::uint64_t of(std::size_t run) {
+    if (run / 4 != block_ || !known_) {
+      words_ = stream_.block(static_cast<std::uint32_t>(run / 4), 0);
+      block_ = run / 4;
+      known_ = true;
+    }
+    return words_[run % 4];
+  }
+
+ private:
+  const RandomStream& stream_;
+  PhiloxCounter words_{};
+  std::size_t block_ = 0;
+  bool known_ = false;
+};
+
+/// Sums and counts of a group's buckets, each cluster's array followed by room for the end of a run that
+/// starts in its last bucket.
+struct ClusterSums {
+  float* sums;
+  float* counts;
+};
+
+/// Elements [begin, end) of one group.
+struct ClusterRange {
+  const ClusterGroup* group;
+  std::size_t begin;
+  std::size_t end;
+};
+
+/// Which elements of the run at `base` lie in the range.
+inline std::uint64_t members_of_run(const ClusterRange& range, std::size_t base) {
+  std::uint64_t present = ~std::uint64_t{0};
+  if (range.begin > base) present <<= range.begin - base;
+  if (range.end < base + kClusterRun) present &= (std::uint64_t{1} << (range.end - base)) - 1;
+  return present;
+}
+
+}  // namespace thinwire
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Planes of the codes of one run, p [64].
+template <std::size_t kBits>
+void CodeRun(const ClusterGroup& group, const float* HWY_RESTRICT p, std::uint64_t* HWY_RESTRICT planes) {
+  constexpr std::size_t kLevels = (std::size_t{1} << kBits) / 2;
+  const FloatTag d;
+  const hn::RebindToUnsigned<FloatTag> du;
+  std::uint64_t words[kBits] = {};
+  for (std::size_t t = 0; t < kClusterRun; t += hn::Lanes(d)) {
+    const auto value = hn::Load(d, p + t);
+    const auto negative = hn::Lt(value, hn::Zero(d));
+    const auto magnitude = hn::Abs(value);
+    words[0] |= mask_to_word(d, negative, t);
+    auto reaches = [&](std::size_t j) HWY_ATTR {
+      return hn::Ge(magnitude, hn::IfThenElse(negative, hn::Set(d, group.thresholds[1][j]),
+                                              hn::Set(d, group.thresholds[0][j])));
+    };
+    if constexpr (kBits == 2) {
+      words[1] |= mask_to_word(d, reaches(0), t);
+    } else if constexpr (kBits > 2) {
+      auto level = hn::Zero(du);
+      for (std::size_t j = 0; j + 1 < kLevels; ++j) {
+        // A mask is all ones, which is -1.
+        level = hn::Sub(level, hn::BitCast(du, hn::VecFromMask(d, reaches(j))));
+      }
+      for (std::size_t k = 1; k < kBits; ++k) {
+        const auto bit = hn::TestBit(level, hn::Set(du, 1u << (k - 1)));
+        words[k] |= mask_to_word(d, hn::RebindMask(d, bit), t);
+      }
+    }
+  }
+  for (std::size_t k = 0; k < kBits; ++k) planes[k] = words[k];
+}
+
+/// gradient, residual and codes are those of the run that holds range.begin.
+template <std::size_t kBits>
+void EncodeRange(const RandomStream& stream, const ClusterRange& range, const float* HWY_RESTRICT gradient,
+                 const float* HWY_RESTRICT residual, std::uint64_t* HWY_RESTRICT codes,
+                 const ClusterSums& target) {
+  constexpr std::size_t kClusters = std::size_t{1} << kBits;
+  const ClusterGroup& group = *range.group;
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto one = hn::Set(d, 1.0f);
+  RunRandoms randoms(stream);
+  std::size_t begins[kClusters] = {};
+  for (std::size_t c = 1; c < kClusters; ++c) begins[c] = begins[c - 1] + group.sizes[c - 1] + kClusterRun;
+  HWY_ALIGN float p[kClusterRun];
+  const std::size_t origin = range.begin / kClusterRun * kClusterRun;
+  for (std::size_t base = origin; base < range.end; base += kClusterRun) {
+    const std::uint64_t random = randoms.of(base / kClusterRun);
+    const std::uint64_t present = members_of_run(range, base);
+    const float* g = gradient + (base - origin);
+    const float* r = residual == nullptr ? nullptr : residual + (base - origin);
+    if (present != ~std::uint64_t{0}) {
+      for (std::size_t t = 0; t < kClusterRun; ++t) {
+        const bool in_range = ((present >> t) & 1) != 0;
+        p[t] = !in_range ? 0.0f : r == nullptr ? g[t] : g[t] + r[t];
+      }
+    } else {
+      for (std::size_t t = 0; t < kClusterRun; t += lanes) {
+        const auto value = hn::LoadU(d, g + t);
+        hn::Store(r == nullptr ? value : hn::Add(value, hn::LoadU(d, r + t)), d, p + t);
+      }
+    }
+    std::uint64_t planes[kBits];
+    CodeRun<kBits>(group, p, planes);
+    // The group that holds a run's first element writes its words, those behind it add to them.
+    std::uint64_t* words = codes + (base - origin) / kClusterRun * kBits;
+    for (std::size_t k = 0; k < kBits; ++k) {
+      words[k] = (planes[k] & present) | ((present & 1) != 0 ? 0 : words[k]);
+    }
+    for (std::size_t c = 0; c < kClusters; ++c) {
+      std::uint64_t members = present;
+      for (std::size_t k = 0; k < kBits; ++k) members &= ((c >> k) & 1) != 0 ? planes[k] : ~planes[k];
+      if (members == 0) continue;
+      const std::size_t start = begins[c] + ((random * group.sizes[c]) >> 32);
+      float* sums = target.sums + start;
+      float* counts = target.counts + start;
+      for (std::size_t t = 0; t < kClusterRun; t += lanes) {
+        const auto member = word_to_mask(d, members, t);
+        const auto sum = hn::LoadU(d, sums + t);
+        const auto count = hn::LoadU(d, counts + t);
+        hn::StoreU(hn::Add(sum, hn::IfThenElseZero(member, hn::Load(d, p + t))), d, sums + t);
+        hn::StoreU(hn::Add(count, hn::IfThenElseZero(member, one)), d, counts + t);
+      }
+    }
+  }
+}
+
+/// means: the group's, laid out; codes and values are those of the run that holds range.begin.
+template <std::size_t kBits>
+void DecodeRange(const RandomStream& stream, const ClusterRange& range, const float* HWY_RESTRICT means,
+                 const std::uint64_t* HWY_RESTRICT codes, bool add, float* HWY_RESTRICT values) {
+  constexpr std::size_t kClusters = std::size_t{1} << kBits;
+  const ClusterGroup& group = *range.group;
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  RunRandoms randoms(stream);
+  std::size_t begins[kClusters] = {};
+  for (std::size_t c = 1; c < kClusters; ++c) begins[c] = begins[c - 1] + group.sizes[c - 1] + kClusterRun;
+  HWY_ALIGN float part[kClusterRun];
+  const std::size_t origin = range.begin / kClusterRun * kClusterRun;
+  for (std::size_t base = origin; base < range.end; base += kClusterRun) {
+    const std::uint64_t random = randoms.of(base / kClusterRun);
+    const float* window[kClusters];
+    for (std::size_t c = 0; c < kClusters; ++c) {
+      window[c] = means + begins[c] + ((random * group.sizes[c]) >> 32);
+    }
+    const std::uint64_t* planes = codes + (base - origin) / kClusterRun * kBits;
+    const bool whole = base >= range.begin && base + kClusterRun <= range.end;
+    float* run = values + (base - origin);
+    float* out = whole ? run : part;
+    const bool add_here = add && whole;
+    for (std::size_t t = 0; t < kClusterRun; t += lanes) {
+      hn::Vec<FloatTag> choice[kClusters];
+      for (std::size_t c = 0; c < kClusters; ++c) choice[c] = hn::LoadU(d, window[c] + t);
+      std::size_t left = kClusters;
+      for (std::size_t k = 0; k < kBits; ++k) {
+        const auto set = word_to_mask(d, planes[k], t);
+        left /= 2;
+        for (std::size_t c = 0; c < left; ++c) {
+          choice[c] = hn::IfThenElse(set, choice[2 * c + 1], choice[2 * c]);
+        }
+      }
+      hn::StoreU(add_here ? hn::Add(hn::LoadU(d, out + t), choice[0]) : choice[0], d, out + t);
+    }
+    if (whole) continue;
+    const std::size_t last = std::min(range.end, base + kClusterRun);
+    for (std::size_t e = std::max(range.begin, base); e < last; ++e) {
+      run[e - base] = add ? run[e - base] + part[e - base] : part[e - base];
+    }
+  }
+}
+
+void EncodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
+                    const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
+                    std::uint64_t* HWY_RESTRICT codes, const ClusterSums& target) {
+  switch (bits) {
+    case 1:
+      return EncodeRange<1>(stream, range, gradient, residual, codes, target);
+    case 2:
+      return EncodeRange<2>(stream, range, gradient, residual, codes, target);
+    case 3:
+      return EncodeRange<3>(stream, range, gradient, residual, codes, target);
+    default:
+      return EncodeRange<4>(stream, range, gradient, residual, codes, target);
+  }
+}
+
+void DecodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
+                    const float* HWY_RESTRICT means, const std::uint64_t* HWY_RESTRICT codes, bool add,
+                    float* HWY_RESTRICT values) {
+  switch (bits) {
+    case 1:
+      return DecodeRange<1>(stream, range, means, codes, add, values);
+    case 2:
+      return DecodeRange<2>(stream, range, means, codes, add, values);
+    case 3:
+      return DecodeRange<3>(stream, range, means, codes, add, values);
+    default:
+      return DecodeRange<4>(stream, range, means, codes, add, values);
+  }
+}
+
+}  // namespace thinwire::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace thinwire {
+namespace {
+
+/// Buckets are summed apart for each slab of the elements, so that threads need not agree on an order. Their
+/// number depends on the size alone. Counts are floats: a slab is short enough for them to stay exact.
+std::size_t slab_elements(std::size_t elements) {
+  constexpr std::size_t kShortest = std::size_t{1} << 20;
+  constexpr std::size_t kLongest = std::size_t{1} << 28;
+  const std::size_t eighth = (elements / 8 + kClusterRun) / kClusterRun * kClusterRun;
+  return std::clamp(eighth, kShortest, kLongest);
+}
+
+std::size_t buckets_of(const ClusterGroup& group, std::size_t clusters) {
+  std::size_t total = 0;
+  for (std::size_t c = 0; c < clusters; ++c) total += group.sizes[c];
+  return total;
+}
+
+/// The sums of one slab: those of every group that it touches.
+struct Slab {
+  std::size_t first_group;
+  std::size_t last_group;  // behind the last one
+  std::size_t cells;       // before its own among all slabs' cells
+};
+
+}  // namespace
+
+HWY_EXPORT(EncodeClusters);
+HWY_EXPORT(DecodeClusters);
+
+std::size_t ClusterSketch::buckets() const {
+  if (groups.empty()) return 0;
+  const ClusterGroup& last = groups[groups.size() - 1];
+  return last.first_bucket + buckets_of(last, clusters());
+}
+
+ClusterSketch ClusterSketch::for_rank(std::size_t rank) const {
+  ClusterSketch own = *this;
+  own.stream.rank = static_cast<std::uint32_t>(rank);
+  return own;
+}
+
+void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<float>& centres) {
+  const std::size_t levels = (std::size_t{1} << bits) / 2;
+  for (std::size_t sign = 0; sign < 2; ++sign) {
+    for (std::size_t level = 0; level + 1 < levels; ++level) {
+      const float lower = std::fabs(centres[2 * level + sign]);
+      const float upper = std::fabs(centres[2 * (level + 1) + sign]);
+      group.thresholds[sign][level] = lower + (upper - lower) / 2;
+    }
+  }
+}
+
+bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
+                     Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
+                     Span<float> means) {
+  if (on_device(gradient, residual, codes, means)) {
+    THINWIRE_ON_DEVICE(encode_clusters(executor, workspace, sketch, first, gradient, residual, codes, means));
+  }
+  const std::size_t n = gradient.size();
+  const std::size_t slab = slab_elements(n);
+  const std::size_t slabs = (n + slab - 1) / slab;
+  const std::size_t clusters = sketch.clusters();
+  const auto groups = sketch.groups;
+  auto group_begin = [&](std::size_t g) { return g == 0 ? first : groups[g - 1].end; };
+
+  // cells_before[g]: cells of the groups before g, were they laid out one after the other.
+  const auto cells_before = workspace.take<std::size_t>(groups.size() + 1);
+  cells_before[0] = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    cells_before[g + 1] = cells_before[g] + buckets_of(groups[g], clusters) + clusters * kClusterRun;
+  }
+  const auto layout = workspace.take<Slab>(slabs);
+  std::size_t cells = 0;
+  std::size_t g = 0;
+  for (std::size_t s = 0; s < slabs; ++s) {
+    const std::size_t begin = first + s * slab;
+    const std::size_t end = std::min(first + n, begin + slab);
+    while (groups[g].end <= begin) ++g;
+    layout[s] = {g, g + 1, cells};
+    while (groups[layout[s].last_group - 1].end < end) ++layout[s].last_group;
+    cells += cells_before[layout[s].last_group] - cells_before[g];
+  }
+  const auto sums = workspace.take<float>(cells);
+  const auto counts = workspace.take<float>(cells);
+  auto cells_of = [&](const Slab& part, std::size_t group) {
+    return part.cells + cells_before[group] - cells_before[part.first_group];
+  };
+
+  executor.parallel_for(slabs, 1, [&](std::size_t from, std::size_t to) {
+    for (std::size_t s = from; s < to; ++s) {
+      const Slab& part = layout[s];
+      const std::size_t own = cells_before[part.last_group] - cells_before[part.first_group];
+      std::fill_n(sums.data() + part.cells, own, 0.0f);
+      std::fill_n(counts.data() + part.cells, own, 0.0f);
+      for (std::size_t group = part.first_group; group < part.last_group; ++group) {
+        const ClusterRange range{&groups[group], std::max(group_begin(group), first + s * slab),
+                                 std::min(groups[group].end, first + (s + 1) * slab)};
+        if (range.begin >= range.end) continue;
+        const std::size_t run = range.begin / kClusterRun * kClusterRun - first;
+        const std::size_t at = cells_of(part, group);
+        HWY_DYNAMIC_DISPATCH(EncodeClusters)
+        (sketch.bits, sketch.stream, range, gradient.data() + run,
+         residual.empty() ? nullptr : residual.data() + run, codes.data() + run / kClusterRun * sketch.bits,
+         {sums.data() + at, counts.data() + at});
+      }
+    }
+  });
+
+  bool finite = true;
+  std::size_t first_slab = 0;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    while (first_slab < slabs && layout[first_slab].last_group <= group) ++first_slab;
+    std::size_t mean = groups[group].first_bucket;
+    std::size_t begin = 0;
+    for (std::size_t c = 0; c < clusters; ++c) {
+      const std::size_t size = groups[group].sizes[c];
+      for (std::size_t bucket = 0; bucket < size; ++bucket, ++mean) {
+        double sum = 0;
+        double count = 0;
+        for (std::size_t s = first_slab; s < slabs && layout[s].first_group <= group; ++s) {
+          const std::size_t at = cells_of(layout[s], group) + begin;
+          // A run that starts near the end goes on at the beginning.
+          for (std::size_t place = bucket; place < size + kClusterRun; place += size) {
+            sum += static_cast<double>(sums[at + place]);
+            count += static_cast<double>(counts[at + place]);
+          }
+        }
+        means[mean] = count > 0 ? static_cast<float>(sum / count) : 0.0f;
+        finite = finite && std::isfinite(means[mean]);
+      }
+      begin += size + kClusterRun;
+    }
+  }
+  return finite;
+}
+
+Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketch, Span<const float> means,
+                                Memory target) {
+  if (target == Memory::cuda) return means;
+  const std::size_t clusters = sketch.clusters();
+  const auto laid_out = workspace.take<float>(means.size() + sketch.groups.size() * clusters * kClusterRun);
+  const float* mean = means.data();
+  float* out = laid_out.data();
+  for (const ClusterGroup& group : sketch.groups) {
+    for (std::size_t c = 0; c < clusters; ++c) {
+      const std::size_t size = group.sizes[c];
+      std::copy_n(mean, size, out);
+      for (std::size_t i = size; i < size + kClusterRun; ++i) out[i] = out[i - size];
+      mean += size;
+      out += size + kClusterRun;
+    }
+  }
+  return laid_out;
+}
+
+void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
+                     std::size_t first, bool add, Span<float> values) {
+  const std::size_t last = first + values.size();
+  const ClusterGroup* group = std::upper_bound(
+      sketch.groups.begin(), sketch.groups.end(), first,
+      [](std::size_t element, const ClusterGroup& candidate) { return element < candidate.end; });
+  for (std::size_t begin = first; begin < last; begin = group->end, ++group) {
+    if (group->end <= begin) continue;
+    const ClusterRange range{group, begin, std::min(group->end, last)};
+    const std::size_t run = begin / kClusterRun * kClusterRun - first;
+    const std::size_t gaps =
+        static_cast<std::size_t>(group - sketch.groups.begin()) * sketch.clusters() * kClusterRun;
+    HWY_DYNAMIC_DISPATCH(DecodeClusters)
+    (sketch.bits, sketch.stream, range, means.data() + group->first_bucket + gaps,
+     codes.data() + run / kClusterRun * sketch.bits, add, values.data() + run);
+  }
+}
+
+}  // namespace thinwire
+#endif

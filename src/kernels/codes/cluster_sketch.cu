@@ -1,0 +1,379 @@
+// CASQ's codes and bucket means on a CUDA device.
+//
+// Where a run of 64 elements begins in a cluster's bucket array grows with the run's random number x, in all
+// clusters alike. So the runs of a group are sorted into slices by x: those of one slice touch a short window
+// of each array, which one warp keeps in shared memory and goes through in the order of the runs. A second
+// kernel adds what the slices' windows hold of each bucket, slice after slice. Every sum has one order,
+// which follows from the sizes alone.
+//
+// Reads the elements once; beside that about 40 bytes per run for the order, and what the windows hold, 8
+// bytes for each bucket and for 64 more of every cluster of a slice.
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "kernels/codes/cluster_sketch.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_algorithms.h"
+
+namespace thinwire::cuda {
+namespace {
+
+/// Of the warps that sum, in a block: their windows lie in its shared memory.
+constexpr unsigned kSumWarps = 4;
+/// Long enough that windows cost little next to the elements, short enough to fill a device.
+constexpr std::size_t kRunsOfSlice = 128;
+constexpr std::size_t kBucketsOfSlice = 256;
+/// Runs whose elements a warp asks for at once.
+constexpr unsigned kAhead = 4;
+/// Lanes that add up one bucket.
+constexpr unsigned kBucketLanes = 8;
+
+struct Thresholds {
+  std::array<std::array<float, kMostClusters / 2>, 2> of_sign;
+};
+
+/// A group and how its runs are cut into slices. A run that two groups share is an item of both.
+struct SlicedGroup {
+  std::size_t begin;
+  std::size_t end;
+  std::size_t first_item;  ///< Items of the groups before, and so on.
+  std::size_t first_slice;
+  std::size_t first_cell;
+  std::size_t first_bucket;
+  std::size_t cells;     ///< That a slice leaves.
+  std::uint32_t slices;  ///< 0: no elements.
+  Thresholds thresholds;
+  PerCluster<std::uint32_t> sizes;
+  PerCluster<std::uint32_t> windows;  ///< Buckets that a slice's runs may reach, counted on behind the last.
+
+  /// What a slice leaves of cluster c: a window that goes round is folded to the array's length.
+  constexpr std::uint32_t kept(std::size_t c) const { return windows[c] < sizes[c] ? windows[c] : sizes[c]; }
+};
+
+/// Where the runs of a slice begin at the least in an array of `size` buckets.
+__device__ std::uint64_t first_start(std::uint64_t slice, std::uint64_t slices, std::uint64_t size) {
+  const std::uint64_t least_random = ((slice << 32) + slices - 1) / slices;
+  return (least_random * size) >> 32;
+}
+
+/// One more than the last slice with first_start <= place.
+__device__ std::uint64_t slices_up_to(std::uint64_t place, std::uint64_t slices, std::uint64_t size) {
+  if (place + 1 >= size) return slices;
+  const std::uint64_t most_random = (((place + 1) << 32) - 1) / size;
+  return ((most_random * slices) >> 32) + 1;
+}
+
+/// The last of `count` groups of which `first` is not above `value`.
+__device__ std::size_t group_at(const SlicedGroup* groups, std::size_t count, std::size_t SlicedGroup::*first,
+                                std::size_t value) {
+  std::size_t low = 0;
+  while (count - low > 1) {
+    const std::size_t middle = low + (count - low) / 2;
+    (groups[middle].*first <= value ? low : count) = middle;
+  }
+  return low;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    slice_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, RandomStream stream,
+                 std::size_t items, std::uint32_t* __restrict__ slices, std::uint32_t* __restrict__ numbers) {
+  for (std::size_t i = thread_of_grid(); i < items; i += threads_of_grid()) {
+    const SlicedGroup& group = groups[group_at(groups, group_count, &SlicedGroup::first_item, i)];
+    const std::size_t run = group.begin / kClusterRun + (i - group.first_item);
+    const std::uint64_t random = ClusterSketch::random_of(stream, run);
+    slices[i] = static_cast<std::uint32_t>(group.first_slice + ((random * group.slices) >> 32));
+    numbers[i] = static_cast<std::uint32_t>(i);
+  }
+}
+
+/// begins[s]: items of the slices before s, [count + 1].
+__global__ void __launch_bounds__(kThreads)
+    begin_kernel(const std::uint32_t* __restrict__ slices, std::size_t items, std::size_t count,
+                 std::uint32_t* __restrict__ begins) {
+  for (std::size_t i = thread_of_grid(); i <= items; i += threads_of_grid()) {
+    const std::size_t from = i == 0 ? 0 : slices[i - 1] + std::size_t{1};
+    const std::size_t to = i == items ? count : slices[i];
+    for (std::size_t s = from; s <= to; ++s) begins[s] = static_cast<std::uint32_t>(i);
+  }
+}
+
+template <std::size_t kBits>
+__device__ unsigned code_of(const Thresholds& thresholds, float p) {
+  constexpr std::size_t kLevels = (std::size_t{1} << kBits) / 2;
+  const unsigned negative = p < 0.0f ? 1 : 0;
+  unsigned level = 0;
+#pragma unroll
+  for (std::size_t j = 0; j + 1 < kLevels; ++j) {
+    level += fabsf(p) >= thresholds.of_sign[negative][j] ? 1 : 0;
+  }
+  return 2 * level + negative;
+}
+
+struct Sums {
+  float* sums;
+  std::uint32_t* counts;
+};
+
+/// A warp's slice: codes of its runs, and the sums of its windows. codes: zeros.
+template <std::size_t kBits>
+__global__ void __launch_bounds__(kSumWarps* kWarp)
+    sum_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, RandomStream stream,
+               std::size_t slices, const std::uint32_t* __restrict__ begins,
+               const std::uint32_t* __restrict__ numbers, std::size_t first,
+               const float* __restrict__ gradient, const float* __restrict__ residual,
+               unsigned long long* __restrict__ codes, std::uint32_t window, Sums target) {
+  constexpr std::size_t kClusters = std::size_t{1} << kBits;
+  THINWIRE_SHARED_MEMORY(float, windows);
+  __shared__ Thresholds thresholds[kSumWarps];
+  __shared__ std::uint32_t sizes[kSumWarps][kClusters];
+  __shared__ std::uint32_t shifts[kSumWarps][kClusters];
+  __shared__ std::uint32_t runs[kSumWarps][kWarp];
+  __shared__ std::uint32_t randoms[kSumWarps][kWarp];
+  const unsigned warp = threadIdx.x / kWarp;
+  const unsigned lane = lane_of_warp();
+  const std::size_t slice = warp_of_grid();
+  if (slice >= slices) return;
+  const SlicedGroup& group = groups[group_at(groups, group_count, &SlicedGroup::first_slice, slice)];
+  float* const sums = windows + 2 * std::size_t{window} * warp;
+  auto* const counts = reinterpret_cast<std::uint32_t*>(sums + window);
+
+  for (std::size_t i = lane; i < window; i += kWarp) {
+    sums[i] = 0;
+    counts[i] = 0;
+  }
+  if (lane < kClusters) {
+    std::uint32_t shift = 0;
+    for (unsigned c = 0; c < lane; ++c) shift += group.windows[c];
+    sizes[warp][lane] = group.sizes[lane];
+    // An element's cell is this plus its place in the array; what is below 0 meanwhile wraps round.
+    shifts[warp][lane] = shift - static_cast<std::uint32_t>(
+                                     first_start(slice - group.first_slice, group.slices, group.sizes[lane]));
+  }
+  if (lane == 0) thresholds[warp] = group.thresholds;
+
+  const std::size_t end = begins[slice + 1];
+  for (std::size_t batch = begins[slice]; batch < end; batch += kWarp) {
+    __syncwarp();
+    if (batch + lane < end) {
+      const std::size_t run = group.begin / kClusterRun + (numbers[batch + lane] - group.first_item);
+      runs[warp][lane] = static_cast<std::uint32_t>(run);
+      randoms[warp][lane] = ClusterSketch::random_of(stream, run);
+    }
+    __syncwarp();
+    const unsigned count = end - batch < kWarp ? static_cast<unsigned>(end - batch) : kWarp;
+    for (unsigned k = 0; k < count; k += kAhead) {
+      float p[kAhead][2];
+      bool present[kAhead][2];
+#pragma unroll
+      for (unsigned a = 0; a < kAhead; ++a) {
+#pragma unroll
+        for (unsigned half = 0; half < 2; ++half) {
+          const std::size_t element =
+              k + a < count ? runs[warp][k + a] * kClusterRun + half * kWarp + lane : group.end;
+          present[a][half] = element >= group.begin && element < group.end;
+          p[a][half] = present[a][half] ? sum_at(gradient, residual, element - first) : 0.0f;
+        }
+      }
+#pragma unroll
+      for (unsigned a = 0; a < kAhead; ++a) {
+        if (k + a >= count) break;
+        const std::uint64_t random = randoms[warp][k + a];
+        unsigned code[2];
+        for (unsigned half = 0; half < 2; ++half) {
+          code[half] = code_of<kBits>(thresholds[warp], p[a][half]);
+          if (!present[a][half]) continue;
+          const auto start = static_cast<std::uint32_t>((random * sizes[warp][code[half]]) >> 32);
+          const std::uint32_t cell = shifts[warp][code[half]] + start + half * kWarp + lane;
+          // No other lane has this cell now: within a window a run's elements lie apart.
+          sums[cell] += p[a][half];
+          counts[cell] += 1;
+        }
+        unsigned long long own = 0;
+#pragma unroll
+        for (unsigned bit = 0; bit < kBits; ++bit) {
+          const unsigned low = __ballot_sync(kAllLanes, present[a][0] && ((code[0] >> bit) & 1) != 0);
+          const unsigned high = __ballot_sync(kAllLanes, present[a][1] && ((code[1] >> bit) & 1) != 0);
+          if (lane == bit) own = low | (static_cast<unsigned long long>(high) << kWarp);
+        }
+        const std::size_t base = runs[warp][k + a] * kClusterRun;
+        if (lane < kBits) {
+          unsigned long long* const word = codes + (base - first) / kClusterRun * kBits + lane;
+          if (base >= group.begin && base + kClusterRun <= group.end) {
+            *word = own;
+          } else {
+            atomicOr(word, own);
+          }
+        }
+        __syncwarp();
+      }
+    }
+  }
+  __syncwarp();
+
+  std::size_t at = group.first_cell + (slice - group.first_slice) * group.cells;
+  std::uint32_t begin = 0;
+  for (unsigned c = 0; c < kClusters; ++c) {
+    const std::uint32_t reach = group.windows[c];
+    const std::uint32_t kept = group.kept(c);
+    for (std::uint32_t i = lane; i < kept; i += kWarp) {
+      float sum = 0;
+      std::uint32_t count = 0;
+      for (std::uint32_t j = i; j < reach; j += kept) {
+        sum += sums[begin + j];
+        count += counts[begin + j];
+      }
+      target.sums[at + i] = sum;
+      target.counts[at + i] = count;
+    }
+    begin += reach;
+    at += kept;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    mean_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, Sums parts,
+                std::size_t buckets, float* __restrict__ means, std::uint32_t* flag) {
+  constexpr unsigned kBucketsAtOnce = kWarp / kBucketLanes;
+  const unsigned part = lane_of_warp() % kBucketLanes;
+  bool wrong = false;
+  for (std::size_t first = warp_of_grid() * kBucketsAtOnce; first < buckets;
+       first += warps_of_grid() * kBucketsAtOnce) {
+    const std::size_t bucket = first + lane_of_warp() / kBucketLanes;
+    double sum = 0;
+    unsigned long long count = 0;
+    if (bucket < buckets) {
+      const SlicedGroup& group = groups[group_at(groups, group_count, &SlicedGroup::first_bucket, bucket)];
+      std::size_t place = bucket - group.first_bucket;
+      std::size_t cell = group.first_cell;
+      std::size_t c = 0;
+      for (; place >= group.sizes[c]; ++c) {
+        place -= group.sizes[c];
+        cell += group.kept(c);
+      }
+      const std::uint64_t size = group.sizes[c];
+      const std::uint64_t kept = group.kept(c);
+      // A window that begins near the end goes on at the beginning.
+      for (int turn = 0; turn < 2 && group.slices != 0; ++turn, place += size) {
+        const std::uint64_t from = place < kept ? 0 : slices_up_to(place - kept, group.slices, size);
+        const std::uint64_t to = slices_up_to(place, group.slices, size);
+#pragma unroll 4
+        for (std::uint64_t s = from + part; s < to; s += kBucketLanes) {
+          const std::size_t at = cell + s * group.cells + (place - first_start(s, group.slices, size));
+          sum += static_cast<double>(parts.sums[at]);
+          count += parts.counts[at];
+        }
+      }
+    }
+    for (unsigned lanes = kBucketLanes / 2; lanes > 0; lanes /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, static_cast<int>(lanes));
+      count += __shfl_xor_sync(kAllLanes, count, static_cast<int>(lanes));
+    }
+    if (bucket < buckets && part == 0) {
+      const float mean = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
+      means[bucket] = mean;
+      wrong = wrong || !is_finite(mean);
+    }
+  }
+  report_if(wrong, flag);
+}
+
+/// How the groups of a call are cut; the totals over all of them.
+struct Slicing {
+  Span<SlicedGroup> groups;
+  std::size_t items = 0;
+  std::size_t slices = 0;
+  std::size_t cells = 0;
+  std::uint32_t window = 0;  ///< Cells of all windows of a slice, at the most.
+};
+
+Slicing cut_into_slices(Workspace& workspace, const ClusterSketch& sketch, std::size_t first) {
+  Slicing all;
+  all.groups = workspace.take<SlicedGroup>(sketch.groups.size());
+  std::size_t begin = first;
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    const ClusterGroup& from = sketch.groups[g];
+    SlicedGroup& group = all.groups[g];
+    group = {begin, from.end, all.items,         all.slices, all.cells, from.first_bucket,
+             0,     0,        {from.thresholds}, from.sizes, {}};
+    begin = from.end;
+    if (group.begin == group.end) continue;
+    const std::size_t items = (group.end - 1) / kClusterRun - group.begin / kClusterRun + 1;
+    std::size_t buckets = 0;
+    for (std::size_t c = 0; c < sketch.clusters(); ++c) buckets += from.sizes[c];
+    const std::size_t slices = std::max((items + kRunsOfSlice - 1) / kRunsOfSlice,
+                                        (buckets + kBucketsOfSlice - 1) / kBucketsOfSlice);
+    group.slices = static_cast<std::uint32_t>(slices);
+    std::uint32_t window = 0;
+    for (std::size_t c = 0; c < sketch.clusters(); ++c) {
+      group.windows[c] = static_cast<std::uint32_t>((from.sizes[c] + slices - 1) / slices + kClusterRun);
+      window += group.windows[c];
+      group.cells += group.kept(c);
+    }
+    all.window = std::max(all.window, window);
+    all.items += items;
+    all.slices += slices;
+    all.cells += slices * group.cells;
+  }
+  return all;
+}
+
+template <class T>
+void copy_bytes(CudaExecutor& executor, const T* from, T* to, std::size_t count) {
+  if (count == 0) return;
+  check(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, executor.stream()), "a copy failed");
+}
+
+}  // namespace
+
+bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
+                     Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
+                     Span<float> means) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Slicing slicing = cut_into_slices(workspace, sketch, first);
+  const std::size_t count = slicing.groups.size();
+  const Operand g(own, gradient);
+  const Operand r(own, residual);
+  const Scratch<SlicedGroup> groups(own, count);
+  copy_bytes(own, static_cast<const SlicedGroup*>(slicing.groups.data()), groups.data(), count);
+
+  const Scratch<std::uint32_t> slices(own, 2 * slicing.items);
+  const Scratch<std::uint32_t> numbers(own, 2 * slicing.items);
+  std::uint32_t* const sorted_slices = slices.data() + slicing.items;
+  std::uint32_t* const sorted_numbers = numbers.data() + slicing.items;
+  launch(own.stream(), grid_for(slicing.items), slice_kernel, groups.data(), count, sketch.stream,
+         slicing.items, slices.data(), numbers.data());
+  sort_pairs(own, slices.data(), sorted_slices, numbers.data(), sorted_numbers, slicing.items,
+             static_cast<int>(std::bit_width(slicing.slices)));
+  const Scratch<std::uint32_t> begins(own, slicing.slices + 1);
+  launch(own.stream(), grid_for(slicing.items + 1), begin_kernel, sorted_slices, slicing.items,
+         slicing.slices, begins.data());
+
+  // Runs come in no order: their words go where that costs little, and then to the host in one piece.
+  const std::size_t words = (gradient.size() + kClusterRun - 1) / kClusterRun * sketch.bits;
+  const Scratch<std::uint64_t> packed(own, words);
+  check(cudaMemsetAsync(packed.data(), 0, words * sizeof(std::uint64_t), own.stream()), "no zeros");
+  const Scratch<float> sums(own, slicing.cells);
+  const Scratch<std::uint32_t> counts(own, slicing.cells);
+  const Sums parts{sums.data(), counts.data()};
+  const Grid grid{static_cast<unsigned>((slicing.slices + kSumWarps - 1) / kSumWarps), kSumWarps * kWarp,
+                  kSumWarps * slicing.window * 2 * sizeof(float)};
+  const auto kernel = sketch.bits == 1   ? sum_kernel<1>
+                      : sketch.bits == 2 ? sum_kernel<2>
+                      : sketch.bits == 3 ? sum_kernel<3>
+                                         : sum_kernel<4>;
+  launch(own.stream(), grid, kernel, groups.data(), count, sketch.stream, slicing.slices, begins.data(),
+         sorted_numbers, first, g.data(), r.data(), reinterpret_cast<unsigned long long*>(packed.data()),
+         slicing.window, parts);
+
+  const Scratch<float> result(own, means.size());
+  const Findings findings(own);
+  launch(own.stream(), grid_for(means.size() * kBucketLanes), mean_kernel, groups.data(), count, parts,
+         means.size(), result.data(), findings.flag());
+  copy_bytes(own, packed.data(), codes.data(), words);
+  copy_bytes(own, result.data(), means.data(), means.size());
+  return !findings.flagged();
+}
+
+}  // namespace thinwire::cuda

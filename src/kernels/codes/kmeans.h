@@ -1,0 +1,67 @@
+#pragma once
+// CASQ's clustering: the centres that a sample of the elements gathers around, by sign, and what the sizes of
+// their bucket arrays depend on.
+
+#include "kernels/codes/cluster_sketch.h"
+#include "kernels/codes/kmeans_sample.h"
+
+namespace thinwire {
+
+/// One cluster of a sample.
+struct Cluster {
+  double centre = 0;    ///< Mean of its elements.
+  double share = 0;     ///< Of all sampled elements.
+  double variance = 0;  ///< Of its elements.
+  double entropy =
+      0;  ///< In bits, of its histogram over 256 bins from the least sampled value to the largest.
+};
+
+enum class SampleKind { usable, all_zero, not_finite };
+
+/// Finds clusters of p = gradient + residual in one dimension: 2^(bits-1) for each sign, those of a sign with
+/// the least sum of squared distances to their means, exactly (by dynamic programming) over bins of relative
+/// width 2^-7. A sign of which the sample has no magnitude but 0 takes the mirrored clusters of the other,
+/// with share 0; where a sign has fewer distinct magnitudes than levels, the levels above repeat its largest.
+///
+/// The sample: 16 consecutive elements of every round(1/fraction) * 16, at a place that `seed` chooses; all
+/// of a span that is so short that fewer than 4,096 would be left. The same on every machine for equal input.
+///
+/// Elements on a CUDA device are counted there; what is made of the counts is the CPU's work.
+class ClusterFinder {
+ public:
+  /// Takes 4 MB of the workspace, of which little is touched.
+  ClusterFinder(Executor& executor, Workspace& workspace);
+
+  /// fraction: above 0, at most 1. Unless the sample is usable, clusters is not written. Serial: about 4 ns
+  /// for each sampled element that the CPU counts and up to 1 ms.
+  SampleKind find(Span<const float> gradient, Span<const float> residual, std::size_t bits, double fraction,
+                  std::uint32_t seed, PerCluster<Cluster>& clusters);
+
+ private:
+  struct Bin {
+    std::uint64_t count;
+    double sum;  // of magnitudes
+  };
+  /// Bins of one sign that are not empty lie in [first, last).
+  struct Range {
+    std::size_t first;
+    std::size_t last;
+  };
+  struct Prefixes;
+
+  bool fill(Span<const float> gradient, Span<const float> residual, const Sample& sample);
+  void count(Span<const float> gradient, Span<const float> residual, const Sample& sample);
+  void count_on_device(Span<const float> gradient, Span<const float> residual, const Sample& sample);
+  Prefixes drain(std::size_t sign);
+  void cut_into_levels(const Prefixes& prefixes, std::size_t levels, Span<std::size_t> ends);
+
+  Executor& executor_;
+  Span<Bin> bins_;  // all empty between calls; those of elements below 0 behind the others
+  // Of one call.
+  Span<double> sums_;
+  Span<double> best_;
+  Span<std::uint32_t> cuts_;
+  std::array<Range, 2> used_{};
+};
+
+}  // namespace thinwire

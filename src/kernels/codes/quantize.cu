@@ -1,0 +1,259 @@
+// Stochastic quantization on a CUDA device. Chunks that fit into a block's shared memory are read once: their
+// norms are taken and they are coded from there. Larger ones, and ranges, are measured first.
+//
+// A random block decides eight elements, 16 apart, so a lane has elements l + 16 q of a pair of 64 and 16
+// lanes have the pair.
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/codes/coded_runs.h"
+#include "kernels/codes/fine_rounding.h"
+
+namespace thinwire::cuda {
+namespace {
+
+constexpr unsigned kHalf = kWarp / 2;
+constexpr auto kPairSize = static_cast<unsigned>(kPair);
+/// Elements of shared memory that a block codes at once, and the longest chunk for which that can be.
+constexpr unsigned kTile = 8192;
+constexpr unsigned kMostShared = 10240;
+
+/// What a lane has of a pair: the elements before it in the run, its number among 16.
+__device__ unsigned first_of_lane() {
+  return lane_of_warp() / kHalf * kPairSize + lane_of_warp() % kHalf;
+}
+
+/// For one element in 30,000.
+__device__ __noinline__ std::uint8_t decide_finely_on_device(const QuantizationLevels& levels,
+                                                             RandomStream stream, std::size_t pair,
+                                                             std::size_t i, float magnitude, bool negative) {
+  return decide_finely(levels, stream, pair, i, magnitude, negative);
+}
+
+/// The code of an element but for the sign's bit where 16 bits decide; `sum` tells whether they do.
+template <bool kEqualSteps>
+__device__ std::uint32_t code_of(const QuantizationLevels& levels, float magnitude, std::uint32_t sign,
+                                 std::uint32_t random, std::uint32_t& sum) {
+  if constexpr (kEqualSteps) {
+    const float scale = levels.last() * 65536.0f;
+    sum = __float_as_uint(fminf(magnitude * scale, scale) + kMagic) + random;
+    return ((sum >> 15) & ~1u) | sign;
+  } else {
+    const float a = fminf(magnitude, 1.0f);
+    std::uint32_t j = 0;
+    for (std::uint32_t half = 1u << (levels.bits - 2); half != 0; half /= 2) {
+      if (a >= levels.values[j | half]) j |= half;
+    }
+    float y = fminf((a - levels.values[j]) * levels.slopes[j], 65536.0f);
+    const bool below_all = a < levels.values[0];
+    if (below_all) y = (a + levels.values[0]) * levels.lowest_slope;
+    sum = __float_as_uint(y + kMagic) + random;
+    const std::uint32_t up = (sum - kMagicBits) >> 16;
+    if (below_all) return up != 0 ? sign : sign ^ 1;
+    return (j + up) << 1 | sign;
+  }
+}
+
+/// Codes of a run, of which the lane has p[q], to be scaled by inverse(q): the lane's word of their planes.
+/// pair: of the lane's elements.
+template <bool kEqualSteps, class Inverse>
+__device__ std::uint64_t encode_run(const QuantizationLevels& levels, const RandomStream& stream,
+                                    std::size_t pair, const float (&p)[kOfLane], Inverse inverse,
+                                    CodeBuffer& buffer) {
+  const unsigned of_pair = lane_of_warp() % kHalf;
+  const PhiloxCounter random = stream.block(static_cast<std::uint32_t>(16 * pair) + of_pair, 0);
+  auto* bytes = reinterpret_cast<unsigned char*>(buffer.bytes) + first_of_lane();
+#pragma unroll
+  for (unsigned q = 0; q < kOfLane; ++q) {
+    const std::uint32_t u = q < 4 ? random[q] & 0xFFFFu : random[q - 4] >> 16;
+    const float magnitude = fabsf(p[q]) * inverse(q);
+    const std::uint32_t sign = __float_as_uint(p[q]) >> 31;
+    std::uint32_t sum = 0;
+    std::uint32_t code = code_of<kEqualSteps>(levels, magnitude, sign, u, sum);
+    if (sum << 16 <= kLeastClear) {
+      code = decide_finely_on_device(levels, stream, pair, q * kHalf + of_pair, magnitude, sign != 0);
+    }
+    bytes[q * kHalf] = static_cast<unsigned char>(code);
+  }
+  return planes_of_bytes(buffer, static_cast<unsigned>(levels.bits));
+}
+
+/// A block takes `tile` elements at a time, a whole number of chunks: reads them into shared memory, joins
+/// what its pairs say of their norms, and codes them.
+template <bool kEqualSteps, class Norm>
+__global__ void __launch_bounds__(kThreads)
+    chunks_kernel(const __grid_constant__ QuantizationLevels given, RandomStream stream,
+                  const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
+                  unsigned chunk, unsigned tile, float* __restrict__ norms, std::uint64_t* __restrict__ codes,
+                  std::uint32_t* flag) {
+  THINWIRE_SHARED_MEMORY(float, p);  // [tile], up to whole runs
+  __shared__ CodeBuffer buffers[kWarpsOfBlock];
+  __shared__ typename Norm::Partial partials[(kMostShared + kCodedRun) / kPair];
+  __shared__ float inverses[kMostShared / kPair];  // of chunks
+  const QuantizationLevels& levels = shared_levels(given);
+  const unsigned warp = threadIdx.x / kWarp;
+  const unsigned lane = lane_of_warp();
+  const auto bits = static_cast<unsigned>(levels.bits);
+  for (std::size_t begin = std::size_t{blockIdx.x} * tile; begin < count;
+       begin += std::size_t{gridDim.x} * tile) {
+    const unsigned here = count - begin < tile ? static_cast<unsigned>(count - begin) : tile;
+    for (unsigned run = warp * kCodedRun; run < here; run += kWarpsOfBlock * kCodedRun) {
+      float loaded[kOfLane];
+#pragma unroll
+      for (unsigned k = 0; k < kOfLane; ++k) {
+        const unsigned i = run + k * kWarp + lane;
+        loaded[k] = i < here ? sum_at(gradient, residual, begin + i) : 0.0f;
+      }
+      typename Norm::Partial of_pair[2] = {0, 0};
+#pragma unroll
+      for (unsigned k = 0; k < kOfLane; ++k) {
+        p[run + k * kWarp + lane] = loaded[k];
+        of_pair[k / 4] = Norm::join(of_pair[k / 4], Norm::of(loaded[k]));
+      }
+      for (unsigned k = 0; k < 2; ++k) {
+        const auto joined = joined_of_warp<Norm>(of_pair[k]);
+        if (lane == 0) partials[run / kPair + k] = joined;
+      }
+    }
+    __syncthreads();
+    for (unsigned c = warp; c * chunk < here; c += kWarpsOfBlock) {
+      const unsigned end = (c + 1) * chunk < here ? (c + 1) * chunk : here;
+      typename Norm::Partial whole = 0;
+      for (unsigned pair = c * chunk / kPairSize + lane; pair * kPairSize < end; pair += kWarp) {
+        whole = Norm::join(whole, partials[pair]);
+      }
+      const float norm = Norm::norm(joined_of_warp<Norm>(whole));
+      if (lane == 0) {
+        if (!is_finite(norm)) *flag = 1;
+        inverses[c] = inverse_of(norm);
+        norms[begin / chunk + c] = inverses[c] == 0.0f ? 0.0f : norm;
+      }
+    }
+    __syncthreads();
+    const unsigned words = (here + 63) / 64 * bits;
+    for (unsigned run = warp * kCodedRun; run < here; run += kWarpsOfBlock * kCodedRun) {
+      const unsigned first = run + first_of_lane();
+      float values[kOfLane];
+#pragma unroll
+      for (unsigned q = 0; q < kOfLane; ++q) values[q] = p[first + q * kHalf];
+      const float inverse = first < here ? inverses[first / chunk] : 0.0f;
+      const std::uint64_t word = encode_run<kEqualSteps>(
+          levels, stream, (begin + first) / kPair, values, [&](unsigned) { return inverse; }, buffers[warp]);
+      const unsigned at = run / 64 * bits + lane;
+      if (lane < kCodedRun / 64 * bits && at < words) codes[begin / 64 * bits + at] = word;
+    }
+    __syncthreads();
+  }
+}
+
+/// inverses: of the norms of all ranges.
+template <bool kEqualSteps>
+__global__ void __launch_bounds__(kThreads)
+    encode_kernel(const __grid_constant__ QuantizationLevels given, RandomStream stream,
+                  const __grid_constant__ DeviceScales scales, const float* __restrict__ inverses,
+                  const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
+                  std::uint64_t* __restrict__ codes) {
+  __shared__ CodeBuffer buffers[kWarpsOfBlock];
+  const QuantizationLevels& levels = shared_levels(given);
+  const auto bits = static_cast<unsigned>(levels.bits);
+  const unsigned lane = lane_of_warp();
+  const std::size_t words = (count + 63) / 64 * bits;
+  for (std::size_t run = warp_of_grid(); run * kCodedRun < count; run += warps_of_grid()) {
+    const std::size_t first = run * kCodedRun + first_of_lane();
+    float values[kOfLane];
+#pragma unroll
+    for (unsigned q = 0; q < kOfLane; ++q) {
+      const std::size_t i = first + q * kHalf;
+      values[q] = i < count ? sum_at(gradient, residual, i) : 0.0f;
+    }
+    RangeCursor cursor(scales, first < count ? first : count - 1);
+    float inverse = inverses[cursor.range()];
+    const std::uint64_t word = encode_run<kEqualSteps>(
+        levels, stream, first / kPair, values,
+        [&](unsigned q) {
+          const std::size_t i = first + q * kHalf;
+          if (i < count && cursor.move_to(i)) inverse = inverses[cursor.range()];
+          return inverse;
+        },
+        buffers[threadIdx.x / kWarp]);
+    const std::size_t at = run * (kCodedRun / 64 * bits) + lane;
+    if (lane < kCodedRun / 64 * bits && at < words) codes[at] = word;
+  }
+}
+
+/// By the norms of ranges or chunks, which are given in host memory.
+void encode(CudaExecutor& own, const RandomStream& stream, const QuantizationLevels& levels,
+            const DeviceScales& scales, Span<const float> norms, const float* gradient, const float* residual,
+            std::size_t count, std::uint64_t* codes) {
+  std::vector<float> inverses(norms.begin(), norms.end());
+  for (float& norm : inverses) norm = inverse_of(norm);
+  const TableOnDevice<float> on_device(own, inverses);
+  const auto kernel = levels.equal_steps ? encode_kernel<true> : encode_kernel<false>;
+  launch(own.stream(), grid_for_coded_runs(count), kernel, levels, stream, scales, on_device.data(), gradient,
+         residual, count, codes);
+}
+
+template <class Norm>
+auto chunks_kernel_for(const QuantizationLevels& levels) {
+  return levels.equal_steps ? chunks_kernel<true, Norm> : chunks_kernel<false, Norm>;
+}
+
+}  // namespace
+
+bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
+                     QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
+                     Span<const float> residual, Span<float> norms, Span<std::uint64_t> codes) {
+  CudaExecutor& own = executor_on_device(executor);
+  const std::size_t count = gradient.size();
+  const Operand g(own, gradient);
+  const Operand r(own, residual);
+  Operand c(own, codes);
+  const bool largest = norm == QuantizationNorm::largest;
+  if (chunk <= kMostShared) {
+    Operand n(own, norms);
+    const Findings findings(own);
+    const auto tile = static_cast<unsigned>(chunk * std::max<std::size_t>(1, kTile / chunk));
+    const std::size_t tiles = (count + tile - 1) / tile;
+    const Grid grid{static_cast<unsigned>(std::min(tiles, kMostBlocks)), kThreads,
+                    (tile + kCodedRun - 1) / kCodedRun * kCodedRun * sizeof(float)};
+    launch(own.stream(), grid, largest ? chunks_kernel_for<Largest>(levels) : chunks_kernel_for<L2>(levels),
+           levels, stream, g.data(), r.data(), count, static_cast<unsigned>(chunk), tile, n.data(), c.data(),
+           findings.flag());
+    finish(own, c, n);
+    return !findings.flagged();
+  }
+  std::vector<float> lengths(norms.size());
+  std::vector<double> squares(largest ? 0 : norms.size());
+  std::vector<std::size_t> ends(norms.size());
+  for (std::size_t k = 0; k < ends.size(); ++k) ends[k] = std::min(count, (k + 1) * chunk);
+  cuda::measure_ranges(executor, ends, gradient, residual, lengths, squares);
+  for (std::size_t k = 0; k < lengths.size(); ++k) {
+    if (!largest) lengths[k] = float_of(std::sqrt(squares[k]));
+    if (!std::isfinite(lengths[k])) return false;
+    if (inverse_of(lengths[k]) == 0.0f) lengths[k] = 0.0f;
+  }
+  copy(own, Span<const float>(lengths), norms);
+  encode(own, stream, levels, {chunk, nullptr, 0}, lengths, g.data(), r.data(), count, c.data());
+  finish(own, c);
+  return true;
+}
+
+void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
+                     Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
+                     Span<const float> residual, Span<std::uint64_t> codes) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Operand g(own, gradient);
+  const Operand r(own, residual);
+  const TableOnDevice<std::size_t> e(own, ends);
+  Operand c(own, codes);
+  std::vector<float> on_host(norms.size());
+  copy(own, norms, Span<float>(on_host));
+  encode(own, stream, levels, {0, e.data(), ends.size()}, on_host, g.data(), r.data(), gradient.size(),
+         c.data());
+  finish(own, c);
+  own.wait();
+}
+
+}  // namespace thinwire::cuda

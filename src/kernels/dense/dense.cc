@@ -1,0 +1,249 @@
+#include "kernels/dense/dense.h"
+
+#include <atomic>
+#include <cmath>
+
+#include "kernels/blocks.h"
+#include "kernels/device/on_device.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/dense/dense.cc"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = HWY_CAPPED(float, 16);
+
+/// Float partial sums cover this many elements before they go into a double.
+constexpr std::size_t kRun = 4096;
+
+void AddTo(float* HWY_RESTRICT target, const float* HWY_RESTRICT values, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, target + i), hn::LoadU(d, values + i)), d, target + i);
+  }
+  for (; i < count; ++i) target[i] += values[i];
+}
+
+bool Scale(float* HWY_RESTRICT values, float factor, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto by = hn::Set(d, factor);
+  const auto zero = hn::Zero(d);
+  auto check = zero;  // x * 0 is NaN for inf and NaN, and NaN sticks
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto product = hn::Mul(hn::LoadU(d, values + i), by);
+    check = hn::MulAdd(product, zero, check);
+    hn::StoreU(product, d, values + i);
+  }
+  bool finite = hn::AllTrue(d, hn::Eq(check, zero));
+  for (; i < count; ++i) {
+    values[i] *= factor;
+    finite = finite && std::isfinite(values[i]);
+  }
+  return finite;
+}
+
+bool AllFinite(const float* HWY_RESTRICT values, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto zero = hn::Zero(d);
+  auto check = zero;
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) check = hn::MulAdd(hn::LoadU(d, values + i), zero, check);
+  bool finite = hn::AllTrue(d, hn::Eq(check, zero));
+  for (; i < count; ++i) finite = finite && std::isfinite(values[i]);
+  return finite;
+}
+
+/// Sum of f(p) over runs; both reductions differ in f only.
+template <class VectorOp, class ScalarOp>
+double Reduce(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t count,
+              VectorOp vector_op, ScalarOp scalar_op) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  double total = 0;
+  std::size_t i = 0;
+  while (i + lanes <= count) {
+    const std::size_t end = count - i < kRun ? count : i + kRun;
+    auto sum0 = hn::Zero(d);
+    auto sum1 = sum0;
+    auto load = [&](std::size_t k) HWY_ATTR {
+      const auto g = hn::LoadU(d, gradient + k);
+      return residual == nullptr ? g : hn::Add(g, hn::LoadU(d, residual + k));
+    };
+    for (; i + 2 * lanes <= end; i += 2 * lanes) {
+      sum0 = vector_op(load(i), sum0);
+      sum1 = vector_op(load(i + lanes), sum1);
+    }
+    for (; i + lanes <= end; i += lanes) sum0 = vector_op(load(i), sum0);
+    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1))));
+  }
+  for (; i < count; ++i) {
+    total += scalar_op(static_cast<double>(residual == nullptr ? gradient[i] : gradient[i] + residual[i]));
+  }
+  return total;
+}
+
+double Magnitudes(const float* gradient, const float* residual, std::size_t count) {
+  return Reduce(
+      gradient, residual, count, [](auto p, auto sum) HWY_ATTR { return hn::Add(sum, hn::Abs(p)); },
+      [](double p) { return std::fabs(p); });
+}
+
+double Squares(const float* gradient, const float* residual, std::size_t count) {
+  return Reduce(
+      gradient, residual, count, [](auto p, auto sum) HWY_ATTR { return hn::MulAdd(p, p, sum); },
+      [](double p) { return p * p; });
+}
+
+/// residual = gradient + residual - own and gradient = sums * factor; residual may be null.
+double ApplyAverage(const float* HWY_RESTRICT own, const float* HWY_RESTRICT sums, float factor,
+                    float* HWY_RESTRICT gradient, float* HWY_RESTRICT residual, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto scale = hn::Set(d, factor);
+  double total = 0;
+  std::size_t i = 0;
+  while (i + lanes <= count) {
+    const std::size_t end = count - i < kRun ? count : i + kRun;
+    auto squares = hn::Zero(d);
+    for (; i + lanes <= end; i += lanes) {
+      if (residual != nullptr) {
+        const auto p = hn::Add(hn::LoadU(d, gradient + i), hn::LoadU(d, residual + i));
+        const auto left = hn::Sub(p, hn::LoadU(d, own + i));
+        squares = hn::MulAdd(left, left, squares);
+        hn::StoreU(left, d, residual + i);
+      }
+      hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), scale), d, gradient + i);
+    }
+    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, squares)));
+  }
+  for (; i < count; ++i) {
+    if (residual != nullptr) {
+      const float left = gradient[i] + residual[i] - own[i];
+      total += static_cast<double>(left) * static_cast<double>(left);
+      residual[i] = left;
+    }
+    gradient[i] = sums[i] * factor;
+  }
+  return total;
+}
+
+/// residual += sums - factor * mean.
+void AddRemainder(const float* HWY_RESTRICT sums, float factor, const float* HWY_RESTRICT mean,
+                  float* HWY_RESTRICT residual, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto by = hn::Set(d, factor);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto lost = hn::Sub(hn::LoadU(d, sums + i), hn::Mul(hn::LoadU(d, mean + i), by));
+    hn::StoreU(hn::Add(hn::LoadU(d, residual + i), lost), d, residual + i);
+  }
+  for (; i < count; ++i) residual[i] += sums[i] - factor * mean[i];
+}
+
+}  // namespace thinwire::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace thinwire {
+
+HWY_EXPORT(AddTo);
+HWY_EXPORT(Scale);
+HWY_EXPORT(AllFinite);
+HWY_EXPORT(Magnitudes);
+HWY_EXPORT(Squares);
+HWY_EXPORT(ApplyAverage);
+HWY_EXPORT(AddRemainder);
+
+void add(Executor& executor, Span<float> target, Span<const float> values) {
+  if (on_device(target, values)) THINWIRE_ON_DEVICE(add(executor, target, values));
+  executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(AddTo)(target.data() + begin, values.data() + begin, end - begin);
+  });
+}
+
+bool scale(Executor& executor, Span<float> values, float factor) {
+  if (on_device(values)) THINWIRE_ON_DEVICE(scale(executor, values, factor));
+  std::atomic<bool> finite{true};
+  executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    if (!HWY_DYNAMIC_DISPATCH(Scale)(values.data() + begin, factor, end - begin)) {
+      finite.store(false, std::memory_order_relaxed);
+    }
+  });
+  return finite.load(std::memory_order_relaxed);
+}
+
+bool all_finite(Executor& executor, Span<const float> values) {
+  if (on_device(values)) THINWIRE_ON_DEVICE(all_finite(executor, values));
+  std::atomic<bool> finite{true};
+  executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    if (!HWY_DYNAMIC_DISPATCH(AllFinite)(values.data() + begin, end - begin)) {
+      finite.store(false, std::memory_order_relaxed);
+    }
+  });
+  return finite.load(std::memory_order_relaxed);
+}
+
+void fill(Executor& executor, Span<float> values, float value) {
+  if (on_device(values)) THINWIRE_ON_DEVICE(fill(executor, values, value));
+  executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    std::fill(values.data() + begin, values.data() + end, value);
+  });
+}
+
+double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(sum_of_magnitudes(executor, gradient, residual));
+  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
+    return HWY_DYNAMIC_DISPATCH(Magnitudes)(
+        gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin, end - begin);
+  });
+}
+
+double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(sum_of_squares(executor, gradient, residual));
+  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
+    return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin,
+                                         residual.empty() ? nullptr : residual.data() + begin, end - begin);
+  });
+}
+
+double apply_average(Executor& executor, Span<const float> own, Span<const float> sums, float factor,
+                     Span<float> gradient, Span<float> residual) {
+  if (on_device(own, sums, gradient, residual)) {
+    THINWIRE_ON_DEVICE(apply_average(executor, own, sums, factor, gradient, residual));
+  }
+  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
+    const std::size_t count = end - begin;
+    return apply_average(own.subspan(begin, count), sums.subspan(begin, count), factor,
+                         gradient.subspan(begin, count), residual.subspan(begin, count));
+  });
+}
+
+double apply_average(Span<const float> own, Span<const float> sums, float factor, Span<float> gradient,
+                     Span<float> residual) {
+  return HWY_DYNAMIC_DISPATCH(ApplyAverage)(own.data(), sums.data(), factor, gradient.data(),
+                                            residual.empty() ? nullptr : residual.data(), gradient.size());
+}
+
+void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
+                   Span<float> residual) {
+  if (on_device(sums, mean, residual)) {
+    THINWIRE_ON_DEVICE(add_remainder(executor, sums, factor, mean, residual));
+  }
+  executor.parallel_for(residual.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    HWY_DYNAMIC_DISPATCH(AddRemainder)
+    (sums.data() + begin, factor, mean.data() + begin, residual.data() + begin, end - begin);
+  });
+}
+
+}  // namespace thinwire
+#endif

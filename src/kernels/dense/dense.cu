@@ -1,0 +1,167 @@
+// Passes over float vectors on a CUDA device: every one reads and writes its operands once.
+
+#include "kernels/dense/dense.h"
+#include "kernels/device/device.h"
+
+namespace thinwire::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(float* __restrict__ target, const float* __restrict__ values, std::size_t count) {
+  for_each_element(
+      count, [&](std::size_t i) { return target[i] + values[i]; },
+      [&](std::size_t i, float sum) { target[i] = sum; });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    scale_kernel(float* __restrict__ values, float factor, std::size_t count, std::uint32_t* flag) {
+  bool wrong = false;
+  for_each_element(
+      count, [&](std::size_t i) { return values[i]; },
+      [&](std::size_t i, float value) {
+        const float product = value * factor;
+        wrong = wrong || !is_finite(product);
+        values[i] = product;
+      });
+  report_if(wrong, flag);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    finite_kernel(const float* __restrict__ values, std::size_t count, std::uint32_t* flag) {
+  bool wrong = false;
+  for_each_element(
+      count, [&](std::size_t i) { return values[i]; },
+      [&](std::size_t, float value) { wrong = wrong || !is_finite(value); });
+  report_if(wrong, flag);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    fill_kernel(float* __restrict__ values, float value, std::size_t count) {
+  for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) values[i] = value;
+}
+
+struct Magnitude {
+  __device__ static double of(double p) { return fabs(p); }
+};
+struct Square {
+  __device__ static double of(double p) { return p * p; }
+};
+
+template <class Term>
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
+               double* __restrict__ sums) {
+  double sum = 0;
+  for_each_element(
+      count, [&](std::size_t i) { return sum_at(gradient, residual, i); },
+      [&](std::size_t, float p) { sum += Term::of(static_cast<double>(p)); });
+  write_block_sum(sum, sums + blockIdx.x);
+}
+
+/// residual = gradient + residual - own, where there is one; gradient = sums * factor.
+__global__ void __launch_bounds__(kThreads)
+    average_kernel(const float* __restrict__ own, const float* __restrict__ sums, float factor,
+                   std::size_t count, float* __restrict__ gradient, float* __restrict__ residual,
+                   double* __restrict__ block_sums) {
+  if (residual == nullptr) {
+    for_each_element(
+        count, [&](std::size_t i) { return sums[i]; },
+        [&](std::size_t i, float sum) { gradient[i] = sum * factor; });
+    return;
+  }
+  double squares = 0;
+  for_each_element(
+      count, [&](std::size_t i) { return make_float2(gradient[i] + residual[i] - own[i], sums[i]); },
+      [&](std::size_t i, float2 loaded) {
+        residual[i] = loaded.x;
+        squares += static_cast<double>(loaded.x) * static_cast<double>(loaded.x);
+        gradient[i] = loaded.y * factor;
+      });
+  write_block_sum(squares, block_sums + blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    remainder_kernel(const float* __restrict__ sums, float factor, const float* __restrict__ mean,
+                     std::size_t count, float* __restrict__ residual) {
+  for_each_element(
+      count, [&](std::size_t i) { return residual[i] + (sums[i] - factor * mean[i]); },
+      [&](std::size_t i, float left) { residual[i] = left; });
+}
+
+template <class Term>
+double sum_of(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Operand g(own, gradient);
+  const Operand r(own, residual);
+  const Grid grid = grid_for_elements(gradient.size());
+  const Findings findings(own, grid);
+  launch(own.stream(), grid, sum_kernel<Term>, g.data(), r.data(), gradient.size(), findings.sums());
+  return findings.sum();
+}
+
+}  // namespace
+
+void add(Executor& executor, Span<float> target, Span<const float> values) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand t(own, target);
+  Operand v(own, values);
+  launch(own.stream(), grid_for_elements(target.size()), add_kernel, t.data(), v.data(), target.size());
+  finish(own, t, v);
+}
+
+bool scale(Executor& executor, Span<float> values, float factor) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Findings findings(own);
+  launch(own.stream(), grid_for_elements(values.size()), scale_kernel, values.data(), factor, values.size(),
+         findings.flag());
+  return !findings.flagged();
+}
+
+bool all_finite(Executor& executor, Span<const float> values) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Findings findings(own);
+  launch(own.stream(), grid_for_elements(values.size()), finite_kernel, values.data(), values.size(),
+         findings.flag());
+  return !findings.flagged();
+}
+
+void fill(Executor& executor, Span<float> values, float value) {
+  CudaExecutor& own = executor_on_device(executor);
+  launch(own.stream(), grid_for_elements(values.size()), fill_kernel, values.data(), value, values.size());
+}
+
+double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  return sum_of<Magnitude>(executor, gradient, residual);
+}
+
+double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  return sum_of<Square>(executor, gradient, residual);
+}
+
+double apply_average(Executor& executor, Span<const float> own_part, Span<const float> sums, float factor,
+                     Span<float> gradient, Span<float> residual) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand o(own, own_part);
+  Operand s(own, sums);
+  Operand g(own, gradient);
+  Operand r(own, residual);
+  const Grid grid = grid_for_elements(gradient.size());
+  const Findings findings(own, grid);
+  launch(own.stream(), grid, average_kernel, o.data(), s.data(), factor, gradient.size(), g.data(), r.data(),
+         findings.sums());
+  finish(own, o, s, g, r);
+  return residual.empty() ? 0 : findings.sum();
+}
+
+void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
+                   Span<float> residual) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand s(own, sums);
+  Operand m(own, mean);
+  Operand r(own, residual);
+  launch(own.stream(), grid_for_elements(residual.size()), remainder_kernel, s.data(), factor, m.data(),
+         residual.size(), r.data());
+  finish(own, s, m, r);
+}
+
+}  // namespace thinwire::cuda

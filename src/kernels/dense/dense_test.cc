@@ -1,0 +1,128 @@
+#include "kernels/dense/dense.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/test_executors.h"
+#include "kernels/test_vectors.h"
+
+namespace thinwire {
+namespace {
+
+TEST(Dense, PassesAgreeWithTheirDefinitions) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      const auto a = test_values(count, 1);
+      const auto b = test_values(count, 2);
+      Placed placed_sum(executor, a);
+      add(executor, placed_sum, b);
+      Placed placed_scaled(executor, a);
+      EXPECT_TRUE(scale(executor, placed_scaled, 0.25f));
+      Placed placed_filled(executor, a);
+      EXPECT_TRUE(all_finite(executor, placed_filled));
+      fill(executor, placed_filled, 3.0f);
+      const auto sum = placed_sum.read();
+      const auto scaled = placed_scaled.read();
+      const auto filled = placed_filled.read();
+      double magnitudes = 0;
+      double squares = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(sum[i], a[i] + b[i]) << name;
+        ASSERT_EQ(scaled[i], a[i] * 0.25f) << name;
+        ASSERT_EQ(filled[i], 3.0f) << name;
+        const auto p = static_cast<double>(a[i] + b[i]);
+        magnitudes += std::fabs(p);
+        squares += p * p;
+      }
+      Placed gradient(executor, a);
+      Placed residual(executor, b);
+      EXPECT_NEAR(sum_of_magnitudes(executor, gradient, residual), magnitudes, 1e-5 * magnitudes) << name;
+      EXPECT_NEAR(sum_of_squares(executor, gradient, residual), squares, 1e-5 * squares) << name;
+      // One operand in host memory.
+      EXPECT_NEAR(sum_of_squares(executor, gradient, b), squares, 1e-5 * squares) << name;
+    }
+  });
+}
+
+TEST(Dense, ApplyAverageKeepsWhatTheOwnPartLacks) {
+  for (const std::size_t count : kTestSizes) {
+    const auto g = test_values(count, 1);
+    const auto r = test_values(count, 2);
+    const auto own = test_values(count, 3);
+    const auto sums = test_values(count, 4);
+    std::vector<float> averages(count), left(count);
+    double squares = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      averages[i] = sums[i] * 0.25f;
+      left[i] = g[i] + r[i] - own[i];
+      squares += static_cast<double>(left[i]) * static_cast<double>(left[i]);
+    }
+    for_each_executor([&](Executor& executor, const std::string& name) {
+      Placed gradient(executor, g);
+      Placed residual(executor, r);
+      Placed without(executor, g);
+      Placed placed_own(executor, own);
+      const double returned = apply_average(executor, placed_own, sums, 0.25f, gradient, residual);
+      EXPECT_EQ(apply_average(executor, {}, sums, 0.25f, without, {}), 0) << name;
+      EXPECT_EQ(gradient.read(), averages) << name;
+      EXPECT_EQ(without.read(), averages) << name;
+      EXPECT_EQ(residual.read(), left) << name;
+      EXPECT_NEAR(returned, squares, 1e-5 * squares) << name;
+    });
+    for_each_target([&](const std::string& target) {
+      auto gradient = g;
+      auto residual = r;
+      EXPECT_NEAR(apply_average(own, sums, 0.25f, gradient, residual), squares, 1e-5 * squares) << target;
+      EXPECT_EQ(gradient, averages) << target;
+      EXPECT_EQ(residual, left) << target;
+    });
+  }
+}
+
+TEST(Dense, AddRemainderAgreesWithItsDefinition) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      const auto before = test_values(count, 1);
+      const auto sums = test_values(count, 2);
+      const auto mean = test_values(count, 3);
+      Placed residual(executor, before);
+      Placed placed_mean(executor, mean);
+      add_remainder(executor, sums, 3.0f, placed_mean, residual);
+      const auto after = residual.read();
+      for (std::size_t i = 0; i < count; ++i) {
+        const float carried = 3.0f * mean[i];
+        ASSERT_EQ(after[i], before[i] + (sums[i] - carried)) << name;
+      }
+    }
+  });
+}
+
+TEST(Dense, SumsDoNotDependOnTheNumberOfThreads) {
+  const auto one = make_cpu_executor(1);
+  const auto three = make_cpu_executor(3);
+  const auto values = test_values(1'000'003, 1);
+  EXPECT_EQ(sum_of_squares(*one, values, {}), sum_of_squares(*three, values, {}));
+  EXPECT_EQ(sum_of_magnitudes(*one, values, values), sum_of_magnitudes(*three, values, values));
+}
+
+TEST(Dense, OneBadValueIsNoticed) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t at : {0u, 70'000u, 99'999u}) {
+      for (const float bad :
+           {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        auto values = test_values(100'000, 1);
+        values[at] = bad;
+        Placed placed(executor, values);
+        EXPECT_FALSE(std::isfinite(sum_of_squares(executor, placed, {}))) << name;
+        EXPECT_FALSE(std::isfinite(sum_of_magnitudes(executor, placed, {}))) << name;
+        EXPECT_FALSE(all_finite(executor, placed)) << name;
+        EXPECT_FALSE(scale(executor, placed, 0.5f)) << name;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,199 @@
+// Thin products on a CUDA device: those that take the whole matrix to a factor are cuBLAS's, those that
+// ranks must agree on are rounded one operation after the other.
+
+#include <cmath>
+
+#include "kernels/dense/low_rank.h"
+#include "kernels/device/device.h"
+#include "kernels/device/device_blas.h"
+
+namespace thinwire::cuda {
+namespace {
+
+/// Rows that a thread works on, all of one column: a value of `right` serves all of them.
+constexpr unsigned kRows = 4;
+
+__global__ void __launch_bounds__(kThreads)
+    product_kernel(MatrixShape shape, std::size_t rank, const float* __restrict__ left,
+                   const float* __restrict__ right, float* __restrict__ gradient,
+                   float* __restrict__ residual) {
+  const std::size_t items = (shape.rows + kRows - 1) / kRows * shape.columns;
+  for (std::size_t item = thread_of_grid(); item < items; item += threads_of_grid()) {
+    const std::size_t i = item / shape.columns * kRows;
+    const std::size_t j = item % shape.columns;
+    const std::size_t at = i * shape.columns + j;
+    // What is behind the last row is worked out from the last one, and not stored.
+    std::size_t row[kRows];
+    float before[kRows];
+    float m[kRows];
+#pragma unroll
+    for (unsigned r = 0; r < kRows; ++r) {
+      row[r] = i + r < shape.rows ? r : shape.rows - 1 - i;
+      if (residual != nullptr) before[r] = gradient[at + row[r] * shape.columns];
+      m[r] = left[i + row[r]] * right[j];
+    }
+    for (std::size_t k = 1; k < rank; ++k) {
+      const float factor = right[k * shape.columns + j];
+#pragma unroll
+      for (unsigned r = 0; r < kRows; ++r) m[r] += left[k * shape.rows + i + row[r]] * factor;
+    }
+#pragma unroll
+    for (unsigned r = 0; r < kRows; ++r) {
+      if (i + r >= shape.rows) break;
+      if (residual != nullptr) residual[at + r * shape.columns] = before[r] - m[r];
+      gradient[at + r * shape.columns] = m[r];
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(float* __restrict__ target, const float* __restrict__ values, float limit, std::size_t count,
+               std::uint32_t* flag) {
+  constexpr unsigned kAhead = 4;
+  bool wrong = false;
+  const std::size_t step = threads_of_grid();
+  for (std::size_t first = thread_of_grid(); first < count; first += kAhead * step) {
+    float sums[kAhead];
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) {
+      const std::size_t i = first + k * step;
+      sums[k] = i < count ? sum_at(target, values, i) : 0.0f;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) {
+      const std::size_t i = first + k * step;
+      if (i < count && values != nullptr) target[i] = sums[k];
+      wrong = wrong || !(fabsf(sums[k]) <= limit);
+    }
+  }
+  report_if(wrong, flag);
+}
+
+/// use(where an element lies in the vector, where it lies among the pieces).
+template <class Use>
+__device__ void for_each_of_pieces(const Piece* pieces, std::size_t count, std::size_t elements, Use use) {
+  for (std::size_t at = thread_of_grid(); at < elements; at += threads_of_grid()) {
+    std::size_t low = 0;
+    std::size_t high = count;
+    while (high - low > 1) {
+      const std::size_t middle = low + (high - low) / 2;
+      (pieces[middle].offset <= at ? low : high) = middle;
+    }
+    use(pieces[low].begin + (at - pieces[low].offset), at);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const Piece* __restrict__ pieces, std::size_t count, std::size_t elements,
+                  const float* __restrict__ values, float* __restrict__ target) {
+  for_each_of_pieces(pieces, count, elements, [&](std::size_t i, std::size_t at) { target[at] = values[i]; });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    scatter_kernel(const Piece* __restrict__ pieces, std::size_t count, std::size_t elements,
+                   const float* __restrict__ values, float* __restrict__ gradient,
+                   float* __restrict__ residual) {
+  for_each_of_pieces(pieces, count, elements, [&](std::size_t i, std::size_t at) {
+    gradient[i] = values[at];
+    if (residual != nullptr) residual[i] = 0;
+  });
+}
+
+/// The table of pieces, on the device: every element looks it up.
+class DevicePieces {
+ public:
+  DevicePieces(CudaExecutor& executor, Span<const Piece> pieces)
+      : table_(executor, pieces.size()), count_(pieces.size()) {
+    if (pieces.empty()) return;
+    check(cudaMemcpyAsync(table_.data(), pieces.data(), pieces.size_bytes(), cudaMemcpyDefault,
+                          executor.stream()),
+          "a table could not be copied");
+    const Piece& last = pieces[pieces.size() - 1];
+    elements_ = last.offset + last.count;
+  }
+
+  const Piece* data() const { return table_.data(); }
+  std::size_t count() const { return count_; }
+  std::size_t elements() const { return elements_; }
+
+ private:
+  Scratch<Piece> table_;
+  std::size_t count_;
+  std::size_t elements_ = 0;
+};
+
+}  // namespace
+
+// What lies row after row is, column after column, the transposed matrix.
+
+void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                    Span<const float> right, Span<float> left) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand m(own, matrix);
+  Operand r(own, right);
+  Operand l(own, left);
+  multiply(own, true, shape.rows, rank, shape.columns, {m.data(), shape.columns}, {r.data(), shape.columns},
+           l.data());
+  finish(own, m, r, l);
+}
+
+void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                   Span<const float> left, Span<float> right) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand m(own, matrix);
+  Operand l(own, left);
+  Operand r(own, right);
+  multiply(own, false, shape.columns, rank, shape.rows, {m.data(), shape.columns}, {l.data(), shape.rows},
+           r.data());
+  finish(own, m, l, r);
+}
+
+void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
+                   Span<const float> right, Span<float> gradient, Span<float> residual) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand l(own, left);
+  Operand r(own, right);
+  Operand g(own, gradient);
+  Operand rest(own, residual);
+  launch(own.stream(), grid_for((shape.rows + kRows - 1) / kRows * shape.columns), product_kernel, shape,
+         rank, l.data(), r.data(), g.data(), rest.data());
+  finish(own, l, r, g, rest);
+}
+
+bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand t(own, target);
+  const Operand v(own, values);
+  const Findings findings(own);
+  launch(own.stream(), grid_for(target.size(), 4), add_kernel, t.data(), v.data(), limit, target.size(),
+         findings.flag());
+  finish(own, t);
+  return !findings.flagged();
+}
+
+void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                   Span<float> target) {
+  CudaExecutor& own = executor_on_device(executor);
+  const DevicePieces table(own, pieces);
+  Operand v(own, values);
+  Operand t(own, target);
+  launch(own.stream(), grid_for(table.elements(), 4), gather_kernel, table.data(), table.count(),
+         table.elements(), v.data(), t.data());
+  finish(own, v, t);
+  own.wait();  // for the table
+}
+
+void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                    Span<float> gradient, Span<float> residual) {
+  CudaExecutor& own = executor_on_device(executor);
+  const DevicePieces table(own, pieces);
+  Operand v(own, values);
+  Operand g(own, gradient);
+  Operand r(own, residual);
+  launch(own.stream(), grid_for(table.elements(), 4), scatter_kernel, table.data(), table.count(),
+         table.elements(), v.data(), g.data(), r.data());
+  finish(own, v, g, r);
+  own.wait();  // for the table
+}
+
+}  // namespace thinwire::cuda

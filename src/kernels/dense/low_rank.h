@@ -1,0 +1,80 @@
+#pragma once
+// Matrices as products of two thin ones, M ~ left right^T: the passes of PowerSGD. With few columns the
+// products read the matrix once and are bound by memory, where a BLAS for CPUs, which packs its operands for
+// arithmetic, is slower (docs/benchmarks.md). On CUDA devices they are cuBLAS's, which does not.
+//
+// A matrix lies row after row. A factor of rank r lies column after column: left [r * rows], right [r *
+// columns].
+
+#include <cstddef>
+
+#include "thinwire/executor.h"
+#include "thinwire/span.h"
+
+namespace thinwire {
+
+struct MatrixShape {
+  std::size_t rows = 0;
+  std::size_t columns = 0;
+
+  std::size_t elements() const { return rows * columns; }
+};
+
+/// left = matrix right. `rank` columns, at least one; spans as above, none overlaps another. A value of the
+/// matrix that is inf or NaN makes its row of left inf or NaN in every column. Rounding depends on the
+/// machine, not on the number of threads.
+void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                    Span<const float> right, Span<float> left);
+
+/// right = matrix^T left, otherwise as multiply_right.
+void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                   Span<const float> left, Span<float> right);
+
+/// Replaces the columns of left [rank * rows] by orthonormal ones that span the same space: modified
+/// Gram-Schmidt in double, every column twice. A column that depends on those before it, to within float
+/// rounding, becomes 0. The values must be finite. The same bits on every machine. Serial, in host memory,
+/// where an all-reduce leaves its sums: it is one long chain of short sums, and no work for a device.
+void orthonormalise(std::size_t rows, std::size_t rank, Span<float> left);
+
+/// With m = left right^T: residual = gradient - m where there is one (empty: none), gradient = m. gradient
+/// [rows * columns]. The same m, to the bit, on every machine.
+void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
+                   Span<const float> right, Span<float> gradient, Span<float> residual);
+
+/// target[i] += values[i] (empty: nothing is added). Returns whether every |target[i]| <= limit; false for
+/// NaN.
+bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit);
+
+/// Elements [begin, begin + count) of a vector, which lie from `offset` on where pieces lie one behind the
+/// other.
+struct Piece {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+  std::size_t offset = 0;
+};
+
+/// pieces: ascending, and in host memory. target: what they have of `values`, one behind the other.
+void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                   Span<float> target);
+
+/// The reverse: gradient has there what `values` holds, residual, unless empty, 0.
+void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                    Span<float> gradient, Span<float> residual);
+
+/// The same on a CUDA device, see kernels/device/on_device.h. Products read a factor more than once: in
+/// pinned memory it is slow.
+namespace cuda {
+void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                    Span<const float> right, Span<float> left);
+void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                   Span<const float> left, Span<float> right);
+void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
+                   Span<const float> right, Span<float> gradient, Span<float> residual);
+bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit);
+void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                   Span<float> target);
+void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                    Span<float> gradient, Span<float> residual);
+}  // namespace cuda
+
+}  // namespace thinwire

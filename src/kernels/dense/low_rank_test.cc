@@ -1,0 +1,242 @@
+#include "kernels/dense/low_rank.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/test_executors.h"
+#include "kernels/test_vectors.h"
+
+namespace thinwire {
+namespace {
+
+struct Case {
+  MatrixShape shape;
+  std::size_t rank;
+};
+
+/// Every path: single rows, groups of four and two, tails of columns, several runs and blocks of columns.
+const std::vector<Case> kCases = {{{1, 1}, 1},    {{1, 7}, 2},     {{3, 70}, 3},    {{4, 64}, 4},
+                                  {{5, 65}, 5},   {{17, 33}, 8},   {{64, 9}, 4},    {{33, 1025}, 6},
+                                  {{7, 5000}, 4}, {{200, 130}, 1}, {{130, 2100}, 2}};
+
+void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& where) {
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_TRUE(a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0) << where;
+}
+
+TEST(LowRank, ProductsAgreeWithTheirDefinitions) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const auto& [shape, rank] : kCases) {
+      SCOPED_TRACE(testing::Message() << name << " " << shape.rows << "x" << shape.columns << " " << rank);
+      const auto matrix = test_values(shape.elements(), 1);
+      const auto right = test_values(rank * shape.columns, 2);
+      const auto left = test_values(rank * shape.rows, 3);
+      Placed placed_matrix(executor, matrix);
+      Placed placed_left(executor, std::vector<float>(left.size(), -1.0f));
+      // One factor in host memory.
+      std::vector<float> to_right(right.size(), -1.0f);
+      multiply_right(executor, shape, rank, placed_matrix, Placed(executor, right), placed_left);
+      multiply_left(executor, shape, rank, placed_matrix, Placed(executor, left), to_right);
+      const auto to_left = placed_left.read();
+      for (std::size_t k = 0; k < rank; ++k) {
+        for (std::size_t i = 0; i < shape.rows; ++i) {
+          double sum = 0;
+          double magnitude = 1e-30;
+          for (std::size_t j = 0; j < shape.columns; ++j) {
+            const double product = static_cast<double>(matrix[i * shape.columns + j]) *
+                                   static_cast<double>(right[k * shape.columns + j]);
+            sum += product;
+            magnitude += std::fabs(product);
+          }
+          ASSERT_NEAR(static_cast<double>(to_left[k * shape.rows + i]), sum, 1e-5 * magnitude);
+        }
+        for (std::size_t j = 0; j < shape.columns; ++j) {
+          double sum = 0;
+          double magnitude = 1e-30;
+          for (std::size_t i = 0; i < shape.rows; ++i) {
+            const double product = static_cast<double>(matrix[i * shape.columns + j]) *
+                                   static_cast<double>(left[k * shape.rows + i]);
+            sum += product;
+            magnitude += std::fabs(product);
+          }
+          ASSERT_NEAR(static_cast<double>(to_right[k * shape.columns + j]), sum, 1e-5 * magnitude);
+        }
+      }
+    }
+  });
+}
+
+TEST(LowRank, ABadValueSpoilsItsRowInEveryColumn) {
+  const MatrixShape shape{9, 130};
+  constexpr std::size_t kRank = 3;
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const float bad :
+         {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      for (const std::size_t at : {std::size_t{0}, 4 * shape.columns + 129}) {
+        auto matrix = test_values(shape.elements(), 1);
+        matrix[at] = bad;
+        Placed left(executor, std::vector<float>(kRank * shape.rows));
+        multiply_right(executor, shape, kRank, Placed(executor, matrix),
+                       Placed(executor, std::vector<float>(kRank * shape.columns, 0.0f)), left);
+        const auto values = left.read();
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          ASSERT_EQ(std::isfinite(values[i]), i % shape.rows != at / shape.columns) << name << " " << i;
+        }
+      }
+    }
+  });
+}
+
+TEST(LowRank, MeansHaveTheSameBitsOnEveryExecutor) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const auto& [shape, rank] : kCases) {
+      const auto left = test_values(rank * shape.rows, 1);
+      const auto right = test_values(rank * shape.columns, 2);
+      const auto p = test_values(shape.elements(), 3);
+      std::vector<float> mean(p.size());
+      std::vector<float> rest(p.size());
+      for (std::size_t i = 0; i < shape.rows; ++i) {
+        for (std::size_t j = 0; j < shape.columns; ++j) {
+          float m = left[i] * right[j];
+          for (std::size_t k = 1; k < rank; ++k) {
+            const float product = left[k * shape.rows + i] * right[k * shape.columns + j];
+            m += product;
+          }
+          mean[i * shape.columns + j] = m;
+          rest[i * shape.columns + j] = p[i * shape.columns + j] - m;
+        }
+      }
+      Placed gradient(executor, p);
+      Placed residual(executor, std::vector<float>(p.size(), 7.0f));
+      apply_product(executor, shape, rank, Placed(executor, left), right, gradient, residual);
+      expect_same_bits(gradient.read(), mean, name);
+      expect_same_bits(residual.read(), rest, name);
+      Placed again(executor, p);
+      apply_product(executor, shape, rank, left, Placed(executor, right), again, {});
+      expect_same_bits(again.read(), mean, name);
+    }
+  });
+}
+
+TEST(LowRank, ThreadsDoNotChangeABit) {
+  const auto one = make_cpu_executor(1);
+  const auto three = make_cpu_executor(3);
+  const MatrixShape shape{101, 5003};
+  const auto matrix = test_values(shape.elements(), 1);
+  const auto right = test_values(4 * shape.columns, 2);
+  const auto left = test_values(4 * shape.rows, 3);
+  std::vector<float> left1(left.size()), left3(left.size()), right1(right.size()), right3(right.size());
+  multiply_right(*one, shape, 4, matrix, right, left1);
+  multiply_right(*three, shape, 4, matrix, right, left3);
+  expect_same_bits(left1, left3, "left");
+  multiply_left(*one, shape, 4, matrix, left, right1);
+  multiply_left(*three, shape, 4, matrix, left, right3);
+  expect_same_bits(right1, right3, "right");
+}
+
+double dot_of_columns(const std::vector<float>& left, std::size_t rows, std::size_t a, std::size_t b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < rows; ++i) {
+    sum += static_cast<double>(left[a * rows + i]) * static_cast<double>(left[b * rows + i]);
+  }
+  return sum;
+}
+
+TEST(LowRank, ColumnsBecomeOrthonormalEvenWhenNearlyDependent) {
+  constexpr std::size_t kRows = 501;
+  constexpr std::size_t kRank = 6;
+  auto left = test_values(kRows * kRank, 1);
+  for (std::size_t i = 0; i < kRows; ++i) {
+    left[2 * kRows + i] = left[i] + 1e-5f * left[2 * kRows + i];  // almost column 0
+    left[3 * kRows + i] *= 1e-30f;                                // tiny, yet a direction of its own
+  }
+  const auto before = left;
+  orthonormalise(kRows, kRank, left);
+  for (std::size_t a = 0; a < kRank; ++a) {
+    for (std::size_t b = 0; b <= a; ++b) {
+      EXPECT_NEAR(dot_of_columns(left, kRows, a, b), a == b ? 1 : 0, 2e-6) << a << " " << b;
+    }
+  }
+  // The first column keeps its direction.
+  double length = 0;
+  for (std::size_t i = 0; i < kRows; ++i) {
+    length += static_cast<double>(before[i]) * static_cast<double>(before[i]);
+  }
+  for (std::size_t i = 0; i < kRows; ++i) {
+    EXPECT_NEAR(static_cast<double>(left[i]) * std::sqrt(length), static_cast<double>(before[i]), 1e-5);
+  }
+}
+
+TEST(LowRank, DependentAndZeroColumnsBecomeZero) {
+  constexpr std::size_t kRows = 4;
+  std::vector<float> left = {0, 0, 0, 0, 1, 2, 2, 0, -2, -4, -4, 0, 0, 0, 0, 3, 1, 2, 2, 4};
+  orthonormalise(kRows, 5, left);
+  const std::vector<float> expected = {0, 0, 0, 0, 1.0f / 3.0f, 2.0f / 3.0f, 2.0f / 3.0f, 0, 0, 0,
+                                       0, 0, 0, 0, 0,           1,           0,           0, 0, 0};
+  for (std::size_t i = 0; i < left.size(); ++i) EXPECT_NEAR(left[i], expected[i], 1e-7f) << i;
+  std::vector<float> more_than_rows = {3, -4};
+  orthonormalise(1, 2, more_than_rows);
+  EXPECT_EQ(more_than_rows, (std::vector<float>{1, 0}));
+}
+
+TEST(LowRank, ValuesBeyondTheLimitAreNoticedWhereverTheyAre) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      const auto a = test_values(count, 1);
+      const auto b = test_values(count, 2);
+      Placed sum(executor, a);
+      EXPECT_TRUE(add_within(executor, sum, Placed(executor, b), 100.0f)) << name;
+      const auto sums = sum.read();
+      for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(sums[i], a[i] + b[i]) << name;
+      EXPECT_TRUE(add_within(executor, sum, {}, 100.0f)) << name;
+      EXPECT_EQ(sum.read(), sums);
+      if (count == 0) continue;
+      for (const std::size_t at : {std::size_t{0}, count / 2, count - 1}) {
+        for (const float bad :
+             {101.0f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+          auto spoilt = a;
+          spoilt[at] = bad;
+          EXPECT_FALSE(add_within(executor, Placed(executor, spoilt), {}, 50.0f)) << name << " " << at;
+        }
+      }
+    }
+  });
+}
+
+TEST(LowRank, PiecesAreGatheredAndScattered) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const auto& pieces : {std::vector<Piece>{}, std::vector<Piece>{{3, 1, 0}},
+                               std::vector<Piece>{{0, 5, 0}, {7, 1, 5}, {64, 130, 6}, {3000, 7000, 136}}}) {
+      const auto vector = test_values(10'000, 1);
+      std::vector<float> together;
+      for (const Piece& piece : pieces) {
+        for (std::size_t i = 0; i < piece.count; ++i) together.push_back(vector[piece.begin + i]);
+      }
+      Placed target(executor, std::vector<float>(together.size()));
+      gather_pieces(executor, pieces, Placed(executor, vector), target);
+      expect_same_bits(target.read(), together, name);
+      std::vector<float> gradient(vector.size(), 2.0f);
+      std::vector<float> residual(vector.size(), 3.0f);
+      Placed placed_gradient(executor, gradient);
+      Placed placed_residual(executor, residual);
+      scatter_pieces(executor, pieces, target, placed_gradient, placed_residual);
+      Placed alone(executor, gradient);
+      scatter_pieces(executor, pieces, target, alone, {});
+      for (const Piece& piece : pieces) {
+        for (std::size_t i = piece.begin; i < piece.begin + piece.count; ++i) {
+          gradient[i] = vector[i];
+          residual[i] = 0;
+        }
+      }
+      expect_same_bits(placed_gradient.read(), gradient, name);
+      expect_same_bits(placed_residual.read(), residual, name);
+      expect_same_bits(alone.read(), gradient, name);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire

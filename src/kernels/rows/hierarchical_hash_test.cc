@@ -1,0 +1,168 @@
+#include "kernels/rows/hierarchical_hash.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <thread>
+
+#include "kernels/test_executors.h"
+
+namespace thinwire {
+namespace {
+
+const RandomStream kStream = random_stream(1, 2, 3, RandomPurpose::ownership);
+
+/// Files 0, 7, 14, ... from several threads and checks that every owner has exactly its own.
+void expect_lossless(const HierarchicalHashShape& shape, std::uint32_t count, int threads) {
+  HierarchicalHash table(shape, kStream);
+  std::vector<std::thread> workers;
+  for (int t = 0; t < threads; ++t) {
+    workers.emplace_back([&, t] {
+      for (auto i = static_cast<std::uint32_t>(t); i < count; i += static_cast<std::uint32_t>(threads))
+        table.insert(7 * i, 7 * i * 2654435761u % shape.owners);
+    });
+  }
+  for (auto& worker : workers) worker.join();
+  std::size_t total = 0;
+  for (std::size_t owner = 0; owner < shape.owners; ++owner) {
+    auto indices = table.extract(owner);
+    std::sort(indices.begin(), indices.end());
+    EXPECT_EQ(std::adjacent_find(indices.begin(), indices.end()), indices.end());
+    for (const std::uint32_t index : indices) {
+      ASSERT_EQ(index % 7, 0u);
+      ASSERT_LT(index, 7 * count);
+      ASSERT_EQ(index * 2654435761u % shape.owners, owner);
+    }
+    total += indices.size();
+  }
+  EXPECT_EQ(total, count);
+}
+
+TEST(HierarchicalHash, LosesNothing) {
+  for (const std::size_t owners : {1u, 3u, 16u}) {
+    for (const std::uint32_t count : {0u, 1u, 100u, 20'000u}) {
+      expect_lossless(HierarchicalHashShape::for_nonzeros(count, owners), count, 1);
+      expect_lossless(HierarchicalHashShape::for_nonzeros(count, owners), count, 4);
+    }
+  }
+}
+
+TEST(HierarchicalHash, AFullSerialAreaGrows) {
+  for (const std::size_t slots : {0u, 1u, 50u}) {
+    expect_lossless({.owners = 2, .slots = slots, .serial_room = 3, .rounds = 2}, 5000, 4);
+  }
+  HierarchicalHash table({.owners = 1, .slots = 10, .serial_room = 2}, kStream);
+  for (std::uint32_t i = 0; i < 100; ++i) table.insert(i, 0);
+  EXPECT_GE(table.serial_count(0), 90u);
+  EXPECT_EQ(table.extract(0).size(), 100u);
+}
+
+TEST(HierarchicalHash, ThePapersMemoryLeavesLittleToTheSerialArea) {
+  constexpr std::uint32_t kCount = 100'000;
+  HierarchicalHash table(HierarchicalHashShape::for_nonzeros(kCount, 1), kStream);
+  for (std::uint32_t i = 0; i < kCount; ++i) table.insert(i, 0);
+  // Three tries at a load of at most one half: below (1/2)^3 of the indices at the very end, so below 1/24 of
+  // all.
+  EXPECT_GT(table.serial_count(0), 0u);
+  EXPECT_LT(table.serial_count(0), kCount / 24);
+}
+
+TEST(HierarchicalHash, IndexZeroIsNotMistakenForAnEmptySlot) {
+  HierarchicalHash table(HierarchicalHashShape::for_nonzeros(1, 1), kStream);
+  table.insert(0, 0);
+  EXPECT_EQ(table.extract(0), std::vector<std::uint32_t>{0});
+}
+
+// --- From insertion to compaction, on every executor.
+
+struct Split {
+  std::vector<std::vector<std::uint32_t>> parts;  // sorted
+  std::vector<std::size_t> serial_counts;
+};
+
+/// Splits and checks that counts and parts are whole. `on_host`: operands but for the indices lie there.
+Split split(Executor& executor, const HierarchicalHashShape& shape, const std::vector<std::uint32_t>& indices,
+            const std::vector<std::uint16_t>& owner_of, bool on_host = false) {
+  Split result;
+  std::vector<std::uint32_t> all(indices.size());
+  std::vector<std::size_t> counts(shape.owners);
+  result.serial_counts.resize(shape.owners);
+  Placed in(executor, indices);
+  if (on_host) {
+    split_by_hash(executor, shape, kStream, in, owner_of, all, counts, result.serial_counts);
+  } else {
+    Placed<std::uint32_t> out(executor, all);
+    split_by_hash(executor, shape, kStream, in, Placed(executor, owner_of), out, counts,
+                  result.serial_counts);
+    all = out.read();
+  }
+  EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), std::size_t{0}), indices.size());
+  auto next = all.begin();
+  for (const std::size_t count : counts) {
+    result.parts.emplace_back(next, next + static_cast<std::ptrdiff_t>(count));
+    std::sort(result.parts.back().begin(), result.parts.back().end());
+    next += static_cast<std::ptrdiff_t>(count);
+  }
+  return result;
+}
+
+TEST(SplitByHash, GivesEveryOwnerWhatItsDefinitionGives) {
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    for (const std::size_t count : {0u, 1u, 63u, 64u, 65u, 1000u, 20'011u}) {
+      for (const std::size_t owners : {1u, 3u, 16u}) {
+        const auto paper = HierarchicalHashShape::for_nonzeros(count, owners);
+        for (const HierarchicalHashShape& shape :
+             {paper,
+              HierarchicalHashShape{.owners = owners, .slots = paper.slots, .serial_room = 0, .rounds = 6},
+              HierarchicalHashShape{.owners = owners, .slots = 5, .serial_room = 2, .rounds = 1},
+              HierarchicalHashShape{.owners = owners, .slots = 0, .serial_room = 0, .rounds = 3}}) {
+          if (count > 10'000 && shape.slots != paper.slots) continue;
+          std::vector<std::uint32_t> indices(count);
+          std::vector<std::uint16_t> owner_of(count);
+          std::vector<std::vector<std::uint32_t>> wanted(owners);
+          for (std::size_t k = 0; k < count; ++k) {
+            indices[k] = static_cast<std::uint32_t>((k * 7919) % 1'000'003);  // 0 among them
+            owner_of[k] = static_cast<std::uint16_t>(k % 5 % owners);
+            wanted[owner_of[k]].push_back(indices[k]);
+          }
+          for (auto& part : wanted) std::sort(part.begin(), part.end());
+          const Split found = split(executor, shape, indices, owner_of, count == 64);
+          ASSERT_EQ(found.parts, wanted) << name << " " << count;
+          for (std::size_t p = 0; p < owners; ++p) {
+            ASSERT_LE(found.serial_counts[p], wanted[p].size());
+            if (shape.slots < wanted[p].size()) {
+              ASSERT_GE(found.serial_counts[p], wanted[p].size() - shape.slots) << name;
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(SplitByHash, TriesEverySlotThatTheHashesGive) {
+  // With few slots and many hashes the slots fill up; one index alone always finds its first slot.
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    std::vector<std::uint32_t> indices(300);
+    std::iota(indices.begin(), indices.end(), 0u);
+    const std::vector<std::uint16_t> owner_of(indices.size(), 0);
+    const Split full =
+        split(executor, {.owners = 1, .slots = 10, .serial_room = 400, .rounds = 9}, indices, owner_of);
+    EXPECT_EQ(full.serial_counts[0], 290u) << name;
+    const Split one = split(executor, {.owners = 1, .slots = 10, .serial_room = 0, .rounds = 1}, {4}, {0});
+    EXPECT_EQ(one.serial_counts[0], 0u) << name;
+  });
+}
+
+TEST(SplitByHash, RefusesMemoryBeyond32Bits) {
+  for_each_executor([&](Executor& executor, const std::string&) {
+    std::vector<std::size_t> counts(2);
+    EXPECT_THROW(split_by_hash(executor, {.owners = 2, .slots = std::size_t{1} << 31}, kStream, {}, {}, {},
+                               counts, counts),
+                 std::invalid_argument);
+  });
+}
+
+}  // namespace
+}  // namespace thinwire

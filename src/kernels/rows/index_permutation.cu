@@ -1,0 +1,70 @@
+// Places of indices on a CUDA device, one thread to an index.
+
+#include "kernels/device/device.h"
+#include "kernels/rows/index_permutation.h"
+
+namespace thinwire::cuda {
+namespace {
+
+/// `in` may be `out`.
+template <bool kForward>
+__global__ void __launch_bounds__(kThreads)
+    walk_kernel(IndexPermutation permutation, std::uint32_t first, const std::uint32_t* in,
+                std::uint32_t* out, std::size_t count) {
+  for_each_element(
+      count, [&](std::size_t i) { return in[i]; },
+      [&](std::size_t i, std::uint32_t x) {
+        out[i] = kForward ? permutation.place_of(x + first) : permutation.index_of(x + first);
+      });
+}
+
+__global__ void __launch_bounds__(kThreads)
+    walk_into_kernel(IndexPermutation permutation, std::uint32_t first, std::uint32_t owned,
+                     const std::uint32_t* in, std::uint32_t* out, std::size_t count, std::uint32_t* flag) {
+  bool wrong = false;
+  for_each_element(
+      count, [&](std::size_t i) { return in[i]; },
+      [&](std::size_t i, std::uint32_t x) {
+        const std::uint32_t place = permutation.place_of(x) - first;  // something large when below
+        out[i] = place;
+        wrong = wrong || place >= owned;
+      });
+  report_if(wrong, flag);
+}
+
+template <bool kForward>
+void walk(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+          Span<const std::uint32_t> in, Span<std::uint32_t> out) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand i(own, in);
+  Operand o(own, out);
+  launch(own.stream(), grid_for_elements(in.size()), walk_kernel<kForward>, permutation, first, i.data(),
+         o.data(), in.size());
+  finish(own, i, o);
+}
+
+}  // namespace
+
+void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
+             Span<std::uint32_t> places) {
+  walk<true>(executor, permutation, 0, indices, places);
+}
+
+bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand i(own, indices);
+  Operand p(own, places);
+  const Findings findings(own);
+  launch(own.stream(), grid_for_elements(indices.size()), walk_into_kernel, permutation, first, count,
+         i.data(), p.data(), indices.size(), findings.flag());
+  finish(own, i, p);
+  return !findings.flagged();
+}
+
+void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+               Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
+  walk<false>(executor, permutation, first, places, indices);
+}
+
+}  // namespace thinwire::cuda

@@ -1,0 +1,73 @@
+// Counters as bit planes on a CUDA device: a thread has 64 of them.
+
+#include "kernels/device/device.h"
+#include "kernels/signs/sign_votes.h"
+
+namespace thinwire::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(std::uint64_t* __restrict__ planes, std::size_t words, int plane_count,
+               const std::uint64_t* __restrict__ bits) {
+  for (std::size_t i = thread_of_grid(); i < words; i += threads_of_grid()) {
+    std::uint64_t carry = bits[i];
+    // Four planes are read before the first is written.
+    for (int first = 0; first < plane_count; first += 4) {
+      const int here = plane_count - first < 4 ? plane_count - first : 4;
+      std::uint64_t* plane = planes + static_cast<std::size_t>(first) * words + i;
+      std::uint64_t old[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) old[k] = k < here ? plane[static_cast<std::size_t>(k) * words] : 0;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (k < here) plane[static_cast<std::size_t>(k) * words] = old[k] ^ carry;
+        carry &= old[k];
+      }
+    }
+  }
+}
+
+/// Compares with workers / 2 digit by digit, the most significant plane first.
+__global__ void __launch_bounds__(kThreads)
+    majority_kernel(const std::uint64_t* __restrict__ planes, std::size_t words, int plane_count,
+                    std::uint32_t workers, const std::uint64_t* __restrict__ ties,
+                    std::uint64_t* __restrict__ majority) {
+  const std::uint32_t half = workers / 2;
+  for (std::size_t i = thread_of_grid(); i < words; i += threads_of_grid()) {
+    std::uint64_t above = 0;
+    std::uint64_t equal = ~std::uint64_t{0};
+#pragma unroll 4
+    for (int k = plane_count - 1; k >= 0; --k) {
+      const std::uint64_t digit = planes[static_cast<std::size_t>(k) * words + i];
+      const bool one = ((half >> k) & 1) != 0;
+      if (!one) above |= equal & digit;
+      equal &= one ? digit : ~digit;
+    }
+    if (workers % 2 == 0) above |= equal & ties[i];
+    majority[i] = above;
+  }
+}
+
+}  // namespace
+
+void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
+               Span<const std::uint64_t> bits) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand p(own, planes);
+  Operand b(own, bits);
+  launch(own.stream(), grid_for(bits.size()), add_kernel, p.data(), bits.size(), plane_count, b.data());
+  finish(own, p, b);
+}
+
+void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
+                       std::uint32_t workers, Span<const std::uint64_t> ties, Span<std::uint64_t> majority) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand p(own, planes);
+  Operand t(own, ties);
+  Operand m(own, majority);
+  launch(own.stream(), grid_for(majority.size()), majority_kernel, p.data(), majority.size(), plane_count,
+         workers, t.data(), m.data());
+  finish(own, p, t, m);
+}
+
+}  // namespace thinwire::cuda

@@ -1,0 +1,62 @@
+// Stochastic signs on a CUDA device. A random block decides four elements, 16 apart; 16 lanes of a warp have
+// a word, and votes bring their decisions together.
+
+#include "kernels/device/device.h"
+#include "kernels/signs/stochastic_signs.h"
+
+namespace thinwire::cuda {
+namespace {
+
+constexpr unsigned kHalf = kWarp / 2;
+
+__global__ void __launch_bounds__(kThreads)
+    signs_kernel(RandomStream stream, const float* __restrict__ gradient, const float* __restrict__ residual,
+                 std::size_t count, float half_inverse_norm, std::uint64_t* __restrict__ bits) {
+  const std::size_t words = (count + 63) / 64;
+  const unsigned lane = lane_of_warp();
+  const unsigned offset = lane % kHalf;
+  for (std::size_t first = warp_of_grid() * kWordsAtOnce; first < words;
+       first += warps_of_grid() * kWordsAtOnce) {
+    std::uint64_t own = 0;
+#pragma unroll 2
+    for (unsigned pair = 0; pair < kWordsAtOnce; pair += 2) {
+      const std::size_t word = first + pair + lane / kHalf;
+      const std::size_t element = word * 64 + offset;
+      float p[4];
+#pragma unroll
+      for (unsigned quarter = 0; quarter < 4; ++quarter) {
+        const std::size_t i = element + quarter * kHalf;
+        p[quarter] = i < count ? sum_at(gradient, residual, i) : 0.0f;
+      }
+      const PhiloxCounter random = stream.block(static_cast<std::uint32_t>(word * kHalf) + offset, 0);
+      std::uint64_t low = 0;   // of lanes 0 to 15
+      std::uint64_t high = 0;  // of the others
+#pragma unroll
+      for (unsigned quarter = 0; quarter < 4; ++quarter) {
+        const float u = static_cast<float>(random[quarter] >> 8) * 0x1p-24f;
+        const bool valid = element + quarter * kHalf < count;
+        const unsigned votes = __ballot_sync(kAllLanes, valid && u < p[quarter] * half_inverse_norm + 0.5f);
+        low |= static_cast<std::uint64_t>(votes & 0xFFFFu) << (quarter * kHalf);
+        high |= static_cast<std::uint64_t>(votes >> kHalf) << (quarter * kHalf);
+      }
+      if (lane == pair) own = low;
+      if (lane == pair + 1) own = high;
+    }
+    if (lane < kWordsAtOnce && first + lane < words) bits[first + lane] = own;
+  }
+}
+
+}  // namespace
+
+void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const float> gradient,
+                      Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits) {
+  CudaExecutor& own = executor_on_device(executor);
+  Operand g(own, gradient);
+  Operand r(own, residual);
+  Operand b(own, bits);
+  launch(own.stream(), grid_for_words(bits.size()), signs_kernel, stream, g.data(), r.data(), gradient.size(),
+         half_inverse_norm, b.data());
+  finish(own, g, r, b);
+}
+
+}  // namespace thinwire::cuda

@@ -1,0 +1,13 @@
+#pragma once
+// What goes in front of a system with '+'. Each NAME.cc opens with its source and data flow.
+
+#include "stages/momentum_correction.h"
+#include "thinwire/registry.h"
+
+namespace thinwire {
+
+SystemInfo top_k_info();
+SystemInfo block_top_k_info();
+SystemInfo dgc_info();
+
+}  // namespace thinwire

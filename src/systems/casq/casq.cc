@@ -1,0 +1,466 @@
+// CASQ: cluster-aware sketch quantization. A few bits per element say which centre it is nearest to, and a
+// small array of bucket means per centre says what the elements around it are worth.
+//
+// Source: K. Ge et al., "Accelerate distributed deep learning with cluster-aware sketch quantization", Sci
+// China Inf Sci 2023, sections 3.2 to 3.4, algorithm 1.
+//
+//   every tau steps, rank 0:  sample of p --> K-means --> centres, weights --broadcast--> all ranks
+//   p --> code (nearest centre of its sign), bucket in that cluster's array --> codes, bucket means
+//     --all-gather or sharded server--> Q(p) of all ranks, averaged in rank order; residual = p - Q(p)
+//
+// Paper's symbols: K = 2^b clusters, m buckets, tau = `interval`. A centre's bucket array has a share of m in
+// proportion to its entropy times its magnitude (`allocation`).
+//
+// Clusters and buckets belong to one parameter of a bucket (`scope`): layers differ by orders of magnitude.
+//
+// Bytes per rank, P = ceil(b d / 8) + 4 m, m = sum over parameters of max(2^b, buckets * elements):
+//   all-gather (W-1) P;
+//   sharded server, shards of about d / W elements: codes of the others' shards and all means up,
+//   (W-1)/W * b d/8 + (W-1) 4 m; the result down, as codes with a shard's share of the buckets,
+//   (W-1)/W * (b d/8 + 4 m), or as float32, (W-1)/W * 4 d;
+//   at each clustering 8 * 2^b more for each parameter, along the broadcast's tree.
+// topology=auto takes what is less: with codes coming back, the server from 3 workers on.
+//
+// Deviations from the paper:
+// - Line 8 of algorithm 1 compresses the raw gradient, so the residual of line 9 would never return; here the
+//   compensated gradient is compressed. feedback=off reproduces the paper's runs without compensation.
+// - The server is every rank for its shard, and its result may be quantised again; what that leaves out stays
+//   with the shard's owner.
+// - Elements are hashed in runs of 64 (kernels/codes/cluster_sketch.h), anew for each step and rank, so that
+// the
+//   errors of ranks and steps average out.
+// - Centres are also taken anew after 1, 2, 4, ... steps of the first interval: those of step 0 know no
+//   residual, and with them alone the first hundred steps of a run lose what they should gain.
+// - K-means is exact instead of iterated (kernels/codes/kmeans.h). Codes count 0 as not below 0.
+// - Line 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer; with
+//   double_momentum=lambda the system returns g + m.
+
+#include "systems/casq/casq.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+
+#include "core/bucket_vectors.h"
+#include "core/stopwatch.h"
+#include "exchange/agreed_values.h"
+#include "exchange/coded_exchange.h"
+#include "kernels/codes/cluster_values.h"
+#include "kernels/dense/dense.h"
+#include "systems/casq/clusters.h"
+#include "systems/casq/server.h"
+#include "thinwire/errors.h"
+#include "thinwire/state.h"
+#include "wire/frame.h"
+
+namespace thinwire {
+namespace {
+
+enum class Topology { all_gather, server, automatic };
+
+struct CasqSettings {
+  std::size_t bits = 2;
+  double bucket_share = 0.005;
+  std::uint64_t interval = 100;
+  double sample = 0.1;
+  bool per_parameter = true;
+  Allocation allocation = Allocation::centre;
+  Topology topology = Topology::automatic;
+  bool requantised = true;
+  float double_momentum = 0;
+
+  std::size_t clusters() const { return std::size_t{1} << bits; }
+  /// Whether centres are taken anew: every `interval` steps and, while the residual fills and the gradient
+  /// changes from step to step, after 1, 2, 4, ... of the first ones.
+  bool clusters_at(std::uint64_t step) const {
+    return step % interval == 0 || (step < interval && std::has_single_bit(step));
+  }
+};
+
+/// The clusters of a bucket's groups, by code: what its ranks have agreed on, and what this rank has found in
+/// the results of its own shard, where it has one.
+template <class Container>
+struct Model {
+  Container centres{};
+  Container weights{};
+  Container shard_centres{};
+};
+
+bool all_zero(const PerCluster<float>& centres) {
+  return std::all_of(centres.begin(), centres.end(), [](float centre) { return centre == 0; });
+}
+
+/// In place of a centre: rank 0 has a value that is not finite.
+constexpr float kNotFinite = std::numeric_limits<float>::quiet_NaN();
+
+class CasqCoder final : public Coder {
+ public:
+  CasqCoder(const ClusterSketch& sketch, Span<const float> gradient, Span<const float> residual, Step& step)
+      : sketch_(sketch),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        coded_(step.workspace.take<CodedClusters>(static_cast<std::size_t>(step.communicator.size()))) {}
+
+  bool encode(Span<float> table, Span<std::uint64_t> codes) override {
+    const auto self = static_cast<std::size_t>(step_.communicator.rank());
+    return encode_clusters(step_.executor, step_.workspace, sketch_.for_rank(self), 0, gradient_, residual_,
+                           codes, table);
+  }
+
+  void prepare(std::size_t rank, Span<const float> table) override {
+    const auto means = lay_out_means(step_.workspace, sketch_, table, gradient_.memory());
+    coded_[rank] = {sketch_.for_rank(rank), means, {}};
+  }
+
+  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
+                 Span<float> residual) const override {
+    for (std::size_t rank = 0; rank < frames.size(); ++rank) coded_[rank].codes = frames[rank].codes();
+    return apply_clusters(executor, coded_, self, gradient, residual);
+  }
+
+ private:
+  const ClusterSketch& sketch_;
+  Span<const float> gradient_;
+  Span<const float> residual_;
+  Step& step_;
+  Span<CodedClusters> coded_;  // by each rank, once its means are there
+};
+
+class Casq final : public Synchronizer {
+ public:
+  explicit Casq(const CasqSettings& settings) : settings_(settings) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override;
+  std::uint64_t payload_bytes(const Workload& workload) const override;
+  void save(BucketWriter& writer) const override;
+  void load(const BucketReader& reader) override;
+
+ private:
+  using Spans = Model<Span<PerCluster<float>>>;
+  struct BucketState {
+    Model<std::vector<PerCluster<float>>> model;
+    std::size_t parameters = 1;
+  };
+
+  GroupEnds ends_of(std::size_t elements, Span<const std::size_t> parameter_ends) const {
+    return {settings_.per_parameter ? parameter_ends : Span<const std::size_t>(), elements,
+            settings_.bucket_share, settings_.clusters()};
+  }
+  Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step);
+  bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
+               const Spans& model, Step& step);
+  void exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
+                const Spans& model, bool clusters_shard, Step& step);
+  Span<ClusterGroup> groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model, Step& step);
+  bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const;
+  std::uint64_t exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
+                               std::size_t rank) const;
+
+  CasqSettings settings_;
+  std::map<BucketId, BucketState> states_;
+  BucketVectors momenta_{"casq_momentum"};
+  std::vector<Pending> pendings_;
+};
+
+std::uint32_t sample_seed(const Step& step, BucketId bucket, std::size_t group, std::uint32_t hop) {
+  return random_stream(step.seed, step.index, bucket, RandomPurpose::sample, 0, hop)
+      .block(static_cast<std::uint32_t>(group), 0)[0];
+}
+
+void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
+  require_matching(gradient, residual);
+  step.delivered = {};
+  step.report.formula_bytes = 0;
+  if (gradient.empty()) return;
+  const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
+  const auto momentum =
+      settings_.double_momentum > 0 ? momenta_.open(step.executor, bucket, gradient.size()) : Span<float>();
+  const bool clusters = !states_.contains(bucket) || settings_.clusters_at(step.index);
+  // A copy, so that a step that is not finite leaves the state as it was.
+  const Spans model = model_for(bucket, ends, step);
+  if (clusters && !cluster(bucket, ends, gradient, residual, model, step)) {
+    step.report.finite = false;
+    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  exchange(bucket, ends, gradient, residual, model, clusters, step);
+  if (!step.report.finite) return;
+  if (clusters) {
+    BucketState& state = states_[bucket];
+    state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    state.model.centres.assign(model.centres.begin(), model.centres.end());
+    state.model.weights.assign(model.weights.begin(), model.weights.end());
+    state.model.shard_centres.assign(model.shard_centres.begin(), model.shard_centres.end());
+  }
+  if (!momentum.empty()) {
+    scale(step.executor, momentum, settings_.double_momentum);
+    add(step.executor, momentum, gradient);
+    add(step.executor, gradient, momentum);
+  }
+}
+
+/// The bucket's model so far, in the step's workspace; zeros where it has none.
+Casq::Spans Casq::model_for(BucketId bucket, const GroupEnds& ends, Step& step) {
+  const auto known = states_.find(bucket);
+  auto copy_of = [&](const std::vector<PerCluster<float>>* values) {
+    const auto copy = step.workspace.take<PerCluster<float>>(ends.size());
+    std::fill(copy.begin(), copy.end(), PerCluster<float>{});
+    if (values != nullptr) std::copy_n(values->begin(), std::min(values->size(), copy.size()), copy.begin());
+    return copy;
+  };
+  const auto* model = known == states_.end() ? nullptr : &known->second.model;
+  return {copy_of(model != nullptr ? &model->centres : nullptr),
+          copy_of(model != nullptr ? &model->weights : nullptr),
+          copy_of(model != nullptr ? &model->shard_centres : nullptr)};
+}
+
+/// Centres and weights from a sample of rank 0's elements, on all ranks. Collective. Returns false where rank
+/// 0 sampled a value that is not finite. A group of nothing but zeros keeps the centres that it has.
+bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient,
+                   Span<const float> residual, const Spans& model, Step& step) {
+  Stopwatch watch;
+  const std::size_t count = settings_.clusters();
+  // Of each group its centres, then its weights.
+  const auto floats = step.workspace.take<float>(2 * count * ends.size());
+  std::fill(floats.begin(), floats.end(), 0.0f);
+  if (step.communicator.rank() == 0) {
+    ClusterFinder finder(step.executor, step.workspace);
+    for (std::size_t group = 0; group < ends.size(); ++group) {
+      const std::size_t begin = ends.begin(group);
+      const std::size_t elements = ends.end(group) - begin;
+      if (elements == 0) continue;
+      PerCluster<Cluster> clusters{};
+      const SampleKind kind =
+          finder.find(gradient.subspan(begin, elements), residual.subspan(begin, elements), settings_.bits,
+                      settings_.sample, sample_seed(step, bucket, group, 0), clusters);
+      if (kind == SampleKind::not_finite) floats[0] = kNotFinite;
+      if (kind != SampleKind::usable) continue;
+      const double share = static_cast<double>(ends.buckets(elements)) / static_cast<double>(elements);
+      const auto weights = bucket_weights(settings_.allocation, clusters, settings_.bits, share);
+      for (std::size_t c = 0; c < count; ++c) {
+        floats[2 * count * group + c] = static_cast<float>(clusters[c].centre);
+        floats[2 * count * group + count + c] = weights[c];
+      }
+    }
+  }
+  step.report.seconds_compress += watch.lap();
+  take_from_rank_0(step, floats);
+  step.report.formula_bytes +=
+      broadcast_payload_bytes(floats.size_bytes(), step.communicator.rank(), step.communicator.size());
+  if (std::isnan(floats[0])) return false;
+  for (std::size_t group = 0; group < ends.size(); ++group) {
+    PerCluster<float> centres{};
+    PerCluster<float> weights{};
+    std::copy_n(floats.data() + 2 * count * group, count, centres.begin());
+    std::copy_n(floats.data() + 2 * count * group + count, count, weights.begin());
+    require_sound(centres, weights, count);
+    // Zeros alone on rank 0 say nothing of the other ranks, nor of later steps.
+    if (all_zero(centres)) continue;
+    model.centres[group] = centres;
+    model.weights[group] = weights;
+  }
+  return true;
+}
+
+/// The groups of a shard with the sizes of their bucket arrays, without thresholds.
+Span<ClusterGroup> Casq::groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model,
+                                   Step& step) {
+  const auto groups = step.workspace.take<ClusterGroup>(ends.size());
+  std::size_t used = 0;
+  std::size_t buckets = 0;
+  ends.for_each(shard, [&](std::size_t group, std::size_t first, std::size_t last) {
+    const std::size_t own = ends.buckets(last - first);
+    groups[used] = ClusterGroup();
+    groups[used].end = last;
+    groups[used].first_bucket = buckets;
+    groups[used].sizes = allocate_buckets(model.weights[group], settings_.bits, own);
+    buckets += own;
+    ++used;
+  });
+  return groups.first(used);
+}
+
+void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
+                    const Spans& model, bool clusters_shard, Step& step) {
+  const std::size_t elements = gradient.size();
+  const auto world = static_cast<std::size_t>(step.communicator.size());
+  const Shard whole{0, elements};
+  auto groups_for = [&](const Shard& shard) { return groups_of(ends, shard, model, step); };
+  const auto groups = groups_for(whole);
+  std::size_t k = 0;
+  ends.for_each(whole, [&](std::size_t group, std::size_t, std::size_t) {
+    set_thresholds(groups[k++], settings_.bits, model.centres[group]);
+  });
+  ClusterSketch sketch;
+  sketch.bits = settings_.bits;
+  sketch.stream = random_stream(step.seed, step.index, bucket, RandomPurpose::sketch);
+  sketch.groups = groups;
+  step.report.formula_bytes +=
+      exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
+  if (!through_server(ends, elements, world)) {
+    CasqCoder coder(sketch, gradient, residual, step);
+    average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.buckets()}, pendings_, coder);
+    return;
+  }
+  const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()));
+  auto set_shard_thresholds = [&](Span<const float> average, Span<ClusterGroup> results) {
+    std::optional<ClusterFinder> finder;
+    if (clusters_shard) finder.emplace(step.executor, step.workspace);
+    std::size_t result = 0;
+    ends.for_each(own, [&](std::size_t group, std::size_t first, std::size_t last) {
+      PerCluster<float>& centres = model.shard_centres[group];
+      // A rank that has just come to this shard knows no centres of its own for it.
+      if (clusters_shard || all_zero(centres)) centres = model.centres[group];
+      if (clusters_shard) {
+        PerCluster<Cluster> clusters{};
+        if (finder->find(average.subspan(first - own.begin, last - first), {}, settings_.bits,
+                         settings_.sample, sample_seed(step, bucket, group, 1),
+                         clusters) == SampleKind::usable) {
+          for (std::size_t c = 0; c < settings_.clusters(); ++c) {
+            centres[c] = static_cast<float>(clusters[c].centre);
+          }
+        }
+      }
+      set_thresholds(results[result++], settings_.bits, centres);
+    });
+  };
+  average_at_owners(bucket, gradient, residual, step,
+                    {sketch, settings_.requantised, groups_for, set_shard_thresholds}, pendings_);
+}
+
+/// Whether shards' servers take fewer bytes, over all ranks, than gathering everything; or what was asked
+/// for.
+bool Casq::through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const {
+  if (settings_.topology != Topology::automatic) return settings_.topology == Topology::server;
+  const std::size_t buckets = ends.buckets(Shard{0, elements});
+  // Both per rank that receives: every rank's codes, or each shard's codes from a rank and its result.
+  const std::uint64_t gather = world * (4 * buckets + code_bytes(elements, settings_.bits));
+  std::uint64_t server = 0;
+  for (std::size_t owner = 0; owner < world; ++owner) {
+    const Shard shard = shard_of(elements, world, owner);
+    if (shard.size() == 0) continue;
+    const std::uint64_t codes = code_bytes(shard.size(), settings_.bits);
+    server += 4 * buckets + codes;
+    server += settings_.requantised ? 4 * ends.buckets(shard) + codes : 4 * shard.size();
+  }
+  return server < gather;
+}
+
+std::uint64_t Casq::exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
+                                   std::size_t rank) const {
+  const std::size_t buckets = ends.buckets(Shard{0, elements});
+  if (!through_server(ends, elements, world)) {
+    return coded_bytes(elements, {settings_.bits, buckets}, static_cast<int>(world));
+  }
+  return owners_payload_bytes(elements, world, rank, settings_.bits, buckets, settings_.requantised,
+                              [&](const Shard& shard) { return ends.buckets(shard); });
+}
+
+std::uint64_t Casq::payload_bytes(const Workload& workload) const {
+  if (workload.elements == 0) return 0;
+  const auto elements = static_cast<std::size_t>(workload.elements);
+  const GroupEnds ends = ends_of(elements, workload.parameter_ends);
+  const std::uint64_t agreed = settings_.clusters_at(workload.step)
+                                   ? broadcast_payload_bytes(8 * settings_.clusters() * ends.size(),
+                                                             workload.rank, workload.world_size)
+                                   : 0;
+  return agreed + exchange_bytes(ends, elements, static_cast<std::size_t>(workload.world_size),
+                                 static_cast<std::size_t>(workload.rank));
+}
+
+constexpr std::array<std::string_view, 3> kKinds = {"casq_centres", "casq_weights", "casq_shard_centres"};
+
+void Casq::save(BucketWriter& writer) const {
+  for (const auto& [bucket, state] : states_) {
+    const std::array<const std::vector<PerCluster<float>>*, 3> parts = {
+        &state.model.centres, &state.model.weights, &state.model.shard_centres};
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      const auto& groups = *parts[part];
+      for (std::size_t i = 0; i < state.parameters; ++i) {
+        // Where the bucket is one group, every parameter has its clusters.
+        const PerCluster<float>& group = groups[std::min(i, groups.size() - 1)];
+        writer.array(kKinds[part], bucket, i, Span<const float>(group.data(), settings_.clusters()));
+      }
+    }
+  }
+  momenta_.save(writer);
+}
+
+void Casq::load(const BucketReader& reader) {
+  std::map<BucketId, BucketState> states;
+  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+    BucketState state;
+    state.parameters = reader.parameters(bucket);
+    const std::size_t groups =
+        settings_.per_parameter ? state.parameters : std::min<std::size_t>(1, state.parameters);
+    const std::array<std::vector<PerCluster<float>>*, 3> parts = {&state.model.centres, &state.model.weights,
+                                                                  &state.model.shard_centres};
+    bool found = false;
+    for (std::size_t part = 0; part < parts.size(); ++part) {
+      parts[part]->assign(groups, PerCluster<float>{});
+      for (std::size_t group = 0; group < groups; ++group) {
+        float* values = (*parts[part])[group].data();
+        found = reader.array(kKinds[part], bucket, group, Span<float>(values, settings_.clusters())) || found;
+      }
+    }
+    if (found) states[bucket] = std::move(state);
+  }
+  momenta_.load(reader);  // which changes nothing where it throws
+  states_ = std::move(states);
+}
+
+}  // namespace
+
+SystemInfo casq_info() {
+  SystemInfo info;
+  info.name = "casq";
+  info.summary = "a few bits per element for its cluster, and bucket means per cluster";
+  info.paper = "Ge et al., CASQ, Sci China Inf Sci 2023";
+  info.formula =
+      "P = ceil(b d/8) + 4 m; all-gather (W-1) P; server (W-1)/W * b d/4 + (W-1) 4 m + (W-1)/W * 4 m; every "
+      "tau steps 8 * 2^b per parameter along a tree";
+  info.feedback_default = true;
+  info.corrects_momentum = true;
+  info.momentum_option = "double_momentum";
+  info.options = {
+      {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
+      {"buckets", "0.005", "bucket means per element, 0 to 1; 0: one mean per cluster"},
+      {"interval", "100", "steps between clusterings; the first ones also come after 1, 2, 4, ... steps"},
+      {"sample", "0.1", "share of rank 0's elements that is clustered, above 0 to 1"},
+      {"scope", "parameter", "what has clusters and buckets of its own: parameter or bucket"},
+      {"allocation", "centre",
+       "a cluster's share of the buckets: entropy times |centre| or density, even, or least error"},
+      {"topology", "auto",
+       "all_gather, server (every rank for one shard), or auto: the one with fewer bytes"},
+      {"downlink", "codes", "what a shard's server sends back: codes, or float32"},
+      {"double_momentum", "0", "lambda of the paper's line 16: returns g + m with m = lambda m + g; 0: off"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    CasqSettings settings;
+    settings.bits = static_cast<std::size_t>(options.integer("bits", 1, kMostClusterBits));
+    settings.bucket_share = options.real("buckets", 0, 1);
+    settings.interval = static_cast<std::uint64_t>(options.integer("interval", 1, 1'000'000'000));
+    settings.sample = options.real("sample", 0.001, 1);
+    settings.per_parameter = options.choice("scope", {"parameter", "bucket"}) == "parameter";
+    const auto& allocations = allocation_names();
+    const std::string allocation = options.choice("allocation", allocations);
+    settings.allocation = static_cast<Allocation>(
+        std::find(allocations.begin(), allocations.end(), allocation) - allocations.begin());
+    const std::string topology = options.choice("topology", {"auto", "all_gather", "server"});
+    settings.topology = topology == "auto"     ? Topology::automatic
+                        : topology == "server" ? Topology::server
+                                               : Topology::all_gather;
+    settings.requantised = options.choice("downlink", {"codes", "float32"}) == "codes";
+    settings.double_momentum = static_cast<float>(options.real("double_momentum", 0, 0.999));
+    return std::make_unique<Casq>(settings);
+  };
+  return info;
+}
+
+}  // namespace thinwire

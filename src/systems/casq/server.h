@@ -1,0 +1,40 @@
+#pragma once
+// CASQ with a sharded server: every rank owns one shard of the bucket, averages what all ranks say of it and
+// tells all ranks the result. The all-gather's alternative when there are many workers.
+
+#include <vector>
+
+#include "systems/casq/clusters.h"
+#include "thinwire/synchronizer.h"
+
+namespace thinwire {
+
+/// What a rank owns: nearly equal shares of the bucket's runs of 64 elements.
+Shard shard_of(std::size_t elements, std::size_t world, std::size_t rank);
+
+/// What the ranks have agreed on for one step.
+struct ServerPlan {
+  /// The uplink's sketch, for a stream of rank 0; a rank's own stream has its number.
+  ClusterSketch uplink;
+  /// Whether shards come back as codes; else as float32.
+  bool requantised = true;
+  /// The groups of a shard's result, with the sizes of their bucket arrays, without thresholds.
+  FunctionRef<Span<ClusterGroup>(const Shard& shard)> downlink_groups;
+  /// Thresholds for the result of this rank's shard, average [its elements], before it is coded. Called at
+  /// most once.
+  FunctionRef<void(Span<const float> average, Span<ClusterGroup> groups)> set_downlink_thresholds;
+};
+
+/// Collective. gradient: becomes the mean; residual, unless empty: p - Q(p), and in this rank's shard what
+/// coding the result left out, times the world size. Non-finite values on any rank: gradient becomes NaN,
+/// report.finite false, residual stays. `pendings`: storage that the system keeps. Throws CorruptFrame,
+/// CommError.
+void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                       const ServerPlan& plan, std::vector<Pending>& pendings);
+
+/// Payload bytes that `rank` sends. buckets: of the uplink; downlink_buckets: of a shard's result.
+std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
+                                   std::size_t bits, std::size_t buckets, bool requantised,
+                                   FunctionRef<std::size_t(const Shard&)> downlink_buckets);
+
+}  // namespace thinwire

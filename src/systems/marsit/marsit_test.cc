@@ -1,0 +1,307 @@
+// What only Marsit promises: unbiased bits at every hop, whatever the topology, and the algebra of its
+// residual.
+
+#include "systems/marsit/marsit.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "systems/marsit/one_bit_all_reduce.h"
+#include "systems/marsit/torus.h"
+#include "thinwire/in_process.h"
+
+namespace thinwire {
+namespace {
+
+TEST(Torus, ShapesUseAllRanksOrAllButOne) {
+  auto shape = [](int world, int rows) {
+    const Torus torus(world, rows);
+    EXPECT_EQ(torus.core() + torus.folded(), world);
+    std::uint32_t total = 0;
+    for (int row = 0; row < torus.rows(); ++row) total += torus.row_weight(row);
+    EXPECT_EQ(total, static_cast<std::uint32_t>(world));
+    return std::array{torus.rows(), torus.columns(), torus.folded()};
+  };
+  EXPECT_EQ(shape(1, 0), (std::array{1, 1, 0}));
+  EXPECT_EQ(shape(3, 0), (std::array{1, 3, 0}));
+  EXPECT_EQ(shape(4, 0), (std::array{2, 2, 0}));
+  EXPECT_EQ(shape(5, 0), (std::array{2, 2, 1}));
+  EXPECT_EQ(shape(6, 0), (std::array{2, 3, 0}));
+  EXPECT_EQ(shape(7, 0), (std::array{2, 3, 1}));
+  EXPECT_EQ(shape(12, 0), (std::array{3, 4, 0}));
+  EXPECT_EQ(shape(8, 3), (std::array{3, 2, 2}));
+  EXPECT_EQ(shape(8, 8), (std::array{8, 1, 0}));
+  EXPECT_EQ(shape(8, 1), (std::array{1, 8, 0}));
+  EXPECT_THROW(Torus(4, 5), std::invalid_argument);
+}
+
+/// One OneBitAllReduce per rank over gradients made by `gradient`; returns rank 0's bits and checks that all
+/// agree.
+std::vector<bool> reduce_bits(int world, int rows, std::size_t elements, std::uint64_t step_index,
+                              const std::function<float(int rank, std::size_t element)>& gradient) {
+  std::vector<std::vector<bool>> bits(static_cast<std::size_t>(world), std::vector<bool>(elements));
+  run_in_process(world, [&](Communicator& communicator) {
+    const auto executor = make_cpu_executor(1);
+    Workspace workspace;
+    Step step{.communicator = communicator,
+              .executor = *executor,
+              .workspace = workspace,
+              .index = step_index,
+              .seed = 5};
+    std::vector<float> values(elements);
+    for (std::size_t i = 0; i < elements; ++i) values[i] = gradient(communicator.rank(), i);
+    OneBitAllReduce reduce(3, values, {}, step, Torus(world, rows));
+    reduce.run();
+    EXPECT_FALSE(reduce.non_finite());
+    auto& mine = bits[static_cast<std::size_t>(communicator.rank())];
+    reduce.for_each_piece([&](const RingPiece& piece) {
+      const auto words = reduce.words(piece);
+      for (std::size_t i = piece.begin; i < piece.end; ++i) {
+        const std::size_t k = i - piece.begin;
+        mine[i] = ((words[k / 64] >> (k % 64)) & 1) != 0;
+      }
+    });
+  });
+  for (const auto& one : bits) EXPECT_EQ(one, bits[0]);
+  return bits[0];
+}
+
+struct Shape {
+  int world;
+  int rows;  // 1: ring, 0: automatic torus
+};
+
+class OneBit : public testing::TestWithParam<Shape> {};
+
+// Element i is positive on the first i % (W + 1) ranks of a rotation that i chooses, so every rank takes
+// every place. A correct implementation fails one z-test at 5 sigma with probability below 6e-7; W + 1 of
+// them per shape, fixed seeds.
+TEST_P(OneBit, ExpectationIsTheMeanOfTheWorkersBits) {
+  const auto [world, rows] = GetParam();
+  const auto groups = static_cast<std::size_t>(world + 1);
+  const std::size_t elements = groups * static_cast<std::size_t>(world) * 4000;
+  auto positive = [&, world = world](int rank, std::size_t i) {
+    const auto rotation = static_cast<int>(i / groups % static_cast<std::size_t>(world));
+    return (rank + rotation) % world < static_cast<int>(i % groups);
+  };
+  const auto bits = reduce_bits(world, rows, elements, 1,
+                                [&](int rank, std::size_t i) { return positive(rank, i) ? 1.0f : -1.0f; });
+  for (std::size_t group = 0; group < groups; ++group) {
+    double ones = 0;
+    double count = 0;
+    for (std::size_t i = group; i < elements; i += groups) {
+      ones += bits[i] ? 1 : 0;
+      ++count;
+    }
+    const double p = static_cast<double>(group) / world;
+    if (group == 0 || group == static_cast<std::size_t>(world)) {
+      EXPECT_EQ(ones, p * count) << "unanimous bits must survive";
+    } else {
+      EXPECT_LT(std::fabs(ones - count * p) / std::sqrt(count * p * (1 - p)), 5)
+          << "positive on " << group << " ranks";
+    }
+  }
+}
+
+// The same for every single worker: when only worker r is positive, its bit survives with probability 1/W,
+// wherever it stands in ring, row, column or outside the rectangle.
+TEST_P(OneBit, EveryWorkerSurvivesEquallyOften) {
+  const auto [world, rows] = GetParam();
+  if (world == 1) return;
+  const std::size_t per_worker = 20'000;
+  const std::size_t elements = per_worker * static_cast<std::size_t>(world);
+  const auto bits = reduce_bits(world, rows, elements, 2, [world = world](int rank, std::size_t i) {
+    return static_cast<int>(i % static_cast<std::size_t>(world)) == rank ? 1.0f : -1.0f;
+  });
+  for (int worker = 0; worker < world; ++worker) {
+    double ones = 0;
+    for (std::size_t i = static_cast<std::size_t>(worker); i < elements;
+         i += static_cast<std::size_t>(world)) {
+      ones += bits[i] ? 1 : 0;
+    }
+    const double p = 1.0 / world;
+    EXPECT_LT(std::fabs(ones - per_worker * p) / std::sqrt(per_worker * p * (1 - p)), 5)
+        << "worker " << worker;
+  }
+}
+
+TEST_P(OneBit, PayloadFormulaIsWhatIsSent) {
+  const auto [world, rows] = GetParam();
+  for (const std::size_t elements : {1u, 3u, 63u, 1000u, 10'007u}) {
+    run_in_process(world, [&, rows = rows](Communicator& communicator) {
+      const auto executor = make_cpu_executor(1);
+      Workspace workspace;
+      Step step{
+          .communicator = communicator, .executor = *executor, .workspace = workspace, .index = 1, .seed = 5};
+      const std::vector<float> values(elements, 1.0f);
+      const Torus torus(communicator.size(), rows);
+      OneBitAllReduce reduce(0, values, {}, step, torus);
+      reduce.run();
+      EXPECT_EQ(communicator.traffic().sent_bytes,
+                one_bit_payload_bytes(elements, torus, communicator.rank()) + step.report.frame_header_bytes);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, OneBit,
+                         testing::Values(Shape{1, 1}, Shape{2, 1}, Shape{3, 1}, Shape{4, 1}, Shape{5, 1},
+                                         Shape{8, 1}, Shape{4, 0}, Shape{5, 0}, Shape{6, 0}, Shape{7, 0},
+                                         Shape{8, 0}, Shape{8, 3}, Shape{6, 6}, Shape{11, 0}),
+                         [](const auto& parameter) {
+                           return "w" + std::to_string(parameter.param.world) + "_rows" +
+                                  std::to_string(parameter.param.rows);
+                         });
+
+TEST(OneBit, DrawsDifferFromStepToStepAndRepeatWithinOne) {
+  auto bits = [](std::uint64_t step) {
+    return reduce_bits(2, 1, 1000, step, [](int rank, std::size_t) { return rank == 0 ? 1.0f : -1.0f; });
+  };
+  EXPECT_EQ(bits(1), bits(1));
+  EXPECT_NE(bits(1), bits(2));
+}
+
+TEST(OneBit, ABrokenFrameIsRefused) {
+  // Rank 1 answers rank 0's ring with bytes that are no frame.
+  std::atomic<int> refused{0};
+  EXPECT_THROW(run_in_process(2,
+                              [&](Communicator& communicator) {
+                                if (communicator.rank() == 1) {
+                                  std::vector<std::byte> noise(64 + 7, std::byte{0x5a});
+                                  std::vector<std::byte> sink(64 + 7);
+                                  auto receiving = communicator.receive(0, 10, sink);
+                                  communicator.send(0, 10, noise).wait();
+                                  receiving.wait();
+                                  return;
+                                }
+                                const auto executor = make_cpu_executor(1);
+                                Workspace workspace;
+                                Step step{.communicator = communicator,
+                                          .executor = *executor,
+                                          .workspace = workspace,
+                                          .index = 1};
+                                const std::vector<float> values(100, 1.0f);
+                                OneBitAllReduce reduce(0, values, {}, step, Torus(2, 1));
+                                try {
+                                  reduce.run();
+                                } catch (const std::exception& error) {
+                                  if (std::string(error.what()).find("magic") != std::string::npos) ++refused;
+                                  throw;
+                                }
+                              }),
+               std::exception);
+  EXPECT_EQ(refused.load(), 1);
+}
+
+/// Runs marsit by hand with residuals at hand: mean(c') = mean(c) + mean(g) - mean_out, c = 0 after a full
+/// step.
+TEST(Marsit, MeanOfTheResidualsFollowsTheSumAndFullStepsClearIt) {
+  Registry registry;
+  registry.add(marsit_info());
+  for (const char* spec :
+       {"marsit:full_every=5", "marsit:full_every=0", "marsit:full_every=5:topology=torus"}) {
+    for (const int world : {1, 3, 4}) {
+      constexpr std::size_t kElements = 500;
+      std::vector<std::vector<float>> gradients(static_cast<std::size_t>(world)), residuals(gradients);
+      std::vector<float> means;
+      std::vector<double> mean_residual(kElements, 0.0);
+      for (auto& residual : residuals) residual.assign(kElements, 0.0f);
+      std::vector<Pipeline> pipelines;
+      for (int rank = 0; rank < world; ++rank) pipelines.push_back(registry.make(spec));
+      for (std::uint64_t index = 0; index < 12; ++index) {
+        std::vector<double> mean_gradient(kElements, 0.0);
+        for (std::size_t rank = 0; rank < gradients.size(); ++rank) {
+          std::mt19937 random(static_cast<std::uint32_t>(index * 10 + rank));
+          std::normal_distribution<float> normal(0.1f);
+          gradients[rank].resize(kElements);
+          for (std::size_t i = 0; i < kElements; ++i) {
+            gradients[rank][i] = normal(random);
+            mean_gradient[i] += static_cast<double>(gradients[rank][i]) / world;
+          }
+        }
+        run_in_process(world, [&](Communicator& communicator) {
+          const auto rank = static_cast<std::size_t>(communicator.rank());
+          const auto executor = make_cpu_executor(1);
+          Workspace workspace;
+          Step step{.communicator = communicator,
+                    .executor = *executor,
+                    .workspace = workspace,
+                    .index = index,
+                    .seed = 5};
+          pipelines[rank].synchronizer->synchronize(0, gradients[rank], residuals[rank], step);
+          EXPECT_GT(step.report.scale, 0);
+        });
+        means = gradients[0];
+        for (std::size_t i = 0; i < kElements; ++i) {
+          double after = 0;
+          for (const auto& residual : residuals) after += static_cast<double>(residual[i]) / world;
+          ASSERT_NEAR(after, mean_residual[i] + mean_gradient[i] - static_cast<double>(means[i]), 1e-5)
+              << spec;
+          mean_residual[i] = after;
+        }
+        const bool full = std::string(spec).find("full_every=5") != std::string::npos && index % 5 == 0;
+        for (const auto& residual : residuals) {
+          const bool zero = std::all_of(residual.begin(), residual.end(), [](float c) { return c == 0; });
+          ASSERT_EQ(zero, full) << spec << " step " << index;
+        }
+        if (!full) {
+          for (const float m : means) ASSERT_EQ(std::fabs(m), std::fabs(means[0])) << "one step size";
+        }
+      }
+    }
+  }
+}
+
+/// eta_s=auto is the mean magnitude of the averaged gradient, not of what piled up in the residual.
+TEST(Marsit, AutomaticStepSizeLeavesTheResidualOut) {
+  Registry registry;
+  registry.add(marsit_info());
+  run_in_process(4, [&](Communicator& communicator) {
+    auto pipeline = registry.make("marsit:full_every=10:eta_factor=1");
+    const auto executor = make_cpu_executor(1);
+    constexpr std::size_t kElements = 2000;
+    std::vector<float> residual(kElements, 0.0f);
+    for (std::uint64_t index = 0; index < 31; ++index) {
+      std::vector<float> gradient(kElements);
+      // Rank r's gradients point its own way: residuals grow, the average stays 0.5.
+      for (std::size_t i = 0; i < kElements; ++i) {
+        gradient[i] = (i % 2 == 0 ? 0.5f : -0.5f) + static_cast<float>(communicator.rank() * 2 - 3);
+      }
+      Workspace workspace;
+      Step step{.communicator = communicator,
+                .executor = *executor,
+                .workspace = workspace,
+                .index = index,
+                .seed = 1};
+      pipeline.synchronizer->synchronize(0, gradient, residual, step);
+      EXPECT_NEAR(step.report.scale, 0.5, 1e-4) << index;
+    }
+  });
+}
+
+TEST(Marsit, DeviationIsMeasuredWhenAsked) {
+  Registry registry;
+  registry.add(marsit_info());
+  run_in_process(2, [&](Communicator& communicator) {
+    auto pipeline = registry.make("marsit:full_every=0:eta_s=1:drift_every=2");
+    const auto executor = make_cpu_executor(1);
+    std::vector<float> residual(4, communicator.rank() == 0 ? 1.0f : 3.0f);
+    for (std::uint64_t index = 0; index < 2; ++index) {
+      std::vector<float> gradient(4, 0.0f);
+      Workspace workspace;
+      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = index};
+      pipeline.synchronizer->synchronize(0, gradient, residual, step);
+      // Residuals 1 and 3 lie 1 from their mean in each of 4 elements.
+      EXPECT_EQ(step.report.residual_deviation, index == 0 ? 2.0 : -1.0);
+      EXPECT_GE(step.report.residual_norm, 0);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace thinwire

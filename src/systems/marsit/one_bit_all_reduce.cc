@@ -1,0 +1,299 @@
+#include "systems/marsit/one_bit_all_reduce.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/partition.h"
+#include "core/stopwatch.h"
+#include "kernels/signs/bernoulli_bits.h"
+#include "wire/frame.h"
+
+namespace thinwire {
+namespace {
+
+constexpr Communicator::Tag kTag = 10;
+
+/// 128 KiB of bits per message: packing one reads up to 8 MiB, long enough to hide a hop's latency.
+constexpr std::size_t kPieceElements = std::size_t{1} << 20;
+
+std::size_t payload_bytes(const RingPiece& piece) {
+  return (piece.elements() + 7) / 8;
+}
+
+std::size_t largest_piece_bytes(std::size_t elements, std::size_t parts) {
+  return sign_words(std::min(kPieceElements, elements / parts + 1)) * 8;
+}
+
+}  // namespace
+
+OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Span<const float> residual,
+                                 Step& step, const Torus& torus)
+    : bucket_(bucket),
+      gradient_(gradient),
+      residual_(residual),
+      step_(step),
+      torus_(torus),
+      parts_(static_cast<std::size_t>(torus.core())),
+      piece_bytes_(largest_piece_bytes(gradient.size(), parts_)),
+      frames_(step.workspace, gradient.size(), parts_, kPieceElements, piece_bytes_),
+      landing_(step.workspace.take<std::byte>(kRingWindow * (FrameHeader::kBytes + piece_bytes_))),
+      masks_(step.workspace.take<std::uint64_t>(piece_bytes_ / 8)) {}
+
+void OneBitAllReduce::run() {
+  const int rank = step_.communicator.rank();
+  if (rank < torus_.core()) {
+    run_core();
+  } else {
+    run_folded(rank - torus_.core());
+  }
+  step_.report.seconds_compress += times_.compute;
+  step_.report.seconds_wait += times_.wait;
+}
+
+void OneBitAllReduce::run_core() {
+  const int rank = step_.communicator.rank();
+  const int row = rank / torus_.columns();
+  const int column = rank % torus_.columns();
+  const auto row_size = static_cast<std::size_t>(torus_.columns());
+  const auto column_size = static_cast<std::size_t>(torus_.rows());
+  const auto members = step_.workspace.take<int>(row_size + column_size);
+  const auto weights = step_.workspace.take<std::uint32_t>(row_size + column_size);
+  for (std::size_t i = 0; i < row_size; ++i) {
+    members[i] = row * torus_.columns() + static_cast<int>(i);
+    weights[i] = torus_.weight(members[i]);
+  }
+  for (std::size_t i = 0; i < column_size; ++i) {
+    members[row_size + i] = static_cast<int>(i) * torus_.columns() + column;
+    weights[row_size + i] = torus_.row_weight(static_cast<int>(i));
+  }
+  const RingGroup row_ring{members.first(row_size), static_cast<std::size_t>(column)};
+  const RingGroup column_ring{members.subspan(row_size, column_size), static_cast<std::size_t>(row)};
+  const auto row_weights = weights.first(row_size);
+  const auto column_weights = weights.subspan(row_size, column_size);
+  const RingLayout row_layout{.elements = gradient_.size(),
+                              .parts = parts_,
+                              .first_part = 0,
+                              .parts_per_segment = column_size,
+                              .piece_elements = kPieceElements};
+  RingLayout column_layout = row_layout;
+  column_layout.first_part = ring_owned_segment(row_ring.position, row_size) * column_size;
+  column_layout.parts_per_segment = 1;
+
+  const bool hosts = rank < torus_.folded();
+  if (hosts) {
+    fold_in(rank + torus_.core());
+  } else if (row_size == 1) {
+    for_each_piece([this](const RingPiece& piece) { pack(piece); });  // no row phase would do it
+  }
+  enter(Phase::row_reduce, row_ring, row_weights);
+  ring_reduce_scatter(step_.communicator, row_ring, row_layout, kTag, *this, times_);
+  enter(Phase::column_reduce, column_ring, column_weights);
+  ring_reduce_scatter(step_.communicator, column_ring, column_layout, kTag, *this, times_);
+  enter(Phase::column_gather, column_ring, column_weights);
+  ring_all_gather(step_.communicator, column_ring, column_layout, kTag, *this, times_);
+  enter(Phase::row_gather, row_ring, row_weights);
+  ring_all_gather(step_.communicator, row_ring, row_layout, kTag, *this, times_);
+  if (hosts) fold_out(rank + torus_.core());
+}
+
+// --- Ranks outside the rectangle: all bits to the host before, all bits back after.
+
+void OneBitAllReduce::fold_in(int guest) {
+  phase_ = Phase::fold;
+  Stopwatch watch;
+  for_each_piece([&](const RingPiece& piece) {
+    const auto message = landing_.first(message_bytes(piece));
+    Pending arriving = step_.communicator.receive(guest, kTag, message);
+    pack(piece);
+    draw(piece, 0, 1, 1);
+    times_.compute += watch.lap();
+    arriving.wait();
+    times_.wait += watch.lap();
+    join(piece, message, guest, 1);
+  });
+  times_.compute += watch.lap();
+  packed_ = true;
+}
+
+void OneBitAllReduce::fold_out(int guest) {
+  Stopwatch watch;
+  SendWindow sends;
+  for_each_piece([&](const RingPiece& piece) {
+    sends.push(step_.communicator.send(guest, kTag, seal(piece, world_weight())));
+  });
+  sends.wait_all();
+  times_.wait += watch.lap();
+}
+
+void OneBitAllReduce::run_folded(int host) {
+  Stopwatch watch;
+  SendWindow sends;
+  for_each_piece([&](const RingPiece& piece) {
+    pack(piece);
+    sends.push(step_.communicator.send(host, kTag, seal(piece, 1)));
+  });
+  times_.compute += watch.lap();
+  sends.wait_all();
+  for_each_piece([&](const RingPiece& piece) {
+    step_.communicator.receive(host, kTag, frame(piece)).wait();
+    check(piece, frame(piece), host, world_weight());
+  });
+  times_.wait += watch.lap();
+}
+
+// --- What is done to a piece.
+
+void OneBitAllReduce::enter(Phase phase, const RingGroup& ring, Span<const std::uint32_t> weights) {
+  phase_ = phase;
+  weights_ = weights;
+  position_ = ring.position;
+  previous_ = ring.previous();
+  // The column sums up the rows, so from then on every frame stands for the whole world.
+  gathered_weight_ = world_weight();
+}
+
+void OneBitAllReduce::for_each_piece(FunctionRef<void(const RingPiece&)> body) const {
+  RingPiece piece;
+  for (piece.part = 0; piece.part < parts_; ++piece.part) {
+    const std::size_t end = part_begin(gradient_.size(), parts_, piece.part + 1);
+    piece.begin = part_begin(gradient_.size(), parts_, piece.part);
+    for (piece.index = 0; piece.begin < end; piece.begin = piece.end, ++piece.index) {
+      piece.end = std::min(piece.begin + kPieceElements, end);
+      body(piece);
+    }
+  }
+}
+
+void OneBitAllReduce::pack(const RingPiece& piece) {
+  const bool finite = pack_signs(step_.executor, gradient_.subspan(piece.begin, piece.elements()),
+                                 residual_.subspan(piece.begin, piece.elements()), words(piece));
+  non_finite_ = non_finite_ || !finite;
+}
+
+/// Choices between this rank's bits, which stand for `own` workers, and arriving ones that stand for
+/// `received`.
+void OneBitAllReduce::draw(const RingPiece& piece, std::uint32_t hop, std::uint32_t own,
+                           std::uint32_t received) {
+  // Hops of different phases draw from different streams.
+  const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::merge,
+                                            static_cast<std::uint32_t>(step_.communicator.rank()),
+                                            hop | static_cast<std::uint32_t>(phase_) << 16);
+  // Any numbering that no two pieces share will do: words are counted per part, pieces being whole words.
+  const std::size_t part_words = sign_words(gradient_.size() / parts_ + 1);
+  const std::size_t first_word = piece.part * part_words + piece.index * (kPieceElements / 64);
+  bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(first_word), own, own + received,
+                 masks_.first(sign_words(piece.elements())));
+}
+
+void OneBitAllReduce::join(const RingPiece& piece, Span<const std::byte> message, int source,
+                           std::uint32_t received) {
+  check(piece, message, source, received);
+  const std::size_t count = sign_words(piece.elements());
+  merge_signs(step_.executor, words(piece), payload_words(message, count), masks_.first(count));
+}
+
+void OneBitAllReduce::check(const RingPiece& piece, Span<const std::byte> message, int source,
+                            std::uint32_t workers) {
+  const FrameHeader arrived = expect_frame(message, header(piece, source, workers));
+  non_finite_ = non_finite_ || arrived.non_finite();
+}
+
+Span<const std::byte> OneBitAllReduce::seal(const RingPiece& piece, std::uint32_t workers) {
+  FrameHeader sealed = header(piece, step_.communicator.rank(), workers);
+  // Everything bad that this rank has seen so far: the last frames then carry it to everyone.
+  sealed.flags = non_finite_ ? FrameHeader::kNonFinite : std::uint16_t{0};
+  write_frame_header(frame(piece), sealed);
+  step_.report.frame_header_bytes += FrameHeader::kBytes;
+  return frame(piece);
+}
+
+FrameHeader OneBitAllReduce::header(const RingPiece& piece, int source, std::uint32_t workers) const {
+  FrameHeader result;
+  result.type = FrameType::sign_bits;
+  result.bucket = bucket_;
+  result.step = step_.index;
+  result.source = static_cast<std::uint32_t>(source);
+  result.workers = workers;
+  result.first = piece.begin;
+  result.count = piece.elements();
+  result.payload_bytes = payload_bytes(piece);
+  return result;
+}
+
+Span<std::byte> OneBitAllReduce::frame(const RingPiece& piece) const {
+  return frames_.frame(piece.part, piece.index, payload_bytes(piece));
+}
+
+Span<std::uint64_t> OneBitAllReduce::words(const RingPiece& piece) const {
+  return frames_.words(piece.part, piece.index, sign_words(piece.elements()));
+}
+
+/// Segment s starts at position s, so after hop h its message stands for positions s to s + h.
+std::uint32_t OneBitAllReduce::joined_weight(const RingPiece& piece) const {
+  std::uint32_t weight = 0;
+  for (std::size_t k = 0; k <= piece.hop; ++k) weight += weights_[(piece.segment + k) % weights_.size()];
+  return weight;
+}
+
+// --- RingCodec
+
+std::size_t OneBitAllReduce::message_bytes(const RingPiece& piece) const {
+  return FrameHeader::kBytes + payload_bytes(piece);
+}
+
+Span<const std::byte> OneBitAllReduce::outgoing(const RingPiece& piece) {
+  if (gathering()) return seal(piece, gathered_weight_);
+  if (phase_ == Phase::row_reduce && piece.hop == 0 && !packed_) pack(piece);
+  return seal(piece, joined_weight(piece));
+}
+
+void OneBitAllReduce::prepare(const RingPiece& piece) {
+  if (gathering()) return;
+  if (phase_ == Phase::row_reduce && !packed_) pack(piece);
+  draw(piece, static_cast<std::uint32_t>(piece.hop), weights_[position_], joined_weight(piece));
+}
+
+Span<std::byte> OneBitAllReduce::landing(const RingPiece& piece) {
+  if (gathering()) return frame(piece);
+  return landing_.subspan(piece.slot * (FrameHeader::kBytes + piece_bytes_), message_bytes(piece));
+}
+
+void OneBitAllReduce::incoming(const RingPiece& piece, Span<const std::byte> message) {
+  if (gathering()) {
+    check(piece, message, previous_, gathered_weight_);
+  } else {
+    join(piece, message, previous_, joined_weight(piece));
+  }
+}
+
+std::uint64_t one_bit_payload_bytes(std::size_t elements, const Torus& torus, int rank) {
+  const auto parts = static_cast<std::size_t>(torus.core());
+  const auto columns = static_cast<std::size_t>(torus.columns());
+  const auto rows = static_cast<std::size_t>(torus.rows());
+  auto part_bytes = [&](std::size_t part) -> std::uint64_t {
+    return (part_size(elements, parts, part) + 7) / 8;
+  };
+  auto segment_bytes = [&](std::size_t segment) {
+    std::uint64_t sum = 0;
+    for (std::size_t part = segment * rows; part < (segment + 1) * rows; ++part) sum += part_bytes(part);
+    return sum;
+  };
+  std::uint64_t all = 0;
+  for (std::size_t part = 0; part < parts; ++part) all += part_bytes(part);
+  if (rank >= torus.core()) return all;
+
+  std::uint64_t sent = rank < torus.folded() ? all : 0;
+  const std::size_t row = static_cast<std::size_t>(rank) / columns;
+  const std::size_t column = static_cast<std::size_t>(rank) % columns;
+  // Each ring sends everything twice but for one segment per phase, as ring_sent_elements counts it.
+  if (columns > 1)
+    sent += 2 * all - segment_bytes((column + 1) % columns) - segment_bytes((column + 2) % columns);
+  if (rows > 1) {
+    const std::size_t owned = (column + 1) % columns;
+    sent += 2 * segment_bytes(owned) - part_bytes(owned * rows + (row + 1) % rows) -
+            part_bytes(owned * rows + (row + 2) % rows);
+  }
+  return sent;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,84 @@
+#pragma once
+// Marsit's one-bit all-reduce (Marsit section 4.1.1): every element's sign travels from worker to worker
+// as one bit, and at each hop the receiver keeps either the bit that arrived or its own, with probabilities
+// such that the final bit is each worker's with probability 1/W.
+
+#include "comm/ring.h"
+#include "kernels/signs/sign_bits.h"
+#include "systems/marsit/torus.h"
+#include "thinwire/synchronizer.h"
+#include "wire/piece_frames.h"
+
+namespace thinwire {
+
+class OneBitAllReduce final : private RingCodec {
+ public:
+  /// The bits are the signs of gradient + residual (residual: [n] or empty). All buffers come from
+  /// step.workspace.
+  OneBitAllReduce(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
+                  const Torus& torus);
+
+  /// Collective. Afterwards words() holds the final bits, the same on all ranks. Throws CorruptFrame and
+  /// CommError.
+  void run();
+
+  /// Some rank's gradient + residual had inf or NaN; the same answer on all ranks.
+  bool non_finite() const { return non_finite_; }
+
+  /// Calls body(piece) for every piece of the bucket, in ascending order.
+  void for_each_piece(FunctionRef<void(const RingPiece&)> body) const;
+  /// The piece's bits, bit 0 being element piece.begin.
+  Span<std::uint64_t> words(const RingPiece& piece) const;
+
+ private:
+  enum class Phase : std::uint32_t { row_reduce, column_reduce, column_gather, row_gather, fold };
+
+  void run_core();
+  void run_folded(int host);
+  void fold_in(int guest);
+  void fold_out(int guest);
+  void enter(Phase phase, const RingGroup& ring, Span<const std::uint32_t> weights);
+  void pack(const RingPiece& piece);
+  void draw(const RingPiece& piece, std::uint32_t hop, std::uint32_t own, std::uint32_t received);
+  void join(const RingPiece& piece, Span<const std::byte> message, int source, std::uint32_t received);
+  void check(const RingPiece& piece, Span<const std::byte> message, int source, std::uint32_t workers);
+  Span<const std::byte> seal(const RingPiece& piece, std::uint32_t workers);
+  Span<std::byte> frame(const RingPiece& piece) const;
+  FrameHeader header(const RingPiece& piece, int source, std::uint32_t workers) const;
+  bool gathering() const { return phase_ == Phase::column_gather || phase_ == Phase::row_gather; }
+  std::uint32_t joined_weight(const RingPiece& piece) const;
+  std::uint32_t world_weight() const { return static_cast<std::uint32_t>(step_.communicator.size()); }
+
+  std::size_t message_bytes(const RingPiece& piece) const override;
+  Span<const std::byte> outgoing(const RingPiece& piece) override;
+  void prepare(const RingPiece& piece) override;
+  Span<std::byte> landing(const RingPiece& piece) override;
+  void incoming(const RingPiece& piece, Span<const std::byte> message) override;
+
+  BucketId bucket_;
+  Span<const float> gradient_;
+  Span<const float> residual_;
+  Step& step_;
+  Torus torus_;
+  std::size_t parts_;
+  std::size_t piece_bytes_;  // payload of the largest piece
+  PieceFrames frames_;
+  Span<std::byte> landing_;
+  Span<std::uint64_t> masks_;
+  RingTimes times_;
+
+  // Of the ring phase that is running.
+  Phase phase_ = Phase::row_reduce;
+  Span<const std::uint32_t> weights_;  // workers that each position's own bits stand for
+  std::size_t position_ = 0;
+  int previous_ = 0;
+  std::uint32_t gathered_weight_ = 0;
+
+  bool packed_ = false;
+  bool non_finite_ = false;
+};
+
+/// Payload bytes that `rank` sends in one OneBitAllReduce of `elements`.
+std::uint64_t one_bit_payload_bytes(std::size_t elements, const Torus& torus, int rank);
+
+}  // namespace thinwire

@@ -1,0 +1,235 @@
+// Zen: lossless synchronization of sparse gradients through hashed owners.
+//
+// Paper: Z. Wang et al., "Zen: Empowering Distributed Training with Sparsity-driven Data Synchronization",
+// OSDI 2025. Section 3.1 is Balanced Parallelism, 3.2 the hash that balances it, 3.3 the
+// hash bitmap, 2.2 the choice between it and Hierarchical Centralization.
+//
+// Way of the data in Balanced Parallelism (exchange/push_pull.cc), for elements or for rows alike:
+//
+//   non-zeros --pi--> places --split by owner--> push: row_list --> owner: sums in rank order, / W
+//     --pull: hash bitmap or row_list, whichever is smaller--> everyone --pi^-1--> rows of the mean
+//
+// pi is a seeded bijection of the table's rows, drawn anew for every step and bucket and the same on all
+// ranks. Owner p has the places [p d/W, (p+1) d/W): whatever pattern the non-zeros have, each owner gets
+// about the same number of them. A pull's bitmap has one bit for each place that its owner has.
+//
+// Where every rank has non-zeros enough for the balance to bear it, pi moves blocks of neighbours, up to a
+// page, so that the scattered reads and writes of a table share cache lines (block_bits_for below).
+//
+// Hierarchical Centralization (exchange/recursive_doubling.cc) is the other scheme that can be optimal.
+// scheme=auto runs push/pull for profile_steps steps, predicts the time of both from the bytes that each
+// would really send (zen_selector.h) and keeps the faster one.
+//
+// Bytes per rank, push/pull: (4 + 4 width) per row that another rank owns, and (W-1) (|I_p| / 8 + 4 width
+// |U_p|), about (W-1)/W * (8 nnz + 4 gamma nnz + d/8) for single elements.
+//
+// Deviations from the paper:
+// - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline: encoding and
+// decoding
+//   compute places instead of looking them up.
+// - Rows are split by a stable sort, on a GPU as on a CPU: frames list them in order, and what is sent must
+// not
+//   depend on which thread came first. Algorithm 1 is kernels/rows/hierarchical_hash.h.
+// - A pull is a list where the union is so sparse that a bitmap would be larger (below 1/32 for single
+// elements); the
+//   paper always sends the bitmap.
+// - Equations (1) and (2) assume lists in both phases and a power of two of ranks; predictions here count the
+//   encoded sizes, for any number.
+
+#include "systems/zen/zen.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "core/philox.h"
+#include "exchange/recursive_doubling.h"
+#include "exchange/sparse_synchronizer.h"
+#include "systems/zen/selector.h"
+#include "thinwire/state.h"
+
+namespace thinwire {
+namespace {
+
+enum class Scheme { automatic, push_pull, centralization };
+
+struct ZenConfig {
+  Scheme scheme = Scheme::automatic;
+  std::uint64_t profile_steps = 4;
+  LinkModel link;
+  bool pull_bitmaps = true;
+};
+
+/// Centralization adds in another order than the dense sum does and its sums grow on fewer ranks: it has to
+/// be clearly faster to be chosen.
+constexpr float kClearlyFaster = 0.95f;
+
+constexpr std::size_t kMostBlockBytes = 4096;
+
+/// How many bits of an index may stay together. A block is one ball in W bins, so a rank's non-zeros have to
+/// make at least 400 W ln W blocks even if they fill them, with which the imbalance stays below 1.1 (theorem
+/// 2). `rows`: what the rank with fewest had in the last step. Beyond a page there is nothing more to share.
+std::uint32_t block_bits_for(double rows, std::size_t world, std::size_t width) {
+  const auto ranks = static_cast<double>(world);
+  const double needed = 400 * ranks * std::log(ranks);
+  std::uint32_t bits = 0;
+  while ((width * sizeof(float) << (bits + 1)) <= kMostBlockBytes &&
+         rows >= needed * static_cast<double>(2u << bits)) {
+    ++bits;
+  }
+  return bits;
+}
+
+class Zen final : public SparseSynchronizer {
+ public:
+  explicit Zen(const ZenConfig& config) : config_(config) {}
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const Expected e = expected(workload);
+    if (e.world == 1) return 0;
+    if (config_.scheme == Scheme::centralization) {
+      return recursive_doubling_bytes(e.rows, e.union_rows, e.world,
+                                      static_cast<std::uint64_t>(workload.rank), e.width);
+    }
+    const std::uint64_t owned = e.table_rows / e.world;
+    const std::uint64_t result = e.union_rows / e.world;
+    std::uint64_t pull = row_list_bytes(result, e.width);
+    if (config_.pull_bitmaps) pull = std::min(pull, row_bitmap_bytes(owned, result, e.width));
+    return row_list_bytes(e.rows - e.rows / e.world, e.width) + (e.world - 1) * pull;
+  }
+
+  void save(BucketWriter& writer) const override {
+    for (const auto& [bucket, state] : states_) {
+      auto put = [&writer, id = bucket, parameters = state.parameters](const char* kind, float value) {
+        const std::vector<float> values(parameters, value);
+        writer.values(kind, id, Span<const float>(values));
+      };
+      put("zen_profiled", state.profiled);
+      put("zen_push_pull_seconds", state.push_pull_seconds);
+      put("zen_centralization_seconds", state.centralization_seconds);
+      put("zen_smallest", state.smallest);
+    }
+  }
+
+  void load(const BucketReader& reader) override {
+    std::map<BucketId, BucketState> loaded;
+    for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+      BucketState state;
+      state.parameters = reader.parameters(bucket);
+      std::vector<float> values(state.parameters);
+      auto get = [&](const char* kind, float& into) {
+        if (values.empty() || !reader.values(kind, bucket, Span<float>(values))) return false;
+        into = values.front();
+        return true;
+      };
+      if (get("zen_profiled", state.profiled) && get("zen_push_pull_seconds", state.push_pull_seconds) &&
+          get("zen_centralization_seconds", state.centralization_seconds) &&
+          get("zen_smallest", state.smallest)) {
+        loaded[bucket] = state;
+      }
+    }
+    states_ = std::move(loaded);
+  }
+
+ protected:
+  RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
+    if (config_.scheme == Scheme::automatic) return exchange_as_predicted(bucket, own, finite, step);
+    return config_.scheme == Scheme::push_pull ? through_owners(bucket, own, finite, step, nullptr)
+                                               : centralized(bucket, own, finite, step);
+  }
+
+ private:
+  /// Of one bucket, the same on all ranks. Kept in floats, as it is saved, so that a resumed run decides
+  /// alike.
+  struct BucketState {
+    float profiled = 0;  ///< Steps so far, over which both schemes' predicted seconds are summed.
+    float push_pull_seconds = 0;
+    float centralization_seconds = 0;
+    float smallest = 0;  ///< Rows of the rank that had fewest in the last push/pull step.
+    std::size_t parameters = 1;
+  };
+
+  BucketState& state_of(BucketId bucket, const Step& step) {
+    BucketState& state = states_[bucket];
+    state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    return state;
+  }
+
+  RowMean exchange_as_predicted(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
+    BucketState& state = state_of(bucket, step);
+    if (state.profiled >= static_cast<float>(config_.profile_steps)) {
+      const bool centralize = state.centralization_seconds < kClearlyFaster * state.push_pull_seconds;
+      return centralize ? centralized(bucket, own, finite, step)
+                        : through_owners(bucket, own, finite, step, nullptr);
+    }
+    SchemeProfile watching(step, own.width);
+    const RowMean mean = through_owners(bucket, own, finite, step, &watching);
+    const PredictedSeconds predicted = watching.predict(config_.link);
+    if (mean.finite) {
+      state.push_pull_seconds += static_cast<float>(predicted.push_pull);
+      state.centralization_seconds += static_cast<float>(predicted.centralization);
+      ++state.profiled;
+    }
+    return mean;
+  }
+
+  RowMean through_owners(BucketId bucket, const RowSparse& own, bool finite, Step& step,
+                         PushPullObserver* observer) {
+    step.report.scheme = "push_pull";
+    const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
+    BucketState& state = state_of(bucket, step);
+    const std::uint32_t block_bits = block_bits_for(
+        static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
+    const RowMean mean = push_pull(bucket, own, finite,
+                                   {.places = IndexPermutation::make(own.rows, stream, block_bits),
+                                    .pull_bitmaps = config_.pull_bitmaps},
+                                   storage_, step, observer);
+    if (mean.finite) state.smallest = static_cast<float>(mean.smallest);
+    return mean;
+  }
+
+  RowMean centralized(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
+    step.report.scheme = "centralization";
+    return recursive_doubling(bucket, own, finite, storage_, step);
+  }
+
+  ZenConfig config_;
+  RowMessageStorage storage_;
+  std::map<BucketId, BucketState> states_;
+};
+
+}  // namespace
+
+SystemInfo zen_info() {
+  SystemInfo info;
+  info.name = "zen";
+  info.summary = "lossless: non-zeros to hashed owners and back as bitmaps";
+  info.paper = "Wang et al., Zen, OSDI 2025";
+  info.formula =
+      "8 per non-zero of other owners + (W-1) * (|I_p|/8 + 4 |U_p|): about (W-1)/W * (8 nnz + 4 gamma nnz + "
+      "d/8)";
+  info.lossless = true;
+  info.takes_rows = true;
+  info.options = {
+      {"scheme", "auto", "push_pull, centralization, or auto: the one that is predicted to be faster"},
+      {"profile_steps", "4", "steps off which auto predicts, 1 to 1000"},
+      {"gbit", "0", "what auto reckons with, in Gbit/s; 0: measure the link"},
+      {"latency_us", "50", "what auto reckons with, in microseconds, unless it measures"},
+      {"pull", "auto", "what owners send back: auto, the smaller of hash bitmap and list; list, to compare"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    ZenConfig config;
+    const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
+    config.scheme = scheme == "auto"        ? Scheme::automatic
+                    : scheme == "push_pull" ? Scheme::push_pull
+                                            : Scheme::centralization;
+    config.profile_steps = static_cast<std::uint64_t>(options.integer("profile_steps", 1, 1000));
+    config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
+                   .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
+    config.pull_bitmaps = options.choice("pull", {"auto", "list"}) == "auto";
+    return std::make_unique<Zen>(config);
+  };
+  return info;
+}
+
+}  // namespace thinwire
