@@ -30,8 +30,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesThreads,
 
 class OneCollective : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(OneCollective, ManyPiecesPerSegment) {
-  // 24 MB per rank and hop (8 under a sanitizer), far more pieces than any window of messages under way.
+TEST_P(OneCollective, ManyChunksPerSegment) {
+  // 24 MB per rank and hop (8 under a sanitizer), far more chunks than any window of messages under way.
   constexpr std::size_t kElements = kSanitized ? 4'000'000 : 12'000'000;
   EXPECT_NO_THROW(run_on(GetParam(), 2, [](Communicator& communicator) {
     std::vector<float> values(kElements, static_cast<float>(communicator.rank() + 1));

@@ -30,7 +30,7 @@ class GoldenCases {
       record(spec, kSmall, lines);
     }
     if (communicator_.engine() != "threads") return lines;
-    // Several pieces to a message.
+    // Several chunks to a message.
     for (const char* spec :
          {"dense", "half:feedback=on", "marsit:full_every=3", "signsgd:feedback=on", "cascading_sign"}) {
       record(spec, kLarge, lines);

@@ -57,8 +57,8 @@ struct VirtualInterval {
   /// and each other one
   ///     max(max(sent, received) / bandwidth, latency + awaited / bandwidth),
   /// both of its most loaded rank; awaited is what a rank received, or what one of its senders sent, in
-  /// the stage until the rank began to send in the next. So a ring of W ranks with one piece per segment is
-  /// 2(W-1) (latency + segment / bandwidth), with more pieces the latency hides behind them, and a push and a
+  /// the stage until the rank began to send in the next. So a ring of W ranks with one chunk per segment is
+  /// 2(W-1) (latency + segment / bandwidth), with more chunks the latency hides behind them, and a push and a
   /// pull are twice latency + bytes of the most loaded rank / bandwidth.
   double formula_seconds = 0;
   std::size_t stages = 0;

@@ -28,7 +28,7 @@ namespace {
 
 constexpr Communicator::Tag kCascadeTag = 50;
 
-/// A segment is one piece: its norm belongs to the whole of it.
+/// A segment is one chunk: its norm belongs to the whole of it.
 class CascadeCodec final : public RingCodec {
  public:
   CascadeCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
@@ -42,84 +42,84 @@ class CascadeCodec final : public RingCodec {
         stride_((FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, longest_, 1) + 63) /
                 64 * 64),
         frames_(step.workspace.take<std::byte>(ring.size() * stride_)),
-        landing_(step.workspace.take<std::byte>(kRingWindow * stride_)),
+        receive_buffers_(step.workspace.take<std::byte>(kRingWindow * stride_)),
         sums_(step.scratch.take<float>(longest_)) {}
 
   void start_gather() { gathering_ = true; }
   bool non_finite() const { return non_finite_; }
 
   /// The segment's final frame: scale and bits.
-  Span<std::byte> frame(const RingPiece& piece) const {
-    return frames_.subspan(piece.segment * stride_, message_bytes(piece));
+  Span<std::byte> frame(const RingChunk& chunk) const {
+    return frames_.subspan(chunk.segment * stride_, message_bytes(chunk));
   }
 
-  /// frame(piece) = Q(values).
-  void compress(const RingPiece& piece, Span<const float> values, Span<const float> plus) {
+  /// frame(chunk) = Q(values).
+  void compress(const RingChunk& chunk, Span<const float> values, Span<const float> plus) {
     const double norm = std::sqrt(sum_of_squares(step_.executor, values, plus));
     const bool finite = std::isfinite(static_cast<float>(norm));
     non_finite_ = non_finite_ || !finite;
-    const auto message = frame(piece);
+    const auto message = frame(chunk);
     write_scale(message, finite ? static_cast<float>(norm) : 0.0f);
     const RandomStream stream = random_stream(
         step_.seed, step_.index, bucket_, RandomPurpose::stochastic_sign,
-        static_cast<std::uint32_t>(step_.communicator.rank()), static_cast<std::uint32_t>(piece.hop));
+        static_cast<std::uint32_t>(step_.communicator.rank()), static_cast<std::uint32_t>(chunk.hop));
     const auto factor = static_cast<float>(finite && norm > 1e-37 ? 0.5 / norm : 0.0);
     stochastic_signs(step_.executor, stream, values, plus, factor,
-                     scaled_sign_words(message, piece.elements()));
+                     scaled_sign_words(message, chunk.elements()));
   }
 
   /// This rank's part of the segment, compressed, as the start of its cascade.
-  void compress_own(const RingPiece& piece) {
-    compress(piece, gradient_.subspan(piece.begin, piece.elements()),
-             residual_.subspan(piece.begin, piece.elements()));
+  void compress_own(const RingChunk& chunk) {
+    compress(chunk, gradient_.subspan(chunk.begin, chunk.elements()),
+             residual_.subspan(chunk.begin, chunk.elements()));
   }
 
-  std::size_t message_bytes(const RingPiece& piece) const override {
-    return FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, piece.elements(), 1);
+  std::size_t message_bytes(const RingChunk& chunk) const override {
+    return FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, chunk.elements(), 1);
   }
 
-  Span<const std::byte> outgoing(const RingPiece& piece) override {
-    if (!gathering_ && piece.hop == 0) compress_own(piece);
-    FrameHeader sealed = header(piece, step_.communicator.rank());
+  Span<const std::byte> outgoing(const RingChunk& chunk) override {
+    if (!gathering_ && chunk.hop == 0) compress_own(chunk);
+    FrameHeader sealed = header(chunk, step_.communicator.rank());
     sealed.flags = non_finite_ ? FrameHeader::kNonFinite : std::uint16_t{0};
-    write_frame_header(frame(piece), sealed);
+    write_frame_header(frame(chunk), sealed);
     step_.report.frame_header_bytes += FrameHeader::kBytes;
-    return frame(piece);
+    return frame(chunk);
   }
 
-  Span<std::byte> landing(const RingPiece& piece) override {
-    return gathering_ ? frame(piece) : landing_.subspan(piece.slot * stride_, message_bytes(piece));
+  Span<std::byte> receive_buffer(const RingChunk& chunk) override {
+    return gathering_ ? frame(chunk) : receive_buffers_.subspan(chunk.slot * stride_, message_bytes(chunk));
   }
 
-  void incoming(const RingPiece& piece, Span<const std::byte> message) override {
-    const FrameHeader arrived = expect_frame(message, header(piece, ring_.previous()));
+  void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
+    const FrameHeader arrived = expect_frame(message, header(chunk, ring_.previous()));
     non_finite_ = non_finite_ || arrived.non_finite();
     const float scale = read_scale(message);
     if (gathering_) return;
     // Decompress, add, recompress.
-    const auto sums = sums_.first(piece.elements());
-    const auto own = gradient_.subspan(piece.begin, piece.elements());
+    const auto sums = sums_.first(chunk.elements());
+    const auto own = gradient_.subspan(chunk.begin, chunk.elements());
     copy(step_.executor, own, sums);
-    if (!residual_.empty()) add(step_.executor, sums, residual_.subspan(piece.begin, piece.elements()));
+    if (!residual_.empty()) add(step_.executor, sums, residual_.subspan(chunk.begin, chunk.elements()));
     const Span<const std::uint64_t> bits{
         reinterpret_cast<const std::uint64_t*>(message.data() + kScaledSignBitsAt),
-        sign_words(piece.elements())};
+        sign_words(chunk.elements())};
     accumulate_signs(step_.executor, bits, scale, sums);
-    RingPiece next = piece;
+    RingChunk next = chunk;
     ++next.hop;
     compress(next, sums, {});
   }
 
  private:
-  FrameHeader header(const RingPiece& piece, int source) const {
+  FrameHeader header(const RingChunk& chunk, int source) const {
     FrameHeader result;
     result.type = FrameType::scaled_sign_bits;
     result.bucket = bucket_;
     result.step = step_.index;
     result.source = static_cast<std::uint32_t>(source);
-    result.workers = static_cast<std::uint32_t>(gathering_ ? ring_.size() : piece.hop + 1);
-    result.first = piece.begin;
-    result.count = piece.elements();
+    result.workers = static_cast<std::uint32_t>(gathering_ ? ring_.size() : chunk.hop + 1);
+    result.first = chunk.begin;
+    result.count = chunk.elements();
     result.payload_bytes = frame_payload_bytes(result.type, result.count, result.workers);
     return result;
   }
@@ -132,7 +132,7 @@ class CascadeCodec final : public RingCodec {
   std::size_t longest_;
   std::size_t stride_;
   Span<std::byte> frames_;
-  Span<std::byte> landing_;
+  Span<std::byte> receive_buffers_;
   Span<float> sums_;
   bool gathering_ = false;
   bool non_finite_ = false;
@@ -150,7 +150,7 @@ class CascadingSign final : public Synchronizer {
                             .parts = world,
                             .first_part = 0,
                             .parts_per_segment = 1,
-                            .piece_elements = gradient.size() / world + 1};
+                            .chunk_elements = gradient.size() / world + 1};
     CascadeCodec codec(bucket, gradient, residual, step, ring);
     RingTimes times;
     ring_reduce_scatter(step.communicator, ring, layout, kCascadeTag, codec, times);
@@ -160,10 +160,10 @@ class CascadingSign final : public Synchronizer {
     step.report.seconds_wait += times.wait;
 
     Stopwatch watch;
-    RingPiece piece;
+    RingChunk chunk;
     if (world == 1) {
-      piece.end = gradient.size();
-      codec.compress_own(piece);
+      chunk.end = gradient.size();
+      codec.compress_own(chunk);
     }
     step.report.finite = !codec.non_finite();
     if (!step.report.finite) {
@@ -171,15 +171,15 @@ class CascadingSign final : public Synchronizer {
       return;
     }
     double squares = 0;
-    for (; piece.segment < world; ++piece.segment) {
-      piece.begin = part_begin(gradient.size(), world, piece.segment);
-      piece.end = part_begin(gradient.size(), world, piece.segment + 1);
-      if (piece.begin == piece.end) continue;
-      const auto message = codec.frame(piece);
-      squares += apply_signs(step.executor, scaled_sign_words(message, piece.elements()),
+    for (; chunk.segment < world; ++chunk.segment) {
+      chunk.begin = part_begin(gradient.size(), world, chunk.segment);
+      chunk.end = part_begin(gradient.size(), world, chunk.segment + 1);
+      if (chunk.begin == chunk.end) continue;
+      const auto message = codec.frame(chunk);
+      squares += apply_signs(step.executor, scaled_sign_words(message, chunk.elements()),
                              read_scale(message) / static_cast<float>(world),
-                             gradient.subspan(piece.begin, piece.elements()),
-                             residual.subspan(piece.begin, piece.elements()));
+                             gradient.subspan(chunk.begin, chunk.elements()),
+                             residual.subspan(chunk.begin, chunk.elements()));
     }
     if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
     step.report.seconds_decompress += watch.seconds();

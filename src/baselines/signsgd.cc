@@ -28,16 +28,16 @@
 #include "kernels/signs/bernoulli_bits.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/sign_votes.h"
-#include "wire/piece_frames.h"
+#include "wire/chunk_frames.h"
 
 namespace thinwire {
 namespace {
 
 constexpr Communicator::Tag kVotesTag = 30;
-constexpr std::size_t kPieceElements = std::size_t{1} << 20;
+constexpr std::size_t kChunkElements = std::size_t{1} << 20;
 
-std::size_t plane_bytes(const RingPiece& piece) {
-  return (piece.elements() + 7) / 8;
+std::size_t plane_bytes(const RingChunk& chunk) {
+  return (chunk.elements() + 7) / 8;
 }
 
 /// Payloads hold planes of ceil(n/8) bytes, kernels work on planes of whole words.
@@ -68,102 +68,103 @@ class VoteCodec final : public RingCodec {
         step_(step),
         ring_(ring),
         world_(static_cast<std::uint32_t>(ring.size())),
-        most_bytes_((std::min(kPieceElements, gradient.size() / ring.size() + 1) + 63) / 64 * 8),
-        votes_(step.workspace, gradient.size(), ring.size(), kPieceElements,
+        most_bytes_((std::min(kChunkElements, gradient.size() / ring.size() + 1) + 63) / 64 * 8),
+        votes_(step.workspace, gradient.size(), ring.size(), kChunkElements,
                most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
-        bits_(step.workspace, gradient.size(), ring.size(), kPieceElements, most_bytes_),
-        landing_stride_(FrameHeader::kBytes + most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
-        landing_(step.workspace.take<std::byte>(kRingWindow * landing_stride_)),
+        bits_(step.workspace, gradient.size(), ring.size(), kChunkElements, most_bytes_),
+        receive_stride_(FrameHeader::kBytes + most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
+        receive_buffers_(step.workspace.take<std::byte>(kRingWindow * receive_stride_)),
         planes_(step.workspace.take<std::uint64_t>(most_bytes_ / 8 *
                                                    static_cast<std::size_t>(vote_planes(world_)))),
         own_(step.workspace.take<std::uint64_t>(most_bytes_ / 8)) {}
 
   void start_gather() { gathering_ = true; }
-  Span<std::uint64_t> words(const RingPiece& piece) const {
-    return bits_.words(piece.part, piece.index, sign_words(piece.elements()));
+  Span<std::uint64_t> words(const RingChunk& chunk) const {
+    return bits_.words(chunk.part, chunk.index, sign_words(chunk.elements()));
   }
 
   /// One worker: its own signs are the majority.
-  void pack_majority(const RingPiece& piece) { pack(piece, words(piece)); }
+  void pack_majority(const RingChunk& chunk) { pack(chunk, words(chunk)); }
 
-  std::size_t message_bytes(const RingPiece& piece) const override {
-    return FrameHeader::kBytes + static_cast<std::size_t>(header(piece, 0).payload_bytes);
+  std::size_t message_bytes(const RingChunk& chunk) const override {
+    return FrameHeader::kBytes + static_cast<std::size_t>(header(chunk, 0).payload_bytes);
   }
 
-  Span<const std::byte> outgoing(const RingPiece& piece) override {
-    const auto message = frame(piece);
-    if (!gathering_ && piece.hop == 0) {
+  Span<const std::byte> outgoing(const RingChunk& chunk) override {
+    const auto message = frame(chunk);
+    if (!gathering_ && chunk.hop == 0) {
       // One worker's counters are its bits.
-      pack(piece, own_.first(sign_words(piece.elements())));
-      pack_planes(own_, plane_bytes(piece), 1, payload(message));
+      pack(chunk, own_.first(sign_words(chunk.elements())));
+      pack_planes(own_, plane_bytes(chunk), 1, payload(message));
     }
-    write_frame_header(message, header(piece, step_.communicator.rank()));
+    write_frame_header(message, header(chunk, step_.communicator.rank()));
     step_.report.frame_header_bytes += FrameHeader::kBytes;
     return message;
   }
 
-  void prepare(const RingPiece& piece) override {
-    if (!gathering_) pack(piece, own_.first(sign_words(piece.elements())));
+  void prepare(const RingChunk& chunk) override {
+    if (!gathering_) pack(chunk, own_.first(sign_words(chunk.elements())));
   }
 
-  Span<std::byte> landing(const RingPiece& piece) override {
-    return gathering_ ? frame(piece) : landing_.subspan(piece.slot * landing_stride_, message_bytes(piece));
+  Span<std::byte> receive_buffer(const RingChunk& chunk) override {
+    return gathering_ ? frame(chunk)
+                      : receive_buffers_.subspan(chunk.slot * receive_stride_, message_bytes(chunk));
   }
 
-  void incoming(const RingPiece& piece, Span<const std::byte> message) override {
-    expect_frame(message, header(piece, ring_.previous()));
+  void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
+    expect_frame(message, header(chunk, ring_.previous()));
     if (gathering_) return;
-    const std::size_t count = sign_words(piece.elements());
-    const auto received = static_cast<std::uint32_t>(piece.hop + 1);
+    const std::size_t count = sign_words(chunk.elements());
+    const auto received = static_cast<std::uint32_t>(chunk.hop + 1);
     const int planes = vote_planes(received + 1);
     const auto counters = planes_.first(count * static_cast<std::size_t>(planes));
     std::fill(counters.begin(), counters.end(), 0);
     unpack_planes(message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes),
-                  plane_bytes(piece), vote_planes(received), counters);
+                  plane_bytes(chunk), vote_planes(received), counters);
     add_votes(step_.executor, counters, planes, own_.first(count));
     if (received + 1 < world_) {
-      RingPiece next = piece;
+      RingChunk next = chunk;
       ++next.hop;
-      pack_planes(counters, plane_bytes(piece), planes, payload(frame(next)));
+      pack_planes(counters, plane_bytes(chunk), planes, payload(frame(next)));
     } else {
-      decide(piece, counters, planes);
+      decide(chunk, counters, planes);
     }
   }
 
  private:
-  void pack(const RingPiece& piece, Span<std::uint64_t> bits) {
-    pack_signs(step_.executor, gradient_.subspan(piece.begin, piece.elements()),
-               residual_.subspan(piece.begin, piece.elements()), bits);
+  void pack(const RingChunk& chunk, Span<std::uint64_t> bits) {
+    pack_signs(step_.executor, gradient_.subspan(chunk.begin, chunk.elements()),
+               residual_.subspan(chunk.begin, chunk.elements()), bits);
   }
 
-  void decide(const RingPiece& piece, Span<const std::uint64_t> counters, int planes) {
-    const auto ties = own_.first(sign_words(piece.elements()));
+  void decide(const RingChunk& chunk, Span<const std::uint64_t> counters, int planes) {
+    const auto ties = own_.first(sign_words(chunk.elements()));
     if (world_ % 2 == 0) {
       const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::tie,
                                                 static_cast<std::uint32_t>(step_.communicator.rank()));
-      bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(piece.index * (kPieceElements / 64)),
+      bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(chunk.index * (kChunkElements / 64)),
                      1, 2, ties);
     }
-    majority_of_votes(step_.executor, counters, planes, world_, ties, words(piece));
+    majority_of_votes(step_.executor, counters, planes, world_, ties, words(chunk));
   }
 
-  /// What the piece's message in its hop says: after hop h the counters stand for h + 1 workers.
-  FrameHeader header(const RingPiece& piece, int source) const {
+  /// What the chunk's message in its hop says: after hop h the counters stand for h + 1 workers.
+  FrameHeader header(const RingChunk& chunk, int source) const {
     FrameHeader result;
     result.type = gathering_ ? FrameType::sign_bits : FrameType::sign_votes;
     result.bucket = bucket_;
     result.step = step_.index;
     result.source = static_cast<std::uint32_t>(source);
-    result.workers = gathering_ ? world_ : static_cast<std::uint32_t>(piece.hop + 1);
-    result.first = piece.begin;
-    result.count = piece.elements();
+    result.workers = gathering_ ? world_ : static_cast<std::uint32_t>(chunk.hop + 1);
+    result.first = chunk.begin;
+    result.count = chunk.elements();
     result.payload_bytes = frame_payload_bytes(result.type, result.count, result.workers);
     return result;
   }
 
-  Span<std::byte> frame(const RingPiece& piece) const {
-    const auto bytes = static_cast<std::size_t>(header(piece, 0).payload_bytes);
-    return (gathering_ ? bits_ : votes_).frame(piece.part, piece.index, bytes);
+  Span<std::byte> frame(const RingChunk& chunk) const {
+    const auto bytes = static_cast<std::size_t>(header(chunk, 0).payload_bytes);
+    return (gathering_ ? bits_ : votes_).frame(chunk.part, chunk.index, bytes);
   }
   static Span<std::byte> payload(Span<std::byte> message) {
     return message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes);
@@ -175,11 +176,11 @@ class VoteCodec final : public RingCodec {
   Step& step_;
   const RingGroup& ring_;
   std::uint32_t world_;
-  std::size_t most_bytes_;  // of one plane of the largest piece, in whole words
-  PieceFrames votes_;
-  PieceFrames bits_;
-  std::size_t landing_stride_;
-  Span<std::byte> landing_;
+  std::size_t most_bytes_;  // of one plane of the largest chunk, in whole words
+  ChunkFrames votes_;
+  ChunkFrames bits_;
+  std::size_t receive_stride_;
+  Span<std::byte> receive_buffers_;
   Span<std::uint64_t> planes_;
   Span<std::uint64_t> own_;
   bool gathering_ = false;
@@ -215,7 +216,7 @@ class SignSgd final : public Synchronizer {
                             .parts = world,
                             .first_part = 0,
                             .parts_per_segment = 1,
-                            .piece_elements = kPieceElements};
+                            .chunk_elements = kChunkElements};
     VoteCodec codec(bucket, gradient, residual, step, ring);
     RingTimes times;
     ring_reduce_scatter(step.communicator, ring, layout, kVotesTag, codec, times);
@@ -226,15 +227,15 @@ class SignSgd final : public Synchronizer {
 
     watch.restart();
     double squares = 0;
-    for (RingPiece piece; piece.part < world; ++piece.part) {
-      const std::size_t end = part_begin(elements, world, piece.part + 1);
-      piece.begin = part_begin(elements, world, piece.part);
-      for (piece.index = 0; piece.begin < end; piece.begin = piece.end, ++piece.index) {
-        piece.end = std::min(piece.begin + kPieceElements, end);
-        if (world == 1) codec.pack_majority(piece);
-        squares += apply_signs(step.executor, codec.words(piece), scale,
-                               gradient.subspan(piece.begin, piece.elements()),
-                               residual.subspan(piece.begin, piece.elements()));
+    for (RingChunk chunk; chunk.part < world; ++chunk.part) {
+      const std::size_t end = part_begin(elements, world, chunk.part + 1);
+      chunk.begin = part_begin(elements, world, chunk.part);
+      for (chunk.index = 0; chunk.begin < end; chunk.begin = chunk.end, ++chunk.index) {
+        chunk.end = std::min(chunk.begin + kChunkElements, end);
+        if (world == 1) codec.pack_majority(chunk);
+        squares += apply_signs(step.executor, codec.words(chunk), scale,
+                               gradient.subspan(chunk.begin, chunk.elements()),
+                               residual.subspan(chunk.begin, chunk.elements()));
       }
     }
     if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);

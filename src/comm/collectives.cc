@@ -1,7 +1,7 @@
 // The collectives that every engine has, on send and receive alone. An engine overrides those that it does
 // better.
 //
-//   all_reduce     ring, in pieces: 2 (W-1)/W n elements sent per rank, 2 (W-1) hops
+//   all_reduce     ring, in chunks: 2 (W-1)/W n elements sent per rank, 2 (W-1) hops
 //   all_gather     direct exchange: (W-1) n bytes, one hop
 //   all_to_all     direct exchange
 //   broadcast      binomial tree: ceil(log2 W) hops
@@ -25,48 +25,48 @@ constexpr Communicator::Tag kAllToAllTag = Communicator::kFirstReservedTag + 20;
 constexpr Communicator::Tag kBroadcastTag = Communicator::kFirstReservedTag + 30;
 constexpr Communicator::Tag kBarrierTag = Communicator::kFirstReservedTag + 40;
 
-/// Large enough that per-message cost vanishes, small enough that a piece stays in the second-level cache;
-/// but a segment is never cut into more than kMostPieces, so that the messages under way stay countable.
-constexpr std::size_t kPieceBytes = 256 * 1024;
-constexpr std::size_t kMostPieces = 64;
+/// Large enough that per-message cost vanishes, small enough that a chunk stays in the second-level cache;
+/// but a segment is never cut into more than kMostChunks, so that the messages under way stay countable.
+constexpr std::size_t kChunkBytes = 256 * 1024;
+constexpr std::size_t kMostChunks = 64;
 
-/// Messages may lie where the engine reaches; what is joined or copied here may not.
+/// Messages may lie where the engine reaches; what is reduced or copied here may not.
 void require_host(Memory memory) {
   if (memory == Memory::host) return;
   throw std::invalid_argument(
       "this collective works on host memory only: copy device memory to the host first");
 }
 
-/// Values travel as they lie and are joined in place.
+/// Values travel as they lie and are reduced in place.
 template <class T, class Combine>
 class InPlaceCodec final : public RingCodec {
  public:
-  InPlaceCodec(Span<T> values, Span<std::byte> scratch, std::size_t piece_elements, Combine combine)
-      : values_(values), scratch_(scratch), piece_bytes_(piece_elements * sizeof(T)), combine_(combine) {}
+  InPlaceCodec(Span<T> values, Span<std::byte> scratch, std::size_t chunk_elements, Combine combine)
+      : values_(values), scratch_(scratch), chunk_bytes_(chunk_elements * sizeof(T)), combine_(combine) {}
 
   void start_gather() { gathering_ = true; }
 
-  std::size_t message_bytes(const RingPiece& piece) const override { return piece.elements() * sizeof(T); }
-  Span<const std::byte> outgoing(const RingPiece& piece) override { return bytes_of(piece); }
-  Span<std::byte> landing(const RingPiece& piece) override {
-    return gathering_ ? bytes_of(piece) : scratch_.subspan(piece.slot * piece_bytes_, message_bytes(piece));
+  std::size_t message_bytes(const RingChunk& chunk) const override { return chunk.elements() * sizeof(T); }
+  Span<const std::byte> outgoing(const RingChunk& chunk) override { return bytes_of(chunk); }
+  Span<std::byte> receive_buffer(const RingChunk& chunk) override {
+    return gathering_ ? bytes_of(chunk) : scratch_.subspan(chunk.slot * chunk_bytes_, message_bytes(chunk));
   }
-  void incoming(const RingPiece& piece, Span<const std::byte> message) override {
-    if (gathering_) return;  // it landed where it belongs
+  void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
+    if (gathering_) return;  // it has arrived where it belongs
     const T* __restrict received = reinterpret_cast<const T*>(message.data());
-    T* __restrict own = values_.data() + piece.begin;
-    const std::size_t count = piece.elements();
+    T* __restrict own = values_.data() + chunk.begin;
+    const std::size_t count = chunk.elements();
     for (std::size_t i = 0; i < count; ++i) own[i] = combine_(received[i], own[i]);
   }
 
  private:
-  Span<std::byte> bytes_of(const RingPiece& piece) const {
-    return as_writable_bytes(values_.subspan(piece.begin, piece.elements()));
+  Span<std::byte> bytes_of(const RingChunk& chunk) const {
+    return as_writable_bytes(values_.subspan(chunk.begin, chunk.elements()));
   }
 
   Span<T> values_;
   Span<std::byte> scratch_;
-  std::size_t piece_bytes_;
+  std::size_t chunk_bytes_;
   Combine combine_;
   bool gathering_ = false;
 };
@@ -79,11 +79,11 @@ void Communicator::ring_all_reduce(Span<T> values, Combine combine) {
   if (size_ == 1 || values.empty()) return;
   const RingGroup group{ranks(), static_cast<std::size_t>(rank_)};
   const std::size_t longest = part_size(values.size(), group.size(), group.size() - 1);
-  const std::size_t piece_elements =
-      std::min(std::max(kPieceBytes / sizeof(T), longest / kMostPieces + 1), longest + 1);
-  InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * piece_elements * sizeof(T)), piece_elements,
+  const std::size_t chunk_elements =
+      std::min(std::max(kChunkBytes / sizeof(T), longest / kMostChunks + 1), longest + 1);
+  InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * chunk_elements * sizeof(T)), chunk_elements,
                                  combine);
-  const RingLayout layout{.elements = values.size(), .parts = group.size(), .piece_elements = piece_elements};
+  const RingLayout layout{.elements = values.size(), .parts = group.size(), .chunk_elements = chunk_elements};
   RingTimes times;
   ring_reduce_scatter(*this, group, layout, kReduceTag, codec, times);
   codec.start_gather();

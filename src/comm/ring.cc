@@ -9,44 +9,44 @@
 namespace thinwire {
 namespace {
 
-/// Walks the pieces of a ring phase, hop by hop, in the order in which they travel.
-class PieceWalk {
+/// Walks the chunks of a ring phase, hop by hop, in the order in which they travel.
+class ChunkWalk {
  public:
   /// first_segment travels in hop 0, the one before it in hop 1, and so on.
-  PieceWalk(std::size_t size, const RingLayout& layout, std::size_t first_segment)
+  ChunkWalk(std::size_t size, const RingLayout& layout, std::size_t first_segment)
       : size_(size), layout_(layout), first_segment_(first_segment) {
     enter_hop(0);
   }
 
-  bool done() const { return piece_.hop + 1 >= size_; }
-  const RingPiece& piece() const { return piece_; }
+  bool done() const { return chunk_.hop + 1 >= size_; }
+  const RingChunk& chunk() const { return chunk_; }
 
   void advance() {
-    piece_.slot = (piece_.slot + 1) % kRingWindow;
-    ++piece_.index;
-    piece_.begin = piece_.end;
-    piece_.end = std::min(piece_.begin + layout_.piece_elements, part_end_);
-    if (piece_.begin == part_end_ && !enter_part(piece_.part + 1)) enter_hop(piece_.hop + 1);
+    chunk_.slot = (chunk_.slot + 1) % kRingWindow;
+    ++chunk_.index;
+    chunk_.begin = chunk_.end;
+    chunk_.end = std::min(chunk_.begin + layout_.chunk_elements, part_end_);
+    if (chunk_.begin == part_end_ && !enter_part(chunk_.part + 1)) enter_hop(chunk_.hop + 1);
   }
 
  private:
   void enter_hop(std::size_t hop) {
-    for (piece_.hop = hop; !done(); ++piece_.hop) {
-      piece_.segment = (first_segment_ + size_ - piece_.hop) % size_;
-      if (enter_part(layout_.first_part + piece_.segment * layout_.parts_per_segment)) return;
+    for (chunk_.hop = hop; !done(); ++chunk_.hop) {
+      chunk_.segment = (first_segment_ + size_ - chunk_.hop) % size_;
+      if (enter_part(layout_.first_part + chunk_.segment * layout_.parts_per_segment)) return;
     }
   }
 
   /// The first part from `part` on, in the current segment, that is not empty; false if there is none.
   bool enter_part(std::size_t part) {
-    const std::size_t last = layout_.first_part + (piece_.segment + 1) * layout_.parts_per_segment;
+    const std::size_t last = layout_.first_part + (chunk_.segment + 1) * layout_.parts_per_segment;
     for (; part < last; ++part) {
-      piece_.part = part;
-      piece_.index = 0;
-      piece_.begin = part_begin(layout_.elements, layout_.parts, part);
+      chunk_.part = part;
+      chunk_.index = 0;
+      chunk_.begin = part_begin(layout_.elements, layout_.parts, part);
       part_end_ = part_begin(layout_.elements, layout_.parts, part + 1);
-      piece_.end = std::min(piece_.begin + layout_.piece_elements, part_end_);
-      if (piece_.begin != part_end_) return true;
+      chunk_.end = std::min(chunk_.begin + layout_.chunk_elements, part_end_);
+      if (chunk_.begin != part_end_) return true;
     }
     return false;
   }
@@ -55,7 +55,7 @@ class PieceWalk {
   RingLayout layout_;
   std::size_t first_segment_;
   std::size_t part_end_ = 0;
-  RingPiece piece_;
+  RingChunk chunk_;
 };
 
 /// One phase. What arrives in hop h leaves in hop h + 1; what leaves in hop 0 is this rank's own.
@@ -67,37 +67,37 @@ void run_phase(Communicator& communicator, const RingGroup& group, const RingLay
 
   Stopwatch watch;
   // Sends are waited for at the end only: what a rank sends for a later hop is received when its neighbour
-  // gets there, which may take pieces that this rank has yet to send.
+  // gets there, which may take chunks that this rank has yet to send.
   PendingLease sends(communicator.pending_storage());
   std::array<Pending, kRingWindow> receives;
-  std::array<Span<std::byte>, kRingWindow> landings;
-  PieceWalk posted(size, layout, arriving_segment);
+  std::array<Span<std::byte>, kRingWindow> receive_buffers;
+  ChunkWalk posted(size, layout, arriving_segment);
   auto post_receive = [&] {
     if (posted.done()) return;
-    const RingPiece& piece = posted.piece();
-    landings[piece.slot] = codec.landing(piece);
-    receives[piece.slot] = communicator.receive(group.previous(), tag, landings[piece.slot]);
+    const RingChunk& chunk = posted.chunk();
+    receive_buffers[chunk.slot] = codec.receive_buffer(chunk);
+    receives[chunk.slot] = communicator.receive(group.previous(), tag, receive_buffers[chunk.slot]);
     posted.advance();
   };
   for (std::size_t i = 0; i < kRingWindow; ++i) post_receive();
 
-  for (PieceWalk own(size, layout, own_segment); !own.done() && own.piece().hop == 0; own.advance()) {
+  for (ChunkWalk own(size, layout, own_segment); !own.done() && own.chunk().hop == 0; own.advance()) {
     watch.restart();
-    const auto message = codec.outgoing(own.piece());
+    const auto message = codec.outgoing(own.chunk());
     times.compute += watch.lap();
     sends.push(communicator.send(group.next(), tag, message));
   }
-  for (PieceWalk arriving(size, layout, arriving_segment); !arriving.done(); arriving.advance()) {
-    RingPiece piece = arriving.piece();
+  for (ChunkWalk arriving(size, layout, arriving_segment); !arriving.done(); arriving.advance()) {
+    RingChunk chunk = arriving.chunk();
     watch.restart();
-    codec.prepare(piece);
+    codec.prepare(chunk);
     times.compute += watch.lap();
-    receives[piece.slot].wait();
+    receives[chunk.slot].wait();
     times.wait += watch.lap();
-    codec.incoming(piece, landings[piece.slot]);
-    if (piece.hop + 2 < size) {
-      ++piece.hop;
-      const auto message = codec.outgoing(piece);
+    codec.incoming(chunk, receive_buffers[chunk.slot]);
+    if (chunk.hop + 2 < size) {
+      ++chunk.hop;
+      const auto message = codec.outgoing(chunk);
       times.compute += watch.lap();
       sends.push(communicator.send(group.next(), tag, message));
     } else {

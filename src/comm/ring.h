@@ -1,11 +1,11 @@
 #pragma once
-// Ring reduce-scatter and all-gather, cut into pieces so that a hop's computation overlaps the next piece's
-// transfer. What a piece looks like on the wire and how two of them are joined is the codec's business; the
+// Ring reduce-scatter and all-gather, cut into chunks so that a hop's computation overlaps the next chunk's
+// transfer. What a chunk looks like on the wire and how two of them are reduced is the codec's business; the
 // dense all-reduce and every one-bit system share this one ring.
 //
 // Words: a range is cut into one segment per ring member; a segment consists of one or more parts, a part is
-// cut into pieces of `piece_elements`. (Parts let a torus cut a row's segment again for its column.) In hop h
-// of the reduce-scatter position p receives segment p - h - 1, joins it with its own and sends it on in hop h
+// cut into chunks of `chunk_elements`. (Parts let a torus cut a row's segment again for its column.) In hop h
+// of the reduce-scatter position p receives segment p - h - 1, reduces it with its own and sends it on in hop h
 // + 1; after size - 1 hops it owns segment p + 1. In hop h of the all-gather it sends segment p + 1 - h.
 
 #include <array>
@@ -33,37 +33,37 @@ struct RingLayout {
   std::size_t parts = 1;
   std::size_t first_part = 0;
   std::size_t parts_per_segment = 1;
-  std::size_t piece_elements = 1;
+  std::size_t chunk_elements = 1;
 };
 
-struct RingPiece {
+struct RingChunk {
   std::size_t hop = 0;      ///< The hop in which the message travels.
   std::size_t segment = 0;  ///< Whose message: 0 .. size - 1.
   std::size_t part = 0;     ///< Index of the part in the whole range.
-  std::size_t index = 0;    ///< Position of the piece inside its part.
+  std::size_t index = 0;    ///< Position of the chunk inside its part.
   std::size_t begin = 0;    ///< Elements [begin, end) of the whole range.
   std::size_t end = 0;
-  std::size_t slot = 0;  ///< Receives only: which of kRingWindow landing buffers is free for it.
+  std::size_t slot = 0;  ///< Receives only: which of kRingWindow receive buffers is free for it.
 
   std::size_t elements() const { return end - begin; }
 };
 
-/// Receives posted ahead: while one piece is joined, the next are arriving.
+/// Receives posted ahead: while one chunk is reduced, the next are arriving.
 inline constexpr std::size_t kRingWindow = 4;
 
 class RingCodec {
  public:
   virtual ~RingCodec() = default;
-  /// Size of the message that carries the piece in its hop; the same on both sides.
-  virtual std::size_t message_bytes(const RingPiece& piece) const = 0;
+  /// Size of the message that carries the chunk in its hop; the same on both sides.
+  virtual std::size_t message_bytes(const RingChunk& chunk) const = 0;
   /// The message to send. Stays untouched until the phase returns.
-  virtual Span<const std::byte> outgoing(const RingPiece& piece) = 0;
-  /// Work for a piece that can be done while it is in flight.
-  virtual void prepare(const RingPiece&) {}
-  /// Where the message shall be received: message_bytes(piece) bytes, free until incoming(piece) returns.
-  virtual Span<std::byte> landing(const RingPiece& piece) = 0;
-  /// A message has arrived: joins it with this rank's part (reduce-scatter) or stores it (all-gather).
-  virtual void incoming(const RingPiece& piece, Span<const std::byte> message) = 0;
+  virtual Span<const std::byte> outgoing(const RingChunk& chunk) = 0;
+  /// Work for a chunk that can be done while it is in flight.
+  virtual void prepare(const RingChunk&) {}
+  /// Where the message shall be received: message_bytes(chunk) bytes, free until incoming(chunk) returns.
+  virtual Span<std::byte> receive_buffer(const RingChunk& chunk) = 0;
+  /// A message has arrived: reduces it with this rank's part (reduce-scatter) or stores it (all-gather).
+  virtual void incoming(const RingChunk& chunk, Span<const std::byte> message) = 0;
 };
 
 /// Where a phase's time went, in seconds.

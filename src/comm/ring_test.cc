@@ -20,47 +20,47 @@ class SumCodec final : public RingCodec {
 
   bool gathering = false;
   std::size_t prepared = 0;
-  std::size_t joined = 0;
+  std::size_t reduced = 0;
 
-  std::size_t message_bytes(const RingPiece& piece) const override { return piece.elements() * 4; }
-  Span<const std::byte> outgoing(const RingPiece& piece) override { return as_bytes(part(piece)); }
-  void prepare(const RingPiece&) override { ++prepared; }
-  Span<std::byte> landing(const RingPiece& piece) override {
-    if (gathering) return as_writable_bytes(part(piece));
-    auto& buffer = landings_[piece.slot];
-    buffer.resize(message_bytes(piece));
+  std::size_t message_bytes(const RingChunk& chunk) const override { return chunk.elements() * 4; }
+  Span<const std::byte> outgoing(const RingChunk& chunk) override { return as_bytes(part(chunk)); }
+  void prepare(const RingChunk&) override { ++prepared; }
+  Span<std::byte> receive_buffer(const RingChunk& chunk) override {
+    if (gathering) return as_writable_bytes(part(chunk));
+    auto& buffer = receive_buffers_[chunk.slot];
+    buffer.resize(message_bytes(chunk));
     return buffer;
   }
-  void incoming(const RingPiece& piece, Span<const std::byte> message) override {
-    ++joined;
-    EXPECT_LT(piece.begin, piece.end);
+  void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
+    ++reduced;
+    EXPECT_LT(chunk.begin, chunk.end);
     if (gathering) return;
-    for (std::size_t i = 0; i < piece.elements(); ++i) {
+    for (std::size_t i = 0; i < chunk.elements(); ++i) {
       std::uint32_t value = 0;
       std::memcpy(&value, message.data() + 4 * i, 4);
-      values_[piece.begin + i] += value;
+      values_[chunk.begin + i] += value;
     }
   }
 
  private:
-  Span<std::uint32_t> part(const RingPiece& piece) {
-    return Span<std::uint32_t>(values_).subspan(piece.begin, piece.elements());
+  Span<std::uint32_t> part(const RingChunk& chunk) {
+    return Span<std::uint32_t>(values_).subspan(chunk.begin, chunk.elements());
   }
   std::vector<std::uint32_t>& values_;
-  std::map<std::size_t, std::vector<std::byte>> landings_;
+  std::map<std::size_t, std::vector<std::byte>> receive_buffers_;
 };
 
 struct RingCase {
   int ranks;
   std::size_t elements;
-  std::size_t piece;
+  std::size_t chunk;
 };
 
 class Ring : public testing::TestWithParam<RingCase> {};
 
 TEST_P(Ring, ReduceScatterThenAllGatherIsAnAllReduce) {
-  const auto [ranks, elements, piece] = GetParam();
-  run_in_process(ranks, [&, elements = elements, piece = piece](Communicator& communicator) {
+  const auto [ranks, elements, chunk] = GetParam();
+  run_in_process(ranks, [&, elements = elements, chunk = chunk](Communicator& communicator) {
     const auto world = static_cast<std::size_t>(communicator.size());
     std::vector<int> members(world);
     for (std::size_t i = 0; i < world; ++i) members[i] = static_cast<int>(i);
@@ -69,14 +69,14 @@ TEST_P(Ring, ReduceScatterThenAllGatherIsAnAllReduce) {
                             .parts = 2 * world,
                             .first_part = 0,
                             .parts_per_segment = 2,
-                            .piece_elements = piece};
+                            .chunk_elements = chunk};
     std::vector<std::uint32_t> values(elements);
     for (std::size_t i = 0; i < elements; ++i)
       values[i] = static_cast<std::uint32_t>(i * world + group.position);
     SumCodec codec(values);
     RingTimes times;
     ring_reduce_scatter(communicator, group, layout, 0, codec, times);
-    EXPECT_EQ(codec.prepared, codec.joined);
+    EXPECT_EQ(codec.prepared, codec.reduced);
     auto expected = [&](std::size_t i) {
       return static_cast<std::uint32_t>(i * world * world + world * (world - 1) / 2);
     };

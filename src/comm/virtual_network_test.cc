@@ -144,21 +144,21 @@ double all_reduce_seconds(int world, std::size_t elements, const VirtualLink& li
   return seconds;
 }
 
-/// Each of the two phases passes a segment on W - 1 times. A hop's first piece leaves when it has arrived and
-/// the egress has sent the hop before; the last hop ends with its last piece.
-double ring_seconds(int world, double segment_bytes, double piece_bytes, const VirtualLink& link) {
+/// Each of the two phases passes a segment on W - 1 times. A hop's first chunk leaves when it has arrived and
+/// the egress has sent the hop before; the last hop ends with its last chunk.
+double ring_seconds(int world, double segment_bytes, double chunk_bytes, const VirtualLink& link) {
   const double segment = segment_bytes / link.bytes_per_second;
-  const double piece = piece_bytes / link.bytes_per_second;
+  const double chunk = chunk_bytes / link.bytes_per_second;
   const double latency = link.latency_seconds;
-  return 2 * ((world - 2) * std::max(segment, latency + piece) + latency + segment);
+  return 2 * ((world - 2) * std::max(segment, latency + chunk) + latency + segment);
 }
 
 TEST(VirtualNetwork, RingAllReduceTakesWhatItsFormulaSays) {
-  constexpr std::size_t kPieceElements = 64 * 1024;
+  constexpr std::size_t kChunkElements = 64 * 1024;
   for (const int world : {2, 3, 4, 8, 13}) {
     if (kSanitized && world > 3) break;
     for (const std::size_t segment :
-         {std::size_t{1}, std::size_t{1000}, kPieceElements, 2 * kPieceElements, 3 * kPieceElements + 17}) {
+         {std::size_t{1}, std::size_t{1000}, kChunkElements, 2 * kChunkElements, 3 * kChunkElements + 17}) {
       // Latency that hides behind the egress, that hides in part, and that dominates.
       for (const double latency : {0.0, 1e-5, 1e-3}) {
         const VirtualLink link{.bytes_per_second = 1e9, .latency_seconds = latency};
@@ -168,7 +168,7 @@ TEST(VirtualNetwork, RingAllReduceTakesWhatItsFormulaSays) {
             all_reduce_seconds(world, segment * static_cast<std::size_t>(world), link, &formula);
         const double expected =
             ring_seconds(world, 4.0 * static_cast<double>(segment),
-                         4.0 * static_cast<double>(std::min(segment, kPieceElements)), link);
+                         4.0 * static_cast<double>(std::min(segment, kChunkElements)), link);
         EXPECT_NEAR(seconds, expected, 1e-9 * expected);
         EXPECT_NEAR(formula, expected, 1e-9 * expected);
       }

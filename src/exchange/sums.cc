@@ -13,38 +13,41 @@ namespace {
 constexpr Communicator::Tag kDeviceSumsTag = Communicator::kFirstReservedTag + 60;
 
 /// Long enough that a kernel's start and the wait for it vanish beside the transfer over a fast link.
-constexpr std::size_t kDevicePieceElements = std::size_t{1} << 20;
-constexpr std::size_t kMostDevicePieces = 64;
+constexpr std::size_t kDeviceChunkElements = std::size_t{1} << 20;
+constexpr std::size_t kMostDeviceChunks = 64;
 
 /// Values travel from where they lie and are added on the device: own + received, as on the host.
 class DeviceSums final : public RingCodec {
  public:
-  DeviceSums(Executor& executor, Span<float> values, Span<float> landing, std::size_t piece_elements)
-      : executor_(executor), values_(values), landing_(landing), piece_elements_(piece_elements) {}
+  DeviceSums(Executor& executor, Span<float> values, Span<float> receive_buffers, std::size_t chunk_elements)
+      : executor_(executor),
+        values_(values),
+        receive_buffers_(receive_buffers),
+        chunk_elements_(chunk_elements) {}
 
   void start_gather() { gathering_ = true; }
 
-  std::size_t message_bytes(const RingPiece& piece) const override {
-    return piece.elements() * sizeof(float);
+  std::size_t message_bytes(const RingChunk& chunk) const override {
+    return chunk.elements() * sizeof(float);
   }
-  Span<const std::byte> outgoing(const RingPiece& piece) override { return as_bytes(own(piece)); }
-  Span<std::byte> landing(const RingPiece& piece) override {
-    return as_writable_bytes(gathering_ ? own(piece)
-                                        : landing_.subspan(piece.slot * piece_elements_, piece.elements()));
+  Span<const std::byte> outgoing(const RingChunk& chunk) override { return as_bytes(own(chunk)); }
+  Span<std::byte> receive_buffer(const RingChunk& chunk) override {
+    return as_writable_bytes(
+        gathering_ ? own(chunk) : receive_buffers_.subspan(chunk.slot * chunk_elements_, chunk.elements()));
   }
-  void incoming(const RingPiece& piece, Span<const std::byte>) override {
+  void incoming(const RingChunk& chunk, Span<const std::byte>) override {
     if (gathering_) return;
-    add(executor_, own(piece), landing_.subspan(piece.slot * piece_elements_, piece.elements()));
+    add(executor_, own(chunk), receive_buffers_.subspan(chunk.slot * chunk_elements_, chunk.elements()));
     executor_.wait();  // what arrives next may land in the same place, and the sum is sent on
   }
 
  private:
-  Span<float> own(const RingPiece& piece) const { return values_.subspan(piece.begin, piece.elements()); }
+  Span<float> own(const RingChunk& chunk) const { return values_.subspan(chunk.begin, chunk.elements()); }
 
   Executor& executor_;
   Span<float> values_;
-  Span<float> landing_;
-  std::size_t piece_elements_;
+  Span<float> receive_buffers_;
+  std::size_t chunk_elements_;
   bool gathering_ = false;
 };
 
@@ -52,11 +55,11 @@ void ring_on_device(Step& step, Span<float> values) {
   Communicator& communicator = step.communicator;
   const RingGroup group{communicator.ranks(), static_cast<std::size_t>(communicator.rank())};
   const std::size_t longest = part_size(values.size(), group.size(), group.size() - 1);
-  const std::size_t piece_elements =
-      std::min(std::max(kDevicePieceElements, longest / kMostDevicePieces + 1), longest + 1);
-  DeviceSums sums(step.executor, values, step.scratch.take<float>(kRingWindow * piece_elements),
-                  piece_elements);
-  const RingLayout layout{.elements = values.size(), .parts = group.size(), .piece_elements = piece_elements};
+  const std::size_t chunk_elements =
+      std::min(std::max(kDeviceChunkElements, longest / kMostDeviceChunks + 1), longest + 1);
+  DeviceSums sums(step.executor, values, step.scratch.take<float>(kRingWindow * chunk_elements),
+                  chunk_elements);
+  const RingLayout layout{.elements = values.size(), .parts = group.size(), .chunk_elements = chunk_elements};
   RingTimes times;
   ring_reduce_scatter(communicator, group, layout, kDeviceSumsTag, sums, times);
   sums.start_gather();

@@ -123,8 +123,8 @@ TEST_P(Contract, RanksAgreeSumsAreConservedBytesMatchTheFormula) {
   }
 }
 
-TEST_P(Contract, SeveralPiecesWorkLikeOne) {
-  // Above the pieces in which one-bit systems travel.
+TEST_P(Contract, SeveralChunksWorkLikeOne) {
+  // Above the chunks in which one-bit systems travel.
   const Trace trace = run(GetParam(), 2, 2'200'001, {.steps = kSanitized ? 1 : 2});
   for (std::size_t step = 0; step < trace.means[0].size(); ++step) {
     ASSERT_TRUE(same_bits(trace.means[0][step], trace.means[1][step]));

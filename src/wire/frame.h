@@ -34,7 +34,7 @@ struct FrameHeader {
   std::uint32_t bucket = 0;
   std::uint64_t step = 0;
   std::uint32_t source = 0;   ///< Rank that sent it.
-  std::uint32_t workers = 1;  ///< Number of ranks whose data has been joined in it.
+  std::uint32_t workers = 1;  ///< Number of ranks whose data has been reduced into it.
   std::uint64_t first = 0;    ///< First element of the bucket that it covers; rows: first place of the range.
   std::uint64_t count = 0;    ///< Elements covered; row_list: rows listed; row_bitmap: places in the range.
   std::uint64_t payload_bytes = 0;
@@ -71,7 +71,7 @@ constexpr std::uint64_t row_bitmap_bytes(std::uint64_t places, std::uint64_t lis
   return listed * 4 * width + (places + 7) / 8;
 }
 
-/// Payload bytes of `count` elements of a `type` that has neither rows nor codes, joined from `workers`
+/// Payload bytes of `count` elements of a `type` that has neither rows nor codes, reduced over `workers`
 /// ranks.
 std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers);
 

@@ -85,7 +85,7 @@ std::size_t parameter_count(const Step& step) {
   return std::max<std::size_t>(1, step.parameter_ends.size());
 }
 
-/// apply_signs for elements [begin, end) of a piece's bits, which need not begin at a word.
+/// apply_signs for elements [begin, end) of a chunk's bits, which need not begin at a word.
 double apply_range(Step& step, Span<const std::uint64_t> words, std::size_t begin, std::size_t end, float eta,
                    Span<float> gradient, Span<float> residual) {
   double squares = 0;
@@ -279,14 +279,14 @@ class Marsit final : public Synchronizer {
       return;
     }
     double squares = 0;
-    bits.for_each_piece([&](const RingPiece& piece) {
+    bits.for_each_chunk([&](const RingChunk& chunk) {
       for_each_parameter(
           step.parameter_ends, gradient.size(), [&](std::size_t i, std::size_t first, std::size_t last) {
-            const std::size_t begin = std::max(first, piece.begin);
-            const std::size_t end = std::min(last, piece.end);
+            const std::size_t begin = std::max(first, chunk.begin);
+            const std::size_t end = std::min(last, chunk.end);
             if (begin >= end) return;
             squares +=
-                apply_range(step, bits.words(piece), begin - piece.begin, end - piece.begin, etas[i],
+                apply_range(step, bits.words(chunk), begin - chunk.begin, end - chunk.begin, etas[i],
                             gradient.subspan(begin, end - begin), residual.subspan(begin, end - begin));
           });
     });

@@ -60,10 +60,10 @@ std::vector<bool> reduce_bits(int world, int rows, std::size_t elements, std::ui
     reduce.run();
     EXPECT_FALSE(reduce.non_finite());
     auto& mine = bits[static_cast<std::size_t>(communicator.rank())];
-    reduce.for_each_piece([&](const RingPiece& piece) {
-      const auto words = reduce.words(piece);
-      for (std::size_t i = piece.begin; i < piece.end; ++i) {
-        const std::size_t k = i - piece.begin;
+    reduce.for_each_chunk([&](const RingChunk& chunk) {
+      const auto words = reduce.words(chunk);
+      for (std::size_t i = chunk.begin; i < chunk.end; ++i) {
+        const std::size_t k = i - chunk.begin;
         mine[i] = ((words[k / 64] >> (k % 64)) & 1) != 0;
       }
     });

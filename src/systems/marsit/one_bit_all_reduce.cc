@@ -14,14 +14,14 @@ namespace {
 constexpr Communicator::Tag kTag = 10;
 
 /// 128 KiB of bits per message: packing one reads up to 8 MiB, long enough to hide a hop's latency.
-constexpr std::size_t kPieceElements = std::size_t{1} << 20;
+constexpr std::size_t kChunkElements = std::size_t{1} << 20;
 
-std::size_t payload_bytes(const RingPiece& piece) {
-  return (piece.elements() + 7) / 8;
+std::size_t payload_bytes(const RingChunk& chunk) {
+  return (chunk.elements() + 7) / 8;
 }
 
-std::size_t largest_piece_bytes(std::size_t elements, std::size_t parts) {
-  return sign_words(std::min(kPieceElements, elements / parts + 1)) * 8;
+std::size_t largest_chunk_bytes(std::size_t elements, std::size_t parts) {
+  return sign_words(std::min(kChunkElements, elements / parts + 1)) * 8;
 }
 
 }  // namespace
@@ -34,10 +34,10 @@ OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Sp
       step_(step),
       torus_(torus),
       parts_(static_cast<std::size_t>(torus.core())),
-      piece_bytes_(largest_piece_bytes(gradient.size(), parts_)),
-      frames_(step.workspace, gradient.size(), parts_, kPieceElements, piece_bytes_),
-      landing_(step.workspace.take<std::byte>(kRingWindow * (FrameHeader::kBytes + piece_bytes_))),
-      masks_(step.workspace.take<std::uint64_t>(piece_bytes_ / 8)) {}
+      chunk_bytes_(largest_chunk_bytes(gradient.size(), parts_)),
+      frames_(step.workspace, gradient.size(), parts_, kChunkElements, chunk_bytes_),
+      receive_buffers_(step.workspace.take<std::byte>(kRingWindow * (FrameHeader::kBytes + chunk_bytes_))),
+      masks_(step.workspace.take<std::uint64_t>(chunk_bytes_ / 8)) {}
 
 void OneBitAllReduce::run() {
   const int rank = step_.communicator.rank();
@@ -74,7 +74,7 @@ void OneBitAllReduce::run_core() {
                               .parts = parts_,
                               .first_part = 0,
                               .parts_per_segment = column_size,
-                              .piece_elements = kPieceElements};
+                              .chunk_elements = kChunkElements};
   RingLayout column_layout = row_layout;
   column_layout.first_part = ring_owned_segment(row_ring.position, row_size) * column_size;
   column_layout.parts_per_segment = 1;
@@ -83,7 +83,7 @@ void OneBitAllReduce::run_core() {
   if (hosts) {
     fold_in(rank + torus_.core());
   } else if (row_size == 1) {
-    for_each_piece([this](const RingPiece& piece) { pack(piece); });  // no row phase would do it
+    for_each_chunk([this](const RingChunk& chunk) { pack(chunk); });  // no row phase would do it
   }
   enter(Phase::row_reduce, row_ring, row_weights);
   ring_reduce_scatter(step_.communicator, row_ring, row_layout, kTag, *this, times_);
@@ -101,15 +101,15 @@ void OneBitAllReduce::run_core() {
 void OneBitAllReduce::fold_in(int guest) {
   phase_ = Phase::fold;
   Stopwatch watch;
-  for_each_piece([&](const RingPiece& piece) {
-    const auto message = landing_.first(message_bytes(piece));
+  for_each_chunk([&](const RingChunk& chunk) {
+    const auto message = receive_buffers_.first(message_bytes(chunk));
     Pending arriving = step_.communicator.receive(guest, kTag, message);
-    pack(piece);
-    draw(piece, 0, 1, 1);
+    pack(chunk);
+    draw(chunk, 0, 1, 1);
     times_.compute += watch.lap();
     arriving.wait();
     times_.wait += watch.lap();
-    join(piece, message, guest, 1);
+    reduce(chunk, message, guest, 1);
   });
   times_.compute += watch.lap();
   packed_ = true;
@@ -118,8 +118,8 @@ void OneBitAllReduce::fold_in(int guest) {
 void OneBitAllReduce::fold_out(int guest) {
   Stopwatch watch;
   SendWindow sends;
-  for_each_piece([&](const RingPiece& piece) {
-    sends.push(step_.communicator.send(guest, kTag, seal(piece, world_weight())));
+  for_each_chunk([&](const RingChunk& chunk) {
+    sends.push(step_.communicator.send(guest, kTag, seal(chunk, world_weight())));
   });
   sends.wait_all();
   times_.wait += watch.lap();
@@ -128,20 +128,20 @@ void OneBitAllReduce::fold_out(int guest) {
 void OneBitAllReduce::run_folded(int host) {
   Stopwatch watch;
   SendWindow sends;
-  for_each_piece([&](const RingPiece& piece) {
-    pack(piece);
-    sends.push(step_.communicator.send(host, kTag, seal(piece, 1)));
+  for_each_chunk([&](const RingChunk& chunk) {
+    pack(chunk);
+    sends.push(step_.communicator.send(host, kTag, seal(chunk, 1)));
   });
   times_.compute += watch.lap();
   sends.wait_all();
-  for_each_piece([&](const RingPiece& piece) {
-    step_.communicator.receive(host, kTag, frame(piece)).wait();
-    check(piece, frame(piece), host, world_weight());
+  for_each_chunk([&](const RingChunk& chunk) {
+    step_.communicator.receive(host, kTag, frame(chunk)).wait();
+    check(chunk, frame(chunk), host, world_weight());
   });
   times_.wait += watch.lap();
 }
 
-// --- What is done to a piece.
+// --- What is done to a chunk.
 
 void OneBitAllReduce::enter(Phase phase, const RingGroup& ring, Span<const std::uint32_t> weights) {
   phase_ = phase;
@@ -152,117 +152,117 @@ void OneBitAllReduce::enter(Phase phase, const RingGroup& ring, Span<const std::
   gathered_weight_ = world_weight();
 }
 
-void OneBitAllReduce::for_each_piece(FunctionRef<void(const RingPiece&)> body) const {
-  RingPiece piece;
-  for (piece.part = 0; piece.part < parts_; ++piece.part) {
-    const std::size_t end = part_begin(gradient_.size(), parts_, piece.part + 1);
-    piece.begin = part_begin(gradient_.size(), parts_, piece.part);
-    for (piece.index = 0; piece.begin < end; piece.begin = piece.end, ++piece.index) {
-      piece.end = std::min(piece.begin + kPieceElements, end);
-      body(piece);
+void OneBitAllReduce::for_each_chunk(FunctionRef<void(const RingChunk&)> body) const {
+  RingChunk chunk;
+  for (chunk.part = 0; chunk.part < parts_; ++chunk.part) {
+    const std::size_t end = part_begin(gradient_.size(), parts_, chunk.part + 1);
+    chunk.begin = part_begin(gradient_.size(), parts_, chunk.part);
+    for (chunk.index = 0; chunk.begin < end; chunk.begin = chunk.end, ++chunk.index) {
+      chunk.end = std::min(chunk.begin + kChunkElements, end);
+      body(chunk);
     }
   }
 }
 
-void OneBitAllReduce::pack(const RingPiece& piece) {
-  const bool finite = pack_signs(step_.executor, gradient_.subspan(piece.begin, piece.elements()),
-                                 residual_.subspan(piece.begin, piece.elements()), words(piece));
+void OneBitAllReduce::pack(const RingChunk& chunk) {
+  const bool finite = pack_signs(step_.executor, gradient_.subspan(chunk.begin, chunk.elements()),
+                                 residual_.subspan(chunk.begin, chunk.elements()), words(chunk));
   non_finite_ = non_finite_ || !finite;
 }
 
 /// Choices between this rank's bits, which stand for `own` workers, and arriving ones that stand for
 /// `received`.
-void OneBitAllReduce::draw(const RingPiece& piece, std::uint32_t hop, std::uint32_t own,
+void OneBitAllReduce::draw(const RingChunk& chunk, std::uint32_t hop, std::uint32_t own,
                            std::uint32_t received) {
   // Hops of different phases draw from different streams.
   const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::merge,
                                             static_cast<std::uint32_t>(step_.communicator.rank()),
                                             hop | static_cast<std::uint32_t>(phase_) << 16);
-  // Any numbering that no two pieces share will do: words are counted per part, pieces being whole words.
+  // Any numbering that no two chunks share will do: words are counted per part, chunks being whole words.
   const std::size_t part_words = sign_words(gradient_.size() / parts_ + 1);
-  const std::size_t first_word = piece.part * part_words + piece.index * (kPieceElements / 64);
+  const std::size_t first_word = chunk.part * part_words + chunk.index * (kChunkElements / 64);
   bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(first_word), own, own + received,
-                 masks_.first(sign_words(piece.elements())));
+                 masks_.first(sign_words(chunk.elements())));
 }
 
-void OneBitAllReduce::join(const RingPiece& piece, Span<const std::byte> message, int source,
-                           std::uint32_t received) {
-  check(piece, message, source, received);
-  const std::size_t count = sign_words(piece.elements());
-  merge_signs(step_.executor, words(piece), payload_words(message, count), masks_.first(count));
+void OneBitAllReduce::reduce(const RingChunk& chunk, Span<const std::byte> message, int source,
+                             std::uint32_t received) {
+  check(chunk, message, source, received);
+  const std::size_t count = sign_words(chunk.elements());
+  merge_signs(step_.executor, words(chunk), payload_words(message, count), masks_.first(count));
 }
 
-void OneBitAllReduce::check(const RingPiece& piece, Span<const std::byte> message, int source,
+void OneBitAllReduce::check(const RingChunk& chunk, Span<const std::byte> message, int source,
                             std::uint32_t workers) {
-  const FrameHeader arrived = expect_frame(message, header(piece, source, workers));
+  const FrameHeader arrived = expect_frame(message, header(chunk, source, workers));
   non_finite_ = non_finite_ || arrived.non_finite();
 }
 
-Span<const std::byte> OneBitAllReduce::seal(const RingPiece& piece, std::uint32_t workers) {
-  FrameHeader sealed = header(piece, step_.communicator.rank(), workers);
+Span<const std::byte> OneBitAllReduce::seal(const RingChunk& chunk, std::uint32_t workers) {
+  FrameHeader sealed = header(chunk, step_.communicator.rank(), workers);
   // Everything bad that this rank has seen so far: the last frames then carry it to everyone.
   sealed.flags = non_finite_ ? FrameHeader::kNonFinite : std::uint16_t{0};
-  write_frame_header(frame(piece), sealed);
+  write_frame_header(frame(chunk), sealed);
   step_.report.frame_header_bytes += FrameHeader::kBytes;
-  return frame(piece);
+  return frame(chunk);
 }
 
-FrameHeader OneBitAllReduce::header(const RingPiece& piece, int source, std::uint32_t workers) const {
+FrameHeader OneBitAllReduce::header(const RingChunk& chunk, int source, std::uint32_t workers) const {
   FrameHeader result;
   result.type = FrameType::sign_bits;
   result.bucket = bucket_;
   result.step = step_.index;
   result.source = static_cast<std::uint32_t>(source);
   result.workers = workers;
-  result.first = piece.begin;
-  result.count = piece.elements();
-  result.payload_bytes = payload_bytes(piece);
+  result.first = chunk.begin;
+  result.count = chunk.elements();
+  result.payload_bytes = payload_bytes(chunk);
   return result;
 }
 
-Span<std::byte> OneBitAllReduce::frame(const RingPiece& piece) const {
-  return frames_.frame(piece.part, piece.index, payload_bytes(piece));
+Span<std::byte> OneBitAllReduce::frame(const RingChunk& chunk) const {
+  return frames_.frame(chunk.part, chunk.index, payload_bytes(chunk));
 }
 
-Span<std::uint64_t> OneBitAllReduce::words(const RingPiece& piece) const {
-  return frames_.words(piece.part, piece.index, sign_words(piece.elements()));
+Span<std::uint64_t> OneBitAllReduce::words(const RingChunk& chunk) const {
+  return frames_.words(chunk.part, chunk.index, sign_words(chunk.elements()));
 }
 
 /// Segment s starts at position s, so after hop h its message stands for positions s to s + h.
-std::uint32_t OneBitAllReduce::joined_weight(const RingPiece& piece) const {
+std::uint32_t OneBitAllReduce::reduced_weight(const RingChunk& chunk) const {
   std::uint32_t weight = 0;
-  for (std::size_t k = 0; k <= piece.hop; ++k) weight += weights_[(piece.segment + k) % weights_.size()];
+  for (std::size_t k = 0; k <= chunk.hop; ++k) weight += weights_[(chunk.segment + k) % weights_.size()];
   return weight;
 }
 
 // --- RingCodec
 
-std::size_t OneBitAllReduce::message_bytes(const RingPiece& piece) const {
-  return FrameHeader::kBytes + payload_bytes(piece);
+std::size_t OneBitAllReduce::message_bytes(const RingChunk& chunk) const {
+  return FrameHeader::kBytes + payload_bytes(chunk);
 }
 
-Span<const std::byte> OneBitAllReduce::outgoing(const RingPiece& piece) {
-  if (gathering()) return seal(piece, gathered_weight_);
-  if (phase_ == Phase::row_reduce && piece.hop == 0 && !packed_) pack(piece);
-  return seal(piece, joined_weight(piece));
+Span<const std::byte> OneBitAllReduce::outgoing(const RingChunk& chunk) {
+  if (gathering()) return seal(chunk, gathered_weight_);
+  if (phase_ == Phase::row_reduce && chunk.hop == 0 && !packed_) pack(chunk);
+  return seal(chunk, reduced_weight(chunk));
 }
 
-void OneBitAllReduce::prepare(const RingPiece& piece) {
+void OneBitAllReduce::prepare(const RingChunk& chunk) {
   if (gathering()) return;
-  if (phase_ == Phase::row_reduce && !packed_) pack(piece);
-  draw(piece, static_cast<std::uint32_t>(piece.hop), weights_[position_], joined_weight(piece));
+  if (phase_ == Phase::row_reduce && !packed_) pack(chunk);
+  draw(chunk, static_cast<std::uint32_t>(chunk.hop), weights_[position_], reduced_weight(chunk));
 }
 
-Span<std::byte> OneBitAllReduce::landing(const RingPiece& piece) {
-  if (gathering()) return frame(piece);
-  return landing_.subspan(piece.slot * (FrameHeader::kBytes + piece_bytes_), message_bytes(piece));
+Span<std::byte> OneBitAllReduce::receive_buffer(const RingChunk& chunk) {
+  if (gathering()) return frame(chunk);
+  return receive_buffers_.subspan(chunk.slot * (FrameHeader::kBytes + chunk_bytes_), message_bytes(chunk));
 }
 
-void OneBitAllReduce::incoming(const RingPiece& piece, Span<const std::byte> message) {
+void OneBitAllReduce::incoming(const RingChunk& chunk, Span<const std::byte> message) {
   if (gathering()) {
-    check(piece, message, previous_, gathered_weight_);
+    check(chunk, message, previous_, gathered_weight_);
   } else {
-    join(piece, message, previous_, joined_weight(piece));
+    reduce(chunk, message, previous_, reduced_weight(chunk));
   }
 }
 

@@ -7,7 +7,7 @@
 #include "kernels/signs/sign_bits.h"
 #include "systems/marsit/torus.h"
 #include "thinwire/synchronizer.h"
-#include "wire/piece_frames.h"
+#include "wire/chunk_frames.h"
 
 namespace thinwire {
 
@@ -25,10 +25,10 @@ class OneBitAllReduce final : private RingCodec {
   /// Some rank's gradient + residual had inf or NaN; the same answer on all ranks.
   bool non_finite() const { return non_finite_; }
 
-  /// Calls body(piece) for every piece of the bucket, in ascending order.
-  void for_each_piece(FunctionRef<void(const RingPiece&)> body) const;
-  /// The piece's bits, bit 0 being element piece.begin.
-  Span<std::uint64_t> words(const RingPiece& piece) const;
+  /// Calls body(chunk) for every chunk of the bucket, in ascending order.
+  void for_each_chunk(FunctionRef<void(const RingChunk&)> body) const;
+  /// The chunk's bits, bit 0 being element chunk.begin.
+  Span<std::uint64_t> words(const RingChunk& chunk) const;
 
  private:
   enum class Phase : std::uint32_t { row_reduce, column_reduce, column_gather, row_gather, fold };
@@ -38,22 +38,22 @@ class OneBitAllReduce final : private RingCodec {
   void fold_in(int guest);
   void fold_out(int guest);
   void enter(Phase phase, const RingGroup& ring, Span<const std::uint32_t> weights);
-  void pack(const RingPiece& piece);
-  void draw(const RingPiece& piece, std::uint32_t hop, std::uint32_t own, std::uint32_t received);
-  void join(const RingPiece& piece, Span<const std::byte> message, int source, std::uint32_t received);
-  void check(const RingPiece& piece, Span<const std::byte> message, int source, std::uint32_t workers);
-  Span<const std::byte> seal(const RingPiece& piece, std::uint32_t workers);
-  Span<std::byte> frame(const RingPiece& piece) const;
-  FrameHeader header(const RingPiece& piece, int source, std::uint32_t workers) const;
+  void pack(const RingChunk& chunk);
+  void draw(const RingChunk& chunk, std::uint32_t hop, std::uint32_t own, std::uint32_t received);
+  void reduce(const RingChunk& chunk, Span<const std::byte> message, int source, std::uint32_t received);
+  void check(const RingChunk& chunk, Span<const std::byte> message, int source, std::uint32_t workers);
+  Span<const std::byte> seal(const RingChunk& chunk, std::uint32_t workers);
+  Span<std::byte> frame(const RingChunk& chunk) const;
+  FrameHeader header(const RingChunk& chunk, int source, std::uint32_t workers) const;
   bool gathering() const { return phase_ == Phase::column_gather || phase_ == Phase::row_gather; }
-  std::uint32_t joined_weight(const RingPiece& piece) const;
+  std::uint32_t reduced_weight(const RingChunk& chunk) const;
   std::uint32_t world_weight() const { return static_cast<std::uint32_t>(step_.communicator.size()); }
 
-  std::size_t message_bytes(const RingPiece& piece) const override;
-  Span<const std::byte> outgoing(const RingPiece& piece) override;
-  void prepare(const RingPiece& piece) override;
-  Span<std::byte> landing(const RingPiece& piece) override;
-  void incoming(const RingPiece& piece, Span<const std::byte> message) override;
+  std::size_t message_bytes(const RingChunk& chunk) const override;
+  Span<const std::byte> outgoing(const RingChunk& chunk) override;
+  void prepare(const RingChunk& chunk) override;
+  Span<std::byte> receive_buffer(const RingChunk& chunk) override;
+  void incoming(const RingChunk& chunk, Span<const std::byte> message) override;
 
   BucketId bucket_;
   Span<const float> gradient_;
@@ -61,9 +61,9 @@ class OneBitAllReduce final : private RingCodec {
   Step& step_;
   Torus torus_;
   std::size_t parts_;
-  std::size_t piece_bytes_;  // payload of the largest piece
-  PieceFrames frames_;
-  Span<std::byte> landing_;
+  std::size_t chunk_bytes_;  // payload of the largest chunk
+  ChunkFrames frames_;
+  Span<std::byte> receive_buffers_;
   Span<std::uint64_t> masks_;
   RingTimes times_;
 

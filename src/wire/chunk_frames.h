@@ -1,5 +1,5 @@
 #pragma once
-// Frames of a bucket that travels in pieces, laid out so that a kernel writes a piece's payload straight
+// Frames of a bucket that travels in chunks, laid out so that a kernel writes a chunk's payload straight
 // behind its header and the message goes out as it lies: no copy between packing and sending.
 
 #include <cstddef>
@@ -12,17 +12,17 @@
 
 namespace thinwire {
 
-class PieceFrames {
+class ChunkFrames {
  public:
-  /// Room for every piece of `elements` elements cut into `parts` parts and these into pieces of
-  /// `piece_elements` (a multiple of 64), with at most `most_payload_bytes` of payload per piece.
-  PieceFrames(Workspace& workspace, std::size_t elements, std::size_t parts, std::size_t piece_elements,
+  /// Room for every chunk of `elements` elements cut into `parts` parts and these into chunks of
+  /// `chunk_elements` (a multiple of 64), with at most `most_payload_bytes` of payload per chunk.
+  ChunkFrames(Workspace& workspace, std::size_t elements, std::size_t parts, std::size_t chunk_elements,
               std::size_t most_payload_bytes)
       : stride_(FrameHeader::kBytes + (most_payload_bytes + 63) / 64 * 64),
-        per_part_((elements / parts + 1 + piece_elements - 1) / piece_elements),
+        per_part_((elements / parts + 1 + chunk_elements - 1) / chunk_elements),
         bytes_(workspace.take<std::byte>(parts * per_part_ * stride_)) {}
 
-  /// Header and payload of piece `index` of part `part`.
+  /// Header and payload of chunk `index` of part `part`.
   Span<std::byte> frame(std::size_t part, std::size_t index, std::size_t payload_bytes) const {
     return bytes_.subspan((part * per_part_ + index) * stride_, FrameHeader::kBytes + payload_bytes);
   }
