@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "thinwire/state.h"
 #include "thinwire/synchronizer.h"
 
 namespace thinwire {
@@ -86,6 +87,8 @@ struct SystemInfo {
   /// A stage's: what stands behind it when the spec names nothing; empty: something must be named.
   std::string alone;
   std::vector<OptionInfo> options;
+  /// Every kind that Synchronizer::save writes, for Registry::state_kind.
+  std::vector<StateKind> state{};
   /// For a stage, `inner` is what it wraps; else it is empty.
   std::function<std::unique_ptr<Synchronizer>(const Options&, Inner inner)> make;
 };
@@ -101,16 +104,21 @@ struct Pipeline {
 
 class Registry {
  public:
-  /// Throws std::invalid_argument when the name is taken.
+  /// Throws std::invalid_argument when the name is taken, or the name of a kind of state by another kind.
   void add(SystemInfo info);
   const std::vector<SystemInfo>& systems() const { return systems_; }
   /// Throws std::invalid_argument that lists the known names.
   const SystemInfo& find(std::string_view name) const;
+  /// What an entry "kind/..." of a state is: by the state's own declaration, or where it has none, as before
+  /// there were declarations, by the system that knows the kind; else a StateKind of that name alone.
+  StateKind state_kind(const StateReader& state, std::string_view kind) const;
   /// Throws std::invalid_argument for unknown names and options, values out of range and combinations of
   /// stages without meaning.
   Pipeline make(std::string_view spec) const;
 
  private:
+  const StateKind* find_kind(std::string_view name) const;
+
   std::vector<SystemInfo> systems_;
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,32 @@
 
 namespace thinwire {
 
+/// What a kind of state is: a system declares each of its own once, as a constant, and saves and loads by it.
+/// Whatever treats states as a whole reads these declarations, which states carry along, and knows no names.
+struct StateKind {
+  enum class Unit : std::uint8_t {
+    none,      ///< Relative, or about time: stays when the loss scale changes.
+    gradient,  ///< Is multiplied by whatever gradients are multiplied by.
+  };
+  enum class Ranks : std::uint8_t {
+    same,  ///< The same on all ranks.
+    sum,  ///< Each rank's is a share of a sum over ranks, which other ranks share evenly: what is undelivered.
+    mean,  ///< Each rank's is one of a kind: other ranks begin with the mean.
+  };
+  std::string_view
+      name;  ///< Of entries, "NAME/PARAMETER". Unique over systems. Lives as long as the program.
+  Unit unit = Unit::none;
+  Ranks ranks = Ranks::same;
+  /// Whether another system that knows this kind takes it over when the spec changes.
+  bool moves = false;
+
+  bool operator==(const StateKind&) const = default;
+};
+
+/// What a rank still owes the mean: the kind that every Session keeps for its systems.
+inline constexpr StateKind kResidual = {
+    .name = "residual", .unit = StateKind::Unit::gradient, .ranks = StateKind::Ranks::sum, .moves = true};
+
 /// Collects named arrays. Names are unique; a scope prefixes them.
 class StateWriter {
  public:
@@ -20,6 +47,9 @@ class StateWriter {
   void put(std::string_view name, std::uint64_t value);
   void put(std::string_view name, double value);
   void put(std::string_view name, std::string_view text);
+  /// Writes what a kind is, as the text entry "kind/NAME"; once, however often it is called. Throws
+  /// std::invalid_argument when the state has another declaration of that name.
+  void declare(const StateKind& kind);
 
   /// Writes everything. Layout: magic "TWSTATE1", count, then per entry name, type, length and bytes, then a
   /// 64-bit checksum of all that came before; integers little-endian. Throws std::runtime_error if the stream
@@ -59,6 +89,9 @@ class StateReader {
   std::uint64_t get_integer(std::string_view name) const;
   double get_real(std::string_view name) const;
   std::string get_text(std::string_view name) const;
+  /// What StateWriter::declare wrote about the kind; its name is `kind`'s memory. Empty in states that were
+  /// saved before there were declarations. Throws std::runtime_error for a text that means nothing.
+  std::optional<StateKind> declaration(std::string_view kind) const;
   /// Names that begin with `prefix`, in order.
   std::vector<std::string> names(std::string_view prefix) const;
   std::size_t length(std::string_view name) const;
@@ -78,20 +111,23 @@ struct Parameter {
 };
 using BucketLayout = std::vector<Parameter>;
 
-/// Writes what belongs to buckets under the names of their parameters, so that it survives another grouping.
+/// Writes what belongs to buckets under the names of their parameters, so that it survives another grouping,
+/// and with it what kind it is.
 class BucketWriter {
  public:
   BucketWriter(StateWriter& writer, const std::vector<BucketLayout>& buckets)
       : writer_(writer), buckets_(buckets) {}
 
   /// One value per element of the bucket, split by parameter. No-op for an empty span.
-  void elements(std::string_view kind, std::uint32_t bucket, Span<const float> values);
+  void elements(const StateKind& kind, std::uint32_t bucket, Span<const float> values);
   /// One value per parameter of the bucket.
-  void values(std::string_view kind, std::uint32_t bucket, Span<const float> values);
+  void values(const StateKind& kind, std::uint32_t bucket, Span<const float> values);
   /// Any number of values of one parameter, by its position in the bucket.
-  void array(std::string_view kind, std::uint32_t bucket, std::size_t parameter, Span<const float> values);
+  void array(const StateKind& kind, std::uint32_t bucket, std::size_t parameter, Span<const float> values);
 
  private:
+  void put(const StateKind& kind, const Parameter& parameter, Span<const float> values);
+
   StateWriter& writer_;
   const std::vector<BucketLayout>& buckets_;
 };
@@ -111,14 +147,14 @@ class BucketReader {
   /// False, and values untouched, when no parameter of the bucket has an entry of this kind. Throws
   /// std::runtime_error naming the parameter when a length differs, or when some have and others do not and
   /// `absent` does not say what that means.
-  bool elements(std::string_view kind, std::uint32_t bucket, Span<float> values,
+  bool elements(const StateKind& kind, std::uint32_t bucket, Span<float> values,
                 Absent absent = Absent::error) const;
   /// One value per parameter. False, and values untouched, unless every parameter of the bucket has one: a
   /// bucket is made of several, of which some have not seen a finite step.
-  bool values(std::string_view kind, std::uint32_t bucket, Span<float> values) const;
+  bool values(const StateKind& kind, std::uint32_t bucket, Span<float> values) const;
   /// Reads what BucketWriter::array wrote for one parameter. False, and values untouched, when it has no
   /// entry of this kind. Throws std::runtime_error naming the parameter when the length differs.
-  bool array(std::string_view kind, std::uint32_t bucket, std::size_t parameter, Span<float> values) const;
+  bool array(const StateKind& kind, std::uint32_t bucket, std::size_t parameter, Span<float> values) const;
   std::size_t parameters(std::uint32_t bucket) const { return buckets_.at(bucket).size(); }
   const Parameter& parameter(std::uint32_t bucket, std::size_t at) const {
     return buckets_.at(bucket).at(at);
@@ -126,7 +162,7 @@ class BucketReader {
 
  private:
   bool visible(std::uint32_t bucket) const { return visible_.empty() || visible_[bucket]; }
-  std::size_t present(std::string_view kind, std::uint32_t bucket) const;
+  std::size_t present(const StateKind& kind, std::uint32_t bucket) const;
 
   const StateReader& reader_;
   const std::vector<BucketLayout>& buckets_;

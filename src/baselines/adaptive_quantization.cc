@@ -47,6 +47,9 @@ namespace {
 enum class Fit { levels, multiplier };
 
 /// Elements and chunks that a fit looks at, at most about.
+// The same for all parameters of a bucket.
+constexpr StateKind kLevels = {.name = "adaptive_levels"};
+
 constexpr std::size_t kSampleElements = std::size_t{1} << 18;
 constexpr std::size_t kSampleChunks = 64;
 
@@ -162,7 +165,7 @@ class AdaptiveQuantization final : public Synchronizer {
   void save(BucketWriter& writer) const override {
     for (const auto& [bucket, state] : states_) {
       for (std::size_t parameter = 0; parameter < state.parameters; ++parameter) {
-        writer.array(kKind, bucket, parameter, state.levels.used());
+        writer.array(kLevels, bucket, parameter, state.levels.used());
       }
     }
   }
@@ -172,7 +175,7 @@ class AdaptiveQuantization final : public Synchronizer {
     for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
       std::vector<float> values(settings_.levels());
       for (std::size_t parameter = 0; parameter < reader.parameters(bucket); ++parameter) {
-        if (!reader.array(kKind, bucket, parameter, Span<float>(values))) continue;
+        if (!reader.array(kLevels, bucket, parameter, Span<float>(values))) continue;
         loaded[bucket] = {QuantizationLevels::given(values), reader.parameters(bucket)};
         break;
       }
@@ -181,8 +184,6 @@ class AdaptiveQuantization final : public Synchronizer {
   }
 
  private:
-  static constexpr const char* kKind = "adaptive_levels";
-
   struct BucketState {
     QuantizationLevels levels;
     std::size_t parameters = 1;
@@ -245,6 +246,7 @@ SystemInfo adaptive_info(Fit fit) {
   info.formula =
       "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)); every N steps 4 (2^(bits-1) - 2) more along a tree "
       "(zero=off: - 1)";
+  info.state = {kLevels};
   info.options = chunked_options("l2");
   info.options.push_back(
       {"zero", "on", "whether 0 is a level; off: rounds between the lowest and its negative"});

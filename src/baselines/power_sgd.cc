@@ -45,7 +45,7 @@
 namespace thinwire {
 namespace {
 
-constexpr std::string_view kKind = "power_sgd_right";
+constexpr StateKind kRightFactor = {.name = "power_sgd_right"};
 constexpr std::int64_t kLargestRank = 1024;
 
 /// Where one parameter's elements go: the first shape.elements() as a matrix, the others as they are.
@@ -342,7 +342,7 @@ void PowerSgd::save(BucketWriter& writer) const {
     const auto right = Span<const float>(state.right);
     std::size_t begin = 0;
     for (std::size_t i = 0; i < state.parameters.size(); ++i) {
-      writer.array(kKind, bucket, state.parameters[i], right.subspan(begin, state.ends[i] - begin));
+      writer.array(kRightFactor, bucket, state.parameters[i], right.subspan(begin, state.ends[i] - begin));
       begin = state.ends[i];
     }
   }
@@ -360,8 +360,8 @@ void PowerSgd::load(const BucketReader& reader) {
       if (shape.rows == 0) continue;
       const std::size_t begin = state.right.size();
       state.add(i, rank_ * shape.columns);
-      const bool there =
-          reader.array(kKind, bucket, i, Span<float>(state.right).subspan(begin, rank_ * shape.columns));
+      const bool there = reader.array(kRightFactor, bucket, i,
+                                      Span<float>(state.right).subspan(begin, rank_ * shape.columns));
       if (!there) missing = i;
       found += there ? 1 : 0;
     }
@@ -385,6 +385,7 @@ SystemInfo power_sgd_info() {
   info.formula =
       "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * (n + m) + elements of small parameters)";
   info.feedback_default = true;
+  info.state = {kRightFactor};
   info.options = {{"rank", "4", "columns of the factors that travel, 1 to 1024"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<PowerSgd>(static_cast<std::size_t>(options.integer("rank", 1, kLargestRank)));

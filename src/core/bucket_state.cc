@@ -6,30 +6,33 @@
 namespace thinwire {
 namespace {
 
-std::string entry_name(std::string_view kind, const Parameter& parameter) {
-  return std::string(kind) + "/" + parameter.name;
+std::string entry_name(const StateKind& kind, const Parameter& parameter) {
+  return std::string(kind.name) + "/" + parameter.name;
 }
 
 }  // namespace
 
-void BucketWriter::elements(std::string_view kind, std::uint32_t bucket, Span<const float> values) {
+void BucketWriter::put(const StateKind& kind, const Parameter& parameter, Span<const float> values) {
+  writer_.declare(kind);
+  writer_.put(entry_name(kind, parameter), values);
+}
+
+void BucketWriter::elements(const StateKind& kind, std::uint32_t bucket, Span<const float> values) {
   if (values.empty()) return;
   std::size_t offset = 0;
   for (const auto& parameter : buckets_.at(bucket)) {
-    writer_.put(entry_name(kind, parameter), values.subspan(offset, parameter.elements));
+    put(kind, parameter, values.subspan(offset, parameter.elements));
     offset += parameter.elements;
   }
 }
 
-void BucketWriter::values(std::string_view kind, std::uint32_t bucket, Span<const float> values) {
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    writer_.put(entry_name(kind, buckets_.at(bucket)[i]), values.subspan(i, 1));
-  }
+void BucketWriter::values(const StateKind& kind, std::uint32_t bucket, Span<const float> values) {
+  for (std::size_t i = 0; i < values.size(); ++i) put(kind, buckets_.at(bucket)[i], values.subspan(i, 1));
 }
 
-void BucketWriter::array(std::string_view kind, std::uint32_t bucket, std::size_t parameter,
+void BucketWriter::array(const StateKind& kind, std::uint32_t bucket, std::size_t parameter,
                          Span<const float> values) {
-  writer_.put(entry_name(kind, buckets_.at(bucket).at(parameter)), values);
+  put(kind, buckets_.at(bucket).at(parameter), values);
 }
 
 std::size_t BucketReader::bucket_elements(std::uint32_t bucket) const {
@@ -38,7 +41,7 @@ std::size_t BucketReader::bucket_elements(std::uint32_t bucket) const {
   return total;
 }
 
-bool BucketReader::elements(std::string_view kind, std::uint32_t bucket, Span<float> values,
+bool BucketReader::elements(const StateKind& kind, std::uint32_t bucket, Span<float> values,
                             Absent absent) const {
   if (present(kind, bucket) == 0) return false;
   std::size_t offset = 0;
@@ -55,7 +58,7 @@ bool BucketReader::elements(std::string_view kind, std::uint32_t bucket, Span<fl
   return true;
 }
 
-bool BucketReader::values(std::string_view kind, std::uint32_t bucket, Span<float> values) const {
+bool BucketReader::values(const StateKind& kind, std::uint32_t bucket, Span<float> values) const {
   const auto& layout = buckets_.at(bucket);
   if (layout.empty() || present(kind, bucket) != layout.size()) return false;
   for (std::size_t i = 0; i < layout.size(); ++i)
@@ -63,7 +66,7 @@ bool BucketReader::values(std::string_view kind, std::uint32_t bucket, Span<floa
   return true;
 }
 
-bool BucketReader::array(std::string_view kind, std::uint32_t bucket, std::size_t parameter,
+bool BucketReader::array(const StateKind& kind, std::uint32_t bucket, std::size_t parameter,
                          Span<float> values) const {
   const std::string name = entry_name(kind, this->parameter(bucket, parameter));
   if (!visible(bucket) || !reader_.contains(name)) return false;
@@ -72,7 +75,7 @@ bool BucketReader::array(std::string_view kind, std::uint32_t bucket, std::size_
 }
 
 /// How many parameters of the bucket have an entry of this kind.
-std::size_t BucketReader::present(std::string_view kind, std::uint32_t bucket) const {
+std::size_t BucketReader::present(const StateKind& kind, std::uint32_t bucket) const {
   std::size_t count = 0;
   if (!visible(bucket)) return count;
   for (const auto& parameter : buckets_.at(bucket)) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "thinwire/executor.h"
@@ -16,8 +15,7 @@ namespace thinwire {
 
 class BucketVectors {
  public:
-  /// kind: what the vectors are called in a saved state.
-  explicit BucketVectors(std::string kind) : kind_(std::move(kind)) {}
+  explicit BucketVectors(const StateKind& kind) : kind_(kind) {}
 
   /// The bucket's vector: zeros when it is opened for the first time, or what was loaded. The span stays
   /// valid until load(). The executor must outlive its use, and is the same in later calls. Throws
@@ -42,7 +40,7 @@ class BucketVectors {
     Span<float> span() const { return {reinterpret_cast<float*>(memory.get()), size, executor->memory()}; }
   };
 
-  std::string kind_;
+  StateKind kind_;
   std::map<std::uint32_t, Vector> vectors_;
   std::map<std::uint32_t, std::vector<float>> loaded_;  // and not opened since
 };

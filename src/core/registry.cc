@@ -92,11 +92,34 @@ void Registry::add(SystemInfo info) {
     if (known.name == info.name)
       throw std::invalid_argument("a system called '" + info.name + "' exists already");
   }
+  for (const StateKind& kind : info.state) {
+    const StateKind* known = find_kind(kind.name);
+    if (known != nullptr && *known != kind) {
+      throw std::invalid_argument(info.name + " declares state '" + std::string(kind.name) +
+                                  "' otherwise than it is declared already: take another name");
+    }
+  }
   if (!info.stage || info.sparsifies) {
     info.options.push_back({kFeedback, info.feedback_default ? "on" : "off",
                             "keep what was not delivered and add it to the next gradient"});
   }
   systems_.push_back(std::move(info));
+}
+
+const StateKind* Registry::find_kind(std::string_view name) const {
+  if (name == kResidual.name) return &kResidual;
+  for (const auto& info : systems_) {
+    for (const StateKind& kind : info.state) {
+      if (kind.name == name) return &kind;
+    }
+  }
+  return nullptr;
+}
+
+StateKind Registry::state_kind(const StateReader& state, std::string_view kind) const {
+  if (const auto declared = state.declaration(kind)) return *declared;
+  const StateKind* known = find_kind(kind);
+  return known != nullptr ? *known : StateKind{.name = kind};
 }
 
 const SystemInfo& Registry::find(std::string_view name) const {

@@ -1,5 +1,6 @@
 #include "thinwire/state.h"
 
+#include <array>
 #include <cstring>
 #include <istream>
 #include <ostream>
@@ -13,6 +14,20 @@ constexpr char kFloats = 'f';
 constexpr char kInteger = 'i';
 constexpr char kReal = 'd';
 constexpr char kText = 't';
+
+const std::string kDeclaration = "kind/";
+constexpr std::array<std::string_view, 2> kUnits = {"none", "gradient"};
+constexpr std::array<std::string_view, 3> kRanks = {"same", "sum", "mean"};
+
+std::string text_of(const StateKind& kind) {
+  return "unit=" + std::string(kUnits[static_cast<std::size_t>(kind.unit)]) +
+         " ranks=" + std::string(kRanks[static_cast<std::size_t>(kind.ranks)]) +
+         " moves=" + (kind.moves ? "yes" : "no");
+}
+
+std::string text_in(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 /// FNV-1a over everything written or read so far.
 class Checksum {
@@ -85,6 +100,18 @@ void StateWriter::put(std::string_view name, double value) {
 }
 void StateWriter::put(std::string_view name, std::string_view text) {
   put_entry(name, kText, text.data(), text.size());
+}
+
+void StateWriter::declare(const StateKind& kind) {
+  const std::string name = kDeclaration + std::string(kind.name);
+  const std::string text = text_of(kind);
+  const auto known = entries_.find(name);
+  if (known == entries_.end()) {
+    put(name, std::string_view(text));
+  } else if (text_in(known->second.bytes) != text) {
+    throw std::invalid_argument("two systems declare state '" + std::string(kind.name) +
+                                "' differently: give one of them another name");
+  }
 }
 
 void StateWriter::write(std::ostream& stream) const {
@@ -189,8 +216,26 @@ double StateReader::get_real(std::string_view name) const {
 }
 
 std::string StateReader::get_text(std::string_view name) const {
-  const auto& bytes = find(name, kText).bytes;
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  return text_in(find(name, kText).bytes);
+}
+
+std::optional<StateKind> StateReader::declaration(std::string_view kind) const {
+  const std::string name = kDeclaration + std::string(kind);
+  if (!contains(name)) return std::nullopt;
+  const std::string text = get_text(name);
+  for (std::size_t unit = 0; unit < kUnits.size(); ++unit) {
+    for (std::size_t ranks = 0; ranks < kRanks.size(); ++ranks) {
+      for (const bool moves : {false, true}) {
+        const StateKind candidate{.name = kind,
+                                  .unit = static_cast<StateKind::Unit>(unit),
+                                  .ranks = static_cast<StateKind::Ranks>(ranks),
+                                  .moves = moves};
+        if (text_of(candidate) == text) return candidate;
+      }
+    }
+  }
+  throw std::runtime_error("the state says '" + text + "' of '" + std::string(kind) +
+                           "', which this version does not understand");
 }
 
 std::vector<std::string> StateReader::names(std::string_view prefix) const {

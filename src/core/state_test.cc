@@ -12,6 +12,11 @@
 namespace thinwire {
 namespace {
 
+constexpr StateKind kEta = {.name = "eta", .unit = StateKind::Unit::gradient};
+constexpr StateKind kFactor = {.name = "factor"};
+constexpr StateKind kVelocity = {
+    .name = "velocity", .unit = StateKind::Unit::gradient, .ranks = StateKind::Ranks::mean};
+
 std::string written(const StateWriter& writer) {
   std::ostringstream stream;
   writer.write(stream);
@@ -90,10 +95,31 @@ TEST(State, TakesOverAnotherWriter) {
   EXPECT_THROW(reader.type("c"), std::runtime_error);
 }
 
+TEST(BucketState, SaysWhatItIs) {
+  const std::vector<BucketLayout> layouts = {{{"a", 2}, {"b", 1}}, {{"c", 1}}};
+  const std::vector<float> three = {1, 2, 3};
+  StateWriter writer;
+  BucketWriter buckets(writer, layouts);
+  buckets.elements(kResidual, 0, Span<const float>(three));
+  buckets.values(kVelocity, 0, Span<const float>(three).first(2));
+  buckets.array(kFactor, 1, 0, three);
+  StateKind other = kFactor;
+  other.moves = true;
+  EXPECT_THROW(buckets.array(other, 0, 0, three), std::invalid_argument);
+  const StateReader reader = read(written(writer));
+  EXPECT_EQ(reader.declaration("residual"), kResidual);
+  EXPECT_EQ(reader.declaration("velocity"), kVelocity);
+  EXPECT_EQ(reader.declaration("factor"), kFactor);
+  EXPECT_EQ(reader.declaration("eta"), std::nullopt);
+  StateWriter strange;
+  strange.put("kind/eta", std::string_view("unit=metre ranks=same moves=no"));
+  EXPECT_THROW(StateReader(std::move(strange)).declaration("eta"), std::runtime_error);
+}
+
 TEST(BucketState, SurvivesAnotherGrouping) {
   const std::vector<BucketLayout> before = {{{"w1", 3}, {"b1", 1}}, {{"w2", 2}}};
   const auto executor = make_cpu_executor(1);
-  BucketVectors residuals("residual");
+  BucketVectors residuals(kResidual);
   const auto first = residuals.open(*executor, 0, 4);
   const auto second = residuals.open(*executor, 1, 2);
   for (std::size_t i = 0; i < 4; ++i) first[i] = static_cast<float>(i);
@@ -103,25 +129,25 @@ TEST(BucketState, SurvivesAnotherGrouping) {
   BucketWriter writer(state, before);
   residuals.save(writer);
   const std::vector<float> eta = {0.25f};
-  writer.values("eta", 1, eta);
+  writer.values(kEta, 1, eta);
 
   const StateReader stored = read(written(state));
   const std::vector<BucketLayout> after = {{{"w2", 2}, {"b1", 1}}, {{"w1", 3}}};
   const BucketReader reader(stored, after);
   std::vector<float> regrouped(3);
-  EXPECT_TRUE(reader.elements("residual", 0, regrouped));
+  EXPECT_TRUE(reader.elements(kResidual, 0, regrouped));
   EXPECT_EQ(regrouped, (std::vector<float>{10, 11, 3}));
   std::vector<float> none(1);
-  EXPECT_FALSE(reader.values("eta", 1, none));
+  EXPECT_FALSE(reader.values(kEta, 1, none));
   std::vector<float> both(2);
-  EXPECT_FALSE(reader.values("eta", 0, both)) << "b1 has none";
-  EXPECT_FALSE(reader.elements("velocity", 0, regrouped));
+  EXPECT_FALSE(reader.values(kEta, 0, both)) << "b1 has none";
+  EXPECT_FALSE(reader.elements(kVelocity, 0, regrouped));
 
   const std::vector<BucketLayout> unknown = {{{"w1", 3}, {"new", 1}}};
   std::vector<float> four(4);
-  EXPECT_THROW(BucketReader(stored, unknown).elements("residual", 0, four), std::runtime_error);
+  EXPECT_THROW(BucketReader(stored, unknown).elements(kResidual, 0, four), std::runtime_error);
   four.assign(4, -1.0f);
-  EXPECT_TRUE(BucketReader(stored, unknown).elements("residual", 0, four, BucketReader::Absent::zeros));
+  EXPECT_TRUE(BucketReader(stored, unknown).elements(kResidual, 0, four, BucketReader::Absent::zeros));
   EXPECT_EQ(four, (std::vector<float>{0, 1, 2, 0}));
 }
 
@@ -130,24 +156,24 @@ TEST(BucketState, ArraysBelongToParameters) {
   StateWriter state;
   BucketWriter writer(state, before);
   const std::vector<float> factor = {1, 2, 3};
-  writer.array("factor", 0, 0, factor);
+  writer.array(kFactor, 0, 0, factor);
 
   const StateReader stored = read(written(state));
   const std::vector<BucketLayout> after = {{{"b1", 1}}, {{"w1", 6, 2}}};
   const BucketReader reader(stored, after);
   EXPECT_EQ(reader.parameter(1, 0).rows, 2u);
   std::vector<float> three(3);
-  EXPECT_FALSE(reader.array("factor", 0, 0, three)) << "b1 has none";
-  EXPECT_TRUE(reader.array("factor", 1, 0, three));
+  EXPECT_FALSE(reader.array(kFactor, 0, 0, three)) << "b1 has none";
+  EXPECT_TRUE(reader.array(kFactor, 1, 0, three));
   EXPECT_EQ(three, factor);
   std::vector<float> four(4);
-  EXPECT_THROW(reader.array("factor", 1, 0, four), std::runtime_error);
-  EXPECT_FALSE(BucketReader(stored, after, {true, false}).array("factor", 1, 0, three)) << "not visible";
+  EXPECT_THROW(reader.array(kFactor, 1, 0, four), std::runtime_error);
+  EXPECT_FALSE(BucketReader(stored, after, {true, false}).array(kFactor, 1, 0, three)) << "not visible";
 }
 
 TEST(BucketVectors, KeepTheirSize) {
   const auto executor = make_cpu_executor(1);
-  BucketVectors vectors("residual");
+  BucketVectors vectors(kResidual);
   EXPECT_TRUE(vectors.find(0).empty());
   EXPECT_EQ(vectors.open(*executor, 0, 5).size(), 5u);
   EXPECT_THROW(vectors.open(*executor, 0, 6), std::invalid_argument);
@@ -156,7 +182,7 @@ TEST(BucketVectors, KeepTheirSize) {
 TEST(BucketVectors, GoFromOneMemoryToAnother) {
   const std::vector<BucketLayout> layouts = {{{"a", 3}, {"b", 2}}, {{"c", 4}}};
   for_each_executor([&](Executor& from, const std::string& saved_on) {
-    BucketVectors vectors("velocity");
+    BucketVectors vectors(kVelocity);
     const std::vector<float> kept = {1, 2, 3, 4, 5};
     copy(from, Span<const float>(kept), vectors.open(from, 0, 5));
     StateWriter writer;
@@ -164,7 +190,7 @@ TEST(BucketVectors, GoFromOneMemoryToAnother) {
     vectors.save(saved);
     const StateReader state(std::move(writer));
     for_each_executor([&](Executor& to, const std::string& loaded_on) {
-      BucketVectors loaded("velocity");
+      BucketVectors loaded(kVelocity);
       loaded.load(BucketReader(state, layouts));
       std::vector<float> values(5), untouched(4, 1.0f);
       copy(to, Span<const float>(loaded.open(to, 0, 5)), Span<float>(values));

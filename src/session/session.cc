@@ -34,8 +34,8 @@ struct Session::Bucket {
 };
 
 struct Session::Store {
-  BucketVectors residuals{"residual"};
-  BucketVectors kept{"kept"};  // by keep_residual; never saved
+  BucketVectors residuals{kResidual};
+  BucketVectors kept{{.name = "kept"}};  // by keep_residual; never saved
   std::set<std::string, std::less<>> parameters;
 };
 
@@ -314,7 +314,7 @@ void Session::load(const StateReader& reader) {
   for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
     if (!pipeline(bucket).feedback) continue;
     residuals[bucket].resize(buckets_[bucket]->elements());
-    if (!buckets.elements("residual", bucket, residuals[bucket]) && !residuals[bucket].empty()) {
+    if (!buckets.elements(kResidual, bucket, residuals[bucket]) && !residuals[bucket].empty()) {
       throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name +
                                "'");
     }

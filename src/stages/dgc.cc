@@ -113,6 +113,7 @@ SystemInfo dgc_info() {
   info.summary = "top-k by a sampled threshold, with momentum before compression, clipping and warm-up";
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018";
   info.corrects_momentum = true;
+  info.state = {kVelocity};
   info.options = {
       {"ratio", "0.001", "share of a bucket's elements to deliver, above 0, up to 1"},
       {"momentum", "0.9", "decay of the velocity per step, 0 to 1; leave the optimizer's at 0"},

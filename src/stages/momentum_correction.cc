@@ -61,7 +61,7 @@ class MomentumCorrection final : public Synchronizer {
 
   float momentum_;
   std::unique_ptr<Synchronizer> inner_;
-  BucketVectors velocities_{"velocity"};
+  BucketVectors velocities_{kVelocity};
 };
 
 }  // namespace
@@ -78,6 +78,7 @@ SystemInfo momentum_correction_info() {
   info.formula = "that of the system behind it";
   info.stage = true;
   info.corrects_momentum = true;
+  info.state = {kVelocity};
   info.options = {{"momentum", "0.9", "decay of the velocity per step, 0 to 1"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     return correct_momentum(static_cast<float>(options.real("momentum", 0, 1)),

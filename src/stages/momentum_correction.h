@@ -7,6 +7,10 @@
 
 namespace thinwire {
 
+/// u below. It smooths a rank's own gradients: ranks that are new begin with the mean of all.
+inline constexpr StateKind kVelocity = {
+    .name = "velocity", .unit = StateKind::Unit::gradient, .ranks = StateKind::Ranks::mean};
+
 /// Stage `mc:momentum=M`. With u the velocity of a bucket: u = M u + gradient is handed to the inner system
 /// as its gradient; where the inner system delivered (Step::delivered), u becomes 0. A step that is not
 /// finite leaves u as it was. Keeps one float per element.

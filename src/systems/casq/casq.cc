@@ -45,7 +45,6 @@
 #include <map>
 #include <optional>
 #include <stdexcept>
-#include <string_view>
 
 #include "core/bucket_vectors.h"
 #include "core/stopwatch.h"
@@ -63,6 +62,14 @@ namespace thinwire {
 namespace {
 
 enum class Topology { all_gather, server, automatic };
+
+// Of each parameter, its clusters' centres, their weights, and the centres in what a shard's server sends back.
+constexpr std::array<StateKind, 3> kKinds = {{
+    {.name = "casq_centres", .unit = StateKind::Unit::gradient},
+    {.name = "casq_weights"},
+    {.name = "casq_shard_centres", .unit = StateKind::Unit::gradient},
+}};
+constexpr StateKind kMomentum = {.name = "casq_momentum", .unit = StateKind::Unit::gradient};
 
 struct CasqSettings {
   std::size_t bits = 2;
@@ -165,7 +172,7 @@ class Casq final : public Synchronizer {
 
   CasqSettings settings_;
   std::map<BucketId, BucketState> states_;
-  BucketVectors momenta_{"casq_momentum"};
+  BucketVectors momenta_{kMomentum};
   std::vector<Pending> pendings_;
 };
 
@@ -375,8 +382,6 @@ std::uint64_t Casq::payload_bytes(const Workload& workload) const {
                                  static_cast<std::size_t>(workload.rank));
 }
 
-constexpr std::array<std::string_view, 3> kKinds = {"casq_centres", "casq_weights", "casq_shard_centres"};
-
 void Casq::save(BucketWriter& writer) const {
   for (const auto& [bucket, state] : states_) {
     const std::array<const std::vector<PerCluster<float>>*, 3> parts = {
@@ -429,6 +434,7 @@ SystemInfo casq_info() {
   info.feedback_default = true;
   info.corrects_momentum = true;
   info.momentum_option = "double_momentum";
+  info.state = {kKinds[0], kKinds[1], kKinds[2], kMomentum};
   info.options = {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
       {"buckets", "0.005", "bucket means per element, 0 to 1; 0: one mean per cluster"},

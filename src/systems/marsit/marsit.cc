@@ -58,6 +58,8 @@ namespace {
 
 /// Elements off which eta_s is read when no dense all-reduce of the bare gradient is at hand: this many of a
 /// bucket, and at least kLeastSample of each parameter.
+constexpr StateKind kEta = {.name = "marsit_eta", .unit = StateKind::Unit::gradient};
+
 constexpr std::size_t kSampleElements = 4096;
 constexpr std::size_t kLeastSample = 16;
 
@@ -155,13 +157,13 @@ class Marsit final : public Synchronizer {
   }
 
   void save(BucketWriter& writer) const override {
-    for (const auto& [bucket, etas] : etas_) writer.values("marsit_eta", bucket, Span<const float>(etas));
+    for (const auto& [bucket, etas] : etas_) writer.values(kEta, bucket, Span<const float>(etas));
   }
   void load(const BucketReader& reader) override {
     std::map<BucketId, std::vector<float>> loaded;
     for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
       std::vector<float> etas(reader.parameters(bucket));
-      if (reader.values("marsit_eta", bucket, Span<float>(etas))) loaded[bucket] = std::move(etas);
+      if (reader.values(kEta, bucket, Span<float>(etas))) loaded[bucket] = std::move(etas);
     }
     etas_ = std::move(loaded);
   }
@@ -310,6 +312,7 @@ SystemInfo marsit_info() {
       "one-bit step: 2 * sum of ceil(len/8) over W-1 segments, about 2(W-1)/W * d/8; full step: 2(W-1)/W * "
       "4d";
   info.feedback_default = true;
+  info.state = {kEta};
   info.options = {{"full_every", "100", "full-precision step every K steps; 0: never"},
                   {"eta_s", "auto",
                    "step size of a one-bit step; auto: eta_factor * mean |average gradient| per parameter, "

@@ -52,6 +52,12 @@
 namespace thinwire {
 namespace {
 
+// One value per parameter, the same for all of a bucket.
+constexpr StateKind kProfiled = {.name = "zen_profiled"};
+constexpr StateKind kPushPullSeconds = {.name = "zen_push_pull_seconds"};
+constexpr StateKind kCentralizationSeconds = {.name = "zen_centralization_seconds"};
+constexpr StateKind kSmallest = {.name = "zen_smallest"};
+
 enum class Scheme { automatic, push_pull, centralization };
 
 struct ZenConfig {
@@ -101,14 +107,14 @@ class Zen final : public SparseSynchronizer {
 
   void save(BucketWriter& writer) const override {
     for (const auto& [bucket, state] : states_) {
-      auto put = [&writer, id = bucket, parameters = state.parameters](const char* kind, float value) {
+      auto put = [&writer, id = bucket, parameters = state.parameters](const StateKind& kind, float value) {
         const std::vector<float> values(parameters, value);
         writer.values(kind, id, Span<const float>(values));
       };
-      put("zen_profiled", state.profiled);
-      put("zen_push_pull_seconds", state.push_pull_seconds);
-      put("zen_centralization_seconds", state.centralization_seconds);
-      put("zen_smallest", state.smallest);
+      put(kProfiled, state.profiled);
+      put(kPushPullSeconds, state.push_pull_seconds);
+      put(kCentralizationSeconds, state.centralization_seconds);
+      put(kSmallest, state.smallest);
     }
   }
 
@@ -118,14 +124,13 @@ class Zen final : public SparseSynchronizer {
       BucketState state;
       state.parameters = reader.parameters(bucket);
       std::vector<float> values(state.parameters);
-      auto get = [&](const char* kind, float& into) {
+      auto get = [&](const StateKind& kind, float& into) {
         if (values.empty() || !reader.values(kind, bucket, Span<float>(values))) return false;
         into = values.front();
         return true;
       };
-      if (get("zen_profiled", state.profiled) && get("zen_push_pull_seconds", state.push_pull_seconds) &&
-          get("zen_centralization_seconds", state.centralization_seconds) &&
-          get("zen_smallest", state.smallest)) {
+      if (get(kProfiled, state.profiled) && get(kPushPullSeconds, state.push_pull_seconds) &&
+          get(kCentralizationSeconds, state.centralization_seconds) && get(kSmallest, state.smallest)) {
         loaded[bucket] = state;
       }
     }
@@ -211,6 +216,7 @@ SystemInfo zen_info() {
       "d/8)";
   info.lossless = true;
   info.takes_rows = true;
+  info.state = {kProfiled, kPushPullSeconds, kCentralizationSeconds, kSmallest};
   info.options = {
       {"scheme", "auto", "push_pull, centralization, or auto: the one that is predicted to be faster"},
       {"profile_steps", "4", "steps off which auto predicts, 1 to 1000"},
