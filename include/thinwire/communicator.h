@@ -14,6 +14,7 @@
 #include "thinwire/function_ref.h"
 #include "thinwire/report.h"
 #include "thinwire/span.h"
+#include "thinwire/step_clock.h"
 
 namespace thinwire {
 
@@ -84,6 +85,9 @@ class Communicator {
 
   /// Names the work under way in the errors thrown from now on.
   void set_context(std::uint32_t bucket, std::uint64_t step);
+
+  /// Sending and waiting are charged to this clock from now on; null: to none. It outlives its use here.
+  void set_clock(StepClock* clock) { clock_ = clock; }
 
   /// Empty between collectives; a collective that keeps operations under way in it does not allocate again.
   /// Leave it empty, also on an exception (comm/pending_lease.h does).
@@ -160,6 +164,7 @@ class Communicator {
   std::uint32_t bucket_ = 0;
   std::uint64_t step_ = 0;
   std::chrono::duration<double> deadline_{300.0};
+  StepClock* clock_ = nullptr;
   Traffic traffic_;
   // Of the collectives; they grow once.
   std::vector<std::byte> scratch_;

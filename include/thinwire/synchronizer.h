@@ -17,6 +17,7 @@
 #include "thinwire/report.h"
 #include "thinwire/row_sparse.h"
 #include "thinwire/span.h"
+#include "thinwire/step_clock.h"
 #include "thinwire/workspace.h"
 
 namespace thinwire {
@@ -53,7 +54,8 @@ struct Step {
   /// device's than the CPU's where gradients are. Reset with `workspace`.
   Workspace& scratch = workspace;
   Delivered delivered{};  ///< Filled in by the system.
-  StepReport report{};    ///< Filled in by the system and its caller.
+  StepReport report{};    ///< Filled in by the system and its caller; seconds by the caller, from the clock.
+  StepClock clock{};      ///< A system enters Phase::decompress when it begins to make the mean.
 };
 
 /// What a formula of bytes depends on.
@@ -82,15 +84,17 @@ class Synchronizer {
  public:
   virtual ~Synchronizer() = default;
 
-  /// gradient [n], in: this rank's gradient. out: the mean over ranks of what was delivered, bit-identical on
-  ///   all ranks.
+  /// gradient [n], n > 0, in: this rank's gradient. out: the mean over ranks of what was delivered, bit-identical
+  ///   on all ranks.
   /// residual [n] or empty, in: what earlier steps left undelivered. out: what is undelivered now. Empty:
   ///   nothing is kept. Written only once all ranks agreed that the step is finite.
-  /// gradient and residual do not overlap. If any rank's gradient or residual holds inf or NaN, every element
-  /// of the mean may be, and at least one is, non-finite on all ranks alike, report.finite is false and
-  /// neither the residual nor any state of the system changes. Collective: same bucket, n and call order on
-  /// every rank. Throws std::invalid_argument for sizes that do not match, CorruptFrame, CommError; after the
-  /// last two gradient holds no meaningful value and residual is as it was.
+  /// gradient and residual do not overlap.
+  /// If any rank's gradient or residual holds inf or NaN, report.finite becomes false on all ranks alike, and
+  /// neither the residual nor any state of the system changes. What gradient then holds is without meaning: the
+  /// Session makes all of it NaN.
+  /// Collective: same bucket, n and call order on every rank. Throws std::invalid_argument for sizes that do not
+  /// match, CorruptFrame, CommError; after the last two gradient holds no meaningful value and residual is as it
+  /// was.
   virtual void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) = 0;
 
   /// Called once before the first step, on every rank alike: throws std::invalid_argument when the options do
@@ -100,11 +104,13 @@ class Synchronizer {
   /// Whether synchronize_rows works on the rows as they are. False: whoever holds rows densifies them.
   virtual bool takes_rows() const { return false; }
 
-  /// synchronize for a row-sparse gradient. gradient: row indices ascending and distinct, below
-  /// gradient.rows. residual [rows * width] or empty, as in synchronize. Returns the mean: rows ascending and
-  /// distinct, the same on all ranks, every row that it does not list is zero; it lies in step.workspace or
-  /// step.scratch, as the gradient's may. If any rank's values hold inf or NaN, the mean is one row of NaN on
-  /// all ranks. Collective. Throws what synchronize throws; the default throws std::logic_error.
+  /// synchronize for a row-sparse gradient.
+  /// gradient: row indices ascending and distinct, below gradient.rows, of a table with at least one row.
+  /// residual [rows * width] or empty, as in synchronize.
+  /// Returns the mean: rows ascending and distinct, the same on all ranks; every row that it does not list is
+  ///   zero. It lies in step.workspace or step.scratch, as the gradient's may. Without meaning where
+  ///   report.finite is false.
+  /// Collective. Throws what synchronize throws; the default throws std::logic_error.
   virtual RowSparse synchronize_rows(BucketId bucket, const RowSparse& gradient, Span<float> residual,
                                      Step& step);
 

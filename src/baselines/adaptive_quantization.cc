@@ -34,8 +34,7 @@
 #include "baselines/baselines.h"
 #include "baselines/level_fit.h"
 #include "baselines/stochastic_quantizer.h"
-#include "core/stopwatch.h"
-#include "exchange/agreed_values.h"
+#include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/device/on_device.h"
 #include "thinwire/errors.h"
@@ -132,8 +131,6 @@ class AdaptiveQuantization final : public Synchronizer {
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
     const auto known = states_.find(bucket);
     BucketState state;
     if (known != states_.end()) {
@@ -145,7 +142,7 @@ class AdaptiveQuantization final : public Synchronizer {
         coded_bytes(gradient.size(), settings_.chunked.shape(gradient.size()), step.communicator.size());
     const bool due = known == states_.end() || step.index % settings_.every == 0;
     const bool fitted = due && settings_.free() != 0 && refit(bucket, gradient, residual, step, state);
-    average_quantized(bucket, gradient, residual, step, settings_.chunked, state.levels, pendings_);
+    average_quantized(bucket, gradient, residual, step, settings_.chunked, state.levels);
     if (!fitted || !step.report.finite) return;
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
     states_[bucket] = state;
@@ -200,7 +197,6 @@ class AdaptiveQuantization final : public Synchronizer {
   /// Takes over rank 0's levels. False when it has none to offer. Collective.
   bool refit(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
              BucketState& state) {
-    Stopwatch watch;
     LevelValues values{};
     const Span<float> free(values.data() + settings_.first_free(), settings_.free());
     if (step.communicator.rank() == 0) {
@@ -218,11 +214,7 @@ class AdaptiveQuantization final : public Synchronizer {
         free[0] = std::numeric_limits<float>::quiet_NaN();
       }
     }
-    step.report.seconds_compress += watch.lap();
     take_from_rank_0(step, free);
-    step.report.formula_bytes +=
-        broadcast_payload_bytes(free.size_bytes(), step.communicator.rank(), step.communicator.size());
-    step.report.seconds_wait += watch.lap();
     if (std::isnan(free[0])) return false;
     if (settings_.zero == ZeroLevel::with) values[0] = 0;
     values[settings_.levels() - 1] = 1;
@@ -237,7 +229,6 @@ class AdaptiveQuantization final : public Synchronizer {
 
   AdaptiveSettings settings_;
   std::map<BucketId, BucketState> states_;
-  std::vector<Pending> pendings_;
 };
 
 SystemInfo adaptive_info(Fit fit) {

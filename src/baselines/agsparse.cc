@@ -7,21 +7,14 @@
 // Bytes per rank: (W-1) * 8 nnz, rows of `width` values (W-1) * (4 + 4 width) each. They grow with W,
 // whatever the ranks have in common.
 
-#include <algorithm>
-
 #include "baselines/baselines.h"
-#include "core/stopwatch.h"
 #include "exchange/sparse_synchronizer.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/row_merge.h"
-#include "thinwire/errors.h"
-#include "wire/row_payload.h"
 
 namespace thinwire {
 namespace {
-
-constexpr Communicator::Tag kRowListTag = 60;
 
 class AgSparse final : public SparseSynchronizer {
  public:
@@ -32,51 +25,32 @@ class AgSparse final : public SparseSynchronizer {
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
-    const auto world = static_cast<std::size_t>(step.communicator.size());
-    const auto self = static_cast<std::size_t>(step.communicator.rank());
-    StepReport& report = step.report;
-    report.formula_bytes = (world - 1) * row_list_bytes(own.size(), own.width);
-    Stopwatch watch;
-    RowMessages messages(storage_, bucket, kRowListTag, step);
-    auto for_peers = [&](auto body) {
-      for (std::size_t shift = 1; shift < world; ++shift) body(static_cast<int>((self + shift) % world));
-    };
-    for_peers([&](int peer) { messages.expect(peer); });
-    FrameHeader header = messages.header();
-    header.type = FrameType::row_list;
-    header.flags = finite ? std::uint16_t{0} : FrameHeader::kNonFinite;
-    header.width = static_cast<std::uint32_t>(own.width);
-    header.count = own.size();
-    header.payload_bytes = row_list_bytes(own.size(), own.width);
-    const auto payload = step.workspace.take<std::byte>(header.payload_bytes);
-    const RowList list = row_list_in(payload, own.size(), own.width);
-    copy(step.executor, own.row_indices, list.indices);
-    copy(step.executor, own.values, list.values);
-    const auto sealed = messages.seal(header);
-    report.seconds_compress += watch.lap();
-    for_peers([&](int peer) { messages.send(peer, sealed, payload); });
-    for_peers([&](int peer) {
-      const FrameHeader& arrived = messages.await_header(peer, own.width, own.rows);
-      if (arrived.type != FrameType::row_list) {
-        throw CorruptFrame("frame from rank " + std::to_string(peer) + " refused: it is no list of rows");
-      }
-      finite = finite && !arrived.non_finite();
-    });
+    RowMessages messages(bucket, kRowListTag, own.width, step);
+    messages.note(finite);
+    messages.for_peers([&](std::size_t peer) { messages.expect(peer); });
+    const FrameContents contents = messages.list_contents(own.size());
+    step.report.formula_bytes = (messages.world() - 1) * contents.payload_bytes;
+    const auto payload = messages.list_payload(own);
+    const auto sealed = messages.seal(contents);
+    messages.for_peers([&](std::size_t peer) { messages.send(peer, sealed, payload); });
+    messages.for_peers([&](std::size_t peer) { messages.await_list_header(peer, own.rows); });
+    step.clock.enter(Phase::decompress);
+    const RowSparse mean = average(own, messages, step);
+    messages.finish();
+    step.report.finite = messages.finite();
+    return {mean, messages.finite(), true};
+  }
 
-    const auto lists = step.workspace.take<ReceivedRowList>(world);
+ private:
+  /// The union as a bitmap, and the sums by rank in it, added up in rank order.
+  static RowSparse average(const RowSparse& own, RowMessages& messages, Step& step) {
+    const auto lists = step.workspace.take<ReceivedRowList>(messages.world());
     const auto bitmap = step.scratch.take<std::uint64_t>(bitmap_words(own.rows));
     clear_bitmap(step.executor, bitmap);
-    for (std::size_t rank = 0; rank < world; ++rank) {
-      if (rank == self) {
-        lists[rank] = {own.row_indices, own.values};
-      } else {
-        const int peer = static_cast<int>(rank);
-        const auto arrived = messages.await_payload(peer);
-        report.seconds_wait += watch.lap();
-        lists[rank] = read_row_list(messages.header_of(peer), arrived, own.rows);
-      }
+    for (std::size_t rank = 0; rank < lists.size(); ++rank) {
+      lists[rank] = rank == messages.self() ? ReceivedRowList{own.row_indices, own.values}
+                                            : messages.await_list(rank, own.rows);
       set_bits(step.executor, lists[rank].indices, bitmap);
-      report.seconds_decompress += watch.lap();
     }
     const auto before = step.scratch.take<std::uint32_t>(bitmap.size());
     const std::size_t total = count_bits_before(step.executor, bitmap, before);
@@ -87,16 +61,9 @@ class AgSparse final : public SparseSynchronizer {
     for (const auto& one : lists) {
       accumulate_rows(step.executor, one.indices, one.values, own.width, bitmap, before, true, sums);
     }
-    finite = scale(step.executor, sums, 1.0f / static_cast<float>(world)) && finite;
-    report.finite = finite;
-    report.seconds_decompress += watch.lap();
-    messages.finish();
-    report.seconds_wait += watch.lap();
-    return {{indices, sums, own.rows, own.width}, finite, true};
+    messages.note(scale(step.executor, sums, 1.0f / static_cast<float>(messages.world())));
+    return {indices, sums, own.rows, own.width};
   }
-
- private:
-  RowMessageStorage storage_;
 };
 
 }  // namespace

@@ -11,12 +11,11 @@
 // Bytes per rank: 2 * sum of (8 + ceil(len/8)) over W - 1 segments.
 
 #include <cmath>
-#include <limits>
 
 #include "baselines/baselines.h"
 #include "comm/ring.h"
 #include "core/partition.h"
-#include "core/stopwatch.h"
+#include "exchange/frames.h"
 #include "kernels/dense/dense.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/stochastic_signs.h"
@@ -26,14 +25,13 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kCascadeTag = 50;
-
 /// A segment is one chunk: its norm belongs to the whole of it.
 class CascadeCodec final : public RingCodec {
  public:
   CascadeCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
                const RingGroup& ring)
       : bucket_(bucket),
+        frames_(bucket, step),
         gradient_(gradient),
         residual_(residual),
         step_(step),
@@ -41,23 +39,23 @@ class CascadeCodec final : public RingCodec {
         longest_(gradient.size() / ring.size() + 1),
         stride_((FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, longest_, 1) + 63) /
                 64 * 64),
-        frames_(step.workspace.take<std::byte>(ring.size() * stride_)),
+        segments_(step.workspace.take<std::byte>(ring.size() * stride_)),
         receive_buffers_(step.workspace.take<std::byte>(kRingWindow * stride_)),
         sums_(step.scratch.take<float>(longest_)) {}
 
-  void start_gather() { gathering_ = true; }
-  bool non_finite() const { return non_finite_; }
+  void start_gather() override { gathering_ = true; }
+  bool finite() const { return frames_.finite(); }
 
   /// The segment's final frame: scale and bits.
   Span<std::byte> frame(const RingChunk& chunk) const {
-    return frames_.subspan(chunk.segment * stride_, message_bytes(chunk));
+    return segments_.subspan(chunk.segment * stride_, message_bytes(chunk));
   }
 
   /// frame(chunk) = Q(values).
   void compress(const RingChunk& chunk, Span<const float> values, Span<const float> plus) {
     const double norm = std::sqrt(sum_of_squares(step_.executor, values, plus));
     const bool finite = std::isfinite(static_cast<float>(norm));
-    non_finite_ = non_finite_ || !finite;
+    frames_.note(finite);
     const auto message = frame(chunk);
     write_scale(message, finite ? static_cast<float>(norm) : 0.0f);
     const RandomStream stream = random_stream(
@@ -80,10 +78,8 @@ class CascadeCodec final : public RingCodec {
 
   Span<const std::byte> outgoing(const RingChunk& chunk) override {
     if (!gathering_ && chunk.hop == 0) compress_own(chunk);
-    FrameHeader sealed = header(chunk, step_.communicator.rank());
-    sealed.flags = non_finite_ ? FrameHeader::kNonFinite : std::uint16_t{0};
-    write_frame_header(frame(chunk), sealed);
-    step_.report.frame_header_bytes += FrameHeader::kBytes;
+    frames_.seal(frame(chunk), contents(chunk));
+    frames_.count_header();
     return frame(chunk);
   }
 
@@ -92,8 +88,7 @@ class CascadeCodec final : public RingCodec {
   }
 
   void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
-    const FrameHeader arrived = expect_frame(message, header(chunk, ring_.previous()));
-    non_finite_ = non_finite_ || arrived.non_finite();
+    frames_.check(message, static_cast<std::size_t>(ring_.previous()), contents(chunk));
     const float scale = read_scale(message);
     if (gathering_) return;
     // Decompress, add, recompress.
@@ -111,78 +106,53 @@ class CascadeCodec final : public RingCodec {
   }
 
  private:
-  FrameHeader header(const RingChunk& chunk, int source) const {
-    FrameHeader result;
-    result.type = FrameType::scaled_sign_bits;
-    result.bucket = bucket_;
-    result.step = step_.index;
-    result.source = static_cast<std::uint32_t>(source);
-    result.workers = static_cast<std::uint32_t>(gathering_ ? ring_.size() : chunk.hop + 1);
-    result.first = chunk.begin;
-    result.count = chunk.elements();
-    result.payload_bytes = frame_payload_bytes(result.type, result.count, result.workers);
-    return result;
+  FrameContents contents(const RingChunk& chunk) const {
+    return {.type = FrameType::scaled_sign_bits,
+            .workers = static_cast<std::uint32_t>(gathering_ ? ring_.size() : chunk.hop + 1),
+            .first = chunk.begin,
+            .count = chunk.elements(),
+            .payload_bytes = frame_payload_bytes(FrameType::scaled_sign_bits, chunk.elements(), 1)};
   }
 
   BucketId bucket_;
+  Frames frames_;
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;
   const RingGroup& ring_;
   std::size_t longest_;
   std::size_t stride_;
-  Span<std::byte> frames_;
+  Span<std::byte> segments_;
   Span<std::byte> receive_buffers_;
   Span<float> sums_;
   bool gathering_ = false;
-  bool non_finite_ = false;
 };
 
 class CascadingSign final : public Synchronizer {
  public:
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
     const auto world = static_cast<std::size_t>(step.communicator.size());
     const RingGroup ring{step.communicator.ranks(), static_cast<std::size_t>(step.communicator.rank())};
-    const RingLayout layout{.elements = gradient.size(),
-                            .parts = world,
-                            .first_part = 0,
-                            .parts_per_segment = 1,
-                            .chunk_elements = gradient.size() / world + 1};
+    const RingLayout layout{
+        .elements = gradient.size(), .parts = world, .chunk_elements = gradient.size() / world + 1};
     CascadeCodec codec(bucket, gradient, residual, step, ring);
-    RingTimes times;
-    ring_reduce_scatter(step.communicator, ring, layout, kCascadeTag, codec, times);
-    codec.start_gather();
-    ring_all_gather(step.communicator, ring, layout, kCascadeTag, codec, times);
-    step.report.seconds_compress += times.compute;
-    step.report.seconds_wait += times.wait;
+    ring_all_reduce(step.communicator, ring, layout, kCascadeTag, codec);
 
-    Stopwatch watch;
-    RingChunk chunk;
-    if (world == 1) {
-      chunk.end = gradient.size();
-      codec.compress_own(chunk);
-    }
-    step.report.finite = !codec.non_finite();
-    if (!step.report.finite) {
-      fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-      return;
-    }
+    step.clock.enter(Phase::decompress);
+    if (world == 1) for_each_chunk(layout, [&](const RingChunk& chunk) { codec.compress_own(chunk); });
+    step.report.finite = codec.finite();
+    if (!step.report.finite) return;
     double squares = 0;
-    for (; chunk.segment < world; ++chunk.segment) {
-      chunk.begin = part_begin(gradient.size(), world, chunk.segment);
-      chunk.end = part_begin(gradient.size(), world, chunk.segment + 1);
-      if (chunk.begin == chunk.end) continue;
+    for_each_chunk(layout, [&](RingChunk chunk) {
+      chunk.segment = chunk.part;
       const auto message = codec.frame(chunk);
       squares += apply_signs(step.executor, scaled_sign_words(message, chunk.elements()),
                              read_scale(message) / static_cast<float>(world),
                              gradient.subspan(chunk.begin, chunk.elements()),
                              residual.subspan(chunk.begin, chunk.elements()));
-    }
+    });
     if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
-    step.report.seconds_decompress += watch.seconds();
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {

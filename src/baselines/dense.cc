@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "baselines/baselines.h"
-#include "exchange/sums.h"
+#include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 
 namespace thinwire {
@@ -17,7 +17,6 @@ class Dense final : public Synchronizer {
  public:
   void synchronize(BucketId, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
     if (!residual.empty()) add(step.executor, gradient, residual);
     // NaN survives a sum: in the first element it tells every rank, which saves another pass over the mean.
     const Span<float> first = gradient.first(gradient.empty() ? 0 : 1);

@@ -10,8 +10,7 @@
 // up to 8 workers.
 
 #include "baselines/baselines.h"
-#include "core/stopwatch.h"
-#include "exchange/scaled_signs.h"
+#include "baselines/scaled_signs.h"
 #include "kernels/dense/dense.h"
 #include "kernels/signs/sign_bits.h"
 
@@ -22,13 +21,9 @@ class EfSignSgd final : public Synchronizer {
  public:
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
-    Stopwatch watch;
     const double scale =
         sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(gradient.size());
-    step.report.seconds_compress += watch.seconds();
-    average_scaled_signs(bucket, gradient, residual, step, scale, pendings_, [&](Span<std::uint64_t> bits) {
+    average_scaled_signs(bucket, gradient, residual, step, scale, [&](Span<std::uint64_t> bits) {
       pack_signs(step.executor, gradient, residual, bits);
     });
   }
@@ -36,9 +31,6 @@ class EfSignSgd final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return scaled_signs_payload_bytes(workload);
   }
-
- private:
-  std::vector<Pending> pendings_;
 };
 
 }  // namespace

@@ -17,12 +17,9 @@ class EvenSlices final : public SparseSynchronizer {
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
-    return push_pull(bucket, own, finite, {.places = IndexPermutation::none(own.rows), .pull_bitmaps = false},
-                     storage_, step);
+    return push_pull(bucket, own, finite, {.slots = IndexPermutation::none(own.rows), .pull_bitmaps = false},
+                     step);
   }
-
- private:
-  RowMessageStorage storage_;
 };
 
 }  // namespace

@@ -20,8 +20,6 @@ class GlobalTopK final : public Synchronizer {
 
   void synchronize(BucketId, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
     const Contenders contenders(gradient.size(), step.parameter_ends, settings_.dense_below);
     synchronize_global_top_k(contenders, settings_.wanted(contenders.contending()), gradient, residual, step);
   }

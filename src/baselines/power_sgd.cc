@@ -36,8 +36,7 @@
 #include "baselines/baselines.h"
 #include "core/partition.h"
 #include "core/philox.h"
-#include "core/stopwatch.h"
-#include "exchange/sums.h"
+#include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/low_rank.h"
 #include "thinwire/state.h"
@@ -213,9 +212,6 @@ class PowerSgd final : public Synchronizer {
 
 void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
-  step.delivered = {};
-  if (gradient.empty()) return;
-  Stopwatch watch;
   const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_);
   State& state = open(bucket, plan, step);
   const auto near = [&](Span<float> values) { return NearCopy(step, values); };
@@ -244,10 +240,8 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   });
   near_first.store();
   if (!within) first[0] = std::numeric_limits<float>::quiet_NaN();
-  step.report.seconds_compress += watch.lap();
   all_reduce_sum(step, first);
   step.report.formula_bytes = step.communicator.ring_sent_bytes(first.size(), sizeof(float));
-  watch.restart();
 
   // Every rank sees the same sums, so all come to the same verdict.
   bool finite = scale(step.executor, exact, 1.0f / static_cast<float>(step.communicator.size()));
@@ -265,19 +259,15 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
                     near_right.span().subspan(at_right, rank_ * cut.shape.columns));
     });
     near_right.store();
-    step.report.seconds_compress += watch.lap();
     all_reduce_sum(step, right);
     step.report.formula_bytes += step.communicator.ring_sent_bytes(right.size(), sizeof(float));
-    watch.restart();
     scale(step.executor, right, 1.0f / static_cast<float>(step.communicator.size()));
     // Within this limit no element of the mean exceeds half of the largest float.
     finite = add_within(step.executor, right, {}, kLargest / (4 * static_cast<float>(rank_)));
   }
   step.report.finite = finite;
-  if (!finite) {
-    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-    return;
-  }
+  if (!finite) return;
+  step.clock.enter(Phase::decompress);
 
   if (right.empty()) near_first.load();
   near_right.load();
@@ -289,7 +279,6 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
                   residual.subspan(cut.begin, cut.shape.elements()));
   });
   keep(right, plan, bucket, step);
-  step.report.seconds_decompress += watch.lap();
 }
 
 /// The bucket's state, drawn when the bucket comes for the first time.

@@ -250,7 +250,6 @@ TEST(PowerSgd, OverflowIsToldToEveryRankAndChangesNothing) {
       const auto before = spoilt;
       EXPECT_FALSE(runner.step(gradient, spoilt).finite);
       EXPECT_TRUE(same_bits(spoilt, before));
-      EXPECT_FALSE(std::isfinite(gradient[0]));
       gradient = usual;
       EXPECT_TRUE(runner.step(gradient, residual).finite);
       means[static_cast<std::size_t>(communicator.rank())] = gradient;

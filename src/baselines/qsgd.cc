@@ -30,9 +30,7 @@ class FixedLevels final : public Synchronizer {
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
-    average_quantized(bucket, gradient, residual, step, chunked_, levels_, pendings_);
+    average_quantized(bucket, gradient, residual, step, chunked_, levels_);
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
@@ -42,7 +40,6 @@ class FixedLevels final : public Synchronizer {
  private:
   ChunkedQuantization chunked_;
   QuantizationLevels levels_;
-  std::vector<Pending> pendings_;
 };
 
 }  // namespace

@@ -16,14 +16,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <optional>
 
 #include "baselines/baselines.h"
 #include "comm/ring.h"
 #include "core/partition.h"
-#include "core/stopwatch.h"
-#include "exchange/gather_scalars.h"
+#include "exchange/collectives.h"
+#include "exchange/frames.h"
 #include "kernels/dense/dense.h"
 #include "kernels/signs/bernoulli_bits.h"
 #include "kernels/signs/sign_bits.h"
@@ -33,7 +32,6 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kVotesTag = 30;
 constexpr std::size_t kChunkElements = std::size_t{1} << 20;
 
 std::size_t plane_bytes(const RingChunk& chunk) {
@@ -63,6 +61,7 @@ class VoteCodec final : public RingCodec {
   VoteCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
             const RingGroup& ring)
       : bucket_(bucket),
+        frames_(bucket, step),
         gradient_(gradient),
         residual_(residual),
         step_(step),
@@ -78,7 +77,7 @@ class VoteCodec final : public RingCodec {
                                                    static_cast<std::size_t>(vote_planes(world_)))),
         own_(step.workspace.take<std::uint64_t>(most_bytes_ / 8)) {}
 
-  void start_gather() { gathering_ = true; }
+  void start_gather() override { gathering_ = true; }
   Span<std::uint64_t> words(const RingChunk& chunk) const {
     return bits_.words(chunk.part, chunk.index, sign_words(chunk.elements()));
   }
@@ -87,7 +86,7 @@ class VoteCodec final : public RingCodec {
   void pack_majority(const RingChunk& chunk) { pack(chunk, words(chunk)); }
 
   std::size_t message_bytes(const RingChunk& chunk) const override {
-    return FrameHeader::kBytes + static_cast<std::size_t>(header(chunk, 0).payload_bytes);
+    return FrameHeader::kBytes + static_cast<std::size_t>(contents(chunk).payload_bytes);
   }
 
   Span<const std::byte> outgoing(const RingChunk& chunk) override {
@@ -97,8 +96,8 @@ class VoteCodec final : public RingCodec {
       pack(chunk, own_.first(sign_words(chunk.elements())));
       pack_planes(own_, plane_bytes(chunk), 1, payload(message));
     }
-    write_frame_header(message, header(chunk, step_.communicator.rank()));
-    step_.report.frame_header_bytes += FrameHeader::kBytes;
+    frames_.seal(message, contents(chunk));
+    frames_.count_header();
     return message;
   }
 
@@ -112,7 +111,7 @@ class VoteCodec final : public RingCodec {
   }
 
   void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
-    expect_frame(message, header(chunk, ring_.previous()));
+    frames_.check(message, static_cast<std::size_t>(ring_.previous()), contents(chunk));
     if (gathering_) return;
     const std::size_t count = sign_words(chunk.elements());
     const auto received = static_cast<std::uint32_t>(chunk.hop + 1);
@@ -149,21 +148,18 @@ class VoteCodec final : public RingCodec {
   }
 
   /// What the chunk's message in its hop says: after hop h the counters stand for h + 1 workers.
-  FrameHeader header(const RingChunk& chunk, int source) const {
-    FrameHeader result;
-    result.type = gathering_ ? FrameType::sign_bits : FrameType::sign_votes;
-    result.bucket = bucket_;
-    result.step = step_.index;
-    result.source = static_cast<std::uint32_t>(source);
-    result.workers = gathering_ ? world_ : static_cast<std::uint32_t>(chunk.hop + 1);
-    result.first = chunk.begin;
-    result.count = chunk.elements();
-    result.payload_bytes = frame_payload_bytes(result.type, result.count, result.workers);
-    return result;
+  FrameContents contents(const RingChunk& chunk) const {
+    const auto workers = gathering_ ? world_ : static_cast<std::uint32_t>(chunk.hop + 1);
+    const FrameType type = gathering_ ? FrameType::sign_bits : FrameType::sign_votes;
+    return {.type = type,
+            .workers = workers,
+            .first = chunk.begin,
+            .count = chunk.elements(),
+            .payload_bytes = frame_payload_bytes(type, chunk.elements(), workers)};
   }
 
   Span<std::byte> frame(const RingChunk& chunk) const {
-    const auto bytes = static_cast<std::size_t>(header(chunk, 0).payload_bytes);
+    const auto bytes = static_cast<std::size_t>(contents(chunk).payload_bytes);
     return (gathering_ ? bits_ : votes_).frame(chunk.part, chunk.index, bytes);
   }
   static Span<std::byte> payload(Span<std::byte> message) {
@@ -171,6 +167,7 @@ class VoteCodec final : public RingCodec {
   }
 
   BucketId bucket_;
+  Frames frames_;
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;
@@ -192,54 +189,31 @@ class SignSgd final : public Synchronizer {
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
     const std::size_t elements = gradient.size();
-    Stopwatch watch;
     const double magnitude =
         sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(elements);
-    step.report.seconds_compress += watch.lap();
     // Also tells every rank whether all are finite, before anything is compressed.
     const double mean_magnitude = mean_over_ranks(step, magnitude);
-    step.report.seconds_wait += watch.lap();
     step.report.finite = std::isfinite(mean_magnitude);
-    if (!step.report.finite) {
-      fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-      return;
-    }
+    if (!step.report.finite) return;
     const float scale = scale_ ? *scale_ : static_cast<float>(mean_magnitude);
     step.report.scale = static_cast<double>(scale);
 
     const auto world = static_cast<std::size_t>(step.communicator.size());
     const RingGroup ring{step.communicator.ranks(), static_cast<std::size_t>(step.communicator.rank())};
-    const RingLayout layout{.elements = elements,
-                            .parts = world,
-                            .first_part = 0,
-                            .parts_per_segment = 1,
-                            .chunk_elements = kChunkElements};
+    const RingLayout layout{.elements = elements, .parts = world, .chunk_elements = kChunkElements};
     VoteCodec codec(bucket, gradient, residual, step, ring);
-    RingTimes times;
-    ring_reduce_scatter(step.communicator, ring, layout, kVotesTag, codec, times);
-    codec.start_gather();
-    ring_all_gather(step.communicator, ring, layout, kVotesTag, codec, times);
-    step.report.seconds_compress += times.compute;
-    step.report.seconds_wait += times.wait;
+    ring_all_reduce(step.communicator, ring, layout, kVotesTag, codec);
 
-    watch.restart();
+    step.clock.enter(Phase::decompress);
     double squares = 0;
-    for (RingChunk chunk; chunk.part < world; ++chunk.part) {
-      const std::size_t end = part_begin(elements, world, chunk.part + 1);
-      chunk.begin = part_begin(elements, world, chunk.part);
-      for (chunk.index = 0; chunk.begin < end; chunk.begin = chunk.end, ++chunk.index) {
-        chunk.end = std::min(chunk.begin + kChunkElements, end);
-        if (world == 1) codec.pack_majority(chunk);
-        squares += apply_signs(step.executor, codec.words(chunk), scale,
-                               gradient.subspan(chunk.begin, chunk.elements()),
-                               residual.subspan(chunk.begin, chunk.elements()));
-      }
-    }
+    for_each_chunk(layout, [&](const RingChunk& chunk) {
+      if (world == 1) codec.pack_majority(chunk);
+      squares += apply_signs(step.executor, codec.words(chunk), scale,
+                             gradient.subspan(chunk.begin, chunk.elements()),
+                             residual.subspan(chunk.begin, chunk.elements()));
+    });
     if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
-    step.report.seconds_decompress += watch.seconds();
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {

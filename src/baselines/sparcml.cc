@@ -24,11 +24,8 @@ class SparCml final : public SparseSynchronizer {
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
-    return recursive_doubling(bucket, own, finite, storage_, step);
+    return recursive_doubling(bucket, own, finite, step);
   }
-
- private:
-  RowMessageStorage storage_;
 };
 
 }  // namespace

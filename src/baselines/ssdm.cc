@@ -11,8 +11,7 @@
 #include <cmath>
 
 #include "baselines/baselines.h"
-#include "core/stopwatch.h"
-#include "exchange/scaled_signs.h"
+#include "baselines/scaled_signs.h"
 #include "kernels/dense/dense.h"
 #include "kernels/signs/stochastic_signs.h"
 
@@ -23,14 +22,10 @@ class Ssdm final : public Synchronizer {
  public:
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
-    Stopwatch watch;
     const double norm = std::sqrt(sum_of_squares(step.executor, gradient, residual));
-    step.report.seconds_compress += watch.seconds();
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::stochastic_sign,
                                               static_cast<std::uint32_t>(step.communicator.rank()));
-    average_scaled_signs(bucket, gradient, residual, step, norm, pendings_, [&](Span<std::uint64_t> bits) {
+    average_scaled_signs(bucket, gradient, residual, step, norm, [&](Span<std::uint64_t> bits) {
       const auto factor = static_cast<float>(norm > 1e-37 ? 0.5 / norm : 0.0);
       stochastic_signs(step.executor, stream, gradient, residual, factor, bits);
     });
@@ -39,9 +34,6 @@ class Ssdm final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return scaled_signs_payload_bytes(workload);
   }
-
- private:
-  std::vector<Pending> pendings_;
 };
 
 }  // namespace

@@ -89,10 +89,9 @@ void require_norms(Span<const float> norms) {
 }
 
 void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                       const ChunkedQuantization& chunked, const QuantizationLevels& levels,
-                       std::vector<Pending>& pendings) {
+                       const ChunkedQuantization& chunked, const QuantizationLevels& levels) {
   ChunkCoder coder(bucket, step, chunked, levels, gradient, residual);
-  average_coded(bucket, gradient, residual, step, chunked.shape(gradient.size()), pendings, coder);
+  average_coded(bucket, gradient, residual, step, chunked.shape(gradient.size()), coder);
 }
 
 }  // namespace thinwire

@@ -36,7 +36,6 @@ void require_norms(Span<const float> norms);
 
 /// average_coded with these levels, which have as many bits as `chunked`.
 void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                       const ChunkedQuantization& chunked, const QuantizationLevels& levels,
-                       std::vector<Pending>& pendings);
+                       const ChunkedQuantization& chunked, const QuantizationLevels& levels);
 
 }  // namespace thinwire

@@ -84,13 +84,11 @@ class TernGrad final : public Synchronizer {
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
     const std::size_t whole = gradient.size();
     const auto ends = per_parameter_ && !step.parameter_ends.empty() ? step.parameter_ends
                                                                      : Span<const std::size_t>(&whole, 1);
     TernaryCoder coder(bucket, step, levels_, clip_, ends, gradient, residual);
-    average_coded(bucket, gradient, residual, step, {levels_.bits, ends.size()}, pendings_, coder);
+    average_coded(bucket, gradient, residual, step, {levels_.bits, ends.size()}, coder);
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
@@ -102,7 +100,6 @@ class TernGrad final : public Synchronizer {
   bool per_parameter_;
   float clip_;
   QuantizationLevels levels_ = QuantizationLevels::uniform(2);
-  std::vector<Pending> pendings_;
 };
 
 }  // namespace

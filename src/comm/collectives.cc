@@ -11,6 +11,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "comm/message_tags.h"
 #include "comm/pending_lease.h"
 #include "comm/ring.h"
 #include "core/partition.h"
@@ -19,11 +20,7 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kReduceTag = Communicator::kFirstReservedTag + 0;
-constexpr Communicator::Tag kGatherTag = Communicator::kFirstReservedTag + 10;
 constexpr Communicator::Tag kAllToAllTag = Communicator::kFirstReservedTag + 20;
-constexpr Communicator::Tag kBroadcastTag = Communicator::kFirstReservedTag + 30;
-constexpr Communicator::Tag kBarrierTag = Communicator::kFirstReservedTag + 40;
 
 /// Large enough that per-message cost vanishes, small enough that a chunk stays in the second-level cache;
 /// but a segment is never cut into more than kMostChunks, so that the messages under way stay countable.
@@ -44,7 +41,7 @@ class InPlaceCodec final : public RingCodec {
   InPlaceCodec(Span<T> values, Span<std::byte> scratch, std::size_t chunk_elements, Combine combine)
       : values_(values), scratch_(scratch), chunk_bytes_(chunk_elements * sizeof(T)), combine_(combine) {}
 
-  void start_gather() { gathering_ = true; }
+  void start_gather() override { gathering_ = true; }
 
   std::size_t message_bytes(const RingChunk& chunk) const override { return chunk.elements() * sizeof(T); }
   Span<const std::byte> outgoing(const RingChunk& chunk) override { return bytes_of(chunk); }
@@ -84,10 +81,7 @@ void Communicator::ring_all_reduce(Span<T> values, Combine combine) {
   InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * chunk_elements * sizeof(T)), chunk_elements,
                                  combine);
   const RingLayout layout{.elements = values.size(), .parts = group.size(), .chunk_elements = chunk_elements};
-  RingTimes times;
-  ring_reduce_scatter(*this, group, layout, kReduceTag, codec, times);
-  codec.start_gather();
-  ring_all_gather(*this, group, layout, kReduceTag, codec, times);
+  thinwire::ring_all_reduce(*this, group, layout, kReduceTag, codec);
 }
 
 void Communicator::all_reduce_sum(Span<float> values) {

@@ -15,6 +15,7 @@ Pending::~Pending() {
 void Pending::wait() {
   if (owner_ == nullptr) return;
   Communicator* owner = std::exchange(owner_, nullptr);
+  const StepClock::During waiting(owner->clock_, Phase::wait);
   owner->finish(operation_, peer_);
 }
 
@@ -55,6 +56,7 @@ void Communicator::check_peer(int peer, const char* verb) const {
 
 Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
   check_peer(peer, "send to");
+  const StepClock::During exchanging(clock_, Phase::exchange);
   void* operation = start_send(peer, tag, bytes);
   traffic_.sent_bytes += bytes.size();
   ++traffic_.sent_messages;
@@ -63,6 +65,7 @@ Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
 
 Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
   check_peer(peer, "receive from");
+  const StepClock::During exchanging(clock_, Phase::exchange);
   void* operation = start_receive(peer, tag, bytes);
   traffic_.received_bytes += bytes.size();
   ++traffic_.received_messages;

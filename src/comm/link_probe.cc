@@ -5,18 +5,19 @@
 #include <limits>
 #include <utility>
 
+#include "comm/message_tags.h"
+
 namespace thinwire {
 namespace {
-
-constexpr Communicator::Tag kTag = Communicator::kFirstReservedTag + 50;
 
 /// Seconds until the previous rank's message is here.
 double round(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes) {
   const int next = (communicator.rank() + 1) % communicator.size();
   const int previous = (communicator.rank() + communicator.size() - 1) % communicator.size();
   const double start = communicator.now_seconds();
-  Pending receiving = communicator.receive(previous, kTag, scratch.subspan(kLinkProbeLargeBytes, bytes));
-  Pending sending = communicator.send(next, kTag, scratch.first(bytes));
+  Pending receiving =
+      communicator.receive(previous, kLinkProbeTag, scratch.subspan(kLinkProbeLargeBytes, bytes));
+  Pending sending = communicator.send(next, kLinkProbeTag, scratch.first(bytes));
   receiving.wait();
   const double seconds = communicator.now_seconds() - start;
   sending.wait();
@@ -41,8 +42,8 @@ double sustained_rate(Communicator& communicator, Span<std::byte> scratch, std::
     if (i < 2 * counted) {
       const auto slot =
           scratch.subspan((1 + i % kLinkProbeWindow) * kLinkProbeLargeBytes, kLinkProbeLargeBytes);
-      Pending receiving = communicator.receive(previous, kTag, slot);
-      Pending sending = communicator.send(next, kTag, scratch.first(kLinkProbeLargeBytes));
+      Pending receiving = communicator.receive(previous, kLinkProbeTag, slot);
+      Pending sending = communicator.send(next, kLinkProbeTag, scratch.first(kLinkProbeLargeBytes));
       under_way.emplace_back(std::move(receiving), std::move(sending));
       if (under_way.size() < kLinkProbeWindow) continue;
     }

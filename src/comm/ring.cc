@@ -1,10 +1,9 @@
 #include "comm/ring.h"
 
 #include <algorithm>
+#include <array>
 
 #include "comm/pending_lease.h"
-#include "core/partition.h"
-#include "core/stopwatch.h"
 
 namespace thinwire {
 namespace {
@@ -60,12 +59,11 @@ class ChunkWalk {
 
 /// One phase. What arrives in hop h leaves in hop h + 1; what leaves in hop 0 is this rank's own.
 void run_phase(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
-               std::size_t own_segment, Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
+               std::size_t own_segment, Communicator::Tag tag, RingCodec& codec) {
   const std::size_t size = group.size();
   if (size == 1) return;
   const std::size_t arriving_segment = (own_segment + size - 1) % size;
 
-  Stopwatch watch;
   // Sends are waited for at the end only: what a rank sends for a later hop is received when its neighbour
   // gets there, which may take chunks that this rank has yet to send.
   PendingLease sends(communicator.pending_storage());
@@ -79,47 +77,44 @@ void run_phase(Communicator& communicator, const RingGroup& group, const RingLay
     receives[chunk.slot] = communicator.receive(group.previous(), tag, receive_buffers[chunk.slot]);
     posted.advance();
   };
+  auto send = [&](const RingChunk& chunk) {
+    sends.push(communicator.send(group.next(), tag, codec.outgoing(chunk)));
+  };
   for (std::size_t i = 0; i < kRingWindow; ++i) post_receive();
-
   for (ChunkWalk own(size, layout, own_segment); !own.done() && own.chunk().hop == 0; own.advance()) {
-    watch.restart();
-    const auto message = codec.outgoing(own.chunk());
-    times.compute += watch.lap();
-    sends.push(communicator.send(group.next(), tag, message));
+    send(own.chunk());
   }
   for (ChunkWalk arriving(size, layout, arriving_segment); !arriving.done(); arriving.advance()) {
     RingChunk chunk = arriving.chunk();
-    watch.restart();
     codec.prepare(chunk);
-    times.compute += watch.lap();
     receives[chunk.slot].wait();
-    times.wait += watch.lap();
     codec.incoming(chunk, receive_buffers[chunk.slot]);
     if (chunk.hop + 2 < size) {
       ++chunk.hop;
-      const auto message = codec.outgoing(chunk);
-      times.compute += watch.lap();
-      sends.push(communicator.send(group.next(), tag, message));
-    } else {
-      times.compute += watch.lap();
+      send(chunk);
     }
     post_receive();
   }
-  watch.restart();
   sends.wait_all();
-  times.wait += watch.lap();
 }
 
 }  // namespace
 
 void ring_reduce_scatter(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
-                         Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
-  run_phase(communicator, group, layout, group.position, tag, codec, times);
+                         Communicator::Tag tag, RingCodec& codec) {
+  run_phase(communicator, group, layout, group.position, tag, codec);
 }
 
 void ring_all_gather(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
-                     Communicator::Tag tag, RingCodec& codec, RingTimes& times) {
-  run_phase(communicator, group, layout, ring_owned_segment(group.position, group.size()), tag, codec, times);
+                     Communicator::Tag tag, RingCodec& codec) {
+  run_phase(communicator, group, layout, ring_owned_segment(group.position, group.size()), tag, codec);
+}
+
+void ring_all_reduce(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
+                     Communicator::Tag tag, RingCodec& codec) {
+  ring_reduce_scatter(communicator, group, layout, tag, codec);
+  codec.start_gather();
+  ring_all_gather(communicator, group, layout, tag, codec);
 }
 
 }  // namespace thinwire

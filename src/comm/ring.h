@@ -8,9 +8,10 @@
 // of the reduce-scatter position p receives segment p - h - 1, reduces it with its own and sends it on in hop h
 // + 1; after size - 1 hops it owns segment p + 1. In hop h of the all-gather it sends segment p + 1 - h.
 
-#include <array>
+#include <algorithm>
 #include <cstddef>
 
+#include "core/partition.h"
 #include "thinwire/communicator.h"
 #include "thinwire/span.h"
 
@@ -62,44 +63,39 @@ class RingCodec {
   virtual void prepare(const RingChunk&) {}
   /// Where the message shall be received: message_bytes(chunk) bytes, free until incoming(chunk) returns.
   virtual Span<std::byte> receive_buffer(const RingChunk& chunk) = 0;
+  /// What comes from here on belongs to the all-gather.
+  virtual void start_gather() {}
   /// A message has arrived: reduces it with this rank's part (reduce-scatter) or stores it (all-gather).
   virtual void incoming(const RingChunk& chunk, Span<const std::byte> message) = 0;
-};
-
-/// Where a phase's time went, in seconds.
-struct RingTimes {
-  double compute = 0;  ///< In the codec.
-  double wait = 0;     ///< Blocked on the network.
 };
 
 /// Collective over the group's members. Empty parts are not sent. No message when the group has one member.
 /// Uses pending_storage(). Throws what the codec and the communicator throw.
 void ring_reduce_scatter(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
-                         Communicator::Tag tag, RingCodec& codec, RingTimes& times);
+                         Communicator::Tag tag, RingCodec& codec);
 void ring_all_gather(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
-                     Communicator::Tag tag, RingCodec& codec, RingTimes& times);
+                     Communicator::Tag tag, RingCodec& codec);
+/// Both, with codec.start_gather() between them.
+void ring_all_reduce(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
+                     Communicator::Tag tag, RingCodec& codec);
 
 /// The segment that `position` owns after the reduce-scatter.
 constexpr std::size_t ring_owned_segment(std::size_t position, std::size_t size) {
   return (position + 1) % size;
 }
 
-/// Sends under way whose buffers stay valid: waits for the oldest when full.
-class SendWindow {
- public:
-  void push(Pending pending) {
-    Pending& slot = pendings_[next_];
-    slot.wait();
-    slot = std::move(pending);
-    next_ = (next_ + 1) % pendings_.size();
+/// Calls body(chunk) for every chunk of all parts, in ascending order.
+template <class Body>
+void for_each_chunk(const RingLayout& layout, Body body) {
+  RingChunk chunk;
+  for (chunk.part = 0; chunk.part < layout.parts; ++chunk.part) {
+    const std::size_t end = part_begin(layout.elements, layout.parts, chunk.part + 1);
+    chunk.begin = part_begin(layout.elements, layout.parts, chunk.part);
+    for (chunk.index = 0; chunk.begin < end; chunk.begin = chunk.end, ++chunk.index) {
+      chunk.end = std::min(chunk.begin + layout.chunk_elements, end);
+      body(chunk);
+    }
   }
-  void wait_all() {
-    for (std::size_t i = 0; i < pendings_.size(); ++i) pendings_[(next_ + i) % pendings_.size()].wait();
-  }
-
- private:
-  std::array<Pending, 64> pendings_;
-  std::size_t next_ = 0;
-};
+}
 
 }  // namespace thinwire

@@ -74,8 +74,7 @@ TEST_P(Ring, ReduceScatterThenAllGatherIsAnAllReduce) {
     for (std::size_t i = 0; i < elements; ++i)
       values[i] = static_cast<std::uint32_t>(i * world + group.position);
     SumCodec codec(values);
-    RingTimes times;
-    ring_reduce_scatter(communicator, group, layout, 0, codec, times);
+    ring_reduce_scatter(communicator, group, layout, 0, codec);
     EXPECT_EQ(codec.prepared, codec.reduced);
     auto expected = [&](std::size_t i) {
       return static_cast<std::uint32_t>(i * world * world + world * (world - 1) / 2);
@@ -86,7 +85,7 @@ TEST_P(Ring, ReduceScatterThenAllGatherIsAnAllReduce) {
       ASSERT_EQ(values[i], expected(i));
     }
     codec.gathering = true;
-    ring_all_gather(communicator, group, layout, 0, codec, times);
+    ring_all_gather(communicator, group, layout, 0, codec);
     for (std::size_t i = 0; i < elements; ++i) ASSERT_EQ(values[i], expected(i));
   });
 }

@@ -4,8 +4,7 @@
 //
 // Bytes per rank: (W - 1) * (4 * table_floats + ceil(bits * d / 8)).
 
-#include <vector>
-
+#include "exchange/frames.h"
 #include "thinwire/synchronizer.h"
 #include "wire/coded_payload.h"
 
@@ -37,13 +36,27 @@ float bound_of_table(Span<const float> table, std::size_t source);
 struct CodedShape {
   std::size_t bits = 2;
   std::size_t table_floats = 0;
+  FrameType type = FrameType::codes;
+
+  /// A frame of `count` elements from element `first` on that stands for `workers` ranks.
+  FrameContents contents(std::size_t count, std::size_t first = 0, std::size_t workers = 1) const {
+    return {.type = type,
+            .workers = static_cast<std::uint32_t>(workers),
+            .first = first,
+            .count = count,
+            .payload_bytes = 4 * table_floats + code_bytes(count, bits),
+            .width = type == FrameType::codes ? static_cast<std::uint32_t>(bits) : 0};
+  }
 };
 
+/// A frame that nobody may use: its bytes must not depend on what the memory held.
+void blank(const CodedFrame& frame);
+
 /// Collective. gradient: becomes the mean over ranks of Q(p); residual, unless empty: p - Q(p) of this rank.
-/// `pendings` is storage that the system keeps between steps. Where any rank has a value that is not finite,
-/// or the ranks' values add up to one, gradient becomes NaN, report.finite false, and nothing else changes.
+/// Where any rank has a value that is not finite, or the ranks' values add up to one, report.finite becomes
+/// false, and nothing else changes.
 void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                   const CodedShape& shape, std::vector<Pending>& pendings, Coder& coder);
+                   const CodedShape& shape, Coder& coder);
 
 /// What average_coded sends from one rank.
 constexpr std::uint64_t coded_bytes(std::uint64_t elements, const CodedShape& shape, int world_size) {

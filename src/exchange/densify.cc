@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/stopwatch.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
@@ -21,15 +20,13 @@ RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const Row
         " cannot be made dense: that is 2^32 elements or more; use a system that takes rows, "
         "without a residual");
   }
-  Stopwatch watch;
   const auto table = step.scratch.take<float>(gradient.elements());
   fill(step.executor, table, 0);
   scatter_rows(step.executor, gradient.row_indices, gradient.values, gradient.width, table);
-  step.report.seconds_compress += watch.seconds();
   system.synchronize(bucket, table, residual, step);
-  if (!step.report.finite) return row_of_nan(step.workspace, gradient);
+  if (!step.report.finite) return gradient;
 
-  watch.restart();
+  step.clock.enter(Phase::decompress);
   const auto bits = step.scratch.take<std::uint64_t>(bitmap_words(gradient.rows));
   const auto before = step.scratch.take<std::uint32_t>(bits.size());
   flag_nonzero_blocks(step.executor, table, {}, gradient.width, bits);
@@ -38,7 +35,6 @@ RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const Row
   const auto values = step.scratch.take<float>(kept * gradient.width);
   list_bits(step.executor, bits, before, indices);
   gather_rows(step.executor, table, indices, gradient.width, values);
-  step.report.seconds_decompress += watch.seconds();
   return {indices, values, gradient.rows, gradient.width};
 }
 

@@ -1,24 +1,24 @@
 #pragma once
-// Synchronizing rows through owners: every place of a table has one owner among the ranks; each rank pushes
-// to each owner the rows that it owns, the owner adds them up in rank order and all pull the result. Zen,
+// Synchronizing rows through owners: every slot of a table has one owner among the ranks. Each rank pushes to
+// each owner the rows that it owns, the owner adds them up in rank order, and all pull the result. Zen,
 // Sparse PS and OmniReduce differ in who owns what and in how the pull is written.
 //
-//   rows --permute--> places --split by owner--> row_list to each owner
-//        owner: union as a bitmap, sums by rank in it, / W --row_bitmap or row_list--> everyone
+//   rows --permute--> slots --split by owner--> row_list to each owner
+//   owner: union as a bitmap, sums by rank in it, / W --row_bitmap or row_list--> everyone
 //
-// Bytes sent per rank, rows of `width` values: push (4 + 4 width) per row that another rank owns; pull (W-1)
-// times the smaller of 4 width |U_p| + |I_p| / 8 and (4 + 4 width) |U_p|, where I_p are the places owned and
-// U_p those of them that any rank has.
+// Bytes sent per rank, rows of `width` values:
+//   push: (4 + 4 width) per row that another rank owns;
+//   pull: (W-1) times the smaller of 4 width |U_p| + |I_p| / 8 and (4 + 4 width) |U_p|, where I_p are the
+//         slots owned and U_p those of them that any rank has.
 
 #include "exchange/row_messages.h"
 #include "kernels/rows/index_permutation.h"
-#include "thinwire/synchronizer.h"
 
 namespace thinwire {
 
 struct PushPullScheme {
-  /// Owner of place x is the part of the table in which it lies; the permutation gives rows their places.
-  IndexPermutation places;
+  /// The owner of slot x is the part of the table in which it lies; the permutation gives rows their slots.
+  IndexPermutation slots;
   bool pull_bitmaps = true;  ///< Whether a pull may be a bitmap where that is smaller.
 };
 
@@ -27,27 +27,78 @@ struct RowMean {
   RowSparse rows;      ///< Distinct; ascending if `ascending`. Without meaning unless `finite`.
   bool finite = true;  ///< The same on all ranks.
   bool ascending = true;
-  /// Rows of the rank that has fewest, where an exchange shows it to all ranks alike (push_pull), else 0.
-  std::uint64_t smallest = 0;
 };
 
-/// Watches an exchange, for whoever has to predict another one. Lists of counts lie in the
-/// step's workspace, places in its scratch memory.
-class PushPullObserver {
+/// One exchange: push(), merge(), pull(), in this order. More than one rank.
+class PushPull {
  public:
-  virtual ~PushPullObserver() = default;
-  /// places[r]: what rank r holds of the `owned` places that belong to this rank, counted from 0.
-  virtual void merged(Span<const Span<const std::uint32_t>> places, std::size_t owned) = 0;
-  /// [W] each: rows that this rank pushed to each owner, rows of each owner's result, bytes of each one's
-  /// pull.
-  virtual void exchanged(Span<const std::size_t> pushed, Span<const std::uint64_t> pulled_rows,
-                         Span<const std::uint64_t> pulled_bytes) = 0;
+  /// own: ascending, distinct rows of a table with at least one row; finite: whether this rank's values are.
+  /// Both of them, and the scheme, outlive the exchange.
+  PushPull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme, Step& step);
+
+  /// Splits this rank's rows and sends every owner its part.
+  void push();
+  /// Adds up what the ranks pushed to this one: the union as bits over the owned slots, and its sums.
+  void merge();
+  /// Sends this rank's result to all and collects everyone's. Fills in frame_header_bytes, formula_bytes,
+  /// finite and both imbalances of the report.
+  RowMean pull();
+
+  // What the exchange shows on its way. Counts lie in the workspace, slots in scratch memory.
+
+  /// After merge(): what each rank holds of the slots that this one owns, counted from the first of them.
+  Span<const Span<const std::uint32_t>> merged_slots() const { return merged_slots_; }
+  std::size_t owned_slots() const { return owned_slots(self_); }
+  /// After push(): rows that this rank pushed to each owner.
+  Span<const std::size_t> pushed_rows() const { return pushed_; }
+  /// After pull(): bytes of each owner's result.
+  Span<const std::uint64_t> pulled_bytes() const { return pulled_bytes_; }
+  /// After merge(): rows of the rank that has fewest, the same on all ranks.
+  std::uint64_t smallest() const { return smallest_; }
+
+ private:
+  template <class T>
+  Span<T> take(std::size_t count) {
+    return step_.workspace.take<T>(count);
+  }
+  /// For what only kernels touch.
+  template <class T>
+  Span<T> take_scratch(std::size_t count) {
+    return step_.scratch.take<T>(count);
+  }
+  std::size_t first_slot(std::size_t owner) const;
+  std::size_t owned_slots(std::size_t owner) const;
+  void split();
+  Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
+  void await_results(RowMessages& results);
+  RowSparse collect(RowMessages& results);
+  Span<const std::byte> encode(FrameContents& contents);
+  Span<const float> decode(const FrameHeader& header, Span<const std::byte> payload,
+                           Span<std::uint32_t> slots);
+
+  BucketId bucket_;
+  const RowSparse& own_;
+  const PushPullScheme& scheme_;
+  Step& step_;
+  Executor& executor_;
+  RowMessages pushes_;
+  std::size_t world_;
+  std::size_t self_;
+  std::size_t width_;
+  std::uint64_t smallest_;
+  Span<std::size_t> pushed_;
+  Span<std::uint64_t> pulled_rows_;
+  Span<std::uint64_t> pulled_bytes_;
+  Span<Span<std::byte>> parts_;
+  Span<Span<const std::uint32_t>> merged_slots_;
+  // What this rank owns, merged: which slots, how many before each word, their means.
+  Span<std::uint64_t> bits_;
+  Span<std::uint32_t> before_;
+  Span<float> sums_;
 };
 
-/// own: ascending, distinct rows of a table with at least one row; finite: whether this rank's values are.
-/// More than one rank. Collective. Fills in seconds, frame_header_bytes, formula_bytes and both imbalances of
-/// the report. observer may be null.
+/// All three steps.
 RowMean push_pull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme,
-                  RowMessageStorage& storage, Step& step, PushPullObserver* observer = nullptr);
+                  Step& step);
 
 }  // namespace thinwire

@@ -16,7 +16,6 @@ namespace thinwire {
 namespace {
 
 constexpr std::size_t kRows = 100;
-constexpr Communicator::Tag kPushTag = 50;  // push_pull.cc's
 
 struct Forged {
   FrameHeader header;
@@ -56,11 +55,10 @@ std::string complaint_about(const std::function<void(Forged&)>& spoil) {
       }
       const auto executor = make_cpu_executor(1);
       Workspace workspace;
-      RowMessageStorage storage;
       Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = 9};
       const RowSparse none{.row_indices = {}, .values = {}, .rows = kRows, .width = 1};
       try {
-        push_pull(4, none, true, {.places = IndexPermutation::none(kRows)}, storage, step);
+        push_pull(4, none, true, {.slots = IndexPermutation::none(kRows)}, step);
       } catch (const CorruptFrame& error) {
         complaint = error.what();
         throw;
@@ -106,7 +104,6 @@ TEST(PushPull, ForgedFramesAreRefused) {
 /// Rank 1 of two pushes nothing, properly, and then forges its pull: a bitmap of its 50 places with one row
 /// set.
 std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vector<std::byte>&)>& spoil) {
-  constexpr Communicator::Tag kPullTag = 51;  // push_pull.cc's
   std::string complaint;
   try {
     run_in_process(2, [&](Communicator& communicator) {
@@ -143,11 +140,10 @@ std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vec
       }
       const auto executor = make_cpu_executor(1);
       Workspace workspace;
-      RowMessageStorage storage;
       Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = 9};
       const RowSparse none{.row_indices = {}, .values = {}, .rows = kRows, .width = 1};
       try {
-        push_pull(4, none, true, {.places = IndexPermutation::none(kRows)}, storage, step);
+        push_pull(4, none, true, {.slots = IndexPermutation::none(kRows)}, step);
         complaint = "none";
       } catch (const CorruptFrame& error) {
         complaint = error.what();

@@ -2,88 +2,70 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 
-#include "core/stopwatch.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/row_merge.h"
-#include "thinwire/errors.h"
-#include "wire/row_payload.h"
 
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kTag = 55;
-
 class Doubling {
  public:
-  Doubling(BucketId bucket, const RowSparse& own, bool finite, RowMessageStorage& storage, Step& step)
+  Doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step)
       : step_(step),
         rows_(own),
-        finite_(finite),
-        messages_(storage, bucket, kTag, step),
-        world_(static_cast<std::size_t>(step.communicator.size())),
-        self_(static_cast<std::size_t>(step.communicator.rank())),
-        power_(largest_power_of_two(world_)) {}
+        messages_(bucket, kDoublingTag, own.width, step),
+        power_(largest_power_of_two(messages_.world())) {
+    messages_.note(finite);
+  }
 
   RowMean run() {
     step_.report.formula_bytes = 0;
-    if (self_ >= power_) {
-      const std::size_t partner = self_ - power_;
-      messages_.expect(static_cast<int>(partner));
-      send(partner);
-      const ReceivedRowList result = receive(partner);
-      rows_ = {result.indices, result.values, rows_.rows, rows_.width};
+    if (messages_.self() >= power_) {
+      run_folded(messages_.self() - power_);
     } else {
-      const std::size_t folded = self_ + power_;
-      for (std::size_t distance = 1; distance < power_; distance *= 2) {
-        messages_.expect(static_cast<int>(self_ ^ distance));
-      }
-      if (folded < world_) {
-        messages_.expect(static_cast<int>(folded));
-        merge(folded);
-      }
-      for (std::size_t distance = 1; distance < power_; distance *= 2) {
-        send(self_ ^ distance);
-        merge(self_ ^ distance);
-      }
-      average();
-      if (folded < world_) send(folded);
+      run_core(messages_.self() + power_);
     }
     messages_.finish();
-    step_.report.seconds_wait += watch_.lap();
-    step_.report.finite = finite_;
-    return {rows_, finite_, true};
+    step_.report.finite = messages_.finite();
+    return {rows_, messages_.finite(), true};
   }
 
  private:
+  /// A rank beyond the power of two hands its rows to its partner and takes the result from it.
+  void run_folded(std::size_t partner) {
+    messages_.expect(partner);
+    send(partner);
+    const ReceivedRowList result = receive(partner);
+    rows_ = {result.indices, result.values, rows_.rows, rows_.width};
+  }
+
+  void run_core(std::size_t folded) {
+    const std::size_t self = messages_.self();
+    const bool has_folded = folded < messages_.world();
+    for (std::size_t distance = 1; distance < power_; distance *= 2) messages_.expect(self ^ distance);
+    if (has_folded) {
+      messages_.expect(folded);
+      merge(folded);
+    }
+    for (std::size_t distance = 1; distance < power_; distance *= 2) {
+      send(self ^ distance);
+      merge(self ^ distance);
+    }
+    average();
+    if (has_folded) send(folded);
+  }
+
   void send(std::size_t peer) {
-    FrameHeader header = messages_.header();
-    header.type = FrameType::row_list;
-    header.flags = finite_ ? std::uint16_t{0} : FrameHeader::kNonFinite;
-    header.width = static_cast<std::uint32_t>(rows_.width);
-    header.count = rows_.size();
-    header.payload_bytes = row_list_bytes(rows_.size(), rows_.width);
-    const auto payload = step_.workspace.take<std::byte>(header.payload_bytes);
-    const RowList list = row_list_in(payload, rows_.size(), rows_.width);
-    copy(step_.executor, rows_.row_indices, list.indices);
-    copy(step_.executor, rows_.values, list.values);
-    step_.report.formula_bytes += row_list_bytes(rows_.size(), rows_.width);
-    step_.report.seconds_compress += watch_.lap();
-    messages_.send(static_cast<int>(peer), messages_.seal(header), payload);
+    const FrameContents contents = messages_.list_contents(rows_.size());
+    const auto payload = messages_.list_payload(rows_);
+    step_.report.formula_bytes += contents.payload_bytes;
+    messages_.send(peer, messages_.seal(contents), payload);
   }
 
   ReceivedRowList receive(std::size_t peer) {
-    const FrameHeader& header = messages_.await_header(static_cast<int>(peer), rows_.width, rows_.rows);
-    if (header.type != FrameType::row_list) {
-      throw CorruptFrame("frame of rows from rank " + std::to_string(peer) + " refused: type is " +
-                         std::to_string(static_cast<int>(header.type)) + ", expected " +
-                         std::to_string(static_cast<int>(FrameType::row_list)));
-    }
-    finite_ = finite_ && !header.non_finite();
-    const auto payload = messages_.await_payload(static_cast<int>(peer));
-    step_.report.seconds_wait += watch_.lap();
-    return read_row_list(header, payload, rows_.rows);
+    messages_.await_list_header(peer, rows_.rows);
+    return messages_.await_list(peer, rows_.rows);
   }
 
   void merge(std::size_t peer) {
@@ -94,32 +76,26 @@ class Doubling {
     const std::size_t merged = merge_sorted_rows(step_.executor, rows_.row_indices, rows_.values,
                                                  theirs.indices, theirs.values, rows_.width, indices, values);
     rows_ = {indices.first(merged), values.first(merged * rows_.width), rows_.rows, rows_.width};
-    step_.report.seconds_compress += watch_.lap();
   }
 
   void average() {
+    step_.clock.enter(Phase::decompress);
     const auto values = step_.scratch.take<float>(rows_.values.size());
     copy(step_.executor, rows_.values, values);
-    finite_ = scale(step_.executor, values, 1.0f / static_cast<float>(world_)) && finite_;
+    messages_.note(scale(step_.executor, values, 1.0f / static_cast<float>(messages_.world())));
     rows_.values = values;
-    step_.report.seconds_decompress += watch_.lap();
   }
 
   Step& step_;
   RowSparse rows_;  // the union so far
-  bool finite_;
   RowMessages messages_;
-  std::size_t world_;
-  std::size_t self_;
   std::size_t power_;
-  Stopwatch watch_;
 };
 
 }  // namespace
 
-RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, RowMessageStorage& storage,
-                           Step& step) {
-  return Doubling(bucket, own, finite, storage, step).run();
+RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
+  return Doubling(bucket, own, finite, step).run();
 }
 
 std::uint64_t recursive_doubling_bytes(std::uint64_t rows, std::uint64_t union_rows, std::uint64_t world,

@@ -12,8 +12,7 @@ namespace thinwire {
 
 /// As push_pull, without owners: sums are taken pairwise, ((g0 + g1) + (g2 + g3)) + ..., which every rank
 /// does alike. rows of the result ascend. Collective.
-RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, RowMessageStorage& storage,
-                           Step& step);
+RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step);
 
 /// The largest power of two that is at most `world`.
 constexpr std::size_t largest_power_of_two(std::size_t world) {

@@ -6,77 +6,91 @@
 
 namespace thinwire {
 
-RowMessages::RowMessages(RowMessageStorage& storage, BucketId bucket, Communicator::Tag tag, Step& step)
-    : headers_(storage.headers, static_cast<std::size_t>(step.communicator.size())),
-      payloads_(storage.payloads, static_cast<std::size_t>(step.communicator.size())),
-      sends_(storage.sends),
-      bucket_(bucket),
+RowMessages::RowMessages(BucketId bucket, MessageTag tag, std::size_t width, Step& step)
+    : frames_(bucket, step),
       tag_(tag),
+      width_(width),
       step_(step),
-      header_bytes_(step.workspace.take<std::byte>(static_cast<std::size_t>(step.communicator.size()) *
-                                                   FrameHeader::kBytes)),
-      incoming_(step.workspace.take<Incoming>(static_cast<std::size_t>(step.communicator.size()))) {}
+      headers_(step.workspace, frames_.world()),
+      payloads_(step.workspace, frames_.world()),
+      sends_(step.workspace, 2 * frames_.world()),
+      header_bytes_(step.workspace.take<std::byte>(frames_.world() * FrameHeader::kBytes)),
+      incoming_(step.workspace.take<Incoming>(frames_.world())) {}
 
-FrameHeader RowMessages::header() const {
-  FrameHeader header;
-  header.bucket = bucket_;
-  header.step = step_.index;
-  header.source = static_cast<std::uint32_t>(step_.communicator.rank());
-  return header;
-}
-
-Span<const std::byte> RowMessages::seal(const FrameHeader& header) {
+Span<const std::byte> RowMessages::seal(FrameContents contents) {
   const auto bytes = step_.workspace.take<std::byte>(FrameHeader::kBytes);
-  write_frame_header(bytes, header);
+  contents.width = static_cast<std::uint32_t>(width_);
+  frames_.seal(bytes, contents);
   return bytes;
 }
 
-void RowMessages::send(int peer, Span<const std::byte> sealed, Span<const std::byte> payload) {
-  sends_.push(step_.communicator.send(peer, tag_, sealed));
-  if (!payload.empty()) sends_.push(step_.communicator.send(peer, tag_, payload));
-  step_.report.frame_header_bytes += sealed.size();
+FrameContents RowMessages::list_contents(std::size_t rows) const {
+  return {.type = FrameType::row_list, .count = rows, .payload_bytes = row_list_bytes(rows, width_)};
 }
 
-void RowMessages::expect(int peer) {
-  const auto at = static_cast<std::size_t>(peer);
-  headers_[at] = step_.communicator.receive(
-      peer, tag_, header_bytes_.subspan(at * FrameHeader::kBytes, FrameHeader::kBytes));
+Span<const std::byte> RowMessages::list_payload(const RowSparse& rows) {
+  const auto payload = step_.workspace.take<std::byte>(row_list_bytes(rows.size(), width_));
+  const RowList list = row_list_in(payload, rows.size(), width_);
+  copy(step_.executor, rows.row_indices, list.indices);
+  copy(step_.executor, rows.values, list.values);
+  return payload;
 }
 
-const FrameHeader& RowMessages::await_header(int peer, std::size_t width, std::uint64_t most_rows) {
-  const auto at = static_cast<std::size_t>(peer);
-  headers_[at].wait();
-  Incoming& incoming = incoming_[at];
-  incoming.header = read_frame_header(header_bytes_.subspan(at * FrameHeader::kBytes, FrameHeader::kBytes),
-                                      PayloadPlace::next_message);
+void RowMessages::send(std::size_t peer, Span<const std::byte> sealed, Span<const std::byte> payload) {
+  const int to = static_cast<int>(peer);
+  sends_.push(step_.communicator.send(to, tag_, sealed));
+  if (!payload.empty()) sends_.push(step_.communicator.send(to, tag_, payload));
+  frames_.count_header();
+}
+
+void RowMessages::expect(std::size_t peer) {
+  headers_[peer] = step_.communicator.receive(static_cast<int>(peer), tag_, header_bytes_of(peer));
+}
+
+const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t most_rows) {
+  headers_[peer].wait();
+  Incoming& incoming = incoming_[peer];
+  incoming.header = read_frame_header(header_bytes_of(peer), PayloadPlace::next_message);
   const FrameHeader& header = incoming.header;
-  auto require = [&](const char* field, std::uint64_t got, std::uint64_t expected) {
-    if (got == expected) return;
-    throw CorruptFrame(std::string("frame of rows from rank ") + std::to_string(peer) + " refused: " + field +
-                       " is " + std::to_string(got) + ", expected " + std::to_string(expected));
-  };
-  require("bucket", header.bucket, bucket_);
-  require("step", header.step, step_.index);
-  require("source rank", header.source, static_cast<std::uint64_t>(peer));
-  require("row width", header.width, width);
+  const FrameHeader expected = frames_.header(peer, {});
+  require_field(header, "bucket", header.bucket, expected.bucket);
+  require_field(header, "step", header.step, expected.step);
+  require_field(header, "source rank", header.source, expected.source);
+  require_field(header, "row width", header.width, width_);
   if (header.count > most_rows) {
     throw CorruptFrame("frame of rows from rank " + std::to_string(peer) + " refused: count is " +
                        std::to_string(header.count) + ", at most " + std::to_string(most_rows) +
                        " are possible");
   }
+  frames_.note(!header.non_finite());
   incoming.payload = step_.workspace.take<std::byte>(header.payload_bytes);
-  if (!incoming.payload.empty()) payloads_[at] = step_.communicator.receive(peer, tag_, incoming.payload);
+  if (!incoming.payload.empty()) {
+    payloads_[peer] = step_.communicator.receive(static_cast<int>(peer), tag_, incoming.payload);
+  }
   return header;
 }
 
-Span<const std::byte> RowMessages::await_payload(int peer) {
-  const auto at = static_cast<std::size_t>(peer);
-  payloads_[at].wait();
-  return incoming_[at].payload;
+const FrameHeader& RowMessages::await_list_header(std::size_t peer, std::uint64_t most_rows) {
+  const FrameHeader& header = await_header(peer, most_rows);
+  require_field(header, "type", static_cast<std::uint64_t>(header.type),
+                static_cast<std::uint64_t>(FrameType::row_list));
+  return header;
 }
 
-void RowMessages::finish() {
-  sends_.wait_all();
+Span<const std::byte> RowMessages::await_payload(std::size_t peer) {
+  payloads_[peer].wait();
+  return incoming_[peer].payload;
+}
+
+ReceivedRowList RowMessages::await_list(std::size_t peer, std::uint64_t limit) {
+  const auto payload = await_payload(peer);
+  return read_row_list(header_of(peer), payload, limit);
+}
+
+void require_field(const FrameHeader& header, const char* field, std::uint64_t got, std::uint64_t expected) {
+  if (got == expected) return;
+  throw CorruptFrame("frame of rows from rank " + std::to_string(header.source) + " refused: " + field +
+                     " is " + std::to_string(got) + ", expected " + std::to_string(expected));
 }
 
 }  // namespace thinwire

@@ -2,59 +2,73 @@
 // Frames of rows between ranks. How many rows a rank has is known to nobody else, so a frame goes as two
 // messages: its header, which everyone can await, and then its payload.
 
-#include <vector>
-
-#include "comm/pending_lease.h"
-#include "thinwire/synchronizer.h"
-#include "wire/frame.h"
+#include "exchange/frames.h"
+#include "wire/row_payload.h"
 
 namespace thinwire {
 
-/// Lists of messages that a system keeps between steps, so that they allocate once.
-struct RowMessageStorage {
-  std::vector<Pending> headers, payloads, sends;
-};
-
-/// One exchange among ranks: at most one frame from each peer. Not copied; ends before the storage does.
+/// One exchange among ranks: at most one frame from each peer.
 class RowMessages {
  public:
-  RowMessages(RowMessageStorage& storage, BucketId bucket, Communicator::Tag tag, Step& step);
+  /// width: of every rank's rows.
+  RowMessages(BucketId bucket, MessageTag tag, std::size_t width, Step& step);
 
-  /// A header with what all frames of this exchange share; type, count, width and payload_bytes are the
-  /// caller's.
-  FrameHeader header() const;
-  /// The bytes of a header, ready to be sent to any number of peers.
-  Span<const std::byte> seal(const FrameHeader& header);
+  std::size_t world() const { return frames_.world(); }
+  std::size_t self() const { return frames_.self(); }
+  bool finite() const { return frames_.finite(); }
+  void note(bool finite) { frames_.note(finite); }
+  template <class Body>
+  void for_peers(Body body) const {
+    frames_.for_peers(body);
+  }
+
+  /// This rank's header, ready to be sent to any number of peers; its width is the exchange's.
+  Span<const std::byte> seal(FrameContents contents);
+  /// Contents of a frame that lists `rows` rows.
+  FrameContents list_contents(std::size_t rows) const;
+  /// The rows as the payload of such a frame, in the workspace.
+  Span<const std::byte> list_payload(const RowSparse& rows);
   /// Starts sending; payload stays untouched until finish(). Counts the header in the report.
-  void send(int peer, Span<const std::byte> sealed, Span<const std::byte> payload);
+  void send(std::size_t peer, Span<const std::byte> sealed, Span<const std::byte> payload);
 
   /// Announces that a frame from `peer` will come. Before send() where both happen.
-  void expect(int peer);
-  /// Waits for the peer's header, checks it (bucket, step, sender, row width) and starts receiving its
-  /// payload. `most_rows`: what count may at most be. Throws CorruptFrame, CommError.
-  const FrameHeader& await_header(int peer, std::size_t width, std::uint64_t most_rows);
+  void expect(std::size_t peer);
+  /// Waits for the peer's header, checks it (bucket, step, sender, row width), hears whether all is finite and
+  /// starts receiving the payload. most_rows: what count may at most be. Throws CorruptFrame, CommError.
+  const FrameHeader& await_header(std::size_t peer, std::uint64_t most_rows);
+  /// The same for a frame that must be a list of rows.
+  const FrameHeader& await_list_header(std::size_t peer, std::uint64_t most_rows);
   /// What await_header returned.
-  const FrameHeader& header_of(int peer) const { return incoming_[static_cast<std::size_t>(peer)].header; }
+  const FrameHeader& header_of(std::size_t peer) const { return incoming_[peer].header; }
   /// Waits for the payload of the header that await_header returned.
-  Span<const std::byte> await_payload(int peer);
+  Span<const std::byte> await_payload(std::size_t peer);
+  /// The same for a list of rows, whose indices are below `limit`.
+  ReceivedRowList await_list(std::size_t peer, std::uint64_t limit);
 
   /// Waits until everything has been sent.
-  void finish();
+  void finish() { sends_.wait_all(); }
 
  private:
   struct Incoming {
     FrameHeader header;
     Span<std::byte> payload;
   };
+  Span<std::byte> header_bytes_of(std::size_t peer) const {
+    return header_bytes_.subspan(peer * FrameHeader::kBytes, FrameHeader::kBytes);
+  }
 
-  PendingLease headers_;
-  PendingLease payloads_;
-  PendingLease sends_;
-  BucketId bucket_;
-  Communicator::Tag tag_;
+  Frames frames_;
+  MessageTag tag_;
+  std::size_t width_;
   Step& step_;
+  Pendings headers_;
+  Pendings payloads_;
+  Pendings sends_;
   Span<std::byte> header_bytes_;
   Span<Incoming> incoming_;
 };
+
+/// Throws CorruptFrame, naming the sender and the field, unless both values are equal.
+void require_field(const FrameHeader& header, const char* field, std::uint64_t got, std::uint64_t expected);
 
 }  // namespace thinwire

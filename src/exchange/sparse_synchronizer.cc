@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "core/stopwatch.h"
 #include "exchange/densify.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
@@ -37,27 +36,16 @@ RowSparse in_order(const RowSparse& rows, Step& step) {
 void SparseSynchronizer::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual,
                                      Step& step) {
   require_matching(gradient, residual);
-  step.delivered = {};
-  if (gradient.empty()) {
-    step.report.formula_bytes = 0;
-    return;
-  }
-  Stopwatch watch;
   const RowSparse own = collect(gradient, residual, step);
-  step.report.seconds_compress += watch.lap();
   const RowMean mean = exchange_checked(bucket, own, step);
-  watch.restart();
-  if (!mean.finite) {
-    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-    return;
-  }
+  step.clock.enter(Phase::decompress);
+  if (!mean.finite) return;
   const auto rows = static_cast<double>(own.rows);
   step.report.density_in = static_cast<double>(own.size()) / rows;
   step.report.density_out = static_cast<double>(mean.rows.size()) / rows;
   fill(step.executor, gradient, 0);
   scatter_rows(step.executor, mean.rows.row_indices, mean.rows.values, block_, gradient);
   if (!residual.empty()) fill(step.executor, residual, 0);
-  step.report.seconds_decompress += watch.lap();
 }
 
 RowSparse SparseSynchronizer::synchronize_rows(BucketId bucket, const RowSparse& gradient,
@@ -67,24 +55,13 @@ RowSparse SparseSynchronizer::synchronize_rows(BucketId bucket, const RowSparse&
   if (!residual.empty() || blocks_of_elements) {
     return synchronize_densified(*this, bucket, gradient, residual, step);
   }
-  step.delivered = {};
-  if (gradient.rows == 0) {
-    step.report.formula_bytes = 0;
-    return gradient;
-  }
   const RowMean mean = exchange_checked(bucket, gradient, step);
-  if (!mean.finite) return row_of_nan(step.workspace, gradient);
-  if (mean.ascending) return mean.rows;
-  Stopwatch watch;
-  const RowSparse ordered = in_order(mean.rows, step);
-  step.report.seconds_decompress += watch.seconds();
-  return ordered;
+  step.clock.enter(Phase::decompress);
+  return mean.finite && !mean.ascending ? in_order(mean.rows, step) : mean.rows;
 }
 
 RowMean SparseSynchronizer::exchange_checked(BucketId bucket, const RowSparse& own, Step& step) {
-  Stopwatch watch;
   const bool finite = all_finite(step.executor, own.values);
-  step.report.seconds_compress += watch.seconds();
   if (step.communicator.size() > 1) return exchange(bucket, own, finite, step);
   step.report.formula_bytes = 0;
   step.report.finite = finite;

@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "core/bucket_vectors.h"
-#include "core/stopwatch.h"
 #include "exchange/densify.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
@@ -127,6 +126,28 @@ Session::Bucket& Session::open(BucketId bucket, bool rows) {
   return own;
 }
 
+namespace {
+
+/// Sending and waiting are charged to a step's clock; at its end all of its time has been charged.
+class ClockOf {
+ public:
+  ClockOf(Communicator& communicator, StepClock& clock) : communicator_(communicator), clock_(clock) {
+    communicator_.set_clock(&clock_);
+  }
+  ~ClockOf() {
+    communicator_.set_clock(nullptr);
+    clock_.enter(Phase::exchange);
+  }
+  ClockOf(const ClockOf&) = delete;
+  ClockOf& operator=(const ClockOf&) = delete;
+
+ private:
+  Communicator& communicator_;
+  StepClock& clock_;
+};
+
+}  // namespace
+
 /// run(own, residual, step): what differs between dense buckets and rows.
 template <class Run>
 void Session::run(BucketId bucket, Run&& run) {
@@ -153,12 +174,17 @@ void Session::run(BucketId bucket, Run&& run) {
   step.report.formula_bytes = StepReport::kUnknown;
   const Traffic before = communicator_.traffic();
   const std::uint64_t expected_bytes = payload_bytes(bucket);
-  Stopwatch watch;
-  run(own, residual, step);
+  step.clock = StepClock();
+  {
+    const ClockOf clocked(communicator_, step.clock);
+    run(own, residual, step);
+  }
   StepReport& report = step.report;
-  report.seconds_total = watch.seconds();
-  report.seconds_communicate =
-      std::max(0.0, report.seconds_total - report.seconds_compress - report.seconds_decompress);
+  report.seconds_compress = step.clock.seconds(Phase::compress);
+  report.seconds_decompress = step.clock.seconds(Phase::decompress);
+  report.seconds_wait = step.clock.seconds(Phase::wait);
+  report.seconds_communicate = step.clock.seconds(Phase::exchange) + report.seconds_wait;
+  report.seconds_total = report.seconds_compress + report.seconds_decompress + report.seconds_communicate;
   report.wire = communicator_.traffic() - before;
   if (report.formula_bytes == StepReport::kUnknown) report.formula_bytes = expected_bytes;
   own.report = report;
@@ -181,7 +207,12 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
                "SessionOptions::cuda_device, or hand over memory of the device"));
   }
   run(bucket, [&](Bucket& own, Span<float> residual, Step& step) {
+    if (gradient.empty()) {
+      step.report.formula_bytes = 0;
+      return;
+    }
     pipelines_[own.pipeline].synchronizer->synchronize(bucket, gradient, residual, step);
+    if (!step.report.finite) fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
     own.executor.wait();
   });
   return declared.report;
@@ -198,13 +229,16 @@ RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) 
   require_rows(gradient);
   RowSparse mean;
   run(bucket, [&](Bucket& own, Span<float> residual, Step& step) {
+    if (gradient.rows == 0) {
+      mean = gradient;
+      step.report.formula_bytes = 0;
+      return;
+    }
     Synchronizer& system = *pipelines_[own.pipeline].synchronizer;
-    Stopwatch watch;
     const RowSparse merged = merge_repeated_rows(step.executor, step.workspace, gradient);
-    step.report.seconds_compress += watch.seconds();
     mean = system.takes_rows() ? system.synchronize_rows(bucket, merged, residual, step)
                                : synchronize_densified(system, bucket, merged, residual, step);
-    if (declared.rows == 0) return;
+    if (!step.report.finite) mean = row_of_nan(step.workspace, gradient);
     step.report.density_in = static_cast<double>(merged.size()) / static_cast<double>(declared.rows);
     step.report.density_out = static_cast<double>(mean.size()) / static_cast<double>(declared.rows);
   });

@@ -15,7 +15,6 @@
 #include <cmath>
 
 #include "core/philox.h"
-#include "core/stopwatch.h"
 #include "kernels/dense/dense.h"
 #include "kernels/selection/select.h"
 #include "stages/momentum_correction.h"
@@ -82,14 +81,12 @@ class Clipping final : public Synchronizer {
   Clipping(double norm, std::unique_ptr<Synchronizer> inner) : norm_(norm), inner_(std::move(inner)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    Stopwatch watch;
     const double limit = norm_ / std::sqrt(static_cast<double>(step.communicator.size()));
     const double norm = std::sqrt(sum_of_squares(step.executor, gradient, {}));
     // One that is not finite is for the inner system to report.
     if (std::isfinite(norm) && norm > limit) {
       scale(step.executor, gradient, static_cast<float>(limit / norm));
     }
-    step.report.seconds_compress += watch.seconds();
     inner_->synchronize(bucket, gradient, residual, step);
   }
 

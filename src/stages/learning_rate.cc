@@ -3,7 +3,6 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "core/stopwatch.h"
 #include "kernels/dense/dense.h"
 
 namespace thinwire {
@@ -27,14 +26,11 @@ class LearningRateInside final : public Synchronizer {
       inner_->synchronize(bucket, gradient, residual, step);
       return;
     }
-    Stopwatch watch;
     scale(step.executor, gradient, static_cast<float>(rate));
-    step.report.seconds_compress += watch.seconds();
     inner_->synchronize(bucket, gradient, residual, step);
     if (!step.report.finite) return;
-    watch.restart();
+    step.clock.enter(Phase::decompress);
     step.report.finite = scale(step.executor, gradient, static_cast<float>(1 / rate));
-    step.report.seconds_decompress += watch.seconds();
   }
 
   void require_world(int world_size) const override { inner_->require_world(world_size); }

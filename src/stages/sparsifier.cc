@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "core/stopwatch.h"
 #include "exchange/densify.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
@@ -15,12 +13,6 @@ namespace thinwire {
 
 void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
-  step.delivered = {};
-  if (gradient.empty()) {
-    step.report.formula_bytes = 0;
-    return;
-  }
-  Stopwatch watch;
   const std::size_t units = block_count(gradient.size(), width_);
   const RowSparse own = select(bucket, gradient, residual, wanted(units, step.index), step);
   Span<float> left;
@@ -28,22 +20,17 @@ void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> 
     left = step.scratch.take<float>(own.elements());
     fill(step.executor, left, 0);
   }
-  step.report.seconds_compress += watch.seconds();
 
   Synchronizer& inner = *inner_.synchronizer;
   const RowSparse mean = inner.takes_rows() ? inner.synchronize_rows(bucket, own, left, step)
                                             : synchronize_densified(inner, bucket, own, left, step);
-  if (!step.report.finite) {
-    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-    return;
-  }
-  watch.restart();
+  step.clock.enter(Phase::decompress);
+  if (!step.report.finite) return;
   if (!residual.empty()) keep_rest(own, left, gradient, residual, step);
   write_mean(mean, gradient, step);
   step.delivered = delivered(own, gradient.size(), step);
   step.report.density_in = static_cast<double>(own.size()) / static_cast<double>(units);
   step.report.density_out = static_cast<double>(mean.size()) / static_cast<double>(units);
-  step.report.seconds_decompress += watch.seconds();
 }
 
 void Sparsifier::keep_rest(const RowSparse& own, Span<const float> left, Span<const float> gradient,

@@ -47,9 +47,8 @@
 #include <stdexcept>
 
 #include "core/bucket_vectors.h"
-#include "core/stopwatch.h"
-#include "exchange/agreed_values.h"
 #include "exchange/coded_exchange.h"
+#include "exchange/collectives.h"
 #include "kernels/codes/cluster_values.h"
 #include "kernels/dense/dense.h"
 #include "systems/casq/clusters.h"
@@ -173,7 +172,6 @@ class Casq final : public Synchronizer {
   CasqSettings settings_;
   std::map<BucketId, BucketState> states_;
   BucketVectors momenta_{kMomentum};
-  std::vector<Pending> pendings_;
 };
 
 std::uint32_t sample_seed(const Step& step, BucketId bucket, std::size_t group, std::uint32_t hop) {
@@ -183,9 +181,7 @@ std::uint32_t sample_seed(const Step& step, BucketId bucket, std::size_t group, 
 
 void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
-  step.delivered = {};
   step.report.formula_bytes = 0;
-  if (gradient.empty()) return;
   const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
   const auto momentum =
       settings_.double_momentum > 0 ? momenta_.open(step.executor, bucket, gradient.size()) : Span<float>();
@@ -194,7 +190,6 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   const Spans model = model_for(bucket, ends, step);
   if (clusters && !cluster(bucket, ends, gradient, residual, model, step)) {
     step.report.finite = false;
-    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
     return;
   }
   exchange(bucket, ends, gradient, residual, model, clusters, step);
@@ -232,7 +227,6 @@ Casq::Spans Casq::model_for(BucketId bucket, const GroupEnds& ends, Step& step) 
 /// 0 sampled a value that is not finite. A group of nothing but zeros keeps the centres that it has.
 bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient,
                    Span<const float> residual, const Spans& model, Step& step) {
-  Stopwatch watch;
   const std::size_t count = settings_.clusters();
   // Of each group its centres, then its weights.
   const auto floats = step.workspace.take<float>(2 * count * ends.size());
@@ -257,10 +251,7 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
       }
     }
   }
-  step.report.seconds_compress += watch.lap();
   take_from_rank_0(step, floats);
-  step.report.formula_bytes +=
-      broadcast_payload_bytes(floats.size_bytes(), step.communicator.rank(), step.communicator.size());
   if (std::isnan(floats[0])) return false;
   for (std::size_t group = 0; group < ends.size(); ++group) {
     PerCluster<float> centres{};
@@ -313,7 +304,7 @@ void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient
       exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
   if (!through_server(ends, elements, world)) {
     CasqCoder coder(sketch, gradient, residual, step);
-    average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.buckets()}, pendings_, coder);
+    average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.buckets()}, coder);
     return;
   }
   const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()));
@@ -339,7 +330,7 @@ void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient
     });
   };
   average_at_owners(bucket, gradient, residual, step,
-                    {sketch, settings_.requantised, groups_for, set_shard_thresholds}, pendings_);
+                    {sketch, settings_.requantised, groups_for, set_shard_thresholds});
 }
 
 /// Whether shards' servers take fewer bytes, over all ranks, than gathering everything; or what was asked

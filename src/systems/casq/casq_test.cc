@@ -392,7 +392,9 @@ TEST(Casq, SumsBeyondFloat32AreToldToAllRanks) {
     for (const char* spec : {"casq:topology=server:bits=4:allocation=even", "casq:topology=all_gather"}) {
       const auto outcomes = step_of(spec, {gradient, gradient});
       EXPECT_EQ(outcomes[0].report.finite, outcomes[1].report.finite);
-      EXPECT_EQ(std::isfinite(outcomes[0].mean[0]), outcomes[0].report.finite);
+      if (outcomes[0].report.finite) {
+        EXPECT_TRUE(std::isfinite(outcomes[0].mean[0]));
+      }
       if (exponent < 108) {
         EXPECT_TRUE(outcomes[0].report.finite);
       }

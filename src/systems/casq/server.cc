@@ -3,12 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 
-#include "comm/pending_lease.h"
-#include "comm/ring.h"
 #include "core/partition.h"
-#include "core/stopwatch.h"
 #include "exchange/coded_exchange.h"
 #include "kernels/codes/cluster_values.h"
 #include "kernels/dense/dense.h"
@@ -17,9 +13,6 @@
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kUplinkTag = 52;
-constexpr Communicator::Tag kDownlinkTag = 53;
-
 /// Codes of the elements from `first`, a multiple of 64, on.
 Span<const std::uint64_t> codes_from(Span<const std::uint64_t> codes, std::size_t first, std::size_t bits) {
   return codes.subspan(first / 64 * bits, codes.size() - first / 64 * bits);
@@ -27,114 +20,96 @@ Span<const std::uint64_t> codes_from(Span<const std::uint64_t> codes, std::size_
 
 class OwnersStep {
  public:
-  OwnersStep(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, const ServerPlan& plan,
-             std::vector<Pending>& pendings)
-      : bucket_(bucket),
-        gradient_(gradient),
+  OwnersStep(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, const ServerPlan& plan)
+      : gradient_(gradient),
         residual_(residual),
         step_(step),
         plan_(plan),
-        pendings_(pendings),
-        world_(static_cast<std::size_t>(step.communicator.size())),
-        self_(static_cast<std::size_t>(step.communicator.rank())),
-        shard_(shard_of(gradient.size(), world_, self_)) {}
+        frames_(bucket, step),
+        shard_(shard(frames_.self())) {}
 
   void run() {
-    const bool finite = send_codes();
-    const bool average_finite = average_shard() && finite;
-    step_.report.finite = plan_.requantised ? share_codes(average_finite) : share_floats(average_finite);
-    if (!step_.report.finite) {
-      fill(step_.executor, gradient_, std::numeric_limits<float>::quiet_NaN());
-      return;
+    send_codes();
+    average_shard();
+    if (plan_.requantised) {
+      share_codes();
+    } else {
+      share_floats();
     }
-    finish();
+    step_.report.finite = frames_.finite();
+    if (!step_.report.finite) return;
+    step_.clock.enter(Phase::decompress);
+    if (plan_.requantised) decode_results();
+    const RecodedShard own_shard{shard_.begin, average_, static_cast<float>(frames_.world())};
+    const double squares = subtract_clusters(step_.executor, own_, own_shard, results_, gradient_, residual_);
+    if (!residual_.empty()) step_.report.residual_norm = std::sqrt(squares);
   }
 
  private:
-  FrameHeader header(std::size_t source, std::size_t workers, const Shard& shard, const CodedFrame& frame) {
-    FrameHeader header;
-    header.type = FrameType::codes;
-    header.bucket = bucket_;
-    header.step = step_.index;
-    header.source = static_cast<std::uint32_t>(source);
-    header.workers = static_cast<std::uint32_t>(workers);
-    header.first = shard.begin;
-    header.count = shard.size();
-    header.width = static_cast<std::uint32_t>(plan_.uplink.bits);
-    header.payload_bytes = frame.payload_bytes();
-    return header;
-  }
+  Shard shard(std::size_t rank) const { return shard_of(gradient_.size(), frames_.world(), rank); }
 
-  Shard shard(std::size_t rank) const { return shard_of(gradient_.size(), world_, rank); }
+  FrameContents contents(const Shard& shard, std::size_t table_floats, std::size_t workers) const {
+    const CodedShape shape{plan_.uplink.bits, table_floats};
+    return shape.contents(shard.size(), shard.begin, workers);
+  }
+  FrameContents uplink_contents(const Shard& shard) const {
+    return contents(shard, plan_.uplink.buckets(), 1);
+  }
 
   Span<const float> laid_out(const ClusterSketch& sketch, Span<const float> means) {
     return lay_out_means(step_.workspace, sketch, means, gradient_.memory());
   }
 
-  /// Codes everything and sends each owner its shard's codes. Returns whether all elements are finite.
-  bool send_codes() {
-    Stopwatch watch;
+  /// Codes everything and sends each owner its shard's codes.
+  void send_codes() {
     const std::size_t bits = plan_.uplink.bits;
-    arrived_ = step_.workspace.take<CodedFrame>(world_);
-    receives_.emplace(pendings_, world_);
-    for (std::size_t peer = 0; peer < world_; ++peer) {
+    arrived_ = step_.workspace.take<CodedFrame>(frames_.world());
+    frames_.for_peers([&](std::size_t peer) {
       arrived_[peer] = CodedFrame();
-      if (peer == self_ || shard_.size() == 0) continue;
+      if (shard_.size() == 0) return;
       arrived_[peer] = CodedFrame(step_.workspace, plan_.uplink.buckets(), shard_.size(), bits);
-      (*receives_)[peer] =
-          step_.communicator.receive(static_cast<int>(peer), kUplinkTag, arrived_[peer].message());
-    }
+      frames_.receive(peer, kCasqUpTag, arrived_[peer].message());
+    });
     codes_ = step_.workspace.take<std::uint64_t>(code_words(gradient_.size(), bits));
     means_ = step_.workspace.take<float>(plan_.uplink.buckets());
-    const bool finite = encode_clusters(step_.executor, step_.workspace, plan_.uplink.for_rank(self_), 0,
-                                        gradient_, residual_, codes_, means_);
-    if (!finite) std::fill(means_.begin(), means_.end(), 0.0f);
-    own_ = {plan_.uplink.for_rank(self_), laid_out(plan_.uplink, means_), codes_};
-    step_.report.seconds_compress += watch.lap();
-    for (std::size_t shift = 1; shift < world_; ++shift) {
-      const std::size_t owner = (self_ + shift) % world_;
+    frames_.note(encode_clusters(step_.executor, step_.workspace, plan_.uplink.for_rank(frames_.self()), 0,
+                                 gradient_, residual_, codes_, means_));
+    if (!frames_.finite()) std::fill(means_.begin(), means_.end(), 0.0f);
+    own_ = {plan_.uplink.for_rank(frames_.self()), laid_out(plan_.uplink, means_), codes_};
+    frames_.for_peers([&](std::size_t owner) {
       const Shard theirs = shard(owner);
-      if (theirs.size() == 0) continue;
+      if (theirs.size() == 0) return;
       const CodedFrame frame(step_.workspace, means_.size(), theirs.size(), bits);
-      FrameHeader head = header(self_, 1, theirs, frame);
-      head.flags = finite ? std::uint16_t{0} : FrameHeader::kNonFinite;
-      write_frame_header(frame.message(), head);
+      frames_.seal(frame.message(), uplink_contents(theirs));
       std::copy(means_.begin(), means_.end(), frame.table().begin());
       std::copy_n(codes_.data() + theirs.begin / 64 * bits, frame.codes().size(), frame.codes().data());
       frame.close();
-      step_.report.seconds_compress += watch.lap();
-      send(owner, kUplinkTag, frame.message());
-    }
-    return finite;
+      frames_.send(owner, kCasqUpTag, frame.message());
+    });
   }
 
-  void send(std::size_t peer, Communicator::Tag tag, Span<const std::byte> message) {
-    sends_.push(step_.communicator.send(static_cast<int>(peer), tag, message));
-    step_.report.frame_header_bytes += FrameHeader::kBytes;
-  }
-
-  /// The mean over ranks of this rank's shard, in rank order. Returns whether the others were finite.
-  bool average_shard() {
-    if (shard_.size() == 0) return true;
-    Stopwatch watch;
-    bool finite = true;
-    float bound = bound_of_table(means_, self_);
-    const auto coded = step_.workspace.take<CodedClusters>(world_);
-    coded[self_] = {own_.sketch, own_.means, codes_from(codes_, shard_.begin, plan_.uplink.bits)};
-    for (std::size_t peer = 0; peer < world_; ++peer) {
-      if (peer == self_) continue;
-      (*receives_)[peer].wait();
-      const CodedFrame& frame = arrived_[peer];
-      finite = !expect_frame(frame.message(), header(peer, 1, shard_, frame)).non_finite() && finite;
-      bound += bound_of_table(frame.table(), peer);
+  /// The mean over ranks of this rank's shard, in rank order.
+  void average_shard() {
+    if (shard_.size() == 0) return;
+    float bound = 0;
+    const auto coded = step_.workspace.take<CodedClusters>(frames_.world());
+    for (std::size_t rank = 0; rank < frames_.world(); ++rank) {
+      if (rank == frames_.self()) {
+        bound += bound_of_table(means_, rank);
+        coded[rank] = {own_.sketch, own_.means, codes_from(codes_, shard_.begin, plan_.uplink.bits)};
+        continue;
+      }
+      const CodedFrame& frame = arrived_[rank];
+      frames_.await(rank, frame.message(), uplink_contents(shard_));
+      bound += bound_of_table(frame.table(), rank);
       frame.open();
-      coded[peer] = {plan_.uplink.for_rank(peer), laid_out(plan_.uplink, frame.table()), frame.codes()};
+      coded[rank] = {plan_.uplink.for_rank(rank), laid_out(plan_.uplink, frame.table()), frame.codes()};
     }
-    step_.report.seconds_wait += watch.lap();
+    step_.clock.enter(Phase::decompress);
     average_ = step_.scratch.take<float>(shard_.size());
     average_clusters(step_.executor, coded, shard_.begin, average_);
-    step_.report.seconds_decompress += watch.lap();
-    return finite && std::isfinite(bound);
+    frames_.note(std::isfinite(bound));
+    step_.clock.enter(Phase::compress);
   }
 
   /// One owner's result on its way.
@@ -143,113 +118,94 @@ class OwnersStep {
     CodedFrame frame;
   };
 
-  /// Sends this rank's shard to all and receives theirs, as codes, into results_. Returns whether every rank
-  /// was finite.
-  bool share_codes(bool finite) {
-    Stopwatch watch;
-    const std::size_t bits = plan_.uplink.bits;
-    const auto results = step_.workspace.take<Result>(world_);
-    for (std::size_t owner = 0; owner < world_; ++owner) {
-      results[owner] = {};
+  /// Where each owner's result arrives, and how it is coded.
+  void expect_codes() {
+    result_codes_ = step_.workspace.take<Result>(frames_.world());
+    for (std::size_t owner = 0; owner < frames_.world(); ++owner) {
+      Result& result = result_codes_[owner];
+      result = {};
       const Shard theirs = shard(owner);
       if (theirs.size() == 0) continue;
-      Result& result = results[owner];
       result.sketch = plan_.uplink.for_rank(owner);
       result.sketch.stream.hop = 1;
       const auto groups = plan_.downlink_groups(theirs);
       result.sketch.groups = groups;
-      result.frame = CodedFrame(step_.workspace, result.sketch.buckets(), theirs.size(), bits);
-      if (owner == self_) {
-        if (finite) plan_.set_downlink_thresholds(average_, groups);
-        continue;
+      result.frame = CodedFrame(step_.workspace, result.sketch.buckets(), theirs.size(), plan_.uplink.bits);
+      if (owner != frames_.self()) {
+        frames_.receive(owner, kCasqDownTag, result.frame.message());
+      } else if (frames_.finite()) {
+        plan_.set_downlink_thresholds(average_, groups);
       }
-      (*receives_)[owner] =
-          step_.communicator.receive(static_cast<int>(owner), kDownlinkTag, result.frame.message());
     }
-    const CodedFrame& own = results[self_].frame;
+  }
+
+  /// Sends this rank's shard to all and receives theirs, as codes.
+  void share_codes() {
+    expect_codes();
+    const auto result_contents = [&](std::size_t owner) {
+      return contents(shard(owner), result_codes_[owner].sketch.buckets(), frames_.world());
+    };
+    const Result& own = result_codes_[frames_.self()];
     if (shard_.size() != 0) {
       // Sums of finite averages may still leave the range of float32.
-      finite = finite && encode_clusters(step_.executor, step_.workspace, results[self_].sketch, shard_.begin,
-                                         average_, {}, own.codes(), own.table());
-      if (!finite) {
-        std::fill(own.codes().begin(), own.codes().end(), 0);
-        std::fill(own.table().begin(), own.table().end(), 0.0f);
-      }
-      FrameHeader head = header(self_, world_, shard_, own);
-      head.flags = finite ? std::uint16_t{0} : FrameHeader::kNonFinite;
-      write_frame_header(own.message(), head);
-      own.close();
-      step_.report.seconds_compress += watch.lap();
-      for (std::size_t shift = 1; shift < world_; ++shift) {
-        send((self_ + shift) % world_, kDownlinkTag, own.message());
-      }
+      frames_.note(frames_.finite() &&
+                   encode_clusters(step_.executor, step_.workspace, own.sketch, shard_.begin, average_, {},
+                                   own.frame.codes(), own.frame.table()));
+      if (!frames_.finite()) blank(own.frame);
+      frames_.seal(own.frame.message(), result_contents(frames_.self()));
+      own.frame.close();
+      frames_.send_to_all(kCasqDownTag, own.frame.message());
     }
-    for (std::size_t owner = 0; owner < world_; ++owner) {
-      const CodedFrame& frame = results[owner].frame;
-      if (owner == self_ || frame.message().empty()) continue;
-      (*receives_)[owner].wait();
-      const FrameHeader expected = header(owner, world_, shard(owner), frame);
-      finite = !expect_frame(frame.message(), expected).non_finite() && finite;
+    frames_.for_peers([&](std::size_t owner) {
+      const CodedFrame& frame = result_codes_[owner].frame;
+      if (frame.message().empty()) return;
+      frames_.await(owner, frame.message(), result_contents(owner));
       bound_of_table(frame.table(), owner);
       frame.open();
-    }
-    sends_.wait_all();
-    if (shard_.size() != 0) own.open();
-    step_.report.seconds_wait += watch.lap();
-    if (!finite) return false;
+    });
+    frames_.finish();
+    if (shard_.size() != 0) own.frame.open();
+  }
+
+  void decode_results() {
     results_ = step_.scratch.take<float>(gradient_.size());
-    for (std::size_t owner = 0; owner < world_; ++owner) {
+    for (std::size_t owner = 0; owner < frames_.world(); ++owner) {
       const Shard theirs = shard(owner);
-      const auto& [sketch, frame] = results[owner];
+      const auto& [sketch, frame] = result_codes_[owner];
       decode_clusters(step_.executor, {sketch, laid_out(sketch, frame.table()), frame.codes()}, theirs.begin,
                       false, results_.subspan(theirs.begin, theirs.size()));
     }
-    step_.report.seconds_decompress += watch.lap();
-    return true;
   }
 
   /// As share_codes, with float32 results, which travel without frames and so lie in host memory.
-  bool share_floats(bool finite) {
-    sends_.wait_all();
+  void share_floats() {
+    frames_.finish();
     results_ = step_.workspace.take<float>(gradient_.size());
     const auto own = results_.subspan(shard_.begin, shard_.size());
-    if (finite) {
+    if (frames_.finite()) {
       copy(step_.executor, Span<const float>(average_), own);
     } else {
       std::fill(own.begin(), own.end(), std::numeric_limits<float>::quiet_NaN());
     }
-    const auto counts = step_.workspace.take<std::size_t>(world_);
-    for (std::size_t rank = 0; rank < world_; ++rank) counts[rank] = shard(rank).size() * sizeof(float);
-    Stopwatch watch;
+    const auto counts = step_.workspace.take<std::size_t>(frames_.world());
+    for (std::size_t rank = 0; rank < frames_.world(); ++rank)
+      counts[rank] = shard(rank).size() * sizeof(float);
     step_.communicator.all_gather_v(as_bytes(own), as_writable_bytes(results_), counts);
-    step_.report.seconds_wait += watch.seconds();
-    return all_finite(step_.executor, results_);
+    frames_.note(all_finite(step_.executor, results_));
   }
 
-  void finish() {
-    Stopwatch watch;
-    const RecodedShard own_shard{shard_.begin, average_, static_cast<float>(world_)};
-    const double squares = subtract_clusters(step_.executor, own_, own_shard, results_, gradient_, residual_);
-    if (!residual_.empty()) step_.report.residual_norm = std::sqrt(squares);
-    step_.report.seconds_decompress += watch.lap();
-  }
-
-  BucketId bucket_;
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
   const ServerPlan& plan_;
-  std::vector<Pending>& pendings_;
-  std::size_t world_;
-  std::size_t self_;
+  Frames frames_;
   Shard shard_;
-  std::optional<PendingLease> receives_;
-  SendWindow sends_;
   Span<CodedFrame> arrived_;
   Span<std::uint64_t> codes_;
   Span<float> means_;
   CodedClusters own_;  // the same for decoding
   Span<float> average_;
+  Span<Result> result_codes_;
   Span<float> results_;
 };
 
@@ -262,8 +218,8 @@ Shard shard_of(std::size_t elements, std::size_t world, std::size_t rank) {
 }
 
 void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                       const ServerPlan& plan, std::vector<Pending>& pendings) {
-  OwnersStep(bucket, gradient, residual, step, plan, pendings).run();
+                       const ServerPlan& plan) {
+  OwnersStep(bucket, gradient, residual, step, plan).run();
 }
 
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,

@@ -2,8 +2,6 @@
 // CASQ with a sharded server: every rank owns one shard of the bucket, averages what all ranks say of it and
 // tells all ranks the result. The all-gather's alternative when there are many workers.
 
-#include <vector>
-
 #include "systems/casq/clusters.h"
 #include "thinwire/synchronizer.h"
 
@@ -26,11 +24,10 @@ struct ServerPlan {
 };
 
 /// Collective. gradient: becomes the mean; residual, unless empty: p - Q(p), and in this rank's shard what
-/// coding the result left out, times the world size. Non-finite values on any rank: gradient becomes NaN,
-/// report.finite false, residual stays. `pendings`: storage that the system keeps. Throws CorruptFrame,
-/// CommError.
+/// coding the result left out, times the world size. Non-finite values on any rank: report.finite becomes
+/// false, residual stays. Throws CorruptFrame, CommError.
 void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                       const ServerPlan& plan, std::vector<Pending>& pendings);
+                       const ServerPlan& plan);
 
 /// Payload bytes that `rank` sends. buckets: of the uplink; downlink_buckets: of a shard's result.
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,

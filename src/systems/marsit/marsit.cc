@@ -45,8 +45,7 @@
 #include <vector>
 
 #include "core/partition.h"
-#include "core/stopwatch.h"
-#include "exchange/sums.h"
+#include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/places.h"
 #include "kernels/signs/sign_bits.h"
@@ -120,8 +119,6 @@ class Marsit final : public Synchronizer {
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    step.delivered = {};
-    if (gradient.empty()) return;
     if (!residual.empty() && config_.drift_every != 0 && step.index % config_.drift_every == 0) {
       step.report.residual_deviation = deviation(residual, step);
     }
@@ -273,13 +270,10 @@ class Marsit final : public Synchronizer {
     OneBitAllReduce bits(bucket, gradient, residual, step, torus(step.communicator.size()));
     bits.run();
 
-    Stopwatch watch;
+    step.clock.enter(Phase::decompress);
     step.report.finite = !bits.non_finite() &&
                          std::all_of(etas.begin(), etas.end(), [](float eta) { return std::isfinite(eta); });
-    if (!step.report.finite) {
-      fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-      return;
-    }
+    if (!step.report.finite) return;
     double squares = 0;
     bits.for_each_chunk([&](const RingChunk& chunk) {
       for_each_parameter(
@@ -294,7 +288,6 @@ class Marsit final : public Synchronizer {
     });
     keep(bucket, etas, gradient.size(), step);
     if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
-    step.report.seconds_decompress += watch.seconds();
   }
 
   Config config_;

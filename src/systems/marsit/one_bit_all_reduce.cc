@@ -1,20 +1,19 @@
 #include "systems/marsit/one_bit_all_reduce.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/partition.h"
-#include "core/stopwatch.h"
 #include "kernels/signs/bernoulli_bits.h"
 #include "wire/frame.h"
 
 namespace thinwire {
 namespace {
 
-constexpr Communicator::Tag kTag = 10;
-
 /// 128 KiB of bits per message: packing one reads up to 8 MiB, long enough to hide a hop's latency.
 constexpr std::size_t kChunkElements = std::size_t{1} << 20;
+
+/// To a rank outside the rectangle, which receives one chunk after the other.
+constexpr std::size_t kSendsUnderWay = 64;
 
 std::size_t payload_bytes(const RingChunk& chunk) {
   return (chunk.elements() + 7) / 8;
@@ -33,9 +32,12 @@ OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Sp
       residual_(residual),
       step_(step),
       torus_(torus),
-      parts_(static_cast<std::size_t>(torus.core())),
-      chunk_bytes_(largest_chunk_bytes(gradient.size(), parts_)),
-      frames_(step.workspace, gradient.size(), parts_, kChunkElements, chunk_bytes_),
+      layout_{.elements = gradient.size(),
+              .parts = static_cast<std::size_t>(torus.core()),
+              .chunk_elements = kChunkElements},
+      chunk_bytes_(largest_chunk_bytes(gradient.size(), layout_.parts)),
+      frames_(bucket, step),
+      bits_(step.workspace, gradient.size(), layout_.parts, kChunkElements, chunk_bytes_),
       receive_buffers_(step.workspace.take<std::byte>(kRingWindow * (FrameHeader::kBytes + chunk_bytes_))),
       masks_(step.workspace.take<std::uint64_t>(chunk_bytes_ / 8)) {}
 
@@ -46,8 +48,6 @@ void OneBitAllReduce::run() {
   } else {
     run_folded(rank - torus_.core());
   }
-  step_.report.seconds_compress += times_.compute;
-  step_.report.seconds_wait += times_.wait;
 }
 
 void OneBitAllReduce::run_core() {
@@ -70,14 +70,10 @@ void OneBitAllReduce::run_core() {
   const RingGroup column_ring{members.subspan(row_size, column_size), static_cast<std::size_t>(row)};
   const auto row_weights = weights.first(row_size);
   const auto column_weights = weights.subspan(row_size, column_size);
-  const RingLayout row_layout{.elements = gradient_.size(),
-                              .parts = parts_,
-                              .first_part = 0,
-                              .parts_per_segment = column_size,
-                              .chunk_elements = kChunkElements};
-  RingLayout column_layout = row_layout;
+  RingLayout row_layout = layout_;
+  row_layout.parts_per_segment = column_size;
+  RingLayout column_layout = layout_;
   column_layout.first_part = ring_owned_segment(row_ring.position, row_size) * column_size;
-  column_layout.parts_per_segment = 1;
 
   const bool hosts = rank < torus_.folded();
   if (hosts) {
@@ -85,65 +81,56 @@ void OneBitAllReduce::run_core() {
   } else if (row_size == 1) {
     for_each_chunk([this](const RingChunk& chunk) { pack(chunk); });  // no row phase would do it
   }
-  enter(Phase::row_reduce, row_ring, row_weights);
-  ring_reduce_scatter(step_.communicator, row_ring, row_layout, kTag, *this, times_);
-  enter(Phase::column_reduce, column_ring, column_weights);
-  ring_reduce_scatter(step_.communicator, column_ring, column_layout, kTag, *this, times_);
-  enter(Phase::column_gather, column_ring, column_weights);
-  ring_all_gather(step_.communicator, column_ring, column_layout, kTag, *this, times_);
-  enter(Phase::row_gather, row_ring, row_weights);
-  ring_all_gather(step_.communicator, row_ring, row_layout, kTag, *this, times_);
+  enter(RingPhase::row_reduce, row_ring, row_weights);
+  ring_reduce_scatter(step_.communicator, row_ring, row_layout, kOneBitTag, *this);
+  enter(RingPhase::column_reduce, column_ring, column_weights);
+  ring_reduce_scatter(step_.communicator, column_ring, column_layout, kOneBitTag, *this);
+  enter(RingPhase::column_gather, column_ring, column_weights);
+  ring_all_gather(step_.communicator, column_ring, column_layout, kOneBitTag, *this);
+  enter(RingPhase::row_gather, row_ring, row_weights);
+  ring_all_gather(step_.communicator, row_ring, row_layout, kOneBitTag, *this);
   if (hosts) fold_out(rank + torus_.core());
 }
 
 // --- Ranks outside the rectangle: all bits to the host before, all bits back after.
 
 void OneBitAllReduce::fold_in(int guest) {
-  phase_ = Phase::fold;
-  Stopwatch watch;
+  phase_ = RingPhase::fold;
   for_each_chunk([&](const RingChunk& chunk) {
     const auto message = receive_buffers_.first(message_bytes(chunk));
-    Pending arriving = step_.communicator.receive(guest, kTag, message);
+    Pending arriving = step_.communicator.receive(guest, kOneBitTag, message);
     pack(chunk);
     draw(chunk, 0, 1, 1);
-    times_.compute += watch.lap();
     arriving.wait();
-    times_.wait += watch.lap();
     reduce(chunk, message, guest, 1);
   });
-  times_.compute += watch.lap();
   packed_ = true;
 }
 
 void OneBitAllReduce::fold_out(int guest) {
-  Stopwatch watch;
-  SendWindow sends;
+  Pendings sends(step_.workspace, kSendsUnderWay);
   for_each_chunk([&](const RingChunk& chunk) {
-    sends.push(step_.communicator.send(guest, kTag, seal(chunk, world_weight())));
+    sends.push(step_.communicator.send(guest, kOneBitTag, seal(chunk, world_weight())));
   });
   sends.wait_all();
-  times_.wait += watch.lap();
 }
 
 void OneBitAllReduce::run_folded(int host) {
-  Stopwatch watch;
-  SendWindow sends;
+  Pendings sends(step_.workspace, kSendsUnderWay);
   for_each_chunk([&](const RingChunk& chunk) {
     pack(chunk);
-    sends.push(step_.communicator.send(host, kTag, seal(chunk, 1)));
+    sends.push(step_.communicator.send(host, kOneBitTag, seal(chunk, 1)));
   });
-  times_.compute += watch.lap();
   sends.wait_all();
   for_each_chunk([&](const RingChunk& chunk) {
-    step_.communicator.receive(host, kTag, frame(chunk)).wait();
+    step_.communicator.receive(host, kOneBitTag, frame(chunk)).wait();
     check(chunk, frame(chunk), host, world_weight());
   });
-  times_.wait += watch.lap();
 }
 
 // --- What is done to a chunk.
 
-void OneBitAllReduce::enter(Phase phase, const RingGroup& ring, Span<const std::uint32_t> weights) {
+void OneBitAllReduce::enter(RingPhase phase, const RingGroup& ring, Span<const std::uint32_t> weights) {
   phase_ = phase;
   weights_ = weights;
   position_ = ring.position;
@@ -152,22 +139,9 @@ void OneBitAllReduce::enter(Phase phase, const RingGroup& ring, Span<const std::
   gathered_weight_ = world_weight();
 }
 
-void OneBitAllReduce::for_each_chunk(FunctionRef<void(const RingChunk&)> body) const {
-  RingChunk chunk;
-  for (chunk.part = 0; chunk.part < parts_; ++chunk.part) {
-    const std::size_t end = part_begin(gradient_.size(), parts_, chunk.part + 1);
-    chunk.begin = part_begin(gradient_.size(), parts_, chunk.part);
-    for (chunk.index = 0; chunk.begin < end; chunk.begin = chunk.end, ++chunk.index) {
-      chunk.end = std::min(chunk.begin + kChunkElements, end);
-      body(chunk);
-    }
-  }
-}
-
 void OneBitAllReduce::pack(const RingChunk& chunk) {
-  const bool finite = pack_signs(step_.executor, gradient_.subspan(chunk.begin, chunk.elements()),
-                                 residual_.subspan(chunk.begin, chunk.elements()), words(chunk));
-  non_finite_ = non_finite_ || !finite;
+  frames_.note(pack_signs(step_.executor, gradient_.subspan(chunk.begin, chunk.elements()),
+                          residual_.subspan(chunk.begin, chunk.elements()), words(chunk)));
 }
 
 /// Choices between this rank's bits, which stand for `own` workers, and arriving ones that stand for
@@ -179,7 +153,7 @@ void OneBitAllReduce::draw(const RingChunk& chunk, std::uint32_t hop, std::uint3
                                             static_cast<std::uint32_t>(step_.communicator.rank()),
                                             hop | static_cast<std::uint32_t>(phase_) << 16);
   // Any numbering that no two chunks share will do: words are counted per part, chunks being whole words.
-  const std::size_t part_words = sign_words(gradient_.size() / parts_ + 1);
+  const std::size_t part_words = sign_words(gradient_.size() / layout_.parts + 1);
   const std::size_t first_word = chunk.part * part_words + chunk.index * (kChunkElements / 64);
   bernoulli_bits(step_.executor, stream, static_cast<std::uint32_t>(first_word), own, own + received,
                  masks_.first(sign_words(chunk.elements())));
@@ -194,38 +168,30 @@ void OneBitAllReduce::reduce(const RingChunk& chunk, Span<const std::byte> messa
 
 void OneBitAllReduce::check(const RingChunk& chunk, Span<const std::byte> message, int source,
                             std::uint32_t workers) {
-  const FrameHeader arrived = expect_frame(message, header(chunk, source, workers));
-  non_finite_ = non_finite_ || arrived.non_finite();
+  frames_.check(message, static_cast<std::size_t>(source), contents(chunk, workers));
 }
 
+/// The last frames carry everything bad that this rank has seen to everyone.
 Span<const std::byte> OneBitAllReduce::seal(const RingChunk& chunk, std::uint32_t workers) {
-  FrameHeader sealed = header(chunk, step_.communicator.rank(), workers);
-  // Everything bad that this rank has seen so far: the last frames then carry it to everyone.
-  sealed.flags = non_finite_ ? FrameHeader::kNonFinite : std::uint16_t{0};
-  write_frame_header(frame(chunk), sealed);
-  step_.report.frame_header_bytes += FrameHeader::kBytes;
+  frames_.seal(frame(chunk), contents(chunk, workers));
+  frames_.count_header();
   return frame(chunk);
 }
 
-FrameHeader OneBitAllReduce::header(const RingChunk& chunk, int source, std::uint32_t workers) const {
-  FrameHeader result;
-  result.type = FrameType::sign_bits;
-  result.bucket = bucket_;
-  result.step = step_.index;
-  result.source = static_cast<std::uint32_t>(source);
-  result.workers = workers;
-  result.first = chunk.begin;
-  result.count = chunk.elements();
-  result.payload_bytes = payload_bytes(chunk);
-  return result;
+FrameContents OneBitAllReduce::contents(const RingChunk& chunk, std::uint32_t workers) const {
+  return {.type = FrameType::sign_bits,
+          .workers = workers,
+          .first = chunk.begin,
+          .count = chunk.elements(),
+          .payload_bytes = payload_bytes(chunk)};
 }
 
 Span<std::byte> OneBitAllReduce::frame(const RingChunk& chunk) const {
-  return frames_.frame(chunk.part, chunk.index, payload_bytes(chunk));
+  return bits_.frame(chunk.part, chunk.index, payload_bytes(chunk));
 }
 
 Span<std::uint64_t> OneBitAllReduce::words(const RingChunk& chunk) const {
-  return frames_.words(chunk.part, chunk.index, sign_words(chunk.elements()));
+  return bits_.words(chunk.part, chunk.index, sign_words(chunk.elements()));
 }
 
 /// Segment s starts at position s, so after hop h its message stands for positions s to s + h.
@@ -243,13 +209,13 @@ std::size_t OneBitAllReduce::message_bytes(const RingChunk& chunk) const {
 
 Span<const std::byte> OneBitAllReduce::outgoing(const RingChunk& chunk) {
   if (gathering()) return seal(chunk, gathered_weight_);
-  if (phase_ == Phase::row_reduce && chunk.hop == 0 && !packed_) pack(chunk);
+  if (phase_ == RingPhase::row_reduce && chunk.hop == 0 && !packed_) pack(chunk);
   return seal(chunk, reduced_weight(chunk));
 }
 
 void OneBitAllReduce::prepare(const RingChunk& chunk) {
   if (gathering()) return;
-  if (phase_ == Phase::row_reduce && !packed_) pack(chunk);
+  if (phase_ == RingPhase::row_reduce && !packed_) pack(chunk);
   draw(chunk, static_cast<std::uint32_t>(chunk.hop), weights_[position_], reduced_weight(chunk));
 }
 

@@ -4,6 +4,7 @@
 // such that the final bit is each worker's with probability 1/W.
 
 #include "comm/ring.h"
+#include "exchange/frames.h"
 #include "kernels/signs/sign_bits.h"
 #include "systems/marsit/torus.h"
 #include "thinwire/synchronizer.h"
@@ -23,29 +24,32 @@ class OneBitAllReduce final : private RingCodec {
   void run();
 
   /// Some rank's gradient + residual had inf or NaN; the same answer on all ranks.
-  bool non_finite() const { return non_finite_; }
+  bool non_finite() const { return !frames_.finite(); }
 
   /// Calls body(chunk) for every chunk of the bucket, in ascending order.
-  void for_each_chunk(FunctionRef<void(const RingChunk&)> body) const;
+  template <class Body>
+  void for_each_chunk(Body body) const {
+    thinwire::for_each_chunk(layout_, body);
+  }
   /// The chunk's bits, bit 0 being element chunk.begin.
   Span<std::uint64_t> words(const RingChunk& chunk) const;
 
  private:
-  enum class Phase : std::uint32_t { row_reduce, column_reduce, column_gather, row_gather, fold };
+  enum class RingPhase : std::uint32_t { row_reduce, column_reduce, column_gather, row_gather, fold };
 
   void run_core();
   void run_folded(int host);
   void fold_in(int guest);
   void fold_out(int guest);
-  void enter(Phase phase, const RingGroup& ring, Span<const std::uint32_t> weights);
+  void enter(RingPhase phase, const RingGroup& ring, Span<const std::uint32_t> weights);
   void pack(const RingChunk& chunk);
   void draw(const RingChunk& chunk, std::uint32_t hop, std::uint32_t own, std::uint32_t received);
   void reduce(const RingChunk& chunk, Span<const std::byte> message, int source, std::uint32_t received);
   void check(const RingChunk& chunk, Span<const std::byte> message, int source, std::uint32_t workers);
   Span<const std::byte> seal(const RingChunk& chunk, std::uint32_t workers);
   Span<std::byte> frame(const RingChunk& chunk) const;
-  FrameHeader header(const RingChunk& chunk, int source, std::uint32_t workers) const;
-  bool gathering() const { return phase_ == Phase::column_gather || phase_ == Phase::row_gather; }
+  FrameContents contents(const RingChunk& chunk, std::uint32_t workers) const;
+  bool gathering() const { return phase_ == RingPhase::column_gather || phase_ == RingPhase::row_gather; }
   std::uint32_t reduced_weight(const RingChunk& chunk) const;
   std::uint32_t world_weight() const { return static_cast<std::uint32_t>(step_.communicator.size()); }
 
@@ -60,22 +64,21 @@ class OneBitAllReduce final : private RingCodec {
   Span<const float> residual_;
   Step& step_;
   Torus torus_;
-  std::size_t parts_;
+  RingLayout layout_;        // the whole bucket, in a part for each core rank
   std::size_t chunk_bytes_;  // payload of the largest chunk
-  ChunkFrames frames_;
+  Frames frames_;
+  ChunkFrames bits_;
   Span<std::byte> receive_buffers_;
   Span<std::uint64_t> masks_;
-  RingTimes times_;
 
   // Of the ring phase that is running.
-  Phase phase_ = Phase::row_reduce;
+  RingPhase phase_ = RingPhase::row_reduce;
   Span<const std::uint32_t> weights_;  // workers that each position's own bits stand for
   std::size_t position_ = 0;
   int previous_ = 0;
   std::uint32_t gathered_weight_ = 0;
 
   bool packed_ = false;
-  bool non_finite_ = false;
 };
 
 /// Payload bytes that `rank` sends in one OneBitAllReduce of `elements`.

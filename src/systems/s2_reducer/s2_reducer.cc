@@ -35,7 +35,6 @@
 #include <stdexcept>
 
 #include "core/partition.h"
-#include "core/stopwatch.h"
 #include "exchange/row_residual.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
@@ -67,9 +66,6 @@ class S2Reducer final : public Synchronizer {
 
 void S2Reducer::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
-  step.delivered = {};
-  if (gradient.empty()) return;
-  Stopwatch watch;
   const std::size_t elements = gradient.size();
   const std::size_t width = settings_.block;
   const std::size_t blocks = block_count(elements, width);
@@ -79,17 +75,13 @@ void S2Reducer::synchronize(BucketId bucket, Span<float> gradient, Span<float> r
   const auto listed =
       step.workspace.take<std::uint32_t>(blocks).first(count_bits_before(step.executor, bits, before));
   list_bits(step.executor, bits, before, listed);
-  step.report.seconds_compress += watch.seconds();
 
   SketchAllReduce exchange(settings_, bucket, elements, width, step);
   const OwnBlocks own{{listed, width, elements}, BlockLayout::in_bucket, gradient, residual};
   const auto mean = exchange.average(own, bits, finite);
-  if (!step.report.finite) {
-    fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-    return;
-  }
+  if (!step.report.finite) return;
 
-  watch.restart();
+  step.clock.enter(Phase::decompress);
   const auto united = exchange.united().blocks;
   if (!residual.empty()) {
     // Outside the union p is 0.
@@ -103,7 +95,6 @@ void S2Reducer::synchronize(BucketId bucket, Span<float> gradient, Span<float> r
   }
   fill(step.executor, gradient, 0);
   scatter_rows(step.executor, united, mean, width, gradient);
-  step.report.seconds_decompress += watch.seconds();
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -123,30 +114,25 @@ void keep(const RowSparse& touched, const RowSparse& mean, bool exact, Span<floa
 
 RowSparse S2Reducer::synchronize_rows(BucketId bucket, const RowSparse& gradient, Span<float> residual,
                                       Step& step) {
-  step.delivered = {};
   if (!residual.empty() && residual.size() != gradient.elements()) {
     throw std::invalid_argument("residual has " + std::to_string(residual.size()) + " elements, the table " +
                                 std::to_string(gradient.elements()) +
                                 ": pass one of the same size, or an empty one to keep nothing");
   }
-  if (gradient.rows == 0) return gradient;
-  Stopwatch watch;
   const RowSparse touched = residual.empty() ? gradient : add_residual_rows(gradient, residual, step);
   bool finite = true;
   const RowSparse p = without_zero_rows(touched, step, finite);
   const auto bits = step.workspace.take<std::uint64_t>(bitmap_words(gradient.rows));
   std::fill(bits.begin(), bits.end(), 0);
   set_bits(step.executor, p.row_indices, bits);
-  step.report.seconds_compress += watch.seconds();
 
   SketchAllReduce exchange(settings_, bucket, gradient.elements(), gradient.width, step);
   const OwnBlocks own{{p.row_indices, p.width, p.elements()}, BlockLayout::packed, p.values, {}};
   const auto values = exchange.average(own, bits, finite);
-  if (!step.report.finite) return row_of_nan(step.workspace, gradient);
-  watch.restart();
+  if (!step.report.finite) return gradient;
+  step.clock.enter(Phase::decompress);
   const RowSparse mean{exchange.united().blocks, values, gradient.rows, gradient.width};
   keep(touched, mean, exchange.exact(), residual, step);
-  step.report.seconds_decompress += watch.seconds();
   return mean;
 }
 

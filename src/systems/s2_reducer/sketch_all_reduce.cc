@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/stopwatch.h"
-#include "exchange/sums.h"
+#include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/row_merge.h"
@@ -53,10 +52,7 @@ Span<const float> SketchAllReduce::average(const OwnBlocks& own, Span<std::uint6
 /// Whether there is anything to send: every value finite and one of them not 0, on any rank.
 bool SketchAllReduce::agree(std::size_t nonzeros, bool finite) {
   const std::uint64_t own = finite ? nonzeros : kNonFinite;
-  const auto all = step_.workspace.take<std::uint64_t>(world_);
-  Stopwatch watch;
-  step_.communicator.all_gather(as_bytes(Span<const std::uint64_t>(&own, 1)), as_writable_bytes(all));
-  step_.report.seconds_wait += watch.seconds();
+  const auto all = gather(step_, own);
   step_.report.formula_bytes += sizeof own * (world_ - 1);
   double total = 0;
   for (std::size_t rank = 0; rank < world_; ++rank) {
@@ -78,9 +74,7 @@ bool SketchAllReduce::agree(std::size_t nonzeros, bool finite) {
 void SketchAllReduce::unite() {
   const auto own = step_.workspace.take<std::uint64_t>(bits_.size());
   std::copy(bits_.begin(), bits_.end(), own.begin());
-  Stopwatch watch;
-  step_.communicator.all_reduce_or(bits_);
-  step_.report.seconds_wait += watch.lap();
+  all_reduce_or(step_, bits_);
   step_.report.formula_bytes += step_.communicator.ring_sent_bytes(bits_.size(), sizeof(std::uint64_t));
   bool whole = blocks_ % 64 == 0 || (bits_[bits_.size() - 1] >> (blocks_ % 64)) == 0;
   for (std::size_t word = 0; word < own.size(); ++word) whole = whole && (own[word] & ~bits_[word]) == 0;
@@ -93,11 +87,9 @@ void SketchAllReduce::unite() {
   const auto united = step_.workspace.take<std::uint32_t>(count);
   list_bits(step_.executor, bits_, before_, united);
   union_ = {united, width_, elements_};
-  step_.report.seconds_compress += watch.seconds();
 }
 
 Span<const float> SketchAllReduce::sum_exactly(const OwnBlocks& own) {
-  Stopwatch watch;
   // Whole blocks, of which a bucket's last lacks some elements: those stay behind.
   const auto blocks = step_.scratch.take<float>(union_.blocks.size() * width_);
   const auto sums = blocks.first(union_.listed());
@@ -107,28 +99,24 @@ Span<const float> SketchAllReduce::sum_exactly(const OwnBlocks& own) {
   } else {
     gather_rows(step_.executor, own.values, own.residual, union_.blocks, width_, blocks);
   }
-  step_.report.seconds_compress += watch.lap();
   all_reduce_sum(step_, sums);
   step_.report.formula_bytes += step_.communicator.ring_sent_bytes(sums.size(), sizeof(float));
-  watch.restart();
+  step_.clock.enter(Phase::decompress);
   // Finite values whose sum is not: every rank sees the same sums.
   step_.report.finite = scale(step_.executor, sums, 1.0f / static_cast<float>(world_));
-  step_.report.seconds_decompress += watch.seconds();
   return sums;
 }
 
 Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_t columns) {
-  Stopwatch watch;
   const CountSketch sketch =
       make_count_sketch(random_stream(step_.seed, step_.index, bucket_, RandomPurpose::sketch),
                         settings_.rows, columns, settings_.run);
   const auto table = step_.scratch.take<float>(sketch.cells());
   fill(step_.executor, table, 0);
   insert(step_.executor, sketch, own.list, own.layout, own.values, own.residual, table);
-  step_.report.seconds_compress += watch.lap();
   all_reduce_sum(step_, table);
   step_.report.formula_bytes += step_.communicator.ring_sent_bytes(table.size(), sizeof(float));
-  watch.restart();
+  step_.clock.enter(Phase::decompress);
   double factor = 1.0 / static_cast<double>(world_);
   if (settings_.shrink) {
     factor /= 1 + (static_cast<double>(union_.listed()) - 1) / static_cast<double>(columns);
@@ -137,7 +125,6 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
   step_.report.finite = scale(step_.executor, table, static_cast<float>(factor));
   const auto mean = step_.scratch.take<float>(union_.listed());
   if (step_.report.finite) query(step_.executor, sketch, union_, BlockLayout::packed, table, mean);
-  step_.report.seconds_decompress += watch.seconds();
   return mean;
 }
 

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
-#include "core/stopwatch.h"
-#include "exchange/sums.h"
+#include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/places.h"
 #include "stages/learning_rate.h"
@@ -138,27 +136,17 @@ Selection largest_sums(Executor& executor, Workspace& workspace, Span<const floa
 
 void synchronize_global_top_k(const Contenders& contenders, std::size_t k, Span<float> gradient,
                               Span<float> residual, Step& step) {
-  Stopwatch watch;
   const auto sums = step.scratch.take<float>(gradient.size());
   const auto contending = sums.first(contenders.contending());
   const auto whole = sums.subspan(contenders.contending(), contenders.whole());
   contenders.pack(step.executor, gradient, residual, contending, whole);
-  step.report.seconds_compress += watch.lap();
   all_reduce_sum(step, sums);
   step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
-  watch.restart();
+  step.clock.enter(Phase::decompress);
   step.report.finite = all_finite(step.executor, sums);
-  if (step.report.finite) {
-    contenders.deliver(largest_sums(step.executor, step.workspace, contending, k), whole, gradient, residual,
-                       step);
-  } else {
-    deliver_nan(gradient, step);
-  }
-  step.report.seconds_decompress += watch.seconds();
-}
-
-void deliver_nan(Span<float> gradient, Step& step) {
-  fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+  if (!step.report.finite) return;
+  contenders.deliver(largest_sums(step.executor, step.workspace, contending, k), whole, gradient, residual,
+                     step);
 }
 
 }  // namespace thinwire

@@ -68,7 +68,4 @@ Selection largest_sums(Executor& executor, Workspace& workspace, Span<const floa
 void synchronize_global_top_k(const Contenders& contenders, std::size_t k, Span<float> gradient,
                               Span<float> residual, Step& step);
 
-/// The mean of a step that is not finite.
-void deliver_nan(Span<float> gradient, Step& step);
-
 }  // namespace thinwire

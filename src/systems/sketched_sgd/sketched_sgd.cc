@@ -39,8 +39,7 @@
 #include <cmath>
 
 #include "core/partition.h"
-#include "core/stopwatch.h"
-#include "exchange/sums.h"
+#include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/places.h"
 #include "kernels/rows/bitmap.h"
@@ -106,8 +105,6 @@ class SketchedSgd final : public Synchronizer {
 
 void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
-  step.delivered = {};
-  if (gradient.empty()) return;
   const Contenders contenders(gradient.size(), step.parameter_ends, settings_.top.dense_below);
   const std::size_t contending = contenders.contending();
   const Plan plan(settings_, contending);
@@ -118,7 +115,6 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   }
 
   // First round: the sketch, and behind it what is delivered whole.
-  Stopwatch watch;
   Span<const float> p = gradient;
   Span<const float> p_residual = residual;
   const auto sums = step.scratch.take<float>(plan.cells + contenders.whole());
@@ -135,35 +131,25 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
                         plan.columns, settings_.run);
   fill(step.executor, table, 0);
   insert(step.executor, sketch, p, p_residual, table);
-  step.report.seconds_compress += watch.lap();
   all_reduce_sum(step, sums);
   step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
 
   // A value that is not finite spoils its cell of every row; medians could hide it from other elements.
-  watch.restart();
   step.report.finite = all_finite(step.executor, sums);
-  if (!step.report.finite) {
-    deliver_nan(gradient, step);
-    return;
-  }
+  if (!step.report.finite) return;
 
   // Second round.
   const auto candidates = find_candidates(bucket, sketch, plan, contending, table, step);
   const auto exact = step.workspace.take<float>(candidates.size());
   gather_places(step.executor, p, p_residual, candidates, exact);
-  step.report.seconds_compress += watch.seconds();
   if (!exact.empty()) all_reduce_sum(step, exact);
   step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float));
-  watch.restart();
+  step.clock.enter(Phase::decompress);
   step.report.finite = all_finite(step.executor, exact);
-  if (!step.report.finite) {
-    deliver_nan(gradient, step);
-    return;
-  }
+  if (!step.report.finite) return;
   const Selection chosen = largest_sums(step.executor, step.workspace, exact, plan.k);
   for (auto& index : chosen.indices) index = candidates[index];
   contenders.deliver(chosen, whole, gradient, residual, step);
-  step.report.seconds_decompress += watch.seconds();
 }
 
 /// Indices among the contending elements, ascending, the same on all ranks.

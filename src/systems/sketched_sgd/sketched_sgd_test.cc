@@ -476,7 +476,6 @@ TEST(SketchedSgd, OverflowIsToldToAllAndChangesNothing) {
     const Steps steps = run(spec, {{one, one}, {spoilt, spoilt}, {one, one}});
     EXPECT_TRUE(steps.reports[0][0].finite);
     EXPECT_FALSE(steps.reports[1][0].finite);
-    EXPECT_FALSE(std::isfinite(steps.means[1][0][7]));
     EXPECT_EQ(steps.residuals[1], steps.residuals[0]);
     EXPECT_TRUE(steps.reports[2][0].finite);
   }

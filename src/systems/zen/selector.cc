@@ -5,13 +5,13 @@
 #include <numeric>
 
 #include "comm/link_probe.h"
-#include "core/stopwatch.h"
+#include "exchange/collectives.h"
 #include "exchange/recursive_doubling.h"
 #include "kernels/rows/bitmap.h"
 
 namespace thinwire {
 
-SchemeProfile::SchemeProfile(Step& step, std::size_t width)
+SchemeProfile::SchemeProfile(const PushPull& exchange, std::size_t width, Step& step)
     : step_(step),
       width_(width),
       world_(static_cast<std::size_t>(step.communicator.size())),
@@ -21,24 +21,25 @@ SchemeProfile::SchemeProfile(Step& step, std::size_t width)
   std::fill(counts.begin(), counts.end(), 0.0f);
   group_rows_ = counts.first(2 * power_ - 1);
   rank_rows_ = counts.subspan(2 * power_ - 1, world_);
+  count_unions(exchange);
 }
 
-void SchemeProfile::merged(Span<const Span<const std::uint32_t>> places, std::size_t owned) {
-  const std::size_t words = bitmap_words(owned);
+void SchemeProfile::count_unions(const PushPull& exchange) {
+  const std::size_t words = bitmap_words(exchange.owned_slots());
   const auto unions = step_.workspace.take<std::uint64_t>(power_ * words);
   std::fill(unions.begin(), unions.end(), 0);
-  std::size_t received = 0;
   for (std::size_t rank = 0; rank < world_; ++rank) {
-    set_bits(step_.executor, places[rank], unions.subspan(rank % power_ * words, words));
-    if (rank != self_) received += places[rank].size();
+    const auto slots = exchange.merged_slots()[rank];
+    set_bits(step_.executor, slots, unions.subspan(rank % power_ * words, words));
+    if (rank != self_) push_received_ += slots.size();
   }
-  record_.push_received = static_cast<double>(row_list_bytes(received, width_));
   std::size_t at = 0;
   for (std::size_t groups = power_;; groups /= 2) {
     for (std::size_t g = 0; g < groups; ++g) {
-      const auto own = unions.subspan(g * words, words);
       std::uint64_t rows = 0;
-      for (const std::uint64_t word : own) rows += static_cast<std::uint64_t>(std::popcount(word));
+      for (const std::uint64_t word : unions.subspan(g * words, words)) {
+        rows += static_cast<std::uint64_t>(std::popcount(word));
+      }
       group_rows_[at++] = static_cast<float>(rows);
     }
     if (groups == 1) break;
@@ -51,37 +52,37 @@ void SchemeProfile::merged(Span<const Span<const std::uint32_t>> places, std::si
   }
 }
 
-void SchemeProfile::exchanged(Span<const std::size_t> pushed, Span<const std::uint64_t> pulled_rows,
-                              Span<const std::uint64_t> pulled_bytes) {
-  (void)pulled_rows;
-  const std::size_t rows = std::accumulate(pushed.begin(), pushed.end(), std::size_t{0});
-  const std::uint64_t all_pulls = std::accumulate(pulled_bytes.begin(), pulled_bytes.end(), std::uint64_t{0});
-  rank_rows_[self_] = static_cast<float>(rows);
-  record_.push_sent = static_cast<double>(row_list_bytes(rows - pushed[self_], width_));
-  record_.pull_sent = static_cast<double>((world_ - 1) * pulled_bytes[self_]);
-  record_.pull_received = static_cast<double>(all_pulls - pulled_bytes[self_]);
-}
-
-PredictedSeconds SchemeProfile::predict(LinkModel& link) {
-  StepReport& report = step_.report;
+SchemeProfile::Record SchemeProfile::record_of(const PushPull& exchange, LinkModel& link) {
   if (link.bytes_per_second == 0) {
     const MeasuredLink measured =
         measure_link(step_.communicator, step_.workspace.take<std::byte>(kLinkProbeScratchBytes));
     link = {measured.latency_seconds, measured.bytes_per_second};
-    report.formula_bytes += link_probe_bytes();
+    step_.report.formula_bytes += link_probe_bytes();
   }
-  record_.latency_seconds = link.latency_seconds;
-  record_.bytes_per_second = link.bytes_per_second;
-  const auto records = step_.workspace.take<Record>(world_);
-  Stopwatch watch;
-  step_.communicator.all_gather(as_bytes(Span<const Record>(&record_, 1)), as_writable_bytes(records));
-  report.formula_bytes += (world_ - 1) * sizeof(Record);
+  const auto pushed = exchange.pushed_rows();
+  const auto pulled = exchange.pulled_bytes();
+  const std::size_t rows = std::accumulate(pushed.begin(), pushed.end(), std::size_t{0});
+  const std::uint64_t all_pulls = std::accumulate(pulled.begin(), pulled.end(), std::uint64_t{0});
+  rank_rows_[self_] = static_cast<float>(rows);
+  return {.push_sent = static_cast<double>(row_list_bytes(rows - pushed[self_], width_)),
+          .push_received = static_cast<double>(row_list_bytes(push_received_, width_)),
+          .pull_sent = static_cast<double>((world_ - 1) * pulled[self_]),
+          .pull_received = static_cast<double>(all_pulls - pulled[self_]),
+          .latency_seconds = link.latency_seconds,
+          .bytes_per_second = link.bytes_per_second};
+}
+
+PredictedSeconds SchemeProfile::predict(const PushPull& exchange, LinkModel& link) {
+  const auto records = gather(step_, record_of(exchange, link));
+  step_.report.formula_bytes += (world_ - 1) * sizeof(Record);
   // Counts above 2^24 lose their last digits in floats, which a prediction can bear.
   const Span<float> counts(group_rows_.data(), group_rows_.size() + rank_rows_.size());
-  step_.communicator.all_reduce_sum(counts);
-  report.seconds_wait += watch.seconds();
-  report.formula_bytes += step_.communicator.ring_sent_bytes(counts.size(), sizeof(float));
+  all_reduce_sum(step_, counts);
+  step_.report.formula_bytes += step_.communicator.ring_sent_bytes(counts.size(), sizeof(float));
+  return seconds_of(records);
+}
 
+PredictedSeconds SchemeProfile::seconds_of(Span<const Record> records) const {
   auto most = [&](double Record::*one, double Record::*other) {
     double value = 0;
     for (const Record& record : records) value = std::max({value, record.*one, record.*other});

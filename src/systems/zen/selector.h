@@ -18,20 +18,16 @@ struct PredictedSeconds {
   double centralization = 0;
 };
 
-/// Watches one push/pull exchange of a step.
-class SchemeProfile final : public PushPullObserver {
+/// Of one push/pull exchange.
+class SchemeProfile {
  public:
-  /// More than one rank.
-  SchemeProfile(Step& step, std::size_t width);
+  /// Counts the unions that the doubling would send, as far as this rank owns them. After merge().
+  SchemeProfile(const PushPull& exchange, std::size_t width, Step& step);
 
-  void merged(Span<const Span<const std::uint32_t>> places, std::size_t owned) override;
-  void exchanged(Span<const std::size_t> pushed, Span<const std::uint64_t> pulled_rows,
-                 Span<const std::uint64_t> pulled_bytes) override;
-
-  /// The same on all ranks: from everyone's counts, and the means of everyone's measurements where `link`
-  /// leaves something to measure; what was measured here is written there, for the next bucket. Adds what it
-  /// sends to report.formula_bytes. Collective.
-  PredictedSeconds predict(LinkModel& link);
+  /// After pull(). The same on all ranks: from everyone's counts, and the means of everyone's measurements
+  /// where `link` leaves something to measure; what was measured here is written there, for the next bucket.
+  /// Adds what it sends to report.formula_bytes. Collective.
+  PredictedSeconds predict(const PushPull& exchange, LinkModel& link);
 
  private:
   /// What one rank tells the others.
@@ -39,6 +35,10 @@ class SchemeProfile final : public PushPullObserver {
     double push_sent, push_received, pull_sent, pull_received;  // bytes
     double latency_seconds, bytes_per_second;
   };
+
+  void count_unions(const PushPull& exchange);
+  Record record_of(const PushPull& exchange, LinkModel& link);
+  PredictedSeconds seconds_of(Span<const Record> records) const;
 
   Step& step_;
   std::size_t width_;
@@ -50,7 +50,7 @@ class SchemeProfile final : public PushPullObserver {
   Span<float> group_rows_;
   /// Rows that each rank holds; of this rank only, the others' entries are 0 until summed.
   Span<float> rank_rows_;
-  Record record_{};
+  std::size_t push_received_ = 0;  ///< Rows from other ranks.
 };
 
 }  // namespace thinwire

@@ -41,9 +41,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "core/philox.h"
+#include "exchange/push_pull.h"
 #include "exchange/recursive_doubling.h"
 #include "exchange/sparse_synchronizer.h"
 #include "systems/zen/selector.h"
@@ -139,9 +141,11 @@ class Zen final : public SparseSynchronizer {
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
-    if (config_.scheme == Scheme::automatic) return exchange_as_predicted(bucket, own, finite, step);
-    return config_.scheme == Scheme::push_pull ? through_owners(bucket, own, finite, step, nullptr)
-                                               : centralized(bucket, own, finite, step);
+    BucketState& state = states_[bucket];
+    state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    if (!centralizes(state)) return through_owners(bucket, state, own, finite, step);
+    step.report.scheme = "centralization";
+    return recursive_doubling(bucket, own, finite, step);
   }
 
  private:
@@ -155,52 +159,42 @@ class Zen final : public SparseSynchronizer {
     std::size_t parameters = 1;
   };
 
-  BucketState& state_of(BucketId bucket, const Step& step) {
-    BucketState& state = states_[bucket];
-    state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
-    return state;
+  /// Section 2.2: whichever scheme is faster.
+  bool centralizes(const BucketState& state) const {
+    if (config_.scheme != Scheme::automatic) return config_.scheme == Scheme::centralization;
+    return !profiles(state) && state.centralization_seconds < kClearlyFaster * state.push_pull_seconds;
+  }
+  bool profiles(const BucketState& state) const {
+    return config_.scheme == Scheme::automatic && state.profiled < static_cast<float>(config_.profile_steps);
   }
 
-  RowMean exchange_as_predicted(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
-    BucketState& state = state_of(bucket, step);
-    if (state.profiled >= static_cast<float>(config_.profile_steps)) {
-      const bool centralize = state.centralization_seconds < kClearlyFaster * state.push_pull_seconds;
-      return centralize ? centralized(bucket, own, finite, step)
-                        : through_owners(bucket, own, finite, step, nullptr);
-    }
-    SchemeProfile watching(step, own.width);
-    const RowMean mean = through_owners(bucket, own, finite, step, &watching);
-    const PredictedSeconds predicted = watching.predict(config_.link);
-    if (mean.finite) {
-      state.push_pull_seconds += static_cast<float>(predicted.push_pull);
-      state.centralization_seconds += static_cast<float>(predicted.centralization);
-      ++state.profiled;
-    }
-    return mean;
-  }
-
-  RowMean through_owners(BucketId bucket, const RowSparse& own, bool finite, Step& step,
-                         PushPullObserver* observer) {
+  /// Balanced Parallelism, section 3.1.
+  RowMean through_owners(BucketId bucket, BucketState& state, const RowSparse& own, bool finite, Step& step) {
     step.report.scheme = "push_pull";
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
-    BucketState& state = state_of(bucket, step);
     const std::uint32_t block_bits = block_bits_for(
         static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
-    const RowMean mean = push_pull(bucket, own, finite,
-                                   {.places = IndexPermutation::make(own.rows, stream, block_bits),
-                                    .pull_bitmaps = config_.pull_bitmaps},
-                                   storage_, step, observer);
-    if (mean.finite) state.smallest = static_cast<float>(mean.smallest);
+    const PushPullScheme scheme{.slots = IndexPermutation::make(own.rows, stream, block_bits),
+                                .pull_bitmaps = config_.pull_bitmaps};
+    PushPull exchange(bucket, own, finite, scheme, step);
+    exchange.push();   // section 3.2: each non-zero to the owner that the hash gives it
+    exchange.merge();  // the owner's sums
+    std::optional<SchemeProfile> profile;
+    if (profiles(state)) profile.emplace(exchange, own.width, step);
+    const RowMean mean = exchange.pull();  // section 3.3: the results as hash bitmaps
+    if (profile) {
+      const PredictedSeconds predicted = profile->predict(exchange, config_.link);
+      if (mean.finite) {
+        state.push_pull_seconds += static_cast<float>(predicted.push_pull);
+        state.centralization_seconds += static_cast<float>(predicted.centralization);
+        ++state.profiled;
+      }
+    }
+    if (mean.finite) state.smallest = static_cast<float>(exchange.smallest());
     return mean;
-  }
-
-  RowMean centralized(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
-    step.report.scheme = "centralization";
-    return recursive_doubling(bucket, own, finite, storage_, step);
   }
 
   ZenConfig config_;
-  RowMessageStorage storage_;
   std::map<BucketId, BucketState> states_;
 };
 

@@ -1,16 +1,16 @@
-#include "exchange/sums.h"
+#include "exchange/collectives.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
+#include "comm/message_tags.h"
 #include "comm/ring.h"
 #include "core/partition.h"
-#include "core/stopwatch.h"
 #include "kernels/dense/dense.h"
 
 namespace thinwire {
 namespace {
-
-constexpr Communicator::Tag kDeviceSumsTag = Communicator::kFirstReservedTag + 60;
 
 /// Long enough that a kernel's start and the wait for it vanish beside the transfer over a fast link.
 constexpr std::size_t kDeviceChunkElements = std::size_t{1} << 20;
@@ -25,7 +25,7 @@ class DeviceSums final : public RingCodec {
         receive_buffers_(receive_buffers),
         chunk_elements_(chunk_elements) {}
 
-  void start_gather() { gathering_ = true; }
+  void start_gather() override { gathering_ = true; }
 
   std::size_t message_bytes(const RingChunk& chunk) const override {
     return chunk.elements() * sizeof(float);
@@ -60,10 +60,7 @@ void ring_on_device(Step& step, Span<float> values) {
   DeviceSums sums(step.executor, values, step.scratch.take<float>(kRingWindow * chunk_elements),
                   chunk_elements);
   const RingLayout layout{.elements = values.size(), .parts = group.size(), .chunk_elements = chunk_elements};
-  RingTimes times;
-  ring_reduce_scatter(communicator, group, layout, kDeviceSumsTag, sums, times);
-  sums.start_gather();
-  ring_all_gather(communicator, group, layout, kDeviceSumsTag, sums, times);
+  ring_all_reduce(communicator, group, layout, kDeviceSumsTag, sums);
 }
 
 void sum(Step& step, Span<float> values) {
@@ -86,9 +83,38 @@ void sum(Step& step, Span<float> values) {
 }  // namespace
 
 void all_reduce_sum(Step& step, Span<float> values) {
-  Stopwatch watch;
+  const StepClock::During waiting(&step.clock, Phase::wait);
   sum(step, values);
-  step.report.seconds_wait += watch.seconds();
+}
+
+void all_reduce_or(Step& step, Span<std::uint64_t> words) {
+  const StepClock::During waiting(&step.clock, Phase::wait);
+  step.communicator.all_reduce_or(words);
+}
+
+double mean_over_ranks(Step& step, double value) {
+  const auto all = gather(step, value);
+  double sum = 0;
+  for (const double one : all) {
+    if (!std::isfinite(one) || one < 0) return std::numeric_limits<double>::quiet_NaN();
+    sum += one;
+  }
+  return sum / static_cast<double>(all.size());
+}
+
+void take_from_rank_0(Step& step, Span<float> values) {
+  const StepClock::During waiting(&step.clock, Phase::wait);
+  step.communicator.broadcast(as_writable_bytes(values), 0);
+  step.report.formula_bytes +=
+      broadcast_payload_bytes(values.size_bytes(), step.communicator.rank(), step.communicator.size());
+}
+
+std::uint64_t broadcast_payload_bytes(std::uint64_t bytes, int rank, int world_size) {
+  std::uint64_t sent = 0;
+  for (int reach = 1; reach < world_size; reach *= 2) {
+    if (rank < reach && rank + reach < world_size) sent += bytes;
+  }
+  return sent;
 }
 
 }  // namespace thinwire

@@ -1,0 +1,31 @@
+#pragma once
+// The tags of all messages, so that no two exchanges share one by accident.
+
+#include "thinwire/communicator.h"
+
+namespace thinwire {
+
+enum MessageTag : Communicator::Tag {
+  // Systems.
+  kOneBitTag = 10,
+  kHalfUpTag = 20,
+  kHalfDownTag = 21,
+  kVotesTag = 30,
+  kCascadeTag = 40,
+  kCodesTag = 48,
+  kPushTag = 50,
+  kPullTag = 51,
+  kCasqUpTag = 52,
+  kCasqDownTag = 53,
+  kDoublingTag = 55,
+  kRowListTag = 60,
+  // Collectives.
+  kReduceTag = Communicator::kFirstReservedTag,
+  kGatherTag = kReduceTag + 10,
+  kBroadcastTag = kReduceTag + 30,
+  kBarrierTag = kReduceTag + 40,
+  kLinkProbeTag = kReduceTag + 50,
+  kDeviceSumsTag = kReduceTag + 60,
+};
+
+}  // namespace thinwire

@@ -1,0 +1,55 @@
+#include "exchange/frames.h"
+
+namespace thinwire {
+
+Frames::Frames(BucketId bucket, Step& step)
+    : bucket_(bucket),
+      step_(step),
+      world_(static_cast<std::size_t>(step.communicator.size())),
+      self_(static_cast<std::size_t>(step.communicator.rank())),
+      receives_(step.workspace, world_),
+      sends_(step.workspace, 2 * world_) {}
+
+FrameHeader Frames::header(std::size_t source, const FrameContents& contents) const {
+  FrameHeader header;
+  header.type = contents.type;
+  header.bucket = bucket_;
+  header.step = step_.index;
+  header.source = static_cast<std::uint32_t>(source);
+  header.workers = contents.workers;
+  header.first = contents.first;
+  header.count = contents.count;
+  header.payload_bytes = contents.payload_bytes;
+  header.width = contents.width;
+  return header;
+}
+
+void Frames::seal(Span<std::byte> frame, const FrameContents& contents) const {
+  FrameHeader sealed = header(self_, contents);
+  sealed.flags = finite_ ? std::uint16_t{0} : FrameHeader::kNonFinite;
+  write_frame_header(frame, sealed);
+}
+
+void Frames::check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents) {
+  note(!expect_frame(frame, header(source, contents)).non_finite());
+}
+
+void Frames::send(std::size_t peer, MessageTag tag, Span<const std::byte> frame) {
+  count_header();
+  sends_.push(step_.communicator.send(static_cast<int>(peer), tag, frame));
+}
+
+void Frames::send_to_all(MessageTag tag, Span<const std::byte> frame) {
+  for_peers([&](std::size_t peer) { send(peer, tag, frame); });
+}
+
+void Frames::receive(std::size_t peer, MessageTag tag, Span<std::byte> frame) {
+  receives_[peer] = step_.communicator.receive(static_cast<int>(peer), tag, frame);
+}
+
+void Frames::await(std::size_t peer, Span<const std::byte> frame, const FrameContents& contents) {
+  receives_[peer].wait();
+  check(frame, peer, contents);
+}
+
+}  // namespace thinwire

@@ -1,0 +1,72 @@
+#pragma once
+// What every exchange of frames does with its messages: builds their headers, sends and receives them, checks
+// what arrives, and carries from rank to rank that somebody's data holds inf or NaN.
+
+#include "comm/message_tags.h"
+#include "comm/pendings.h"
+#include "thinwire/synchronizer.h"
+#include "wire/frame.h"
+
+namespace thinwire {
+
+/// What a frame says beside bucket, step and sender; see FrameHeader.
+struct FrameContents {
+  FrameType type = FrameType::sign_bits;
+  std::uint32_t workers = 1;
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+  std::uint64_t payload_bytes = 0;
+  std::uint32_t width = 0;
+};
+
+/// The frames of one bucket in one step. At most one message from each peer is awaited at a time.
+class Frames {
+ public:
+  Frames(BucketId bucket, Step& step);
+
+  std::size_t world() const { return world_; }
+  std::size_t self() const { return self_; }
+
+  /// Whether all data that this rank has seen or heard of is finite.
+  bool finite() const { return finite_; }
+  /// Frames that are sealed from now on carry the news if `finite` is false.
+  void note(bool finite) { finite_ = finite_ && finite; }
+
+  /// The header of a frame of rank `source`.
+  FrameHeader header(std::size_t source, const FrameContents& contents) const;
+  /// Writes this rank's header in front of the payload. Before the frame goes to anyone: a message under way
+  /// may not be written to.
+  void seal(Span<std::byte> frame, const FrameContents& contents) const;
+  /// Throws CorruptFrame unless the frame is `source`'s with these contents; hears whether all is finite.
+  void check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents);
+  /// Counts a header that is about to be sent.
+  void count_header() { step_.report.frame_header_bytes += FrameHeader::kBytes; }
+
+  /// Sends a sealed frame, which stays untouched until finish().
+  void send(std::size_t peer, MessageTag tag, Span<const std::byte> frame);
+  /// Sends a sealed frame to all others, to the right-hand neighbour first.
+  void send_to_all(MessageTag tag, Span<const std::byte> frame);
+  /// Where the next frame of `peer` shall arrive.
+  void receive(std::size_t peer, MessageTag tag, Span<std::byte> frame);
+  /// Waits for the frame of `peer` and checks it.
+  void await(std::size_t peer, Span<const std::byte> frame, const FrameContents& contents);
+  /// Waits until everything has been sent.
+  void finish() { sends_.wait_all(); }
+
+  /// Calls body(peer) for all others, the right-hand neighbour first: no rank is everybody's first target.
+  template <class Body>
+  void for_peers(Body body) const {
+    for (std::size_t shift = 1; shift < world_; ++shift) body((self_ + shift) % world_);
+  }
+
+ private:
+  BucketId bucket_;
+  Step& step_;
+  std::size_t world_;
+  std::size_t self_;
+  bool finite_ = true;
+  Pendings receives_;
+  Pendings sends_;
+};
+
+}  // namespace thinwire
