@@ -154,7 +154,7 @@ void write_json(const std::vector<RunResult>& results, const Options& options, c
   const bool replace = !fs::exists(path, error) || fs::is_regular_file(path, error);
   const std::string partial = replace ? path + ".partial" : path;
   std::ofstream stream(partial);
-  stream << all.dump(2) << '\n';
+  stream << apps::results_text(all) << '\n';
   stream.close();
   if (stream && replace) fs::rename(partial, path, error);
   if (!stream || error)
