@@ -8,10 +8,10 @@
 #include "apps/bench_run.h"
 #include "apps/commands.h"
 #include "apps/engine.h"
+#include "apps/gradients/synthetic.h"
 #include "apps/link.h"
 #include "apps/output.h"
 #include "apps/simulation.h"
-#include "apps/synthetic.h"
 #include "thinwire/registry.h"
 
 namespace thinwire::apps {
