@@ -8,10 +8,10 @@
 #include "apps/bench_run.h"
 #include "apps/commands.h"
 #include "apps/engine.h"
+#include "apps/gradients/synthetic.h"
 #include "apps/link.h"
 #include "apps/output.h"
 #include "apps/simulation.h"
-#include "apps/synthetic.h"
 #include "thinwire/registry.h"
 
 namespace thinwire::apps {
@@ -51,10 +51,10 @@ void print_table(const Json& results) {
 
 void show(const BenchOptions& options, const Json& results) {
   if (options.json == "-") {
-    fmt::print("{}\n", results.dump(2));
+    fmt::print("{}\n", results_text(results));
   } else {
     print_table(results);
-    if (!options.json.empty()) write_results(options.json, results.dump(2));
+    if (!options.json.empty()) write_results(options.json, results_text(results));
   }
   for (const auto& result : results) {
     if (!result["ranks_agree"])

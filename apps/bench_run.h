@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "apps/gradient_source.h"
+#include "apps/gradients/gradient_source.h"
 #include "apps/measurement.h"
 #include "thinwire/communicator.h"
 

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <system_error>
 
@@ -39,6 +40,15 @@ void require_picture(const std::string& file) {
     throw std::invalid_argument(fmt::format("--plot {}: not a file", file));
   }
   require_writable(file);
+}
+
+std::string results_text(const nlohmann::ordered_json& runs) {
+  std::string text = "[";
+  for (const auto& run : runs) {
+    text += text.size() == 1 ? "\n" : ",\n";
+    text += run.dump();
+  }
+  return text + "\n]";
 }
 
 void write_results(const std::string& path, const std::string& text) {

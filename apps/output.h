@@ -1,6 +1,7 @@
 #pragma once
 // Files for results.
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace thinwire::apps {
@@ -12,6 +13,9 @@ void require_writable(const std::string& file);
 
 /// The same for a picture, which replaces what is there: std::invalid_argument also for pipes and devices.
 void require_picture(const std::string& file);
+
+/// A list of runs as JSON, one run to a line.
+std::string results_text(const nlohmann::ordered_json& runs);
 
 /// Throws std::runtime_error when the disk is full.
 void write_results(const std::string& path, const std::string& text);

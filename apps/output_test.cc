@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 namespace thinwire::apps {
@@ -54,6 +55,15 @@ TEST_F(Output, WhatCannotBeWrittenIsSaidWithTheRemedy) {
 
 TEST_F(Output, APictureDoesNotReplaceADevice) {
   EXPECT_THROW(require_picture("/dev/null"), std::invalid_argument);
+}
+
+TEST(ResultsText, HasOneRunToALine) {
+  using Json = nlohmann::ordered_json;
+  const Json runs = {{{"spec", "dense"}, {"steps", {1, 2}}}, {{"spec", "half"}, {"failure", nullptr}}};
+  EXPECT_EQ(results_text(runs),
+            "[\n{\"spec\":\"dense\",\"steps\":[1,2]},\n{\"spec\":\"half\",\"failure\":null}\n]");
+  EXPECT_EQ(Json::parse(results_text(runs)), runs);
+  EXPECT_EQ(Json::parse(results_text(Json::array())), Json::array());
 }
 
 }  // namespace

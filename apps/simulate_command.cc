@@ -94,7 +94,7 @@ void run_simulate(SimulateOptions options) {
     if (std::exchange(first, false)) print_head();
     print_row(result);
   });
-  const std::string text = results.dump(2);
+  const std::string text = results_text(results);
   if (quiet) fmt::print("{}\n", text);
   if (!quiet && !options.json.empty()) write_results(options.json, text);
   if (!options.plot.empty()) draw(options, text);

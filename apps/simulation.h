@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/codec.h"
-#include "apps/gradient_source.h"
+#include "apps/gradients/gradient_source.h"
 #include "apps/measurement.h"
 #include "thinwire/virtual_network.h"
 

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 
-#include "apps/synthetic.h"
+#include "apps/gradients/synthetic.h"
 
 namespace thinwire::apps {
 namespace {

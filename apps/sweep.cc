@@ -7,8 +7,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include "apps/gradients/recorded.h"
 #include "apps/link.h"
-#include "apps/recorded.h"
 #include "thinwire/registry.h"
 
 namespace thinwire::apps {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/gradients/synthetic.h"
 #include "apps/simulation.h"
-#include "apps/synthetic.h"
 
 namespace thinwire::apps {
 

@@ -1,6 +1,6 @@
 // Any bytes: read_gradients either throws std::runtime_error or returns steps whose every promise holds.
 
-#include "apps/gradient_file.h"
+#include "apps/gradients/gradient_file.h"
 
 #include <cstdint>
 #include <cstdlib>

@@ -8,30 +8,16 @@ Usage: plot_training.py RESULTS.json PICTURE.png
 Exit status: 0 drawn, 1 failed (one line on stderr), 2 wrong usage, 3 matplotlib is missing (says nothing: the
 caller tells what to install).
 """
-import json
 import math
-import os
 import sys
 
+sys.dont_write_bytecode = True  # where it is installed nothing is added
+from plotting import deviation, epoch_axis, figure, legend_below, main, mean, style, with_prefix  # noqa: E402
+
 try:
-    import matplotlib
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 except ImportError:
     sys.exit(3)
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter  # noqa: E402
-
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; markers say the same once more.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
-
-
-def bytes_text(value: float, _position=None) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:g} B"
 
 
 def by_label(results: list) -> list:
@@ -47,18 +33,6 @@ def title_of(runs: list) -> str:
     if not failed:
         return runs[0]["label"]
     return runs[0]["label"] + (" (diverged)" if failed == len(runs) else f" ({failed} of {len(runs)} diverged)")
-
-
-def mean(values: list) -> float:
-    return sum(values) / len(values)
-
-
-def deviation(values: list) -> float:
-    """Of the sample; of a single value 0."""
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def curves_of(runs: list, measure: str) -> list:
@@ -104,110 +78,70 @@ def widen(axes, perplexity: bool) -> None:
     axes.set_ylim(max(0.0, low), high)
 
 
-def make(results: list):
-    """The figure."""
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (by_epoch, by_bytes) = plt.subplots(1, 2, figsize=(10.5, 4.3), sharey=True)
-    sent_anything = False
-    # Of a text every epoch has a perplexity, of anything else none.
-    perplexity = any(epoch.get("perplexity") is not None for result in results for epoch in result["epochs"])
-    measure = "perplexity" if perplexity else "test_accuracy"
+def draw_curves(by_epoch, by_bytes, results: list, perplexity: bool) -> int:
+    """Every system's curves. Returns the last epoch."""
     systems = by_label(results)
-    curves = [curves_of(runs, measure) for runs in systems]
+    curves = [curves_of(runs, "perplexity" if perplexity else "test_accuracy") for runs in systems]
     last_epoch = max((max(numbers) for of_system in curves for numbers, *_ in of_system), default=1)
     for i, runs in enumerate(systems):
-        # What a later line will cover is drawn wider.
         covered = sum(1 for later in curves[i + 1:] if last_epoch > 1 and curves[i] and same_line(curves[i], later))
-        style = {
-            "color": COLOURS[i % len(COLOURS)],
-            "marker": MARKERS[i % len(MARKERS)],
-            "linestyle": ["-", "--", ":"][i // len(COLOURS) % 3],
-            "markersize": 5 + 4 * covered,
-            "linewidth": 1.7 + 2.5 * covered,
-        }
+        how = style(i, covered)
         title = title_of(runs)
         if not curves[i]:
-            by_epoch.plot([], [], label=title, **style)
+            by_epoch.plot([], [], label=title, **how)
         for at, (numbers, measured, spread, sent) in enumerate(curves[i]):
             # Of a single epoch there are only points: side by side.
             places = [1 + 0.06 * (i - (len(systems) - 1) / 2)] if last_epoch == 1 else numbers
-            by_epoch.plot(places, measured, label=title if at == 0 else None, **style)
+            by_epoch.plot(places, measured, label=title if at == 0 else None, **how)
             if any(spread) and last_epoch > 1:
                 low = [max(0.0, middle - width) for middle, width in zip(measured, spread)]
                 high = [middle + width if perplexity else min(1.0, middle + width) for middle, width in zip(measured, spread)]
-                by_epoch.fill_between(numbers, low, high, color=style["color"], alpha=0.18, linewidth=0)
+                by_epoch.fill_between(numbers, low, high, color=how["color"], alpha=0.18, linewidth=0)
             # A single worker sends nothing, which has no place on a logarithmic axis.
             if sent[-1] > 0:
-                by_bytes.plot(sent, measured, **style)
-                sent_anything = True
+                by_bytes.plot(sent, measured, **how)
+    return last_epoch
 
-    by_epoch.set_xlabel("epoch")
+
+def scale_bytes(axes) -> None:
+    """A logarithmic axis, unless nothing was drawn."""
+    axes.set_xlabel("sent per worker so far (logarithmic)")
+    if not axes.get_lines():
+        return
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    # Few decades: marks at 1, 2 and 5 as well, else a picture of one system would have none.
+    decades = high / low < 1e3
+    if high / low < 4:  # and fewer still
+        middle = math.sqrt(low * high)
+        axes.set_xlim(min(low, middle / 2), max(high, middle * 2))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades else (1,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: with_prefix(value, "B")))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def make(results: list):
+    """The figure."""
+    made, (by_epoch, by_bytes) = figure(2, (10.5, 4.3), sharey=True)
+    # Of a text every epoch has a perplexity, of anything else none.
+    perplexity = any(epoch.get("perplexity") is not None for result in results for epoch in result["epochs"])
+    last_epoch = draw_curves(by_epoch, by_bytes, results, perplexity)
     by_epoch.set_ylabel("test perplexity (lower is better)" if perplexity else "test accuracy")
-    if last_epoch == 1:
-        by_epoch.set_xlim(0.5, 1.5)
-        by_epoch.set_xticks([1])
-    else:
-        by_epoch.xaxis.set_major_locator(MaxNLocator(integer=True))
+    epoch_axis(by_epoch, last_epoch)
     widen(by_epoch, perplexity)
     if not perplexity:
         by_epoch.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-    by_bytes.set_xlabel("sent per worker so far (logarithmic)")
-    if sent_anything:
-        by_bytes.set_xscale("log")
-        low, high = by_bytes.get_xlim()
-        # Few decades: marks at 1, 2 and 5 as well, else a picture of one system would have none.
-        decades = high / low < 1e3
-        if high / low < 4:  # and fewer still
-            middle = math.sqrt(low * high)
-            by_bytes.set_xlim(min(low, middle / 2), max(high, middle * 2))
-        by_bytes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades else (1,)))
-        by_bytes.xaxis.set_major_formatter(FuncFormatter(bytes_text))
-        by_bytes.xaxis.set_minor_formatter(NullFormatter())
-    for axes in (by_epoch, by_bytes):
-        axes.grid(True, which="major", color="#DDDDDD", linewidth=0.7)
-        axes.set_axisbelow(True)
-
+    scale_bytes(by_bytes)
     first = results[0]
     workers = first["workers"]
-    figure.suptitle(
+    made.suptitle(
         f"{first['model']} on {first['data'].split(':')[0]}, {workers} worker{'s' if workers != 1 else ''}, "
         f"{first['batch']} examples per worker and step, {first['parameters']:,} parameters",
         fontsize=11,
     )
-    handles, labels = by_epoch.get_legend_handles_labels()
-    columns = min(len(labels), 3)
-    rows = -(-len(labels) // max(columns, 1))
-    foot = 0.02 + 0.055 * rows
-    if labels:
-        figure.legend(handles, labels, loc="lower center", ncol=columns, frameon=False)
-    figure.tight_layout(rect=(0, foot, 1, 0.99))
-    return figure
-
-
-def draw(results: list, picture: str) -> None:
-    # Beside its place and renamed, as the results are.
-    partial = f"{picture}.partial"
-    make(results).savefig(partial, dpi=150, format="png")
-    os.replace(partial, picture)
-
-
-def main() -> int:
-    if len(sys.argv) != 3:
-        print(__doc__, file=sys.stderr)
-        return 2
-    try:
-        with open(sys.argv[1], encoding="utf-8") as file:
-            results = json.load(file)
-    except (OSError, ValueError) as error:
-        print(f"plot_training.py: {sys.argv[1]}: {error!r}", file=sys.stderr)
-        return 1
-    try:
-        draw(results, sys.argv[2])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        print(f"plot_training.py: {sys.argv[2]}: {error!r}", file=sys.stderr)
-        return 1
-    return 0
+    legend_below(made, by_epoch, 3, foot=0.02, line=0.055, top=0.99)
+    return made
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, make))

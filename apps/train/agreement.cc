@@ -1,4 +1,4 @@
-#include "agreement.h"
+#include "apps/train/agreement.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

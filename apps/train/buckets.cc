@@ -1,4 +1,4 @@
-#include "buckets.h"
+#include "apps/train/buckets.h"
 
 #include <utility>
 

@@ -1,8 +1,8 @@
-#include "buckets.h"
+#include "apps/train/buckets.h"
 
 #include <gtest/gtest.h>
 
-#include "models.h"
+#include "apps/train/models.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::train {

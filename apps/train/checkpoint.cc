@@ -1,4 +1,4 @@
-#include "checkpoint.h"
+#include "apps/train/checkpoint.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "agreement.h"
+#include "apps/train/agreement.h"
 
 namespace thinwire::train {
 

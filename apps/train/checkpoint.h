@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "results.h"
+#include "apps/train/results.h"
 #include "thinwire/communicator.h"
 #include "thinwire/state.h"
 

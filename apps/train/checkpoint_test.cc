@@ -1,9 +1,9 @@
-#include "checkpoint.h"
+#include "apps/train/checkpoint.h"
 
 #include <gtest/gtest.h>
 
-#include "model_state.h"
-#include "test_folder.h"
+#include "apps/train/data/test_folder.h"
+#include "apps/train/model_state.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::train {

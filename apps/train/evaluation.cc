@@ -1,11 +1,11 @@
-#include "evaluation.h"
+#include "apps/train/evaluation.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/functional/loss.h>
 
 #include <algorithm>
 
-#include "agreement.h"
+#include "apps/train/agreement.h"
 
 namespace thinwire::train {
 

@@ -1,8 +1,8 @@
 #pragma once
 // How good the model is on examples that it was not trained on.
 
-#include "data.h"
-#include "models.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/models.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire::train {

@@ -1,4 +1,4 @@
-#include "gradients.h"
+#include "apps/train/gradients.h"
 
 #include <fmt/format.h>
 

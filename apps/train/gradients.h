@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/gradient_file.h"
-#include "buckets.h"
-#include "models.h"
+#include "apps/gradients/gradient_file.h"
+#include "apps/train/buckets.h"
+#include "apps/train/models.h"
 #include "thinwire/session.h"
 
 namespace thinwire::train {

@@ -1,13 +1,13 @@
 // A model with embeddings through one session, against plain torch with dense gradients.
 
-#include "gradients.h"
+#include "apps/train/gradients.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/sgd.h>
 
-#include "test_dataset.h"
+#include "apps/train/data/test_dataset.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::train {

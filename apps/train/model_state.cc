@@ -1,4 +1,4 @@
-#include "model_state.h"
+#include "apps/train/model_state.h"
 
 #include <fmt/format.h>
 #include <torch/serialize.h>

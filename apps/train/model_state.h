@@ -3,7 +3,7 @@
 
 #include <torch/optim/sgd.h>
 
-#include "models.h"
+#include "apps/train/models.h"
 #include "thinwire/state.h"
 
 namespace thinwire::train {

@@ -1,10 +1,10 @@
-#include "models.h"
+#include "apps/train/models.h"
 
 #include <gtest/gtest.h>
 
 #include <thread>
 
-#include "agreement.h"
+#include "apps/train/agreement.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::train {

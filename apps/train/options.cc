@@ -1,4 +1,4 @@
-#include "options.h"
+#include "apps/train/options.h"
 
 #include <fmt/format.h>
 

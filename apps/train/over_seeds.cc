@@ -1,4 +1,4 @@
-#include "over_seeds.h"
+#include "apps/train/over_seeds.h"
 
 #include <fmt/format.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "results.h"
+#include "apps/train/results.h"
 
 namespace thinwire::train {
 

@@ -1,4 +1,4 @@
-#include "progress.h"
+#include "apps/train/progress.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

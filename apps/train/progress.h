@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "results.h"
+#include "apps/train/results.h"
 
 namespace thinwire::train {
 

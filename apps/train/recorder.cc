@@ -1,4 +1,4 @@
-#include "recorder.h"
+#include "apps/train/recorder.h"
 
 #include <fmt/format.h>
 

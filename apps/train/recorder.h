@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "gradients.h"
+#include "apps/train/gradients.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire::train {

@@ -1,11 +1,11 @@
-#include "results.h"
+#include "apps/train/results.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "over_seeds.h"
+#include "apps/train/over_seeds.h"
 #include "thinwire/registry.h"
 
 namespace thinwire::train {
@@ -81,6 +81,24 @@ std::string grouped(double value) {
   return text;
 }
 
+Json epochs_to_json(const std::vector<EpochResult>& epochs) {
+  Json list = Json::array();
+  for (const auto& epoch : epochs) {
+    list.push_back({{"epoch", epoch.epoch},
+                    {"steps", epoch.steps},
+                    {"loss", number_or_null(epoch.loss)},
+                    {"test_accuracy", epoch.test_accuracy},
+                    {"perplexity", number_or_null(epoch.perplexity)},
+                    {"seconds", epoch.seconds},
+                    {"seconds_step_median", number_or_null(epoch.seconds_step_median)},
+                    {"wire_bytes", epoch.wire_bytes},
+                    {"wire_bytes_rows", epoch.wire_bytes_rows},
+                    {"wire_bytes_dense", epoch.wire_bytes_dense},
+                    {"wire_bytes_so_far", epoch.wire_bytes_so_far}});
+  }
+  return list;
+}
+
 }  // namespace
 
 Costs& Costs::operator+=(const Costs& other) {
@@ -132,20 +150,6 @@ std::string title(const std::string& spec, const Options& options) {
 }
 
 nlohmann::ordered_json to_json(const RunResult& result, const Options& options) {
-  Json epochs = Json::array();
-  for (const auto& epoch : result.epochs) {
-    epochs.push_back({{"epoch", epoch.epoch},
-                      {"steps", epoch.steps},
-                      {"loss", number_or_null(epoch.loss)},
-                      {"test_accuracy", epoch.test_accuracy},
-                      {"perplexity", number_or_null(epoch.perplexity)},
-                      {"seconds", epoch.seconds},
-                      {"seconds_step_median", number_or_null(epoch.seconds_step_median)},
-                      {"wire_bytes", epoch.wire_bytes},
-                      {"wire_bytes_rows", epoch.wire_bytes_rows},
-                      {"wire_bytes_dense", epoch.wire_bytes_dense},
-                      {"wire_bytes_so_far", epoch.wire_bytes_so_far}});
-  }
   const bool done = result.failure.empty() && !result.epochs.empty();
   return {{"system", result.system},
           {"spec", result.spec},
@@ -193,7 +197,7 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"ranks_agree", result.ranks_agree},
           {"model_hash", fmt::format("{:016x}", result.model_hash)},
           {"failure", result.failure.empty() ? Json(nullptr) : Json(result.failure)},
-          {"epochs", epochs},
+          {"epochs", epochs_to_json(result.epochs)},
           {"test_accuracy", done ? Json(result.epochs.back().test_accuracy) : Json(nullptr)}};
 }
 

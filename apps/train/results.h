@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "options.h"
+#include "apps/train/options.h"
 
 namespace thinwire::train {
 

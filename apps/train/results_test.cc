@@ -1,4 +1,4 @@
-#include "results.h"
+#include "apps/train/results.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "run.h"
+#include "apps/train/run.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -14,14 +14,14 @@
 
 #include "apps/engine.h"
 #include "apps/output.h"
-#include "batches.h"
-#include "checkpoint.h"
-#include "data.h"
-#include "models.h"
-#include "over_seeds.h"
-#include "plot.h"
-#include "results.h"
-#include "worker.h"
+#include "apps/plot_script.h"
+#include "apps/train/checkpoint.h"
+#include "apps/train/data/batches.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/models.h"
+#include "apps/train/over_seeds.h"
+#include "apps/train/results.h"
+#include "apps/train/worker.h"
 
 namespace thinwire::train {
 
@@ -154,7 +154,7 @@ void write_json(const std::vector<RunResult>& results, const Options& options, c
   const bool replace = !fs::exists(path, error) || fs::is_regular_file(path, error);
   const std::string partial = replace ? path + ".partial" : path;
   std::ofstream stream(partial);
-  stream << all.dump(2) << '\n';
+  stream << apps::results_text(all) << '\n';
   stream.close();
   if (stream && replace) fs::rename(partial, path, error);
   if (!stream || error)
@@ -162,12 +162,12 @@ void write_json(const std::vector<RunResult>& results, const Options& options, c
 }
 
 void write_plot(const std::vector<RunResult>& results, const Options& options) {
-  if (!options.json.empty()) return plot_results(options.json, options.plot);
+  if (!options.json.empty()) return apps::run_plot_script("plot_training.py", options.json, options.plot);
   // The numbers outlive a plot that fails.
   const std::string json = options.plot + ".json";
   write_json(results, options, json);
   try {
-    plot_results(json, options.plot);
+    apps::run_plot_script("plot_training.py", json, options.plot);
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(fmt::format("{}; the results are kept in {}", error.what(), json));
   }

@@ -1,7 +1,7 @@
 #pragma once
 // A whole call of `thinwire train`: checks, training of one system after the other, results.
 
-#include "options.h"
+#include "apps/train/options.h"
 
 namespace thinwire::train {
 

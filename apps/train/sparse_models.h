@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "models.h"
+#include "apps/train/models.h"
 
 namespace thinwire::train {
 

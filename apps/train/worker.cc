@@ -1,4 +1,4 @@
-#include "worker.h"
+#include "apps/train/worker.h"
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -11,14 +11,14 @@
 #include <memory>
 #include <stdexcept>
 
-#include "agreement.h"
-#include "batches.h"
-#include "checkpoint.h"
-#include "evaluation.h"
-#include "gradients.h"
-#include "model_state.h"
-#include "models.h"
-#include "recorder.h"
+#include "apps/train/agreement.h"
+#include "apps/train/checkpoint.h"
+#include "apps/train/data/batches.h"
+#include "apps/train/evaluation.h"
+#include "apps/train/gradients.h"
+#include "apps/train/model_state.h"
+#include "apps/train/models.h"
+#include "apps/train/recorder.h"
 #include "thinwire/session.h"
 
 namespace thinwire::train {

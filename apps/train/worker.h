@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "data.h"
-#include "options.h"
-#include "progress.h"
-#include "results.h"
+#include "apps/train/data/dataset.h"
+#include "apps/train/options.h"
+#include "apps/train/progress.h"
+#include "apps/train/results.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire::train {

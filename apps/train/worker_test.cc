@@ -1,12 +1,12 @@
-#include "worker.h"
+#include "apps/train/worker.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "recorder.h"
-#include "test_dataset.h"
-#include "test_folder.h"
+#include "apps/train/data/test_dataset.h"
+#include "apps/train/data/test_folder.h"
+#include "apps/train/recorder.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::train {

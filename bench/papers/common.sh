@@ -80,7 +80,7 @@ run() {
   echo "== $experiment, $part: thinwire $*"
   "$thinwire" "$@" --json "$out/$part.json" || status=$?
   [ $status -eq 0 ] && return
-  if [ "$1" = train ] && [ $status -eq 1 ] && grep -q '"failure": "diverged' "$out/$part.json" 2>/dev/null; then
+  if [ "$1" = train ] && [ $status -eq 1 ] && grep -qE '"failure": ?"diverged' "$out/$part.json" 2>/dev/null; then
     echo "== $experiment, $part: nothing here trains; that is the result"
     return
   fi

@@ -1,37 +1,21 @@
 """How the experiments' pictures look. Where a seed diverged or collapsed every seed is drawn by itself, never a mean."""
 import math
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import MaxNLocator  # noqa: E402
-
-from runs import System, deviation, mean  # noqa: E402
-
-# Okabe and Ito's colours, as in the other plots.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
-MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+import plotting
+from plotting import COLOURS, deviation, epoch_axis, mean
+from runs import System
 
 
 def figure(columns: int = 1):
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True})
-    made, axes = plt.subplots(1, columns, figsize=(5.2 * columns + 1.3, 4.4), squeeze=False)
-    for one in axes[0]:
-        one.grid(True, color="#DDDDDD", linewidth=0.7)
-    return made, list(axes[0])
+    return plotting.figure(columns, (5.2 * columns + 1.3, 4.4))
 
 
 def style(at: int) -> dict:
-    return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[at % len(MARKERS)],
-            "linestyle": ["-", "--", ":"][at // len(COLOURS) % 3], "markersize": 5, "linewidth": 1.6}
+    return {**plotting.style(at), "linewidth": 1.6}
 
 
 def legend(made, axes, columns: int = 3) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    rows = -(-len(labels) // columns)
-    made.legend(handles, labels, loc="lower center", ncol=columns, frameon=False, fontsize=8)
-    made.tight_layout(rect=(0, 0.03 + 0.045 * rows, 1, 1))
+    plotting.legend_below(made, axes, columns, foot=0.03, line=0.045, fontsize=8)
 
 
 def limits(middle: float, width: float, top: float = 100.0) -> list:
@@ -68,13 +52,8 @@ def plot_epochs(axes, systems: list, key: str, name: str, label=lambda system: s
         axes.fill_between(epochs, [max(0.0, mean(values) - deviation(values)) for values in by_epoch],
                           [min(top, mean(values) + deviation(values)) for values in by_epoch],
                           color=COLOURS[at % len(COLOURS)], alpha=0.15, linewidth=0)
-    axes.set_xlabel("epoch")
     axes.set_ylabel(name)
-    if max((len(values) for system in systems for values in system.by_epoch(key)), default=0) == 1:
-        axes.set_xlim(0.5, 1.5)
-        axes.set_xticks([1])
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    epoch_axis(axes, max((len(values) for system in systems for values in system.by_epoch(key)), default=0))
 
 
 def bars(axes, names: list, systems: list) -> None:

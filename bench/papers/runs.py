@@ -6,6 +6,10 @@ import glob
 import json
 import math
 import os
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "apps", "plot"))
+from plotting import deviation, mean  # noqa: E402
 
 
 def load(folder: str) -> dict:
@@ -23,18 +27,6 @@ def options_of(spec: str) -> dict:
     """Of the last system in a spec: {"": name, option: value}."""
     words = spec.split("+")[-1].split(":")
     return {"": words[0], **dict(word.split("=", 1) for word in words[1:])}
-
-
-def mean(values: list) -> float:
-    return sum(values) / len(values)
-
-
-def deviation(values: list) -> float:
-    """Of the sample; of a single value none: 0, which nobody prints."""
-    if len(values) < 2:
-        return 0.0
-    middle = mean(values)
-    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
 def spread_text(values: list, formatted: str) -> str:

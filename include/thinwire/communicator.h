@@ -38,8 +38,6 @@ class Pending {
   /// Throws CommError when the peer is gone or the communicator's deadline passes.
   void wait();
 
-  bool active() const { return owner_ != nullptr; }
-
  private:
   friend class Communicator;
   Pending(Communicator* owner, void* operation, int peer)
@@ -122,10 +120,6 @@ class Communicator {
   virtual void all_gather(Span<const std::byte> mine, Span<std::byte> all);
   /// As all_gather with counts[r] bytes from rank r, the same counts on all ranks; all: [sum of counts].
   virtual void all_gather_v(Span<const std::byte> mine, Span<std::byte> all, Span<const std::size_t> counts);
-  /// send_counts[r] bytes go to rank r from consecutive parts of `out`; receive_counts[r] bytes arrive from
-  /// rank r into consecutive parts of `in`. Both sides know the counts. `in` and `out` do not overlap.
-  virtual void all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts,
-                            Span<std::byte> in, Span<const std::size_t> receive_counts);
   /// `bytes` of rank `root` reach all ranks; binomial tree, at most ceil(log2 W) * n bytes sent.
   virtual void broadcast(Span<std::byte> bytes, int root);
   /// Returns when all ranks have called it.
@@ -151,8 +145,6 @@ class Communicator {
   std::uint64_t ring_received_bytes(std::size_t elements, std::size_t element_bytes) const;
 
   [[noreturn]] void fail(int peer, const std::string& what) const;
-  std::uint32_t context_bucket() const { return bucket_; }
-  std::uint64_t context_step() const { return step_; }
 
  private:
   friend class Pending;

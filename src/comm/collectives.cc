@@ -3,7 +3,6 @@
 //
 //   all_reduce     ring, in chunks: 2 (W-1)/W n elements sent per rank, 2 (W-1) hops
 //   all_gather     direct exchange: (W-1) n bytes, one hop
-//   all_to_all     direct exchange
 //   broadcast      binomial tree: ceil(log2 W) hops
 //   barrier        dissemination: ceil(log2 W) hops of one byte
 
@@ -19,8 +18,6 @@
 
 namespace thinwire {
 namespace {
-
-constexpr Communicator::Tag kAllToAllTag = Communicator::kFirstReservedTag + 20;
 
 /// Large enough that per-message cost vanishes, small enough that a chunk stays in the second-level cache;
 /// but a segment is never cut into more than kMostChunks, so that the messages under way stay countable.
@@ -136,44 +133,6 @@ void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> al
   // Everyone starts with its right-hand neighbour, so that no rank is everybody's first target.
   for (std::size_t shift = 1; shift < world && !mine.empty(); ++shift) {
     pendings.push(send(static_cast<int>((self + shift) % world), kGatherTag, mine));
-  }
-  pendings.wait_all();
-}
-
-void Communicator::all_to_all_v(Span<const std::byte> out, Span<const std::size_t> send_counts,
-                                Span<std::byte> in, Span<const std::size_t> receive_counts) {
-  require_host(out.memory());
-  require_host(in.memory());
-  const auto world = static_cast<std::size_t>(size_);
-  const auto self = static_cast<std::size_t>(rank_);
-  std::vector<std::size_t> send_offsets(world + 1, 0);
-  std::vector<std::size_t> receive_offsets(world + 1, 0);
-  if (send_counts.size() == world && receive_counts.size() == world) {
-    for (std::size_t peer = 0; peer < world; ++peer) {
-      send_offsets[peer + 1] = send_offsets[peer] + send_counts[peer];
-      receive_offsets[peer + 1] = receive_offsets[peer] + receive_counts[peer];
-    }
-  }
-  if (send_counts.size() != world || receive_counts.size() != world || send_offsets[world] != out.size() ||
-      receive_offsets[world] != in.size() || send_counts[self] != receive_counts[self]) {
-    throw std::invalid_argument("all_to_all_v: both counts must list " + std::to_string(size_) +
-                                " sizes that add up to the buffers' (" + std::to_string(out.size()) +
-                                " out, " + std::to_string(in.size()) + " in) and agree for this rank itself");
-  }
-  if (send_counts[self] != 0) {
-    std::memcpy(in.data() + receive_offsets[self], out.data() + send_offsets[self], send_counts[self]);
-  }
-  PendingLease pendings(pendings_);
-  for (std::size_t shift = 1; shift < world; ++shift) {
-    const std::size_t from = (self + world - shift) % world;
-    if (receive_counts[from] == 0) continue;
-    pendings.push(receive(static_cast<int>(from), kAllToAllTag,
-                          in.subspan(receive_offsets[from], receive_counts[from])));
-  }
-  for (std::size_t shift = 1; shift < world; ++shift) {
-    const std::size_t to = (self + shift) % world;
-    if (send_counts[to] == 0) continue;
-    pendings.push(send(static_cast<int>(to), kAllToAllTag, out.subspan(send_offsets[to], send_counts[to])));
   }
   pendings.wait_all();
 }

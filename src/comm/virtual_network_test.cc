@@ -177,18 +177,16 @@ TEST(VirtualNetwork, RingAllReduceTakesWhatItsFormulaSays) {
 }
 
 TEST(VirtualNetwork, StagesOfAPushAndAPullAddUp) {
-  // Rank r pushes 1000 r bytes to each other rank, then everyone sends 500 bytes to everyone.
+  // Rank r sends 1000 r bytes to each other rank, then everyone sends 500 bytes to everyone.
   constexpr int kWorld = 4;
   run_virtual(kWorld, kLink, [](VirtualCommunicator& communicator) {
     const auto exchange = [&](auto bytes) {
-      const auto world = static_cast<std::size_t>(kWorld);
-      const auto self = static_cast<std::size_t>(communicator.rank());
-      std::vector<std::size_t> send(world, bytes(self)), receive(world);
-      std::size_t in_bytes = 0;
-      for (std::size_t peer = 0; peer < world; ++peer) in_bytes += receive[peer] = bytes(peer);
-      const std::vector<std::byte> out(world * bytes(self));
-      std::vector<std::byte> in(in_bytes);
-      communicator.all_to_all_v(out, send, in, receive);
+      std::vector<std::size_t> counts(kWorld);
+      std::size_t total = 0;
+      for (std::size_t rank = 0; rank < kWorld; ++rank) total += counts[rank] = bytes(rank);
+      const std::vector<std::byte> mine(counts[static_cast<std::size_t>(communicator.rank())]);
+      std::vector<std::byte> all(total);
+      communicator.all_gather_v(mine, all, counts);
     };
     communicator.align();
     exchange([](std::size_t rank) { return 1000 * rank; });

@@ -1,0 +1,274 @@
+#include "apps/train/data/adult.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+
+namespace thinwire::train {
+
+namespace {
+
+struct Field {
+  const char* name;
+  bool number;
+};
+constexpr std::array<Field, AdultRecord::kCategories + AdultRecord::kNumbers> kFields = {{
+    {"age", true},
+    {"workclass", false},
+    {"fnlwgt", true},
+    {"education", false},
+    {"education-num", true},
+    {"marital-status", false},
+    {"occupation", false},
+    {"relationship", false},
+    {"race", false},
+    {"sex", false},
+    {"capital-gain", true},
+    {"capital-loss", true},
+    {"hours-per-week", true},
+    {"native-country", false},
+}};
+
+// Positions in AdultRecord.
+constexpr std::size_t kAge = 0;
+constexpr std::size_t kHours = 5;
+constexpr std::size_t kEducation = 1;
+constexpr std::size_t kMarital = 2;
+constexpr std::size_t kOccupation = 3;
+constexpr std::size_t kCountry = 7;
+
+std::string_view trimmed(std::string_view text) {
+  const std::size_t first = text.find_first_not_of(" \t\r");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
+}
+
+class LineParser {
+ public:
+  LineParser(const std::string& path, std::size_t line) : path_(path), line_(line) {}
+
+  AdultRecord parse(std::string_view text) const {
+    std::vector<std::string_view> words;
+    for (std::size_t from = 0; from <= text.size();) {
+      const std::size_t comma = std::min(text.find(',', from), text.size());
+      words.push_back(trimmed(text.substr(from, comma - from)));
+      from = comma + 1;
+    }
+    if (words.size() != kFields.size() + 1) {
+      refuse(fmt::format("has {} fields, not {}", words.size(), kFields.size() + 1));
+    }
+    AdultRecord record;
+    std::size_t categories = 0;
+    std::size_t numbers = 0;
+    for (std::size_t i = 0; i < kFields.size(); ++i) {
+      if (words[i].empty()) refuse(fmt::format("has an empty {}", kFields[i].name));
+      if (kFields[i].number) {
+        record.numbers[numbers++] = number(kFields[i].name, words[i]);
+      } else {
+        record.categories[categories++] = words[i];
+      }
+    }
+    std::string_view label = words.back();
+    if (label.ends_with('.')) label.remove_suffix(1);  // adult.test has them
+    if (label != "<=50K" && label != ">50K") {
+      refuse(fmt::format("ends with '{}', neither <=50K nor >50K", words.back()));
+    }
+    record.above_50k = label == ">50K";
+    return record;
+  }
+
+ private:
+  double number(const char* field, std::string_view word) const {
+    double value = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc() || end != word.data() + word.size() || !std::isfinite(value)) {
+      refuse(fmt::format("has the {} '{}', which is no number", field, word));
+    }
+    return value;
+  }
+
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw std::runtime_error(fmt::format("{} line {} {}: fetch it again", path_, line_, what));
+  }
+
+  const std::string& path_;
+  std::size_t line_;
+};
+
+std::vector<AdultRecord> read_records(const std::string& folder, const char* name) {
+  const std::string path = (std::filesystem::path(folder) / name).string();
+  std::ifstream stream(path);
+  if (!stream) {
+    throw std::runtime_error(fmt::format(
+        "{} cannot be opened: give the folder with UCI's adult.data and adult.test, --data adult:DIR", path));
+  }
+  std::vector<AdultRecord> records;
+  std::string line;
+  for (std::size_t number = 1; std::getline(stream, line); ++number) {
+    const std::string_view text = trimmed(line);
+    if (text.empty() || text.front() == '|') continue;  // adult.test begins with a remark
+    records.push_back(LineParser(path, number).parse(text));
+  }
+  if (stream.bad() || records.empty()) {
+    throw std::runtime_error(fmt::format("{} holds no records: fetch it again", path));
+  }
+  return records;
+}
+
+/// Rows of one field, counted from the field's first.
+class CategoryRows {
+ public:
+  CategoryRows(const std::vector<AdultRecord>& records, std::size_t field) : field_(field) {
+    std::set<std::string> values;
+    for (const auto& record : records) values.insert(record.categories[field]);
+    values_.assign(values.begin(), values.end());
+  }
+  std::size_t rows() const { return values_.size() + 1; }
+  std::size_t row(const AdultRecord& record) const {
+    const std::string& value = record.categories[field_];
+    const auto found = std::lower_bound(values_.begin(), values_.end(), value);
+    const bool known = found != values_.end() && *found == value;
+    return known ? static_cast<std::size_t>(found - values_.begin()) + 1 : 0;
+  }
+
+ private:
+  std::size_t field_;
+  std::vector<std::string> values_;  // ascending
+};
+
+class NumberRows {
+ public:
+  NumberRows(const std::vector<AdultRecord>& records, std::size_t field, std::size_t buckets)
+      : field_(field) {
+    std::set<double> distinct;
+    for (const auto& record : records) distinct.insert(record.numbers[field]);
+    const std::vector<double> values(distinct.begin(), distinct.end());
+    const std::size_t count = std::min(buckets, values.size());
+    for (std::size_t i = 1; i < count; ++i) bounds_.push_back(values[i * values.size() / count]);
+  }
+  std::size_t rows() const { return bounds_.size() + 1; }
+  /// The number of bounds that the value reaches.
+  std::size_t row(const AdultRecord& record) const {
+    return static_cast<std::size_t>(std::upper_bound(bounds_.begin(), bounds_.end(), record.numbers[field_]) -
+                                    bounds_.begin());
+  }
+
+ private:
+  std::size_t field_;
+  std::vector<double> bounds_;  // ascending
+};
+
+/// FNV-1a, with a separator between the parts.
+class CrossHash {
+ public:
+  void add(std::string_view part) {
+    for (const char c : part) add_byte(static_cast<std::uint8_t>(c));
+    add_byte(0);
+  }
+  std::size_t row() const {
+    return static_cast<std::size_t>((hash_ ^ (hash_ >> 32)) % AdultDataset::kCrossRows);
+  }
+
+ private:
+  void add_byte(std::uint8_t byte) { hash_ = (hash_ ^ byte) * 0x100000001b3u; }
+  std::uint64_t hash_ = 0xcbf29ce484222325u;
+};
+
+/// What of a record is crossed: some categories, and a number's bucket of a few.
+struct Cross {
+  std::vector<std::size_t> categories;
+  const NumberRows* number = nullptr;
+
+  std::size_t row(const AdultRecord& record) const {
+    CrossHash hash;
+    for (const std::size_t category : categories) hash.add(record.categories[category]);
+    if (number != nullptr) hash.add(fmt::format("{}", number->row(record)));
+    return hash.row();
+  }
+};
+
+}  // namespace
+
+AdultRecords load_adult(const std::string& folder) {
+  return {read_records(folder, "adult.data"), read_records(folder, "adult.test")};
+}
+
+AdultDataset::AdultDataset(const AdultRecords& records) {
+  if (records.train.empty() || records.test.empty()) {
+    throw std::runtime_error(fmt::format("{} records to train on and {} to test with: both are needed",
+                                         records.train.size(), records.test.size()));
+  }
+  std::vector<CategoryRows> categories;
+  std::vector<NumberRows> numbers;
+  for (std::size_t i = 0; i < AdultRecord::kCategories; ++i) categories.emplace_back(records.train, i);
+  for (std::size_t i = 0; i < AdultRecord::kNumbers; ++i) numbers.emplace_back(records.train, i, kBuckets);
+  // Coarser than the fields of their own, else hardly any combination would be seen twice.
+  const NumberRows age(records.train, kAge, 10);
+  const NumberRows hours(records.train, kHours, 10);
+  const std::vector<Cross> crosses = {{{kEducation, kOccupation}, &age},
+                                      {{kMarital, kOccupation}, &hours},
+                                      {{kCountry, kEducation, kOccupation}, nullptr}};
+  fields_ = categories.size() + numbers.size() + crosses.size();
+  const auto number_all = [&](const std::vector<AdultRecord>& from, Examples& into) {
+    for (const auto& record : from) {
+      std::size_t first = 0;
+      const auto add = [&](std::size_t row, std::size_t rows) {
+        into.rows.push_back(static_cast<std::uint32_t>(first + row));
+        first += rows;
+      };
+      for (const auto& field : categories) add(field.row(record), field.rows());
+      for (const auto& field : numbers) add(field.row(record), field.rows());
+      for (const auto& cross : crosses) add(cross.row(record), kCrossRows);
+      into.labels.push_back(record.above_50k ? 1 : 0);
+      table_rows_ = first;
+    }
+  };
+  number_all(records.train, train_);
+  number_all(records.test, test_);
+  training_examples_ = train_.labels.size();
+}
+
+ModelShape AdultDataset::shape() const {
+  return {.input = Input::categories,
+          .classes = 2,
+          .fields = static_cast<int>(fields_),
+          .table_rows = static_cast<int>(table_rows_)};
+}
+
+void AdultDataset::limit_training(std::uint64_t count) {
+  if (count != 0) training_examples_ = std::min<std::size_t>(training_examples_, count);
+}
+
+/// Example `from(i)` for each i below count.
+template <class From>
+Batch AdultDataset::cut(const Examples& examples, std::size_t count, From from) const {
+  const auto length = static_cast<std::int64_t>(count);
+  const Batch batch{torch::empty({length, static_cast<std::int64_t>(fields_)}, torch::kInt64),
+                    torch::empty({length}, torch::kInt64)};
+  auto* inputs = batch.inputs.data_ptr<std::int64_t>();
+  auto* labels = batch.labels.data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t example = from(i);
+    const auto* rows = examples.rows.data() + example * fields_;
+    std::copy(rows, rows + fields_, inputs + i * fields_);
+    labels[i] = examples.labels[example];
+  }
+  return batch;
+}
+
+Batch AdultDataset::training_batch(Span<const std::uint32_t> indices, std::uint64_t, std::uint64_t) const {
+  return cut(train_, indices.size(), [&](std::size_t i) { return indices[i]; });
+}
+
+Batch AdultDataset::test_batch(std::size_t first, std::size_t count) const {
+  return cut(test_, count, [&](std::size_t i) { return first + i; });
+}
+
+}  // namespace thinwire::train
