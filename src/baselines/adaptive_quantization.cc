@@ -36,6 +36,7 @@
 #include "baselines/stochastic_quantizer.h"
 #include "core/stopwatch.h"
 #include "exchange/agreed_values.h"
+#include "kernels/codes/norms.h"
 #include "kernels/dense/dense.h"
 #include "kernels/device/on_device.h"
 #include "thinwire/errors.h"

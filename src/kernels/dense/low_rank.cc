@@ -352,8 +352,7 @@ HWY_EXPORT(AddWithin);
 
 void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
                     Span<const float> right, Span<float> left) {
-  if (on_device(matrix, right, left))
-    THINWIRE_ON_DEVICE(multiply_right(executor, shape, rank, matrix, right, left));
+  THINWIRE_ON_DEVICE(multiply_right, executor, shape, rank, matrix, right, left);
   executor.parallel_for(shape.rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(MultiplyRight)
     (matrix.data(), shape.rows, shape.columns, rank, right.data(), left.data(), begin, end);
@@ -362,8 +361,7 @@ void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Spa
 
 void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
                    Span<const float> left, Span<float> right) {
-  if (on_device(matrix, left, right))
-    THINWIRE_ON_DEVICE(multiply_left(executor, shape, rank, matrix, left, right));
+  THINWIRE_ON_DEVICE(multiply_left, executor, shape, rank, matrix, left, right);
   executor.parallel_for(shape.columns, kColumnBlock, [&](std::size_t begin, std::size_t end) {
     for (std::size_t j = begin; j < end; j += kColumnBlock) {
       HWY_DYNAMIC_DISPATCH(MultiplyLeft)
@@ -405,8 +403,7 @@ void orthonormalise(std::size_t rows, std::size_t rank, Span<float> left) {
 
 void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
                    Span<const float> right, Span<float> gradient, Span<float> residual) {
-  if (on_device(left, right, gradient, residual))
-    THINWIRE_ON_DEVICE(apply_product(executor, shape, rank, left, right, gradient, residual));
+  THINWIRE_ON_DEVICE(apply_product, executor, shape, rank, left, right, gradient, residual);
   executor.parallel_for(shape.rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
     for (std::size_t block = begin; block < end; block += kRowBlock) {
       for (std::size_t j = 0; j < shape.columns; j += kColumnBlock) {
@@ -423,7 +420,7 @@ void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span
 }
 
 bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit) {
-  if (on_device(target, values)) THINWIRE_ON_DEVICE(add_within(executor, target, values, limit));
+  THINWIRE_ON_DEVICE(add_within, executor, target, values, limit);
   std::atomic<bool> within{true};
   executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(AddWithin)(
@@ -436,7 +433,7 @@ bool add_within(Executor& executor, Span<float> target, Span<const float> values
 
 void gather_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
                    Span<float> target) {
-  if (on_device(values, target)) THINWIRE_ON_DEVICE(gather_pieces(executor, pieces, values, target));
+  THINWIRE_ON_DEVICE(gather_pieces, executor, pieces, values, target);
   for (const Piece& piece : pieces) {
     std::copy_n(values.data() + piece.begin, piece.count, target.data() + piece.offset);
   }
@@ -444,8 +441,7 @@ void gather_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces
 
 void scatter_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
                     Span<float> gradient, Span<float> residual) {
-  if (on_device(values, gradient, residual))
-    THINWIRE_ON_DEVICE(scatter_pieces(executor, pieces, values, gradient, residual));
+  THINWIRE_ON_DEVICE(scatter_pieces, executor, pieces, values, gradient, residual);
   for (const Piece& piece : pieces) {
     std::copy_n(values.data() + piece.offset, piece.count, gradient.data() + piece.begin);
     const auto rest = residual.subspan(piece.begin, piece.count);

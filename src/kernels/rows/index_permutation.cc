@@ -159,7 +159,7 @@ IndexPermutation IndexPermutation::none(std::size_t size) {
 
 void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
              Span<std::uint32_t> places) {
-  if (on_device(indices, places)) THINWIRE_ON_DEVICE(permute(executor, permutation, indices, places));
+  THINWIRE_ON_DEVICE(permute, executor, permutation, indices, places);
   executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
       std::copy(indices.begin() + begin, indices.begin() + end, places.begin() + begin);
@@ -172,8 +172,7 @@ void permute(Executor& executor, const IndexPermutation& permutation, Span<const
 
 bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                   std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
-  if (on_device(indices, places))
-    THINWIRE_ON_DEVICE(permute_into(executor, permutation, first, count, indices, places));
+  THINWIRE_ON_DEVICE(permute_into, executor, permutation, first, count, indices, places);
   permute(executor, permutation, indices, places);
   bool good = true;
   for (std::uint32_t& place : places) {
@@ -185,8 +184,7 @@ bool permute_into(Executor& executor, const IndexPermutation& permutation, std::
 
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
-  if (on_device(places, indices))
-    THINWIRE_ON_DEVICE(unpermute(executor, permutation, first, places, indices));
+  THINWIRE_ON_DEVICE(unpermute, executor, permutation, first, places, indices);
   executor.parallel_for(places.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
       for (std::size_t k = begin; k < end; ++k) indices[k] = first + places[k];

@@ -231,7 +231,7 @@ Span<const float> sample_estimates(Executor& executor, Workspace& workspace, con
   }
   const BlockList list{blocks, kGroup, elements};
   const auto estimates = workspace.take<float>(list.listed());
-  query(executor, sketch, list, BlockLayout::packed, table, estimates);
+  query_blocks(executor, sketch, list, BlockLayout::packed, table, estimates);
   return estimates;
 }
 
@@ -246,9 +246,7 @@ Selection by_estimating_all(Executor& executor, Workspace& workspace, const Coun
 
 Selection select_estimates_at_least(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                     std::size_t elements, Span<const float> table, std::uint32_t least_bits) {
-  if (on_device(table)) {
-    THINWIRE_ON_DEVICE(select_estimates_at_least(executor, workspace, sketch, elements, table, least_bits));
-  }
+  THINWIRE_ON_DEVICE(select_estimates_at_least, executor, workspace, sketch, elements, table, least_bits);
   if (least_bits < kLeastToCount) {
     const auto estimates = workspace.take<float>(elements);
     query(executor, sketch, table, estimates);
@@ -275,9 +273,7 @@ Selection select_estimates_at_least(Executor& executor, Workspace& workspace, co
 
 Selection select_largest_estimates(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                    std::size_t elements, Span<const float> table, std::size_t k) {
-  if (on_device(table)) {
-    THINWIRE_ON_DEVICE(select_largest_estimates(executor, workspace, sketch, elements, table, k));
-  }
+  THINWIRE_ON_DEVICE(select_largest_estimates, executor, workspace, sketch, elements, table, k);
   constexpr std::size_t kSmall = std::size_t{1} << 14;
   constexpr double kPassingSamples = 2048;  // how many there are is known to a few per cent
   constexpr double kSafety = 6;
