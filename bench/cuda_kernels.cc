@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kernels/codes/cluster_values.h"
+#include "kernels/codes/dequantize.h"
 #include "kernels/codes/kmeans.h"
 #include "kernels/codes/quantize.h"
 #include "kernels/dense/dense.h"
@@ -27,7 +28,7 @@
 #include "kernels/rows/hash_partition.h"
 #include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/nonzeros.h"
-#include "kernels/rows/row_merge.h"
+
 #include "kernels/selection/block_norms.h"
 #include "kernels/selection/select.h"
 #include "kernels/signs/bernoulli_bits.h"

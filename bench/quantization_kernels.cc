@@ -91,7 +91,7 @@ void cluster_decode(benchmark::State& state) {
   against(state, "of_copy", copy_bandwidth, 8.0 * kElements, kElements, [&] {
     data().workspace.reset();
     const auto means = lay_out_means(data().workspace, one.sketch, one.means);
-    decode_clusters(one.sketch, means, data().codes, 0, false, data().copy);
+    decode_clusters_serially(one.sketch, means, data().codes, 0, false, data().copy);
   });
 }
 

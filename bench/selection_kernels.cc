@@ -78,7 +78,7 @@ void sketch_sparse(benchmark::State& state) {
       make_count_sketch(random_stream(1, 2, 3, RandomPurpose::sketch), 1, list.listed() / 2, 64);
   const auto table = Span<float>(data().copy).first(sketch.cells());
   against(state, "of_copy", copy_bandwidth, 12 * listed, listed, [&] {
-    insert(*data().executor, sketch, list, BlockLayout::in_bucket, data().gradient, {}, table);
+    insert_blocks(*data().executor, sketch, list, BlockLayout::in_bucket, data().gradient, {}, table);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/rows/hash_partition.h"
 #include "kernels/rows/index_permutation.h"
 #include "kernels/rows/nonzeros.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/rows/row_merge.h"
 
 namespace thinwire {
@@ -81,10 +82,10 @@ void read(benchmark::State& state) {
 /// Reads every element once, writes an index and a value per non-zero.
 void nonzeros(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
-  std::vector<std::uint32_t> indices(kElements);
-  std::vector<float> values(kElements);
+  Workspace workspace;
   against(state, "of_read", read_bandwidth, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
-    benchmark::DoNotOptimize(find_nonzeros(*data().executor, data().gradient, {}, indices, values));
+    workspace.reset();
+    benchmark::DoNotOptimize(find_nonzeros(*data().executor, data().gradient, {}, workspace));
   });
 }
 

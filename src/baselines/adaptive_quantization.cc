@@ -35,6 +35,7 @@
 #include "baselines/level_fit.h"
 #include "baselines/stochastic_quantizer.h"
 #include "exchange/collectives.h"
+#include "kernels/codes/norms.h"
 #include "kernels/dense/dense.h"
 #include "kernels/device/on_device.h"
 #include "thinwire/errors.h"

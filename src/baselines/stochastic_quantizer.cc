@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/codes/quantize.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {

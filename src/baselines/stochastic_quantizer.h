@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "core/philox.h"
 #include "exchange/coded_exchange.h"
-#include "kernels/codes/quantize.h"
+#include "kernels/codes/dequantize.h"
+#include "kernels/codes/quantization_levels.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {

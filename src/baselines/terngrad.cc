@@ -22,6 +22,8 @@
 
 #include "baselines/baselines.h"
 #include "baselines/stochastic_quantizer.h"
+#include "kernels/codes/norms.h"
+#include "kernels/codes/quantize.h"
 
 namespace thinwire {
 namespace {

@@ -7,7 +7,7 @@
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
-#include "kernels/rows/row_merge.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/selection/block_norms.h"
 
 namespace thinwire {
@@ -34,7 +34,7 @@ RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const Row
   const auto indices = step.scratch.take<std::uint32_t>(kept);
   const auto values = step.scratch.take<float>(kept * gradient.width);
   list_bits(step.executor, bits, before, indices);
-  gather_rows(step.executor, table, indices, gradient.width, values);
+  gather_rows(step.executor, table, {}, indices, gradient.width, values);
   return {indices, values, gradient.rows, gradient.width};
 }
 

@@ -1,6 +1,7 @@
 #include "exchange/row_residual.h"
 
 #include "kernels/rows/bitmap.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/rows/row_merge.h"
 #include "kernels/selection/block_norms.h"
 
@@ -15,7 +16,7 @@ RowSparse add_residual_rows(const RowSparse& gradient, Span<const float> residua
   const auto indices = step.workspace.take<std::uint32_t>(count);
   const auto values = step.workspace.take<float>(count * gradient.width);
   list_bits(step.executor, bits, before, indices);
-  gather_rows(step.executor, residual, indices, gradient.width, values);
+  gather_rows(step.executor, residual, {}, indices, gradient.width, values);
   accumulate_rows(step.executor, gradient.row_indices, gradient.values, gradient.width, bits, before, true,
                   values);
   return {indices, values, gradient.rows, gradient.width};
@@ -30,7 +31,7 @@ RowSparse without_zero_rows(const RowSparse& gradient, Step& step, bool& finite)
   const auto indices = step.workspace.take<std::uint32_t>(kept);
   const auto values = step.workspace.take<float>(kept * gradient.width);
   list_bits(step.executor, bits, before, indices);
-  gather_rows(step.executor, gradient.values, indices, gradient.width, values);
+  gather_rows(step.executor, gradient.values, {}, indices, gradient.width, values);
   for (auto& index : indices) index = gradient.row_indices[index];
   return {indices, values, gradient.rows, gradient.width};
 }

@@ -9,7 +9,7 @@
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/nonzeros.h"
-#include "kernels/rows/row_merge.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/selection/block_norms.h"
 
 namespace thinwire {

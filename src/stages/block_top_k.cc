@@ -4,7 +4,7 @@
 // Source: S2 Reducer, section 2.2 (ratio 1/32 of blocks of 256 by default); T. Vogels et al., "PowerSGD",
 // NeurIPS 2019.
 
-#include "kernels/rows/row_merge.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/selection/block_norms.h"
 #include "kernels/selection/select.h"
 #include "stages/sparsifier.h"

@@ -291,9 +291,7 @@ void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<floa
 bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
                      Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
                      Span<float> means) {
-  if (on_device(gradient, residual, codes, means)) {
-    THINWIRE_ON_DEVICE(encode_clusters(executor, workspace, sketch, first, gradient, residual, codes, means));
-  }
+  THINWIRE_ON_DEVICE(encode_clusters, executor, workspace, sketch, first, gradient, residual, codes, means);
   const std::size_t n = gradient.size();
   const std::size_t slab = slab_elements(n);
   const std::size_t slabs = (n + slab - 1) / slab;
@@ -391,8 +389,9 @@ Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketc
   return laid_out;
 }
 
-void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
-                     std::size_t first, bool add, Span<float> values) {
+void decode_clusters_serially(const ClusterSketch& sketch, Span<const float> means,
+                              Span<const std::uint64_t> codes, std::size_t first, bool add,
+                              Span<float> values) {
   const std::size_t last = first + values.size();
   const ClusterGroup* group = std::upper_bound(
       sketch.groups.begin(), sketch.groups.end(), first,

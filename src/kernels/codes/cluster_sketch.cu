@@ -17,7 +17,8 @@
 #include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// Of the warps that sum, in a block: their windows lie in its shared memory.
@@ -327,9 +328,9 @@ void copy_bytes(CudaExecutor& executor, const T* from, T* to, std::size_t count)
 
 }  // namespace
 
-bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
-                     Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
-                     Span<float> means) {
+bool encode_clusters_on_cuda(Executor& executor, Workspace& workspace, const ClusterSketch& sketch,
+                             std::size_t first, Span<const float> gradient, Span<const float> residual,
+                             Span<std::uint64_t> codes, Span<float> means) {
   CudaExecutor& own = executor_on_device(executor);
   const Slicing slicing = cut_into_slices(workspace, sketch, first);
   const std::size_t count = slicing.groups.size();
@@ -376,4 +377,4 @@ bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSket
   return !findings.flagged();
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -86,14 +86,8 @@ Span<const float> lay_out_means(Workspace& workspace, const ClusterSketch& sketc
 /// values[i] = mean of the bucket that element first + i is in, or is increased by it. first: a multiple of
 /// 64; codes: from the run of element `first` on; means: from lay_out_means. Serial, on the CPU; see
 /// kernels/codes/cluster_values.h.
-void decode_clusters(const ClusterSketch& sketch, Span<const float> means, Span<const std::uint64_t> codes,
-                     std::size_t first, bool add, Span<float> values);
-
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
-                     Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
-                     Span<float> means);
-}  // namespace cuda
+void decode_clusters_serially(const ClusterSketch& sketch, Span<const float> means,
+                              Span<const std::uint64_t> codes, std::size_t first, bool add,
+                              Span<float> values);
 
 }  // namespace thinwire

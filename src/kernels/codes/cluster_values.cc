@@ -16,8 +16,8 @@ constexpr std::size_t kTile = 2048;
 void decode_tile(const CodedClusters& coded, std::size_t at, std::size_t first, bool add,
                  Span<float> values) {
   const std::size_t word = at / kClusterRun * coded.sketch.bits;
-  decode_clusters(coded.sketch, coded.means, coded.codes.subspan(word, coded.codes.size() - word), first + at,
-                  add, values);
+  decode_clusters_serially(coded.sketch, coded.means, coded.codes.subspan(word, coded.codes.size() - word),
+                           first + at, add, values);
 }
 
 /// body(at, count) for tiles of [begin, end).
@@ -30,7 +30,7 @@ void for_each_tile(std::size_t begin, std::size_t end, Body body) {
 
 void decode_clusters(Executor& executor, const CodedClusters& coded, std::size_t first, bool add,
                      Span<float> values) {
-  if (on_device(values)) THINWIRE_ON_DEVICE(decode_clusters(executor, coded, first, add, values));
+  THINWIRE_ON_DEVICE(decode_clusters, executor, coded, first, add, values);
   executor.parallel_for(values.size(), kTile, [&](std::size_t begin, std::size_t end) {
     decode_tile(coded, begin, first, add, values.subspan(begin, end - begin));
   });
@@ -38,7 +38,7 @@ void decode_clusters(Executor& executor, const CodedClusters& coded, std::size_t
 
 void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t first,
                       Span<float> values) {
-  if (on_device(values)) THINWIRE_ON_DEVICE(average_clusters(executor, coded, first, values));
+  THINWIRE_ON_DEVICE(average_clusters, executor, coded, first, values);
   const auto ranks = static_cast<float>(coded.size());
   executor.parallel_for(values.size(), kTile, [&](std::size_t begin, std::size_t end) {
     for_each_tile(begin, end, [&](std::size_t at, std::size_t count) {
@@ -53,8 +53,7 @@ void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::
 
 double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
                       Span<float> gradient, Span<float> residual) {
-  if (on_device(gradient, residual))
-    THINWIRE_ON_DEVICE(apply_clusters(executor, coded, self, gradient, residual));
+  THINWIRE_ON_DEVICE(apply_clusters, executor, coded, self, gradient, residual);
   return average_tiles(executor, coded.size(), self, gradient, residual,
                        [&](std::size_t rank, std::size_t at, bool add, Span<float> values) {
                          decode_tile(coded[rank], at, 0, add, values);
@@ -63,8 +62,7 @@ double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::
 
 double subtract_clusters(Executor& executor, const CodedClusters& own, const RecodedShard& shard,
                          Span<const float> results, Span<float> gradient, Span<float> residual) {
-  if (on_device(results, shard.average, gradient, residual))
-    THINWIRE_ON_DEVICE(subtract_clusters(executor, own, shard, results, gradient, residual));
+  THINWIRE_ON_DEVICE(subtract_clusters, executor, own, shard, results, gradient, residual);
   const std::size_t shard_end = shard.begin + shard.average.size();
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     alignas(64) std::array<float, kTile> delivered;
@@ -77,8 +75,8 @@ double subtract_clusters(Executor& executor, const CodedClusters& own, const Rec
           part[i - at] -= shard.world * (shard.average[i - shard.begin] - results[i]);
         }
       }
-      squares += apply_average(part, results.subspan(at, count), 1.0f, gradient.subspan(at, count),
-                               residual.subspan(at, count));
+      squares += apply_average_serially(part, results.subspan(at, count), 1.0f, gradient.subspan(at, count),
+                                        residual.subspan(at, count));
     });
     return squares;
   });

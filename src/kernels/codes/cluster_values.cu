@@ -8,7 +8,8 @@
 #include "kernels/codes/cluster_values.h"
 #include "kernels/device/device.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 constexpr unsigned kRunsAtOnce = 8;
@@ -253,18 +254,18 @@ void decode(CudaExecutor& executor, Span<const CodedClusters> coded, std::size_t
 
 }  // namespace
 
-void decode_clusters(Executor& executor, const CodedClusters& coded, std::size_t first, bool add,
-                     Span<float> values) {
+void decode_clusters_on_cuda(Executor& executor, const CodedClusters& coded, std::size_t first, bool add,
+                             Span<float> values) {
   decode(executor_on_device(executor), {&coded, 1}, first, add, 1, values);
 }
 
-void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t first,
-                      Span<float> values) {
+void average_clusters_on_cuda(Executor& executor, Span<const CodedClusters> coded, std::size_t first,
+                              Span<float> values) {
   decode(executor_on_device(executor), coded, first, false, static_cast<float>(coded.size()), values);
 }
 
-double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
-                      Span<float> gradient, Span<float> residual) {
+double apply_clusters_on_cuda(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
+                              Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   const Brought brought(own, coded);
   Operand g(own, gradient);
@@ -282,8 +283,8 @@ double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::
   return findings.sum();
 }
 
-double subtract_clusters(Executor& executor, const CodedClusters& coded, const RecodedShard& shard,
-                         Span<const float> results, Span<float> gradient, Span<float> residual) {
+double subtract_clusters_on_cuda(Executor& executor, const CodedClusters& coded, const RecodedShard& shard,
+                                 Span<const float> results, Span<float> gradient, Span<float> residual) {
   if (residual.empty()) {
     copy(executor, results, gradient);
     return 0;
@@ -308,4 +309,4 @@ double subtract_clusters(Executor& executor, const CodedClusters& coded, const R
   return findings.sum();
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

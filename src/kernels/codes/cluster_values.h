@@ -44,16 +44,4 @@ struct RecodedShard {
 double subtract_clusters(Executor& executor, const CodedClusters& own, const RecodedShard& shard,
                          Span<const float> results, Span<float> gradient, Span<float> residual);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void decode_clusters(Executor& executor, const CodedClusters& coded, std::size_t first, bool add,
-                     Span<float> values);
-void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t first,
-                      Span<float> values);
-double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
-                      Span<float> gradient, Span<float> residual);
-double subtract_clusters(Executor& executor, const CodedClusters& coded, const RecodedShard& shard,
-                         Span<const float> results, Span<float> gradient, Span<float> residual);
-}  // namespace cuda
-
 }  // namespace thinwire

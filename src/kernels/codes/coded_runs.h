@@ -3,7 +3,7 @@
 // byte each in shared memory between the order in which elements are read and that of bit planes.
 
 #include "kernels/codes/fine_rounding.h"
-#include "kernels/codes/quantize.h"
+#include "kernels/codes/quantization_levels.h"
 #include "kernels/device/device.h"
 
 namespace thinwire::cuda {

@@ -1,8 +1,9 @@
+#include "kernels/codes/dequantize.h"
+
 #include <algorithm>
 #include <array>
 
 #include "kernels/blocks.h"
-#include "kernels/codes/quantize.h"
 #include "kernels/dense/average_tiles.h"
 #include "kernels/device/on_device.h"
 
@@ -128,8 +129,9 @@ std::size_t end_of(const QuantizationScales& scales, std::size_t range) {
 
 }  // namespace
 
-void dequantize(const QuantizationLevels& levels, const QuantizationScales& scales, Span<const float> norms,
-                Span<const std::uint64_t> codes, std::size_t first, bool add, Span<float> values) {
+void dequantize_serially(const QuantizationLevels& levels, const QuantizationScales& scales,
+                         Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first,
+                         bool add, Span<float> values) {
   const std::size_t bits = levels.bits;
   const std::size_t end = first + values.size();
   std::size_t begin = first;
@@ -165,24 +167,20 @@ void dequantize(const QuantizationLevels& levels, const QuantizationScales& scal
 void dequantize(Executor& executor, const QuantizationLevels& levels, const QuantizationScales& scales,
                 Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first, bool add,
                 Span<float> values) {
-  if (on_device(codes, values)) {
-    THINWIRE_ON_DEVICE(dequantize(executor, levels, scales, norms, codes, first, add, values));
-  }
+  THINWIRE_ON_DEVICE(dequantize, executor, levels, scales, norms, codes, first, add, values);
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    dequantize(levels, scales, norms, codes, first + begin, add, values.subspan(begin, end - begin));
+    dequantize_serially(levels, scales, norms, codes, first + begin, add, values.subspan(begin, end - begin));
   });
 }
 
 double average_dequantized(Executor& executor, const QuantizationLevels& levels,
                            const QuantizationScales& scales, Span<const QuantizedVector> vectors,
                            std::size_t self, Span<float> gradient, Span<float> residual) {
-  if (on_device(gradient, residual)) {
-    THINWIRE_ON_DEVICE(average_dequantized(executor, levels, scales, vectors, self, gradient, residual));
-  }
+  THINWIRE_ON_DEVICE(average_dequantized, executor, levels, scales, vectors, self, gradient, residual);
   return average_tiles(executor, vectors.size(), self, gradient, residual,
                        [&](std::size_t rank, std::size_t first, bool add, Span<float> values) {
-                         dequantize(levels, scales, vectors[rank].norms, vectors[rank].codes, first, add,
-                                    values);
+                         dequantize_serially(levels, scales, vectors[rank].norms, vectors[rank].codes, first,
+                                             add, values);
                        });
 }
 

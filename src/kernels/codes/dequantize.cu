@@ -1,12 +1,15 @@
 // Codes back into values on a CUDA device. Codes mostly lie in host memory, behind a bus: a warp reads a
 // run's planes side by side, once.
 
+#include "kernels/codes/dequantize.h"
+
 #include <memory>
 #include <vector>
 
 #include "kernels/codes/coded_runs.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// use(k, Q(p)) for the lane's elements k * kWarp + lane of a run whose planes the lanes hold. first: the
@@ -135,9 +138,9 @@ auto decode_kernel_for(bool add) {
 
 }  // namespace
 
-void dequantize(Executor& executor, const QuantizationLevels& levels, const QuantizationScales& scales,
-                Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first, bool add,
-                Span<float> values) {
+void dequantize_on_cuda(Executor& executor, const QuantizationLevels& levels,
+                        const QuantizationScales& scales, Span<const float> norms,
+                        Span<const std::uint64_t> codes, std::size_t first, bool add, Span<float> values) {
   CudaExecutor& own = executor_on_device(executor);
   const TableOnDevice<float> n(own, norms);
   const TableOnDevice<std::size_t> e(own, scales.ends);
@@ -151,9 +154,9 @@ void dequantize(Executor& executor, const QuantizationLevels& levels, const Quan
   own.wait();  // for the tables
 }
 
-double average_dequantized(Executor& executor, const QuantizationLevels& levels,
-                           const QuantizationScales& scales, Span<const QuantizedVector> vectors,
-                           std::size_t self, Span<float> gradient, Span<float> residual) {
+double average_dequantized_on_cuda(Executor& executor, const QuantizationLevels& levels,
+                                   const QuantizationScales& scales, Span<const QuantizedVector> vectors,
+                                   std::size_t self, Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand g(own, gradient);
   Operand r(own, residual);
@@ -178,4 +181,4 @@ double average_dequantized(Executor& executor, const QuantizationLevels& levels,
   return residual.empty() ? 0 : findings.sum();
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

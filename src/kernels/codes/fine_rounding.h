@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/codes/quantize.h"
+#include "core/philox.h"
+#include "kernels/codes/quantization_levels.h"
 
 namespace thinwire {
 

@@ -98,7 +98,7 @@ ClusterFinder::ClusterFinder(Executor& executor, Workspace& workspace)
 /// Returns whether all sampled elements are finite.
 bool ClusterFinder::fill(Span<const float> gradient, Span<const float> residual, const Sample& sample) {
   used_ = {};
-  if (on_device(gradient, residual)) {
+  if (any_on_device(gradient, residual)) {
     count_on_device(gradient, residual, sample);
   } else {
     count(gradient, residual, sample);

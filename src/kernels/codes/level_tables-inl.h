@@ -10,7 +10,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
-#include "kernels/codes/quantize.h"
+#include "kernels/codes/quantization_levels.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {

@@ -1,9 +1,9 @@
+#include "kernels/codes/quantization_levels.h"
+
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
-
-#include "kernels/codes/quantize.h"
 
 namespace thinwire {
 namespace {

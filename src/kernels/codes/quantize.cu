@@ -4,14 +4,18 @@
 // A random block decides eight elements, 16 apart, so a lane has elements l + 16 q of a pair of 64 and 16
 // lanes have the pair.
 
+#include "kernels/codes/quantize.h"
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "kernels/codes/coded_runs.h"
 #include "kernels/codes/fine_rounding.h"
+#include "kernels/codes/norms.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 constexpr unsigned kHalf = kWarp / 2;
@@ -202,9 +206,9 @@ auto chunks_kernel_for(const QuantizationLevels& levels) {
 
 }  // namespace
 
-bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
-                     QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
-                     Span<const float> residual, Span<float> norms, Span<std::uint64_t> codes) {
+bool quantize_chunks_on_cuda(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
+                             QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
+                             Span<const float> residual, Span<float> norms, Span<std::uint64_t> codes) {
   CudaExecutor& own = executor_on_device(executor);
   const std::size_t count = gradient.size();
   const Operand g(own, gradient);
@@ -228,7 +232,7 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
   std::vector<double> squares(largest ? 0 : norms.size());
   std::vector<std::size_t> ends(norms.size());
   for (std::size_t k = 0; k < ends.size(); ++k) ends[k] = std::min(count, (k + 1) * chunk);
-  cuda::measure_ranges(executor, ends, gradient, residual, lengths, squares);
+  measure_ranges(executor, ends, gradient, residual, lengths, squares);
   for (std::size_t k = 0; k < lengths.size(); ++k) {
     if (!largest) lengths[k] = float_of(std::sqrt(squares[k]));
     if (!std::isfinite(lengths[k])) return false;
@@ -240,9 +244,10 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
   return true;
 }
 
-void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
-                     Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
-                     Span<const float> residual, Span<std::uint64_t> codes) {
+void quantize_ranges_on_cuda(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
+                             Span<const std::size_t> ends, Span<const float> norms,
+                             Span<const float> gradient, Span<const float> residual,
+                             Span<std::uint64_t> codes) {
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
@@ -256,4 +261,4 @@ void quantize_ranges(Executor& executor, const RandomStream& stream, const Quant
   own.wait();
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

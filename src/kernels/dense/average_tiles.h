@@ -28,8 +28,8 @@ inline double average_tiles(
       const auto own_part = residual.empty() ? Span<float>() : Span<float>(own.data(), count);
       for (std::size_t rank = 0; rank < ranks; ++rank) decode(rank, at, rank != 0, sum);
       if (!residual.empty()) decode(self, at, false, own_part);
-      squares +=
-          apply_average(own_part, sum, factor, gradient.subspan(at, count), residual.subspan(at, count));
+      squares += apply_average_serially(own_part, sum, factor, gradient.subspan(at, count),
+                                        residual.subspan(at, count));
     }
     return squares;
   });

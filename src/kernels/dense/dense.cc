@@ -165,14 +165,14 @@ HWY_EXPORT(ApplyAverage);
 HWY_EXPORT(AddRemainder);
 
 void add(Executor& executor, Span<float> target, Span<const float> values) {
-  if (on_device(target, values)) THINWIRE_ON_DEVICE(add(executor, target, values));
+  THINWIRE_ON_DEVICE(add, executor, target, values);
   executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AddTo)(target.data() + begin, values.data() + begin, end - begin);
   });
 }
 
 bool scale(Executor& executor, Span<float> values, float factor) {
-  if (on_device(values)) THINWIRE_ON_DEVICE(scale(executor, values, factor));
+  THINWIRE_ON_DEVICE(scale, executor, values, factor);
   std::atomic<bool> finite{true};
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(Scale)(values.data() + begin, factor, end - begin)) {
@@ -183,7 +183,7 @@ bool scale(Executor& executor, Span<float> values, float factor) {
 }
 
 bool all_finite(Executor& executor, Span<const float> values) {
-  if (on_device(values)) THINWIRE_ON_DEVICE(all_finite(executor, values));
+  THINWIRE_ON_DEVICE(all_finite, executor, values);
   std::atomic<bool> finite{true};
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(AllFinite)(values.data() + begin, end - begin)) {
@@ -194,14 +194,14 @@ bool all_finite(Executor& executor, Span<const float> values) {
 }
 
 void fill(Executor& executor, Span<float> values, float value) {
-  if (on_device(values)) THINWIRE_ON_DEVICE(fill(executor, values, value));
+  THINWIRE_ON_DEVICE(fill, executor, values, value);
   executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     std::fill(values.data() + begin, values.data() + end, value);
   });
 }
 
 double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
-  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(sum_of_magnitudes(executor, gradient, residual));
+  THINWIRE_ON_DEVICE(sum_of_magnitudes, executor, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(Magnitudes)(
         gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin, end - begin);
@@ -209,7 +209,7 @@ double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<co
 }
 
 double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
-  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(sum_of_squares(executor, gradient, residual));
+  THINWIRE_ON_DEVICE(sum_of_squares, executor, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin,
                                          residual.empty() ? nullptr : residual.data() + begin, end - begin);
@@ -218,27 +218,23 @@ double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const
 
 double apply_average(Executor& executor, Span<const float> own, Span<const float> sums, float factor,
                      Span<float> gradient, Span<float> residual) {
-  if (on_device(own, sums, gradient, residual)) {
-    THINWIRE_ON_DEVICE(apply_average(executor, own, sums, factor, gradient, residual));
-  }
+  THINWIRE_ON_DEVICE(apply_average, executor, own, sums, factor, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     const std::size_t count = end - begin;
-    return apply_average(own.subspan(begin, count), sums.subspan(begin, count), factor,
-                         gradient.subspan(begin, count), residual.subspan(begin, count));
+    return apply_average_serially(own.subspan(begin, count), sums.subspan(begin, count), factor,
+                                  gradient.subspan(begin, count), residual.subspan(begin, count));
   });
 }
 
-double apply_average(Span<const float> own, Span<const float> sums, float factor, Span<float> gradient,
-                     Span<float> residual) {
+double apply_average_serially(Span<const float> own, Span<const float> sums, float factor,
+                              Span<float> gradient, Span<float> residual) {
   return HWY_DYNAMIC_DISPATCH(ApplyAverage)(own.data(), sums.data(), factor, gradient.data(),
                                             residual.empty() ? nullptr : residual.data(), gradient.size());
 }
 
 void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
                    Span<float> residual) {
-  if (on_device(sums, mean, residual)) {
-    THINWIRE_ON_DEVICE(add_remainder(executor, sums, factor, mean, residual));
-  }
+  THINWIRE_ON_DEVICE(add_remainder, executor, sums, factor, mean, residual);
   executor.parallel_for(residual.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AddRemainder)
     (sums.data() + begin, factor, mean.data() + begin, residual.data() + begin, end - begin);

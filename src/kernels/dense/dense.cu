@@ -3,7 +3,8 @@
 #include "kernels/dense/dense.h"
 #include "kernels/device/device.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 __global__ void __launch_bounds__(kThreads)
@@ -101,7 +102,7 @@ double sum_of(Executor& executor, Span<const float> gradient, Span<const float> 
 
 }  // namespace
 
-void add(Executor& executor, Span<float> target, Span<const float> values) {
+void add_on_cuda(Executor& executor, Span<float> target, Span<const float> values) {
   CudaExecutor& own = executor_on_device(executor);
   Operand t(own, target);
   Operand v(own, values);
@@ -109,7 +110,7 @@ void add(Executor& executor, Span<float> target, Span<const float> values) {
   finish(own, t, v);
 }
 
-bool scale(Executor& executor, Span<float> values, float factor) {
+bool scale_on_cuda(Executor& executor, Span<float> values, float factor) {
   CudaExecutor& own = executor_on_device(executor);
   const Findings findings(own);
   launch(own.stream(), grid_for_elements(values.size()), scale_kernel, values.data(), factor, values.size(),
@@ -117,7 +118,7 @@ bool scale(Executor& executor, Span<float> values, float factor) {
   return !findings.flagged();
 }
 
-bool all_finite(Executor& executor, Span<const float> values) {
+bool all_finite_on_cuda(Executor& executor, Span<const float> values) {
   CudaExecutor& own = executor_on_device(executor);
   const Findings findings(own);
   launch(own.stream(), grid_for_elements(values.size()), finite_kernel, values.data(), values.size(),
@@ -125,21 +126,21 @@ bool all_finite(Executor& executor, Span<const float> values) {
   return !findings.flagged();
 }
 
-void fill(Executor& executor, Span<float> values, float value) {
+void fill_on_cuda(Executor& executor, Span<float> values, float value) {
   CudaExecutor& own = executor_on_device(executor);
   launch(own.stream(), grid_for_elements(values.size()), fill_kernel, values.data(), value, values.size());
 }
 
-double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+double sum_of_magnitudes_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   return sum_of<Magnitude>(executor, gradient, residual);
 }
 
-double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+double sum_of_squares_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   return sum_of<Square>(executor, gradient, residual);
 }
 
-double apply_average(Executor& executor, Span<const float> own_part, Span<const float> sums, float factor,
-                     Span<float> gradient, Span<float> residual) {
+double apply_average_on_cuda(Executor& executor, Span<const float> own_part, Span<const float> sums,
+                             float factor, Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand o(own, own_part);
   Operand s(own, sums);
@@ -153,8 +154,8 @@ double apply_average(Executor& executor, Span<const float> own_part, Span<const 
   return residual.empty() ? 0 : findings.sum();
 }
 
-void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
-                   Span<float> residual) {
+void add_remainder_on_cuda(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
+                           Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand s(own, sums);
   Operand m(own, mean);
@@ -164,4 +165,4 @@ void add_remainder(Executor& executor, Span<const float> sums, float factor, Spa
   finish(own, s, m, r);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -31,25 +31,11 @@ double apply_average(Executor& executor, Span<const float> own, Span<const float
                      Span<float> gradient, Span<float> residual);
 
 /// The same on the calling thread, for parts of a vector in host memory.
-double apply_average(Span<const float> own, Span<const float> sums, float factor, Span<float> gradient,
-                     Span<float> residual);
+double apply_average_serially(Span<const float> own, Span<const float> sums, float factor,
+                              Span<float> gradient, Span<float> residual);
 
 /// residual[i] += sums[i] - factor * mean[i]: what is lost where the mean of `factor` ranks' sums is rounded.
 void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
                    Span<float> residual);
-
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void add(Executor& executor, Span<float> target, Span<const float> values);
-bool scale(Executor& executor, Span<float> values, float factor);
-bool all_finite(Executor& executor, Span<const float> values);
-void fill(Executor& executor, Span<float> values, float value);
-double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual);
-double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual);
-double apply_average(Executor& executor, Span<const float> own_part, Span<const float> sums, float factor,
-                     Span<float> gradient, Span<float> residual);
-void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
-                   Span<float> residual);
-}  // namespace cuda
 
 }  // namespace thinwire

@@ -74,7 +74,8 @@ TEST(Dense, ApplyAverageKeepsWhatTheOwnPartLacks) {
     for_each_target([&](const std::string& target) {
       auto gradient = g;
       auto residual = r;
-      EXPECT_NEAR(apply_average(own, sums, 0.25f, gradient, residual), squares, 1e-5 * squares) << target;
+      EXPECT_NEAR(apply_average_serially(own, sums, 0.25f, gradient, residual), squares, 1e-5 * squares)
+          << target;
       EXPECT_EQ(gradient, averages) << target;
       EXPECT_EQ(residual, left) << target;
     });

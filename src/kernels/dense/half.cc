@@ -221,9 +221,7 @@ HWY_EXPORT(ApplyHalf);
 
 bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient,
                  Span<const float> residual, Span<std::uint16_t> out) {
-  if (on_device(gradient, residual, out)) {
-    THINWIRE_ON_DEVICE(encode_half(executor, format, gradient, residual, out));
-  }
+  THINWIRE_ON_DEVICE(encode_half, executor, format, gradient, residual, out);
   std::atomic<bool> finite{true};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(EncodeHalf)(format, gradient.data() + begin,
@@ -236,7 +234,7 @@ bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradie
 }
 
 void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> out) {
-  if (on_device(in, out)) THINWIRE_ON_DEVICE(decode_half(executor, format, in, out));
+  THINWIRE_ON_DEVICE(decode_half, executor, format, in, out);
   executor.parallel_for(out.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(DecodeHalf)(format, in.data() + begin, out.data() + begin, end - begin);
   });
@@ -244,11 +242,7 @@ void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t
 
 bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const std::uint16_t>> parts,
                     Span<float> sums, Span<std::uint16_t> mean) {
-  const bool parts_on_device =
-      std::any_of(parts.begin(), parts.end(), [](const auto& part) { return on_device(part); });
-  if (parts_on_device || on_device(sums, mean)) {
-    THINWIRE_ON_DEVICE(mean_of_halves(executor, format, parts, sums, mean));
-  }
+  THINWIRE_ON_DEVICE(mean_of_halves, executor, format, parts, sums, mean);
   std::atomic<bool> finite{true};
   executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(MeanOfHalves)(format, parts, sums.empty() ? nullptr : sums.data(), mean.data(),
@@ -261,9 +255,7 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
 
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
                 Span<float> residual) {
-  if (on_device(mean, gradient, residual)) {
-    THINWIRE_ON_DEVICE(apply_half(executor, format, mean, gradient, residual));
-  }
+  THINWIRE_ON_DEVICE(apply_half, executor, format, mean, gradient, residual);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(ApplyHalf)
     (format, mean.data() + begin, gradient.data() + begin,

@@ -10,7 +10,8 @@
 #include "kernels/dense/half.h"
 #include "kernels/device/device.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 struct Bf16 {
@@ -218,8 +219,8 @@ Kernel of_format(HalfFormat format, Kernel fp16, Kernel bf16) {
 
 }  // namespace
 
-bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient,
-                 Span<const float> residual, Span<std::uint16_t> out) {
+bool encode_half_on_cuda(Executor& executor, HalfFormat format, Span<const float> gradient,
+                         Span<const float> residual, Span<std::uint16_t> out) {
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
@@ -232,7 +233,8 @@ bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradie
   return !findings.flagged();
 }
 
-void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> out) {
+void decode_half_on_cuda(Executor& executor, HalfFormat format, Span<const std::uint16_t> in,
+                         Span<float> out) {
   CudaExecutor& own = executor_on_device(executor);
   Operand i(own, in);
   Operand o(own, out);
@@ -241,8 +243,9 @@ void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t
   finish(own, i, o);
 }
 
-bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const std::uint16_t>> parts,
-                    Span<float> sums, Span<std::uint16_t> mean) {
+bool mean_of_halves_on_cuda(Executor& executor, HalfFormat format,
+                            Span<const Span<const std::uint16_t>> parts, Span<float> sums,
+                            Span<std::uint16_t> mean) {
   CudaExecutor& own = executor_on_device(executor);
   std::vector<std::unique_ptr<Operand<const std::uint16_t>>> operands;
   std::vector<const std::uint16_t*> pointers;
@@ -261,8 +264,8 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
   return !findings.flagged();
 }
 
-void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
-                Span<float> residual) {
+void apply_half_on_cuda(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean,
+                        Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand m(own, mean);
   Operand g(own, gradient);
@@ -273,4 +276,4 @@ void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t>
   finish(own, m, g, r);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -28,15 +28,4 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
                 Span<float> residual);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient,
-                 Span<const float> residual, Span<std::uint16_t> out);
-void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> out);
-bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const std::uint16_t>> parts,
-                    Span<float> sums, Span<std::uint16_t> mean);
-void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
-                Span<float> residual);
-}  // namespace cuda
-
 }  // namespace thinwire

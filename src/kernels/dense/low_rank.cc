@@ -39,6 +39,19 @@ HWY_INLINE double Dot(const float* HWY_RESTRICT row, const float* HWY_RESTRICT c
 /// Sixteen sums need more registers than some instruction sets have.
 constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64;
 
+/// Sums of one row's products with four columns.
+template <class V>
+struct DotsOfRow {
+  V s0, s1, s2, s3;
+
+  HWY_INLINE void Add(V m, V q0, V q1, V q2, V q3) {
+    s0 = hn::MulAdd(m, q0, s0);
+    s1 = hn::MulAdd(m, q1, s1);
+    s2 = hn::MulAdd(m, q2, s2);
+    s3 = hn::MulAdd(m, q3, s3);
+  }
+};
+
 /// kRows (2 or 4) rows with four columns of right at once: eight sums for six loads, sixteen for eight. sums:
 /// [row][column].
 template <int kRows>
@@ -53,36 +66,20 @@ HWY_INLINE void DotsBy4(const float* HWY_RESTRICT row, std::size_t row_stride,
   const float* HWY_RESTRICT right1 = right + stride;
   const float* HWY_RESTRICT right2 = right1 + stride;
   const float* HWY_RESTRICT right3 = right2 + stride;
-  auto s00 = hn::Zero(d);
-  auto s01 = s00, s02 = s00, s03 = s00, s10 = s00, s11 = s00, s12 = s00, s13 = s00;
-  auto s20 = s00, s21 = s00, s22 = s00, s23 = s00, s30 = s00, s31 = s00, s32 = s00, s33 = s00;
+  const auto zero = hn::Zero(d);
+  DotsOfRow<hn::Vec<FloatTag>> dots{zero, zero, zero, zero};
+  auto dots1 = dots, dots2 = dots, dots3 = dots;
   std::size_t j = 0;
   for (; j + lanes <= count; j += lanes) {
     const auto q0 = hn::LoadU(d, right + j);
     const auto q1 = hn::LoadU(d, right1 + j);
     const auto q2 = hn::LoadU(d, right2 + j);
     const auto q3 = hn::LoadU(d, right3 + j);
-    const auto m0 = hn::LoadU(d, row + j);
-    s00 = hn::MulAdd(m0, q0, s00);
-    s01 = hn::MulAdd(m0, q1, s01);
-    s02 = hn::MulAdd(m0, q2, s02);
-    s03 = hn::MulAdd(m0, q3, s03);
-    const auto m1 = hn::LoadU(d, row1 + j);
-    s10 = hn::MulAdd(m1, q0, s10);
-    s11 = hn::MulAdd(m1, q1, s11);
-    s12 = hn::MulAdd(m1, q2, s12);
-    s13 = hn::MulAdd(m1, q3, s13);
+    dots.Add(hn::LoadU(d, row + j), q0, q1, q2, q3);
+    dots1.Add(hn::LoadU(d, row1 + j), q0, q1, q2, q3);
     if constexpr (kRows == 4) {
-      const auto m2 = hn::LoadU(d, row2 + j);
-      s20 = hn::MulAdd(m2, q0, s20);
-      s21 = hn::MulAdd(m2, q1, s21);
-      s22 = hn::MulAdd(m2, q2, s22);
-      s23 = hn::MulAdd(m2, q3, s23);
-      const auto m3 = hn::LoadU(d, row3 + j);
-      s30 = hn::MulAdd(m3, q0, s30);
-      s31 = hn::MulAdd(m3, q1, s31);
-      s32 = hn::MulAdd(m3, q2, s32);
-      s33 = hn::MulAdd(m3, q3, s33);
+      dots2.Add(hn::LoadU(d, row2 + j), q0, q1, q2, q3);
+      dots3.Add(hn::LoadU(d, row3 + j), q0, q1, q2, q3);
     }
   }
   const auto add = [&](std::size_t at, auto sum, const float* values, const float* column) HWY_ATTR {
@@ -92,23 +89,17 @@ HWY_INLINE void DotsBy4(const float* HWY_RESTRICT row, std::size_t row_stride,
     }
     sums[at] += total;
   };
-  add(0, s00, row, right);
-  add(1, s01, row, right1);
-  add(2, s02, row, right2);
-  add(3, s03, row, right3);
-  add(4, s10, row1, right);
-  add(5, s11, row1, right1);
-  add(6, s12, row1, right2);
-  add(7, s13, row1, right3);
+  const auto add_row = [&](std::size_t at, const auto& of_row, const float* values) HWY_ATTR {
+    add(at, of_row.s0, values, right);
+    add(at + 1, of_row.s1, values, right1);
+    add(at + 2, of_row.s2, values, right2);
+    add(at + 3, of_row.s3, values, right3);
+  };
+  add_row(0, dots, row);
+  add_row(4, dots1, row1);
   if constexpr (kRows == 4) {
-    add(8, s20, row2, right);
-    add(9, s21, row2, right1);
-    add(10, s22, row2, right2);
-    add(11, s23, row2, right3);
-    add(12, s30, row3, right);
-    add(13, s31, row3, right1);
-    add(14, s32, row3, right2);
-    add(15, s33, row3, right3);
+    add_row(8, dots2, row2);
+    add_row(12, dots3, row3);
   }
 }
 
@@ -352,8 +343,7 @@ HWY_EXPORT(AddWithin);
 
 void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
                     Span<const float> right, Span<float> left) {
-  if (on_device(matrix, right, left))
-    THINWIRE_ON_DEVICE(multiply_right(executor, shape, rank, matrix, right, left));
+  THINWIRE_ON_DEVICE(multiply_right, executor, shape, rank, matrix, right, left);
   executor.parallel_for(shape.rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(MultiplyRight)
     (matrix.data(), shape.rows, shape.columns, rank, right.data(), left.data(), begin, end);
@@ -362,8 +352,7 @@ void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Spa
 
 void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
                    Span<const float> left, Span<float> right) {
-  if (on_device(matrix, left, right))
-    THINWIRE_ON_DEVICE(multiply_left(executor, shape, rank, matrix, left, right));
+  THINWIRE_ON_DEVICE(multiply_left, executor, shape, rank, matrix, left, right);
   executor.parallel_for(shape.columns, kColumnBlock, [&](std::size_t begin, std::size_t end) {
     for (std::size_t j = begin; j < end; j += kColumnBlock) {
       HWY_DYNAMIC_DISPATCH(MultiplyLeft)
@@ -405,8 +394,7 @@ void orthonormalise(std::size_t rows, std::size_t rank, Span<float> left) {
 
 void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
                    Span<const float> right, Span<float> gradient, Span<float> residual) {
-  if (on_device(left, right, gradient, residual))
-    THINWIRE_ON_DEVICE(apply_product(executor, shape, rank, left, right, gradient, residual));
+  THINWIRE_ON_DEVICE(apply_product, executor, shape, rank, left, right, gradient, residual);
   executor.parallel_for(shape.rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
     for (std::size_t block = begin; block < end; block += kRowBlock) {
       for (std::size_t j = 0; j < shape.columns; j += kColumnBlock) {
@@ -423,7 +411,7 @@ void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span
 }
 
 bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit) {
-  if (on_device(target, values)) THINWIRE_ON_DEVICE(add_within(executor, target, values, limit));
+  THINWIRE_ON_DEVICE(add_within, executor, target, values, limit);
   std::atomic<bool> within{true};
   executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(AddWithin)(
@@ -436,7 +424,7 @@ bool add_within(Executor& executor, Span<float> target, Span<const float> values
 
 void gather_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
                    Span<float> target) {
-  if (on_device(values, target)) THINWIRE_ON_DEVICE(gather_pieces(executor, pieces, values, target));
+  THINWIRE_ON_DEVICE(gather_pieces, executor, pieces, values, target);
   for (const Piece& piece : pieces) {
     std::copy_n(values.data() + piece.begin, piece.count, target.data() + piece.offset);
   }
@@ -444,8 +432,7 @@ void gather_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces
 
 void scatter_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
                     Span<float> gradient, Span<float> residual) {
-  if (on_device(values, gradient, residual))
-    THINWIRE_ON_DEVICE(scatter_pieces(executor, pieces, values, gradient, residual));
+  THINWIRE_ON_DEVICE(scatter_pieces, executor, pieces, values, gradient, residual);
   for (const Piece& piece : pieces) {
     std::copy_n(values.data() + piece.offset, piece.count, gradient.data() + piece.begin);
     const auto rest = residual.subspan(piece.begin, piece.count);

@@ -7,7 +7,8 @@
 #include "kernels/device/device.h"
 #include "kernels/device/device_blas.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// Rows that a thread works on, all of one column: a value of `right` serves all of them.
@@ -126,8 +127,8 @@ class DevicePieces {
 
 // What lies row after row is, column after column, the transposed matrix.
 
-void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
-                    Span<const float> right, Span<float> left) {
+void multiply_right_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                            Span<const float> right, Span<float> left) {
   CudaExecutor& own = executor_on_device(executor);
   Operand m(own, matrix);
   Operand r(own, right);
@@ -137,8 +138,8 @@ void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Spa
   finish(own, m, r, l);
 }
 
-void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
-                   Span<const float> left, Span<float> right) {
+void multiply_left_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
+                           Span<const float> left, Span<float> right) {
   CudaExecutor& own = executor_on_device(executor);
   Operand m(own, matrix);
   Operand l(own, left);
@@ -148,8 +149,8 @@ void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span
   finish(own, m, l, r);
 }
 
-void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
-                   Span<const float> right, Span<float> gradient, Span<float> residual) {
+void apply_product_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
+                           Span<const float> right, Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand l(own, left);
   Operand r(own, right);
@@ -160,7 +161,7 @@ void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span
   finish(own, l, r, g, rest);
 }
 
-bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit) {
+bool add_within_on_cuda(Executor& executor, Span<float> target, Span<const float> values, float limit) {
   CudaExecutor& own = executor_on_device(executor);
   Operand t(own, target);
   const Operand v(own, values);
@@ -171,8 +172,8 @@ bool add_within(Executor& executor, Span<float> target, Span<const float> values
   return !findings.flagged();
 }
 
-void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
-                   Span<float> target) {
+void gather_pieces_on_cuda(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                           Span<float> target) {
   CudaExecutor& own = executor_on_device(executor);
   const DevicePieces table(own, pieces);
   Operand v(own, values);
@@ -183,8 +184,8 @@ void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const floa
   own.wait();  // for the table
 }
 
-void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
-                    Span<float> gradient, Span<float> residual) {
+void scatter_pieces_on_cuda(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+                            Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   const DevicePieces table(own, pieces);
   Operand v(own, values);
@@ -196,4 +197,4 @@ void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const flo
   own.wait();  // for the table
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

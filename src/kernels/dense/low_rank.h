@@ -61,20 +61,4 @@ void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const floa
 void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
                     Span<float> gradient, Span<float> residual);
 
-/// The same on a CUDA device, see kernels/device/on_device.h. Products read a factor more than once: in
-/// pinned memory it is slow.
-namespace cuda {
-void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
-                    Span<const float> right, Span<float> left);
-void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
-                   Span<const float> left, Span<float> right);
-void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
-                   Span<const float> right, Span<float> gradient, Span<float> residual);
-bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit);
-void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
-                   Span<float> target);
-void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
-                    Span<float> gradient, Span<float> residual);
-}  // namespace cuda
-
 }  // namespace thinwire

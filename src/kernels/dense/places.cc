@@ -10,8 +10,7 @@ namespace thinwire {
 
 void gather_places(Executor& executor, Span<const float> gradient, Span<const float> residual,
                    Span<const std::uint32_t> places, Span<float> out) {
-  if (on_device(gradient, residual, places, out))
-    THINWIRE_ON_DEVICE(gather_places(executor, gradient, residual, places, out));
+  THINWIRE_ON_DEVICE(gather_places, executor, gradient, residual, places, out);
   executor.parallel_for(places.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       const std::uint32_t at = places[i];
@@ -22,7 +21,7 @@ void gather_places(Executor& executor, Span<const float> gradient, Span<const fl
 
 void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<const float> values,
                     Span<float> vector) {
-  if (on_device(places, values, vector)) THINWIRE_ON_DEVICE(scatter_places(executor, places, values, vector));
+  THINWIRE_ON_DEVICE(scatter_places, executor, places, values, vector);
   executor.parallel_for(places.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) vector[places[i]] = values.empty() ? 0.0f : values[i];
   });
@@ -33,7 +32,7 @@ void clear_places(Executor& executor, Span<const std::uint32_t> places, Span<flo
 }
 
 void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {
-  if (on_device(gradient, residual)) THINWIRE_ON_DEVICE(hold_back(executor, gradient, residual));
+  THINWIRE_ON_DEVICE(hold_back, executor, gradient, residual);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     float* g = gradient.data();
     float* e = residual.data();
@@ -46,8 +45,7 @@ void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {
 
 void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
                   Span<float> sums) {
-  if (on_device(gradient, residual, sums))
-    THINWIRE_ON_DEVICE(add_residual(executor, gradient, residual, sums));
+  THINWIRE_ON_DEVICE(add_residual, executor, gradient, residual, sums);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     const float* g = gradient.data();
     const float* e = residual.data();
@@ -61,7 +59,7 @@ void add_residual(Executor& executor, Span<const float> gradient, Span<const flo
 }
 
 void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector) {
-  if (on_device(bits, vector)) THINWIRE_ON_DEVICE(clear_bits(executor, bits, vector));
+  THINWIRE_ON_DEVICE(clear_bits, executor, bits, vector);
   executor.parallel_for(vector.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       if (((bits[i / 64] >> (i % 64)) & 1) != 0) vector[i] = 0;
@@ -71,14 +69,13 @@ void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> 
 
 void sample_evenly(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
                    Span<float> out) {
-  if (on_device(vector, out)) THINWIRE_ON_DEVICE(sample_evenly(executor, vector, first, range, out));
+  THINWIRE_ON_DEVICE(sample_evenly, executor, vector, first, range, out);
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = vector[first + part_begin(range, out.size(), i)];
 }
 
 void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
                          Span<float> corrected) {
-  if (on_device(velocity, gradient, corrected))
-    THINWIRE_ON_DEVICE(correct_by_momentum(executor, momentum, velocity, gradient, corrected));
+  THINWIRE_ON_DEVICE(correct_by_momentum, executor, momentum, velocity, gradient, corrected);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
       corrected[i] = momentum * velocity[i] + gradient[i];

@@ -2,7 +2,8 @@
 #include "kernels/dense/places.h"
 #include "kernels/device/device.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 __global__ void __launch_bounds__(kThreads)
@@ -66,8 +67,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void gather_places(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                   Span<const std::uint32_t> places, Span<float> out) {
+void gather_places_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                           Span<const std::uint32_t> places, Span<float> out) {
   CudaExecutor& own = executor_on_device(executor);
   Operand g(own, gradient);
   Operand r(own, residual);
@@ -78,8 +79,8 @@ void gather_places(Executor& executor, Span<const float> gradient, Span<const fl
   finish(own, g, r, p, o);
 }
 
-void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<const float> values,
-                    Span<float> vector) {
+void scatter_places_on_cuda(Executor& executor, Span<const std::uint32_t> places, Span<const float> values,
+                            Span<float> vector) {
   CudaExecutor& own = executor_on_device(executor);
   Operand p(own, places);
   Operand v(own, values);
@@ -88,7 +89,7 @@ void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<c
   finish(own, p, v, o);
 }
 
-void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {
+void hold_back_on_cuda(Executor& executor, Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand g(own, gradient);
   Operand r(own, residual);
@@ -97,8 +98,8 @@ void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {
   finish(own, g, r);
 }
 
-void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                  Span<float> sums) {
+void add_residual_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                          Span<float> sums) {
   CudaExecutor& own = executor_on_device(executor);
   Operand g(own, gradient);
   Operand r(own, residual);
@@ -108,7 +109,7 @@ void add_residual(Executor& executor, Span<const float> gradient, Span<const flo
   finish(own, g, r, s);
 }
 
-void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector) {
+void clear_bits_on_cuda(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector) {
   CudaExecutor& own = executor_on_device(executor);
   Operand b(own, bits);
   Operand v(own, vector);
@@ -116,8 +117,8 @@ void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> 
   finish(own, b, v);
 }
 
-void sample_evenly(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
-                   Span<float> out) {
+void sample_evenly_on_cuda(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
+                           Span<float> out) {
   CudaExecutor& own = executor_on_device(executor);
   Operand v(own, vector);
   Operand o(own, out);
@@ -125,8 +126,8 @@ void sample_evenly(Executor& executor, Span<const float> vector, std::size_t fir
   finish(own, v, o);
 }
 
-void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
-                         Span<float> corrected) {
+void correct_by_momentum_on_cuda(Executor& executor, float momentum, Span<const float> velocity,
+                                 Span<float> gradient, Span<float> corrected) {
   CudaExecutor& own = executor_on_device(executor);
   Operand v(own, velocity);
   Operand g(own, gradient);
@@ -136,4 +137,4 @@ void correct_by_momentum(Executor& executor, float momentum, Span<const float> v
   finish(own, v, g, c);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -40,20 +40,4 @@ void sample_evenly(Executor& executor, Span<const float> vector, std::size_t fir
 void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
                          Span<float> corrected);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void gather_places(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                   Span<const std::uint32_t> places, Span<float> out);
-void scatter_places(Executor& executor, Span<const std::uint32_t> places, Span<const float> values,
-                    Span<float> vector);
-void hold_back(Executor& executor, Span<float> gradient, Span<float> residual);
-void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                  Span<float> sums);
-void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector);
-void sample_evenly(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
-                   Span<float> out);
-void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
-                         Span<float> corrected);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -45,26 +45,25 @@ HWY_EXPORT(CountBefore);
 HWY_EXPORT(ListBits);
 
 void clear_bitmap(Executor& executor, Span<std::uint64_t> bitmap) {
-  if (on_device(bitmap)) THINWIRE_ON_DEVICE(clear_bitmap(executor, bitmap));
+  THINWIRE_ON_DEVICE(clear_bitmap, executor, bitmap);
   std::fill(bitmap.begin(), bitmap.end(), 0);
 }
 
 void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap) {
-  if (on_device(positions, bitmap)) THINWIRE_ON_DEVICE(set_bits(executor, positions, bitmap));
+  THINWIRE_ON_DEVICE(set_bits, executor, positions, bitmap);
   // One thread: two of them may meet in a word.
   for (const std::uint32_t position : positions) bitmap[position / 64] |= std::uint64_t{1} << (position % 64);
 }
 
 std::size_t count_bits_before(Executor& executor, Span<const std::uint64_t> bitmap,
                               Span<std::uint32_t> before) {
-  if (on_device(bitmap, before)) THINWIRE_ON_DEVICE(count_bits_before(executor, bitmap, before));
+  THINWIRE_ON_DEVICE(count_bits_before, executor, bitmap, before);
   return HWY_DYNAMIC_DISPATCH(CountBefore)(bitmap.data(), before.data(), bitmap.size());
 }
 
 void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
                Span<std::uint32_t> positions) {
-  if (on_device(bitmap, before, positions))
-    THINWIRE_ON_DEVICE(list_bits(executor, bitmap, before, positions));
+  THINWIRE_ON_DEVICE(list_bits, executor, bitmap, before, positions);
   executor.parallel_for(bitmap.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(ListBits)(bitmap.data(), positions.data() + before[begin], begin, end);
   });
@@ -72,8 +71,7 @@ void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const 
 
 void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
                 Span<const std::uint32_t> positions, Span<std::uint32_t> ranks) {
-  if (on_device(bitmap, before, positions, ranks))
-    THINWIRE_ON_DEVICE(find_ranks(executor, bitmap, before, positions, ranks));
+  THINWIRE_ON_DEVICE(find_ranks, executor, bitmap, before, positions, ranks);
   executor.parallel_for(positions.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     for (std::size_t k = begin; k < end; ++k) ranks[k] = rank_of(bitmap, before, positions[k]);
   });

@@ -5,29 +5,8 @@
 #include "kernels/device/resident.h"
 #include "kernels/rows/bit_list.h"
 
-namespace thinwire::cuda {
-namespace {
-
-__global__ void __launch_bounds__(kThreads)
-    total_kernel(const std::uint64_t* bits, const std::uint32_t* before, std::size_t words,
-                 std::uint32_t* total) {
-  if (threadIdx.x == 0) {
-    *total = before[words - 1] + static_cast<std::uint32_t>(__popcll(bits[words - 1]));
-  }
-}
-
-}  // namespace
-
-std::size_t sum_counts(CudaExecutor& executor, const std::uint64_t* bits, std::uint32_t* before,
-                       std::size_t words) {
-  if (words == 0) return 0;
-  auto* total = static_cast<std::uint32_t*>(executor.results(sizeof(std::uint32_t)));
-  exclusive_sum(executor, before, before, words);
-  launch(executor.stream(), {1, kWarp}, total_kernel, bits, before, words, total);
-  executor.wait();
-  return *static_cast<volatile std::uint32_t*>(total);
-}
-
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 __global__ void __launch_bounds__(kThreads)
@@ -65,12 +44,12 @@ struct WritePosition {
 
 }  // namespace
 
-void clear_bitmap(Executor& executor, Span<std::uint64_t> bitmap) {
+void clear_bitmap_on_cuda(Executor& executor, Span<std::uint64_t> bitmap) {
   check(cudaMemsetAsync(bitmap.data(), 0, bitmap.size_bytes(), executor_on_device(executor).stream()),
         "a bitmap could not be cleared");
 }
 
-void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap) {
+void set_bits_on_cuda(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap) {
   CudaExecutor& own = executor_on_device(executor);
   Operand p(own, positions);
   Resident b(own, bitmap);
@@ -80,8 +59,8 @@ void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std:
   finish(own, p, b);
 }
 
-std::size_t count_bits_before(Executor& executor, Span<const std::uint64_t> bitmap,
-                              Span<std::uint32_t> before) {
+std::size_t count_bits_before_on_cuda(Executor& executor, Span<const std::uint64_t> bitmap,
+                                      Span<std::uint32_t> before) {
   CudaExecutor& own = executor_on_device(executor);
   Operand b(own, bitmap);
   Resident counts(own, before, false);
@@ -91,8 +70,8 @@ std::size_t count_bits_before(Executor& executor, Span<const std::uint64_t> bitm
   return total;
 }
 
-void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
-               Span<std::uint32_t> positions) {
+void list_bits_on_cuda(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
+                       Span<std::uint32_t> positions) {
   CudaExecutor& own = executor_on_device(executor);
   Operand b(own, bitmap);
   Operand f(own, before);
@@ -101,8 +80,9 @@ void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const 
   finish(own, b, f, p);
 }
 
-void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
-                Span<const std::uint32_t> positions, Span<std::uint32_t> ranks) {
+void find_ranks_on_cuda(Executor& executor, Span<const std::uint64_t> bitmap,
+                        Span<const std::uint32_t> before, Span<const std::uint32_t> positions,
+                        Span<std::uint32_t> ranks) {
   CudaExecutor& own = executor_on_device(executor);
   Resident b(own, bitmap);
   Resident f(own, before);
@@ -113,4 +93,4 @@ void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const
   finish(own, b, f, p, r);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -41,16 +41,4 @@ inline std::uint32_t rank_of(Span<const std::uint64_t> bitmap, Span<const std::u
 void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
                 Span<const std::uint32_t> positions, Span<std::uint32_t> ranks);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void clear_bitmap(Executor& executor, Span<std::uint64_t> bitmap);
-void set_bits(Executor& executor, Span<const std::uint32_t> positions, Span<std::uint64_t> bitmap);
-std::size_t count_bits_before(Executor& executor, Span<const std::uint64_t> bitmap,
-                              Span<std::uint32_t> before);
-void list_bits(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
-               Span<std::uint32_t> positions);
-void find_ranks(Executor& executor, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
-                Span<const std::uint32_t> positions, Span<std::uint32_t> ranks);
-}  // namespace cuda
-
 }  // namespace thinwire

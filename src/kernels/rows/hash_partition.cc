@@ -37,8 +37,7 @@ constexpr std::size_t kManyOwners = 1024;
 
 void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
                  Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
-  if (on_device(places, owner_of))
-    THINWIRE_ON_DEVICE(find_owners(executor, places, size, owners, owner_of, counts));
+  THINWIRE_ON_DEVICE(find_owners, executor, places, size, owners, owner_of, counts);
   const double per_size = 1.0 / static_cast<double>(size);
   executor.parallel_for(places.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(FindOwners)
@@ -63,8 +62,7 @@ void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size
 
 void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
                     Span<const float> values, std::size_t width, Span<RowCursor> cursors) {
-  if (on_device(owner_of, indices, values))
-    THINWIRE_ON_DEVICE(split_by_owner(executor, owner_of, indices, values, width, cursors));
+  THINWIRE_ON_DEVICE(split_by_owner, executor, owner_of, indices, values, width, cursors);
   if (width == 1) {
     for (std::size_t k = 0; k < indices.size(); ++k) {
       RowCursor& cursor = cursors[owner_of[k]];

@@ -10,7 +10,8 @@
 #include "kernels/device/resident.h"
 #include "kernels/rows/row_lanes.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// More owners than this are counted in global memory: enough of them to keep out of each other's way.
@@ -99,8 +100,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
-                 Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
+void find_owners_on_cuda(Executor& executor, Span<const std::uint32_t> places, std::size_t size,
+                         std::size_t owners, Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
   CudaExecutor& own = executor_on_device(executor);
   Operand p(own, places);
   Operand o(own, owner_of);
@@ -115,8 +116,9 @@ void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size
   finish(own, p, o, c);
 }
 
-void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
-                    Span<const float> values, std::size_t width, Span<RowCursor> cursors) {
+void split_by_owner_on_cuda(Executor& executor, Span<const std::uint16_t> owner_of,
+                            Span<const std::uint32_t> indices, Span<const float> values, std::size_t width,
+                            Span<RowCursor> cursors) {
   const std::size_t count = indices.size();
   const std::size_t owners = cursors.size();
   if (count == 0) return;
@@ -141,4 +143,4 @@ void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span
   finish(own, o, i, v, c);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -38,12 +38,4 @@ constexpr std::uint16_t owner_of_place(std::uint32_t place, double owners, doubl
   return static_cast<std::uint16_t>(static_cast<std::int32_t>(above * per_size));
 }
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
-                 Span<std::uint16_t> owner_of, Span<std::size_t> counts);
-void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
-                    Span<const float> values, std::size_t width, Span<RowCursor> cursors);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -53,9 +53,7 @@ void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const
                                 std::to_string(shape.slots + shape.serial_room) +
                                 " entries: positions are 32 bits");
   }
-  if (on_device(indices, owner_of, split))
-    THINWIRE_ON_DEVICE(
-        split_by_hash(executor, shape, stream, indices, owner_of, split, counts, serial_counts));
+  THINWIRE_ON_DEVICE(split_by_hash, executor, shape, stream, indices, owner_of, split, counts, serial_counts);
   HierarchicalHash table(shape, stream);
   executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     for (std::size_t k = begin; k < end; ++k) table.insert(indices[k], owner_of[k]);

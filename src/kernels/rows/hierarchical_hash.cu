@@ -10,7 +10,8 @@
 #include "kernels/device/resident.h"
 #include "kernels/rows/bit_list.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// Positions are 32 bits.
@@ -133,9 +134,10 @@ std::size_t most_serial(CudaExecutor& executor, const Table& table, std::size_t 
 
 }  // namespace
 
-void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
-                   Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
-                   Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts) {
+void split_by_hash_on_cuda(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
+                           Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
+                           Span<std::uint32_t> split, Span<std::size_t> counts,
+                           Span<std::size_t> serial_counts) {
   CudaExecutor& own = executor_on_device(executor);
   Operand i(own, indices);
   Operand o(own, owner_of);
@@ -165,4 +167,4 @@ void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const
   finish(own, i, o, s, c, r);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -88,11 +88,4 @@ void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const
                    Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
                    Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
-                   Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
-                   Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -30,12 +30,19 @@ HWY_INLINE V Rounds(D d, const IndexPermutation& p, V x, V mask) {
   return x;
 }
 
-/// Works on runs whose lanes that are still outside are gathered and walked again, so that no vector waits
-/// for its unluckiest lane.
+constexpr std::size_t kWalkRun = 1024;
+
+/// Values of a run that are still outside: where they lie in the run, and the low bits that belong to them.
+struct Outside {
+  HWY_ALIGN std::uint32_t at[kWalkRun + HWY_MAX_BYTES / 4];
+  HWY_ALIGN std::uint32_t low[kWalkRun + HWY_MAX_BYTES / 4];
+  std::size_t size = 0;
+};
+
+/// All rounds once. A block that is still outside is kept as it is, without its low bits.
 template <bool kForward>
-void Walk(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* in, std::uint32_t* out,
-          std::size_t count) {
-  constexpr std::size_t kRun = 1024;
+HWY_INLINE void WalkOnce(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* in,
+                         std::uint32_t* out, std::size_t run, Outside& outside) {
   const hn::ScalableTag<std::uint32_t> d;
   const std::size_t lanes = hn::Lanes(d);
   const auto mask = hn::Set(d, p.mask);
@@ -45,59 +52,70 @@ void Walk(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* i
   const std::uint32_t low_mask = (1u << p.block_bits) - 1;
   const auto low_lanes = hn::Set(d, low_mask);
   const int block_bits = static_cast<int>(p.block_bits);
-  HWY_ALIGN std::uint32_t outside[kRun + HWY_MAX_BYTES / 4];
-  HWY_ALIGN std::uint32_t outside_low[kRun + HWY_MAX_BYTES / 4];
-  for (std::size_t begin = 0; begin < count; begin += kRun) {
-    const std::size_t run = HWY_MIN(kRun, count - begin);
-    std::uint32_t* target = out + begin;
-    std::size_t walking = 0;
-    std::size_t i = 0;
-    for (; i + lanes <= run; i += lanes) {
-      const auto x = hn::Add(hn::LoadU(d, in + begin + i), offset);
-      const auto low = hn::And(x, low_lanes);
-      const auto block = hn::ShiftRightSame(x, block_bits);
-      const auto behind = hn::Gt(block, last);
-      const auto y = Rounds<kForward>(d, p, block, mask);
-      const auto beyond = hn::And(hn::Gt(y, last), hn::Not(behind));
-      const auto inside = hn::Or(hn::ShiftLeftSame(y, block_bits), low);
-      // A block that is still outside is kept as it is, without its low bits, which are remembered beside it.
-      hn::StoreU(hn::IfThenElse(behind, x, hn::IfThenElse(beyond, y, inside)), d, target + i);
-      const auto at = hn::Add(iota, hn::Set(d, static_cast<std::uint32_t>(i)));
-      // Whole vectors, for which there is room: storing some lanes alone is microcode on some processors.
-      hn::StoreU(hn::Compress(at, beyond), d, outside + walking);
-      hn::StoreU(hn::Compress(low, beyond), d, outside_low + walking);
-      walking += hn::CountTrue(d, beyond);
+  std::size_t walking = 0;
+  std::size_t i = 0;
+  for (; i + lanes <= run; i += lanes) {
+    const auto x = hn::Add(hn::LoadU(d, in + i), offset);
+    const auto low = hn::And(x, low_lanes);
+    const auto block = hn::ShiftRightSame(x, block_bits);
+    const auto behind = hn::Gt(block, last);
+    const auto y = Rounds<kForward>(d, p, block, mask);
+    const auto beyond = hn::And(hn::Gt(y, last), hn::Not(behind));
+    const auto inside = hn::Or(hn::ShiftLeftSame(y, block_bits), low);
+    hn::StoreU(hn::IfThenElse(behind, x, hn::IfThenElse(beyond, y, inside)), d, out + i);
+    const auto at = hn::Add(iota, hn::Set(d, static_cast<std::uint32_t>(i)));
+    // Whole vectors, for which there is room: storing some lanes alone is microcode on some processors.
+    hn::StoreU(hn::Compress(at, beyond), d, outside.at + walking);
+    hn::StoreU(hn::Compress(low, beyond), d, outside.low + walking);
+    walking += hn::CountTrue(d, beyond);
+  }
+  for (; i < run; ++i) {
+    const std::uint32_t x = in[i] + first;
+    const std::uint32_t block = x >> p.block_bits;
+    if (block >= p.blocks) {
+      out[i] = x;
+      continue;
     }
-    for (; i < run; ++i) {
-      const std::uint32_t x = in[begin + i] + first;
-      const std::uint32_t block = x >> p.block_bits;
-      if (block >= p.blocks) {
-        target[i] = x;
-        continue;
-      }
-      const std::uint32_t y = p.rounds<kForward>(block);
-      if (y < p.blocks) {
-        target[i] = (y << p.block_bits) | (x & low_mask);
-      } else {
-        target[i] = y;
-        outside_low[walking] = x & low_mask;
-        outside[walking++] = static_cast<std::uint32_t>(i);
-      }
+    const std::uint32_t y = p.rounds<kForward>(block);
+    if (y < p.blocks) {
+      out[i] = (y << p.block_bits) | (x & low_mask);
+    } else {
+      out[i] = y;
+      outside.low[walking] = x & low_mask;
+      outside.at[walking++] = static_cast<std::uint32_t>(i);
     }
-    while (walking != 0) {
-      std::size_t still = 0;
-      for (std::size_t k = 0; k < walking; ++k) {
-        const std::uint32_t at = outside[k];
-        const std::uint32_t low = outside_low[k];
-        const std::uint32_t y = p.rounds<kForward>(target[at]);
-        const bool inside = y < p.blocks;
-        target[at] = inside ? (y << p.block_bits) | low : y;
-        outside[still] = at;
-        outside_low[still] = low;
-        still += inside ? 0 : 1;
-      }
-      walking = still;
+  }
+  outside.size = walking;
+}
+
+/// Takes what is outside through the rounds again until nothing is.
+template <bool kForward>
+HWY_INLINE void WalkInside(const IndexPermutation& p, Outside& outside, std::uint32_t* out) {
+  while (outside.size != 0) {
+    std::size_t still = 0;
+    for (std::size_t k = 0; k < outside.size; ++k) {
+      const std::uint32_t at = outside.at[k];
+      const std::uint32_t low = outside.low[k];
+      const std::uint32_t y = p.rounds<kForward>(out[at]);
+      const bool inside = y < p.blocks;
+      out[at] = inside ? (y << p.block_bits) | low : y;
+      outside.at[still] = at;
+      outside.low[still] = low;
+      still += inside ? 0 : 1;
     }
+    outside.size = still;
+  }
+}
+
+/// Run by run: lanes that are still outside are gathered and walked again, so that no vector waits for its
+/// unluckiest lane.
+template <bool kForward>
+void Walk(const IndexPermutation& p, std::uint32_t first, const std::uint32_t* in, std::uint32_t* out,
+          std::size_t count) {
+  Outside outside;
+  for (std::size_t begin = 0; begin < count; begin += kWalkRun) {
+    WalkOnce<kForward>(p, first, in + begin, out + begin, HWY_MIN(kWalkRun, count - begin), outside);
+    WalkInside<kForward>(p, outside, out + begin);
   }
 }
 
@@ -159,7 +177,7 @@ IndexPermutation IndexPermutation::none(std::size_t size) {
 
 void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
              Span<std::uint32_t> places) {
-  if (on_device(indices, places)) THINWIRE_ON_DEVICE(permute(executor, permutation, indices, places));
+  THINWIRE_ON_DEVICE(permute, executor, permutation, indices, places);
   executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
       std::copy(indices.begin() + begin, indices.begin() + end, places.begin() + begin);
@@ -172,8 +190,7 @@ void permute(Executor& executor, const IndexPermutation& permutation, Span<const
 
 bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                   std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
-  if (on_device(indices, places))
-    THINWIRE_ON_DEVICE(permute_into(executor, permutation, first, count, indices, places));
+  THINWIRE_ON_DEVICE(permute_into, executor, permutation, first, count, indices, places);
   permute(executor, permutation, indices, places);
   bool good = true;
   for (std::uint32_t& place : places) {
@@ -185,8 +202,7 @@ bool permute_into(Executor& executor, const IndexPermutation& permutation, std::
 
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
-  if (on_device(places, indices))
-    THINWIRE_ON_DEVICE(unpermute(executor, permutation, first, places, indices));
+  THINWIRE_ON_DEVICE(unpermute, executor, permutation, first, places, indices);
   executor.parallel_for(places.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
       for (std::size_t k = begin; k < end; ++k) indices[k] = first + places[k];

@@ -3,7 +3,8 @@
 #include "kernels/device/device.h"
 #include "kernels/rows/index_permutation.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// `in` may be `out`.
@@ -45,13 +46,14 @@ void walk(Executor& executor, const IndexPermutation& permutation, std::uint32_t
 
 }  // namespace
 
-void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
-             Span<std::uint32_t> places) {
+void permute_on_cuda(Executor& executor, const IndexPermutation& permutation,
+                     Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
   walk<true>(executor, permutation, 0, indices, places);
 }
 
-bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
+bool permute_into_on_cuda(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+                          std::uint32_t count, Span<const std::uint32_t> indices,
+                          Span<std::uint32_t> places) {
   CudaExecutor& own = executor_on_device(executor);
   Operand i(own, indices);
   Operand p(own, places);
@@ -62,9 +64,9 @@ bool permute_into(Executor& executor, const IndexPermutation& permutation, std::
   return !findings.flagged();
 }
 
-void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-               Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
+void unpermute_on_cuda(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
+                       Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
   walk<false>(executor, permutation, first, places, indices);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -82,14 +82,4 @@ bool permute_into(Executor& executor, const IndexPermutation& permutation, std::
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                Span<const std::uint32_t> places, Span<std::uint32_t> indices);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
-             Span<std::uint32_t> places);
-bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places);
-void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-               Span<const std::uint32_t> places, Span<std::uint32_t> indices);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -76,10 +76,11 @@ namespace thinwire {
 HWY_EXPORT(Count);
 HWY_EXPORT(Compact);
 
-std::size_t find_nonzeros(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                          Span<std::uint32_t> indices, Span<float> values) {
-  if (on_device(gradient, residual, indices, values))
-    THINWIRE_ON_DEVICE(find_nonzeros(executor, gradient, residual, indices, values));
+namespace {
+
+/// Returns how many there are. Outputs have room for all elements.
+std::size_t find_into(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                      Span<std::uint32_t> indices, Span<float> values) {
   const std::size_t n = gradient.size();
   const float* left = residual.empty() ? nullptr : residual.data();
   auto compact = [&](std::size_t begin, std::size_t end, std::size_t at, std::size_t room) {
@@ -109,13 +110,14 @@ std::size_t find_nonzeros(Executor& executor, Span<const float> gradient, Span<c
   return begins[ranges];
 }
 
+}  // namespace
+
 Elements find_nonzeros(Executor& executor, Span<const float> gradient, Span<const float> residual,
                        Workspace& workspace) {
-  if (on_device(gradient, residual))
-    THINWIRE_ON_DEVICE(find_nonzeros(executor, gradient, residual, workspace));
+  THINWIRE_ON_DEVICE(find_nonzeros, executor, gradient, residual, workspace);
   const auto indices = workspace.take<std::uint32_t>(gradient.size());
   const auto values = workspace.take<float>(gradient.size());
-  const std::size_t found = find_nonzeros(executor, gradient, residual, indices, values);
+  const std::size_t found = find_into(executor, gradient, residual, indices, values);
   return {indices.first(found), values.first(found)};
 }
 

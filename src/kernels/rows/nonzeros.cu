@@ -5,7 +5,8 @@
 
 #include "kernels/rows/bit_list.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 struct IsNonzero {
@@ -53,15 +54,8 @@ class Search {
 
 }  // namespace
 
-std::size_t find_nonzeros(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                          Span<std::uint32_t> indices, Span<float> values) {
-  Search search(executor_on_device(executor), gradient, residual);
-  search.list(indices.first(search.found()), values.first(search.found()));
-  return search.found();
-}
-
-Elements find_nonzeros(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                       Workspace& workspace) {
+Elements find_nonzeros_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                               Workspace& workspace) {
   Search search(executor_on_device(executor), gradient, residual);
   const auto indices = workspace.take<std::uint32_t>(search.found());
   const auto values = workspace.take<float>(search.found());
@@ -69,4 +63,4 @@ Elements find_nonzeros(Executor& executor, Span<const float> gradient, Span<cons
   return {indices, values};
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

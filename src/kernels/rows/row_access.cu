@@ -1,9 +1,10 @@
 // Rows of a table by their indices, on a CUDA device.
 
+#include "kernels/rows/row_access.h"
 #include "kernels/rows/row_lanes.h"
-#include "kernels/rows/row_merge.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 // `elements`: of the table, of whose last row some may be missing.
@@ -90,8 +91,8 @@ float4* vectors(float* pointer) {
 
 }  // namespace
 
-void scatter_rows(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
-                  std::size_t width, Span<float> table) {
+void scatter_rows_on_cuda(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
+                          std::size_t width, Span<float> table) {
   CudaExecutor& own = executor_on_device(executor);
   Operand i(own, indices);
   Operand v(own, values);
@@ -109,8 +110,8 @@ void scatter_rows(Executor& executor, Span<const std::uint32_t> indices, Span<co
   finish(own, i, v, t);
 }
 
-void gather_rows(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                 Span<const std::uint32_t> indices, std::size_t width, Span<float> values) {
+void gather_rows_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                         Span<const std::uint32_t> indices, std::size_t width, Span<float> values) {
   CudaExecutor& own = executor_on_device(executor);
   Operand g(own, gradient);
   Operand r(own, residual);
@@ -132,8 +133,8 @@ void gather_rows(Executor& executor, Span<const float> gradient, Span<const floa
   finish(own, g, r, i, v);
 }
 
-void fill_rows(Executor& executor, Span<const std::uint32_t> indices, std::size_t width, float value,
-               Span<float> table) {
+void fill_rows_on_cuda(Executor& executor, Span<const std::uint32_t> indices, std::size_t width, float value,
+                       Span<float> table) {
   CudaExecutor& own = executor_on_device(executor);
   Operand i(own, indices);
   Operand t(own, table);
@@ -143,8 +144,8 @@ void fill_rows(Executor& executor, Span<const std::uint32_t> indices, std::size_
   finish(own, i, t);
 }
 
-void subtract_rows(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
-                   std::size_t width, Span<float> table) {
+void subtract_rows_on_cuda(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
+                           std::size_t width, Span<float> table) {
   CudaExecutor& own = executor_on_device(executor);
   Operand i(own, indices);
   Operand v(own, values);
@@ -155,4 +156,4 @@ void subtract_rows(Executor& executor, Span<const std::uint32_t> indices, Span<c
   finish(own, i, v, t);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

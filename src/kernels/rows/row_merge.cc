@@ -6,25 +6,17 @@
 
 #include "kernels/device/on_device.h"
 #include "kernels/rows/bitmap.h"
+#include "kernels/rows/row_ranges.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/rows/row_merge.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
+#include "kernels/rows/add_row-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
-void AddRow(float* HWY_RESTRICT sum, const float* HWY_RESTRICT row, std::size_t width) {
-  const HWY_CAPPED(float, 16) d;
-  const std::size_t lanes = hn::Lanes(d);
-  std::size_t i = 0;
-  for (; i + lanes <= width; i += lanes) {
-    hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, row + i)), d, sum + i);
-  }
-  for (; i < width; ++i) sum[i] += row[i];
-}
 
 void Accumulate(const std::uint32_t* HWY_RESTRICT positions, const float* HWY_RESTRICT values,
                 std::size_t width, const std::uint64_t* HWY_RESTRICT bitmap,
@@ -107,34 +99,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace thinwire {
 
-HWY_EXPORT(AddRow);
 HWY_EXPORT(Accumulate);
 HWY_EXPORT(MergeElements);
 HWY_EXPORT(MergeRows);
 
-namespace {
-
-/// Rows that are worth a thread of their own.
-constexpr std::size_t kElementsPerRange = std::size_t{1} << 14;
-
-std::size_t rows_per_range(std::size_t width) {
-  return std::max<std::size_t>(1, kElementsPerRange / width);
-}
-
-/// What there is of a row.
-template <class T>
-Span<T> row_of(Span<T> table, std::uint32_t index, std::size_t width) {
-  const std::size_t begin = index * width;
-  return table.subspan(begin, std::min(width, table.size() - begin));
-}
-
-}  // namespace
-
 void accumulate_rows(Executor& executor, Span<const std::uint32_t> positions, Span<const float> values,
                      std::size_t width, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
                      bool distinct, Span<float> sums) {
-  if (on_device(positions, values, bitmap, before, sums))
-    THINWIRE_ON_DEVICE(accumulate_rows(executor, positions, values, width, bitmap, before, distinct, sums));
+  THINWIRE_ON_DEVICE(accumulate_rows, executor, positions, values, width, bitmap, before, distinct, sums);
   auto body = [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(Accumulate)
     (positions.data(), values.data(), width, bitmap.data(), before.data(), sums.data(), begin, end);
@@ -150,9 +122,8 @@ std::size_t merge_sorted_rows(Executor& executor, Span<const std::uint32_t> firs
                               Span<const float> first_values, Span<const std::uint32_t> second_indices,
                               Span<const float> second_values, std::size_t width, Span<std::uint32_t> indices,
                               Span<float> values) {
-  if (on_device(first_indices, first_values, second_indices, second_values, indices, values))
-    THINWIRE_ON_DEVICE(merge_sorted_rows(executor, first_indices, first_values, second_indices, second_values,
-                                         width, indices, values));
+  THINWIRE_ON_DEVICE(merge_sorted_rows, executor, first_indices, first_values, second_indices, second_values,
+                     width, indices, values);
   if (width == 1) {
     return HWY_DYNAMIC_DISPATCH(MergeElements)(
         first_indices.data(), first_values.data(), first_indices.size(), second_indices.data(),
@@ -161,70 +132,6 @@ std::size_t merge_sorted_rows(Executor& executor, Span<const std::uint32_t> firs
   return HWY_DYNAMIC_DISPATCH(MergeRows)(first_indices.data(), first_values.data(), first_indices.size(),
                                          second_indices.data(), second_values.data(), second_indices.size(),
                                          width, indices.data(), values.data());
-}
-
-void scatter_rows(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
-                  std::size_t width, Span<float> table) {
-  if (on_device(indices, values, table))
-    THINWIRE_ON_DEVICE(scatter_rows(executor, indices, values, width, table));
-  executor.parallel_for(indices.size(), rows_per_range(width), [&](std::size_t begin, std::size_t end) {
-    if (width == 1) {
-      for (std::size_t k = begin; k < end; ++k) table[indices[k]] = values[k];
-      return;
-    }
-    for (std::size_t k = begin; k < end; ++k) {
-      const auto row = row_of(table, indices[k], width);
-      std::memcpy(row.data(), values.data() + k * width, row.size_bytes());
-    }
-  });
-}
-
-void gather_rows(Executor& executor, Span<const float> table, Span<const std::uint32_t> indices,
-                 std::size_t width, Span<float> values) {
-  gather_rows(executor, table, {}, indices, width, values);
-}
-
-void gather_rows(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                 Span<const std::uint32_t> indices, std::size_t width, Span<float> values) {
-  if (on_device(gradient, residual, indices, values))
-    THINWIRE_ON_DEVICE(gather_rows(executor, gradient, residual, indices, width, values));
-  executor.parallel_for(indices.size(), rows_per_range(width), [&](std::size_t begin, std::size_t end) {
-    if (width == 1 && residual.empty()) {
-      for (std::size_t k = begin; k < end; ++k) values[k] = gradient[indices[k]];
-      return;
-    }
-    for (std::size_t k = begin; k < end; ++k) {
-      const auto row = row_of(gradient, indices[k], width);
-      float* out = values.data() + k * width;
-      std::memcpy(out, row.data(), row.size_bytes());
-      std::fill(out + row.size(), out + width, 0.0f);
-      if (residual.empty()) continue;
-      HWY_DYNAMIC_DISPATCH(AddRow)(out, residual.data() + indices[k] * width, row.size());
-    }
-  });
-}
-
-void fill_rows(Executor& executor, Span<const std::uint32_t> indices, std::size_t width, float value,
-               Span<float> table) {
-  if (on_device(indices, table)) THINWIRE_ON_DEVICE(fill_rows(executor, indices, width, value, table));
-  executor.parallel_for(indices.size(), rows_per_range(width), [&](std::size_t begin, std::size_t end) {
-    for (std::size_t k = begin; k < end; ++k) {
-      const auto row = row_of(table, indices[k], width);
-      std::fill(row.begin(), row.end(), value);
-    }
-  });
-}
-
-void subtract_rows(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
-                   std::size_t width, Span<float> table) {
-  if (on_device(indices, values, table))
-    THINWIRE_ON_DEVICE(subtract_rows(executor, indices, values, width, table));
-  executor.parallel_for(indices.size(), rows_per_range(width), [&](std::size_t begin, std::size_t end) {
-    for (std::size_t k = begin; k < end; ++k) {
-      const auto row = row_of(table, indices[k], width);
-      for (std::size_t i = 0; i < row.size(); ++i) row[i] -= values[k * width + i];
-    }
-  });
 }
 
 }  // namespace thinwire

@@ -10,7 +10,8 @@
 #include "kernels/rows/bit_list.h"
 #include "kernels/rows/row_lanes.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 // --- By rank in a bitmap.
@@ -138,9 +139,9 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void accumulate_rows(Executor& executor, Span<const std::uint32_t> positions, Span<const float> values,
-                     std::size_t width, Span<const std::uint64_t> bitmap, Span<const std::uint32_t> before,
-                     bool distinct, Span<float> sums) {
+void accumulate_rows_on_cuda(Executor& executor, Span<const std::uint32_t> positions,
+                             Span<const float> values, std::size_t width, Span<const std::uint64_t> bitmap,
+                             Span<const std::uint32_t> before, bool distinct, Span<float> sums) {
   if (positions.empty()) return;
   CudaExecutor& own = executor_on_device(executor);
   const std::size_t rows = positions.size();
@@ -170,10 +171,11 @@ void accumulate_rows(Executor& executor, Span<const std::uint32_t> positions, Sp
   finish(own, p, v, b, f, s);
 }
 
-std::size_t merge_sorted_rows(Executor& executor, Span<const std::uint32_t> first_indices,
-                              Span<const float> first_values, Span<const std::uint32_t> second_indices,
-                              Span<const float> second_values, std::size_t width, Span<std::uint32_t> indices,
-                              Span<float> values) {
+std::size_t merge_sorted_rows_on_cuda(Executor& executor, Span<const std::uint32_t> first_indices,
+                                      Span<const float> first_values,
+                                      Span<const std::uint32_t> second_indices,
+                                      Span<const float> second_values, std::size_t width,
+                                      Span<std::uint32_t> indices, Span<float> values) {
   CudaExecutor& own = executor_on_device(executor);
   const std::size_t count = first_indices.size();
   const std::size_t second_count = second_indices.size();
@@ -208,4 +210,4 @@ std::size_t merge_sorted_rows(Executor& executor, Span<const std::uint32_t> firs
   return merged;
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

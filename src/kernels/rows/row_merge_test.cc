@@ -1,4 +1,5 @@
 #include "kernels/rows/row_merge.h"
+#include "kernels/rows/row_access.h"
 
 #include <gtest/gtest.h>
 
@@ -246,8 +247,8 @@ TEST(RowAccess, AgreesWithLoops) {
       Placed gathered(executor, std::vector<float>(t.values.size(), 7.0f));
       std::vector<float> on_host(t.values.size(), 7.0f);
       std::vector<float> wanted_values(t.values.size(), 0.0f);
-      gather_rows(executor, original, indices, width, gathered);
-      gather_rows(executor, original, t.indices, width, on_host);
+      gather_rows(executor, original, {}, indices, width, gathered);
+      gather_rows(executor, original, {}, t.indices, width, on_host);
       t.for_each([&](std::size_t at, std::size_t k) { wanted_values[k] = t.before[at]; });
       ASSERT_EQ(gathered.read(), wanted_values) << where;
       ASSERT_EQ(on_host, wanted_values) << where;

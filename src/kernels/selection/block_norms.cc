@@ -138,9 +138,7 @@ HWY_EXPORT(FlagNonzero);
 
 void block_norms(Executor& executor, Span<const float> gradient, Span<const float> residual,
                  std::size_t block, Span<float> norms) {
-  if (on_device(gradient, residual, norms)) {
-    THINWIRE_ON_DEVICE(block_norms(executor, gradient, residual, block, norms));
-  }
+  THINWIRE_ON_DEVICE(block_norms, executor, gradient, residual, block, norms);
   const std::size_t grain = std::max<std::size_t>(1, kBlockElements / block);
   executor.parallel_for(norms.size(), grain, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(Norms)
@@ -151,9 +149,7 @@ void block_norms(Executor& executor, Span<const float> gradient, Span<const floa
 
 bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<const float> residual,
                          std::size_t block, Span<std::uint64_t> bitmap) {
-  if (on_device(gradient, residual, bitmap)) {
-    THINWIRE_ON_DEVICE(flag_nonzero_blocks(executor, gradient, residual, block, bitmap));
-  }
+  THINWIRE_ON_DEVICE(flag_nonzero_blocks, executor, gradient, residual, block, bitmap);
   std::atomic<bool> finite{true};
   const std::size_t grain = std::max<std::size_t>(1, kBlockElements / 64 / block);
   executor.parallel_for(bitmap.size(), grain, [&](std::size_t begin, std::size_t end) {

@@ -9,7 +9,8 @@
 #include "kernels/rows/bitmap.h"
 #include "kernels/selection/block_norms.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// Longer blocks are cut into pieces of so many elements.
@@ -131,8 +132,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void block_norms(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                 std::size_t block, Span<float> norms) {
+void block_norms_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                         std::size_t block, Span<float> norms) {
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
@@ -141,8 +142,8 @@ void block_norms(Executor& executor, Span<const float> gradient, Span<const floa
   finish(own, out);
 }
 
-bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                         std::size_t block, Span<std::uint64_t> bitmap) {
+bool flag_nonzero_blocks_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                                 std::size_t block, Span<std::uint64_t> bitmap) {
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
@@ -157,4 +158,4 @@ bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<co
   return !findings.flagged();
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

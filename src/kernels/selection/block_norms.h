@@ -27,13 +27,4 @@ void block_norms(Executor& executor, Span<const float> gradient, Span<const floa
 bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<const float> residual,
                          std::size_t block, Span<std::uint64_t> bitmap);
 
-/// The same on a CUDA device, see kernels/device/on_device.h. Norms are the same on every device, and those
-/// of a CPU but for the rounding of float sums.
-namespace cuda {
-void block_norms(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                 std::size_t block, Span<float> norms);
-bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                         std::size_t block, Span<std::uint64_t> bitmap);
-}  // namespace cuda
-
 }  // namespace thinwire

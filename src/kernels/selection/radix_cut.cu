@@ -2,9 +2,10 @@
 // per pass. The last block of a pass to finish chooses the digit, so that nothing returns to the host in
 // between. Then the cut itself, among elements that were listed.
 
+#include "kernels/selection/radix_cut.h"
+
 #include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
-#include "kernels/selection/select_device.h"
 #include "kernels/selection/select_tiles.h"
 
 namespace thinwire::cuda {

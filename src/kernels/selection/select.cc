@@ -191,9 +191,7 @@ Selection select_into(Executor& executor, Span<const float> gradient, Span<const
 
 MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span<const float> residual,
                             std::size_t k) {
-  if (on_device(gradient, residual)) {
-    THINWIRE_ON_DEVICE(cut_of_largest(executor, gradient, residual, k));
-  }
+  THINWIRE_ON_DEVICE(cut_of_largest, executor, gradient, residual, k);
   if (k == 0) return {.bits = 0x7fffffffu, .ties = 0};
   if (k >= gradient.size()) return {};
   std::uint32_t prefix = 0;
@@ -230,9 +228,7 @@ MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span
 
 Selection select_at_least(Executor& executor, Workspace& workspace, Span<const float> gradient,
                           Span<const float> residual, std::uint32_t least_bits) {
-  if (on_device(gradient, residual)) {
-    THINWIRE_ON_DEVICE(select_at_least(executor, workspace, gradient, residual, least_bits));
-  }
+  THINWIRE_ON_DEVICE(select_at_least, executor, workspace, gradient, residual, least_bits);
   return select_into(executor, gradient, residual, least_bits, room_for(workspace, gradient.size()));
 }
 
@@ -245,9 +241,7 @@ Selection apply_cut(const Selection& selection, MagnitudeCut cut) {
 std::uint32_t sampled_threshold(Executor& executor, Workspace& workspace, Span<const float> gradient,
                                 Span<const float> residual, std::size_t k, std::size_t sample, double safety,
                                 std::uint32_t seed) {
-  if (on_device(gradient, residual)) {
-    THINWIRE_ON_DEVICE(sampled_threshold(executor, gradient, residual, k, sample, safety, seed));
-  }
+  THINWIRE_ON_DEVICE(sampled_threshold, executor, workspace, gradient, residual, k, sample, safety, seed);
   const std::size_t n = gradient.size();
   const std::size_t rank = sample_rank(n, k, sample, safety);
   if (rank == 0) return 0;
@@ -262,9 +256,7 @@ std::uint32_t sampled_threshold(Executor& executor, Workspace& workspace, Span<c
 
 Selection select_largest(Executor& executor, Workspace& workspace, Span<const float> gradient,
                          Span<const float> residual, std::size_t k) {
-  if (on_device(gradient, residual)) {
-    THINWIRE_ON_DEVICE(select_largest(executor, workspace, gradient, residual, k));
-  }
+  THINWIRE_ON_DEVICE(select_largest, executor, workspace, gradient, residual, k);
   const std::size_t n = gradient.size();
   const Selection room = room_for(workspace, n);
   if (k == 0) return {room.indices.first(0), room.values.first(0)};

@@ -2,16 +2,19 @@
 // threshold (two bytes each); a sum over the tiles tells how many there are and where each goes. The choice
 // among them and the output, which may lie in host memory, concern those alone.
 
+#include "kernels/selection/select.h"
+
 #include <algorithm>
 #include <optional>
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
 #include "kernels/device/resident.h"
-#include "kernels/selection/select_device.h"
+#include "kernels/selection/radix_cut.h"
 #include "kernels/selection/select_tiles.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// Lists of every tile the places of elements that reach max(least, state's bits), and counts them. counts:
@@ -184,8 +187,6 @@ RadixCut sampled_cut(CudaExecutor& executor, const SelectInput& input, std::size
   return RadixCut(executor, {values.data(), nullptr, sample}, rank);
 }
 
-}  // namespace
-
 Selection select_at_least(CudaExecutor& executor, Workspace& workspace, const SelectInput& input,
                           std::uint32_t least_bits) {
   return Candidates(executor, input, least_bits, nullptr).all(workspace);
@@ -209,10 +210,6 @@ Selection select_largest(CudaExecutor& executor, Workspace& workspace, const Sel
   return Candidates(executor, input, 1, cut.state()).largest(workspace, k, cut.state());
 }
 
-// ---------------------------------------------------------------------------------------------------------
-
-namespace {
-
 /// Operands in the device's own memory, which several passes read.
 struct ResidentInput {
   Resident<const float> gradient;
@@ -227,32 +224,33 @@ struct ResidentInput {
 
 }  // namespace
 
-MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                            std::size_t k) {
+MagnitudeCut cut_of_largest_on_cuda(Executor& executor, Span<const float> gradient,
+                                    Span<const float> residual, std::size_t k) {
   if (k == 0) return {.bits = 0x7fffffffu, .ties = 0};
   if (k >= gradient.size()) return {};
   CudaExecutor& own = executor_on_device(executor);
   return RadixCut(own, ResidentInput(own, gradient, residual), k).read();
 }
 
-Selection select_at_least(Executor& executor, Workspace& workspace, Span<const float> gradient,
-                          Span<const float> residual, std::uint32_t least_bits) {
+Selection select_at_least_on_cuda(Executor& executor, Workspace& workspace, Span<const float> gradient,
+                                  Span<const float> residual, std::uint32_t least_bits) {
   CudaExecutor& own = executor_on_device(executor);
   return select_at_least(own, workspace, ResidentInput(own, gradient, residual), least_bits);
 }
 
-std::uint32_t sampled_threshold(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                                std::size_t k, std::size_t sample, double safety, std::uint32_t seed) {
+std::uint32_t sampled_threshold_on_cuda(Executor& executor, Workspace&, Span<const float> gradient,
+                                        Span<const float> residual, std::size_t k, std::size_t sample,
+                                        double safety, std::uint32_t seed) {
   const std::size_t rank = sample_rank(gradient.size(), k, sample, safety);
   if (rank == 0 || rank == sample) return 0;
   CudaExecutor& own = executor_on_device(executor);
   return sampled_cut(own, ResidentInput(own, gradient, residual), sample, rank, seed).read().bits;
 }
 
-Selection select_largest(Executor& executor, Workspace& workspace, Span<const float> gradient,
-                         Span<const float> residual, std::size_t k) {
+Selection select_largest_on_cuda(Executor& executor, Workspace& workspace, Span<const float> gradient,
+                                 Span<const float> residual, std::size_t k) {
   CudaExecutor& own = executor_on_device(executor);
   return select_largest(own, workspace, ResidentInput(own, gradient, residual), k);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -58,17 +58,4 @@ std::uint32_t sampled_threshold(Executor& executor, Workspace& workspace, Span<c
 Selection select_largest(Executor& executor, Workspace& workspace, Span<const float> gradient,
                          Span<const float> residual, std::size_t k);
 
-/// The same on a CUDA device, see kernels/device/on_device.h. What is chosen goes to the workspace, which
-/// gives as much memory as that takes. A pass reads every element once, and what is chosen once more.
-namespace cuda {
-MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                            std::size_t k);
-Selection select_at_least(Executor& executor, Workspace& workspace, Span<const float> gradient,
-                          Span<const float> residual, std::uint32_t least_bits);
-std::uint32_t sampled_threshold(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                                std::size_t k, std::size_t sample, double safety, std::uint32_t seed);
-Selection select_largest(Executor& executor, Workspace& workspace, Span<const float> gradient,
-                         Span<const float> residual, std::size_t k);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "kernels/device/device.h"
-#include "kernels/selection/select_device.h"
+#include "kernels/selection/radix_cut.h"
 
 namespace thinwire::cuda {
 

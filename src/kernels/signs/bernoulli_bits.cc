@@ -73,9 +73,7 @@ void bernoulli_bits(Executor& executor, const RandomStream& stream, std::uint32_
     throw std::invalid_argument("probability " + std::to_string(numerator) + "/" +
                                 std::to_string(denominator) + " must lie strictly between 0 and 1");
   }
-  if (on_device(words)) {
-    THINWIRE_ON_DEVICE(bernoulli_bits(executor, stream, first_word, numerator, denominator, words));
-  }
+  THINWIRE_ON_DEVICE(bernoulli_bits, executor, stream, first_word, numerator, denominator, words);
   const std::uint32_t threshold = bernoulli_threshold(numerator, denominator);
   // Digits after the last 1 cannot decide for 1 any more.
   const int draws = kBernoulliDraws - std::countr_zero(threshold);

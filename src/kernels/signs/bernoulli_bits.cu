@@ -5,7 +5,8 @@
 #include "kernels/device/device.h"
 #include "kernels/signs/bernoulli_bits.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// draws: digits of the threshold up to its last 1.
@@ -34,12 +35,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void bernoulli_bits(Executor& executor, const RandomStream& stream, std::uint32_t first_word,
-                    std::uint32_t numerator, std::uint32_t denominator, Span<std::uint64_t> words) {
+void bernoulli_bits_on_cuda(Executor& executor, const RandomStream& stream, std::uint32_t first_word,
+                            std::uint32_t numerator, std::uint32_t denominator, Span<std::uint64_t> words) {
   CudaExecutor& own = executor_on_device(executor);
   const std::uint32_t threshold = bernoulli_threshold(numerator, denominator);
   launch(own.stream(), grid_for(words.size()), bernoulli_kernel, stream, first_word, threshold,
          kBernoulliDraws - std::countr_zero(threshold), words.data(), words.size());
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -29,10 +29,4 @@ constexpr std::uint32_t bernoulli_threshold(std::uint32_t numerator, std::uint32
   return static_cast<std::uint32_t>((std::uint64_t{numerator} << 32) / denominator);
 }
 
-/// The same on a CUDA device, see kernels/device/on_device.h. The probability has been checked.
-namespace cuda {
-void bernoulli_bits(Executor& executor, const RandomStream& stream, std::uint32_t first_word,
-                    std::uint32_t numerator, std::uint32_t denominator, Span<std::uint64_t> words);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -152,7 +152,7 @@ T* at(Span<T> span, std::size_t offset) {
 
 bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
                 Span<std::uint64_t> bits) {
-  if (on_device(gradient, residual, bits)) THINWIRE_ON_DEVICE(pack_signs(executor, gradient, residual, bits));
+  THINWIRE_ON_DEVICE(pack_signs, executor, gradient, residual, bits);
   std::atomic<bool> finite{true};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     if (!HWY_DYNAMIC_DISPATCH(PackSigns)(gradient.data() + begin, at(residual, begin), end - begin,
@@ -165,7 +165,7 @@ bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float
 
 void merge_signs(Executor& executor, Span<std::uint64_t> own, Span<const std::uint64_t> received,
                  Span<const std::uint64_t> take_own) {
-  if (on_device(own, received, take_own)) THINWIRE_ON_DEVICE(merge_signs(executor, own, received, take_own));
+  THINWIRE_ON_DEVICE(merge_signs, executor, own, received, take_own);
   executor.parallel_for(own.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(MergeSigns)
     (own.data() + begin, received.data() + begin, take_own.data() + begin, end - begin);
@@ -178,7 +178,7 @@ double apply_signs(Executor& executor, Span<const std::uint64_t> bits, float sca
 }
 
 void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums) {
-  if (on_device(bits, sums)) THINWIRE_ON_DEVICE(accumulate_signs(executor, bits, scale, sums));
+  THINWIRE_ON_DEVICE(accumulate_signs, executor, bits, scale, sums);
   executor.parallel_for(sums.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AccumulateSigns)(bits.data() + begin / 64, scale, end - begin, sums.data() + begin);
   });
@@ -186,8 +186,7 @@ void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float 
 
 double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<const float> mean,
                       Span<float> gradient, Span<float> residual) {
-  if (on_device(bits, mean, gradient, residual))
-    THINWIRE_ON_DEVICE(subtract_signs(executor, bits, scale, mean, gradient, residual));
+  THINWIRE_ON_DEVICE(subtract_signs, executor, bits, scale, mean, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(ApplySigns)(bits.data() + begin / 64, scale, at(mean, begin), end - begin,
                                             gradient.data() + begin, at(residual, begin));
@@ -196,9 +195,7 @@ double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float 
 
 double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
                      Span<float> gradient, Span<float> residual) {
-  if (on_device(gradient, residual)) {
-    THINWIRE_ON_DEVICE(average_signs(executor, vectors, self, gradient, residual));
-  }
+  THINWIRE_ON_DEVICE(average_signs, executor, vectors, self, gradient, residual);
   constexpr std::size_t kTile = 4096;  // stays in the first-level cache
   const float factor = 1.0f / static_cast<float>(vectors.size());
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {

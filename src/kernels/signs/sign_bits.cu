@@ -6,7 +6,8 @@
 #include "kernels/device/device.h"
 #include "kernels/signs/sign_bits.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// Words whose elements a thread loads before it uses the first.
@@ -188,8 +189,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                Span<std::uint64_t> bits) {
+bool pack_signs_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                        Span<std::uint64_t> bits) {
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
@@ -202,8 +203,8 @@ bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float
   return !findings.flagged();
 }
 
-void merge_signs(Executor& executor, Span<std::uint64_t> own_bits, Span<const std::uint64_t> received,
-                 Span<const std::uint64_t> take_own) {
+void merge_signs_on_cuda(Executor& executor, Span<std::uint64_t> own_bits, Span<const std::uint64_t> received,
+                         Span<const std::uint64_t> take_own) {
   CudaExecutor& own = executor_on_device(executor);
   Operand o(own, own_bits);
   Operand r(own, received);
@@ -213,8 +214,8 @@ void merge_signs(Executor& executor, Span<std::uint64_t> own_bits, Span<const st
   finish(own, o, r, t);
 }
 
-double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<const float> mean,
-                      Span<float> gradient, Span<float> residual) {
+double subtract_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits, float scale,
+                              Span<const float> mean, Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand b(own, bits);
   Operand m(own, mean);
@@ -231,7 +232,8 @@ double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float 
   return residual.empty() ? 0 : findings.sum();
 }
 
-void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums) {
+void accumulate_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits, float scale,
+                              Span<float> sums) {
   CudaExecutor& own = executor_on_device(executor);
   Operand b(own, bits);
   Operand s(own, sums);
@@ -240,8 +242,8 @@ void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float 
   finish(own, b, s);
 }
 
-double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
-                     Span<float> gradient, Span<float> residual) {
+double average_signs_on_cuda(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
+                             Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand g(own, gradient);
   Operand r(own, residual);
@@ -262,4 +264,4 @@ double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::s
   return residual.empty() ? 0 : findings.sum();
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -53,17 +53,4 @@ struct ScaledSigns {
 double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
                      Span<float> gradient, Span<float> residual);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                Span<std::uint64_t> bits);
-void merge_signs(Executor& executor, Span<std::uint64_t> own_bits, Span<const std::uint64_t> received,
-                 Span<const std::uint64_t> take_own);
-void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums);
-double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<const float> mean,
-                      Span<float> gradient, Span<float> residual);
-double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
-                     Span<float> gradient, Span<float> residual);
-}  // namespace cuda
-
 }  // namespace thinwire

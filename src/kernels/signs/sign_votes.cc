@@ -80,7 +80,7 @@ HWY_EXPORT(Majority);
 
 void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
                Span<const std::uint64_t> bits) {
-  if (on_device(planes, bits)) THINWIRE_ON_DEVICE(add_votes(executor, planes, plane_count, bits));
+  THINWIRE_ON_DEVICE(add_votes, executor, planes, plane_count, bits);
   executor.parallel_for(bits.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AddVotes)(planes.data(), bits.size(), plane_count, bits.data(), begin, end);
   });
@@ -88,9 +88,7 @@ void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
 
 void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
                        std::uint32_t workers, Span<const std::uint64_t> ties, Span<std::uint64_t> majority) {
-  if (on_device(planes, ties, majority)) {
-    THINWIRE_ON_DEVICE(majority_of_votes(executor, planes, plane_count, workers, ties, majority));
-  }
+  THINWIRE_ON_DEVICE(majority_of_votes, executor, planes, plane_count, workers, ties, majority);
   executor.parallel_for(majority.size(), kBlockElements / 64, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(Majority)
     (planes.data(), majority.size(), plane_count, workers, ties.data(), majority.data(), begin, end);

@@ -3,7 +3,8 @@
 #include "kernels/device/device.h"
 #include "kernels/signs/sign_votes.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 __global__ void __launch_bounds__(kThreads)
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
-               Span<const std::uint64_t> bits) {
+void add_votes_on_cuda(Executor& executor, Span<std::uint64_t> planes, int plane_count,
+                       Span<const std::uint64_t> bits) {
   CudaExecutor& own = executor_on_device(executor);
   Operand p(own, planes);
   Operand b(own, bits);
@@ -59,8 +60,9 @@ void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
   finish(own, p, b);
 }
 
-void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
-                       std::uint32_t workers, Span<const std::uint64_t> ties, Span<std::uint64_t> majority) {
+void majority_of_votes_on_cuda(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
+                               std::uint32_t workers, Span<const std::uint64_t> ties,
+                               Span<std::uint64_t> majority) {
   CudaExecutor& own = executor_on_device(executor);
   Operand p(own, planes);
   Operand t(own, ties);
@@ -70,4 +72,4 @@ void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int
   finish(own, p, t, m);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

@@ -19,12 +19,4 @@ void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
 void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
                        std::uint32_t workers, Span<const std::uint64_t> ties, Span<std::uint64_t> majority);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void add_votes(Executor& executor, Span<std::uint64_t> planes, int plane_count,
-               Span<const std::uint64_t> bits);
-void majority_of_votes(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
-                       std::uint32_t workers, Span<const std::uint64_t> ties, Span<std::uint64_t> majority);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -63,9 +63,7 @@ HWY_EXPORT(StochasticSigns);
 
 void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const float> gradient,
                       Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits) {
-  if (on_device(gradient, residual, bits)) {
-    THINWIRE_ON_DEVICE(stochastic_signs(executor, stream, gradient, residual, half_inverse_norm, bits));
-  }
+  THINWIRE_ON_DEVICE(stochastic_signs, executor, stream, gradient, residual, half_inverse_norm, bits);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(StochasticSigns)
     (stream, begin / 64, gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin,

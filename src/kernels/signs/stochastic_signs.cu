@@ -4,7 +4,8 @@
 #include "kernels/device/device.h"
 #include "kernels/signs/stochastic_signs.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 constexpr unsigned kHalf = kWarp / 2;
@@ -48,8 +49,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const float> gradient,
-                      Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits) {
+void stochastic_signs_on_cuda(Executor& executor, const RandomStream& stream, Span<const float> gradient,
+                              Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits) {
   CudaExecutor& own = executor_on_device(executor);
   Operand g(own, gradient);
   Operand r(own, residual);
@@ -59,4 +60,4 @@ void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const
   finish(own, g, r, b);
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire

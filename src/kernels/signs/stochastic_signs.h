@@ -18,10 +18,4 @@ namespace thinwire {
 void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const float> gradient,
                       Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits);
 
-/// The same on a CUDA device, see kernels/device/on_device.h.
-namespace cuda {
-void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const float> gradient,
-                      Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits);
-}  // namespace cuda
-
 }  // namespace thinwire

@@ -235,6 +235,10 @@ void require_countable(const CountSketch& sketch, const BlockList& list) {
 
 }  // namespace
 
+static bool on_device(const BlockList& list) {
+  return on_device(list.blocks);
+}
+
 std::size_t BlockList::listed() const {
   if (blocks.empty()) return 0;
   // Only the bucket's last block may be shorter, and it can only be the last of the list.
@@ -261,13 +265,11 @@ CountSketch make_count_sketch(const RandomStream& stream, std::size_t rows, std:
           .run_length = std::min(longest_run, std::bit_floor(columns))};
 }
 
-void insert(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
-            Span<const float> values, Span<const float> residual, Span<float> table) {
+void insert_blocks(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
+                   Span<const float> values, Span<const float> residual, Span<float> table) {
   require_countable(sketch, list);
   if (list.blocks.empty()) return;
-  if (on_device(list.blocks, values, residual, table)) {
-    THINWIRE_ON_DEVICE(insert(executor, sketch, list, layout, values, residual, table));
-  }
+  THINWIRE_ON_DEVICE(insert_blocks, executor, sketch, list, layout, values, residual, table);
   const SketchTask task{&sketch, &list, layout, nullptr};
   // A range is some rows and some columns of the table: no two threads add to one cell, and hashing every run
   // once per range costs a tenth of adding its elements.
@@ -285,13 +287,11 @@ void insert(Executor& executor, const CountSketch& sketch, const BlockList& list
   });
 }
 
-void query(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
-           Span<const float> table, Span<float> values) {
+void query_blocks(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
+                  Span<const float> table, Span<float> values) {
   require_countable(sketch, list);
   if (list.blocks.empty()) return;
-  if (on_device(list.blocks, table, values)) {
-    THINWIRE_ON_DEVICE(query(executor, sketch, list, layout, table, values));
-  }
+  THINWIRE_ON_DEVICE(query_blocks, executor, sketch, list, layout, table, values);
   constexpr std::size_t kElementsPerRange = std::size_t{1} << 14;
   const MedianNetwork network = sketch.rows > 1 ? median_network(sketch.rows) : MedianNetwork{};
   const SketchTask task{&sketch, &list, layout, &network};
@@ -302,11 +302,12 @@ void query(Executor& executor, const CountSketch& sketch, const BlockList& list,
 
 void insert(Executor& executor, const CountSketch& sketch, Span<const float> values,
             Span<const float> residual, Span<float> table) {
-  insert(executor, sketch, whole_bucket(values.size()), BlockLayout::in_bucket, values, residual, table);
+  insert_blocks(executor, sketch, whole_bucket(values.size()), BlockLayout::in_bucket, values, residual,
+                table);
 }
 
 void query(Executor& executor, const CountSketch& sketch, Span<const float> table, Span<float> values) {
-  query(executor, sketch, whole_bucket(values.size()), BlockLayout::in_bucket, table, values);
+  query_blocks(executor, sketch, whole_bucket(values.size()), BlockLayout::in_bucket, table, values);
 }
 
 }  // namespace thinwire

@@ -69,35 +69,20 @@ enum class BlockLayout : std::uint8_t {
 };
 
 /// table[j * columns + column] += sign * p for every listed element and row j, with p = values + residual;
-/// residual may be empty. table: [cells()]. The same bits for any number of threads: each column adds its
-/// elements in ascending order. Throws std::invalid_argument for buckets of 2^32 or more runs.
-void insert(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
-            Span<const float> values, Span<const float> residual, Span<float> table);
+/// residual may be empty. table: [cells()]. The same bits for any number of threads and on CUDA devices: each
+/// column adds its elements in ascending order. Throws std::invalid_argument for buckets of 2^32 or more runs.
+void insert_blocks(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
+                   Span<const float> values, Span<const float> residual, Span<float> table);
 
 /// values = estimate of every listed element: the median over rows j of sign * table[j * columns + column],
 /// with an even number of rows the mean of the two middle ones. values of other blocks are left alone.
-/// Throws as insert does.
-void query(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
-           Span<const float> table, Span<float> values);
+/// Throws as insert_blocks does.
+void query_blocks(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
+                  Span<const float> table, Span<float> values);
 
-/// insert and query for all elements of a bucket.
+/// insert_blocks and query_blocks for all elements of a bucket.
 void insert(Executor& executor, const CountSketch& sketch, Span<const float> values,
             Span<const float> residual, Span<float> table);
 void query(Executor& executor, const CountSketch& sketch, Span<const float> table, Span<float> values);
-
-/// The same on a CUDA device, see kernels/device/on_device.h: the same bits as on a CPU, since there, too,
-/// each column adds its elements in ascending order.
-namespace cuda {
-void insert(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
-            Span<const float> values, Span<const float> residual, Span<float> table);
-void query(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
-           Span<const float> table, Span<float> values);
-
-/// insert by atomic additions, in no particular order: sums of many elements differ by their rounding from
-/// call to call. Where that may be, it saves the time of a sort and reads values once per row as they lie.
-void insert_in_any_order(Executor& executor, const CountSketch& sketch, const BlockList& list,
-                         BlockLayout layout, Span<const float> values, Span<const float> residual,
-                         Span<float> table);
-}  // namespace cuda
 
 }  // namespace thinwire

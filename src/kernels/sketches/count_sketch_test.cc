@@ -96,21 +96,21 @@ void expect_definition(Executor& executor, const CountSketch& sketch, const Bloc
   const auto residual = test_values(elements, 2);
 
   Placed table(executor, std::vector<float>(sketch.cells(), 0.0f));
-  insert(executor, sketch, list, BlockLayout::in_bucket, Placed(executor, values), Placed(executor, residual),
-         table);
+  insert_blocks(executor, sketch, list, BlockLayout::in_bucket, Placed(executor, values),
+                Placed(executor, residual), table);
   ASSERT_EQ(table.read(), scalar_insert(sketch, list, BlockLayout::in_bucket, values, residual));
   const auto packed = take_listed(list, values);
   std::vector<float> host_table(sketch.cells(), 0.0f);
-  insert(executor, sketch, list, BlockLayout::packed, Placed(executor, packed), {}, host_table);
+  insert_blocks(executor, sketch, list, BlockLayout::packed, Placed(executor, packed), {}, host_table);
   ASSERT_EQ(host_table, scalar_insert(sketch, list, BlockLayout::packed, packed, {}));
 
   std::vector<float> expected(elements, 7.0f);
   for (const std::size_t e : listed_elements(list)) expected[e] = scalar_estimate(sketch, host_table, e);
   Placed estimates(executor, std::vector<float>(elements, 7.0f));
-  query(executor, sketch, list, BlockLayout::in_bucket, host_table, estimates);
+  query_blocks(executor, sketch, list, BlockLayout::in_bucket, host_table, estimates);
   ASSERT_EQ(estimates.read(), expected);
   std::vector<float> packed_estimates(list.listed());
-  query(executor, sketch, list, BlockLayout::packed, Placed(executor, host_table), packed_estimates);
+  query_blocks(executor, sketch, list, BlockLayout::packed, Placed(executor, host_table), packed_estimates);
   ASSERT_EQ(packed_estimates, take_listed(list, expected));
 }
 
@@ -204,25 +204,6 @@ TEST(CountSketch, TheMedianOfEveryNumberOfRowsIsTheSortedMiddle) {
     }
   });
 }
-
-#ifdef THINWIRE_HAS_CUDA
-TEST(CountSketch, AnyOrderGivesTheSameSumsButForRounding) {
-  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
-  const auto executor = make_cuda_executor(0);
-  const CountSketch sketch = make_count_sketch(stream_of(2), 3, 500, 64);
-  for (const std::size_t width : {3u, 64u, 20'000u}) {
-    const auto blocks = some_blocks(10'000, width);
-    const BlockList list{blocks, width, 10'000};
-    // Sums of these are exact in any order.
-    std::vector<float> values(10'000);
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 201) - 100.0f;
-    Placed table(*executor, std::vector<float>(sketch.cells(), 0.0f));
-    cuda::insert_in_any_order(*executor, sketch, list, BlockLayout::in_bucket, Placed(*executor, values), {},
-                              table);
-    EXPECT_EQ(table.read(), scalar_insert(sketch, list, BlockLayout::in_bucket, values, {})) << width;
-  }
-}
-#endif
 
 TEST(CountSketch, TheSketchOfASumIsTheSumOfSketches) {
   constexpr std::size_t kElements = 10'000;

@@ -103,103 +103,136 @@ struct Votes {
   }
 };
 
-/// Elements of at least task.least among [begin, end); begin is the start of a run. Returns how many.
-std::size_t SelectPart(const SelectTask& task, std::size_t begin, std::size_t end,
-                       std::uint32_t* HWY_RESTRICT indices, float* HWY_RESTRICT values) {
-  const CountSketch& sketch = *task.sketch;
-  const std::size_t length = sketch.run_length;
-  const std::size_t rows = sketch.rows;
-  // The median reaches the threshold only if that many rows do: with an even number, the upper middle must.
-  const std::size_t needed = (rows + 1) / 2;
-  const HWY_CAPPED(std::uint64_t, kBatch) du;
-  const std::size_t lanes = hn::Lanes(du);
-
-  HWY_ALIGN std::uint32_t runs[kBatch] = {};
+/// What the rows say of the elements of kBatch runs: bit t of word k of element t of run k.
+struct SelectBatch {
   RunHashes hashes[kMostSketchRows];
   HWY_ALIGN std::uint64_t positive[kMostSketchRows][kBatch];
   HWY_ALIGN std::uint64_t negative[kMostSketchRows][kBatch];
-  HWY_ALIGN std::uint64_t reached[kBatch];
+  HWY_ALIGN std::uint64_t reached[kBatch];  // those whose median may reach the threshold
+};
 
-  // Elements that many rows speak for gather here until there are enough for vectors of medians.
-  HWY_ALIGN float estimates[kMostSketchRows * kLongestRun] = {};
-  HWY_ALIGN float medians[kLongestRun];
-  std::uint32_t waiting[kLongestRun];
-  std::size_t waits = 0;
-  std::size_t chosen = 0;
-  auto flush = [&]() HWY_ATTR {
-    Medians(*task.network, rows, estimates, waits, medians);
-    for (std::size_t i = 0; i < waits; ++i) {
-      indices[chosen] = waiting[i];
-      values[chosen] = medians[i];
-      chosen += magnitude_bits(medians[i]) >= task.least ? 1 : 0;
-    }
-    waits = 0;
-  };
-
-  for (std::size_t first = begin; first < end; first += kBatch * length) {
-    const std::size_t size = std::min(kBatch, (end - first + length - 1) / length);
-    for (std::size_t k = 0; k < size; ++k) runs[k] = static_cast<std::uint32_t>(first / length + k);
-    for (std::size_t row = 0; row < rows; ++row) {
-      HashRuns(sketch, row, runs, size, hashes[row]);
-      const CellBits* HWY_RESTRICT bits = task.bits + row * task.bits_per_row;
-      for (std::size_t k = 0; k < size; ++k) {
-        const std::uint32_t start = hashes[row].starts[k];
-        const CellBits* HWY_RESTRICT word = bits + start / 64;
-        const std::uint64_t large = Bits(word[0].large, word[1].large, start % 64);
-        const std::uint64_t flipped =
-            Bits(word[0].negative, word[1].negative, start % 64) ^ hashes[row].signs[k];
-        positive[row][k] = large & ~flipped;
-        negative[row][k] = large & flipped;
-      }
-    }
-    for (std::size_t k = 0; k < size; k += lanes) {
-      Votes above(du, needed);
-      Votes under(du, needed);
-      for (std::size_t row = 0; row < rows; ++row) {
-        above.Add(hn::Load(du, positive[row] + k));
-        under.Add(hn::Load(du, negative[row] + k));
-      }
-      hn::Store(hn::Or(above.reached, under.reached), du, reached + k);
-    }
-    reached[size - 1] &= ~std::uint64_t{0} >> (64 - std::min(length, end - first - (size - 1) * length));
-    if (length < 64) {
-      for (std::size_t k = 0; k < size; ++k) reached[k] &= (std::uint64_t{1} << length) - 1;
-    }
-    std::size_t k = 0;
-    while (true) {
-      // As many as there is room for.
-      std::uint8_t of_run[kLongestRun];
-      std::uint8_t in_run[kLongestRun];
-      std::size_t count = 0;
-      for (; k < size; ++k) {
-        for (; reached[k] != 0 && waits + count < kLongestRun; reached[k] &= reached[k] - 1) {
-          const int bit = std::countr_zero(reached[k]);
-          of_run[count] = static_cast<std::uint8_t>(k);
-          in_run[count] = static_cast<std::uint8_t>(bit);
-          waiting[waits + count] =
-              static_cast<std::uint32_t>(first + k * length) + static_cast<std::uint32_t>(bit);
-          ++count;
-        }
-        if (reached[k] != 0) break;
-      }
-      for (std::size_t row = 0; row < rows; ++row) {
-        const float* HWY_RESTRICT cells = task.table + row * sketch.columns;
-        float* HWY_RESTRICT out = estimates + row * kLongestRun + waits;
-        for (std::size_t i = 0; i < count; ++i) {
-          const std::size_t column = std::size_t{hashes[row].starts[of_run[i]]} + in_run[i];
-          const std::uint64_t sign = hashes[row].signs[of_run[i]] >> in_run[i] << 63 >> 32;
-          const float cell = cells[column < sketch.columns ? column : column - sketch.columns];
-          out[i] =
-              std::bit_cast<float>(std::bit_cast<std::uint32_t>(cell) ^ static_cast<std::uint32_t>(sign));
-        }
-      }
-      waits += count;
-      if (waits < kLongestRun) break;
-      flush();
+/// Looks up the marks of `size` runs from `first_run` on: which rows say that an element reaches the threshold,
+/// above 0 or below.
+HWY_INLINE void LookUpMarks(const SelectTask& task, std::size_t first_run, std::size_t size,
+                            SelectBatch& batch) {
+  HWY_ALIGN std::uint32_t runs[kBatch] = {};
+  for (std::size_t k = 0; k < size; ++k) runs[k] = static_cast<std::uint32_t>(first_run + k);
+  for (std::size_t row = 0; row < task.sketch->rows; ++row) {
+    HashRuns(*task.sketch, row, runs, size, batch.hashes[row]);
+    const CellBits* HWY_RESTRICT bits = task.bits + row * task.bits_per_row;
+    for (std::size_t k = 0; k < size; ++k) {
+      const std::uint32_t start = batch.hashes[row].starts[k];
+      const CellBits* HWY_RESTRICT word = bits + start / 64;
+      const std::uint64_t large = Bits(word[0].large, word[1].large, start % 64);
+      const std::uint64_t flipped =
+          Bits(word[0].negative, word[1].negative, start % 64) ^ batch.hashes[row].signs[k];
+      batch.positive[row][k] = large & ~flipped;
+      batch.negative[row][k] = large & flipped;
     }
   }
-  flush();
-  return chosen;
+}
+
+/// Finds the elements that enough rows speak for. The runs hold `elements`.
+HWY_INLINE void CountVotes(const CountSketch& sketch, std::size_t size, std::size_t elements,
+                           SelectBatch& batch) {
+  // The median reaches the threshold only if that many rows do: with an even number, the upper middle must.
+  const std::size_t needed = (sketch.rows + 1) / 2;
+  const HWY_CAPPED(std::uint64_t, kBatch) du;
+  for (std::size_t k = 0; k < size; k += hn::Lanes(du)) {
+    Votes above(du, needed);
+    Votes under(du, needed);
+    for (std::size_t row = 0; row < sketch.rows; ++row) {
+      above.Add(hn::Load(du, batch.positive[row] + k));
+      under.Add(hn::Load(du, batch.negative[row] + k));
+    }
+    hn::Store(hn::Or(above.reached, under.reached), du, batch.reached + k);
+  }
+  const std::size_t length = sketch.run_length;
+  batch.reached[size - 1] &= ~std::uint64_t{0} >> (64 - std::min(length, elements - (size - 1) * length));
+  if (length < 64) {
+    for (std::size_t k = 0; k < size; ++k) batch.reached[k] &= (std::uint64_t{1} << length) - 1;
+  }
+}
+
+/// Elements that many rows speak for wait here until there are enough for vectors of medians.
+class Candidates {
+ public:
+  HWY_INLINE Candidates(const SelectTask& task, std::uint32_t* HWY_RESTRICT indices,
+                        float* HWY_RESTRICT values)
+      : task_(task), indices_(indices), values_(values) {}
+
+  /// Takes those of the batch as long as there is room, and forgets them there; from run `k` on, which moves.
+  /// first: the batch's first element. Returns whether there is no room left.
+  HWY_INLINE bool Take(SelectBatch& batch, std::size_t first, std::size_t size, std::size_t& k) {
+    const CountSketch& sketch = *task_.sketch;
+    std::uint8_t of_run[kLongestRun];
+    std::uint8_t in_run[kLongestRun];
+    std::size_t count = 0;
+    for (; k < size; ++k) {
+      std::uint64_t& reached = batch.reached[k];
+      for (; reached != 0 && waits_ + count < kLongestRun; reached &= reached - 1) {
+        const int bit = std::countr_zero(reached);
+        of_run[count] = static_cast<std::uint8_t>(k);
+        in_run[count] = static_cast<std::uint8_t>(bit);
+        waiting_[waits_ + count] =
+            static_cast<std::uint32_t>(first + k * sketch.run_length) + static_cast<std::uint32_t>(bit);
+        ++count;
+      }
+      if (reached != 0) break;
+    }
+    for (std::size_t row = 0; row < sketch.rows; ++row) {
+      const RunHashes& hashes = batch.hashes[row];
+      const float* HWY_RESTRICT cells = task_.table + row * sketch.columns;
+      float* HWY_RESTRICT out = estimates_ + row * kLongestRun + waits_;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t column = std::size_t{hashes.starts[of_run[i]]} + in_run[i];
+        const std::uint64_t sign = hashes.signs[of_run[i]] >> in_run[i] << 63 >> 32;
+        const float cell = cells[column < sketch.columns ? column : column - sketch.columns];
+        out[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(cell) ^ static_cast<std::uint32_t>(sign));
+      }
+    }
+    waits_ += count;
+    return waits_ == kLongestRun;
+  }
+
+  /// Keeps those whose medians reach the threshold.
+  HWY_INLINE void Flush() {
+    Medians(*task_.network, task_.sketch->rows, estimates_, waits_, medians_);
+    for (std::size_t i = 0; i < waits_; ++i) {
+      indices_[chosen_] = waiting_[i];
+      values_[chosen_] = medians_[i];
+      chosen_ += magnitude_bits(medians_[i]) >= task_.least ? 1 : 0;
+    }
+    waits_ = 0;
+  }
+
+  std::size_t chosen() const { return chosen_; }
+
+ private:
+  const SelectTask& task_;
+  std::uint32_t* HWY_RESTRICT indices_;
+  float* HWY_RESTRICT values_;
+  HWY_ALIGN float estimates_[kMostSketchRows * kLongestRun] = {};
+  HWY_ALIGN float medians_[kLongestRun];
+  std::uint32_t waiting_[kLongestRun];
+  std::size_t waits_ = 0;
+  std::size_t chosen_ = 0;
+};
+
+/// Elements of at least task.least among [begin, end); begin is the start of a run. Returns how many.
+std::size_t SelectPart(const SelectTask& task, std::size_t begin, std::size_t end,
+                       std::uint32_t* HWY_RESTRICT indices, float* HWY_RESTRICT values) {
+  const std::size_t length = task.sketch->run_length;
+  SelectBatch batch;
+  Candidates candidates(task, indices, values);
+  for (std::size_t first = begin; first < end; first += kBatch * length) {
+    const std::size_t size = std::min(kBatch, (end - first + length - 1) / length);
+    LookUpMarks(task, first / length, size, batch);
+    CountVotes(*task.sketch, size, end - first, batch);
+    for (std::size_t k = 0; candidates.Take(batch, first, size, k);) candidates.Flush();
+  }
+  candidates.Flush();
+  return candidates.chosen();
 }
 
 }  // namespace thinwire::HWY_NAMESPACE
@@ -231,7 +264,7 @@ Span<const float> sample_estimates(Executor& executor, Workspace& workspace, con
   }
   const BlockList list{blocks, kGroup, elements};
   const auto estimates = workspace.take<float>(list.listed());
-  query(executor, sketch, list, BlockLayout::packed, table, estimates);
+  query_blocks(executor, sketch, list, BlockLayout::packed, table, estimates);
   return estimates;
 }
 
@@ -246,9 +279,7 @@ Selection by_estimating_all(Executor& executor, Workspace& workspace, const Coun
 
 Selection select_estimates_at_least(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                     std::size_t elements, Span<const float> table, std::uint32_t least_bits) {
-  if (on_device(table)) {
-    THINWIRE_ON_DEVICE(select_estimates_at_least(executor, workspace, sketch, elements, table, least_bits));
-  }
+  THINWIRE_ON_DEVICE(select_estimates_at_least, executor, workspace, sketch, elements, table, least_bits);
   if (least_bits < kLeastToCount) {
     const auto estimates = workspace.take<float>(elements);
     query(executor, sketch, table, estimates);
@@ -275,9 +306,7 @@ Selection select_estimates_at_least(Executor& executor, Workspace& workspace, co
 
 Selection select_largest_estimates(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                    std::size_t elements, Span<const float> table, std::size_t k) {
-  if (on_device(table)) {
-    THINWIRE_ON_DEVICE(select_largest_estimates(executor, workspace, sketch, elements, table, k));
-  }
+  THINWIRE_ON_DEVICE(select_largest_estimates, executor, workspace, sketch, elements, table, k);
   constexpr std::size_t kSmall = std::size_t{1} << 14;
   constexpr double kPassingSamples = 2048;  // how many there are is known to a few per cent
   constexpr double kSafety = 6;

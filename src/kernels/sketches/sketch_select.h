@@ -20,12 +20,4 @@ Selection select_estimates_at_least(Executor& executor, Workspace& workspace, co
 Selection select_largest_estimates(Executor& executor, Workspace& workspace, const CountSketch& sketch,
                                    std::size_t elements, Span<const float> table, std::size_t k);
 
-/// The same on a CUDA device, see kernels/device/on_device.h: where the table lies there.
-namespace cuda {
-Selection select_estimates_at_least(Executor& executor, Workspace& workspace, const CountSketch& sketch,
-                                    std::size_t elements, Span<const float> table, std::uint32_t least_bits);
-Selection select_largest_estimates(Executor& executor, Workspace& workspace, const CountSketch& sketch,
-                                   std::size_t elements, Span<const float> table, std::size_t k);
-}  // namespace cuda
-
 }  // namespace thinwire

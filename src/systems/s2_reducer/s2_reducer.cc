@@ -39,7 +39,7 @@
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
-#include "kernels/rows/row_merge.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/selection/block_norms.h"
 #include "kernels/sketches/count_sketch.h"
 #include "systems/s2_reducer/sketch_all_reduce.h"

@@ -6,6 +6,7 @@
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/rows/row_merge.h"
 #include "kernels/selection/block_norms.h"
 #include "thinwire/errors.h"
@@ -113,7 +114,7 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
                         settings_.rows, columns, settings_.run);
   const auto table = step_.scratch.take<float>(sketch.cells());
   fill(step_.executor, table, 0);
-  insert(step_.executor, sketch, own.list, own.layout, own.values, own.residual, table);
+  insert_blocks(step_.executor, sketch, own.list, own.layout, own.values, own.residual, table);
   all_reduce_sum(step_, table);
   step_.report.formula_bytes += step_.communicator.ring_sent_bytes(table.size(), sizeof(float));
   step_.clock.enter(Phase::decompress);
@@ -124,7 +125,7 @@ Span<const float> SketchAllReduce::sum_sketches(const OwnBlocks& own, std::size_
   // A cell that is not finite would show in some estimates and hide from others behind the median.
   step_.report.finite = scale(step_.executor, table, static_cast<float>(factor));
   const auto mean = step_.scratch.take<float>(union_.listed());
-  if (step_.report.finite) query(step_.executor, sketch, union_, BlockLayout::packed, table, mean);
+  if (step_.report.finite) query_blocks(step_.executor, sketch, union_, BlockLayout::packed, table, mean);
   return mean;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Selections out of vectors that lie on the device, for kernels there that choose.
+// The cut that keeps the k largest magnitudes of a vector on a CUDA device.
 
 #include <cstddef>
 #include <cstdint>
@@ -45,11 +45,5 @@ class RadixCut {
 void keep_largest(CudaExecutor& executor, const std::uint32_t* indices, const float* values,
                   std::size_t count, const RadixState* state, std::uint32_t* kept_indices,
                   float* kept_values);
-
-/// select_at_least and select_largest.
-Selection select_at_least(CudaExecutor& executor, Workspace& workspace, const SelectInput& input,
-                          std::uint32_t least_bits);
-Selection select_largest(CudaExecutor& executor, Workspace& workspace, const SelectInput& input,
-                         std::size_t k);
 
 }  // namespace thinwire::cuda

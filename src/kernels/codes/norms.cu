@@ -1,4 +1,6 @@
-// Norms of ranges on a CUDA device, to be read by the host: blocks take pieces, and the host joins them.
+// Norms of ranges on a CUDA device, to be read by the host: blocks take chunks, and the host joins them.
+
+#include "kernels/codes/norms.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,11 +8,12 @@
 
 #include "kernels/codes/coded_runs.h"
 
-namespace thinwire::cuda {
+namespace thinwire {
+using namespace cuda;
 namespace {
 
 /// A part of a range, and what it holds.
-struct Piece {
+struct Chunk {
   std::size_t begin;
   std::size_t end;
 };
@@ -19,30 +22,30 @@ struct Measure {
   std::uint32_t largest;
 };
 
-/// A block measures a piece at a time.
+/// A block measures a chunk at a time.
 template <bool kSquares>
 __global__ void __launch_bounds__(kThreads)
-    measure_kernel(const Piece* __restrict__ pieces, std::size_t count, const float* __restrict__ gradient,
+    measure_kernel(const Chunk* __restrict__ chunks, std::size_t count, const float* __restrict__ gradient,
                    const float* __restrict__ residual, Measure* __restrict__ measures) {
   __shared__ std::uint32_t largest_of_warps[kWarpsOfBlock];
   __shared__ double squares_of_block;
   for (std::size_t k = blockIdx.x; k < count; k += gridDim.x) {
-    const Piece piece = pieces[k];
+    const Chunk chunk = chunks[k];
     std::uint32_t largest = 0;
     double squares = 0;
     auto take = [&](float p) {
       largest = Largest::join(largest, Largest::of(p));
       if (kSquares) squares += L2::of(p);
     };
-    std::size_t i = piece.begin + threadIdx.x;
-    for (; i + 3 * kThreads < piece.end; i += 4 * kThreads) {
+    std::size_t i = chunk.begin + threadIdx.x;
+    for (; i + 3 * kThreads < chunk.end; i += 4 * kThreads) {
       float p[4];
 #pragma unroll
       for (unsigned u = 0; u < 4; ++u) p[u] = sum_at(gradient, residual, i + u * kThreads);
 #pragma unroll
       for (unsigned u = 0; u < 4; ++u) take(p[u]);
     }
-    for (; i < piece.end; i += kThreads) take(sum_at(gradient, residual, i));
+    for (; i < chunk.end; i += kThreads) take(sum_at(gradient, residual, i));
     largest = joined_of_warp<Largest>(largest);
     if (lane_of_warp() == 0) largest_of_warps[threadIdx.x / kWarp] = largest;
     if (kSquares) write_block_sum(squares, &squares_of_block);
@@ -65,29 +68,29 @@ float float_of_bits(std::uint32_t bits) {
 
 }  // namespace
 
-void measure_ranges(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
-                    Span<const float> residual, Span<float> largest, Span<double> squares) {
+void measure_ranges_on_cuda(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
+                            Span<const float> residual, Span<float> largest, Span<double> squares) {
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
   // Enough for every multiprocessor, and few enough for the host to join them.
-  const std::size_t piece = std::max<std::size_t>(16384, gradient.size() / 8192);
-  std::vector<Piece> pieces;
+  const std::size_t chunk = std::max<std::size_t>(16384, gradient.size() / 8192);
+  std::vector<Chunk> chunks;
   std::size_t begin = 0;
   for (const std::size_t end : ends) {
-    for (; begin < end; begin = pieces.back().end) pieces.push_back({begin, std::min(end, begin + piece)});
+    for (; begin < end; begin = chunks.back().end) chunks.push_back({begin, std::min(end, begin + chunk)});
   }
-  const TableOnDevice<Piece> table(own, pieces);
-  auto* measures = static_cast<Measure*>(own.results(pieces.size() * sizeof(Measure)));
-  const Grid grid{static_cast<unsigned>(std::min(pieces.size(), kMostBlocks)), kThreads};
+  const TableOnDevice<Chunk> table(own, chunks);
+  auto* measures = static_cast<Measure*>(own.results(chunks.size() * sizeof(Measure)));
+  const Grid grid{static_cast<unsigned>(std::min(chunks.size(), kMostBlocks)), kThreads};
   const auto kernel = squares.empty() ? measure_kernel<false> : measure_kernel<true>;
-  launch(own.stream(), grid, kernel, table.data(), pieces.size(), g.data(), r.data(), measures);
+  launch(own.stream(), grid, kernel, table.data(), chunks.size(), g.data(), r.data(), measures);
   own.wait();
   std::size_t k = 0;
   for (std::size_t range = 0; range < ends.size(); ++range) {
     std::uint32_t most = 0;
     double sum = 0;
-    for (; k < pieces.size() && pieces[k].end <= ends[range]; ++k) {
+    for (; k < chunks.size() && chunks[k].end <= ends[range]; ++k) {
       most = std::max(most, measures[k].largest);
       sum += measures[k].squares;
     }
@@ -96,12 +99,12 @@ void measure_ranges(Executor& executor, Span<const std::size_t> ends, Span<const
   }
 }
 
-float largest_magnitude(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+float largest_magnitude_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   const std::size_t end = gradient.size();
   float largest = 0;
-  cuda::measure_ranges(executor, Span<const std::size_t>(&end, 1), gradient, residual,
-                       Span<float>(&largest, 1), {});
+  measure_ranges_on_cuda(executor, Span<const std::size_t>(&end, 1), gradient, residual,
+                         Span<float>(&largest, 1), {});
   return largest;
 }
 
-}  // namespace thinwire::cuda
+}  // namespace thinwire
