@@ -3,7 +3,7 @@
 // Every benchmark reports bytes_per_second of what it has to move (each array once per direction in which it
 // crosses) and, as `of_read` or `of_copy`, the share of what a plain read or memcpy of the same number of
 // bytes reached in this run. Sizes are far beyond the last-level cache. How each figure is derived stands in
-// docs/benchmarks.md.
+// docs/kernels.md.
 
 #include <benchmark/benchmark.h>
 

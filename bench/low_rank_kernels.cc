@@ -1,6 +1,6 @@
 // The products of PowerSGD beside memory and, where the build found one, beside the system's BLAS, on one
 // core, in one run: start it with OPENBLAS_NUM_THREADS=1. What each figure counts stands in
-// docs/benchmarks.md.
+// docs/kernels.md.
 
 #include <memory>
 #include <random>

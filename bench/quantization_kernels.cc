@@ -1,5 +1,5 @@
 // Cluster sketches and K-means beside memory and beside a straightforward loop, on one core, in one run. What
-// each figure counts stands in docs/benchmarks.md.
+// each figure counts stands in docs/kernels.md.
 
 #include <cmath>
 #include <memory>

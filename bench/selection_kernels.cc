@@ -1,5 +1,5 @@
 // Sketches, block norms and top-k beside memory and beside a straightforward loop, on one core, in one run.
-// What each figure counts stands in docs/benchmarks.md.
+// What each figure counts stands in docs/kernels.md.
 
 #include <cmath>
 #include <memory>

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What sparse systems bring at 16 to 1,024 workers, computed on the virtual network: every figure of docs/benchmarks.md's
+# What sparse systems bring at 4 to 128 workers, computed on the virtual network: every figure of docs/gain.md's
 # section on it. Deterministic but for the runs that measure this machine's codecs.
 # usage: bench/simulate.sh [THINWIRE [FOLDER]]
 set -eu

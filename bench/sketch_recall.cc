@@ -1,6 +1,6 @@
 // How much of the true top-k Sketched-SGD's candidates hold, against rows, columns and P, on gradients with a
 // power-law tail: |g| of the i-th largest element is i^-exponent, at random places, signs at random. What
-// the table means stands in docs/benchmarks.md.
+// the table means stands in docs/kernels.md.
 //
 //   bench_sketch_recall [ELEMENTS [K [EXPONENT [DRAWS [RUN]]]]]
 //

@@ -1,5 +1,5 @@
 // Kernels of the sparse systems beside memory and beside a straightforward scalar loop, on one core, in one
-// run. What each figure counts stands in docs/benchmarks.md.
+// run. What each figure counts stands in docs/kernels.md.
 
 #include <cmath>
 #include <memory>

@@ -1,6 +1,6 @@
 #pragma once
 // Synthetic gradients for benchmarks and simulations: reproducible from a seed, with a given density, and
-// with a given skew or overlap of the ranks' rows. skew.h says from what distribution, docs/benchmarks.md
+// with a given skew or overlap of the ranks' rows. skew.h says from what distribution, docs/gain.md
 // what for.
 
 #include <cstdint>

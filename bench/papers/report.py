@@ -255,7 +255,7 @@ def s2_reducer_figure_8(parts: dict) -> tuple:
 
 
 ORDER_OF_ELEMENTS = ("Side by side: popular elements lie together, as in an embedding sorted by frequency, which loads even slices (`sparse_ps`) "
-                     "unevenly. docs/benchmarks.md has LSTM and DeepFM with them scattered, where even slices do as well as hashed ones.")
+                     "unevenly. docs/gain.md has LSTM and DeepFM with them scattered, where even slices do nearly as well as hashed ones.")
 
 
 def setting_name(part: str, parts: dict) -> str:

@@ -29,7 +29,7 @@
 // parameter, the
 //   residual excluded (mean |p| grows without bound). A factor of 1 starves: a one-bit step delivers at most
 //   eta_s per element, gradients are heavy-tailed, and what piles up over full_every steps then arrives in
-//   one lump; docs/systems.md has the derivation, docs/benchmarks.md the runs. From the second full step on
+//   one lump; docs/systems.md has the derivation, docs/gain.md the runs. From the second full step on
 //   the average is read off a sample, since the all-reduce carries p; full_every=0 agrees on it once, off the
 //   first step's sample.
 // - The operator's three gates are one selection with the same probabilities (equation 2).
