@@ -24,10 +24,10 @@
 #include "kernels/dense/dense.h"
 #include "kernels/dense/half.h"
 #include "kernels/dense/low_rank.h"
-#include "kernels/dense/places.h"
 #include "kernels/rows/hash_partition.h"
 #include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/nonzeros.h"
+#include "kernels/rows/row_access.h"
 
 #include "kernels/selection/block_norms.h"
 #include "kernels/selection/select.h"
@@ -173,7 +173,7 @@ class Bench {
       const double bytes = static_cast<double>(places.size());
       const auto sparse = other_;
       fill(*executor_, sparse, 0);
-      scatter_places(*executor_, indices, gradient_.first(places.size()), sparse);
+      scatter_rows(*executor_, indices, gradient_.first(places.size()), 1, sparse);
       add("find_nonzeros" + at, time([&] {
             temporary_.reset();
             find_nonzeros(*executor_, sparse, {}, temporary_);
