@@ -124,9 +124,9 @@ class Bench {
     const ClusterSketch sketch{
         .stream = random_stream(1, 2, 3, RandomPurpose::sketch), .bits = 2, .groups = {&group, 1}};
     const auto codes = pinned_.take<std::uint64_t>(code_words(elements_, 2));
-    const auto means = pinned_.take<float>(sketch.buckets());
+    const auto means = pinned_.take<float>(sketch.cells());
     const double bus = static_cast<double>(codes.size_bytes() + means.size_bytes());
-    add("encode_clusters 2 bits, 0.5 % buckets", time([&] {
+    add("encode_clusters 2 bits, 0.5 % cells", time([&] {
           temporary_.reset();
           encode_clusters(*executor_, temporary_, sketch, 0, gradient_, residual_, codes, means);
         }),
