@@ -24,10 +24,10 @@
 #include "kernels/dense/dense.h"
 #include "kernels/dense/half.h"
 #include "kernels/dense/low_rank.h"
-#include "kernels/dense/places.h"
 #include "kernels/rows/hash_partition.h"
 #include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/nonzeros.h"
+#include "kernels/rows/row_access.h"
 
 #include "kernels/selection/block_norms.h"
 #include "kernels/selection/select.h"
@@ -124,9 +124,9 @@ class Bench {
     const ClusterSketch sketch{
         .stream = random_stream(1, 2, 3, RandomPurpose::sketch), .bits = 2, .groups = {&group, 1}};
     const auto codes = pinned_.take<std::uint64_t>(code_words(elements_, 2));
-    const auto means = pinned_.take<float>(sketch.buckets());
+    const auto means = pinned_.take<float>(sketch.cells());
     const double bus = static_cast<double>(codes.size_bytes() + means.size_bytes());
-    add("encode_clusters 2 bits, 0.5 % buckets", time([&] {
+    add("encode_clusters 2 bits, 0.5 % cells", time([&] {
           temporary_.reset();
           encode_clusters(*executor_, temporary_, sketch, 0, gradient_, residual_, codes, means);
         }),
@@ -173,7 +173,7 @@ class Bench {
       const double bytes = static_cast<double>(places.size());
       const auto sparse = other_;
       fill(*executor_, sparse, 0);
-      scatter_places(*executor_, indices, gradient_.first(places.size()), sparse);
+      scatter_rows(*executor_, indices, gradient_.first(places.size()), 1, sparse);
       add("find_nonzeros" + at, time([&] {
             temporary_.reset();
             find_nonzeros(*executor_, sparse, {}, temporary_);

@@ -14,7 +14,7 @@ namespace thinwire {
 namespace {
 
 constexpr std::size_t kElements = 25'000'000;
-constexpr double kBucketShare = 0.005;
+constexpr double kCellShare = 0.005;
 
 struct Data {
   std::vector<float> gradient, residual, copy;
@@ -45,7 +45,7 @@ void read(benchmark::State& state) {
   measure_read(state, data().copy.data(), data().gradient.data(), kElements);
 }
 
-/// One group with as many buckets for each cluster.
+/// One group with as many cells for each cluster.
 struct OneGroup {
   ClusterGroup group;
   ClusterSketch sketch;
@@ -60,19 +60,19 @@ struct OneGroup {
     PerCluster<float> centres{};
     for (std::size_t c = 0; c < sketch.clusters(); ++c) {
       centres[c] = static_cast<float>(clusters[c].centre);
-      group.sizes[c] = static_cast<std::uint32_t>(kBucketShare * kElements) /
-                       static_cast<std::uint32_t>(sketch.clusters());
+      group.sizes[c] =
+          static_cast<std::uint32_t>(kCellShare * kElements) / static_cast<std::uint32_t>(sketch.clusters());
     }
     group.end = kElements;
     set_thresholds(group, bits, centres);
     sketch.groups = {&group, 1};
-    means.assign(sketch.buckets(), 0.5f);
+    means.assign(sketch.cells(), 0.5f);
   }
   OneGroup(const OneGroup&) = delete;
   OneGroup& operator=(const OneGroup&) = delete;
 };
 
-/// Reads every element (and its residual), writes its code; bucket sums stay in the cache.
+/// Reads every element (and its residual), writes its code; sums of cells stay in the cache.
 void cluster_encode(benchmark::State& state) {
   OneGroup one(static_cast<std::size_t>(state.range(0)));
   const bool with_residual = state.range(1) != 0;
@@ -99,17 +99,17 @@ void cluster_decode(benchmark::State& state) {
 void cluster_encode_loop(benchmark::State& state) {
   const OneGroup one(2);
   const ClusterGroup& group = one.group;
-  std::vector<float> sums(one.sketch.buckets()), counts(one.sketch.buckets());
+  std::vector<float> sums(one.sketch.cells()), counts(one.sketch.cells());
   against(state, "of_read", read_bandwidth, 4.0 * kElements, kElements, [&] {
     const auto& gradient = data().gradient;
     for (std::size_t i = 0; i < kElements; ++i) {
       const std::size_t sign = gradient[i] < 0 ? 1 : 0;
       const std::size_t code = 2 * (std::fabs(gradient[i]) >= group.thresholds[sign][0] ? 1u : 0u) + sign;
       const std::uint32_t x = static_cast<std::uint32_t>(i) * 2654435761u;
-      const std::size_t bucket =
+      const std::size_t cell =
           code * group.sizes[0] + static_cast<std::size_t>((std::uint64_t{x} * group.sizes[0]) >> 32);
-      sums[bucket] += gradient[i];
-      counts[bucket] += 1;
+      sums[cell] += gradient[i];
+      counts[cell] += 1;
       data().codes[i / 64 * 2] |= std::uint64_t{sign} << (i % 64);
       data().codes[i / 64 * 2 + 1] |= std::uint64_t{code / 2} << (i % 64);
     }

@@ -103,15 +103,15 @@ class Plan {
   }
 
   /// Runs of elements that travel as they are.
-  Span<const Piece> exact_pieces(Workspace& workspace) const {
-    const auto pieces = workspace.take<Piece>(parameters());
+  Span<const VectorChunk> exact_chunks(Workspace& workspace) const {
+    const auto chunks = workspace.take<VectorChunk>(parameters());
     std::size_t used = 0;
     std::size_t offset = 0;
     for_each([&](const Cut& cut) {
-      if (cut.exact() != 0) pieces[used++] = {cut.begin + cut.shape.elements(), cut.exact(), offset};
+      if (cut.exact() != 0) chunks[used++] = {cut.begin + cut.shape.elements(), cut.exact(), offset};
       offset += cut.exact();
     });
-    return pieces.first(used);
+    return chunks.first(used);
   }
 
   std::size_t parameters() const { return ends_.empty() ? 1 : ends_.size(); }
@@ -225,8 +225,8 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
   const auto left = first.subspan(plan.exact(), plan.left());
   const NearCopy near_first = near(first);
   const auto near_exact = near_first.span().first(plan.exact());
-  const auto pieces = plan.exact_pieces(step.workspace);
-  gather_pieces(step.executor, pieces, gradient, near_exact);
+  const auto chunks = plan.exact_chunks(step.workspace);
+  gather_chunks(step.executor, chunks, gradient, near_exact);
   const auto of_left = [&](Span<float> all, const Cut& cut, std::size_t offset) {
     return all.subspan(offset, rank_ * cut.shape.rows);
   };
@@ -271,7 +271,7 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
 
   if (right.empty()) near_first.load();
   near_right.load();
-  scatter_pieces(step.executor, pieces, near_exact, gradient, residual);
+  scatter_chunks(step.executor, chunks, near_exact, gradient, residual);
   plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
     apply_product(step.executor, cut.shape, rank_, of_left(near_left, cut, at_left),
                   near_right.span().subspan(at_right, rank_ * cut.shape.columns),

@@ -2,7 +2,7 @@
 
 #include "core/bucket_vectors.h"
 #include "kernels/dense/dense.h"
-#include "kernels/dense/places.h"
+#include "kernels/rows/row_access.h"
 
 namespace thinwire {
 namespace {
@@ -54,7 +54,7 @@ class MomentumCorrection final : public Synchronizer {
         break;
       case Delivered::Kind::indices:
         copy(step.executor, corrected, velocity);
-        clear_places(step.executor, delivered.indices, velocity);
+        fill_rows(step.executor, delivered.indices, 1, 0, velocity);
         break;
     }
   }

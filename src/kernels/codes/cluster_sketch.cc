@@ -38,11 +38,13 @@ class RunRandoms {
   bool known_ = false;
 };
 
-/// Sums and counts of a group's buckets, each cluster's array followed by room for the end of a run that
-/// starts in its last bucket.
+/// Sums and counts of a group's cells, each cluster's array followed by room for the end of a run that starts in
+/// its last cell.
 struct ClusterSums {
   float* sums;
   float* counts;
+
+  ClusterSums behind(std::size_t before) const { return {sums + before, counts + before}; }
 };
 
 /// Elements [begin, end) of one group.
@@ -238,7 +240,7 @@ HWY_AFTER_NAMESPACE();
 namespace thinwire {
 namespace {
 
-/// Buckets are summed apart for each slab of the elements, so that threads need not agree on an order. Their
+/// Cells are summed apart for each slab of the elements, so that threads need not agree on an order. Their
 /// number depends on the size alone. Counts are floats: a slab is short enough for them to stay exact.
 std::size_t slab_elements(std::size_t elements) {
   constexpr std::size_t kShortest = std::size_t{1} << 20;
@@ -247,28 +249,94 @@ std::size_t slab_elements(std::size_t elements) {
   return std::clamp(eighth, kShortest, kLongest);
 }
 
-std::size_t buckets_of(const ClusterGroup& group, std::size_t clusters) {
+std::size_t cells_of(const ClusterGroup& group, std::size_t clusters) {
   std::size_t total = 0;
   for (std::size_t c = 0; c < clusters; ++c) total += group.sizes[c];
   return total;
 }
 
-/// The sums of one slab: those of every group that it touches.
+/// One slab's sums: those of every group that it touches.
 struct Slab {
+  std::size_t begin;  // elements
+  std::size_t end;
   std::size_t first_group;
   std::size_t last_group;  // behind the last one
-  std::size_t cells;       // before its own among all slabs' cells
+  std::size_t first_sum;   // of all slabs' sums
 };
+
+/// Sums lie slab after slab, and in a slab group after group.
+struct SlabLayout {
+  Span<Slab> slabs;
+  Span<std::size_t> sums_before;  // of the groups before, were all of them in one slab
+  std::size_t sums = 0;           // of all slabs
+
+  /// Where a group's sums begin in a slab; behind its last one, the slab's end.
+  std::size_t first_sum(const Slab& slab, std::size_t group) const {
+    return slab.first_sum + sums_before[group] - sums_before[slab.first_group];
+  }
+};
+
+SlabLayout lay_out_slabs(Workspace& workspace, const ClusterSketch& sketch, std::size_t first,
+                         std::size_t elements) {
+  const auto groups = sketch.groups;
+  const std::size_t length = slab_elements(elements);
+  SlabLayout layout{.slabs = workspace.take<Slab>((elements + length - 1) / length),
+                    .sums_before = workspace.take<std::size_t>(groups.size() + 1)};
+  layout.sums_before[0] = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    layout.sums_before[g + 1] =
+        layout.sums_before[g] + cells_of(groups[g], sketch.clusters()) + sketch.clusters() * kClusterRun;
+  }
+  std::size_t g = 0;
+  for (std::size_t s = 0; s < layout.slabs.size(); ++s) {
+    const std::size_t begin = first + s * length;
+    const std::size_t end = std::min(first + elements, begin + length);
+    while (groups[g].end <= begin) ++g;
+    Slab& slab = layout.slabs[s];
+    slab = {begin, end, g, g + 1, layout.sums};
+    while (groups[slab.last_group - 1].end < end) ++slab.last_group;
+    layout.sums = layout.first_sum(slab, slab.last_group);
+  }
+  return layout;
+}
+
+/// Means of a group's cells, added up over the slabs from `first_slab` on. Returns whether all are finite.
+bool write_means(const ClusterSketch& sketch, const SlabLayout& layout, std::size_t first_slab,
+                 std::size_t group, const ClusterSums& all, Span<float> means) {
+  const ClusterGroup& own = sketch.groups[group];
+  bool finite = true;
+  std::size_t mean = own.first_cell;
+  std::size_t begin = 0;
+  for (std::size_t c = 0; c < sketch.clusters(); ++c) {
+    const std::size_t size = own.sizes[c];
+    for (std::size_t cell = 0; cell < size; ++cell, ++mean) {
+      double sum = 0;
+      double count = 0;
+      for (std::size_t s = first_slab; s < layout.slabs.size() && layout.slabs[s].first_group <= group; ++s) {
+        const ClusterSums of_slab = all.behind(layout.first_sum(layout.slabs[s], group) + begin);
+        // A run that starts near the end goes on at the beginning.
+        for (std::size_t at = cell; at < size + kClusterRun; at += size) {
+          sum += static_cast<double>(of_slab.sums[at]);
+          count += static_cast<double>(of_slab.counts[at]);
+        }
+      }
+      means[mean] = count > 0 ? static_cast<float>(sum / count) : 0.0f;
+      finite = finite && std::isfinite(means[mean]);
+    }
+    begin += size + kClusterRun;
+  }
+  return finite;
+}
 
 }  // namespace
 
 HWY_EXPORT(EncodeClusters);
 HWY_EXPORT(DecodeClusters);
 
-std::size_t ClusterSketch::buckets() const {
+std::size_t ClusterSketch::cells() const {
   if (groups.empty()) return 0;
   const ClusterGroup& last = groups[groups.size() - 1];
-  return last.first_bucket + buckets_of(last, clusters());
+  return last.first_cell + cells_of(last, clusters());
 }
 
 ClusterSketch ClusterSketch::for_rank(std::size_t rank) const {
@@ -292,80 +360,33 @@ bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSket
                      Span<const float> gradient, Span<const float> residual, Span<std::uint64_t> codes,
                      Span<float> means) {
   THINWIRE_ON_DEVICE(encode_clusters, executor, workspace, sketch, first, gradient, residual, codes, means);
-  const std::size_t n = gradient.size();
-  const std::size_t slab = slab_elements(n);
-  const std::size_t slabs = (n + slab - 1) / slab;
-  const std::size_t clusters = sketch.clusters();
-  const auto groups = sketch.groups;
-  auto group_begin = [&](std::size_t g) { return g == 0 ? first : groups[g - 1].end; };
-
-  // cells_before[g]: cells of the groups before g, were they laid out one after the other.
-  const auto cells_before = workspace.take<std::size_t>(groups.size() + 1);
-  cells_before[0] = 0;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    cells_before[g + 1] = cells_before[g] + buckets_of(groups[g], clusters) + clusters * kClusterRun;
-  }
-  const auto layout = workspace.take<Slab>(slabs);
-  std::size_t cells = 0;
-  std::size_t g = 0;
-  for (std::size_t s = 0; s < slabs; ++s) {
-    const std::size_t begin = first + s * slab;
-    const std::size_t end = std::min(first + n, begin + slab);
-    while (groups[g].end <= begin) ++g;
-    layout[s] = {g, g + 1, cells};
-    while (groups[layout[s].last_group - 1].end < end) ++layout[s].last_group;
-    cells += cells_before[layout[s].last_group] - cells_before[g];
-  }
-  const auto sums = workspace.take<float>(cells);
-  const auto counts = workspace.take<float>(cells);
-  auto cells_of = [&](const Slab& part, std::size_t group) {
-    return part.cells + cells_before[group] - cells_before[part.first_group];
-  };
-
-  executor.parallel_for(slabs, 1, [&](std::size_t from, std::size_t to) {
+  const SlabLayout layout = lay_out_slabs(workspace, sketch, first, gradient.size());
+  const ClusterSums all{workspace.take<float>(layout.sums).data(), workspace.take<float>(layout.sums).data()};
+  executor.parallel_for(layout.slabs.size(), 1, [&](std::size_t from, std::size_t to) {
     for (std::size_t s = from; s < to; ++s) {
-      const Slab& part = layout[s];
-      const std::size_t own = cells_before[part.last_group] - cells_before[part.first_group];
-      std::fill_n(sums.data() + part.cells, own, 0.0f);
-      std::fill_n(counts.data() + part.cells, own, 0.0f);
-      for (std::size_t group = part.first_group; group < part.last_group; ++group) {
-        const ClusterRange range{&groups[group], std::max(group_begin(group), first + s * slab),
-                                 std::min(groups[group].end, first + (s + 1) * slab)};
+      const Slab& slab = layout.slabs[s];
+      const ClusterSums sums = all.behind(slab.first_sum);
+      const std::size_t count = layout.first_sum(slab, slab.last_group) - slab.first_sum;
+      std::fill_n(sums.sums, count, 0.0f);
+      std::fill_n(sums.counts, count, 0.0f);
+      for (std::size_t g = slab.first_group; g < slab.last_group; ++g) {
+        const std::size_t begin = g == 0 ? first : sketch.groups[g - 1].end;
+        const ClusterRange range{&sketch.groups[g], std::max(begin, slab.begin),
+                                 std::min(sketch.groups[g].end, slab.end)};
         if (range.begin >= range.end) continue;
         const std::size_t run = range.begin / kClusterRun * kClusterRun - first;
-        const std::size_t at = cells_of(part, group);
         HWY_DYNAMIC_DISPATCH(EncodeClusters)
         (sketch.bits, sketch.stream, range, gradient.data() + run,
          residual.empty() ? nullptr : residual.data() + run, codes.data() + run / kClusterRun * sketch.bits,
-         {sums.data() + at, counts.data() + at});
+         all.behind(layout.first_sum(slab, g)));
       }
     }
   });
-
   bool finite = true;
   std::size_t first_slab = 0;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
-    while (first_slab < slabs && layout[first_slab].last_group <= group) ++first_slab;
-    std::size_t mean = groups[group].first_bucket;
-    std::size_t begin = 0;
-    for (std::size_t c = 0; c < clusters; ++c) {
-      const std::size_t size = groups[group].sizes[c];
-      for (std::size_t bucket = 0; bucket < size; ++bucket, ++mean) {
-        double sum = 0;
-        double count = 0;
-        for (std::size_t s = first_slab; s < slabs && layout[s].first_group <= group; ++s) {
-          const std::size_t at = cells_of(layout[s], group) + begin;
-          // A run that starts near the end goes on at the beginning.
-          for (std::size_t place = bucket; place < size + kClusterRun; place += size) {
-            sum += static_cast<double>(sums[at + place]);
-            count += static_cast<double>(counts[at + place]);
-          }
-        }
-        means[mean] = count > 0 ? static_cast<float>(sum / count) : 0.0f;
-        finite = finite && std::isfinite(means[mean]);
-      }
-      begin += size + kClusterRun;
-    }
+  for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
+    while (first_slab < layout.slabs.size() && layout.slabs[first_slab].last_group <= g) ++first_slab;
+    finite = write_means(sketch, layout, first_slab, g, all, means) && finite;
   }
   return finite;
 }
@@ -403,7 +424,7 @@ void decode_clusters_serially(const ClusterSketch& sketch, Span<const float> mea
     const std::size_t gaps =
         static_cast<std::size_t>(group - sketch.groups.begin()) * sketch.clusters() * kClusterRun;
     HWY_DYNAMIC_DISPATCH(DecodeClusters)
-    (sketch.bits, sketch.stream, range, means.data() + group->first_bucket + gaps,
+    (sketch.bits, sketch.stream, range, means.data() + group->first_cell + gaps,
      codes.data() + run / kClusterRun * sketch.bits, add, values.data() + run);
   }
 }

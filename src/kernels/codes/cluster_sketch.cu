@@ -1,13 +1,13 @@
-// CASQ's codes and bucket means on a CUDA device.
+// CASQ's codes and the means of its cells on a CUDA device.
 //
-// Where a run of 64 elements begins in a cluster's bucket array grows with the run's random number x, in all
-// clusters alike. So the runs of a group are sorted into slices by x: those of one slice touch a short window
+// Where a run of 64 elements begins in a cluster's array of cells grows with the run's random number x, in all
+// clusters alike. So the runs of a group are sorted into slices by x. Those of one slice touch a short window
 // of each array, which one warp keeps in shared memory and goes through in the order of the runs. A second
-// kernel adds what the slices' windows hold of each bucket, slice after slice. Every sum has one order,
-// which follows from the sizes alone.
+// kernel adds what the slices' windows hold of each cell, slice after slice. Every sum has one order, which
+// follows from the sizes alone.
 //
-// Reads the elements once; beside that about 40 bytes per run for the order, and what the windows hold, 8
-// bytes for each bucket and for 64 more of every cluster of a slice.
+// Reads the elements once. Beside that it moves about 40 bytes per run for the order, and what the windows
+// hold: 8 bytes for each cell and for 64 more of every cluster of a slice.
 
 #include <algorithm>
 #include <bit>
@@ -25,11 +25,11 @@ namespace {
 constexpr unsigned kSumWarps = 4;
 /// Long enough that windows cost little next to the elements, short enough to fill a device.
 constexpr std::size_t kRunsOfSlice = 128;
-constexpr std::size_t kBucketsOfSlice = 256;
+constexpr std::size_t kCellsOfSlice = 256;
 /// Runs whose elements a warp asks for at once.
 constexpr unsigned kAhead = 4;
-/// Lanes that add up one bucket.
-constexpr unsigned kBucketLanes = 8;
+/// Lanes that add up one cell.
+constexpr unsigned kCellLanes = 8;
 
 struct Thresholds {
   std::array<std::array<float, kMostClusters / 2>, 2> of_sign;
@@ -41,28 +41,28 @@ struct SlicedGroup {
   std::size_t end;
   std::size_t first_item;  ///< Items of the groups before, and so on.
   std::size_t first_slice;
+  std::size_t first_sum;
   std::size_t first_cell;
-  std::size_t first_bucket;
-  std::size_t cells;     ///< That a slice leaves.
+  std::size_t sums;      ///< That a slice leaves.
   std::uint32_t slices;  ///< 0: no elements.
   Thresholds thresholds;
   PerCluster<std::uint32_t> sizes;
-  PerCluster<std::uint32_t> windows;  ///< Buckets that a slice's runs may reach, counted on behind the last.
+  PerCluster<std::uint32_t> windows;  ///< Cells that a slice's runs may reach, counted on behind the last.
 
   /// What a slice leaves of cluster c: a window that goes round is folded to the array's length.
   constexpr std::uint32_t kept(std::size_t c) const { return windows[c] < sizes[c] ? windows[c] : sizes[c]; }
 };
 
-/// Where the runs of a slice begin at the least in an array of `size` buckets.
+/// Where the runs of a slice begin at the least in an array of `size` cells.
 __device__ std::uint64_t first_start(std::uint64_t slice, std::uint64_t slices, std::uint64_t size) {
   const std::uint64_t least_random = ((slice << 32) + slices - 1) / slices;
   return (least_random * size) >> 32;
 }
 
-/// One more than the last slice with first_start <= place.
-__device__ std::uint64_t slices_up_to(std::uint64_t place, std::uint64_t slices, std::uint64_t size) {
-  if (place + 1 >= size) return slices;
-  const std::uint64_t most_random = (((place + 1) << 32) - 1) / size;
+/// One more than the last slice with first_start <= cell.
+__device__ std::uint64_t slices_up_to(std::uint64_t cell, std::uint64_t slices, std::uint64_t size) {
+  if (cell + 1 >= size) return slices;
+  const std::uint64_t most_random = (((cell + 1) << 32) - 1) / size;
   return ((most_random * slices) >> 32) + 1;
 }
 
@@ -117,6 +117,109 @@ struct Sums {
   std::uint32_t* counts;
 };
 
+/// What a warp that sums looks up again and again, in shared memory.
+template <std::size_t kBits>
+struct SumTables {
+  static constexpr std::size_t kClusters = std::size_t{1} << kBits;
+
+  Thresholds thresholds;
+  std::uint32_t sizes[kClusters];
+  std::uint32_t
+      shifts[kClusters];  ///< An element's sum is this plus its cell; below 0 meanwhile, it wraps round.
+  std::uint32_t runs[kWarp];
+  std::uint32_t randoms[kWarp];
+};
+
+/// Clears the windows, `length` sums, and fills the tables of a group.
+template <std::size_t kBits>
+__device__ __forceinline__ void open_windows(const SlicedGroup& group, std::size_t slice, std::size_t length,
+                                             const Sums& windows, SumTables<kBits>& tables) {
+  const unsigned lane = lane_of_warp();
+  for (std::size_t i = lane; i < length; i += kWarp) {
+    windows.sums[i] = 0;
+    windows.counts[i] = 0;
+  }
+  if (lane < SumTables<kBits>::kClusters) {
+    std::uint32_t shift = 0;
+    for (unsigned c = 0; c < lane; ++c) shift += group.windows[c];
+    tables.sizes[lane] = group.sizes[lane];
+    tables.shifts[lane] = shift - static_cast<std::uint32_t>(first_start(slice - group.first_slice,
+                                                                         group.slices, group.sizes[lane]));
+  }
+  if (lane == 0) tables.thresholds = group.thresholds;
+}
+
+/// Elements lane and lane + kWarp of kAhead runs; 0 where the group has none.
+struct RunValues {
+  float p[kAhead][2];
+  bool present[kAhead][2];
+};
+
+/// runs: `count` of them are there.
+__device__ __forceinline__ void load_runs(const SlicedGroup& group, const std::uint32_t* runs, unsigned count,
+                                          std::size_t first, const float* __restrict__ gradient,
+                                          const float* __restrict__ residual, RunValues& values) {
+#pragma unroll
+  for (unsigned a = 0; a < kAhead; ++a) {
+#pragma unroll
+    for (unsigned half = 0; half < 2; ++half) {
+      const std::size_t element =
+          a < count ? runs[a] * kClusterRun + half * kWarp + lane_of_warp() : group.end;
+      values.present[a][half] = element >= group.begin && element < group.end;
+      values.p[a][half] = values.present[a][half] ? sum_at(gradient, residual, element - first) : 0.0f;
+    }
+  }
+}
+
+/// Adds a run to the windows. Returns word l of its codes in lane l.
+template <std::size_t kBits>
+__device__ __forceinline__ unsigned long long add_run(const float (&p)[2], const bool (&present)[2],
+                                                      std::uint64_t random, const SumTables<kBits>& tables,
+                                                      const Sums& windows) {
+  const unsigned lane = lane_of_warp();
+  unsigned code[2];
+  for (unsigned half = 0; half < 2; ++half) {
+    code[half] = code_of<kBits>(tables.thresholds, p[half]);
+    if (!present[half]) continue;
+    const auto start = static_cast<std::uint32_t>((random * tables.sizes[code[half]]) >> 32);
+    const std::uint32_t at = tables.shifts[code[half]] + start + half * kWarp + lane;
+    // No other lane adds to this sum now: within a window a run's elements lie apart.
+    windows.sums[at] += p[half];
+    windows.counts[at] += 1;
+  }
+  unsigned long long own = 0;
+#pragma unroll
+  for (unsigned bit = 0; bit < kBits; ++bit) {
+    const unsigned low = __ballot_sync(kAllLanes, present[0] && ((code[0] >> bit) & 1) != 0);
+    const unsigned high = __ballot_sync(kAllLanes, present[1] && ((code[1] >> bit) & 1) != 0);
+    if (lane == bit) own = low | (static_cast<unsigned long long>(high) << kWarp);
+  }
+  return own;
+}
+
+/// Leaves the windows' sums for mean_kernel; those of one that goes round are added up.
+__device__ __forceinline__ void leave_windows(const SlicedGroup& group, std::size_t slice, unsigned clusters,
+                                              const Sums& windows, const Sums& target) {
+  std::size_t at = group.first_sum + (slice - group.first_slice) * group.sums;
+  std::uint32_t begin = 0;
+  for (unsigned c = 0; c < clusters; ++c) {
+    const std::uint32_t reach = group.windows[c];
+    const std::uint32_t kept = group.kept(c);
+    for (std::uint32_t i = lane_of_warp(); i < kept; i += kWarp) {
+      float sum = 0;
+      std::uint32_t count = 0;
+      for (std::uint32_t j = i; j < reach; j += kept) {
+        sum += windows.sums[begin + j];
+        count += windows.counts[begin + j];
+      }
+      target.sums[at + i] = sum;
+      target.counts[at + i] = count;
+    }
+    begin += reach;
+    at += kept;
+  }
+}
+
 /// A warp's slice: codes of its runs, and the sums of its windows. codes: zeros.
 template <std::size_t kBits>
 __global__ void __launch_bounds__(kSumWarps* kWarp)
@@ -125,82 +228,39 @@ __global__ void __launch_bounds__(kSumWarps* kWarp)
                const std::uint32_t* __restrict__ numbers, std::size_t first,
                const float* __restrict__ gradient, const float* __restrict__ residual,
                unsigned long long* __restrict__ codes, std::uint32_t window, Sums target) {
-  constexpr std::size_t kClusters = std::size_t{1} << kBits;
-  THINWIRE_SHARED_MEMORY(float, windows);
-  __shared__ Thresholds thresholds[kSumWarps];
-  __shared__ std::uint32_t sizes[kSumWarps][kClusters];
-  __shared__ std::uint32_t shifts[kSumWarps][kClusters];
-  __shared__ std::uint32_t runs[kSumWarps][kWarp];
-  __shared__ std::uint32_t randoms[kSumWarps][kWarp];
-  const unsigned warp = threadIdx.x / kWarp;
+  THINWIRE_SHARED_MEMORY(float, memory);
+  __shared__ SumTables<kBits> of_block[kSumWarps];
   const unsigned lane = lane_of_warp();
   const std::size_t slice = warp_of_grid();
   if (slice >= slices) return;
   const SlicedGroup& group = groups[group_at(groups, group_count, &SlicedGroup::first_slice, slice)];
-  float* const sums = windows + 2 * std::size_t{window} * warp;
-  auto* const counts = reinterpret_cast<std::uint32_t*>(sums + window);
-
-  for (std::size_t i = lane; i < window; i += kWarp) {
-    sums[i] = 0;
-    counts[i] = 0;
-  }
-  if (lane < kClusters) {
-    std::uint32_t shift = 0;
-    for (unsigned c = 0; c < lane; ++c) shift += group.windows[c];
-    sizes[warp][lane] = group.sizes[lane];
-    // An element's cell is this plus its place in the array; what is below 0 meanwhile wraps round.
-    shifts[warp][lane] = shift - static_cast<std::uint32_t>(
-                                     first_start(slice - group.first_slice, group.slices, group.sizes[lane]));
-  }
-  if (lane == 0) thresholds[warp] = group.thresholds;
+  SumTables<kBits>& tables = of_block[threadIdx.x / kWarp];
+  float* const sums = memory + 2 * std::size_t{window} * (threadIdx.x / kWarp);
+  const Sums windows{sums, reinterpret_cast<std::uint32_t*>(sums + window)};
+  open_windows(group, slice, window, windows, tables);
 
   const std::size_t end = begins[slice + 1];
   for (std::size_t batch = begins[slice]; batch < end; batch += kWarp) {
     __syncwarp();
     if (batch + lane < end) {
       const std::size_t run = group.begin / kClusterRun + (numbers[batch + lane] - group.first_item);
-      runs[warp][lane] = static_cast<std::uint32_t>(run);
-      randoms[warp][lane] = ClusterSketch::random_of(stream, run);
+      tables.runs[lane] = static_cast<std::uint32_t>(run);
+      tables.randoms[lane] = ClusterSketch::random_of(stream, run);
     }
     __syncwarp();
     const unsigned count = end - batch < kWarp ? static_cast<unsigned>(end - batch) : kWarp;
     for (unsigned k = 0; k < count; k += kAhead) {
-      float p[kAhead][2];
-      bool present[kAhead][2];
-#pragma unroll
-      for (unsigned a = 0; a < kAhead; ++a) {
-#pragma unroll
-        for (unsigned half = 0; half < 2; ++half) {
-          const std::size_t element =
-              k + a < count ? runs[warp][k + a] * kClusterRun + half * kWarp + lane : group.end;
-          present[a][half] = element >= group.begin && element < group.end;
-          p[a][half] = present[a][half] ? sum_at(gradient, residual, element - first) : 0.0f;
-        }
-      }
+      RunValues values;
+      load_runs(group, tables.runs + k, count - k, first, gradient, residual, values);
 #pragma unroll
       for (unsigned a = 0; a < kAhead; ++a) {
         if (k + a >= count) break;
-        const std::uint64_t random = randoms[warp][k + a];
-        unsigned code[2];
-        for (unsigned half = 0; half < 2; ++half) {
-          code[half] = code_of<kBits>(thresholds[warp], p[a][half]);
-          if (!present[a][half]) continue;
-          const auto start = static_cast<std::uint32_t>((random * sizes[warp][code[half]]) >> 32);
-          const std::uint32_t cell = shifts[warp][code[half]] + start + half * kWarp + lane;
-          // No other lane has this cell now: within a window a run's elements lie apart.
-          sums[cell] += p[a][half];
-          counts[cell] += 1;
-        }
-        unsigned long long own = 0;
-#pragma unroll
-        for (unsigned bit = 0; bit < kBits; ++bit) {
-          const unsigned low = __ballot_sync(kAllLanes, present[a][0] && ((code[0] >> bit) & 1) != 0);
-          const unsigned high = __ballot_sync(kAllLanes, present[a][1] && ((code[1] >> bit) & 1) != 0);
-          if (lane == bit) own = low | (static_cast<unsigned long long>(high) << kWarp);
-        }
-        const std::size_t base = runs[warp][k + a] * kClusterRun;
+        const unsigned long long own =
+            add_run(values.p[a], values.present[a], tables.randoms[k + a], tables, windows);
+        const std::size_t base = tables.runs[k + a] * kClusterRun;
         if (lane < kBits) {
           unsigned long long* const word = codes + (base - first) / kClusterRun * kBits + lane;
+          // Other groups have the rest of a run that is not whole.
           if (base >= group.begin && base + kClusterRun <= group.end) {
             *word = own;
           } else {
@@ -212,68 +272,50 @@ __global__ void __launch_bounds__(kSumWarps* kWarp)
     }
   }
   __syncwarp();
-
-  std::size_t at = group.first_cell + (slice - group.first_slice) * group.cells;
-  std::uint32_t begin = 0;
-  for (unsigned c = 0; c < kClusters; ++c) {
-    const std::uint32_t reach = group.windows[c];
-    const std::uint32_t kept = group.kept(c);
-    for (std::uint32_t i = lane; i < kept; i += kWarp) {
-      float sum = 0;
-      std::uint32_t count = 0;
-      for (std::uint32_t j = i; j < reach; j += kept) {
-        sum += sums[begin + j];
-        count += counts[begin + j];
-      }
-      target.sums[at + i] = sum;
-      target.counts[at + i] = count;
-    }
-    begin += reach;
-    at += kept;
-  }
+  leave_windows(group, slice, SumTables<kBits>::kClusters, windows, target);
 }
 
 __global__ void __launch_bounds__(kThreads)
     mean_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, Sums parts,
-                std::size_t buckets, float* __restrict__ means, std::uint32_t* flag) {
-  constexpr unsigned kBucketsAtOnce = kWarp / kBucketLanes;
-  const unsigned part = lane_of_warp() % kBucketLanes;
+                std::size_t cells, float* __restrict__ means, std::uint32_t* flag) {
+  constexpr unsigned kCellsAtOnce = kWarp / kCellLanes;
+  const unsigned part = lane_of_warp() % kCellLanes;
   bool wrong = false;
-  for (std::size_t first = warp_of_grid() * kBucketsAtOnce; first < buckets;
-       first += warps_of_grid() * kBucketsAtOnce) {
-    const std::size_t bucket = first + lane_of_warp() / kBucketLanes;
+  for (std::size_t first = warp_of_grid() * kCellsAtOnce; first < cells;
+       first += warps_of_grid() * kCellsAtOnce) {
+    const std::size_t cell = first + lane_of_warp() / kCellLanes;
     double sum = 0;
     unsigned long long count = 0;
-    if (bucket < buckets) {
-      const SlicedGroup& group = groups[group_at(groups, group_count, &SlicedGroup::first_bucket, bucket)];
-      std::size_t place = bucket - group.first_bucket;
-      std::size_t cell = group.first_cell;
+    if (cell < cells) {
+      const SlicedGroup& group = groups[group_at(groups, group_count, &SlicedGroup::first_cell, cell)];
+      std::size_t at_cell = cell - group.first_cell;
+      std::size_t first_sum = group.first_sum;
       std::size_t c = 0;
-      for (; place >= group.sizes[c]; ++c) {
-        place -= group.sizes[c];
-        cell += group.kept(c);
+      for (; at_cell >= group.sizes[c]; ++c) {
+        at_cell -= group.sizes[c];
+        first_sum += group.kept(c);
       }
       const std::uint64_t size = group.sizes[c];
       const std::uint64_t kept = group.kept(c);
       // A window that begins near the end goes on at the beginning.
-      for (int turn = 0; turn < 2 && group.slices != 0; ++turn, place += size) {
-        const std::uint64_t from = place < kept ? 0 : slices_up_to(place - kept, group.slices, size);
-        const std::uint64_t to = slices_up_to(place, group.slices, size);
+      for (int turn = 0; turn < 2 && group.slices != 0; ++turn, at_cell += size) {
+        const std::uint64_t from = at_cell < kept ? 0 : slices_up_to(at_cell - kept, group.slices, size);
+        const std::uint64_t to = slices_up_to(at_cell, group.slices, size);
 #pragma unroll 4
-        for (std::uint64_t s = from + part; s < to; s += kBucketLanes) {
-          const std::size_t at = cell + s * group.cells + (place - first_start(s, group.slices, size));
+        for (std::uint64_t s = from + part; s < to; s += kCellLanes) {
+          const std::size_t at = first_sum + s * group.sums + (at_cell - first_start(s, group.slices, size));
           sum += static_cast<double>(parts.sums[at]);
           count += parts.counts[at];
         }
       }
     }
-    for (unsigned lanes = kBucketLanes / 2; lanes > 0; lanes /= 2) {
+    for (unsigned lanes = kCellLanes / 2; lanes > 0; lanes /= 2) {
       sum += __shfl_xor_sync(kAllLanes, sum, static_cast<int>(lanes));
       count += __shfl_xor_sync(kAllLanes, count, static_cast<int>(lanes));
     }
-    if (bucket < buckets && part == 0) {
+    if (cell < cells && part == 0) {
       const float mean = count > 0 ? static_cast<float>(sum / static_cast<double>(count)) : 0.0f;
-      means[bucket] = mean;
+      means[cell] = mean;
       wrong = wrong || !is_finite(mean);
     }
   }
@@ -285,8 +327,8 @@ struct Slicing {
   Span<SlicedGroup> groups;
   std::size_t items = 0;
   std::size_t slices = 0;
-  std::size_t cells = 0;
-  std::uint32_t window = 0;  ///< Cells of all windows of a slice, at the most.
+  std::size_t sums = 0;
+  std::uint32_t window = 0;  ///< Sums of all windows of a slice, at the most.
 };
 
 Slicing cut_into_slices(Workspace& workspace, const ClusterSketch& sketch, std::size_t first) {
@@ -296,26 +338,26 @@ Slicing cut_into_slices(Workspace& workspace, const ClusterSketch& sketch, std::
   for (std::size_t g = 0; g < sketch.groups.size(); ++g) {
     const ClusterGroup& from = sketch.groups[g];
     SlicedGroup& group = all.groups[g];
-    group = {begin, from.end, all.items,         all.slices, all.cells, from.first_bucket,
+    group = {begin, from.end, all.items,         all.slices, all.sums, from.first_cell,
              0,     0,        {from.thresholds}, from.sizes, {}};
     begin = from.end;
     if (group.begin == group.end) continue;
     const std::size_t items = (group.end - 1) / kClusterRun - group.begin / kClusterRun + 1;
-    std::size_t buckets = 0;
-    for (std::size_t c = 0; c < sketch.clusters(); ++c) buckets += from.sizes[c];
-    const std::size_t slices = std::max((items + kRunsOfSlice - 1) / kRunsOfSlice,
-                                        (buckets + kBucketsOfSlice - 1) / kBucketsOfSlice);
+    std::size_t cells = 0;
+    for (std::size_t c = 0; c < sketch.clusters(); ++c) cells += from.sizes[c];
+    const std::size_t slices =
+        std::max((items + kRunsOfSlice - 1) / kRunsOfSlice, (cells + kCellsOfSlice - 1) / kCellsOfSlice);
     group.slices = static_cast<std::uint32_t>(slices);
     std::uint32_t window = 0;
     for (std::size_t c = 0; c < sketch.clusters(); ++c) {
       group.windows[c] = static_cast<std::uint32_t>((from.sizes[c] + slices - 1) / slices + kClusterRun);
       window += group.windows[c];
-      group.cells += group.kept(c);
+      group.sums += group.kept(c);
     }
     all.window = std::max(all.window, window);
     all.items += items;
     all.slices += slices;
-    all.cells += slices * group.cells;
+    all.sums += slices * group.sums;
   }
   return all;
 }
@@ -351,12 +393,12 @@ bool encode_clusters_on_cuda(Executor& executor, Workspace& workspace, const Clu
   launch(own.stream(), grid_for(slicing.items + 1), begin_kernel, sorted_slices, slicing.items,
          slicing.slices, begins.data());
 
-  // Runs come in no order: their words go where that costs little, and then to the host in one piece.
+  // Runs come in no order: their words go where that costs little, and then to the host together.
   const std::size_t words = (gradient.size() + kClusterRun - 1) / kClusterRun * sketch.bits;
   const Scratch<std::uint64_t> packed(own, words);
   check(cudaMemsetAsync(packed.data(), 0, words * sizeof(std::uint64_t), own.stream()), "no zeros");
-  const Scratch<float> sums(own, slicing.cells);
-  const Scratch<std::uint32_t> counts(own, slicing.cells);
+  const Scratch<float> sums(own, slicing.sums);
+  const Scratch<std::uint32_t> counts(own, slicing.sums);
   const Sums parts{sums.data(), counts.data()};
   const Grid grid{static_cast<unsigned>((slicing.slices + kSumWarps - 1) / kSumWarps), kSumWarps * kWarp,
                   kSumWarps * slicing.window * 2 * sizeof(float)};
@@ -370,7 +412,7 @@ bool encode_clusters_on_cuda(Executor& executor, Workspace& workspace, const Clu
 
   const Scratch<float> result(own, means.size());
   const Findings findings(own);
-  launch(own.stream(), grid_for(means.size() * kBucketLanes), mean_kernel, groups.data(), count, parts,
+  launch(own.stream(), grid_for(means.size() * kCellLanes), mean_kernel, groups.data(), count, parts,
          means.size(), result.data(), findings.flag());
   copy_bytes(own, packed.data(), codes.data(), words);
   copy_bytes(own, result.data(), means.data(), means.size());

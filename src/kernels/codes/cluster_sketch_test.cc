@@ -21,20 +21,20 @@ struct Grouped {
   ClusterSketch sketch;
   std::vector<ClusterGroup> groups;
 
-  /// Groups end at `ends`; cluster c of group g has `smallest` + 11 c + g buckets.
+  /// Groups end at `ends`; cluster c of group g has `smallest` + 11 c + g cells.
   Grouped(std::size_t bits, std::uint32_t smallest, const std::vector<std::size_t>& ends) {
     sketch.bits = bits;
     sketch.stream = random_stream(5, 6, 7, RandomPurpose::sketch);
-    std::size_t buckets = 0;
+    std::size_t cells = 0;
     for (std::size_t g = 0; g < ends.size(); ++g) {
       ClusterGroup group;
       group.end = ends[g];
-      group.first_bucket = buckets;
+      group.first_cell = cells;
       PerCluster<float> centres{};
       for (std::size_t c = 0; c < sketch.clusters(); ++c) {
         centres[c] = (c % 2 == 0 ? 0.3f : -0.25f) * static_cast<float>(c / 2 + 1 + g);
         group.sizes[c] = smallest + 11 * static_cast<std::uint32_t>(c) + static_cast<std::uint32_t>(g);
-        buckets += group.sizes[c];
+        cells += group.sizes[c];
       }
       set_thresholds(group, bits, centres);
       groups.push_back(group);
@@ -61,11 +61,11 @@ std::size_t code_of(const ClusterSketch& sketch, std::size_t element, float p) {
   return 2 * level + sign;
 }
 
-std::size_t bucket_of(const ClusterSketch& sketch, std::size_t element, std::size_t code) {
+std::size_t cell_of(const ClusterSketch& sketch, std::size_t element, std::size_t code) {
   const ClusterGroup& group = group_of(sketch, element);
   const std::size_t run = element / 64;
   const std::uint64_t x = sketch.stream.block(static_cast<std::uint32_t>(run / 4), 0)[run % 4];
-  std::size_t begin = group.first_bucket;
+  std::size_t begin = group.first_cell;
   for (std::size_t c = 0; c < code; ++c) begin += group.sizes[c];
   return begin + ((x * group.sizes[code] >> 32) + element % 64) % group.sizes[code];
 }
@@ -82,7 +82,7 @@ Encoded encode(Executor& executor, const ClusterSketch& sketch, const std::vecto
   Encoded result;
   // In host memory, as frames are.
   result.codes.assign(code_words(gradient.size(), sketch.bits), ~std::uint64_t{0});
-  result.means.assign(sketch.buckets(), -1.0f);
+  result.means.assign(sketch.cells(), -1.0f);
   result.finite = encode_clusters(executor, workspace, sketch, first, Placed(executor, gradient),
                                   Placed(executor, residual), result.codes, result.means);
   return result;
@@ -120,7 +120,7 @@ std::vector<std::vector<std::size_t>> groupings(std::size_t n) {
   return {{n}, {n / 7, n / 7, n / 3, n / 3 + 1, n - n / 9, n, n}};
 }
 
-TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
+TEST(ClusterSketch, CodesCellsAndMeansAreTheScalarOnes) {
   for (std::size_t bits = 1; bits <= kMostClusterBits; ++bits) {
     for (const std::uint32_t smallest : {1u, 40u, 500u}) {
       for (const std::size_t n : kTestSizes) {
@@ -130,26 +130,26 @@ TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
           const ClusterSketch& sketch = grouped.sketch;
           const auto gradient = test_values(n, 1);
           const auto residual = with_residual ? test_values(n, 2) : std::vector<float>{};
-          std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
-          std::vector<std::size_t> codes(n), buckets(n);
+          std::vector<double> sums(sketch.cells()), counts(sketch.cells());
+          std::vector<std::size_t> codes(n), cells(n);
           std::vector<std::uint64_t> packed(code_words(n, bits));
           for (std::size_t i = 0; i < n; ++i) {
             const float p = with_residual ? gradient[i] + residual[i] : gradient[i];
             codes[i] = code_of(sketch, i, p);
-            buckets[i] = bucket_of(sketch, i, codes[i]);
-            sums[buckets[i]] += static_cast<double>(p);
-            counts[buckets[i]] += 1;
+            cells[i] = cell_of(sketch, i, codes[i]);
+            sums[cells[i]] += static_cast<double>(p);
+            counts[cells[i]] += 1;
             for (std::size_t k = 0; k < bits; ++k) {
               packed[i / 64 * bits + k] |= std::uint64_t{(codes[i] >> k) & 1} << (i % 64);
             }
           }
           for_each_executor([&](Executor& executor, const std::string& name) {
-            // Emulations and sanitizers are slow. Slices are many where elements or buckets are.
+            // Emulations and sanitizers are slow. Slices are many where elements or cells are.
             const bool slow = n > 4097 ? bits != 2 || smallest != (ends.size() == 1 ? 1u : 40u)
-                                       : sketch.buckets() > 2000 && (bits != 2 || n < 4097);
+                                       : sketch.cells() > 2000 && (bits != 2 || n < 4097);
             if ((kSanitized || executor.memory() == Memory::cuda) && slow) return;
             SCOPED_TRACE(testing::Message() << name << ", " << bits << " bits, " << n << " elements in "
-                                            << ends.size() << " groups, at least " << smallest << " buckets");
+                                            << ends.size() << " groups, at least " << smallest << " cells");
             const Encoded encoded = encode(executor, sketch, gradient, residual);
             ASSERT_TRUE(encoded.finite);
             ASSERT_EQ(encoded.codes, packed);
@@ -158,7 +158,7 @@ TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
               ASSERT_NEAR(static_cast<double>(encoded.means[b]), mean, 1e-5 * (1 + counts[b] / 1000)) << b;
             }
             const auto values = decode(executor, sketch, encoded, 0, false, std::vector<float>(n, 1.0f));
-            for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(values[i], encoded.means[buckets[i]]) << i;
+            for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(values[i], encoded.means[cells[i]]) << i;
             if (n <= 128) return;
             // From the middle on, added to what is there.
             const std::size_t first = 128;
@@ -168,7 +168,7 @@ TEST(ClusterSketch, CodesBucketsAndMeansAreTheScalarOnes) {
             const auto more =
                 decode(executor, sketch, rest, first, true, std::vector<float>(n - first, 2.0f));
             for (std::size_t i = first; i < n; ++i) {
-              ASSERT_EQ(more[i - first], 2.0f + encoded.means[buckets[i]]) << i;
+              ASSERT_EQ(more[i - first], 2.0f + encoded.means[cells[i]]) << i;
             }
           });
         }
@@ -188,7 +188,7 @@ TEST(ClusterSketch, APartOfABucketIsCodedAsItsElementsAre) {
     for (std::size_t i = 0; i < p.size(); ++i) {
       const std::size_t code = code_of(grouped.sketch, kFirst + i, p[i]);
       ASSERT_EQ(coded(encoded, 2, i), code) << name;
-      ASSERT_EQ(values[i], encoded.means[bucket_of(grouped.sketch, kFirst + i, code)]) << name;
+      ASSERT_EQ(values[i], encoded.means[cell_of(grouped.sketch, kFirst + i, code)]) << name;
     }
   });
 }
@@ -203,7 +203,7 @@ TEST(ClusterSketch, ThreadsDoNotChangeABit) {
   EXPECT_EQ(one.means, three.means);
 }
 
-TEST(ClusterSketch, BucketMeansAreAnOrthogonalProjection) {
+TEST(ClusterSketch, CellMeansAreAnOrthogonalProjection) {
   for (std::size_t bits = 1; bits <= kMostClusterBits; ++bits) {
     const Grouped grouped(bits, 50, {10'001, 40'000});
     const ClusterSketch& sketch = grouped.sketch;
@@ -218,25 +218,25 @@ TEST(ClusterSketch, BucketMeansAreAnOrthogonalProjection) {
     }
     EXPECT_NEAR(error, before - after, 1e-5 * before);
     // With the same assignment, Q(Q(p)) = Q(p).
-    std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
+    std::vector<double> sums(sketch.cells()), counts(sketch.cells());
     for (std::size_t i = 0; i < p.size(); ++i) {
-      const std::size_t bucket = bucket_of(sketch, i, coded(encoded, bits, i));
-      sums[bucket] += static_cast<double>(q[i]);
-      counts[bucket] += 1;
+      const std::size_t cell = cell_of(sketch, i, coded(encoded, bits, i));
+      sums[cell] += static_cast<double>(q[i]);
+      counts[cell] += 1;
     }
     for (std::size_t i = 0; i < p.size(); ++i) {
-      const std::size_t bucket = bucket_of(sketch, i, coded(encoded, bits, i));
-      ASSERT_NEAR(static_cast<double>(q[i]), sums[bucket] / counts[bucket], 1e-6);
+      const std::size_t cell = cell_of(sketch, i, coded(encoded, bits, i));
+      ASSERT_NEAR(static_cast<double>(q[i]), sums[cell] / counts[cell], 1e-6);
     }
-    // At least one member of each bucket's worth of the norm survives: the operator contracts.
+    // At least one member of each cell's worth of the norm survives: the operator contracts.
     const double largest = *std::max_element(counts.begin(), counts.end());
     EXPECT_LE(error, (1 - 1 / largest) * before * (1 + 1e-6));
   }
 }
 
-TEST(ClusterSketch, ABucketForEveryMemberLosesNothing) {
+TEST(ClusterSketch, ACellForEveryMemberLosesNothing) {
   const Grouped grouped(2, 64, {64});
-  const auto p = test_values(64, 8);  // one run: its members are spread over 64 buckets or more
+  const auto p = test_values(64, 8);  // one run: its members are spread over 64 cells or more
   for_each_executor([&](Executor& executor, const std::string& name) {
     const Encoded encoded = encode(executor, grouped.sketch, p, {});
     EXPECT_EQ(decode(executor, grouped.sketch, encoded, 0, false, std::vector<float>(64)), p) << name;
@@ -258,8 +258,8 @@ TEST(ClusterSketch, RunsCollideNoMoreThanSingleElements) {
     const Encoded encoded = encode(sketch, p, {});
     const auto q = decode(sketch, encoded, kElements);
     double error = 0;
-    std::vector<double> sums(sketch.buckets()), counts(sketch.buckets());
-    std::vector<std::size_t> buckets(kElements);
+    std::vector<double> sums(sketch.cells()), counts(sketch.cells());
+    std::vector<std::size_t> cells(kElements);
     for (std::size_t i = 0; i < kElements; ++i) {
       const double value = static_cast<double>(p[i]);
       error += std::pow(static_cast<double>(q[i]) - value, 2);
@@ -267,12 +267,12 @@ TEST(ClusterSketch, RunsCollideNoMoreThanSingleElements) {
       const auto& sizes = grouped.groups[0].sizes;
       std::size_t begin = 0;
       for (std::size_t c = 0; c < code; ++c) begin += sizes[c];
-      buckets[i] = begin + random() % sizes[code];
-      sums[buckets[i]] += value;
-      counts[buckets[i]] += 1;
+      cells[i] = begin + random() % sizes[code];
+      sums[cells[i]] += value;
+      counts[cells[i]] += 1;
     }
     for (std::size_t i = 0; i < kElements; ++i) {
-      single += std::pow(sums[buckets[i]] / counts[buckets[i]] - static_cast<double>(p[i]), 2);
+      single += std::pow(sums[cells[i]] / counts[cells[i]] - static_cast<double>(p[i]), 2);
     }
     runs += error;
     runs_squared += error * error;

@@ -17,8 +17,8 @@ constexpr unsigned kRunsAtOnce = 8;
 constexpr unsigned kHalves = kRunsAtOnce * kClusterRun / kWarp;
 constexpr unsigned kNobody = ~0u;
 
-/// Where the buckets of a group's clusters lie.
-struct BucketGroup {
+/// Where the cells of a group's clusters lie.
+struct CellGroup {
   std::size_t end;
   PerCluster<std::uint32_t> sizes;
   PerCluster<std::uint32_t> begins;
@@ -33,14 +33,14 @@ struct DeviceClusters {
 
 /// What kernels are given of all ranks, whose sketches differ in their streams alone.
 struct DeviceRanks {
-  const BucketGroup* groups;
+  const CellGroup* groups;
   std::size_t group_count;
   const DeviceClusters* ranks;
   unsigned rank_count;
 };
 
 /// The first group that ends behind the element.
-__device__ std::size_t group_of(const BucketGroup* groups, std::size_t count, std::size_t element) {
+__device__ std::size_t group_of(const CellGroup* groups, std::size_t count, std::size_t element) {
   std::size_t low = 0;
   while (low < count) {
     const std::size_t middle = low + (count - low) / 2;
@@ -51,6 +51,21 @@ __device__ std::size_t group_of(const BucketGroup* groups, std::size_t count, st
     }
   }
   return low;
+}
+
+/// What a rank says of element t of a run. words: of the run's codes; random: the rank's, of the run.
+template <std::size_t kBits>
+__device__ __forceinline__ float mean_of(const CellGroup& group, const float* means,
+                                         const std::uint64_t* words, std::uint64_t random, unsigned t) {
+  unsigned code = 0;
+#pragma unroll
+  for (unsigned bit = 0; bit < kBits; ++bit) {
+    code |= static_cast<unsigned>((words[bit] >> t) & 1) << bit;
+  }
+  const std::uint32_t size = group.sizes[code];
+  std::uint64_t cell = ((random * size) >> 32) + t;
+  if (cell >= size) cell = size >= kClusterRun ? cell - size : cell % size;
+  return means[group.begins[code] + cell];
 }
 
 /// use(i, sum over ranks of what they say of element first + i, load(i) - what rank `self` says) for every
@@ -99,18 +114,10 @@ __device__ void for_each_sum(const DeviceRanks& all, unsigned self, std::size_t 
         const unsigned t = k % 2 * kWarp + lane;
         const std::size_t i = begin + k * kWarp + lane;
         if (i < count) {
-          const BucketGroup* group = all.groups + groups[warp][run];
+          const CellGroup* group = all.groups + groups[warp][run];
           while (first + i >= group->end) ++group;
-          unsigned code = 0;
-#pragma unroll
-          for (unsigned bit = 0; bit < kBits; ++bit) {
-            code |= static_cast<unsigned>((words[warp][run * kBits + bit] >> t) & 1) << bit;
-          }
-          const std::uint32_t size = group->sizes[code];
-          const std::uint64_t random = randoms[warp][run];
-          std::uint64_t place = ((random * size) >> 32) + t;
-          if (place >= size) place = size >= kClusterRun ? place - size : place % size;
-          const float mean = own.means[group->begins[code] + place];
+          const float mean =
+              mean_of<kBits>(*group, own.means, words[warp] + run * kBits, randoms[warp][run], t);
           sums[k] = rank == 0 ? mean : sums[k] + mean;
           if (rank == self) remains[k] -= mean;
         }
@@ -193,10 +200,10 @@ class Brought {
         ranks_(executor, coded.size()),
         means_(executor, coded.size() * coded[0].means.size()) {
     const ClusterSketch& sketch = coded[0].sketch;
-    std::vector<BucketGroup> groups;
+    std::vector<CellGroup> groups;
     for (const ClusterGroup& from : sketch.groups) {
-      BucketGroup group{from.end, from.sizes, {}};
-      auto begin = static_cast<std::uint32_t>(from.first_bucket);
+      CellGroup group{from.end, from.sizes, {}};
+      auto begin = static_cast<std::uint32_t>(from.first_cell);
       for (std::size_t c = 0; c < sketch.clusters(); ++c) {
         group.begins[c] = begin;
         begin += from.sizes[c];
@@ -226,7 +233,7 @@ class Brought {
   }
 
   CudaExecutor& executor_;
-  Scratch<BucketGroup> groups_;
+  Scratch<CellGroup> groups_;
   Scratch<DeviceClusters> ranks_;
   Scratch<float> means_;
   std::vector<std::unique_ptr<Operand<const std::uint64_t>>> codes_;

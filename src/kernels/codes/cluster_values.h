@@ -1,5 +1,5 @@
 #pragma once
-// What CASQ's codes and bucket means say, for whole vectors.
+// What CASQ's codes and the means of its cells say, for whole vectors.
 
 #include "kernels/codes/cluster_sketch.h"
 
@@ -13,7 +13,7 @@ struct CodedClusters {
   Span<const std::uint64_t> codes{};
 };
 
-/// values[i] = mean of the bucket that element first + i is in, or is increased by it. first: a multiple of
+/// values[i] = mean of the cell that element first + i is in, or is increased by it. first: a multiple of
 /// 64. The same bits on every machine.
 void decode_clusters(Executor& executor, const CodedClusters& coded, std::size_t first, bool add,
                      Span<float> values);

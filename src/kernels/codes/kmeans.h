@@ -1,6 +1,6 @@
 #pragma once
 // CASQ's clustering: the centres that a sample of the elements gathers around, by sign, and what the sizes of
-// their bucket arrays depend on.
+// their arrays of cells depend on.
 
 #include "kernels/codes/cluster_sketch.h"
 #include "kernels/codes/kmeans_sample.h"
@@ -12,8 +12,8 @@ struct Cluster {
   double centre = 0;    ///< Mean of its elements.
   double share = 0;     ///< Of all sampled elements.
   double variance = 0;  ///< Of its elements.
-  double entropy =
-      0;  ///< In bits, of its histogram over 256 bins from the least sampled value to the largest.
+  /// In bits, of its histogram over 256 bins from the least sampled value to the largest.
+  double entropy = 0;
 };
 
 enum class SampleKind { usable, all_zero, not_finite };

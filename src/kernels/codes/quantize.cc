@@ -91,6 +91,13 @@ class SearchedLevels {
   float lowest_slope_;
 };
 
+/// Asks for the elements of a pair, unless values is null.
+HWY_INLINE void FetchPair(const float* values, std::size_t pair) {
+  for (std::size_t line = 0; values != nullptr && line < kPair; line += 16) {
+    hwy::Prefetch(values + pair * kPair + line);
+  }
+}
+
 /// Codes of `pairs` * kPair elements, one per byte: index * 2 + sign. Meanwhile as many elements from next_
 /// pointers on come into the cache, unless these are null.
 template <class Placement>
@@ -110,10 +117,8 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
   const RandomStream local_stream = stream;
   const Placement local_placement = placement;
   for (std::size_t pair = 0; pair < pairs; ++pair, p += kPair, bytes += kPair) {
-    for (std::size_t line = 0; line < kPair; line += 16) {
-      if (next_gradient != nullptr) hwy::Prefetch(next_gradient + pair * kPair + line);
-      if (next_residual != nullptr) hwy::Prefetch(next_residual + pair * kPair + line);
-    }
+    FetchPair(next_gradient, pair);
+    FetchPair(next_residual, pair);
     for (std::size_t lane = 0; lane < 16; lane += lanes) {
       const auto first = hn::Set(du, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane));
       const auto random = philox_lanes(du, hn::Add(lane_counters, first), 0, local_stream);

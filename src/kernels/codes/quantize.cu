@@ -84,6 +84,26 @@ __device__ std::uint64_t encode_run(const QuantizationLevels& levels, const Rand
   return planes_of_bytes(buffer, static_cast<unsigned>(levels.bits));
 }
 
+/// Norms of a tile's chunks, of which first_chunk is the first, and their inverses, from what its pairs say.
+template <class Norm>
+__device__ __forceinline__ void join_norms(const typename Norm::Partial* partials, unsigned elements,
+                                           unsigned chunk, std::size_t first_chunk, float* inverses,
+                                           float* __restrict__ norms, std::uint32_t* flag) {
+  for (unsigned c = threadIdx.x / kWarp; c * chunk < elements; c += kWarpsOfBlock) {
+    const unsigned end = (c + 1) * chunk < elements ? (c + 1) * chunk : elements;
+    typename Norm::Partial whole = 0;
+    for (unsigned pair = c * chunk / kPairSize + lane_of_warp(); pair * kPairSize < end; pair += kWarp) {
+      whole = Norm::join(whole, partials[pair]);
+    }
+    const float norm = Norm::norm(joined_of_warp<Norm>(whole));
+    if (lane_of_warp() == 0) {
+      if (!is_finite(norm)) *flag = 1;
+      inverses[c] = inverse_of(norm);
+      norms[first_chunk + c] = inverses[c] == 0.0f ? 0.0f : norm;
+    }
+  }
+}
+
 /// A block takes `tile` elements at a time, a whole number of chunks: reads them into shared memory, joins
 /// what its pairs say of their norms, and codes them.
 template <bool kEqualSteps, class Norm>
@@ -122,19 +142,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     __syncthreads();
-    for (unsigned c = warp; c * chunk < here; c += kWarpsOfBlock) {
-      const unsigned end = (c + 1) * chunk < here ? (c + 1) * chunk : here;
-      typename Norm::Partial whole = 0;
-      for (unsigned pair = c * chunk / kPairSize + lane; pair * kPairSize < end; pair += kWarp) {
-        whole = Norm::join(whole, partials[pair]);
-      }
-      const float norm = Norm::norm(joined_of_warp<Norm>(whole));
-      if (lane == 0) {
-        if (!is_finite(norm)) *flag = 1;
-        inverses[c] = inverse_of(norm);
-        norms[begin / chunk + c] = inverses[c] == 0.0f ? 0.0f : norm;
-      }
-    }
+    join_norms<Norm>(partials, here, chunk, begin / chunk, inverses, norms, flag);
     __syncthreads();
     const unsigned words = (here + 63) / 64 * bits;
     for (unsigned run = warp * kCodedRun; run < here; run += kWarpsOfBlock * kCodedRun) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "core/partition.h"
 #include "kernels/blocks.h"
 #include "kernels/device/on_device.h"
 
@@ -238,6 +239,59 @@ void add_remainder(Executor& executor, Span<const float> sums, float factor, Spa
   executor.parallel_for(residual.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AddRemainder)
     (sums.data() + begin, factor, mean.data() + begin, residual.data() + begin, end - begin);
+  });
+}
+
+void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {
+  THINWIRE_ON_DEVICE(hold_back, executor, gradient, residual);
+  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    float* g = gradient.data();
+    float* e = residual.data();
+    if (!residual.empty()) {
+      for (std::size_t i = begin; i < end; ++i) e[i] = g[i] + e[i];
+    }
+    std::fill(g + begin, g + end, 0.0f);
+  });
+}
+
+void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                  Span<float> sums) {
+  THINWIRE_ON_DEVICE(add_residual, executor, gradient, residual, sums);
+  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    const float* g = gradient.data();
+    const float* e = residual.data();
+    float* out = sums.data();
+    if (residual.empty()) {
+      std::copy(g + begin, g + end, out + begin);
+    } else {
+      for (std::size_t i = begin; i < end; ++i) out[i] = g[i] + e[i];
+    }
+  });
+}
+
+void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector) {
+  THINWIRE_ON_DEVICE(clear_bits, executor, bits, vector);
+  executor.parallel_for(vector.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      if (((bits[i / 64] >> (i % 64)) & 1) != 0) vector[i] = 0;
+    }
+  });
+}
+
+void sample_evenly(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
+                   Span<float> out) {
+  THINWIRE_ON_DEVICE(sample_evenly, executor, vector, first, range, out);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = vector[first + part_begin(range, out.size(), i)];
+}
+
+void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
+                         Span<float> corrected) {
+  THINWIRE_ON_DEVICE(correct_by_momentum, executor, momentum, velocity, gradient, corrected);
+  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      corrected[i] = momentum * velocity[i] + gradient[i];
+      gradient[i] = corrected[i];
+    }
   });
 }
 

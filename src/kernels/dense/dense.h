@@ -1,6 +1,8 @@
 #pragma once
 // Passes over float vectors that need no format: sums, norms, scaling.
 
+#include <cstdint>
+
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 
@@ -37,5 +39,25 @@ double apply_average_serially(Span<const float> own, Span<const float> sums, flo
 /// residual[i] += sums[i] - factor * mean[i]: what is lost where the mean of `factor` ranks' sums is rounded.
 void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
                    Span<float> residual);
+
+/// residual[i] = gradient[i] + residual[i], unless it is empty; then gradient[i] = 0: what a step keeps of
+/// elements that nobody chose.
+void hold_back(Executor& executor, Span<float> gradient, Span<float> residual);
+
+/// sums[i] = gradient[i] + residual[i]; residual: [n] or empty.
+void add_residual(Executor& executor, Span<const float> gradient, Span<const float> residual,
+                  Span<float> sums);
+
+/// vector[i] = 0 where bit i of word i / 64 is set. bits: bitmap_words(n) words.
+void clear_bits(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector);
+
+/// out[i] = vector[first + floor(i * range / out.size())] for i < out.size() <= range: a sample spread evenly
+/// over [first, first + range).
+void sample_evenly(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
+                   Span<float> out);
+
+/// corrected[i] = momentum * velocity[i] + gradient[i]; gradient[i] = corrected[i].
+void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
+                         Span<float> corrected);
 
 }  // namespace thinwire

@@ -4,7 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
+#include "core/partition.h"
+#include "kernels/rows/bitmap.h"
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
@@ -120,6 +123,76 @@ TEST(Dense, OneBadValueIsNoticed) {
         EXPECT_FALSE(std::isfinite(sum_of_magnitudes(executor, placed, {}))) << name;
         EXPECT_FALSE(all_finite(executor, placed)) << name;
         EXPECT_FALSE(scale(executor, placed, 0.5f)) << name;
+      }
+    }
+  });
+}
+
+TEST(Dense, HoldBackAndAddResidualAgreeWithTheirDefinitions) {
+  for_each_executor([](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      const auto gradient = test_values(count, 1);
+      for (const bool feedback : {false, true}) {
+        const auto residual = feedback ? test_values(count, 2) : std::vector<float>();
+        auto sums = gradient;
+        for (std::size_t i = 0; i < residual.size(); ++i) sums[i] += residual[i];
+        Placed g(executor, gradient);
+        Placed r(executor, residual);
+        Placed out(executor, std::vector<float>(count));
+        add_residual(executor, g, r, out);
+        ASSERT_EQ(out.read(), sums) << name;
+        hold_back(executor, g, r);
+        ASSERT_EQ(g.read(), std::vector<float>(count, 0.0f)) << name;
+        ASSERT_EQ(r.read(), feedback ? sums : residual) << name;
+      }
+    }
+  });
+}
+
+TEST(Dense, ClearBitsClearsWhatIsSet) {
+  for_each_executor([](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      auto expected = test_values(count, 1);
+      Placed vector(executor, expected);
+      std::vector<std::uint64_t> bits(bitmap_words(count));
+      std::mt19937_64 random(3);
+      for (auto& word : bits) word = random();
+      for (std::size_t i = 0; i < count; ++i) {
+        if (((bits[i / 64] >> (i % 64)) & 1) != 0) expected[i] = 0;
+      }
+      clear_bits(executor, bits, vector);
+      ASSERT_EQ(vector.read(), expected) << name;
+    }
+  });
+}
+
+TEST(Dense, SampleIsSpreadEvenly) {
+  for_each_executor([](Executor& executor, const std::string& name) {
+    std::vector<float> values(5000);
+    std::iota(values.begin(), values.end(), 0.0f);
+    Placed vector(executor, values);
+    for (const std::size_t count : {0u, 1u, 7u, 1000u, 4000u}) {
+      std::vector<float> out(count);
+      sample_evenly(executor, vector, 900, 4000, out);
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(out[i], static_cast<float>(900 + part_begin(4000, count, i))) << name;
+      }
+    }
+  });
+}
+
+TEST(Dense, MomentumIsAddedOnce) {
+  for_each_executor([](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      const auto velocity = test_values(count, 1);
+      const auto before = test_values(count, 2);
+      Placed gradient(executor, before);
+      Placed corrected(executor, std::vector<float>(count));
+      correct_by_momentum(executor, 0.9f, Placed(executor, velocity), gradient, corrected);
+      ASSERT_EQ(gradient.read(), corrected.read()) << name;
+      const auto got = corrected.read();
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(got[i], 0.9f * velocity[i] + before[i]) << name;
       }
     }
   });

@@ -422,20 +422,20 @@ bool add_within(Executor& executor, Span<float> target, Span<const float> values
   return within.load(std::memory_order_relaxed);
 }
 
-void gather_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
-                   Span<float> target) {
-  THINWIRE_ON_DEVICE(gather_pieces, executor, pieces, values, target);
-  for (const Piece& piece : pieces) {
-    std::copy_n(values.data() + piece.begin, piece.count, target.data() + piece.offset);
+void gather_chunks([[maybe_unused]] Executor& executor, Span<const VectorChunk> chunks,
+                   Span<const float> values, Span<float> target) {
+  THINWIRE_ON_DEVICE(gather_chunks, executor, chunks, values, target);
+  for (const VectorChunk& chunk : chunks) {
+    std::copy_n(values.data() + chunk.begin, chunk.count, target.data() + chunk.offset);
   }
 }
 
-void scatter_pieces([[maybe_unused]] Executor& executor, Span<const Piece> pieces, Span<const float> values,
-                    Span<float> gradient, Span<float> residual) {
-  THINWIRE_ON_DEVICE(scatter_pieces, executor, pieces, values, gradient, residual);
-  for (const Piece& piece : pieces) {
-    std::copy_n(values.data() + piece.offset, piece.count, gradient.data() + piece.begin);
-    const auto rest = residual.subspan(piece.begin, piece.count);
+void scatter_chunks([[maybe_unused]] Executor& executor, Span<const VectorChunk> chunks,
+                    Span<const float> values, Span<float> gradient, Span<float> residual) {
+  THINWIRE_ON_DEVICE(scatter_chunks, executor, chunks, values, gradient, residual);
+  for (const VectorChunk& chunk : chunks) {
+    std::copy_n(values.data() + chunk.offset, chunk.count, gradient.data() + chunk.begin);
+    const auto rest = residual.subspan(chunk.begin, chunk.count);
     std::fill(rest.begin(), rest.end(), 0.0f);
   }
 }

@@ -70,55 +70,56 @@ __global__ void __launch_bounds__(kThreads)
   report_if(wrong, flag);
 }
 
-/// use(where an element lies in the vector, where it lies among the pieces).
+/// use(where an element lies in the vector, where it lies among the chunks).
 template <class Use>
-__device__ void for_each_of_pieces(const Piece* pieces, std::size_t count, std::size_t elements, Use use) {
+__device__ void for_each_of_chunks(const VectorChunk* chunks, std::size_t count, std::size_t elements,
+                                   Use use) {
   for (std::size_t at = thread_of_grid(); at < elements; at += threads_of_grid()) {
     std::size_t low = 0;
     std::size_t high = count;
     while (high - low > 1) {
       const std::size_t middle = low + (high - low) / 2;
-      (pieces[middle].offset <= at ? low : high) = middle;
+      (chunks[middle].offset <= at ? low : high) = middle;
     }
-    use(pieces[low].begin + (at - pieces[low].offset), at);
+    use(chunks[low].begin + (at - chunks[low].offset), at);
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(const Piece* __restrict__ pieces, std::size_t count, std::size_t elements,
+    gather_kernel(const VectorChunk* __restrict__ chunks, std::size_t count, std::size_t elements,
                   const float* __restrict__ values, float* __restrict__ target) {
-  for_each_of_pieces(pieces, count, elements, [&](std::size_t i, std::size_t at) { target[at] = values[i]; });
+  for_each_of_chunks(chunks, count, elements, [&](std::size_t i, std::size_t at) { target[at] = values[i]; });
 }
 
 __global__ void __launch_bounds__(kThreads)
-    scatter_kernel(const Piece* __restrict__ pieces, std::size_t count, std::size_t elements,
+    scatter_kernel(const VectorChunk* __restrict__ chunks, std::size_t count, std::size_t elements,
                    const float* __restrict__ values, float* __restrict__ gradient,
                    float* __restrict__ residual) {
-  for_each_of_pieces(pieces, count, elements, [&](std::size_t i, std::size_t at) {
+  for_each_of_chunks(chunks, count, elements, [&](std::size_t i, std::size_t at) {
     gradient[i] = values[at];
     if (residual != nullptr) residual[i] = 0;
   });
 }
 
-/// The table of pieces, on the device: every element looks it up.
-class DevicePieces {
+/// The table of chunks, on the device: every element looks it up.
+class DeviceChunks {
  public:
-  DevicePieces(CudaExecutor& executor, Span<const Piece> pieces)
-      : table_(executor, pieces.size()), count_(pieces.size()) {
-    if (pieces.empty()) return;
-    check(cudaMemcpyAsync(table_.data(), pieces.data(), pieces.size_bytes(), cudaMemcpyDefault,
+  DeviceChunks(CudaExecutor& executor, Span<const VectorChunk> chunks)
+      : table_(executor, chunks.size()), count_(chunks.size()) {
+    if (chunks.empty()) return;
+    check(cudaMemcpyAsync(table_.data(), chunks.data(), chunks.size_bytes(), cudaMemcpyDefault,
                           executor.stream()),
           "a table could not be copied");
-    const Piece& last = pieces[pieces.size() - 1];
+    const VectorChunk& last = chunks[chunks.size() - 1];
     elements_ = last.offset + last.count;
   }
 
-  const Piece* data() const { return table_.data(); }
+  const VectorChunk* data() const { return table_.data(); }
   std::size_t count() const { return count_; }
   std::size_t elements() const { return elements_; }
 
  private:
-  Scratch<Piece> table_;
+  Scratch<VectorChunk> table_;
   std::size_t count_;
   std::size_t elements_ = 0;
 };
@@ -172,10 +173,10 @@ bool add_within_on_cuda(Executor& executor, Span<float> target, Span<const float
   return !findings.flagged();
 }
 
-void gather_pieces_on_cuda(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+void gather_chunks_on_cuda(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
                            Span<float> target) {
   CudaExecutor& own = executor_on_device(executor);
-  const DevicePieces table(own, pieces);
+  const DeviceChunks table(own, chunks);
   Operand v(own, values);
   Operand t(own, target);
   launch(own.stream(), grid_for(table.elements(), 4), gather_kernel, table.data(), table.count(),
@@ -184,10 +185,10 @@ void gather_pieces_on_cuda(Executor& executor, Span<const Piece> pieces, Span<co
   own.wait();  // for the table
 }
 
-void scatter_pieces_on_cuda(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+void scatter_chunks_on_cuda(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
                             Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
-  const DevicePieces table(own, pieces);
+  const DeviceChunks table(own, chunks);
   Operand v(own, values);
   Operand g(own, gradient);
   Operand r(own, residual);

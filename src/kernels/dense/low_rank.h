@@ -45,20 +45,20 @@ void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span
 /// NaN.
 bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit);
 
-/// Elements [begin, begin + count) of a vector, which lie from `offset` on where pieces lie one behind the
+/// Elements [begin, begin + count) of a vector, which lie from `offset` on where chunks lie one behind the
 /// other.
-struct Piece {
+struct VectorChunk {
   std::size_t begin = 0;
   std::size_t count = 0;
   std::size_t offset = 0;
 };
 
-/// pieces: ascending, and in host memory. target: what they have of `values`, one behind the other.
-void gather_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+/// chunks: ascending, and in host memory. target: what they have of `values`, one behind the other.
+void gather_chunks(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
                    Span<float> target);
 
 /// The reverse: gradient has there what `values` holds, residual, unless empty, 0.
-void scatter_pieces(Executor& executor, Span<const Piece> pieces, Span<const float> values,
+void scatter_chunks(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
                     Span<float> gradient, Span<float> residual);
 
 }  // namespace thinwire

@@ -206,27 +206,28 @@ TEST(LowRank, ValuesBeyondTheLimitAreNoticedWhereverTheyAre) {
   });
 }
 
-TEST(LowRank, PiecesAreGatheredAndScattered) {
+TEST(LowRank, ChunksAreGatheredAndScattered) {
   for_each_executor([&](Executor& executor, const std::string& name) {
-    for (const auto& pieces : {std::vector<Piece>{}, std::vector<Piece>{{3, 1, 0}},
-                               std::vector<Piece>{{0, 5, 0}, {7, 1, 5}, {64, 130, 6}, {3000, 7000, 136}}}) {
+    for (const auto& chunks :
+         {std::vector<VectorChunk>{}, std::vector<VectorChunk>{{3, 1, 0}},
+          std::vector<VectorChunk>{{0, 5, 0}, {7, 1, 5}, {64, 130, 6}, {3000, 7000, 136}}}) {
       const auto vector = test_values(10'000, 1);
       std::vector<float> together;
-      for (const Piece& piece : pieces) {
-        for (std::size_t i = 0; i < piece.count; ++i) together.push_back(vector[piece.begin + i]);
+      for (const VectorChunk& chunk : chunks) {
+        for (std::size_t i = 0; i < chunk.count; ++i) together.push_back(vector[chunk.begin + i]);
       }
       Placed target(executor, std::vector<float>(together.size()));
-      gather_pieces(executor, pieces, Placed(executor, vector), target);
+      gather_chunks(executor, chunks, Placed(executor, vector), target);
       expect_same_bits(target.read(), together, name);
       std::vector<float> gradient(vector.size(), 2.0f);
       std::vector<float> residual(vector.size(), 3.0f);
       Placed placed_gradient(executor, gradient);
       Placed placed_residual(executor, residual);
-      scatter_pieces(executor, pieces, target, placed_gradient, placed_residual);
+      scatter_chunks(executor, chunks, target, placed_gradient, placed_residual);
       Placed alone(executor, gradient);
-      scatter_pieces(executor, pieces, target, alone, {});
-      for (const Piece& piece : pieces) {
-        for (std::size_t i = piece.begin; i < piece.begin + piece.count; ++i) {
+      scatter_chunks(executor, chunks, target, alone, {});
+      for (const VectorChunk& chunk : chunks) {
+        for (std::size_t i = chunk.begin; i < chunk.begin + chunk.count; ++i) {
           gradient[i] = vector[i];
           residual[i] = 0;
         }

@@ -58,8 +58,11 @@ void gather_rows(Executor& executor, Span<const float> gradient, Span<const floa
                  Span<const std::uint32_t> indices, std::size_t width, Span<float> values) {
   THINWIRE_ON_DEVICE(gather_rows, executor, gradient, residual, indices, width, values);
   executor.parallel_for(indices.size(), rows_per_range(width), [&](std::size_t begin, std::size_t end) {
-    if (width == 1 && residual.empty()) {
-      for (std::size_t k = begin; k < end; ++k) values[k] = gradient[indices[k]];
+    if (width == 1) {
+      for (std::size_t k = begin; k < end; ++k) {
+        const std::uint32_t at = indices[k];
+        values[k] = residual.empty() ? gradient[at] : gradient[at] + residual[at];
+      }
       return;
     }
     for (std::size_t k = begin; k < end; ++k) {

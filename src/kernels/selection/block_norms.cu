@@ -1,4 +1,4 @@
-// What blocks of a bucket hold, on a CUDA device. Some lanes of a warp reduce a block, or a piece of a long
+// What blocks of a bucket hold, on a CUDA device. Some lanes of a warp reduce a block, or a chunk of a long
 // one; who adds what follows from the block size alone.
 
 #include <algorithm>
@@ -13,22 +13,22 @@ namespace thinwire {
 using namespace cuda;
 namespace {
 
-/// Longer blocks are cut into pieces of so many elements.
-constexpr std::size_t kPiece = 2048;
+/// Longer blocks are cut into chunks of so many elements.
+constexpr std::size_t kChunk = 2048;
 
 struct Blocks {
   const float* gradient;
   const float* residual;
   std::size_t elements;
   std::size_t width;
-  std::size_t pieces;  // of a block
-  unsigned lanes;      // that share a piece, a power of two up to a warp
+  std::size_t chunks;  // of a block
+  unsigned lanes;      // that share a chunk, a power of two up to a warp
 };
 
 Blocks blocks_of(const float* gradient, const float* residual, std::size_t elements, std::size_t width) {
-  const std::size_t pieces = (width + kPiece - 1) / kPiece;
+  const std::size_t chunks = (width + kChunk - 1) / kChunk;
   const auto lanes = static_cast<unsigned>(std::bit_ceil(std::min<std::size_t>(8 * kWarp, width)) / 8);
-  return {gradient, residual, elements, width, pieces, std::max(lanes, 1u)};
+  return {gradient, residual, elements, width, chunks, std::max(lanes, 1u)};
 }
 
 /// Sums of squares; NaN stands for a value that is not finite, which sticks, and nothing else gives it: no
@@ -46,7 +46,7 @@ struct LargestBits {
   static __device__ std::uint32_t join(std::uint32_t a, std::uint32_t b) { return a > b ? a : b; }
 };
 
-/// out[i]: of piece i % pieces of block i / pieces.
+/// out[i]: of chunk i % chunks of block i / chunks.
 template <class Reduction>
 __global__ void __launch_bounds__(kThreads)
     reduce_kernel(Blocks blocks, std::size_t count, typename Reduction::Value* __restrict__ out) {
@@ -56,11 +56,11 @@ __global__ void __launch_bounds__(kThreads)
     const std::size_t item = first + lane_of_warp() / blocks.lanes;
     std::size_t begin = item * blocks.width;
     std::size_t end = begin + blocks.width;
-    if (blocks.pieces != 1) {
-      const std::size_t block = item / blocks.pieces;
-      begin = block * blocks.width + (item - block * blocks.pieces) * kPiece;
+    if (blocks.chunks != 1) {
+      const std::size_t block = item / blocks.chunks;
+      begin = block * blocks.width + (item - block * blocks.chunks) * kChunk;
       end = (block + 1) * blocks.width;
-      if (end > begin + kPiece) end = begin + kPiece;
+      if (end > begin + kChunk) end = begin + kChunk;
     }
     if (end > blocks.elements) end = blocks.elements;
     if (item >= count) end = 0;
@@ -76,15 +76,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// out[b]: of the pieces of block b.
+/// out[b]: of the chunks of block b.
 template <class Reduction>
 __global__ void __launch_bounds__(kThreads)
-    join_kernel(const typename Reduction::Value* __restrict__ parts, std::size_t pieces, std::size_t blocks,
+    join_kernel(const typename Reduction::Value* __restrict__ parts, std::size_t chunks, std::size_t blocks,
                 typename Reduction::Value* __restrict__ out) {
   for (std::size_t b = warp_of_grid(); b < blocks; b += warps_of_grid()) {
     typename Reduction::Value value = 0;
-    for (std::size_t i = lane_of_warp(); i < pieces; i += kWarp) {
-      value = Reduction::join(value, parts[b * pieces + i]);
+    for (std::size_t i = lane_of_warp(); i < chunks; i += kWarp) {
+      value = Reduction::join(value, parts[b * chunks + i]);
     }
     for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
       value = Reduction::join(value, __shfl_xor_sync(kAllLanes, value, lanes));
@@ -96,13 +96,13 @@ __global__ void __launch_bounds__(kThreads)
 /// out: [count], on the device.
 template <class Reduction>
 void reduce(CudaExecutor& executor, const Blocks& blocks, std::size_t count, typename Reduction::Value* out) {
-  const bool whole = blocks.pieces == 1;
-  const Scratch<typename Reduction::Value> parts(executor, whole ? 0 : count * blocks.pieces);
-  const std::size_t items = count * blocks.pieces;
+  const bool whole = blocks.chunks == 1;
+  const Scratch<typename Reduction::Value> parts(executor, whole ? 0 : count * blocks.chunks);
+  const std::size_t items = count * blocks.chunks;
   launch(executor.stream(), grid_for(items * blocks.lanes), reduce_kernel<Reduction>, blocks, items,
          whole ? out : parts.data());
   if (!whole) {
-    launch(executor.stream(), grid_for(count * kWarp), join_kernel<Reduction>, parts.data(), blocks.pieces,
+    launch(executor.stream(), grid_for(count * kWarp), join_kernel<Reduction>, parts.data(), blocks.chunks,
            count, out);
   }
 }

@@ -97,7 +97,7 @@ TEST(BlockNorms, OnlyBadValuesGiveNanAndOverflowGivesInfinity) {
   });
 }
 
-TEST(BlockNorms, LongBlocksAreCutIntoPieces) {
+TEST(BlockNorms, LongBlocksAreCutIntoChunks) {
   for_each_executor([&](Executor& executor, const std::string& name) {
     auto values = test_values(150'000, 3);
     std::fill(values.begin() + 65'536, values.begin() + 131'072, 0.0f);

@@ -170,20 +170,56 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A chunk that touches a tile, as a warp finds it in shared memory.
+struct TileEntry {
+  std::uint64_t signs;
+  std::size_t first;  // element, among the values
+  std::uint32_t column;
+  std::uint32_t length;
+};
+
+/// The columns of a tile that a lane adds up: column + slot * kWarp.
+struct TileLane {
+  std::uint32_t column;
+  unsigned width;  // of the tile
+  std::uint32_t columns;
+};
+
+/// Adds kAhead entries to the lane's sums.
+__device__ __forceinline__ void add_entries(const TileEntry* entries, const TileLane& own,
+                                            const float* __restrict__ values,
+                                            const float* __restrict__ residual, float (&sums)[kSlots]) {
+  float addends[kAhead][kSlots];
+#pragma unroll
+  for (unsigned ahead = 0; ahead < kAhead; ++ahead) {
+    const TileEntry at = entries[ahead];
+#pragma unroll
+    for (unsigned slot = 0; slot < kSlots; ++slot) {
+      const std::uint32_t column = own.column + slot * kWarp;
+      const std::uint32_t t = column - at.column + (column < at.column ? own.columns : 0);
+      // A sum stays what it is, to its last bit, when -0 is added.
+      float addend = -0.0f;
+      if (slot * kWarp + lane_of_warp() < own.width && t < at.length) {
+        addend = flip_sign(sum_at(values, residual, at.first + t), at.signs, t);
+      }
+      addends[ahead][slot] = addend;
+    }
+  }
+#pragma unroll
+  for (unsigned ahead = 0; ahead < kAhead; ++ahead) {
+#pragma unroll
+    for (unsigned slot = 0; slot < kSlots; ++slot) sums[slot] += addends[ahead][slot];
+  }
+}
+
 /// A warp takes a tile, 32 entries at a time: each lane finds where one of them lies, then all add each.
 __global__ void __launch_bounds__(kThreads)
     accumulate_kernel(CountSketch sketch, SketchChunks chunks, SketchTiles tiles, std::uint32_t first_row,
                       std::uint32_t rows, const std::uint32_t* __restrict__ numbers,
                       const std::size_t* __restrict__ begins, const float* __restrict__ values,
                       const float* __restrict__ residual, float* __restrict__ table) {
-  struct Entry {
-    std::uint64_t signs;
-    std::size_t first;
-    std::uint32_t column;
-    std::uint32_t length;
-  };
-  __shared__ Entry of_block[kThreads / kWarp][kWarp];
-  Entry* const entries = of_block[threadIdx.x / kWarp];
+  __shared__ TileEntry of_block[kThreads / kWarp][kWarp];
+  TileEntry* const entries = of_block[threadIdx.x / kWarp];
   const unsigned lane = lane_of_warp();
   for (std::size_t tile = warp_of_grid(); tile < rows * tiles.count; tile += warps_of_grid()) {
     const std::size_t entries_end = begins[tile + 1];
@@ -191,9 +227,9 @@ __global__ void __launch_bounds__(kThreads)
     if (entry == entries_end) continue;
     const auto row = static_cast<std::uint32_t>(tile / tiles.count);
     const std::uint64_t begin = tiles.begin(tile - row * tiles.count);
-    const auto first = static_cast<std::uint32_t>(begin) + lane;
     const auto width = static_cast<unsigned>(tiles.begin(tile - row * tiles.count + 1) - begin);
-    const auto columns = static_cast<std::uint32_t>(sketch.columns);
+    const TileLane own{static_cast<std::uint32_t>(begin) + lane, width,
+                       static_cast<std::uint32_t>(sketch.columns)};
     float* const cells = table + (first_row + row) * sketch.columns + begin;
     float sums[kSlots];
 #pragma unroll
@@ -203,38 +239,16 @@ __global__ void __launch_bounds__(kThreads)
     }
     for (; entry < entries_end; entry += kWarp) {
       __syncwarp();
-      Entry own{0, 0, 0, 0};
+      TileEntry found{0, 0, 0, 0};
       if (entry + lane < entries_end) {
         const SketchChunk chunk = chunks.locate(numbers[entry + lane]);
         const ChunkHash hash = hash_chunk(sketch, chunk, first_row + row);
-        own = {hash.signs, chunk.first, hash.column, chunk.length};
+        found = {hash.signs, chunk.first, hash.column, chunk.length};
       }
-      entries[lane] = own;
+      entries[lane] = found;
       __syncwarp();
       const auto size = static_cast<unsigned>(entries_end - entry < kWarp ? entries_end - entry : kWarp);
-      for (unsigned e = 0; e < size; e += kAhead) {
-        float addends[kAhead][kSlots];
-#pragma unroll
-        for (unsigned ahead = 0; ahead < kAhead; ++ahead) {
-          const Entry at = entries[e + ahead];
-#pragma unroll
-          for (unsigned slot = 0; slot < kSlots; ++slot) {
-            const std::uint32_t column = first + slot * kWarp;
-            const std::uint32_t t = column - at.column + (column < at.column ? columns : 0);
-            // A sum stays what it is, to its last bit, when -0 is added.
-            float addend = -0.0f;
-            if (slot * kWarp + lane < width && t < at.length) {
-              addend = flip_sign(sum_at(values, residual, at.first + t), at.signs, t);
-            }
-            addends[ahead][slot] = addend;
-          }
-        }
-#pragma unroll
-        for (unsigned ahead = 0; ahead < kAhead; ++ahead) {
-#pragma unroll
-          for (unsigned slot = 0; slot < kSlots; ++slot) sums[slot] += addends[ahead][slot];
-        }
-      }
+      for (unsigned e = 0; e < size; e += kAhead) add_entries(entries + e, own, values, residual, sums);
     }
 #pragma unroll
     for (unsigned slot = 0; slot < kSlots; ++slot) {

@@ -277,7 +277,7 @@ Span<ClusterGroup> Casq::groups_of(const GroupEnds& ends, const Shard& shard, co
     const std::size_t own = ends.buckets(last - first);
     groups[used] = ClusterGroup();
     groups[used].end = last;
-    groups[used].first_bucket = buckets;
+    groups[used].first_cell = buckets;
     groups[used].sizes = allocate_buckets(model.weights[group], settings_.bits, own);
     buckets += own;
     ++used;
@@ -304,7 +304,7 @@ void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient
       exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
   if (!through_server(ends, elements, world)) {
     CasqCoder coder(sketch, gradient, residual, step);
-    average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.buckets()}, coder);
+    average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.cells()}, coder);
     return;
   }
   const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()));

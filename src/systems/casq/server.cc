@@ -53,7 +53,7 @@ class OwnersStep {
     return shape.contents(shard.size(), shard.begin, workers);
   }
   FrameContents uplink_contents(const Shard& shard) const {
-    return contents(shard, plan_.uplink.buckets(), 1);
+    return contents(shard, plan_.uplink.cells(), 1);
   }
 
   Span<const float> laid_out(const ClusterSketch& sketch, Span<const float> means) {
@@ -67,11 +67,11 @@ class OwnersStep {
     frames_.for_peers([&](std::size_t peer) {
       arrived_[peer] = CodedFrame();
       if (shard_.size() == 0) return;
-      arrived_[peer] = CodedFrame(step_.workspace, plan_.uplink.buckets(), shard_.size(), bits);
+      arrived_[peer] = CodedFrame(step_.workspace, plan_.uplink.cells(), shard_.size(), bits);
       frames_.receive(peer, kCasqUpTag, arrived_[peer].message());
     });
     codes_ = step_.workspace.take<std::uint64_t>(code_words(gradient_.size(), bits));
-    means_ = step_.workspace.take<float>(plan_.uplink.buckets());
+    means_ = step_.workspace.take<float>(plan_.uplink.cells());
     frames_.note(encode_clusters(step_.executor, step_.workspace, plan_.uplink.for_rank(frames_.self()), 0,
                                  gradient_, residual_, codes_, means_));
     if (!frames_.finite()) std::fill(means_.begin(), means_.end(), 0.0f);
@@ -130,7 +130,7 @@ class OwnersStep {
       result.sketch.stream.hop = 1;
       const auto groups = plan_.downlink_groups(theirs);
       result.sketch.groups = groups;
-      result.frame = CodedFrame(step_.workspace, result.sketch.buckets(), theirs.size(), plan_.uplink.bits);
+      result.frame = CodedFrame(step_.workspace, result.sketch.cells(), theirs.size(), plan_.uplink.bits);
       if (owner != frames_.self()) {
         frames_.receive(owner, kCasqDownTag, result.frame.message());
       } else if (frames_.finite()) {
@@ -143,7 +143,7 @@ class OwnersStep {
   void share_codes() {
     expect_codes();
     const auto result_contents = [&](std::size_t owner) {
-      return contents(shard(owner), result_codes_[owner].sketch.buckets(), frames_.world());
+      return contents(shard(owner), result_codes_[owner].sketch.cells(), frames_.world());
     };
     const Result& own = result_codes_[frames_.self()];
     if (shard_.size() != 0) {

@@ -47,7 +47,6 @@
 #include "core/partition.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
-#include "kernels/dense/places.h"
 #include "kernels/signs/sign_bits.h"
 #include "systems/marsit/one_bit_all_reduce.h"
 #include "thinwire/state.h"

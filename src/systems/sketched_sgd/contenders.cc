@@ -6,7 +6,7 @@
 
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
-#include "kernels/dense/places.h"
+#include "kernels/rows/row_access.h"
 #include "stages/learning_rate.h"
 #include "stages/momentum_correction.h"
 
@@ -118,8 +118,8 @@ void Contenders::deliver(const Selection& chosen, Span<const float> whole_sums, 
   const auto means = step.workspace.take<float>(sums.size());
   for (std::size_t i = 0; i < sums.size(); ++i) means[i] = sums[i] / world;
   hold_back(step.executor, gradient, residual);
-  scatter_places(step.executor, indices, means, gradient);
-  if (!residual.empty()) clear_places(step.executor, indices, residual);
+  scatter_rows(step.executor, indices, means, 1, gradient);
+  if (!residual.empty()) fill_rows(step.executor, indices, 1, 0, residual);
   step.delivered = {.kind = Delivered::Kind::indices, .bits = {}, .indices = indices};
   step.report.density_out = static_cast<double>(indices.size()) / static_cast<double>(gradient.size());
 }

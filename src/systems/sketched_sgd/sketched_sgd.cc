@@ -41,8 +41,8 @@
 #include "core/partition.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
-#include "kernels/dense/places.h"
 #include "kernels/rows/bitmap.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/sketches/count_sketch.h"
 #include "kernels/sketches/sketch_select.h"
 #include "systems/sketched_sgd/contenders.h"
@@ -141,7 +141,7 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   // Second round.
   const auto candidates = find_candidates(bucket, sketch, plan, contending, table, step);
   const auto exact = step.workspace.take<float>(candidates.size());
-  gather_places(step.executor, p, p_residual, candidates, exact);
+  gather_rows(step.executor, p, p_residual, candidates, 1, exact);
   if (!exact.empty()) all_reduce_sum(step, exact);
   step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float));
   step.clock.enter(Phase::decompress);
