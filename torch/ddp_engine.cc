@@ -5,26 +5,38 @@
 #include <thread>
 #include <utility>
 
-#include "torch/ddp_lane.h"
+#include "torch/ddp_regroup.h"
 
 namespace thinwire {
+namespace {
 
-DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> lanes,
-                     const c10::intrusive_ptr<c10d_compat::Group>& device_group, std::string spec,
+C10dCommunicator& first_of(const std::vector<std::unique_ptr<C10dCommunicator>>& communicators) {
+  if (communicators.empty()) throw std::invalid_argument("an engine of 0 lanes: at least 1 is needed");
+  return *communicators.front();
+}
+
+std::runtime_error closed() {
+  return std::runtime_error("Thinwire's engine was closed: register the model again");
+}
+
+}  // namespace
+
+DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicators,
+                     const c10::intrusive_ptr<c10d_compat::Group>& device_group, const std::string& spec,
                      Options options)
-    : options_(options), spec_(std::move(spec)) {
-  if (lanes.empty()) throw std::invalid_argument("an engine of 0 lanes: at least 1 is needed");
-  for (auto& communicator : lanes) {
-    lanes_.push_back(std::make_unique<Lane>());
-    lanes_.back()->communicator = std::move(communicator);
-    lanes_.back()->executor = make_cpu_executor(options_.threads);
-    if (device_group) {
-      lanes_.back()->communicator->set_device_group(device_group,
-                                                    [this, &lane = *lanes_.back()] { wait_for_turn(lane); });
-    }
+    : options_(options),
+      sessions_(board_, lanes_, canonical(spec, first_of(communicators)),
+                {.seed = options.seed,
+                 .threads = options.threads,
+                 .undoes_steps = options.skips_steps,
+                 .registry = options.registry}) {
+  for (auto& communicator : communicators) {
+    lanes_.push_back(std::make_unique<DdpLane>(
+        board_, std::make_unique<LaneSession>(std::move(communicator), options_.threads)));
+    if (!device_group) continue;
+    lanes_.back()->tensors().communicator().set_device_group(
+        device_group, [this, &lane = *lanes_.back()] { wait_for_turn(lane); });
   }
-  spec_ = Session(spec_, *lanes_[0]->communicator).spec();
-  for (auto& lane : lanes_) lane->thread = std::thread([this, &lane = *lane] { drive(lane); });
 }
 
 DdpEngine::~DdpEngine() {
@@ -35,290 +47,215 @@ DdpEngine::~DdpEngine() {
 
 void DdpEngine::close() {
   {
-    const Lock lock(mutex_);
-    if (closed_) return;
-    closed_ = true;
-    changed_.notify_all();
+    const Lock lock(board_.mutex);
+    if (board_.closed) return;
+    board_.closed = true;
+    board_.changed.notify_all();
   }
-  for (auto& lane : lanes_) lane->thread.join();
-  for (Item& item : std::exchange(held_, {})) {
+  for (auto& lane : lanes_) lane->join();
+  for (DdpItem& item : std::exchange(held_, {})) {
     item.done({}, std::make_exception_ptr(std::runtime_error("Thinwire's engine was closed")));
   }
   // Each waits a little for the other ranks to come to this point: all at the same time.
   std::vector<std::thread> leaving;
-  for (auto& lane : lanes_) leaving.emplace_back([&lane] { lane->communicator.reset(); });
+  for (auto& lane : lanes_) leaving.emplace_back([&lane] { lane->tensors().leave(); });
   for (auto& thread : leaving) thread.join();
 }
 
-DdpEngine::Layout DdpEngine::layout_of(const Bucket& bucket) const {
-  const at::Tensor& gradient = bucket.gradient;
-  Layout layout;
-  layout.parameters = bucket.parameters;
-  layout.compressible = is_compressible(gradient.scalar_type());
-  if (!gradient.is_sparse()) {
-    if (layout.compressible && options_.devices_compress) layout.device = session_device(gradient);
-    if (!gradient.is_contiguous() || static_cast<std::size_t>(gradient.numel()) != layout.elements()) {
-      throw std::invalid_argument("bucket " + std::to_string(bucket.index) + " has " +
-                                  std::to_string(gradient.numel()) + " elements, its parameters " +
-                                  std::to_string(layout.elements()) + ", or its elements are not contiguous");
-    }
-    return layout;
-  }
-  if (bucket.parameters.size() != 1 || gradient.sparse_dim() != 1 || !layout.compressible) {
-    throw std::invalid_argument(
-        "bucket " + std::to_string(bucket.index) + " holds a sparse gradient of type " +
-        c10::toString(gradient.scalar_type()) + " with " + std::to_string(gradient.sparse_dim()) +
-        " sparse dimensions for " + std::to_string(bucket.parameters.size()) +
-        " parameters: only rows of one parameter in float32, float16 or bfloat16 can be synchronized" +
-        (gradient.sparse_dim() == 1 ? ""
-                                    : ". Join hands over such zeros for sparse embeddings, which plain DDP "
-                                      "cannot join either: take sparse=False, or leave out Join"));
-  }
-  layout.row_sparse = true;
-  layout.rows = static_cast<std::size_t>(gradient.size(0));
-  layout.width = layout.rows == 0 ? 1 : std::max<std::size_t>(layout.elements() / layout.rows, 1);
-  return layout;
+/// Why there are no more steps; null where there are.
+std::exception_ptr DdpEngine::refusal() const {
+  if (board_.failure) return board_.failure;
+  return board_.closed ? std::make_exception_ptr(closed()) : nullptr;
 }
 
-void DdpEngine::submit(Bucket bucket, Done done) {
-  const Layout layout = layout_of(bucket);
+void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
+  const DdpLayout layout = layout_of(bucket, options_.devices_compress);
   if (!bucket.gradient.device().is_cpu()) bucket.complete = Completion(bucket.gradient.device());
-  Lock lock(mutex_);
-  if (closed_ || failure_) {
-    const auto error = failure_ ? failure_
-                                : std::make_exception_ptr(std::runtime_error(
-                                      "Thinwire's engine was closed: register the model again"));
+  Lock lock(board_.mutex);
+  if (const auto error = refusal()) {
     lock.unlock();
     done({}, error);
     return;
   }
-  if (bucket.index == 0) {
-    give_up_step(lock);
-    try {
-      begin_step(lock);
-    } catch (...) {
-      // No memory for another system's state: ranks that wait for this one's frames learn of it when it ends.
-      fail(std::current_exception());
-    }
-  }
+  if (bucket.index == 0) begin_step(lock);
   const bool last = bucket.last;
-  const std::size_t count = bucket.index + 1;
+  const std::size_t index = bucket.index;
   // DDP groups parameters anew in its second step. Where a step may have to be undone, nothing of it may be
   // done before it is known whether it does.
   const bool may_be_undone = options_.skips_steps && submitted_steps_ < 2;
-  const bool known =
-      !may_be_undone && held_.empty() && bucket.index < layouts_.size() && layouts_[bucket.index] == layout;
-  Item item{std::move(bucket), std::move(done)};
+  const auto& layouts = sessions_.layouts();
+  const bool known = !may_be_undone && held_.empty() && index < layouts.size() && layouts[index] == layout;
+  DdpItem item{std::move(bucket), std::move(done)};
   if (known) {
     push(std::move(item));
   } else {
     held_.push_back(std::move(item));
   }
   if (!last) return;
-  if (!held_.empty() || count != layouts_.size()) {
-    settle(lock);
-    std::vector<Layout> layouts(layouts_.begin(),
-                                layouts_.begin() + static_cast<std::ptrdiff_t>(count - held_.size()));
-    for (const Item& held : held_) layouts.push_back(layout_of(held.bucket));
-    try {
-      if (resumes_) {
-        const std::vector<Layout> saved = loaded_ ? saved_layouts(*loaded_, layouts) : layouts_;
-        const std::size_t first = layouts.size() - held_.size();
-        auto items = saved == layouts ? std::vector<Item>() : regrouped(held_, saved, first);
-        if (!items.empty()) {
-          held_ = std::move(items);
-          layouts = saved;
-        }
-      }
-      if (layouts != layouts_) rebuild(std::move(layouts), spec_);
-    } catch (...) {
-      fail(std::current_exception());
-    }
-    for (Item& held : std::exchange(held_, {})) push(std::move(held));
-  }
+  if (!held_.empty() || index + 1 != layouts.size()) take_held(lock, index + 1);
   end_step();
+}
+
+/// At a step's last bucket: makes sessions for its `count` buckets, where these are others than before, and
+/// lets the held ones go.
+void DdpEngine::take_held(Lock& lock, std::size_t count) {
+  settle(lock);
+  try {
+    const std::size_t first = count - held_.size();
+    const auto& known = sessions_.layouts();
+    std::vector<DdpLayout> layouts(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(first));
+    for (const DdpItem& held : held_) layouts.push_back(layout_of(held.bucket, options_.devices_compress));
+    if (resumes_) {
+      std::vector<DdpLayout> resumed = sessions_.resumed_layouts(layouts);
+      auto items = resumed == layouts ? std::vector<DdpItem>() : regrouped(held_, resumed, first);
+      if (!items.empty()) {
+        held_ = std::move(items);
+        layouts = std::move(resumed);
+      }
+    }
+    if (layouts != known) sessions_.rebuild(std::move(layouts), sessions_.spec());
+  } catch (...) {
+    board_.fail(std::current_exception());
+  }
+  for (DdpItem& held : std::exchange(held_, {})) push(std::move(held));
+}
+
+void DdpEngine::begin_step(Lock& lock) {
+  give_up_step(lock);
+  try {
+    conclude_step(lock);
+    within_step_ = true;
+    if (next_spec_) sessions_.set_spec(*next_spec_);
+    next_spec_.reset();
+  } catch (...) {
+    // No memory for another system's state: ranks that wait for this one's frames learn of it when it ends.
+    board_.fail(std::current_exception());
+  }
 }
 
 /// Ends a step whose last bucket never came, since its backward was given up, and fails what was held back of
 /// it.
 void DdpEngine::give_up_step(Lock& lock) {
   if (!within_step_) return;
-  std::vector<Item> abandoned = std::exchange(held_, {});
+  std::vector<DdpItem> abandoned = std::exchange(held_, {});
   end_step();
   lock.unlock();
   const auto error =
       std::make_exception_ptr(std::runtime_error("backward ended before the last bucket of its step"));
-  for (Item& item : abandoned) item.done({}, error);
+  for (DdpItem& item : abandoned) item.done({}, error);
   lock.lock();
 }
 
-void DdpEngine::begin_step(Lock& lock) {
-  conclude_step(lock);
-  within_step_ = true;
-  if (next_spec_) {
-    if (layouts_.empty()) {
-      spec_ = *next_spec_;
-    } else {
-      rebuild(layouts_, *next_spec_);
-    }
-    next_spec_.reset();
-  }
-}
-
-/// Waits for the last step; where it is left out by the optimizer, so is what it changed.
+/// Waits for the last step; where it is left out by the optimizer, so is what it delivered.
 void DdpEngine::conclude_step(Lock& lock) {
   settle(lock);
-  const bool undo = std::exchange(skipped_, false) && options_.skips_steps;
-  std::optional<KeepCurrentDevice> current;
-  if (undo) current.emplace();
-  for (auto& lane : lanes_) {
-    if (undo) {
-      for (const BucketId bucket : lane->kept) lane->session->restore_residual(bucket);
-      for (const auto& [name, values] : lane->kept_owed) owed_[name] = values;
-    }
-    lane->kept.clear();
-    lane->kept_owed.clear();
-  }
+  const bool finite = std::exchange(board_.finite, true);
+  if (!finite && options_.skips_steps) sessions_.undo_step();
 }
 
 void DdpEngine::end_step() {
-  for (auto& lane : lanes_) lane->queue.push_back({});
-  ++step_;
+  for (auto& lane : lanes_) lane->push_end_of_step();
+  sessions_.end_step();
   ++submitted_steps_;
   resumes_ = false;
   within_step_ = false;
-  changed_.notify_all();
+  board_.changed.notify_all();
 }
 
-void DdpEngine::push(Item item) {
-  lanes_[item.bucket.index % lanes_.size()]->queue.push_back(std::move(item));
-  changed_.notify_all();
+void DdpEngine::push(DdpItem item) {
+  lanes_[item.bucket.index % lanes_.size()]->push(std::move(item));
+  board_.changed.notify_all();
 }
 
 /// Returns when every lane is idle.
 void DdpEngine::settle(Lock& lock) {
-  changed_.wait(lock, [&] {
-    return std::all_of(lanes_.begin(), lanes_.end(),
-                       [](const auto& lane) { return lane->queue.empty() && !lane->busy; });
+  board_.changed.wait(lock, [&] {
+    return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->is_idle(); });
   });
 }
 
-void DdpEngine::fail(std::exception_ptr error) {
-  if (!failure_) failure_ = std::move(error);
-}
-
-void DdpEngine::drive(Lane& lane) {
-  Lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return closed_ || !lane.queue.empty(); });
-    if (lane.queue.empty()) return;
-    Item item = std::move(lane.queue.front());
-    lane.queue.pop_front();
-    if (!item.done) {
-      if (lane.session) lane.session->next_step();
-      changed_.notify_all();
-      continue;
-    }
-    std::exception_ptr error = failure_;
-    lane.busy = true;
-    lane.bucket = item.bucket.index;
-    lock.unlock();
-    StepReport report;
-    at::Tensor mean;
-    if (!error) {
-      try {
-        mean = synchronize(lane, item.bucket, report);
-      } catch (...) {
-        error = std::current_exception();
-      }
-    }
-    // Before anyone learns of it, so that a report taken after backward holds this step.
-    lock.lock();
-    if (error) {
-      fail(error);
-    } else {
-      report.bucket = static_cast<std::uint32_t>(item.bucket.index);
-      reports_[item.bucket.index] = report;
-      total_.accumulate(report);
-      skipped_ = skipped_ || !report.finite;
-    }
-    lock.unlock();
-    try {
-      const auto device = item.bucket.gradient.device();
-      const auto current =
-          device.is_cpu() ? DeviceStaging::Guard() : DeviceStaging::Guard(lane.device.stream(device));
-      item.done(std::move(mean), error);
-      error = nullptr;
-    } catch (...) {
-      error = std::current_exception();
-    }
-    item = {};
-    lock.lock();
-    if (error) fail(error);
-    lane.busy = false;
-    changed_.notify_all();
-  }
-}
-
 /// Returns when no bucket before the one on this lane is on another; for the lane's own thread.
-void DdpEngine::wait_for_turn(const Lane& lane) {
-  Lock lock(mutex_);
-  const auto is_behind = [&](const std::unique_ptr<Lane>& other) {
-    if (other->busy && other->bucket < lane.bucket) return false;
-    return other->queue.empty() || !other->queue.front().done ||
-           other->queue.front().bucket.index > lane.bucket;
-  };
-  changed_.wait(lock, [&] { return failure_ || std::all_of(lanes_.begin(), lanes_.end(), is_behind); });
+void DdpEngine::wait_for_turn(const DdpLane& lane) {
+  Lock lock(board_.mutex);
+  board_.changed.wait(lock, [&] {
+    return board_.failure || std::none_of(lanes_.begin(), lanes_.end(),
+                                          [&](const auto& other) { return other->is_before(lane.bucket()); });
+  });
   // The bucket before may have failed on this rank alone; its operations would be missing.
-  if (failure_) std::rethrow_exception(failure_);
+  if (board_.failure) std::rethrow_exception(board_.failure);
 }
 
-void DdpEngine::set_spec(std::string spec) {
-  const Lock lock(mutex_);
-  if (closed_) throw std::runtime_error("Thinwire's engine was closed: register the model again");
-  next_spec_ = Session(spec, *lanes_[0]->communicator).spec();
+std::string DdpEngine::canonical(const std::string& spec, Communicator& communicator) const {
+  return Session(spec, communicator, {.registry = options_.registry}).spec();
+}
+
+void DdpEngine::set_spec(const std::string& spec) {
+  const Lock lock(board_.mutex);
+  if (board_.closed) throw closed();
+  next_spec_ = canonical(spec, lanes_[0]->tensors().communicator());
 }
 
 std::string DdpEngine::spec() const {
-  const Lock lock(mutex_);
-  return next_spec_.value_or(spec_);
+  const Lock lock(board_.mutex);
+  return next_spec_.value_or(sessions_.spec());
 }
 
 std::uint64_t DdpEngine::step() const {
-  const Lock lock(mutex_);
-  return loaded_ ? loaded_->get_integer("step") : step_;
+  const Lock lock(board_.mutex);
+  return sessions_.step();
 }
 
 std::string DdpEngine::report() const {
-  const Lock lock(mutex_);
+  const Lock lock(board_.mutex);
   std::string buckets;
   StepReport last;
-  for (const StepReport& report : reports_) {
+  for (const StepReport& report : board_.reports) {
     buckets += (buckets.empty() ? "" : ", ") + to_json(report);
     last.accumulate(report);
   }
   return "{\"buckets\": [" + buckets + "], \"last_step\": " + to_json(last) +
-         ", \"total\": " + to_json(total_) + "}";
+         ", \"total\": " + to_json(board_.total) + "}";
 }
 
 std::vector<std::optional<int>> DdpEngine::bucket_devices() const {
-  const Lock lock(mutex_);
+  const Lock lock(board_.mutex);
   std::vector<std::optional<int>> devices;
-  for (std::size_t index = 0; index < layouts_.size(); ++index) {
-    const bool may = layouts_[index].compressible && !layouts_[index].row_sparse;
-    devices.push_back(may ? lanes_[index % lanes_.size()]->session_device : std::nullopt);
+  for (std::size_t bucket = 0; bucket < sessions_.layouts().size(); ++bucket) {
+    devices.push_back(sessions_.device(bucket));
   }
   return devices;
 }
 
 std::vector<std::vector<std::string>> DdpEngine::bucket_parameters() const {
-  const Lock lock(mutex_);
+  const Lock lock(board_.mutex);
   std::vector<std::vector<std::string>> names;
-  for (const Layout& layout : layouts_) {
+  for (const DdpLayout& layout : sessions_.layouts()) {
     names.emplace_back();
     for (const Parameter& parameter : layout.parameters) names.back().push_back(parameter.name);
   }
   return names;
+}
+
+void DdpEngine::scale_state(float factor) {
+  Lock lock(board_.mutex);
+  conclude_step(lock);
+  sessions_.scale_state(factor);
+}
+
+StateWriter DdpEngine::save() {
+  Lock lock(board_.mutex);
+  conclude_step(lock);
+  return sessions_.save();
+}
+
+void DdpEngine::load(StateReader state) {
+  Lock lock(board_.mutex);
+  if (board_.closed) throw closed();
+  give_up_step(lock);
+  conclude_step(lock);
+  resumes_ = sessions_.load(std::move(state));
+  // Buckets may change in the second step from here, as they do in a process's.
+  submitted_steps_ = 0;
 }
 
 }  // namespace thinwire

@@ -1,71 +1,77 @@
 #pragma once
-// What DdpEngine's parts share: its lanes and the buckets on them.
+// A lane: a thread with a queue of buckets, which it takes to its session one after the other.
 
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
 #include <deque>
-#include <map>
+#include <exception>
 #include <memory>
-#include <optional>
-#include <string>
+#include <mutex>
 #include <thread>
 #include <vector>
 
-#include "torch/ddp_engine.h"
+#include "thinwire/report.h"
+#include "torch/ddp_layout.h"
+#include "torch/lane_session.h"
 
 namespace thinwire {
 
-/// Whether a system can take it: everything else is summed as it is.
-inline bool is_compressible(at::ScalarType type) {
-  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
-}
+/// What an engine and its lanes share. The mutex guards all of it but the rate, and every lane's queue.
+struct DdpBoard {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool closed = false;
+  std::exception_ptr failure;       // the first one; all later buckets end with it
+  bool finite = true;               // every bucket of the last step
+  std::vector<StepReport> reports;  // of each bucket's last step
+  StepReport total;
+  std::atomic<double> learning_rate{1};
 
-/// What a bucket is, apart from its values.
-struct DdpEngine::Layout {
-  BucketLayout parameters;
-  bool row_sparse = false;
-  std::size_t rows = 0;
-  std::size_t width = 1;
-  bool compressible = true;
-  std::optional<int> device;  // where a session can compress it; nullopt: on the host
-
-  std::size_t elements() const {
-    std::size_t total = 0;
-    for (const Parameter& parameter : parameters) total += parameter.elements;
-    return total;
-  }
-  bool operator==(const Layout& other) const {
-    const auto same = [](const Parameter& a, const Parameter& b) {
-      return a.name == b.name && a.elements == b.elements && a.rows == b.rows;
-    };
-    return std::equal(parameters.begin(), parameters.end(), other.parameters.begin(), other.parameters.end(),
-                      same) &&
-           row_sparse == other.row_sparse && rows == other.rows && width == other.width &&
-           compressible == other.compressible && device == other.device;
+  void fail(std::exception_ptr error) {
+    if (!failure) failure = std::move(error);
   }
 };
 
-/// What a lane does next: a bucket, or (no `done`) the end of a step.
-struct DdpEngine::Item {
-  Bucket bucket;
-  Done done;
-};
+class DdpLane {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
 
-struct DdpEngine::Lane {
-  std::unique_ptr<C10dCommunicator> communicator;
-  std::unique_ptr<Executor> executor;
-  std::unique_ptr<Session> session;  // replaced only while the lane is idle
-  std::optional<int> session_device;
-  std::map<std::size_t, at::Tensor> staging;  // float32 of half-precision buckets
-  /// Buckets of the last step whose residuals the session kept, and what parameters in owed_ owed before it.
-  /// Only where steps may be skipped.
-  std::vector<BucketId> kept;
-  std::map<std::string, std::vector<float>> kept_owed;
-  std::vector<std::uint32_t> row_indices;
-  std::vector<float> row_values;
-  DeviceStaging device;
-  std::deque<Item> queue;
-  bool busy = false;
-  std::size_t bucket = 0;  // while busy
-  std::thread thread;
+  /// Starts the thread; `board` outlives the lane.
+  DdpLane(DdpBoard& board, std::unique_ptr<LaneSession> session);
+  DdpLane(const DdpLane&) = delete;
+  DdpLane& operator=(const DdpLane&) = delete;
+
+  // With the board's lock held:
+
+  void push(DdpItem item) { queue_.push_back(std::move(item)); }
+  /// The session's step ends when all that was pushed is done.
+  void push_end_of_step() { queue_.push_back({}); }
+  bool is_idle() const { return queue_.empty() && !busy_; }
+  /// Whether a bucket of this step that comes before `bucket` is not done yet.
+  bool is_before(std::size_t bucket) const;
+
+  /// For others than the lane's thread: while the lane is idle and the lock is held.
+  LaneSession& tensors() { return *session_; }
+  const LaneSession& tensors() const { return *session_; }
+  Session* session() const { return session_->session(); }
+
+  /// Of the bucket that the lane is busy with; for its own thread.
+  std::size_t bucket() const { return bucket_; }
+
+  /// Without the lock, once the board is closed: waits for the thread, which finishes its queue first.
+  void join() { thread_.join(); }
+
+ private:
+  void run();
+  void take(DdpItem item, Lock& lock);
+
+  DdpBoard& board_;
+  std::unique_ptr<LaneSession> session_;
+  std::deque<DdpItem> queue_;  // an item without `done` is the end of a step
+  bool busy_ = false;
+  std::size_t bucket_ = 0;
+  std::thread thread_;
 };
 
 }  // namespace thinwire

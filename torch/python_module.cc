@@ -9,6 +9,7 @@
 #include <hwy/targets.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 
 #include "comm/link_probe.h"
 #include "thinwire/cuda.h"
+#include "thinwire/state_changes.h"
 #include "thinwire/version.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_compat.h"
@@ -67,6 +69,69 @@ class Names {
   std::map<const void*, std::string> names_;
 };
 
+/// A state's entries as Python has them: numbers, texts, and tensors of one dimension.
+py::dict to_dict(StateWriter writer) {
+  const StateReader reader(std::move(writer));
+  py::dict values;
+  for (const std::string& name : reader.names("")) {
+    switch (reader.type(name)) {
+      case StateReader::Type::floats: {
+        at::Tensor tensor = at::empty({static_cast<std::int64_t>(reader.length(name))}, at::kFloat);
+        reader.get(name, {tensor.data_ptr<float>(), reader.length(name)});
+        values[py::str(name)] = tensor;
+        break;
+      }
+      case StateReader::Type::integer:
+        values[py::str(name)] = reader.get_integer(name);
+        break;
+      case StateReader::Type::real:
+        values[py::str(name)] = reader.get_real(name);
+        break;
+      case StateReader::Type::text:
+        values[py::str(name)] = reader.get_text(name);
+        break;
+    }
+  }
+  return values;
+}
+
+StateReader to_state(const py::dict& values) {
+  StateWriter writer;
+  for (const auto& [key, value] : values) {
+    const auto name = key.cast<std::string>();
+    if (py::isinstance<py::str>(value)) {
+      writer.put(name, std::string_view(value.cast<std::string>()));
+    } else if (py::isinstance<py::int_>(value)) {
+      writer.put(name, value.cast<std::uint64_t>());
+    } else if (py::isinstance<py::float_>(value)) {
+      writer.put(name, value.cast<double>());
+    } else {
+      const at::Tensor tensor = value.cast<at::Tensor>().to(at::kCPU, at::kFloat).contiguous();
+      writer.put(name, Span<const float>(tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())));
+    }
+  }
+  return StateReader(std::move(writer));
+}
+
+// See thinwire/state_changes.h.
+
+py::dict merge_states(const std::vector<py::dict>& ranks) {
+  std::vector<StateReader> states;
+  for (const py::dict& values : ranks) states.push_back(to_state(values));
+  return to_dict(merged_state(states, builtin_registry()));
+}
+
+py::dict share_state(const py::dict& merged, int merged_ranks, int ranks) {
+  return to_dict(shared_state(to_state(merged), merged_ranks, ranks, builtin_registry()));
+}
+
+py::dict fit_state(const py::dict& values, const std::map<std::string, std::size_t>& model,
+                   const std::vector<std::string>& known) {
+  std::vector<Parameter> parameters;
+  for (const auto& [name, elements] : model) parameters.push_back({name, elements});
+  return to_dict(state_for_model(to_state(values), parameters, known, builtin_registry()));
+}
+
 class PythonEngine {
  public:
   PythonEngine(const py::list& groups, const py::list& stores, const py::object& device_group, int store_host,
@@ -97,7 +162,7 @@ class PythonEngine {
   /// which DDP wants its own tensor back; a dense bucket then ends without Python's lock.
   void submit(std::size_t index, bool last, const at::Tensor& gradient,
               const std::vector<at::Tensor>& parameters, py::object future, const py::handle& ready) {
-    DdpEngine::Bucket bucket;
+    DdpBucket bucket;
     bucket.index = index;
     bucket.last = last;
     for (const at::Tensor& parameter : parameters) bucket.parameters.push_back(names_.describe(parameter));
@@ -131,48 +196,13 @@ class PythonEngine {
       const py::gil_scoped_release release;
       writer = engine_->save();
     }
-    const StateReader reader(std::move(writer));
-    py::dict values;
-    for (const std::string& name : reader.names("")) {
-      switch (reader.type(name)) {
-        case StateReader::Type::floats: {
-          at::Tensor tensor = at::empty({static_cast<std::int64_t>(reader.length(name))}, at::kFloat);
-          reader.get(name, {tensor.data_ptr<float>(), reader.length(name)});
-          values[py::str(name)] = tensor;
-          break;
-        }
-        case StateReader::Type::integer:
-          values[py::str(name)] = reader.get_integer(name);
-          break;
-        case StateReader::Type::real:
-          values[py::str(name)] = reader.get_real(name);
-          break;
-        case StateReader::Type::text:
-          values[py::str(name)] = reader.get_text(name);
-          break;
-      }
-    }
-    return values;
+    return to_dict(std::move(writer));
   }
 
   void load_state(const py::dict& values) {
-    StateWriter writer;
-    for (const auto& [key, value] : values) {
-      const auto name = key.cast<std::string>();
-      if (py::isinstance<py::str>(value)) {
-        writer.put(name, std::string_view(value.cast<std::string>()));
-      } else if (py::isinstance<py::int_>(value)) {
-        writer.put(name, value.cast<std::uint64_t>());
-      } else if (py::isinstance<py::float_>(value)) {
-        writer.put(name, value.cast<double>());
-      } else {
-        const at::Tensor tensor = value.cast<at::Tensor>().to(at::kCPU, at::kFloat).contiguous();
-        writer.put(name,
-                   Span<const float>(tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())));
-      }
-    }
+    StateReader state = to_state(values);
     const py::gil_scoped_release release;
-    engine_->load(StateReader(std::move(writer)));
+    engine_->load(std::move(state));
   }
 
   DdpEngine& engine() { return *engine_; }
@@ -228,7 +258,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("store_host"), py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"),
            py::arg("threads"), py::arg("skips_steps"), py::arg("devices_compress"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
-      .def("set_spec", [](PythonEngine& self, std::string spec) { self.engine().set_spec(std::move(spec)); })
+      .def("set_spec", [](PythonEngine& self, const std::string& spec) { self.engine().set_spec(spec); })
       .def("spec", [](PythonEngine& self) { return self.engine().spec(); })
       .def("set_learning_rate",
            [](PythonEngine& self, double rate) { self.engine().set_learning_rate(rate); })
@@ -244,6 +274,9 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
+  module.def("merge_states", &thinwire::merge_states);
+  module.def("share_state", &thinwire::share_state);
+  module.def("fit_state", &thinwire::fit_state);
   module.def("measure_link", &thinwire::measure);
   module.def("simd_targets", &thinwire::simd_targets);
   module.def("systems", &thinwire::systems);

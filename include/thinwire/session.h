@@ -4,21 +4,30 @@
 //
 //   thinwire::Session session("marsit:full_every=100", communicator, {.seed = 1});
 //   session.add_bucket({{"layer1.weight", 4096, 64}, {"layer1.bias", 64}});  // 4096 as [64 x 64]
-//   session.start();                       // collective: refuses to run if ranks are configured differently
-//   for (...) { session.synchronize(0, gradient); session.next_step(); }
+//   session.start();  // collective: refuses to run if ranks are configured differently
+//   for (...) {
+//     session.synchronize(0, gradient);
+//     session.next_step();
+//   }
 //
 // Embeddings whose gradients are rows may run another system than the rest, in the same session:
 //
 //   thinwire::Session session("rows=zen,dense=marsit:full_every=100", communicator);
 //   const auto table = session.add_rows("embedding.weight", 50'000, 256);
 //   const auto rest = session.add_bucket({...});
-//   std::array gradients = {BucketGradient{.bucket = table, .rows = ...}, BucketGradient{.bucket = rest,
-//   .dense = ...}}; session.synchronize(gradients);        // the whole model; then next_step()
+//   std::array gradients = {BucketGradient{.bucket = table, .rows = ...},
+//                           BucketGradient{.bucket = rest, .dense = ...}};
+//   session.synchronize(gradients);  // the whole model; then next_step()
+//
+// The session owns whatever is undelivered. A system with feedback is given it as its residual. A system
+// without feedback keeps nothing; but a state that the session loads may hold a residual for it, of another
+// system or of a step that did not count. Then the session adds it to the bucket's next gradient, and drops it
+// once a step that is finite has delivered it.
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +48,8 @@ struct SessionOptions {
   /// Whatever else must be the same on all ranks (a data set's name, a learning rate): compared at start().
   std::string configuration{};
   const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
+  /// Whether undo_step() may be called: each step then begins with a copy of the residuals.
+  bool undoes_steps = false;
 };
 
 /// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.
@@ -106,17 +117,15 @@ class Session {
   /// What runs on the bucket.
   const Pipeline& pipeline(BucketId bucket) const;
   Communicator& communicator() { return communicator_; }
-  /// What this rank still owes for the bucket, in the memory where its gradient is; empty without feedback.
+  /// What this rank has not delivered of the bucket, in the memory where its gradient is. Without feedback it
+  /// is empty, unless a state held something that waits for the next step.
   Span<const float> residual(BucketId bucket) const;
-  /// Between steps: adds what another session still owed. values [elements of the bucket], in host memory.
-  /// Returns false, having done nothing, for a bucket without feedback. Throws std::invalid_argument for
-  /// another length.
-  bool add_to_residual(BucketId bucket, Span<const float> values);
-  /// Between steps, for a step that the optimizer may leave out: restore_residual makes the residual again
-  /// what it was when keep_residual was last called. The copy lies where the residual does. Nothing is done
-  /// without feedback, nor restored where nothing was kept.
-  void keep_residual(BucketId bucket);
-  void restore_residual(BucketId bucket);
+  /// Between steps, for a step that the optimizer leaves out: makes the residuals of all buckets again what
+  /// they were before the last step that next_step() ended. What systems keep besides stays. Throws
+  /// std::logic_error without SessionOptions::undoes_steps.
+  void undo_step();
+  /// Between steps, for a loss scale that changes: multiplies all state in units of gradients, see StateKind.
+  void scale_state(float factor);
   /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.
   std::size_t workspace_allocations() const;
 
@@ -124,12 +133,18 @@ class Session {
   void save(StateWriter& writer) const;
   /// Not collective. Buckets must have been added; parameters may be grouped into other buckets than when
   /// saved. Throws std::runtime_error naming a parameter that is missing or of another length, or another
-  /// spec.
+  /// spec or seed; then nothing has changed.
   void load(const StateReader& reader);
+  /// Goes on where a session of another spec was when it saved: takes its step and the state that moves
+  /// (StateKind::moves), its residuals above all, and nothing else. Parameters that the state does not have
+  /// begin with nothing. Not collective. Throws std::runtime_error naming a parameter of another length; then
+  /// nothing has changed.
+  void take_over(const StateReader& reader);
 
  private:
   struct Bucket;
-  struct Store;
+  struct Undelivered;
+  enum class From { same_spec, other_spec };
   BucketId add(BucketLayout parameters, std::size_t width, std::size_t pipeline, bool row_sparse);
   Bucket& open(BucketId bucket, bool rows);
   Executor& executor_of(bool row_sparse) const {
@@ -137,6 +152,9 @@ class Session {
   }
   template <class Run>
   void run(BucketId bucket, Run&& run);
+  void keep_for_undo(BucketId bucket);
+  std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;
+  void restore(const StateReader& reader, From from);
 
   Communicator& communicator_;
   SessionOptions options_;
@@ -146,7 +164,8 @@ class Session {
   std::vector<Pipeline> pipelines_;          // dense, and rows where it differs
   std::vector<BucketLayout> layouts_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
-  std::unique_ptr<Store> store_;
+  std::set<std::string, std::less<>> parameters_;
+  std::unique_ptr<Undelivered> undelivered_;
   std::uint64_t step_ = 0;
   double learning_rate_ = 1;
   bool started_ = false;

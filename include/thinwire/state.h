@@ -36,9 +36,11 @@ struct StateKind {
   bool operator==(const StateKind&) const = default;
 };
 
-/// What a rank still owes the mean: the kind that every Session keeps for its systems.
+/// What a rank has not delivered yet: the kind that every Session keeps for its systems.
 inline constexpr StateKind kResidual = {
     .name = "residual", .unit = StateKind::Unit::gradient, .ranks = StateKind::Ranks::sum, .moves = true};
+
+class StateReader;
 
 /// Collects named arrays. Names are unique; a scope prefixes them.
 class StateWriter {
@@ -55,6 +57,9 @@ class StateWriter {
   /// 64-bit checksum of all that came before; integers little-endian. Throws std::runtime_error if the stream
   /// fails.
   void write(std::ostream& stream) const;
+
+  /// Writes an entry as another state has it. Throws as StateReader::type does.
+  void copy(const StateReader& from, std::string_view name);
 
   /// Takes over the entries of another writer. One that both have must be the same, bit for bit (a step, a
   /// spec); otherwise throws std::invalid_argument naming it.
@@ -97,6 +102,8 @@ class StateReader {
   std::size_t length(std::string_view name) const;
 
  private:
+  friend class StateWriter;
+  const StateWriter::Entry& find(std::string_view name) const;
   const StateWriter::Entry& find(std::string_view name, char type) const;
   std::map<std::string, StateWriter::Entry, std::less<>> entries_;
 };
@@ -108,6 +115,8 @@ struct Parameter {
   /// Leading dimension of the parameter's shape, a divisor of elements: it is [rows x elements / rows], row
   /// after row. 0: not known, or without meaning.
   std::size_t rows = 0;
+
+  bool operator==(const Parameter&) const = default;
 };
 using BucketLayout = std::vector<Parameter>;
 
@@ -135,10 +144,15 @@ class BucketWriter {
 /// Reads what a BucketWriter wrote, into the same or another grouping of the same parameters.
 class BucketReader {
  public:
-  /// `visible`: the buckets of whoever reads; empty: all. Others read as if nothing had been written.
+  enum class Kinds : std::uint8_t {
+    all,
+    moving,  ///< Those that move to another system.
+  };
+  /// `visible`: the buckets of whoever reads; empty: all. Other buckets, and other kinds than `kinds`, read as
+  /// if nothing had been written.
   BucketReader(const StateReader& reader, const std::vector<BucketLayout>& buckets,
-               std::vector<bool> visible = {})
-      : reader_(reader), buckets_(buckets), visible_(std::move(visible)) {}
+               std::vector<bool> visible = {}, Kinds kinds = Kinds::all)
+      : reader_(reader), buckets_(buckets), visible_(std::move(visible)), kinds_(kinds) {}
 
   std::uint32_t buckets() const { return static_cast<std::uint32_t>(buckets_.size()); }
   std::size_t bucket_elements(std::uint32_t bucket) const;
@@ -161,12 +175,15 @@ class BucketReader {
   }
 
  private:
-  bool visible(std::uint32_t bucket) const { return visible_.empty() || visible_[bucket]; }
+  bool visible(const StateKind& kind, std::uint32_t bucket) const {
+    return (visible_.empty() || visible_[bucket]) && (kinds_ == Kinds::all || kind.moves);
+  }
   std::size_t present(const StateKind& kind, std::uint32_t bucket) const;
 
   const StateReader& reader_;
   const std::vector<BucketLayout>& buckets_;
   std::vector<bool> visible_;
+  Kinds kinds_;
 };
 
 }  // namespace thinwire

@@ -62,12 +62,12 @@ def register(
     deadline_seconds: how long a rank waits for another before it calls it gone. Longer than the slowest step of the
         slowest rank.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
-    grad_scaler: the GradScaler, where one is used. What is owed then follows its scale, and a step that it skips leaves all that is
-        owed as it was, for which each step copies the residuals. Without it that holds for a bucket by itself only.
+    grad_scaler: the GradScaler, where one is used. Residuals then follow its scale, and a step that it skips leaves all of
+        them as they were, for which each step copies them. Without it that holds for a bucket by itself only.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
 
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean has NaN on all ranks and what is owed of it does not change.
+    NaN, the bucket's mean has NaN on all ranks and its residual does not change.
 
     Raises TypeError for what is not a DDP model, ValueError for a bad spec or option, RuntimeError when ranks differ in what
     they register (in the first step, on every rank) or when the model has a hook already.
@@ -150,7 +150,7 @@ class Handle:
     def set(self, spec: str, rows: Optional[str] = None) -> None:
         """Another system from the next step on. On all ranks, between the same two steps.
 
-        What the old system still owed is owed by the new one; one that keeps no residual delivers it in the next step. Raises
+        The old system's residuals become the new one's; one that keeps none delivers them in the next step. Raises
         ValueError for a bad spec, which changes nothing.
         """
         self._engine.set_spec(join_spec(spec, rows))
@@ -212,7 +212,7 @@ class Handle:
         state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one; or a list of all
             ranks' states. The latter two fit any number of ranks: residuals are split so that their sum is kept.
         strict: parameters that the model has and the state has not, or the other way round, are errors. Otherwise the former
-            owe nothing and the latter's values are dropped.
+            begin without a residual and the latter's values are dropped.
 
         Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and RuntimeError for one
         of the same spec and another seed; nothing has changed then.

@@ -69,7 +69,7 @@ bool BucketReader::values(const StateKind& kind, std::uint32_t bucket, Span<floa
 bool BucketReader::array(const StateKind& kind, std::uint32_t bucket, std::size_t parameter,
                          Span<float> values) const {
   const std::string name = entry_name(kind, this->parameter(bucket, parameter));
-  if (!visible(bucket) || !reader_.contains(name)) return false;
+  if (!visible(kind, bucket) || !reader_.contains(name)) return false;
   reader_.get(name, values);
   return true;
 }
@@ -77,7 +77,7 @@ bool BucketReader::array(const StateKind& kind, std::uint32_t bucket, std::size_
 /// How many parameters of the bucket have an entry of this kind.
 std::size_t BucketReader::present(const StateKind& kind, std::uint32_t bucket) const {
   std::size_t count = 0;
-  if (!visible(bucket)) return count;
+  if (!visible(kind, bucket)) return count;
   for (const auto& parameter : buckets_.at(bucket)) {
     count += reader_.contains(entry_name(kind, parameter)) ? 1 : 0;
   }

@@ -30,6 +30,11 @@ Span<float> BucketVectors::open(Executor& executor, std::uint32_t bucket, std::s
   return vector.span();
 }
 
+void BucketVectors::erase(std::uint32_t bucket) {
+  vectors_.erase(bucket);
+  loaded_.erase(bucket);
+}
+
 Span<const float> BucketVectors::find(std::uint32_t bucket) const {
   const auto found = vectors_.find(bucket);
   return found == vectors_.end() ? Span<float>() : found->second.span();

@@ -18,9 +18,12 @@ class BucketVectors {
   explicit BucketVectors(const StateKind& kind) : kind_(kind) {}
 
   /// The bucket's vector: zeros when it is opened for the first time, or what was loaded. The span stays
-  /// valid until load(). The executor must outlive its use, and is the same in later calls. Throws
+  /// valid until load() or erase(). The executor must outlive its use, and is the same in later calls. Throws
   /// std::invalid_argument when the bucket had another size before.
   Span<float> open(Executor& executor, std::uint32_t bucket, std::size_t elements);
+
+  /// Makes the bucket one that was never opened, and frees its memory.
+  void erase(std::uint32_t bucket);
 
   /// Empty when the bucket was never opened.
   Span<const float> find(std::uint32_t bucket) const;

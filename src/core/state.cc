@@ -114,6 +114,11 @@ void StateWriter::declare(const StateKind& kind) {
   }
 }
 
+void StateWriter::copy(const StateReader& from, std::string_view name) {
+  const auto& entry = from.find(name);
+  put_entry(name, entry.type, entry.bytes.data(), entry.bytes.size());
+}
+
 void StateWriter::write(std::ostream& stream) const {
   Checksum checksum;
   auto emit = [&](const void* data, std::size_t size) {
@@ -171,18 +176,21 @@ StateReader::StateReader(std::istream& stream) {
   if (source.integer("the checksum") != expected) damaged("the checksum does not match");
 }
 
-const StateWriter::Entry& StateReader::find(std::string_view name, char type) const {
+const StateWriter::Entry& StateReader::find(std::string_view name) const {
   const auto entry = entries_.find(name);
   if (entry == entries_.end()) throw std::runtime_error("state has no entry '" + std::string(name) + "'");
-  if (entry->second.type != type)
-    throw std::runtime_error("state entry '" + std::string(name) + "' is of another type");
   return entry->second;
 }
 
+const StateWriter::Entry& StateReader::find(std::string_view name, char type) const {
+  const auto& entry = find(name);
+  if (entry.type != type)
+    throw std::runtime_error("state entry '" + std::string(name) + "' is of another type");
+  return entry;
+}
+
 StateReader::Type StateReader::type(std::string_view name) const {
-  const auto entry = entries_.find(name);
-  if (entry == entries_.end()) throw std::runtime_error("state has no entry '" + std::string(name) + "'");
-  return static_cast<Type>(entry->second.type);
+  return static_cast<Type>(find(name).type);
 }
 
 bool StateReader::contains(std::string_view name) const {

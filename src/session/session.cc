@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "core/bucket_vectors.h"
 #include "exchange/densify.h"
+#include "exchange/row_residual.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "session/configuration.h"
 #include "thinwire/cuda.h"
+#include "thinwire/state_changes.h"
 
 namespace thinwire {
 
@@ -28,14 +30,14 @@ struct Session::Bucket {
   Workspace workspace;
   Workspace scratch;  // of a device; a step on the host takes all from its workspace
   StepReport report;
+  std::optional<std::uint64_t> undoable_step;  // the one that Undelivered::before is of
 
   std::size_t elements() const { return rows * width; }
 };
 
-struct Session::Store {
+struct Session::Undelivered {
   BucketVectors residuals{kResidual};
-  BucketVectors kept{{.name = "kept"}};  // by keep_residual; never saved
-  std::set<std::string, std::less<>> parameters;
+  BucketVectors before{kResidual};  // the last step, where it may be undone; never saved
 };
 
 Session::Session(std::string_view spec, Communicator& communicator, SessionOptions options)
@@ -44,11 +46,11 @@ Session::Session(std::string_view spec, Communicator& communicator, SessionOptio
       executor_(options_.cuda_device ? make_cuda_executor(*options_.cuda_device, options_.threads)
                                      : make_cpu_executor(options_.threads)),
       host_executor_(options_.cuda_device ? make_cpu_executor(options_.threads) : nullptr),
-      store_(std::make_unique<Store>()) {
-  const Registry& registry = options_.registry != nullptr ? *options_.registry : builtin_registry();
+      undelivered_(std::make_unique<Undelivered>()) {
+  if (options_.registry == nullptr) options_.registry = &builtin_registry();
   const SpecPair pair = parse_spec_pair(spec);
-  pipelines_.push_back(registry.make(pair.dense));
-  if (pair.rows != pair.dense) pipelines_.push_back(registry.make(pair.rows));
+  pipelines_.push_back(options_.registry->make(pair.dense));
+  if (pair.rows != pair.dense) pipelines_.push_back(options_.registry->make(pair.rows));
 }
 
 Session::~Session() = default;
@@ -59,7 +61,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   std::vector<std::size_t> ends;
   std::vector<std::size_t> leading;
   for (const auto& parameter : parameters) {
-    if (!store_->parameters.insert(parameter.name).second) {
+    if (!parameters_.insert(parameter.name).second) {
       throw std::invalid_argument("two parameters are called '" + parameter.name +
                                   "': checkpoints need unique names");
     }
@@ -88,7 +90,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   bucket.parameter_ends = std::move(ends);
   bucket.parameter_rows = std::move(leading);
   layouts_.push_back(std::move(parameters));
-  if (pipelines_[pipeline].feedback) store_->residuals.open(bucket.executor, id, elements);
+  if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, elements);
   return id;
 }
 
@@ -148,13 +150,16 @@ class ClockOf {
 
 }  // namespace
 
-/// run(own, residual, step): what differs between dense buckets and rows.
+/// run(own, residual, pending, step): what differs between dense buckets and rows. residual: for a system with
+/// feedback. pending: what a system without has to deliver besides its gradient; empty where there is nothing.
 template <class Run>
 void Session::run(BucketId bucket, Run&& run) {
   Bucket& own = *buckets_[bucket];
   const bool feedback = pipelines_[own.pipeline].feedback;
+  if (options_.undoes_steps) keep_for_undo(bucket);
+  const Span<const float> pending = feedback ? Span<const float>() : undelivered_->residuals.find(bucket);
   const auto residual =
-      feedback ? store_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
+      feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
   communicator_.set_context(bucket, step_);
   own.workspace.reset();
   own.scratch.reset();
@@ -177,7 +182,7 @@ void Session::run(BucketId bucket, Run&& run) {
   step.clock = StepClock();
   {
     const ClockOf clocked(communicator_, step.clock);
-    run(own, residual, step);
+    run(own, residual, pending, step);
   }
   StepReport& report = step.report;
   report.seconds_compress = step.clock.seconds(Phase::compress);
@@ -188,6 +193,7 @@ void Session::run(BucketId bucket, Run&& run) {
   report.wire = communicator_.traffic() - before;
   if (report.formula_bytes == StepReport::kUnknown) report.formula_bytes = expected_bytes;
   own.report = report;
+  if (!pending.empty() && report.finite) undelivered_->residuals.erase(bucket);
 }
 
 const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
@@ -206,11 +212,12 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
              : "'s gradient lies in host memory, the session's are on a CUDA device: leave out "
                "SessionOptions::cuda_device, or hand over memory of the device"));
   }
-  run(bucket, [&](Bucket& own, Span<float> residual, Step& step) {
+  run(bucket, [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
     if (gradient.empty()) {
       step.report.formula_bytes = 0;
       return;
     }
+    if (!pending.empty()) thinwire::add(own.executor, gradient, pending);
     pipelines_[own.pipeline].synchronizer->synchronize(bucket, gradient, residual, step);
     if (!step.report.finite) fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
     own.executor.wait();
@@ -228,14 +235,15 @@ RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) 
   }
   require_rows(gradient);
   RowSparse mean;
-  run(bucket, [&](Bucket& own, Span<float> residual, Step& step) {
+  run(bucket, [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
     if (gradient.rows == 0) {
       mean = gradient;
       step.report.formula_bytes = 0;
       return;
     }
     Synchronizer& system = *pipelines_[own.pipeline].synchronizer;
-    const RowSparse merged = merge_repeated_rows(step.executor, step.workspace, gradient);
+    RowSparse merged = merge_repeated_rows(step.executor, step.workspace, gradient);
+    if (!pending.empty()) merged = add_residual_rows(merged, pending, step);
     mean = system.takes_rows() ? system.synchronize_rows(bucket, merged, residual, step)
                                : synchronize_densified(system, bucket, merged, residual, step);
     if (!step.report.finite) mean = row_of_nan(step.workspace, gradient);
@@ -283,35 +291,39 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
 }
 
 Span<const float> Session::residual(BucketId bucket) const {
-  return store_->residuals.find(bucket);
+  return undelivered_->residuals.find(bucket);
 }
 
-bool Session::add_to_residual(BucketId bucket, Span<const float> values) {
-  if (!pipeline(bucket).feedback) return false;
-  const Bucket& own = *buckets_[bucket];
-  if (values.size() != own.elements()) {
-    throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " +
-                                std::to_string(own.elements()) + " elements, what is added to its residual " +
-                                std::to_string(values.size()));
+void Session::keep_for_undo(BucketId bucket) {
+  Bucket& own = *buckets_[bucket];
+  const Span<const float> residual = undelivered_->residuals.find(bucket);
+  if (residual.empty()) {
+    undelivered_->before.erase(bucket);
+  } else {
+    copy(own.executor, residual, undelivered_->before.open(own.executor, bucket, residual.size()));
   }
-  const Span<float> residual = store_->residuals.open(own.executor, bucket, own.elements());
-  thinwire::add(own.executor, residual, values);
-  own.executor.wait();
-  return true;
+  own.undoable_step = step_;
 }
 
-void Session::keep_residual(BucketId bucket) {
-  const Span<const float> residual = store_->residuals.find(bucket);
-  if (residual.empty()) return;
-  Executor& executor = buckets_[bucket]->executor;
-  copy(executor, residual, store_->kept.open(executor, bucket, residual.size()));
+void Session::undo_step() {
+  if (!options_.undoes_steps) {
+    throw std::logic_error("a step is undone of a session that keeps no copies: set undoes_steps");
+  }
+  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+    Bucket& own = *buckets_[bucket];
+    const auto step = std::exchange(own.undoable_step, std::nullopt);
+    const Span<const float> before = undelivered_->before.find(bucket);
+    if (!step || *step + 1 != step_ || before.empty()) continue;
+    copy(own.executor, before, undelivered_->residuals.open(own.executor, bucket, before.size()));
+  }
 }
 
-void Session::restore_residual(BucketId bucket) {
-  const Span<const float> kept = store_->kept.find(bucket);
-  if (kept.empty()) return;
-  Executor& executor = buckets_[bucket]->executor;
-  copy(executor, kept, store_->residuals.open(executor, bucket, kept.size()));
+void Session::scale_state(float factor) {
+  StateWriter writer;
+  save(writer);
+  const bool started = started_;
+  load(StateReader(scaled_state(StateReader(std::move(writer)), factor, *options_.registry)));
+  started_ = started;
 }
 
 std::size_t Session::workspace_allocations() const {
@@ -327,13 +339,12 @@ void Session::save(StateWriter& writer) const {
   writer.put("seed", options_.seed);
   writer.put("step", step_);
   BucketWriter buckets(writer, layouts_);
-  store_->residuals.save(buckets);
+  undelivered_->residuals.save(buckets);
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
 }
 
 void Session::load(const StateReader& reader) {
-  const std::string saved = reader.get_text("spec");
-  if (saved != spec()) {
+  if (const std::string saved = reader.get_text("spec"); saved != spec()) {
     throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
                              "': resume with the same spec");
   }
@@ -342,28 +353,51 @@ void Session::load(const StateReader& reader) {
                              ", this session has seed " + std::to_string(options_.seed) +
                              ": resume with the same seed");
   }
+  restore(reader, From::same_spec);
+}
+
+void Session::take_over(const StateReader& reader) {
+  restore(reader, From::other_spec);
+}
+
+/// Of each bucket, what the state has not delivered of it; empty where there is nothing and need be nothing.
+std::vector<std::vector<float>> Session::read_residuals(const StateReader& reader, From from) const {
   const BucketReader buckets(reader, layouts_);
-  const std::uint64_t step = reader.get_integer("step");
   std::vector<std::vector<float>> residuals(buckets_.size());
   for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
-    if (!pipeline(bucket).feedback) continue;
-    residuals[bucket].resize(buckets_[bucket]->elements());
-    if (!buckets.elements(kResidual, bucket, residuals[bucket]) && !residuals[bucket].empty()) {
+    const bool feedback = pipeline(bucket).feedback;
+    const bool needed = feedback && from == From::same_spec;
+    std::vector<float> values(buckets_[bucket]->elements());
+    const bool found = buckets.elements(kResidual, bucket, values,
+                                        needed ? BucketReader::Absent::error : BucketReader::Absent::zeros);
+    if (needed && !found && !values.empty()) {
       throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name +
                                "'");
     }
+    if (found || feedback) residuals[bucket] = std::move(values);
   }
+  return residuals;
+}
+
+void Session::restore(const StateReader& reader, From from) {
+  const std::uint64_t step = reader.get_integer("step");
+  const auto residuals = read_residuals(reader, from);
+  const auto kinds = from == From::same_spec ? BucketReader::Kinds::all : BucketReader::Kinds::moving;
   for (std::size_t i = 0; i < pipelines_.size(); ++i) {
     std::vector<bool> own(buckets_.size());
     for (std::size_t bucket = 0; bucket < own.size(); ++bucket) own[bucket] = buckets_[bucket]->pipeline == i;
-    pipelines_[i].synchronizer->load(BucketReader(reader, layouts_, std::move(own)));
+    pipelines_[i].synchronizer->load(BucketReader(reader, layouts_, std::move(own), kinds));
   }
   // Only now that everything has been read: a state that does not fit leaves the session as it was.
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
-    if (!pipeline(bucket).feedback) continue;
-    Executor& executor = buckets_[bucket]->executor;
-    copy(executor, Span<const float>(residuals[bucket]),
-         store_->residuals.open(executor, bucket, buckets_[bucket]->elements()));
+    Bucket& own = *buckets_[bucket];
+    own.undoable_step.reset();
+    const Span<const float> values(residuals[bucket]);
+    if (values.empty()) {
+      undelivered_->residuals.erase(bucket);
+    } else {
+      copy(own.executor, values, undelivered_->residuals.open(own.executor, bucket, values.size()));
+    }
   }
   step_ = step;
   started_ = false;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <mutex>
 #include <sstream>
 
@@ -166,50 +167,107 @@ TEST(Session, ResidualsFollowTheirParametersIntoOtherBuckets) {
   });
 }
 
+std::vector<float> residual_of(const Session& session, BucketId bucket) {
+  const auto span = session.residual(bucket);
+  return {span.begin(), span.end()};
+}
+
 TEST(Session, AStepThatIsLeftOutLeavesResidualsAsTheyWere) {
   run_in_process(2, [](Communicator& communicator) {
-    Session session("ef_signsgd", communicator);
+    Session session("ef_signsgd", communicator, {.undoes_steps = true});
     session.add_bucket({{"a", 3}});
     session.add_bucket({{"b", 2}});
-    const auto step = [&](float scale) {
+    const auto step = [&](float scale, bool both) {
       std::vector<float> first = {scale, -2 * scale, 3 * scale};
       std::vector<float> second = {scale, 5 * scale};
       session.synchronize(0, first);
-      session.synchronize(1, second);
+      if (both) session.synchronize(1, second);
       session.next_step();
     };
-    const auto owed = [&](BucketId bucket) {
-      const auto span = session.residual(bucket);
-      return std::vector<float>(span.begin(), span.end());
-    };
-    step(1);
-    session.restore_residual(0);  // nothing was kept yet
-    const auto first = owed(0);
-    session.keep_residual(0);
-    step(7);
-    const auto second = owed(1);
-    ASSERT_NE(owed(0), first);
-    session.restore_residual(0);
-    session.restore_residual(1);
-    EXPECT_EQ(owed(0), first);
-    EXPECT_EQ(owed(1), second);
-
-    const std::vector<float> more = {1, 2, 3};
-    EXPECT_TRUE(session.add_to_residual(0, more));
-    EXPECT_EQ(owed(0), (std::vector<float>{first[0] + 1, first[1] + 2, first[2] + 3}));
-    EXPECT_THROW(session.add_to_residual(1, more), std::invalid_argument);
+    step(1, true);
+    const auto first = residual_of(session, 0);
+    const auto second = residual_of(session, 1);
+    step(7, true);
+    ASSERT_NE(residual_of(session, 0), first);
+    session.undo_step();
+    EXPECT_EQ(residual_of(session, 0), first);
+    EXPECT_EQ(residual_of(session, 1), second);
+    session.undo_step();  // there is no other to undo
+    EXPECT_EQ(residual_of(session, 0), first);
+    step(3, true);
+    const auto third = residual_of(session, 1);
+    step(5, false);  // without the second bucket, of which the step before stays
+    session.undo_step();
+    EXPECT_EQ(residual_of(session, 1), third);
   });
 }
 
-TEST(Session, WithoutFeedbackThereIsNoResidualToChange) {
+TEST(Session, OnlyOneThatKeepsCopiesUndoesSteps) {
   run_in_process(1, [](Communicator& communicator) {
-    Session session("dense", communicator);
-    session.add_bucket({{"a", 2}});
-    session.keep_residual(0);
-    session.restore_residual(0);
-    const std::vector<float> more = {1, 2};
-    EXPECT_FALSE(session.add_to_residual(0, more));
+    Session session("ef_signsgd", communicator);
+    EXPECT_THROW(session.undo_step(), std::logic_error);
+  });
+}
+
+/// The state of an ef_signsgd session after one step of a dense bucket and one of rows.
+StateReader state_with_residuals(Communicator& communicator) {
+  Session session("ef_signsgd", communicator);
+  session.add_bucket({{"a", 3}});
+  session.add_rows("table", 4, 2);
+  std::vector<float> gradient = {1, -2, 30};
+  session.synchronize(0, gradient);
+  const std::vector<std::uint32_t> indices = {2};
+  const std::vector<float> values = {1, 5};
+  session.synchronize_rows(1, {indices, values, 4, 2});
+  session.next_step();
+  StateWriter writer;
+  session.save(writer);
+  return StateReader(std::move(writer));
+}
+
+TEST(Session, WithoutFeedbackTheNextFiniteStepDeliversWhatWasLeft) {
+  run_in_process(1, [](Communicator& communicator) {
+    const StateReader state = state_with_residuals(communicator);
+    Session session("dense", communicator, {.undoes_steps = true});
+    session.add_bucket({{"a", 3}});
+    session.add_rows("table", 4, 2);
     EXPECT_TRUE(session.residual(0).empty());
+    EXPECT_THROW(session.load(state), std::runtime_error);
+    session.take_over(state);
+    EXPECT_EQ(session.step(), 1u);
+    const auto left = residual_of(session, 0);
+    const auto left_rows = residual_of(session, 1);
+    ASSERT_EQ(left.size(), 3u);
+    ASSERT_EQ(left_rows.size(), 8u);
+
+    std::vector<float> spoilt = {1, std::numeric_limits<float>::infinity(), 0};
+    session.synchronize(0, spoilt);
+    session.next_step();
+    EXPECT_EQ(residual_of(session, 0), left) << "the step did not count";
+
+    StateWriter writer;
+    session.save(writer);
+    const StateReader saved(std::move(writer));
+    const std::vector<std::uint32_t> indices = {2, 0};
+    const std::vector<float> values = {1, 2, 3, 4};
+    for (int time = 0; time < 2; ++time) {
+      std::vector<float> gradient = {1, 2, 3};
+      session.synchronize(0, gradient);
+      EXPECT_EQ(gradient, (std::vector<float>{1 + left[0], 2 + left[1], 3 + left[2]}));
+      const RowSparse mean = session.synchronize_rows(1, {indices, values, 4, 2});
+      const std::vector<float> dense = {3, 4, 0, 0, 1, 2, 0, 0};
+      ASSERT_EQ(mean.size(), 4u) << "the residual has values in every row";
+      for (std::size_t i = 0; i < dense.size(); ++i) EXPECT_EQ(mean.values[i], dense[i] + left_rows[i]) << i;
+      session.next_step();
+      EXPECT_TRUE(session.residual(0).empty());
+      EXPECT_TRUE(session.residual(1).empty());
+      // What was delivered in a step that is left out waits again.
+      session.undo_step();
+      EXPECT_EQ(residual_of(session, 0), left);
+      EXPECT_EQ(residual_of(session, 1), left_rows);
+    }
+    session.load(saved);
+    EXPECT_EQ(residual_of(session, 1), left_rows);
   });
 }
 

@@ -1,0 +1,81 @@
+#pragma once
+// The sessions of all lanes as one: made for DDP's buckets, made anew when these or the spec change, saved and
+// loaded together. Bucket i is on lane i mod lanes.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "thinwire/session.h"
+#include "torch/ddp_lane.h"
+#include "torch/ddp_layout.h"
+
+namespace thinwire {
+
+/// All calls are made with the board's lock held while every lane is idle. Not collective; but the new
+/// sessions compare their configuration in their first step, as Session::start does.
+class DdpSessions {
+ public:
+  struct Options {
+    std::uint64_t seed = 1;
+    int threads = 1;
+    bool undoes_steps = false;
+    const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
+  };
+
+  /// spec: canonical. There are no sessions until buckets are known.
+  DdpSessions(DdpBoard& board, const std::vector<std::unique_ptr<DdpLane>>& lanes, std::string spec,
+              Options options)
+      : board_(board), lanes_(lanes), options_(options), spec_(std::move(spec)) {}
+
+  const std::vector<DdpLayout>& layouts() const { return layouts_; }
+  const std::string& spec() const { return spec_; }
+  /// Steps that were ended, those before a loaded state's included.
+  std::uint64_t step() const;
+  /// The CUDA device that compresses the bucket; nullopt for the CPU.
+  std::optional<int> device(std::size_t bucket) const;
+
+  /// New sessions for these buckets and this spec, to which the old ones' state moves by the names of
+  /// parameters, or that of a loaded state. Clears the reports. An exception leaves everything as it was.
+  void rebuild(std::vector<DdpLayout> layouts, const std::string& spec);
+  void set_spec(const std::string& spec);
+
+  void end_step() { ++step_; }
+  /// See Session.
+  void undo_step();
+  void scale_state(float factor);
+
+  /// What Session::save writes, over all lanes, and the buckets.
+  StateWriter save() const;
+  /// Takes effect at once, or in the rebuild() that first learns of buckets. Returns whether the next step is
+  /// to be in the state's buckets; these are layouts() then, or unknown so far. A state of another spec gives
+  /// what moves. Throws std::runtime_error, and changes nothing, when it does not fit.
+  bool load(StateReader state);
+  /// The buckets in which a resumed run's first step is taken, of which DDP's are `now`; see saved_layouts.
+  std::vector<DdpLayout> resumed_layouts(const std::vector<DdpLayout>& now) const;
+
+ private:
+  struct Made {
+    std::unique_ptr<Session> session;
+    std::optional<int> device;
+  };
+  Made make(const std::vector<DdpLayout>& layouts, const std::string& spec, std::size_t lane) const;
+  std::optional<int> common_device(const std::vector<DdpLayout>& layouts, std::size_t lane) const;
+  StateWriter save_sessions() const;
+  bool exist() const { return lanes_[0]->session() != nullptr; }
+  const Registry& registry() const {
+    return options_.registry != nullptr ? *options_.registry : builtin_registry();
+  }
+
+  DdpBoard& board_;
+  const std::vector<std::unique_ptr<DdpLane>>& lanes_;
+  const Options options_;
+  std::string spec_;
+  std::vector<DdpLayout> layouts_;
+  std::optional<StateReader> loaded_;  // until buckets are known
+  std::uint64_t step_ = 0;
+};
+
+}  // namespace thinwire
