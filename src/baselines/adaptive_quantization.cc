@@ -3,23 +3,22 @@
 // Source: F. Faghri et al., "Adaptive gradient quantization for data-parallel SGD", NeurIPS 2020.
 //
 //   every `every` steps, rank 0: r = |p| / n of a sample --> histogram --> levels --broadcast--> all ranks
-//   chunk of p, its norm n: |p| / n rounded up or down at random to a level --all-gather--> mean of all Q(p),
-//   residual = p - Q(p)
+//   chunk of p, its norm n: |p| / n rounded up or down at random to a level
+//     --all-gather--> mean of all Q(p), residual = p - Q(p)
 //
-// ALQ moves every level to where the expected variance is least given its neighbours, by coordinate descent;
-// AMQ chooses the multiplier of exponential levels (baselines/level_fit.h). A chunk's data counts with its
-// norm's square, which makes the sum the expected variance; normalised=on counts all chunks alike (ALQ-N and
-// AMQ-N).
+// ALQ moves every level to where the expected variance is least given its neighbours, by coordinate descent.
+// AMQ chooses the multiplier of exponential levels (level_fit.h). A chunk's data counts with its norm's
+// square, which makes the sum the expected variance. normalised=on counts all chunks alike (ALQ-N and AMQ-N).
 //
-// Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)), and the levels that may move, 4 (s-1) bytes or
-// 4 s with zero=off, along the broadcast's tree every `every` steps, s = 2^(bits-1) - 1.
+// Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)). Every `every` steps the levels that may move go
+// along the broadcast's tree: 4 (s-1) bytes, or 4 s with zero=off, s = 2^(bits-1) - 1.
 //
 // Deviations from the paper:
-// - The paper fits a truncated normal to the statistics of r on every worker; here a histogram of rank 0's
-//   elements stands for all, and its levels are broadcast, so that all ranks have the same ones to the bit.
-// - AMQ's levels in the paper leave 0 out and round between the smallest magnitude and its negative; so does
+// - The paper fits a truncated normal to the statistics of r on every worker. Here a histogram of rank 0's
+//   elements stands for all. Its levels are broadcast, so that all ranks have the same ones to the bit.
+// - AMQ's levels in the paper leave 0 out and round between the smallest magnitude and its negative. So does
 //   zero=off, which at 2 bits has one level to adapt. By default 0 is a level: at 2 bits the levels are 0 and
-//   1 and nothing is left to adapt.
+//   1, and nothing is left to adapt.
 // - Codes have a fixed length and are not Huffman coded.
 // - Until rank 0 has had something other than zeros the levels are the powers of 1/2.
 

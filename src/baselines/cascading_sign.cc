@@ -1,12 +1,12 @@
 // Cascading compression: what Marsit avoids. At every hop of the ring a worker decompresses what arrived,
 // adds its own part and compresses the sum again with SSDM's stochastic sign.
 //
-// Source: Marsit section 3.2 and appendix A (s_3). Q is unbiased, so the result is; but its deviation
-// grows like (2 d)^W / W, and training degrades at 3 workers and diverges at 8. Kept as the baseline that
-// must be seen to fail.
+// Source: Marsit section 3.2 and appendix A (s_3). Q is unbiased, so the result is. But its deviation grows
+// like (2 d)^W / W, and training degrades at 3 workers and diverges at 8. It is the baseline that must be
+// seen to fail.
 //
-//   segment s: Q(p_s) at position s --> Q(Q(p_s) + p_{s+1}) --> ... --> Q(sum) --all-gather--> mean = Q / W,
-//   residual = p - mean
+//   segment s: Q(p_s) at position s --> Q(Q(p_s) + p_{s+1}) --> ... --> Q(sum)
+//     --all-gather--> mean = Q / W, residual = p - mean
 //
 // Bytes per rank: 2 * sum of (8 + ceil(len/8)) over W - 1 segments.
 

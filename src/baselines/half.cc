@@ -1,13 +1,14 @@
-// Half precision on the wire, float32 sums: what PyTorch's fp16 and bf16 hooks promise, but rounded once on
-// the way up and once on the way down instead of at every hop of a ring.
+// Half precision on the wire, float32 sums: what PyTorch's fp16 and bf16 hooks promise. Values are rounded
+// once on the way up and once on the way down, instead of at every hop of a ring.
 //
-//   p --Q--> shards --direct exchange--> owner: float32 sum in rank order --/W, Q--> --direct exchange-->
-//   mean
+//   p --Q--> shards --direct exchange--> owner: float32 sum in rank order
+//     --/ W, Q--> --direct exchange--> mean
 //
-// Each rank owns part `rank` of the bucket. residual = p - Q(p); the owner adds (sum of Q(p)) - W * mean for
+// Each rank owns part `rank` of the bucket. residual = p - Q(p). The owner adds (sum of Q(p)) - W * mean for
 // its shard. A value that overflows to infinity (beyond 65504 in fp16) makes the step non-finite on all
-// ranks, by a flag in the frames. Bytes per rank: 2 for every element of the others' shards, and 2 (W - 1)
-// for every element of its own.
+// ranks, by a flag in the frames.
+//
+// Bytes per rank: 2 for every element of the others' shards, and 2 (W - 1) for every element of its own.
 
 #include "kernels/dense/half.h"
 #include "baselines/baselines.h"

@@ -4,27 +4,25 @@
 // Source: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: practical low-rank gradient compression for
 // distributed optimization", NeurIPS 2019, algorithms 1 and 2.
 //
-//   p as M [n x m] --M Q--> P --all-reduce--> sum of P --orthonormalise--> P^ --M^T P^--> Q --all-reduce-->
-//   Q / W --> mean = P^ Q^T, residual = p - mean
-//      \-> parameters too small to gain: all-reduced as they are, in the same message as P
+//   p as M [n x m] --M Q--> P --all-reduce--> sum of P --orthonormalise--> P^
+//     --M^T P^--> Q --all-reduce--> Q / W --> mean = P^ Q^T, residual = p - mean
 //
 // A parameter is a matrix of its leading dimension by the rest, as PyTorch's hook cuts it. Where no leading
-// dimension is known it is cut nearly square: floor(sqrt(d)) rows of as many elements as go into each, and
-// the few that remain travel as they are. With r (n + m) >= n m nothing would be gained, and the parameter
-// travels as it is: vectors always do.
+// dimension is known it is cut nearly square: floor(sqrt(d)) rows of as many elements as go into each. The
+// few elements that remain travel as they are, in the same message as P. So does a parameter with r (n + m)
+// >= n m, which would gain nothing; vectors always do.
 //
-// Bytes per rank: R * 4 * (sum over matrices of r (n + m) + elements that travel as they are), R = 2(W-1)/W,
-// in two all-reduces, or one where there is no matrix.
+// Bytes per rank: R * 4 * (sum over matrices of r (n + m) + elements that travel as they are), R = 2(W-1)/W.
+// They go in two all-reduces, or in one where there is no matrix.
 //
-// All ranks orthonormalise and multiply the same sums in the same way, so their means are equal to the last
+// All ranks orthonormalise and multiply the same sums in the same way. So their means are equal to the last
 // bit, whatever their local products were rounded to.
 //
 // Deviations from the paper:
-// - Q is kept with columns of length 1: only its directions matter, and tiny gradients do not underflow.
-// - A direction that the gradient lacks (a zero gradient, rank above that of M) has a zero column in P^ and
-// Q;
-//   such a column of Q is drawn anew for the next step, where a zero one would stay zero for ever.
-// - Momentum stays in the optimizer, which is where algorithm 2 has it too: after decompression.
+// - Q is kept with columns of length 1. Only its directions matter, and tiny gradients do not underflow.
+// - A direction that the gradient lacks (a zero gradient, a rank above that of M) has a zero column in P^ and
+//   Q. Such a column of Q is drawn anew for the next step. A zero one would stay zero for ever.
+// - Momentum stays in the optimizer. Algorithm 2 has it there too: after decompression.
 
 #include <algorithm>
 #include <cmath>
@@ -210,75 +208,117 @@ class PowerSgd final : public Synchronizer {
   std::map<BucketId, State> states_;
 };
 
+/// One step: the sums of both factors, and what they make.
+class PowerSgdStep {
+ public:
+  PowerSgdStep(const Plan& plan, std::size_t rank, Span<float> gradient, Span<float> residual, Step& step)
+      : plan_(plan),
+        rank_(rank),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        first_(step.workspace.take<float>(plan.exact() + plan.left())),
+        right_(step.workspace.take<float>(plan.right())),
+        near_first_(step, first_),
+        near_right_(step, right_),
+        chunks_(plan.exact_chunks(step.workspace)) {}
+
+  /// Algorithm 1 from the right factors `start`. Fills in the report.
+  void run(Span<float> start) {
+    multiply_right_and_sum(start);
+    // Every rank sees the same sums, so all come to the same verdict.
+    bool finite = scale(step_.executor, first_.first(plan_.exact()), 1.0f / world());
+    finite = all_finite(step_.executor, left()) && finite;
+    if (finite && !right_.empty()) finite = multiply_left_and_sum();
+    step_.report.finite = finite;
+    if (finite) deliver();
+  }
+
+  /// The right factors' mean over ranks.
+  Span<const float> right() const { return right_; }
+
+ private:
+  static constexpr float kLargest = std::numeric_limits<float>::max();
+
+  float world() const { return static_cast<float>(step_.communicator.size()); }
+  Span<float> left() const { return first_.subspan(plan_.exact(), plan_.left()); }
+  Span<float> near_exact() const { return near_first_.span().first(plan_.exact()); }
+  Span<float> near_left(const Cut& cut, std::size_t offset) const {
+    return near_first_.span().subspan(plan_.exact() + offset, rank_ * cut.shape.rows);
+  }
+  Span<float> matrix(const Cut& cut) const { return gradient_.subspan(cut.begin, cut.shape.elements()); }
+  void sum(Span<float> values) {
+    all_reduce_sum(step_, values);
+    step_.report.formula_bytes += step_.communicator.ring_sent_bytes(values.size(), sizeof(float));
+  }
+
+  /// P = M Q of every matrix, summed over ranks together with what travels as it is.
+  void multiply_right_and_sum(Span<float> start) {
+    // p takes the gradient's place. Half of the largest float leaves room for p - mean.
+    const bool within =
+        add_within(step_.executor, gradient_, residual_, residual_.empty() ? kLargest : kLargest / 2);
+    gather_chunks(step_.executor, chunks_, gradient_, near_exact());
+    const NearCopy near_start(step_, start);
+    near_start.load();
+    plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+      multiply_right(step_.executor, cut.shape, rank_, matrix(cut),
+                     near_start.span().subspan(at_right, rank_ * cut.shape.columns), near_left(cut, at_left));
+    });
+    near_first_.store();
+    if (!within) first_[0] = std::numeric_limits<float>::quiet_NaN();
+    step_.report.formula_bytes = 0;
+    sum(first_);
+  }
+
+  /// Q = M^T P^ of every matrix, the mean over ranks. Returns whether it can be multiplied without overflow.
+  bool multiply_left_and_sum() {
+    plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t) {
+      orthonormalise(cut.shape.rows, rank_, left().subspan(at_left, rank_ * cut.shape.rows));
+    });
+    near_first_.load();
+    plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+      multiply_left(step_.executor, cut.shape, rank_, matrix(cut), near_left(cut, at_left),
+                    near_right_.span().subspan(at_right, rank_ * cut.shape.columns));
+    });
+    near_right_.store();
+    sum(right_);
+    scale(step_.executor, right_, 1.0f / world());
+    // Within this limit no element of the mean exceeds half of the largest float.
+    return add_within(step_.executor, right_, {}, kLargest / (4 * static_cast<float>(rank_)));
+  }
+
+  /// mean = P^ Q^T, residual = p - mean.
+  void deliver() {
+    step_.clock.enter(Phase::decompress);
+    if (right_.empty()) near_first_.load();
+    near_right_.load();
+    scatter_chunks(step_.executor, chunks_, near_exact(), gradient_, residual_);
+    plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+      apply_product(step_.executor, cut.shape, rank_, near_left(cut, at_left),
+                    near_right_.span().subspan(at_right, rank_ * cut.shape.columns), matrix(cut),
+                    residual_.subspan(cut.begin, cut.shape.elements()));
+    });
+  }
+
+  const Plan& plan_;
+  std::size_t rank_;
+  Span<float> gradient_;
+  Span<float> residual_;
+  Step& step_;
+  Span<float> first_;  // what travels as it is, then all left factors
+  Span<float> right_;
+  NearCopy near_first_;
+  NearCopy near_right_;
+  Span<const VectorChunk> chunks_;
+};
+
 void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
   const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_);
   State& state = open(bucket, plan, step);
-  const auto near = [&](Span<float> values) { return NearCopy(step, values); };
-
-  // p takes the gradient's place. Half of the largest float leaves room for p - mean.
-  constexpr float kLargest = std::numeric_limits<float>::max();
-  const bool within =
-      add_within(step.executor, gradient, residual, residual.empty() ? kLargest : kLargest / 2);
-  const auto first = step.workspace.take<float>(plan.exact() + plan.left());
-  const auto exact = first.first(plan.exact());
-  const auto left = first.subspan(plan.exact(), plan.left());
-  const NearCopy near_first = near(first);
-  const auto near_exact = near_first.span().first(plan.exact());
-  const auto chunks = plan.exact_chunks(step.workspace);
-  gather_chunks(step.executor, chunks, gradient, near_exact);
-  const auto of_left = [&](Span<float> all, const Cut& cut, std::size_t offset) {
-    return all.subspan(offset, rank_ * cut.shape.rows);
-  };
-  const auto near_left = near_first.span().subspan(plan.exact(), plan.left());
-  const NearCopy start = near(state.right);
-  start.load();
-  plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-    multiply_right(step.executor, cut.shape, rank_, gradient.subspan(cut.begin, cut.shape.elements()),
-                   start.span().subspan(at_right, rank_ * cut.shape.columns),
-                   of_left(near_left, cut, at_left));
-  });
-  near_first.store();
-  if (!within) first[0] = std::numeric_limits<float>::quiet_NaN();
-  all_reduce_sum(step, first);
-  step.report.formula_bytes = step.communicator.ring_sent_bytes(first.size(), sizeof(float));
-
-  // Every rank sees the same sums, so all come to the same verdict.
-  bool finite = scale(step.executor, exact, 1.0f / static_cast<float>(step.communicator.size()));
-  finite = all_finite(step.executor, left) && finite;
-  const auto right = step.workspace.take<float>(plan.right());
-  const NearCopy near_right = near(right);
-  if (finite && !right.empty()) {
-    plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t) {
-      orthonormalise(cut.shape.rows, rank_, of_left(left, cut, at_left));
-    });
-    near_first.load();
-    plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      multiply_left(step.executor, cut.shape, rank_, gradient.subspan(cut.begin, cut.shape.elements()),
-                    of_left(near_left, cut, at_left),
-                    near_right.span().subspan(at_right, rank_ * cut.shape.columns));
-    });
-    near_right.store();
-    all_reduce_sum(step, right);
-    step.report.formula_bytes += step.communicator.ring_sent_bytes(right.size(), sizeof(float));
-    scale(step.executor, right, 1.0f / static_cast<float>(step.communicator.size()));
-    // Within this limit no element of the mean exceeds half of the largest float.
-    finite = add_within(step.executor, right, {}, kLargest / (4 * static_cast<float>(rank_)));
-  }
-  step.report.finite = finite;
-  if (!finite) return;
-  step.clock.enter(Phase::decompress);
-
-  if (right.empty()) near_first.load();
-  near_right.load();
-  scatter_chunks(step.executor, chunks, near_exact, gradient, residual);
-  plan.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-    apply_product(step.executor, cut.shape, rank_, of_left(near_left, cut, at_left),
-                  near_right.span().subspan(at_right, rank_ * cut.shape.columns),
-                  gradient.subspan(cut.begin, cut.shape.elements()),
-                  residual.subspan(cut.begin, cut.shape.elements()));
-  });
-  keep(right, plan, bucket, step);
+  PowerSgdStep one(plan, rank_, gradient, residual, step);
+  one.run(state.right);
+  if (step.report.finite) keep(one.right(), plan, bucket, step);
 }
 
 /// The bucket's state, drawn when the bucket comes for the first time.

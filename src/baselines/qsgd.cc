@@ -1,20 +1,21 @@
 // QSGD and NUQSGD: random rounding to levels that are fixed in advance, unbiased.
 //
 // Sources: D. Alistarh et al., "QSGD: Communication-efficient SGD via gradient quantization and encoding",
-// NeurIPS 2017: s equal steps. A. Ramezani-Kebrya et al., "NUQSGD: provably communication-efficient
-// data-parallel SGD via nonuniform quantization", JMLR 2021: levels 0, 2^-(s-1), ..., 1/2, 1.
+// NeurIPS 2017, with s equal steps. A. Ramezani-Kebrya et al., "NUQSGD: provably communication-efficient
+// data-parallel SGD via nonuniform quantization", JMLR 2021, with the levels 0, 2^-(s-1), ..., 1/2, 1.
 //
-//   chunk of p, its norm n: |p| / n rounded up or down at random to a level --all-gather--> mean of all Q(p),
-//   residual = p - Q(p)
+//   chunk of p, its norm n: |p| / n rounded up or down at random to a level
+//     --all-gather--> mean of all Q(p), residual = p - Q(p)
 //
-// E[Q(p)] = p. For a chunk of m elements and s equal steps E|Q(p) - p|^2 is at most min(m / s^2, sqrt(m) / s)
-// |p|^2 with norm=l2 (QSGD, lemma 3.1), and at most m / (4 s^2) max|p|^2 with norm=max, which CASQ's paper
-// calls QSGD-inf and which is the default here, since it is far smaller at few bits: with the l2 norm of
-// thousands of elements nearly all of them lie between 0 and the first level.
+// E[Q(p)] = p. For a chunk of m elements and s equal steps E|Q(p) - p|^2 is
+//   at most min(m / s^2, sqrt(m) / s) |p|^2 with norm=l2 (QSGD, lemma 3.1);
+//   at most m / (4 s^2) max|p|^2 with norm=max, which CASQ's paper calls QSGD-inf.
+// norm=max is the default here, since it is far smaller at few bits. With the l2 norm of thousands of
+// elements nearly all of them lie between 0 and the first level.
 //
 // Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)).
 //
-// Deviations: codes have a fixed length and are not Elias coded; chunks are counted from the start of the
+// Deviations: codes have a fixed length and are not Elias coded. Chunks are counted from the start of the
 // bucket and may span parameters.
 
 #include "baselines/baselines.h"

@@ -1,15 +1,16 @@
 // signSGD with majority vote, extended to a ring: the counters of positive signs grow by a bit whenever the
 // number of workers that they count doubles.
 //
-// Sources: J. Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018; the
+// Sources: J. Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018. The
 // ring with growing sums is how the Marsit paper extends it (sections 3.1 and 5).
 //
-//   p --pack_signs--> bits --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th
-//   worker-->
-//     owner: majority, ties by a fair coin --ring all-gather of one bit--> mean = scale * (+-1), residual = p
-//     - mean
+//   p --pack_signs--> bits
+//     --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th worker--> owner
+//   owner: majority, ties by a fair coin
+//     --ring all-gather of one bit--> mean = scale * (+-1), residual = p - mean
 //
-// scale: given, or auto: the mean over ranks of mean |p|, exchanged as one double per rank.
+// scale: given, or auto. auto is the mean over ranks of mean |p|, exchanged as one double per rank.
+//
 // Bytes per rank: sum over hops m = 1 .. W-1 of ceil(log2(m+1)) * ceil(len/8), then W-1 segments of
 // ceil(len/8).
 

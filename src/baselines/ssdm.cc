@@ -1,10 +1,11 @@
 // SSDM: stochastic signs, unbiased.
 //
-// Source: M. Safaryan, P. Richtarik, "Stochastic sign descent methods", ICML 2021; a baseline of Marsit
-// (Marsit section 5 and appendix A, whose probability is the one that sums to 1; section 3.2's lacks the
-// factor 2).
+// Source: M. Safaryan, P. Richtarik, "Stochastic sign descent methods", ICML 2021. It is a baseline of
+// Marsit, section 5 and appendix A. The probability here is appendix A's, which sums to 1; section 3.2's
+// lacks the factor 2.
 //
-//   P(+1) = 1/2 + p_i / (2 |p|_2), Q(p) = |p|_2 * (+-1) --all-gather--> mean of all Q, residual = p - Q(p)
+//   P(+1) = 1/2 + p_i / (2 |p|_2)
+//   Q(p) = |p|_2 * (+-1) --all-gather--> mean of all Q, residual = p - Q(p)
 //
 // E[Q(p)] = p, at a variance of about d |p|^2: every element of Q is as large as the whole vector's norm.
 

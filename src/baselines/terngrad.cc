@@ -3,18 +3,20 @@
 // Source: W. Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep learning",
 // NeurIPS 2017.
 //
-//   p of a parameter, n = max |p|: sign(p) n with probability |p| / n, else 0 --all-gather--> mean of all
-//   Q(p), residual = p - Q(p)
+//   p of a parameter, n = max |p|: sign(p) n with probability |p| / n, else 0
+//     --all-gather--> mean of all Q(p), residual = p - Q(p)
 //
 // E[Q(p)] = p and E|Q(p) - p|^2 = n |p|_1 - |p|_2^2. clip=c cuts |p| to c times the root mean square first
-// (section 3.3, with c = 2.5): less variance, but what is cut is lost, so Q is biased unless feedback=on
-// keeps it.
+// (section 3.3, with c = 2.5). That is less variance, but what is cut is lost. So Q is biased unless
+// feedback=on keeps it.
 //
 // Bytes per rank: (W-1) * (ceil(d/4) + 4 scales).
 //
-// Deviations: a code has 2 bits where log2(3) would do. The paper's workers share the largest n, so that a
-// server can add up integers; here each rank's codes are decoded with its own n, which is never larger.
-// Clipping takes the root mean square for the standard deviation: a gradient's mean is small beside it.
+// Deviations:
+// - A code has 2 bits where log2(3) would do.
+// - The paper's workers share the largest n, so that a server can add up integers. Here each rank's codes are
+//   decoded with its own n, which is never larger.
+// - Clipping takes the root mean square for the standard deviation. A gradient's mean is small beside it.
 
 #include <algorithm>
 #include <cmath>

@@ -1,38 +1,39 @@
-// CASQ: cluster-aware sketch quantization. A few bits per element say which centre it is nearest to, and a
-// small array of bucket means per centre says what the elements around it are worth.
+// CASQ: cluster-aware sketch quantization. A few bits per element say which centre it is nearest to. A small
+// array of means for each centre says what the elements around it are worth.
 //
 // Source: K. Ge et al., "Accelerate distributed deep learning with cluster-aware sketch quantization", Sci
 // China Inf Sci 2023, sections 3.2 to 3.4, algorithm 1.
 //
 //   every tau steps, rank 0:  sample of p --> K-means --> centres, weights --broadcast--> all ranks
-//   p --> code (nearest centre of its sign), bucket in that cluster's array --> codes, bucket means
+//   p --> code (nearest centre of its sign) and cell in that cluster's array --> codes, means of cells
 //     --all-gather or sharded server--> Q(p) of all ranks, averaged in rank order; residual = p - Q(p)
 //
-// Paper's symbols: K = 2^b clusters, m buckets, tau = `interval`. A centre's bucket array has a share of m in
-// proportion to its entropy times its magnitude (`allocation`).
+// The paper calls cells buckets, which here are DDP's. Its symbols: K = 2^b clusters, m cells (option
+// `buckets`, per element), tau = `interval`. A centre's array has a share of m in proportion to its entropy
+// times its magnitude (option `allocation`).
 //
-// Clusters and buckets belong to one parameter of a bucket (`scope`): layers differ by orders of magnitude.
+// Clusters and cells belong to one parameter of a bucket (option `scope`): layers differ by orders of
+// magnitude.
 //
-// Bytes per rank, P = ceil(b d / 8) + 4 m, m = sum over parameters of max(2^b, buckets * elements):
-//   all-gather (W-1) P;
-//   sharded server, shards of about d / W elements: codes of the others' shards and all means up,
-//   (W-1)/W * b d/8 + (W-1) 4 m; the result down, as codes with a shard's share of the buckets,
-//   (W-1)/W * (b d/8 + 4 m), or as float32, (W-1)/W * 4 d;
+// Bytes per rank, with P = ceil(b d / 8) + 4 m and m = sum over parameters of max(2^b, buckets * elements):
+//   all-gather: (W-1) P;
+//   sharded server, up: codes of the others' shards and all means, (W-1)/W * b d/8 + (W-1) 4 m;
+//   sharded server, down, as codes with a shard's share of the cells: (W-1)/W * (b d/8 + 4 m);
+//   sharded server, down, as float32: (W-1)/W * 4 d;
 //   at each clustering 8 * 2^b more for each parameter, along the broadcast's tree.
-// topology=auto takes what is less: with codes coming back, the server from 3 workers on.
+// topology=auto takes what is less. With codes coming back that is the server from 3 workers on.
 //
 // Deviations from the paper:
-// - Line 8 of algorithm 1 compresses the raw gradient, so the residual of line 9 would never return; here the
-//   compensated gradient is compressed. feedback=off reproduces the paper's runs without compensation.
-// - The server is every rank for its shard, and its result may be quantised again; what that leaves out stays
-//   with the shard's owner.
-// - Elements are hashed in runs of 64 (kernels/codes/cluster_sketch.h), anew for each step and rank, so that
-// the
+// - Line 8 of algorithm 1 compresses the raw gradient, so the residual of line 9 would never return. Here the
+//   compensated gradient is compressed. feedback=off is the algorithm without compensation.
+// - The server is every rank for its shard. Its result may be quantised again, which the paper does not do.
+//   What that leaves out stays with the shard's owner.
+// - Elements are hashed in runs of 64 (kernels/codes/cluster_sketch.h), anew for each step and rank. So the
 //   errors of ranks and steps average out.
-// - Centres are also taken anew after 1, 2, 4, ... steps of the first interval: those of step 0 know no
-//   residual, and with them alone the first hundred steps of a run lose what they should gain.
+// - Centres are also taken anew after 1, 2, 4, ... steps of the first interval. Those of step 0 know no
+//   residual. With them alone the first hundred steps of a run lose what they should gain.
 // - K-means is exact instead of iterated (kernels/codes/kmeans.h). Codes count 0 as not below 0.
-// - Line 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer; with
+// - Line 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer. With
 //   double_momentum=lambda the system returns g + m.
 
 #include "systems/casq/casq.h"
@@ -72,7 +73,7 @@ constexpr StateKind kMomentum = {.name = "casq_momentum", .unit = StateKind::Uni
 
 struct CasqSettings {
   std::size_t bits = 2;
-  double bucket_share = 0.005;
+  double cell_share = 0.005;
   std::uint64_t interval = 100;
   double sample = 0.1;
   bool per_parameter = true;
@@ -157,7 +158,7 @@ class Casq final : public Synchronizer {
 
   GroupEnds ends_of(std::size_t elements, Span<const std::size_t> parameter_ends) const {
     return {settings_.per_parameter ? parameter_ends : Span<const std::size_t>(), elements,
-            settings_.bucket_share, settings_.clusters()};
+            settings_.cell_share, settings_.clusters()};
   }
   Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step);
   bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
@@ -243,8 +244,8 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
                       settings_.sample, sample_seed(step, bucket, group, 0), clusters);
       if (kind == SampleKind::not_finite) floats[0] = kNotFinite;
       if (kind != SampleKind::usable) continue;
-      const double share = static_cast<double>(ends.buckets(elements)) / static_cast<double>(elements);
-      const auto weights = bucket_weights(settings_.allocation, clusters, settings_.bits, share);
+      const double share = static_cast<double>(ends.cells(elements)) / static_cast<double>(elements);
+      const auto weights = cell_weights(settings_.allocation, clusters, settings_.bits, share);
       for (std::size_t c = 0; c < count; ++c) {
         floats[2 * count * group + c] = static_cast<float>(clusters[c].centre);
         floats[2 * count * group + count + c] = weights[c];
@@ -267,19 +268,19 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
   return true;
 }
 
-/// The groups of a shard with the sizes of their bucket arrays, without thresholds.
+/// The groups of a shard with the sizes of their arrays of cells, without thresholds.
 Span<ClusterGroup> Casq::groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model,
                                    Step& step) {
   const auto groups = step.workspace.take<ClusterGroup>(ends.size());
   std::size_t used = 0;
-  std::size_t buckets = 0;
+  std::size_t cells = 0;
   ends.for_each(shard, [&](std::size_t group, std::size_t first, std::size_t last) {
-    const std::size_t own = ends.buckets(last - first);
+    const std::size_t own = ends.cells(last - first);
     groups[used] = ClusterGroup();
     groups[used].end = last;
-    groups[used].first_cell = buckets;
-    groups[used].sizes = allocate_buckets(model.weights[group], settings_.bits, own);
-    buckets += own;
+    groups[used].first_cell = cells;
+    groups[used].sizes = allocate_cells(model.weights[group], settings_.bits, own);
+    cells += own;
     ++used;
   });
   return groups.first(used);
@@ -337,28 +338,28 @@ void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient
 /// for.
 bool Casq::through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const {
   if (settings_.topology != Topology::automatic) return settings_.topology == Topology::server;
-  const std::size_t buckets = ends.buckets(Shard{0, elements});
+  const std::size_t cells = ends.cells(Shard{0, elements});
   // Both per rank that receives: every rank's codes, or each shard's codes from a rank and its result.
-  const std::uint64_t gather = world * (4 * buckets + code_bytes(elements, settings_.bits));
+  const std::uint64_t gather = world * (4 * cells + code_bytes(elements, settings_.bits));
   std::uint64_t server = 0;
   for (std::size_t owner = 0; owner < world; ++owner) {
     const Shard shard = shard_of(elements, world, owner);
     if (shard.size() == 0) continue;
     const std::uint64_t codes = code_bytes(shard.size(), settings_.bits);
-    server += 4 * buckets + codes;
-    server += settings_.requantised ? 4 * ends.buckets(shard) + codes : 4 * shard.size();
+    server += 4 * cells + codes;
+    server += settings_.requantised ? 4 * ends.cells(shard) + codes : 4 * shard.size();
   }
   return server < gather;
 }
 
 std::uint64_t Casq::exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
                                    std::size_t rank) const {
-  const std::size_t buckets = ends.buckets(Shard{0, elements});
+  const std::size_t cells = ends.cells(Shard{0, elements});
   if (!through_server(ends, elements, world)) {
-    return coded_bytes(elements, {settings_.bits, buckets}, static_cast<int>(world));
+    return coded_bytes(elements, {settings_.bits, cells}, static_cast<int>(world));
   }
-  return owners_payload_bytes(elements, world, rank, settings_.bits, buckets, settings_.requantised,
-                              [&](const Shard& shard) { return ends.buckets(shard); });
+  return owners_payload_bytes(elements, world, rank, settings_.bits, cells, settings_.requantised,
+                              [&](const Shard& shard) { return ends.cells(shard); });
 }
 
 std::uint64_t Casq::payload_bytes(const Workload& workload) const {
@@ -441,7 +442,7 @@ SystemInfo casq_info() {
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     CasqSettings settings;
     settings.bits = static_cast<std::size_t>(options.integer("bits", 1, kMostClusterBits));
-    settings.bucket_share = options.real("buckets", 0, 1);
+    settings.cell_share = options.real("buckets", 0, 1);
     settings.interval = static_cast<std::uint64_t>(options.integer("interval", 1, 1'000'000'000));
     settings.sample = options.real("sample", 0.001, 1);
     settings.per_parameter = options.choice("scope", {"parameter", "bucket"}) == "parameter";

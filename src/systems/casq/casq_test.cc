@@ -79,16 +79,16 @@ double squared_error(const std::vector<float>& a, const std::vector<float>& b) {
 TEST(CasqAllocation, SharesBucketsByWeightWithTheRemaindersToTheLargest) {
   const PerCluster<float> weights = {1, 2, 3, 4};
   // 4 go one to each; 96 are shared 9.6, 19.2, 28.8, 38.4: the first and third get one more.
-  const auto sizes = allocate_buckets(weights, 2, 100);
+  const auto sizes = allocate_cells(weights, 2, 100);
   EXPECT_EQ(sizes[0], 11u);
   EXPECT_EQ(sizes[1], 20u);
   EXPECT_EQ(sizes[2], 30u);
   EXPECT_EQ(sizes[3], 39u);
   for (const std::size_t total : {0u, 1u, 3u, 4u}) {
-    const auto fewest = allocate_buckets(weights, 2, total);
+    const auto fewest = allocate_cells(weights, 2, total);
     for (std::size_t c = 0; c < 4; ++c) EXPECT_EQ(fewest[c], 1u);
   }
-  const auto even = allocate_buckets({}, 2, 14);
+  const auto even = allocate_cells({}, 2, 14);
   EXPECT_EQ(even[0], 4u);
   EXPECT_EQ(even[1], 4u);
   EXPECT_EQ(even[2], 3u);
@@ -99,7 +99,7 @@ TEST(CasqAllocation, SharesBucketsByWeightWithTheRemaindersToTheLargest) {
     for (auto& weight : some)
       weight = random() % 3 == 0 ? 0.0f : std::ldexp(1.0f, static_cast<int>(random() % 60) - 30);
     const std::size_t total = 16 + random() % 100'000;
-    const auto parts = allocate_buckets(some, 4, total);
+    const auto parts = allocate_cells(some, 4, total);
     EXPECT_EQ(std::accumulate(parts.begin(), parts.end(), std::size_t{0}), total);
     EXPECT_GE(*std::min_element(parts.begin(), parts.end()), 1u);
   }
@@ -111,12 +111,12 @@ TEST(CasqAllocation, WeightsFollowTheirRules) {
   clusters[1] = {-0.002, 0.36, 2e-8, 1.5};
   clusters[2] = {0.1, 0.02, 1e-4, 3.0};
   clusters[3] = {-0.2, 0.02, 4e-4, 4.0};
-  const auto centre = bucket_weights(Allocation::centre, clusters, 2, 0.005);
+  const auto centre = cell_weights(Allocation::centre, clusters, 2, 0.005);
   EXPECT_FLOAT_EQ(centre[0] / centre[3], 0.001f * 1.0f / (0.2f * 4.0f));
   EXPECT_FLOAT_EQ(centre[2] / centre[3], 0.1f * 3.0f / (0.2f * 4.0f));
-  const auto density = bucket_weights(Allocation::density, clusters, 2, 0.005);
+  const auto density = cell_weights(Allocation::density, clusters, 2, 0.005);
   EXPECT_FLOAT_EQ(density[1] / density[0], 0.36f * 1.5f / 0.6f);
-  for (const float weight : bucket_weights(Allocation::even, clusters, 2, 0.005)) EXPECT_EQ(weight, 0);
+  for (const float weight : cell_weights(Allocation::even, clusters, 2, 0.005)) EXPECT_EQ(weight, 0);
 }
 
 TEST(CasqAllocation, LeastErrorIsNoWorseThanAnyOtherSplit) {
@@ -125,16 +125,16 @@ TEST(CasqAllocation, LeastErrorIsNoWorseThanAnyOtherSplit) {
   clusters[1] = {-0.002, 0.36, 2e-8, 1.5};
   clusters[2] = {0.1, 0.03, 1e-4, 3.0};
   clusters[3] = {-0.2, 0.01, 4e-4, 4.0};
-  auto expected_error = [&](const std::array<double, 4>& buckets) {
+  auto expected_error = [&](const std::array<double, 4>& cells) {
     double error = 0;
     for (std::size_t c = 0; c < 4; ++c) {
-      const double occupied = buckets[c] > 0 ? buckets[c] * -std::expm1(-clusters[c].share / buckets[c]) : 0;
+      const double occupied = cells[c] > 0 ? cells[c] * -std::expm1(-clusters[c].share / cells[c]) : 0;
       error += clusters[c].variance * (clusters[c].share - occupied);
     }
     return error;
   };
   for (const double budget : {0.001, 0.005, 0.05, 0.5}) {
-    const auto weights = bucket_weights(Allocation::error, clusters, 2, budget);
+    const auto weights = cell_weights(Allocation::error, clusters, 2, budget);
     double total = 0;
     for (const float weight : weights) total += static_cast<double>(weight);
     EXPECT_NEAR(total, budget, 1e-5);
@@ -188,7 +188,7 @@ TEST(CasqClusters, GroupsOfAShardAreThoseThatItHoldsElementsOf) {
   };
   groups.for_each({0, 1000}, collect);
   EXPECT_EQ(seen, (std::vector<std::array<std::size_t, 3>>{{0, 0, 10}, {2, 10, 200}, {3, 200, 1000}}));
-  EXPECT_EQ(groups.buckets({0, 1000}), 4u + 19u + 80u);
+  EXPECT_EQ(groups.cells({0, 1000}), 4u + 19u + 80u);
   seen.clear();
   groups.for_each({64, 128}, collect);
   EXPECT_EQ(seen, (std::vector<std::array<std::size_t, 3>>{{2, 64, 128}}));
@@ -259,7 +259,7 @@ TEST(Casq, ErrorIsOrthogonalAndFallsWithBitsAndBuckets) {
 
 TEST(Casq, ABucketPerElementIsLossless) {
   const std::vector<float> gradient = {0.5f, -0.25f, 3, 0, -7, 0.125f};
-  // 64 elements of one run never share a bucket of an array that has 64.
+  // 64 elements of one run never share a cell of an array that has 64.
   std::vector<float> run(64);
   for (std::size_t i = 0; i < run.size(); ++i) run[i] = gradient[i % gradient.size()];
   const Outcome outcome = step_of("casq:buckets=1:bits=1:allocation=even", {run})[0];

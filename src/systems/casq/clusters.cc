@@ -21,15 +21,15 @@ double load_at(double level) {
 }
 
 PerCluster<float> least_error_weights(const PerCluster<Cluster>& clusters, std::size_t count,
-                                      double bucket_share) {
-  PerCluster<double> buckets{};  // per element of the sample
+                                      double cell_share) {
+  PerCluster<double> cells{};  // per element of the sample
   auto total_at = [&](double gain) {
     double total = 0;
     for (std::size_t c = 0; c < count; ++c) {
       const Cluster& cluster = clusters[c];
       const bool worth_it = cluster.share > 0 && cluster.variance > gain;
-      buckets[c] = worth_it ? cluster.share / load_at(gain / cluster.variance) : 0;
-      total += buckets[c];
+      cells[c] = worth_it ? cluster.share / load_at(gain / cluster.variance) : 0;
+      total += cells[c];
     }
     return total;
   };
@@ -38,11 +38,11 @@ PerCluster<float> least_error_weights(const PerCluster<Cluster>& clusters, std::
   for (std::size_t c = 0; c < count; ++c) high = std::max(high, clusters[c].variance);
   for (int i = 0; i < 60; ++i) {
     const double gain = (low + high) / 2;
-    (total_at(gain) > bucket_share ? low : high) = gain;
+    (total_at(gain) > cell_share ? low : high) = gain;
   }
   total_at(high);
   PerCluster<float> weights{};
-  for (std::size_t c = 0; c < count; ++c) weights[c] = static_cast<float>(buckets[c]);
+  for (std::size_t c = 0; c < count; ++c) weights[c] = static_cast<float>(cells[c]);
   return weights;
 }
 
@@ -53,10 +53,10 @@ const std::vector<std::string>& allocation_names() {
   return names;
 }
 
-PerCluster<float> bucket_weights(Allocation allocation, const PerCluster<Cluster>& clusters, std::size_t bits,
-                                 double bucket_share) {
+PerCluster<float> cell_weights(Allocation allocation, const PerCluster<Cluster>& clusters, std::size_t bits,
+                               double cell_share) {
   const std::size_t count = std::size_t{1} << bits;
-  if (allocation == Allocation::error) return least_error_weights(clusters, count, bucket_share);
+  if (allocation == Allocation::error) return least_error_weights(clusters, count, cell_share);
   PerCluster<float> weights{};
   if (allocation == Allocation::even) return weights;
   double largest = 0;
@@ -71,8 +71,8 @@ PerCluster<float> bucket_weights(Allocation allocation, const PerCluster<Cluster
   return weights;
 }
 
-PerCluster<std::uint32_t> allocate_buckets(const PerCluster<float>& weights, std::size_t bits,
-                                           std::size_t total) {
+PerCluster<std::uint32_t> allocate_cells(const PerCluster<float>& weights, std::size_t bits,
+                                         std::size_t total) {
   const std::size_t count = std::size_t{1} << bits;
   double sum = 0;
   for (std::size_t c = 0; c < count; ++c) sum += static_cast<double>(weights[c]);

@@ -1,5 +1,5 @@
 #pragma once
-// What CASQ's ranks agree on: which elements are clustered together, and how the buckets are shared among the
+// What CASQ's ranks agree on: which elements are clustered together, and how the cells are shared among the
 // clusters.
 
 #include <algorithm>
@@ -23,9 +23,9 @@ struct Shard {
 class GroupEnds {
  public:
   /// ends: where each group ends, ascending, the last at `elements`; empty: there is one group.
-  /// bucket_share: buckets per element; each group has at least one for every cluster.
-  GroupEnds(Span<const std::size_t> ends, std::size_t elements, double bucket_share, std::size_t clusters)
-      : ends_(ends), elements_(elements), bucket_share_(bucket_share), clusters_(clusters) {}
+  /// cell_share: cells per element; each group has at least one for every cluster.
+  GroupEnds(Span<const std::size_t> ends, std::size_t elements, double cell_share, std::size_t clusters)
+      : ends_(ends), elements_(elements), cell_share_(cell_share), clusters_(clusters) {}
 
   std::size_t size() const { return ends_.empty() ? 1 : ends_.size(); }
   std::size_t begin(std::size_t group) const { return group == 0 ? 0 : ends_[group - 1]; }
@@ -46,27 +46,26 @@ class GroupEnds {
     }
   }
 
-  /// Buckets for so many elements of one group.
-  std::size_t buckets(std::size_t elements) const {
-    const double wanted = std::round(bucket_share_ * static_cast<double>(elements));
+  /// Cells for so many elements of one group.
+  std::size_t cells(std::size_t elements) const {
+    const double wanted = std::round(cell_share_ * static_cast<double>(elements));
     return std::max(clusters_, static_cast<std::size_t>(wanted));
   }
-  /// Buckets of all groups for the elements of a shard.
-  std::size_t buckets(const Shard& shard) const {
+  /// Cells of all groups for the elements of a shard.
+  std::size_t cells(const Shard& shard) const {
     std::size_t total = 0;
-    for_each(shard,
-             [&](std::size_t, std::size_t first, std::size_t last) { total += buckets(last - first); });
+    for_each(shard, [&](std::size_t, std::size_t first, std::size_t last) { total += cells(last - first); });
     return total;
   }
 
  private:
   Span<const std::size_t> ends_;
   std::size_t elements_;
-  double bucket_share_;
+  double cell_share_;
   std::size_t clusters_;
 };
 
-/// What a cluster's share of the buckets is proportional to.
+/// What a cluster's share of the cells is proportional to.
 enum class Allocation {
   centre,   ///< Its entropy times |centre|.
   density,  ///< Its entropy times its share of the elements.
@@ -77,20 +76,20 @@ enum class Allocation {
 /// The names of the option `allocation`, in the order of the enumeration.
 const std::vector<std::string>& allocation_names();
 
-/// Weights of the first 2^bits clusters, none negative; all 0 where the rule tells none apart. bucket_share:
-/// buckets per element, above 0.
+/// Weights of the first 2^bits clusters, none negative; all 0 where the rule tells none apart. cell_share:
+/// cells per element, above 0.
 ///
-/// Allocation::error: N members of variance s in m buckets leave s (N - occupied) on average, with occupied =
+/// Allocation::error: N members of variance s in m cells leave s (N - occupied) on average, with occupied =
 /// m (1 - exp(-N/m)), so the sum over clusters is least where s (1 - exp(-x) (1 + x)), x = N/m, is the same
-/// for all that have buckets.
-PerCluster<float> bucket_weights(Allocation allocation, const PerCluster<Cluster>& clusters, std::size_t bits,
-                                 double bucket_share);
+/// for all that have cells.
+PerCluster<float> cell_weights(Allocation allocation, const PerCluster<Cluster>& clusters, std::size_t bits,
+                               double cell_share);
 
-/// `total` buckets, at least one for each of the first 2^bits clusters: in proportion to the weights,
+/// `total` cells, at least one for each of the first 2^bits clusters: in proportion to the weights,
 /// remainders to the largest (ties: to the lower cluster); evenly when all weights are 0. Rises to 2^bits
 /// where total is less.
-PerCluster<std::uint32_t> allocate_buckets(const PerCluster<float>& weights, std::size_t bits,
-                                           std::size_t total);
+PerCluster<std::uint32_t> allocate_cells(const PerCluster<float>& weights, std::size_t bits,
+                                         std::size_t total);
 
 /// Throws CorruptFrame unless the first `clusters` centres are finite, of their sign and ascend in magnitude,
 /// and the weights are finite and not negative.

@@ -52,9 +52,7 @@ class OwnersStep {
     const CodedShape shape{plan_.uplink.bits, table_floats};
     return shape.contents(shard.size(), shard.begin, workers);
   }
-  FrameContents uplink_contents(const Shard& shard) const {
-    return contents(shard, plan_.uplink.cells(), 1);
-  }
+  FrameContents uplink_contents(const Shard& shard) const { return contents(shard, plan_.uplink.cells(), 1); }
 
   Span<const float> laid_out(const ClusterSketch& sketch, Span<const float> means) {
     return lay_out_means(step_.workspace, sketch, means, gradient_.memory());
@@ -223,18 +221,18 @@ void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residu
 }
 
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
-                                   std::size_t bits, std::size_t buckets, bool requantised,
-                                   FunctionRef<std::size_t(const Shard&)> downlink_buckets) {
+                                   std::size_t bits, std::size_t cells, bool requantised,
+                                   FunctionRef<std::size_t(const Shard&)> downlink_cells) {
   if (world < 2) return 0;
   std::uint64_t bytes = 0;
   for (std::size_t owner = 0; owner < world; ++owner) {
     const std::size_t count = shard_of(elements, world, owner).size();
-    if (owner != rank && count != 0) bytes += 4 * buckets + code_bytes(count, bits);
+    if (owner != rank && count != 0) bytes += 4 * cells + code_bytes(count, bits);
   }
   const Shard own = shard_of(elements, world, rank);
   if (own.size() == 0) return bytes;
   const std::uint64_t result =
-      requantised ? 4 * downlink_buckets(own) + code_bytes(own.size(), bits) : 4 * own.size();
+      requantised ? 4 * downlink_cells(own) + code_bytes(own.size(), bits) : 4 * own.size();
   return bytes + (world - 1) * result;
 }
 

@@ -16,7 +16,7 @@ struct ServerPlan {
   ClusterSketch uplink;
   /// Whether shards come back as codes; else as float32.
   bool requantised = true;
-  /// The groups of a shard's result, with the sizes of their bucket arrays, without thresholds.
+  /// The groups of a shard's result, with the sizes of their arrays of cells, without thresholds.
   FunctionRef<Span<ClusterGroup>(const Shard& shard)> downlink_groups;
   /// Thresholds for the result of this rank's shard, average [its elements], before it is coded. Called at
   /// most once.
@@ -29,9 +29,9 @@ struct ServerPlan {
 void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                        const ServerPlan& plan);
 
-/// Payload bytes that `rank` sends. buckets: of the uplink; downlink_buckets: of a shard's result.
+/// Payload bytes that `rank` sends. cells: of the uplink; downlink_cells: of a shard's result.
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
-                                   std::size_t bits, std::size_t buckets, bool requantised,
-                                   FunctionRef<std::size_t(const Shard&)> downlink_buckets);
+                                   std::size_t bits, std::size_t cells, bool requantised,
+                                   FunctionRef<std::size_t(const Shard&)> downlink_cells);
 
 }  // namespace thinwire

@@ -1,37 +1,40 @@
 // Marsit: one-bit multi-hop all-reduce.
 //
 // Paper: F. Wu et al., "Sign Bit is Enough: A Learning Synchronization Framework for Multi-hop All-reduce
-// with Ultimate Compression", DAC 2022. Algorithm 1 is Marsit::synchronize,
-// section 4.1.1 is OneBitAllReduce, section 4.1.3 the residual.
+// with Ultimate Compression", DAC 2022. Algorithm 1 is Marsit::synchronize. Section 4.1.1 is OneBitAllReduce.
+// Section 4.1.3 is the residual.
 //
-// Way of the data in a one-bit step, p = gradient + residual:
+// A one-bit step, with p = gradient + residual:
 //
-//   p --pack_signs--> bits --ring reduce-scatter: at each hop out = t ? own : received--> final bits of one
-//   segment
-//     --ring all-gather, copies only--> all final bits --apply_signs--> mean = eta_s * (+-1), residual = p -
-//     mean
+//   p --pack_signs--> bits
+//     --ring reduce-scatter, at each hop out = t ? own : received--> final bits of one segment
+//     --ring all-gather, copies only--> all final bits
+//     --apply_signs--> mean = eta_s * (+-1), residual = p - mean
 //
-// t is 1 with probability own weight / (own + received weight): 1/m at the m-th worker of a ring. That is
-// reservoir sampling: every worker's sign survives with probability 1/W, so E[bit] is the mean of the
-// workers' bits at every hop. Every full_every-th step is an ordinary all-reduce of p, after which the
-// residual is 0.
+// t is 1 with probability own weight / (own + received weight), which is 1/m at the m-th worker of a ring.
+// That is reservoir sampling: every worker's sign survives with probability 1/W. So E[bit] is the mean of the
+// workers' bits at every hop.
 //
-// Torus: reduce-scatter along the row, reduce-scatter and all-gather of the owned segment along the column,
-// all-gather along the row. Ranks outside the rectangle send all their bits to a core rank first and get the
-// result last.
+// Every full_every-th step is an ordinary all-reduce of p. After it the residual is 0.
 //
-// Bytes per rank: one-bit ring 2 * sum of ceil(len/8) over W - 1 segments, the torus as much in 2 (rows - 1)
-// + 2 (columns - 1) hops; full step 4 bytes for every element of a dense ring.
+// A torus has four phases: reduce-scatter along the row, reduce-scatter of the owned segment along the
+// column, all-gather along the column, all-gather along the row. Ranks outside the rectangle send all their
+// bits to a core rank first. They get the result last.
+//
+// Bytes per rank:
+//   one-bit step on a ring: 2 * sum of ceil(len/8) over W - 1 segments;
+//   one-bit step on a torus: as much, in 2 (rows - 1) + 2 (columns - 1) hops;
+//   full step: 4 for every element of a dense ring.
 //
 // Deviations from the paper:
-// - The local learning rate stays with the optimizer, so p = g + c rather than eta_l g + c.
-// - eta_s has no value in the paper. auto takes eta_factor * mean |average of g| of the last full step, per
-// parameter, the
-//   residual excluded (mean |p| grows without bound). A factor of 1 starves: a one-bit step delivers at most
-//   eta_s per element, gradients are heavy-tailed, and what piles up over full_every steps then arrives in
-//   one lump; docs/systems.md has the derivation, docs/gain.md the runs. From the second full step on
-//   the average is read off a sample, since the all-reduce carries p; full_every=0 agrees on it once, off the
-//   first step's sample.
+// - The local learning rate stays with the optimizer. So p = g + c instead of eta_l g + c.
+// - eta_s has no value in the paper. auto takes eta_factor * mean |average of g|, per parameter, at the last
+//   full step. The residual is left out of it, since mean |p| grows without bound.
+// - A factor of 1 starves. A one-bit step delivers at most eta_s per element, and gradients are heavy-tailed.
+//   What piles up over full_every steps then arrives in one lump. docs/systems.md has the derivation,
+//   docs/gain.md the runs.
+// - From the second full step on the average is read off a sample, because the all-reduce carries p. With
+//   full_every=0 ranks agree on it once, off the first step's sample.
 // - The operator's three gates are one selection with the same probabilities (equation 2).
 
 #include "systems/marsit/marsit.h"

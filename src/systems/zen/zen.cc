@@ -1,39 +1,39 @@
 // Zen: lossless synchronization of sparse gradients through hashed owners.
 //
 // Paper: Z. Wang et al., "Zen: Empowering Distributed Training with Sparsity-driven Data Synchronization",
-// OSDI 2025. Section 3.1 is Balanced Parallelism, 3.2 the hash that balances it, 3.3 the
-// hash bitmap, 2.2 the choice between it and Hierarchical Centralization.
+// OSDI 2025. Section 3.1 is Balanced Parallelism, 3.2 the hash that balances it, 3.3 the hash bitmap, 2.2 the
+// choice between it and Hierarchical Centralization.
 //
-// Way of the data in Balanced Parallelism (exchange/push_pull.cc), for elements or for rows alike:
+// Balanced Parallelism (exchange/push_pull.h), for elements or for rows alike:
 //
-//   non-zeros --pi--> places --split by owner--> push: row_list --> owner: sums in rank order, / W
-//     --pull: hash bitmap or row_list, whichever is smaller--> everyone --pi^-1--> rows of the mean
+//   non-zeros --pi--> slots --split by owner--> push: row_list
+//     --> owner: sums in rank order, / W
+//     --pull: hash bitmap or row_list, whichever is smaller--> everyone
+//     --pi^-1--> rows of the mean
 //
-// pi is a seeded bijection of the table's rows, drawn anew for every step and bucket and the same on all
-// ranks. Owner p has the places [p d/W, (p+1) d/W): whatever pattern the non-zeros have, each owner gets
-// about the same number of them. A pull's bitmap has one bit for each place that its owner has.
+// pi is a seeded bijection of the table's rows, drawn anew for every step and bucket, the same on all ranks.
+// Owner p has the slots [p d/W, (p+1) d/W). So each owner gets about the same number of non-zeros, whatever
+// pattern they have. A pull's bitmap has one bit for each slot that its owner has.
 //
 // Where every rank has non-zeros enough for the balance to bear it, pi moves blocks of neighbours, up to a
-// page, so that the scattered reads and writes of a table share cache lines (block_bits_for below).
+// page. Then the scattered reads and writes of a table share cache lines (block_bits_for below).
 //
-// Hierarchical Centralization (exchange/recursive_doubling.cc) is the other scheme that can be optimal.
-// scheme=auto runs push/pull for profile_steps steps, predicts the time of both from the bytes that each
-// would really send (zen_selector.h) and keeps the faster one.
+// Hierarchical Centralization (exchange/recursive_doubling.h) is the other scheme that can be optimal.
+// scheme=auto runs push and pull for profile_steps steps. It predicts the time of both schemes from the bytes
+// that each would really send (selector.h), and keeps the faster one.
 //
-// Bytes per rank, push/pull: (4 + 4 width) per row that another rank owns, and (W-1) (|I_p| / 8 + 4 width
-// |U_p|), about (W-1)/W * (8 nnz + 4 gamma nnz + d/8) for single elements.
+// Bytes per rank, push and pull: (4 + 4 width) per row that another rank owns, and (W-1) (|I_p| / 8 + 4 width
+// |U_p|). For single elements that is about (W-1)/W * (8 nnz + 4 gamma nnz + d/8).
 //
 // Deviations from the paper:
-// - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline: encoding and
-// decoding
-//   compute places instead of looking them up.
-// - Rows are split by a stable sort, on a GPU as on a CPU: frames list them in order, and what is sent must
-// not
-//   depend on which thread came first. Algorithm 1 is kernels/rows/hierarchical_hash.h.
-// - A pull is a list where the union is so sparse that a bitmap would be larger (below 1/32 for single
-// elements); the
-//   paper always sends the bitmap.
-// - Equations (1) and (2) assume lists in both phases and a power of two of ranks; predictions here count the
+// - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
+//   decoding compute slots instead of looking them up.
+// - Rows are split by a stable sort, on a GPU as on a CPU. Frames list them in order, and what is sent must
+//   not depend on which thread came first. Algorithm 1 is kernels/rows/hierarchical_hash.h, which no system
+//   uses.
+// - A pull is a list where the union is so sparse that a bitmap would be larger: below 1/32 for single
+//   elements. The paper always sends the bitmap.
+// - Equations (1) and (2) assume lists in both phases and a power of two of ranks. Predictions here count the
 //   encoded sizes, for any number.
 
 #include "systems/zen/zen.h"
