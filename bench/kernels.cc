@@ -5,15 +5,11 @@
 // bytes reached in this run. Sizes are far beyond the last-level cache. How each figure is derived stands in
 // docs/kernels.md.
 
-#include <benchmark/benchmark.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <vector>
 
+#include "bench/measure.h"
 #include "kernels/codes/dequantize.h"
 #include "kernels/codes/quantize.h"
 #include "kernels/dense/dense.h"
@@ -59,48 +55,13 @@ Data& data() {
   return all;
 }
 
-/// Bandwidths of this run's read and memcpy, taken from the first two benchmarks.
-double read_bandwidth = 0;
-double copy_bandwidth = 0;
-
-using Clock = std::chrono::steady_clock;
-
-/// Runs body under the benchmark's loop; returns the best bandwidth of an iteration.
-template <class Body>
-double measure(benchmark::State& state, double bytes, Body body) {
-  double best = 0;
-  for (auto _ : state) {
-    const auto start = Clock::now();
-    body();
-    benchmark::ClobberMemory();
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    state.SetIterationTime(seconds);
-    best = std::max(best, bytes / seconds);
-  }
-  state.SetBytesProcessed(static_cast<std::int64_t>(bytes) * static_cast<std::int64_t>(state.iterations()));
-  return best;
-}
-
-template <class Body>
-void against(benchmark::State& state, const char* counter, double bound, double bytes, double elements,
-             Body body) {
-  const double best = measure(state, bytes, body);
-  state.counters[counter] = best / bound;
-  state.counters["Melements/s"] = best / bytes * elements / 1e6;
-}
-
 void copy(benchmark::State& state) {
-  data();  // made before the clock starts
-  copy_bandwidth = measure(state, 8.0 * kElements,
-                           [] { std::memcpy(data().copy.data(), data().gradient.data(), 4 * kElements); });
+  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
 }
 
-/// The fastest read that the C library has: memcmp of two equal arrays touches every byte of both.
 void read(benchmark::State& state) {
   data().copy = data().gradient;
-  read_bandwidth = measure(state, 8.0 * kElements, [] {
-    benchmark::DoNotOptimize(std::memcmp(data().copy.data(), data().gradient.data(), 4 * kElements));
-  });
+  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
 }
 
 void pack(benchmark::State& state) {
@@ -183,9 +144,11 @@ void decode(benchmark::State& state) {
   std::vector<float> norms(chunk_count(kElements, kChunk));
   quantize_chunks(*data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels,
                   QuantizationNorm::largest, kChunk, data().gradient, {}, norms, data().received);
-  against(
-      state, "of_copy", copy_bandwidth, (4.0 + static_cast<double>(levels.bits) / 8) * kElements, kElements,
-      [&] { dequantize_serially(levels, {.chunk = kChunk}, norms, data().received, 0, false, data().copy); });
+  against(state, "of_copy", copy_bandwidth, (4.0 + static_cast<double>(levels.bits) / 8) * kElements,
+          kElements, [&] {
+            dequantize(*data().executor, levels, {.chunk = kChunk}, norms, data().received, 0, false,
+                       data().copy);
+          });
 }
 
 BENCHMARK(copy)->UseManualTime();

@@ -21,21 +21,16 @@
 
 #define __global__
 #define __device__
-#define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __noinline__
 #define __grid_constant__
 #define __restrict__ __restrict
-#define __constant__ static const
 // Blocks run one after the other, so one copy serves all.
 #define __shared__ static
 
 struct uint2 {
   unsigned x, y;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
 };
 struct alignas(8) float2 {
   float x, y;
@@ -48,9 +43,6 @@ inline float4 make_float4(float x, float y, float z, float w) {
 }
 inline float2 make_float2(float x, float y) {
   return {x, y};
-}
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
-  return {x, y, z, w};
 }
 
 namespace thinwire::cuda::emulation {

@@ -127,8 +127,7 @@ std::size_t end_of(const QuantizationScales& scales, std::size_t range) {
   return scales.ends.empty() ? (range + 1) * scales.chunk : scales.ends[range];
 }
 
-}  // namespace
-
+/// On the calling thread, in host memory.
 void dequantize_serially(const QuantizationLevels& levels, const QuantizationScales& scales,
                          Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first,
                          bool add, Span<float> values) {
@@ -163,6 +162,8 @@ void dequantize_serially(const QuantizationLevels& levels, const QuantizationSca
     begin += mixed;
   }
 }
+
+}  // namespace
 
 void dequantize(Executor& executor, const QuantizationLevels& levels, const QuantizationScales& scales,
                 Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first, bool add,

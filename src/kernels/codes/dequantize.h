@@ -16,11 +16,6 @@ void dequantize(Executor& executor, const QuantizationLevels& levels, const Quan
                 Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first, bool add,
                 Span<float> values);
 
-/// The same on the calling thread, in host memory.
-void dequantize_serially(const QuantizationLevels& levels, const QuantizationScales& scales,
-                         Span<const float> norms, Span<const std::uint64_t> codes, std::size_t first,
-                         bool add, Span<float> values);
-
 /// What one rank sent.
 struct QuantizedVector {
   Span<const float> norms{};

@@ -297,6 +297,7 @@ TEST(Quantize, RangesAreMeasured) {
 }
 
 TEST(Quantize, AverageAddsVectorsInTheirOrder) {
+  const auto host = make_cpu_executor(1);
   const std::vector<std::size_t> ends = {3, 64, 1100, 4000, 4097};
   constexpr std::size_t kCount = 4097;
   constexpr std::size_t kSelf = 1;
@@ -320,7 +321,7 @@ TEST(Quantize, AverageAddsVectorsInTheirOrder) {
         std::mt19937_64 random(rank);
         codes.push_back(room(kCount, levels.bits));
         for (auto& word : codes.back()) word = random();
-        dequantize_serially(levels, scales, norms.back(), codes.back(), 0, false, values);
+        dequantize(*host, levels, scales, norms.back(), codes.back(), 0, false, values);
         for (std::size_t i = 0; i < kCount; ++i) sums[i] = rank == 0 ? values[i] : sums[i] + values[i];
         if (rank == kSelf) own = values;
       }
@@ -360,7 +361,7 @@ TEST(Quantize, ExtremeScales) {
     auto codes = room(200, 2);
     ASSERT_TRUE(quantize_chunks(*executor, stream, levels, QuantizationNorm::largest, kChunk, gradient, {},
                                 norms, codes));
-    dequantize_serially(levels, {.chunk = kChunk}, norms, codes, 0, false, decoded);
+    dequantize(*executor, levels, {.chunk = kChunk}, norms, codes, 0, false, decoded);
     // 1 / 3.4e38 is denormal and has fewer digits: one draw in 2^20 may go the other way.
     for (const float q : decoded) {
       EXPECT_EQ(q, std::fabs(value) < std::numeric_limits<float>::min() ? 0.0f : value);
@@ -388,7 +389,7 @@ TEST(Quantize, RoundingIsUnbiased) {
         const auto stream = random_stream(11, static_cast<std::uint64_t>(draw), 0, RandomPurpose::rounding);
         quantize_chunks(*executor, stream, levels, QuantizationNorm::largest, kCopies, gradient, {}, norms,
                         codes);
-        dequantize_serially(levels, {.chunk = kCopies}, norms, codes, 0, false, decoded);
+        dequantize(*executor, levels, {.chunk = kCopies}, norms, codes, 0, false, decoded);
         for (std::size_t i = 1; i < kCopies; ++i) {
           const double error = static_cast<double>(decoded[i]) - static_cast<double>(p);
           sum += error;

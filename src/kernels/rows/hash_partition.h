@@ -9,11 +9,8 @@
 
 namespace thinwire {
 
-/// Owners are counted in 16 bits.
-inline constexpr std::size_t kMostOwners = std::size_t{1} << 16;
-
 /// owner_of[k] = the part of [0, size), cut into `owners` nearly equal ones (core/partition.h), in which
-/// places[k] lies; counts[p] = how many lie in part p. Places are below size. owners: 1 to kMostOwners.
+/// places[k] lies; counts[p] = how many lie in part p. Places are below size. owners: 1 to 2^16.
 void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
                  Span<std::uint16_t> owner_of, Span<std::size_t> counts);
 

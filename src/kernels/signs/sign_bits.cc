@@ -174,22 +174,17 @@ void merge_signs(Executor& executor, Span<std::uint64_t> own, Span<const std::ui
 
 double apply_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> gradient,
                    Span<float> residual) {
-  return subtract_signs(executor, bits, scale, {}, gradient, residual);
+  THINWIRE_ON_DEVICE(apply_signs, executor, bits, scale, gradient, residual);
+  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
+    return HWY_DYNAMIC_DISPATCH(ApplySigns)(bits.data() + begin / 64, scale, nullptr, end - begin,
+                                            gradient.data() + begin, at(residual, begin));
+  });
 }
 
 void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums) {
   THINWIRE_ON_DEVICE(accumulate_signs, executor, bits, scale, sums);
   executor.parallel_for(sums.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AccumulateSigns)(bits.data() + begin / 64, scale, end - begin, sums.data() + begin);
-  });
-}
-
-double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<const float> mean,
-                      Span<float> gradient, Span<float> residual) {
-  THINWIRE_ON_DEVICE(subtract_signs, executor, bits, scale, mean, gradient, residual);
-  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(ApplySigns)(bits.data() + begin / 64, scale, at(mean, begin), end - begin,
-                                            gradient.data() + begin, at(residual, begin));
   });
 }
 

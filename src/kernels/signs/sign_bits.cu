@@ -92,26 +92,21 @@ __device__ void for_each_bit(const std::uint64_t* __restrict__ bits, std::size_t
   }
 }
 
-/// gradient = mean where there is one, else the step itself.
-template <bool kResidual, bool kMean>
+template <bool kResidual>
 __global__ void __launch_bounds__(kThreads)
-    apply_kernel(const std::uint64_t* __restrict__ bits, float scale, const float* __restrict__ mean,
-                 std::size_t count, float* __restrict__ gradient, float* __restrict__ residual,
-                 double* __restrict__ sums) {
+    apply_kernel(const std::uint64_t* __restrict__ bits, float scale, std::size_t count,
+                 float* __restrict__ gradient, float* __restrict__ residual, double* __restrict__ sums) {
   double squares = 0;
   for_each_bit(
-      bits, count,
-      [&](std::size_t i) {
-        return make_float2(kResidual ? gradient[i] + residual[i] : 0.0f, kMean ? mean[i] : 0.0f);
-      },
-      [&](std::size_t i, bool bit, float2 loaded) {
+      bits, count, [&](std::size_t i) { return kResidual ? gradient[i] + residual[i] : 0.0f; },
+      [&](std::size_t i, bool bit, float p) {
         const float step = bit ? scale : -scale;
         if (kResidual) {
-          const float left = loaded.x - step;
+          const float left = p - step;
           residual[i] = left;
           squares += static_cast<double>(left) * static_cast<double>(left);
         }
-        gradient[i] = kMean ? loaded.y : step;
+        gradient[i] = step;
       });
   if (kResidual) write_block_sum(squares, sums + blockIdx.x);
 }
@@ -214,21 +209,17 @@ void merge_signs_on_cuda(Executor& executor, Span<std::uint64_t> own_bits, Span<
   finish(own, o, r, t);
 }
 
-double subtract_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits, float scale,
-                              Span<const float> mean, Span<float> gradient, Span<float> residual) {
+double apply_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits, float scale,
+                           Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   Operand b(own, bits);
-  Operand m(own, mean);
   Operand g(own, gradient);
   Operand r(own, residual);
   const Grid grid = grid_for_words(sign_words(gradient.size()));
   const Findings findings(own, grid);
-  const auto kernel = residual.empty()
-                          ? (mean.empty() ? apply_kernel<false, false> : apply_kernel<false, true>)
-                          : (mean.empty() ? apply_kernel<true, false> : apply_kernel<true, true>);
-  launch(own.stream(), grid, kernel, b.data(), scale, m.data(), gradient.size(), g.data(), r.data(),
-         findings.sums());
-  finish(own, b, m, g, r);
+  launch(own.stream(), grid, residual.empty() ? apply_kernel<false> : apply_kernel<true>, b.data(), scale,
+         gradient.size(), g.data(), r.data(), findings.sums());
+  finish(own, b, g, r);
   return residual.empty() ? 0 : findings.sum();
 }
 

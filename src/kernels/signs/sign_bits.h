@@ -35,12 +35,6 @@ double apply_signs(Executor& executor, Span<const std::uint64_t> bits, float sca
 /// sums[i] += bits[i] ? scale : -scale.
 void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums);
 
-/// residual[i] = gradient[i] + residual[i] - (bits[i] ? scale : -scale), the part that this rank's own sign
-/// frame did not carry; then gradient[i] = mean[i]. residual may be empty. Returns the new residual's sum of
-/// squares.
-double subtract_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<const float> mean,
-                      Span<float> gradient, Span<float> residual);
-
 /// What one rank sent: +-scale for every element.
 struct ScaledSigns {
   Span<const std::uint64_t> bits{};

@@ -91,29 +91,6 @@ TEST_P(SignBits, ApplyWritesMeanAndResidualInOnePass) {
   });
 }
 
-TEST_P(SignBits, SubtractKeepsWhatTheOwnFrameDidNotCarry) {
-  const float scale = 0.7f;
-  for_each_executor([&](Executor& executor, const std::string& name) {
-    for (const std::size_t count : kTestSizes) {
-      const auto bits = scalar_pack(test_values(count, 3), {});
-      const auto mean = test_values(count, 4);
-      const auto old_gradient = test_values(count, 1);
-      const auto old_residual = residual(count);
-      Placed placed_gradient(executor, old_gradient);
-      Placed placed_residual(executor, old_residual);
-      subtract_signs(executor, bits, scale, mean, placed_gradient, placed_residual);
-      const auto gradient = placed_gradient.read();
-      const auto r = placed_residual.read();
-      for (std::size_t i = 0; i < count; ++i) {
-        ASSERT_EQ(gradient[i], mean[i]) << name;
-        if (!r.empty()) {
-          ASSERT_EQ(r[i], old_gradient[i] + old_residual[i] - scalar_step(bits, i, scale)) << name;
-        }
-      }
-    }
-  });
-}
-
 TEST_P(SignBits, AverageAddsVectorsInTheirOrder) {
   constexpr std::size_t kSelf = 1;
   for (const std::size_t count : kTestSizes) {
