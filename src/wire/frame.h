@@ -71,8 +71,7 @@ constexpr std::uint64_t row_bitmap_bytes(std::uint64_t places, std::uint64_t lis
   return listed * 4 * width + (places + 7) / 8;
 }
 
-/// Payload bytes of `count` elements of a `type` that has neither rows nor codes, reduced over `workers`
-/// ranks.
+/// Payload bytes of `count` elements of a `type` without rows and codes, reduced over `workers` ranks.
 std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers);
 
 /// Bytes of `count` codes of `bits` bits each, without a table.
