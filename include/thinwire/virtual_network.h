@@ -52,14 +52,16 @@ struct VirtualLink {
 struct VirtualInterval {
   double seconds = 0;  ///< By the clock, the slowest rank's.
   /// The same communication by arithmetic instead of simulation, computing not included. A message belongs to
-  /// the stage after the latest stage that its sender had received from; stages add up. The last one costs
+  /// the stage after the latest stage that its sender had received from. Stages add up. The last one costs
   ///     latency + max(sent, received) / bandwidth
   /// and each other one
   ///     max(max(sent, received) / bandwidth, latency + awaited / bandwidth),
-  /// both of its most loaded rank; awaited is what a rank received, or what one of its senders sent, in
-  /// the stage until the rank began to send in the next. So a ring of W ranks with one chunk per segment is
-  /// 2(W-1) (latency + segment / bandwidth), with more chunks the latency hides behind them, and a push and a
-  /// pull are twice latency + bytes of the most loaded rank / bandwidth.
+  /// both of its most loaded rank. `awaited` counts until the rank began to send in the next stage: what it
+  /// received in this one, or what one of its senders sent.
+  ///
+  /// So a ring of W ranks with one chunk per segment takes 2(W-1) (latency + segment / bandwidth); with more
+  /// chunks the latency hides behind them. A push and a pull take twice latency + bytes of the most loaded
+  /// rank / bandwidth.
   double formula_seconds = 0;
   std::size_t stages = 0;
 };

@@ -1,6 +1,6 @@
 #pragma once
 // Every message of a system is a frame: a header of 64 bytes and a payload. The header says what the payload
-// is and whom it stands for, so that a message from a wrong step, a wrong bucket or a broken peer is refused
+// is and whom it stands for. So a message from a wrong step, a wrong bucket or a broken peer is refused
 // before a byte of it is used. docs/wire_formats.md has the table and a worked example.
 
 #include <cstddef>
