@@ -1,5 +1,5 @@
-// thinwire bench: one bucket of synthetic gradient through each system, timed, with bytes beside their
-// formula.
+// thinwire bench: times each system on one bucket of synthetic gradient, and
+// shows bytes beside their formula.
 
 #include <fmt/core.h>
 

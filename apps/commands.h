@@ -1,7 +1,7 @@
 #pragma once
-// One function per subcommand: declares its options and what it does. A command throws std::invalid_argument
-// for wrong usage (exit status 2) and any other exception for failure (exit status 1); main prints what() as
-// one line.
+// One function per subcommand: it declares the options and what the command does. A command throws
+// std::invalid_argument for wrong usage (exit status 2) and any other exception for a failure (exit status
+// 1). main prints what() as one line.
 
 #include <CLI/CLI.hpp>
 

@@ -18,8 +18,8 @@ namespace thinwire::apps {
 /// takes four to measure before it predicts which scheme is faster.
 constexpr int kWarmUpSteps = 5;
 
-/// One rank's part; travels between ranks as it lies. Bytes, messages and seconds are per step, added up over
-/// buckets.
+/// One rank's part; travels between ranks as it lies. Bytes, messages and seconds
+/// are per step, over all buckets.
 struct RankMeasurement {
   double wire_bytes_sent = 0;
   double wire_bytes_received = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// One system on one workload over a virtual network: what a step would take with so many workers on such a
-// link.
+// One system on one workload over a virtual network: how long a step would take
+// with so many workers on this link.
 
 #include <cstdint>
 #include <string>

@@ -5,12 +5,19 @@ Started once per rank, by bench/ddp_steps on the emulated network or by any laun
     ddp_steps.py [--model wide|text|resnet50|transformer] [--device cuda] [--systems A,B,...] [--in-turn] [--steps N]
                  [--rate GBIT] [--json FILE]
 
-Systems: `plain` is DDP alone, `allreduce_hook`, `fp16_hook` and `power_sgd_hook` are torch's (the last with all parameters in one bucket: over Gloo it
-ends the process with more: `power_sgd_hook_default_buckets`, to be measured alone), everything else is a spec of Thinwire. A step is forward, backward with
-synchronization, and the optimizer; its time is the median over steps of the slowest rank's. The interface's bytes count headers of all
-layers, acknowledgements and the measurement's own barriers. Ranks on `--device cuda` take devices in turn and may share one; the share
-of compression is the first rank's wall time to compress and to decompress in a step, summed over buckets, over a step of plain DDP: where ranks share
-cores or a device it holds what the others did meanwhile.
+Systems:
+
+- `plain` is DDP alone.
+- `allreduce_hook`, `fp16_hook` and `power_sgd_hook` are torch's, the last with all parameters in one bucket. Over Gloo it
+  ends the process with more buckets: `power_sgd_hook_default_buckets`, to be measured alone.
+- Everything else is a spec of Thinwire.
+
+A step is forward, backward with synchronization, and the optimizer. Its time is the median over steps of the slowest
+rank's. The interface's bytes count headers of all layers, acknowledgements and the measurement's own barriers.
+
+The share of compression is the first rank's wall time to compress and to decompress in a step, summed over buckets, over
+a step of plain DDP. Ranks on `--device cuda` take devices in turn and may share one. Where ranks share cores or a device,
+the share holds what the others did meanwhile.
 """
 import argparse
 import json
@@ -31,7 +38,8 @@ DENSE_MODEL = ("plain,fp16_hook,power_sgd_hook,dense,half,marsit:full_every=100,
                "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01,top_k:ratio=0.01+zen")
 SYSTEMS = {
     "wide": DENSE_MODEL,
-    "text": "plain,fp16_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01",
+    "text": ("plain,fp16_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
+             "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01"),
     "resnet50": DENSE_MODEL,
     "transformer": DENSE_MODEL,
 }
@@ -81,7 +89,8 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
             nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width))
         straight = inputs == 4 * width and stride == 1
-        self.shortcut = nn.Identity() if straight else nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+        self.shortcut = nn.Identity() if straight else nn.Sequential(
+            nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
 
     def forward(self, images):
         return functional.relu(self.body(images) + self.shortcut(images))
@@ -94,7 +103,8 @@ class ResNet50(nn.Module):
 
     def __init__(self):
         super().__init__()
-        layers = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+        layers = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+                  nn.MaxPool2d(3, 2, padding=1)]
         inputs = 64
         for blocks, width, stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
             for block in range(blocks):
@@ -112,7 +122,8 @@ class ResNet50(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A language model of 24 layers of width 1,024 and 50,257 words, which the head shares with the embedding: 354 million parameters."""
+    """A language model of 24 layers of width 1,024 and 354 million parameters. The head shares its 50,257 words with the
+    embedding."""
 
     BATCH = 4
     LENGTH = 512
@@ -123,7 +134,8 @@ class Transformer(nn.Module):
         self.positions = nn.Parameter(torch.randn(self.LENGTH, 1024) * 0.02)
         layer = nn.TransformerEncoderLayer(1024, 16, 4096, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 24, enable_nested_tensor=False)
-        self.register_buffer("future", torch.triu(torch.full((self.LENGTH, self.LENGTH), float("-inf")), diagonal=1), persistent=False)
+        future = torch.triu(torch.full((self.LENGTH, self.LENGTH), float("-inf")), diagonal=1)
+        self.register_buffer("future", future, persistent=False)
 
     def forward(self, words):
         hidden = self.layers(self.words(words) + self.positions, self.future)
@@ -210,7 +222,8 @@ class Measurement:
         return self.handle.report()["total"] if self.handle is not None else {}
 
     def result(self):
-        result = {"system": self.system, "seconds_median": statistics.median(self.times), "seconds_min": min(self.times), "steps": len(self.times)}
+        result = {"system": self.system, "seconds_median": statistics.median(self.times), "seconds_min": min(self.times),
+                  "steps": len(self.times)}
         if self.bytes:
             result["interface_bytes_sent"] = sum(self.bytes) // len(self.bytes)
         if self.handle is not None:
@@ -226,7 +239,7 @@ class Measurement:
 
 
 def measure_each(systems, steps, warm_up, make):
-    """One system after the other; one that fails is told, and what comes after it over the same connections may fail as well."""
+    """One system after the other. One that fails is told; what comes after it over the same connections may fail, too."""
     for system in systems:
         try:
             one = make(system)
@@ -248,15 +261,43 @@ def measure_in_turn(systems, steps, warm_up, make):
         yield one.result()
 
 
+def cells(one, plain, rate):
+    """A system's row. plain: plain DDP's seconds, rate: the links' Gbit/s; None and 0: unknown."""
+    if "failure" in one:
+        return [f"failed: {one['failure']}"] + [""] * 6
+    sent, interface = one.get("wire_bytes_sent"), one.get("interface_bytes_sent")
+    compression = one["seconds_compress"] + one["seconds_decompress"] if "seconds_compress" in one else None
+    return [
+        f"{1e3 * one['seconds_median']:,.1f}",
+        f"{one['seconds_median'] / plain:.3f}" if plain else "",
+        f"{compression / plain:.3f}" if plain and compression is not None else "",
+        " ".join(one.get("compressed_on", [])),
+        f"{sent:,}" if sent else "",
+        f"{interface:,}" if interface else "",
+        f"{8e-6 * (sent or interface) / rate:,.1f}" if (sent or interface) and rate else "",
+    ]
+
+
+def print_table(results, rate):
+    plain = next((one["seconds_median"] for one in results if one["system"] == "plain" and "failure" not in one), None)
+    head = ["system", "step, ms", "of plain DDP", "compression, of plain's step", "on",
+            "sent per step by Thinwire's count", "by the interface's", "at the link's rate, ms"]
+    rows = [[f"`{one['system']}`"] + cells(one, plain, rate) for one in results]
+    for row in [head, ["---"] * len(head)] + rows:
+        print("| " + " | ".join(row) + " |")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=SYSTEMS, default="wide")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--batch", type=int, default=0, help="examples per rank, for resnet50 (default 128) and transformer (default 4)")
+    parser.add_argument("--batch", type=int, default=0,
+                        help="examples per rank, for resnet50 (default 128) and transformer (default 4)")
     parser.add_argument("--systems", default="")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=6)
-    parser.add_argument("--in-turn", action="store_true", help="a step of each system, and again, instead of one system after the other")
+    parser.add_argument("--in-turn", action="store_true",
+                        help="a step of each system, and again, instead of one system after the other")
     parser.add_argument("--rate", type=float, default=0, help="Gbit/s of the links, for the bound")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
@@ -279,24 +320,13 @@ def main():
             print(json.dumps(result), flush=True)
     if not first:
         return
-    plain = next((one["seconds_median"] for one in results if one["system"] == "plain" and "failure" not in one), None)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     print(f"\n{options.model}, {parameters:,} parameters, {world} ranks, {where}, torch {torch.__version__}\n")
-    print("| system | step, ms | of plain DDP | compression, of plain's step | on | sent per step by Thinwire's count | by the interface's | at the link's rate, ms |\n"
-          "| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for one in results:
-        if "failure" in one:
-            print(f"| `{one['system']}` | failed: {one['failure']} | | | | | | |")
-            continue
-        sent, interface = one.get("wire_bytes_sent"), one.get("interface_bytes_sent")
-        bound = f"{8e-6 * (sent or interface) / options.rate:,.1f}" if (sent or interface) and options.rate else ""
-        ratio = f"{one['seconds_median'] / plain:.3f}" if plain else ""
-        share = f"{(one['seconds_compress'] + one['seconds_decompress']) / plain:.3f}" if plain and "seconds_compress" in one else ""
-        on = " ".join(one.get("compressed_on", []))
-        print(f"| `{one['system']}` | {1e3 * one['seconds_median']:,.1f} | {ratio} | {share} | {on} | {f'{sent:,}' if sent else ''} | {f'{interface:,}' if interface else ''} | {bound} |")
+    print_table(results, options.rate)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"model": options.model, "parameters": parameters, "workers": world, "device": where, "torch": torch.__version__, "results": results}, file, indent=1)
+            json.dump({"model": options.model, "parameters": parameters, "workers": world, "device": where,
+                       "torch": torch.__version__, "results": results}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@
 
 namespace thinwire {
 
-/// Bandwidths of this run's read and memcpy, bytes per second; measured before anything is compared with
-/// them.
+/// Bandwidths of this run's read and memcpy, bytes per second; measured before anything is held against them.
 inline double read_bandwidth = 0;
 inline double copy_bandwidth = 0;
 
@@ -32,8 +31,7 @@ double measure(benchmark::State& state, double bytes, Body body) {
   return best;
 }
 
-/// Reports the best bandwidth as a share of `bound` under the name `counter`, and million elements per
-/// second.
+/// Reports the best bandwidth as a share of `bound`, by the name `counter`, and million elements per second.
 template <class Body>
 void against(benchmark::State& state, const char* counter, double bound, double bytes, double elements,
              Body body) {

@@ -1,11 +1,11 @@
-// How much of the true top-k Sketched-SGD's candidates hold, against rows, columns and P, on gradients with a
-// power-law tail: |g| of the i-th largest element is i^-exponent, at random places, signs at random. What
-// the table means stands in docs/kernels.md.
+// How much of the true top-k Sketched-SGD's candidates hold, against rows, columns and P. The gradients have
+// a power-law tail: |g| of the i-th largest element is i^-exponent, at random places, with random signs.
+// docs/kernels.md says what the table means.
 //
 //   bench_sketch_recall [ELEMENTS [K [EXPONENT [DRAWS [RUN]]]]]
 //
-// Prints a Markdown table: one line per table size, one column per P; recall is the mean over draws of the
-// hashes.
+// Prints a Markdown table: one line per table size, one column per P. Recall is the
+// mean over draws of the hashes.
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 // A system of one's own beside the built-in ones: each rank clips its elements to +-limit and keeps what is
 // beyond as residual, and the engine adds up the rest.
 //
-// Needs the installed headers only: find_package(thinwire), then target_link_libraries(own_system PRIVATE
-// thinwire::thinwire).
+// Needs the installed headers only: find_package(thinwire), then
+// target_link_libraries(own_system PRIVATE thinwire::thinwire).
 #include <thinwire/in_process.h>
 #include <thinwire/session.h>
 

@@ -5,8 +5,8 @@
 //   reduce        the engine's all_reduce_sum in a loop until something fails
 //   ring          a ring of messages in a loop until something fails
 //   reopen        two runs on the engine in one process
-//   golden        prints the lines of golden_cases.h, each after "golden "; ENGINE may be threads then, with
-//   WORLD_SIZE ranks
+//   golden        prints the lines of golden_cases.h, each after "golden "
+//                 (ENGINE may be threads then, with WORLD_SIZE ranks)
 // ENGINE is gloo (started by `thinwire launch`) or mpi (by mpirun). Rank r announces "rank r ready PID" once
 // it is connected. Exit status 1 and one line on stderr after an error, as the command line does.
 

@@ -1,7 +1,7 @@
 #pragma once
-// Gradients of real training as files, one per rank: `thinwire train --record` writes them, `thinwire
-// simulate
-// --gradients` replays them. So systems are compared on what models really produce, without training again.
+// Gradients of real training as files, one per rank. `thinwire train --record` writes them, and
+// `thinwire simulate --gradients` replays them, so that systems are compared on what models really
+// produce without training again.
 //
 // Layout, everything little-endian (docs/wire_formats.md has the table):
 //
@@ -10,9 +10,9 @@
 //   tensor  u32 name length  name  u32 kind (0 dense, 1 rows)  u64 rows  u64 width  u64 count
 //           u32 indices[count] (rows only)  f32 values[count * width]
 //
-// A dense tensor has rows = count = its elements and width 1. A table lists `count` of its rows in the order
-// in which backward() made them, so that a row may come more than once. Each step stands for itself: a file
-// that training left in the middle of a step is recognised as cut short.
+// A dense tensor has rows = count = its elements, and width 1. A table lists `count` of its rows in the order
+// in which backward() made them, so a row may come more than once. Each step stands for itself: a file that
+// training left in the middle of a step is recognised as cut short.
 
 #include <cstddef>
 #include <cstdint>

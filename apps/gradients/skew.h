@@ -1,15 +1,18 @@
 #pragma once
-// How unevenly rows are used, and what follows from it. A rank's gradient holds the first n distinct rows out
-// of a long series of draws, in each of which row number r (counted from 1, most popular first) comes with
-// probability proportional to r^-zipf. That is what a batch of words does to an embedding.
+// How unevenly rows are used, and what follows from it.
 //
-// Drawing until n rows are distinct is the same as giving every row a waiting time E_r r^zipf, E_r
-// exponential with mean 1, and taking the n rows with the shortest. With many rows the n-th shortest is
-// nearly the same time c in every draw, so a rank holds row r with probability
+// A rank's gradient holds the first n distinct rows out of a long series of draws. Each draw takes row
+// number r (counted from 1, most popular first) with a probability proportional to r^-zipf. That is what a
+// batch of words does to an embedding.
+//
+// Drawing until n rows are distinct is the same as this: give every row a waiting time E_r r^zipf, where E_r
+// is exponential with mean 1, and take the n rows with the shortest. With many rows the n-th shortest is
+// nearly the same time c in every draw. So a rank holds row r with probability
 //     q_r = 1 - exp(-c r^-zipf),      c such that the q_r add up to n,
-// and the union of W ranks, which draw independently, has the sum of 1 - (1 - q_r)^W rows. The densification
-// gamma, that sum divided by n, falls from (1 - (1 - density)^W) / density at zipf = 0 towards 1: so a zipf
-// can be fitted to a gamma.
+// and the union of W ranks, which draw independently, has the sum of 1 - (1 - q_r)^W rows.
+//
+// The densification gamma is that sum divided by n. It falls from (1 - (1 - density)^W) / density at zipf = 0
+// towards 1, so a zipf can be fitted to a gamma.
 
 #include <cstdint>
 #include <vector>

@@ -1,7 +1,7 @@
 #pragma once
-// Synthetic gradients for benchmarks and simulations: reproducible from a seed, with a given density, and
-// with a given skew or overlap of the ranks' rows. skew.h says from what distribution, docs/gain.md
-// what for.
+// Synthetic gradients for benchmarks and simulations: reproducible from a seed, with a given density,
+// and with a given skew or overlap of the ranks' rows. skew.h has the distribution,
+// docs/gain.md what it is used for.
 
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
 #pragma once
 // Gradients as few long vectors. Like DDP, parameters are taken in reverse order, because the last layers'
-// gradients are ready first, and joined until a bucket is full. The gradients of the parameters are views
-// into the buckets: backward() adds into them and the synchronization works on them in place, without a copy.
+// gradients are ready first, until a bucket is full. The parameters' gradients are views into the buckets:
+// backward() adds into them, and the synchronization works on them in place, without a copy.
 
 #include <torch/types.h>
 

@@ -1,8 +1,8 @@
 #pragma once
 // Where training can be taken up again. A checkpoint is a folder `epoch-N` with one file that all ranks share
-// (model, optimizer, history) and one per rank (what only that rank knows: its residuals). It is written
-// beside its place and renamed when all ranks are done, so that there is a whole one or none, at whatever
-// moment a machine stops.
+// (model, optimizer, history) and one per rank (what only that rank knows: its residuals). The folder is
+// written beside its place and renamed when all ranks are done. So there is a complete checkpoint or none, at
+// whatever moment a machine stops.
 
 #include <cstdint>
 #include <string>

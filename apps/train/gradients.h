@@ -1,8 +1,8 @@
 #pragma once
-// All gradients of one replica: the dense ones in buckets (buckets.h), those of embeddings as the rows that
-// backward() lists, one bucket per table. The whole model is synchronized by one call, in an order that is
-// the same on all ranks: dense buckets from the last layers to the first, then the tables, whose gradients
-// are ready last.
+// All gradients of one replica: the dense ones in buckets (buckets.h), those of embeddings as the
+// rows that backward() lists, one bucket per table. One call synchronizes the whole model, in an
+// order that is the same on all ranks: dense buckets from the last layers to the first, then the
+// tables, whose gradients are ready last.
 
 #include <torch/types.h>
 
@@ -19,8 +19,8 @@ namespace thinwire::train {
 
 class Gradients {
  public:
-  /// Declares everything to the session. The parameters are float32 on the CPU; `model` and `session` must
-  /// outlive this.
+  /// Declares everything to the session. The parameters are float32 on the CPU.
+  /// `model` and `session` outlive this.
   Gradients(const Model& model, Session& session, std::size_t bucket_bytes);
 
   /// What an optimizer of dense gradients steps; the tables are not among them.
@@ -42,8 +42,8 @@ class Gradients {
   /// decay would either touch all rows or need to know when each was last touched; the tables go without.
   void apply_rows(double learning_rate);
 
-  /// After backward() and before synchronize(): this rank's gradients, parameter by parameter in the order of
-  /// the buckets.
+  /// After backward() and before synchronize(): this rank's gradients by
+  /// parameter, in the order of the buckets.
   apps::RecordedStep record(std::uint64_t step) const;
 
  private:

@@ -18,9 +18,9 @@ struct Options {
   int epochs = 6;
   int batch = 16;  ///< Examples per worker and step.
   double learning_rate = 0.05;
-  /// Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual arrives tens
-  /// of steps late: with it Marsit diverges at every useful rate, without it all systems train at the same
-  /// one.
+  /// Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual
+  /// arrives tens of steps late. With momentum Marsit diverges at every useful rate; without it
+  /// all systems train at the same rate.
   double momentum = 0;
   double weight_decay = 5e-4;
   Schedule schedule = Schedule::cosine;

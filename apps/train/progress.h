@@ -1,6 +1,6 @@
 #pragma once
-// What somebody who waits sees on stderr: one line that is redrawn on a terminal, one line per epoch
-// elsewhere.
+// What somebody who waits sees on stderr: on a terminal one line that is
+// redrawn, elsewhere one line per epoch.
 
 #include <chrono>
 #include <cstdint>

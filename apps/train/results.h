@@ -21,8 +21,7 @@ struct Costs {
   double seconds_compress = 0;
   double seconds_communicate = 0;
   double seconds_decompress = 0;
-  /// Of the embeddings' tables: all elements, those of rows that this rank had, those of rows that the mean
-  /// had.
+  /// Elements of the embeddings' tables: all of them, those of this rank's rows, those of the mean's rows.
   double row_elements = 0;
   double row_elements_in = 0;
   double row_elements_out = 0;
@@ -78,8 +77,8 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options);
 /// What a training is called where people read of it: its spec, and its seed where there are several.
 std::string title(const std::string& spec, const Options& options);
 
-/// The spec with all options, as sessions and checkpoints have it. Throws std::invalid_argument for a bad
-/// one.
+/// The spec with all options, as sessions and checkpoints have it. Throws
+/// std::invalid_argument for a bad one.
 std::string canonical_spec(const std::string& spec);
 
 /// A row per system: what its seeds have on average, and their standard deviation where there are several.

@@ -10,8 +10,8 @@ namespace thinwire::train {
 /// A word's embedding, one LSTM layer from a state of zeros, a softmax over the whole vocabulary.
 std::shared_ptr<Model> make_word_lstm(const ModelShape& shape);
 
-/// DeepFM (Guo et al. 2017): first-order weights, a factorization machine and a small perceptron, all on the
-/// same rows.
+/// DeepFM (Guo et al. 2017): on the same rows first-order weights, a
+/// factorization machine, a small perceptron.
 std::shared_ptr<Model> make_deep_fm(const ModelShape& shape);
 
 }  // namespace thinwire::train

@@ -25,8 +25,7 @@ struct Job {
 
 /// Trains one replica to the end. Collective. A system that diverges yields a result with `failure`. Throws
 /// std::runtime_error if ranks were asked for different things, disagree about the model, or a checkpoint
-/// cannot be read or written; CommError, CorruptFrame. `progress` is null on all ranks but the one that
-/// speaks.
+/// cannot be read or written; CommError, CorruptFrame. `progress` is null on all ranks but one, which speaks.
 RunResult train_rank(const Job& job, Communicator& communicator, Progress* progress);
 
 }  // namespace thinwire::train

@@ -8,8 +8,8 @@
 
 namespace thinwire {
 
-/// Number of CUDA devices that this build can use: 0 without a device or a driver, and in a build without
-/// CUDA.
+/// Number of CUDA devices that this build can use: 0 without a device or a
+/// driver, or in a build without CUDA.
 int cuda_devices();
 
 /// An executor on a new stream of the device. `threads` CPU threads, the calling one included, do what is

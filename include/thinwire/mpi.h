@@ -28,8 +28,8 @@ std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm group);
 /// Initialises MPI and finalises it at the end, unless a rank has failed. One per process.
 class MpiWorld {
  public:
-  /// Throws std::runtime_error when MPI was finalised before. MPI initialised elsewhere is used and left
-  /// alone.
+  /// Uses MPI as it is where it was initialised elsewhere. Throws
+  /// std::runtime_error when it was finalised before.
   MpiWorld();
   ~MpiWorld();
   MpiWorld(const MpiWorld&) = delete;

@@ -1,6 +1,6 @@
 #pragma once
-// Gradients of embeddings: of a table of many rows a batch touches few. Only those travel, each with its
-// index.
+// Gradients of embeddings. A batch touches few of a table's many rows; only
+// those travel, each with its index.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,7 @@
 
 namespace thinwire {
 
-/// `row_indices.size()` rows out of a table of `rows` rows of `width` values; all others are zero. A view: it
-/// owns nothing.
+/// A view of `row_indices.size()` rows out of a table of `rows` rows of `width` values; all others are zero.
 struct RowSparse {
   Span<const std::uint32_t> row_indices{};  ///< [k], each below rows.
   Span<const float> values{};               ///< [k * width], row after row.

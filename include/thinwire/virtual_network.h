@@ -1,20 +1,20 @@
 #pragma once
-// Ranks on a network that is computed instead of built: every rank has a clock, every link a latency and a
-// bandwidth, so that the time of 128 or 1024 workers comes out on one core, the same to the last bit in every
-// run.
+// Ranks on a network that is computed instead of built. Every rank has a clock, every link a latency and a
+// bandwidth. So the time of 128 or 1024 workers comes out on one core, the same to the last bit in every run.
 //
-// The model. Each rank hangs on a switch by one full-duplex link.
-//   - A message sent at the sender's time t occupies the sender's egress from max(t, egress free) for
-//     bytes / bandwidth seconds: a rank's messages leave one after the other, in the order sent.
+// The model: each rank hangs on a switch by one full-duplex link.
+//   - A message sent at the sender's time t occupies the sender's egress from max(t, egress free) for bytes /
+//     bandwidth seconds: a rank's messages leave one after the other, in the order sent.
 //   - Its first bit reaches the receiver `latency` after it left. The receiver's ingress takes messages in
-//     the order in which their first bits arrive (ties: lower sender, then order sent), one at a time, each
-//     for bytes / bandwidth. An idle path delivers at start of egress + latency + bytes / bandwidth: the
-//     switch cuts through and adds nothing of its own.
-//   - wait() on a receive moves the rank's clock to the delivery. wait() on a send moves it to the end of the
-//     message's egress: as with a TCP socket, a blocking send returns when the wire has taken the bytes, not
-//     when the peer has. Messages that nobody has asked for yet are buffered at the receiver without limit,
-//     so ingress does not depend on when a receive is posted, and two ranks that send before they receive do
-//     not lock up.
+//     the order in which their first bits arrive (ties: lower sender, then order sent), one at a time,
+//     each for bytes / bandwidth.
+//   - An idle path delivers at start of egress + latency + bytes / bandwidth: the switch cuts through
+//     and adds nothing of its own.
+//   - wait() on a receive moves the rank's clock to the delivery.
+//   - wait() on a send moves it to the end of the message's egress: as with a TCP socket, a blocking send
+//     returns when the wire has taken the bytes, not when the peer has.
+//   - Messages that nobody has asked for yet are buffered at the receiver without limit. So ingress does not
+//     depend on when a receive is posted, and two ranks that send before they receive do not lock up.
 //   - Computing takes no time unless it is charged: advance(), charge_cpu_time().
 // Not modelled: loss, congestion inside the switch, fair sharing between messages on their way to one
 // receiver (the last of them is done at the same time), per-packet overhead.
@@ -52,14 +52,16 @@ struct VirtualLink {
 struct VirtualInterval {
   double seconds = 0;  ///< By the clock, the slowest rank's.
   /// The same communication by arithmetic instead of simulation, computing not included. A message belongs to
-  /// the stage after the latest stage that its sender had received from; stages add up. The last one costs
+  /// the stage after the latest stage that its sender had received from. Stages add up. The last one costs
   ///     latency + max(sent, received) / bandwidth
   /// and each other one
   ///     max(max(sent, received) / bandwidth, latency + awaited / bandwidth),
-  /// both of its most loaded rank; awaited is what a rank received, or what one of its senders sent, in
-  /// the stage until the rank began to send in the next. So a ring of W ranks with one chunk per segment is
-  /// 2(W-1) (latency + segment / bandwidth), with more chunks the latency hides behind them, and a push and a
-  /// pull are twice latency + bytes of the most loaded rank / bandwidth.
+  /// both of its most loaded rank. `awaited` counts until the rank began to send in the next stage: what it
+  /// received in this one, or what one of its senders sent.
+  ///
+  /// So a ring of W ranks with one chunk per segment takes 2(W-1) (latency + segment / bandwidth); with more
+  /// chunks the latency hides behind them. A push and a pull take twice latency + bytes of the most loaded
+  /// rank / bandwidth.
   double formula_seconds = 0;
   std::size_t stages = 0;
 };
@@ -74,8 +76,7 @@ class VirtualCommunicator final : public Communicator {
   /// This rank's clock; starts at 0.
   double now_seconds() const override;
 
-  /// Moves this rank's clock: it computes for so long. Throws std::invalid_argument when negative or not
-  /// finite.
+  /// Moves this rank's clock: it computes for so long. Throws std::invalid_argument unless finite and >= 0.
   void advance(double seconds);
 
   /// From now on the CPU time that this rank's thread spends between calls of the communicator is added to

@@ -1,7 +1,7 @@
 #pragma once
 // Scratch memory of one bucket. Every step of a bucket needs about the same buffers; an arena hands them out
 // without touching the allocator after the first steps. Sparse gradients need a little more in one step than
-// in another: what a step took is joined into one block with a margin before the next.
+// in another: before the next step all of a step's memory becomes one block, with a margin.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,7 @@ struct Release {
 
 class Workspace {
  public:
-  /// An executor's shared_allocator() gives memory that its kernels reach, too. It must outlive the
-  /// workspace.
+  /// An executor's shared_allocator() gives memory that its kernels reach, too. It outlives the workspace.
   explicit Workspace(Allocator& allocator = host_allocator()) : allocator_(&allocator) {}
   Workspace(Workspace&&) = default;
   Workspace& operator=(Workspace&&) = default;

@@ -1,5 +1,4 @@
-// The collectives that every engine has, on send and receive alone. An engine overrides those that it does
-// better.
+// The collectives that every engine has, on send and receive alone. An engine overrides what it does better.
 //
 //   all_reduce     ring, in chunks: 2 (W-1)/W n elements sent per rank, 2 (W-1) hops
 //   all_gather     direct exchange: (W-1) n bytes, one hop

@@ -1,8 +1,8 @@
 #pragma once
 // Finds out which rank is dead when a communicator gives up. A rank only knows whom it waits for, and that
 // one may be waiting itself: with one frozen rank in a ring, every other rank sees its live neighbour time
-// out. So each rank writes whom it awaits into a store that all can reach, and follows the chain to a rank
-// that is awaited and silent.
+// out. So each rank writes whom it awaits into a store that all can reach. Then it follows the chain to a
+// rank that is awaited and silent.
 
 #include <atomic>
 #include <chrono>

@@ -63,8 +63,7 @@ struct FaultNote {
 };
 
 /// Ranks reached from `awaited` (empty: all but self) by following notes, that have none: notes[r] is nothing
-/// for a silent rank. Nearest first, each once, never self. Empty when the chain only leads to ranks that
-/// wait.
+/// for a silent rank. Nearest first, each once, never self. Empty when the chain only leads to waiting ranks.
 inline std::vector<int> silent_ranks(int self, const std::vector<int>& awaited,
                                      const std::vector<std::optional<FaultNote>>& notes) {
   std::vector<int> everyone;

@@ -40,8 +40,7 @@ TEST(InProcess, RethrowsTheFirstFailureAndReleasesTheOthers) {
   EXPECT_EQ(released.load(), 3);
 }
 
-/// In a ring everyone waits for its neighbour; the search for the culprit must go round to the one that does
-/// not.
+/// In a ring everyone waits for its neighbour; the search must go round to the one that does not.
 TEST(InProcess, DeadlineNamesTheSilentRankNotTheNeighbour) {
   std::atomic<int> named{0};
   std::atomic<bool> done{false};

@@ -14,10 +14,10 @@ struct MeasuredLink {
 /// clock; the better of several tries counts. Means over ranks are the caller's. Zeros in a world of one
 /// rank. Sends link_probe_bytes() unless told to measure longer. Collective.
 ///
-/// sustained_bytes: where not 0, the rate is that of as many bytes in large messages without a pause, sent
-/// after as many that do not count; scratch is then kSustainedProbeScratchBytes. A link that is held to a
-/// rate lets some megabytes pass at once after a pause, and single messages may have come before a rank began
-/// to wait; both would be taken for its speed.
+/// sustained_bytes: where not 0, the rate is that of so many bytes in large messages without a pause, sent
+/// after as many that do not count. scratch is then kSustainedProbeScratchBytes. Two things would otherwise
+/// be taken for the link's speed: a link that is held to a rate lets some megabytes pass at once after a
+/// pause, and single messages may have come before a rank began to wait.
 MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch,
                           std::size_t sustained_bytes = 0);
 

@@ -215,8 +215,7 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  /// Tells all ranks whom this one awaited (empty: unknown), hears whom they awaited, and blames the silent
-  /// one.
+  /// Tells all ranks whom this one awaited (empty: unknown), hears whom they awaited, blames the silent one.
   [[noreturn]] void give_up(const std::vector<int>& awaited, const std::string& what) {
     failed_ = true;
     const auto grace = fault_grace(deadline());

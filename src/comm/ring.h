@@ -1,12 +1,16 @@
 #pragma once
-// Ring reduce-scatter and all-gather, cut into chunks so that a hop's computation overlaps the next chunk's
-// transfer. What a chunk looks like on the wire and how two of them are reduced is the codec's business; the
-// dense all-reduce and every one-bit system share this one ring.
+// Ring reduce-scatter and all-gather, cut into chunks so that computing on one chunk overlaps with the
+// transfer of the next. What a chunk looks like on the wire and how two of them are reduced is the codec's
+// business. The dense all-reduce and every one-bit system share this one ring.
 //
-// Words: a range is cut into one segment per ring member; a segment consists of one or more parts, a part is
-// cut into chunks of `chunk_elements`. (Parts let a torus cut a row's segment again for its column.) In hop h
-// of the reduce-scatter position p receives segment p - h - 1, reduces it with its own and sends it on in hop h
-// + 1; after size - 1 hops it owns segment p + 1. In hop h of the all-gather it sends segment p + 1 - h.
+// A range is cut into one segment per member of the ring, a segment into one or more parts, and a part into
+// chunks of `chunk_elements`. (Parts let a torus cut a row's segment again for its column.)
+//
+//   reduce-scatter   In hop h position p receives segment p - h - 1, reduces it with its own and sends the
+//                    result on in hop h + 1. After size - 1 hops it owns segment p + 1.
+//   all-gather       In hop h position p sends segment p + 1 - h.
+//
+// Positions and segments count modulo the ring's size.
 
 #include <algorithm>
 #include <cstddef>

@@ -39,7 +39,7 @@ void VirtualHub::free(VirtualOperation* operation) {
 }
 
 void VirtualHub::free_if_done(VirtualOperation* send) {
-  if (send->released && send->landed && send->taken) free(send);
+  if (send->released && send->settled && send->taken) free(send);
 }
 
 /// The sender wants its memory back before anybody has asked for the message.
@@ -57,7 +57,7 @@ void VirtualHub::keep_bytes(VirtualOperation* send) {
   send->source = send->copy.get();
 }
 
-void VirtualHub::join(VirtualOperation* send, VirtualOperation* receive) {
+void VirtualHub::pair(VirtualOperation* send, VirtualOperation* receive) {
   const std::size_t size = std::min(send->size, receive->size);
   if (size != 0) std::memcpy(receive->target, send->source, size);
   send->counterpart = receive;
@@ -68,7 +68,7 @@ void VirtualHub::match(VirtualOperation* operation) {
   auto& waiting = channel(operation->from, operation->to);
   VirtualOperation* other = waiting.take_counterpart(*operation);
   if (other == nullptr) return waiting.push(operation);
-  operation->sending ? join(operation, other) : join(other, operation);
+  operation->sending ? pair(operation, other) : pair(other, operation);
 }
 
 VirtualOperation* VirtualHub::send(int from, int to, Communicator::Tag tag, Span<const std::byte> bytes) {
@@ -113,7 +113,7 @@ bool VirtualHub::wait(VirtualOperation* operation, std::size_t& size) {
     free_if_done(operation);
     return true;
   }
-  const auto there = [&] { return operation->counterpart != nullptr && operation->counterpart->landed; };
+  const auto there = [&] { return operation->counterpart != nullptr && operation->counterpart->settled; };
   if (!there()) {
     if (interrupted()) return false;
     block(operation->to, operation->from, operation);
@@ -149,11 +149,11 @@ void VirtualHub::abandon(VirtualOperation* operation) {
   free(operation);
 }
 
-void VirtualHub::land(VirtualOperation* send, double arrival) {
+void VirtualHub::settle(VirtualOperation* send, double arrival) {
   Rank& receiver = at(send->to);
   send->delivered = std::max(arrival, receiver.ingress_free) + link_.transfer_seconds(send->size);
   receiver.ingress_free = send->delivered;
-  send->landed = true;
+  send->settled = true;
   if (send->counterpart != nullptr && send->counterpart == receiver.on) {
     resume(send->to, std::max(receiver.clock, send->delivered));
   }
@@ -219,7 +219,7 @@ int VirtualHub::next_rank() {
     const Event event = events_.back();
     events_.pop_back();
     if (event.arrival == nullptr) return event.rank;
-    land(event.arrival, event.time);
+    settle(event.arrival, event.time);
   }
 }
 

@@ -36,9 +36,9 @@ struct VirtualOperation {
 
   // Of sends.
   double egress_end = 0;
-  double delivered = 0;  ///< Known once landed.
+  double delivered = 0;  ///< Known once settled.
   StageLedger::Place place;
-  bool landed = false;    ///< Its place in the ingress is settled.
+  bool settled = false;   ///< Its turn in the ingress is known.
   bool released = false;  ///< The sender has done with it.
   bool taken = false;     ///< The receiver has done with it.
   std::unique_ptr<std::byte[]> copy;
@@ -118,9 +118,9 @@ class VirtualHub {
   void free(VirtualOperation* operation);
   void free_if_done(VirtualOperation* send);
   void keep_bytes(VirtualOperation* send);
-  void join(VirtualOperation* send, VirtualOperation* receive);
+  void pair(VirtualOperation* send, VirtualOperation* receive);
   void match(VirtualOperation* operation);
-  void land(VirtualOperation* send, double arrival);
+  void settle(VirtualOperation* send, double arrival);
 
   void push(Event event);
   void resume(int rank, double time);

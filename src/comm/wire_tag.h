@@ -1,7 +1,7 @@
 #pragma once
 // A message's tag and size in the one non-negative int that c10d has for a tag. Gloo ends the process when a
-// message is longer than its receiver; two sizes whose numbers differ never meet and just time out, which is
-// an error that a program can handle.
+// message is longer than its receiver. Two sizes whose numbers differ never meet: they just time out, which
+// is an error that a program can handle.
 
 #include <cstddef>
 #include <stdexcept>

@@ -1,10 +1,10 @@
 #pragma once
-// Randomness as a pure function of where it is used: seed, step, bucket, rank or hop, element. Two ranks that
-// must draw the same numbers do so without talking, a resumed run draws what the first would have drawn, and
-// the CPU and the GPU agree.
+// Randomness as a pure function of where it is used: seed, step, bucket, rank or hop, element. Two ranks
+// that must draw the same numbers do so without talking, a resumed run draws what the first would have
+// drawn, and the CPU and the GPU agree.
 //
-// Philox4x32-10: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
-// 2011.
+// Philox4x32-10: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel random
+// numbers: as easy as 1, 2, 3", SC 2011.
 
 #include <array>
 #include <cstdint>

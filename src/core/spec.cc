@@ -29,8 +29,8 @@ std::string quoted(std::string_view text) {
 
 std::vector<SpecPart> parse_spec(std::string_view spec) {
   std::vector<SpecPart> parts;
-  for (std::string_view piece : split(spec, '+')) {
-    const auto fields = split(piece, ':');
+  for (const std::string_view text : split(spec, '+')) {
+    const auto fields = split(text, ':');
     SpecPart part;
     part.name = fields.front();
     if (part.name.empty()) {

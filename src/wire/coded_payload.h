@@ -1,9 +1,11 @@
 #pragma once
-// The payload of a `codes` frame: a table of float32 that gives the codes their meaning, then one code of a
-// few bits per element. Codes lie as bit planes: 64 elements take `bits` words, word k holds bit k of each
-// code, element e at bit e. Comparing a vector with a threshold yields such a word, and a word selects
-// between two vectors, so that neither side shifts single codes into place. The last group, where it has
-// fewer than 64 elements, travels as its planes one behind the other without a gap.
+// The payload of a `codes` frame: a table of float32 that gives the codes their meaning, then one
+// code of a few bits per element.
+//
+// Codes lie as bit planes: 64 elements take `bits` words, word k holds bit k of each code, element e at bit
+// e. Comparing a vector with a threshold yields such a word, and a word selects between two vectors, so
+// neither side shifts single codes into place. Where the last group has fewer than 64 elements, its planes
+// travel one behind the other without a gap.
 
 #include <cstddef>
 #include <cstdint>

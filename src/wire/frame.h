@@ -1,6 +1,6 @@
 #pragma once
 // Every message of a system is a frame: a header of 64 bytes and a payload. The header says what the payload
-// is and whom it stands for, so that a message from a wrong step, a wrong bucket or a broken peer is refused
+// is and whom it stands for. So a message from a wrong step, a wrong bucket or a broken peer is refused
 // before a byte of it is used. docs/wire_formats.md has the table and a worked example.
 
 #include <cstddef>
@@ -71,8 +71,7 @@ constexpr std::uint64_t row_bitmap_bytes(std::uint64_t places, std::uint64_t lis
   return listed * 4 * width + (places + 7) / 8;
 }
 
-/// Payload bytes of `count` elements of a `type` that has neither rows nor codes, reduced over `workers`
-/// ranks.
+/// Payload bytes of `count` elements of a `type` without rows and codes, reduced over `workers` ranks.
 std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint32_t workers);
 
 /// Bytes of `count` codes of `bits` bits each, without a table.

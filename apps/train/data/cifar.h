@@ -1,6 +1,5 @@
 #pragma once
-// CIFAR-10's binary files: records of one label byte and 3072 pixel bytes (32x32: the red plane, green,
-// blue).
+// CIFAR-10's binary files: records of one label byte and 3072 pixel bytes (32x32: red, green and blue plane).
 
 #include <string>
 

@@ -1,6 +1,6 @@
 #pragma once
-// Labelled images in memory, one byte per pixel and channel: the whole training set of Fashion-MNIST takes 47
-// MB and is shared by all ranks of a process; batches become floats when they are cut (batches.h).
+// Labelled images in memory, one byte per pixel and channel. The whole training set of Fashion-MNIST takes 47
+// MB and is shared by all ranks of a process. Batches become floats when they are cut (batches.h).
 
 #include <cstddef>
 #include <cstdint>
