@@ -204,7 +204,9 @@ class Handle:
         }
         if not consolidate:
             return state
-        return saved_state.merge(self._private.gather(state))
+        # Without the scale, which all have in common: torch 1.13 reads no float where it trusts nobody.
+        everyones = self._private.gather({**state, "loss_scale": None})
+        return {**saved_state.merge(everyones), "loss_scale": self._scale}
 
     def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
