@@ -44,7 +44,7 @@ class Rank {
           C10dCommunicator::Options{.leave_together = true}));
     }
     engine_.emplace(std::move(communicators), c10::intrusive_ptr<c10d_compat::Group>(), spec,
-                    DdpEngine::Options{.registry = &registry()});
+                    DdpOptions{.registry = &registry()});
   }
 
   DdpEngine& engine() { return *engine_; }
@@ -134,9 +134,9 @@ TEST(DdpEngine, SystemsFromOutsideKeepTheirStateInCheckpoints) {
     rank.engine().load(trained.states[at]);
     EXPECT_EQ(values_of(rank.state()), values_of(trained.states[at]));
     EXPECT_EQ(rank.step({kBoth}), trained.next_mean) << "in the buckets of the state";
-    EXPECT_EQ(rank.engine().bucket_parameters().size(), 2u);
+    EXPECT_EQ(rank.engine().buckets().size(), 2u);
     rank.step({kBoth});
-    EXPECT_EQ(rank.engine().bucket_parameters().size(), 1u);
+    EXPECT_EQ(rank.engine().buckets().size(), 1u);
     EXPECT_EQ(values_of(rank.state()).size(), values_of(trained.states[at]).size());
   });
 }
