@@ -2,8 +2,7 @@
 // What moved inside c10d between torch 1.13 and 2.x, in one place.
 //
 //   1.13   ProcessGroup is the interface and ProcessGroupGloo derives from it.
-//   2.x    ProcessGroup is what users hold; it hands calls to a Backend per device, and ProcessGroupGloo is
-//   one.
+//   2.x    ProcessGroup is what users hold. It hands calls to a Backend per device; ProcessGroupGloo is one.
 //
 // The calls that we need (send, recv, allreduce, barrier, getRank, getSize, getBackendName) have the same
 // signatures in ProcessGroup 1.13, ProcessGroup 2.x and Backend 2.x, so a communicator is written against

@@ -23,18 +23,13 @@ std::runtime_error closed() {
 
 DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicators,
                      const c10::intrusive_ptr<c10d_compat::Group>& device_group, const std::string& spec,
-                     Options options)
-    : options_(options),
-      sessions_(board_, lanes_, canonical(spec, first_of(communicators)),
-                {.seed = options.seed,
-                 .threads = options.threads,
-                 .undoes_steps = options.skips_steps,
-                 .registry = options.registry}) {
+                     DdpOptions options)
+    : options_(options), sessions_(board_, lanes_, canonical(spec, first_of(communicators)), options) {
   for (auto& communicator : communicators) {
     lanes_.push_back(std::make_unique<DdpLane>(
-        board_, std::make_unique<LaneSession>(std::move(communicator), options_.threads)));
+        board_, std::make_unique<TensorSession>(std::move(communicator), options_.threads)));
     if (!device_group) continue;
-    lanes_.back()->tensors().communicator().set_device_group(
+    lanes_.back()->tensor_session().communicator().set_device_group(
         device_group, [this, &lane = *lanes_.back()] { wait_for_turn(lane); });
   }
 }
@@ -58,7 +53,7 @@ void DdpEngine::close() {
   }
   // Each waits a little for the other ranks to come to this point: all at the same time.
   std::vector<std::thread> leaving;
-  for (auto& lane : lanes_) leaving.emplace_back([&lane] { lane->tensors().leave(); });
+  for (auto& lane : lanes_) leaving.emplace_back([&lane] { lane->tensor_session().leave(); });
   for (auto& thread : leaving) thread.join();
 }
 
@@ -192,7 +187,7 @@ std::string DdpEngine::canonical(const std::string& spec, Communicator& communic
 void DdpEngine::set_spec(const std::string& spec) {
   const Lock lock(board_.mutex);
   if (board_.closed) throw closed();
-  next_spec_ = canonical(spec, lanes_[0]->tensors().communicator());
+  next_spec_ = canonical(spec, lanes_[0]->tensor_session().communicator());
 }
 
 std::string DdpEngine::spec() const {
@@ -213,27 +208,15 @@ std::string DdpEngine::report() const {
     buckets += (buckets.empty() ? "" : ", ") + to_json(report);
     last.accumulate(report);
   }
-  return "{\"buckets\": [" + buckets + "], \"last_step\": " + to_json(last) +
-         ", \"total\": " + to_json(board_.total) + "}";
+  return "{\"buckets\": [" + buckets + "], \"last_step\": " + sums_to_json(last) +
+         ", \"total\": " + sums_to_json(board_.total) + "}";
 }
 
-std::vector<std::optional<int>> DdpEngine::bucket_devices() const {
+std::vector<DdpLayout> DdpEngine::buckets() const {
   const Lock lock(board_.mutex);
-  std::vector<std::optional<int>> devices;
-  for (std::size_t bucket = 0; bucket < sessions_.layouts().size(); ++bucket) {
-    devices.push_back(sessions_.device(bucket));
-  }
-  return devices;
-}
-
-std::vector<std::vector<std::string>> DdpEngine::bucket_parameters() const {
-  const Lock lock(board_.mutex);
-  std::vector<std::vector<std::string>> names;
-  for (const DdpLayout& layout : sessions_.layouts()) {
-    names.emplace_back();
-    for (const Parameter& parameter : layout.parameters) names.back().push_back(parameter.name);
-  }
-  return names;
+  std::vector<DdpLayout> buckets = sessions_.layouts();
+  for (std::size_t i = 0; i < buckets.size(); ++i) buckets[i].device = sessions_.device(i);
+  return buckets;
 }
 
 void DdpEngine::scale_state(float factor) {

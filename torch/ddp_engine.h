@@ -14,7 +14,7 @@
 //
 //   ddp_engine.h     the step: which bucket goes when
 //   ddp_lane.h       a thread and its queue
-//   lane_session.h   torch's tensors into a session and back
+//   tensor_session.h   torch's tensors into a session and back
 //   ddp_sessions.h   all lanes' sessions and their state
 //   ddp_layout.h     what a bucket is
 //   ddp_regroup.h    a step in other buckets than DDP's
@@ -35,24 +35,12 @@ namespace thinwire {
 
 class DdpEngine {
  public:
-  struct Options {
-    std::uint64_t seed = 1;
-    int threads = 1;  ///< CPU threads for the kernels of one lane.
-    /// The optimizer leaves out a step in which any bucket is not finite, as with loss scaling: then what is
-    /// undelivered of every bucket becomes again what it was before. Costs a copy of the residuals in each
-    /// step.
-    bool skips_steps = false;
-    /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
-    bool devices_compress = true;
-    const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
-  };
-
   /// One communicator per lane, all over the same ranks. device_group: sums values on devices for all lanes,
   /// see C10dCommunicator::set_device_group; may be null. Throws std::invalid_argument for a bad spec. Not
   /// collective.
   DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicators,
             const c10::intrusive_ptr<c10d_compat::Group>& device_group, const std::string& spec,
-            Options options);
+            DdpOptions options);
   ~DdpEngine();
   DdpEngine(const DdpEngine&) = delete;
   DdpEngine& operator=(const DdpEngine&) = delete;
@@ -77,12 +65,10 @@ class DdpEngine {
   /// Steps that were ended, those before a loaded state's included.
   std::uint64_t step() const;
 
-  /// {"buckets": [last step's report of each], "last_step": sum over them, "total": sum over steps}, as JSON.
+  /// {"buckets": [last step's report of each], "last_step": sums over them, "total": sums over steps}, as JSON.
   std::string report() const;
-  /// Of each bucket, its parameters' names.
-  std::vector<std::vector<std::string>> bucket_parameters() const;
-  /// Of each bucket, the CUDA device that compresses it; nullopt for the CPU.
-  std::vector<std::optional<int>> bucket_devices() const;
+  /// `device` is the one that compresses the bucket; nullopt for the CPU.
+  std::vector<DdpLayout> buckets() const;
 
   /// Between steps, not collective: what Session::save writes, over all lanes.
   StateWriter save();
@@ -108,7 +94,7 @@ class DdpEngine {
   void settle(Lock& lock);
   void wait_for_turn(const DdpLane& lane);
 
-  const Options options_;
+  const DdpOptions options_;
   mutable DdpBoard board_;
   std::vector<std::unique_ptr<DdpLane>> lanes_;
   DdpSessions sessions_;

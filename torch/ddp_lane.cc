@@ -4,8 +4,8 @@
 
 namespace thinwire {
 
-DdpLane::DdpLane(DdpBoard& board, std::unique_ptr<LaneSession> session)
-    : board_(board), session_(std::move(session)), thread_([this] { run(); }) {}
+DdpLane::DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session)
+    : board_(board), tensor_session_(std::move(session)), thread_([this] { run(); }) {}
 
 bool DdpLane::is_before(std::size_t bucket) const {
   if (busy_ && bucket_ < bucket) return true;
@@ -39,7 +39,7 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   if (!error) {
     try {
       session()->set_learning_rate(board_.learning_rate);
-      mean = session_->synchronize(item.bucket, report);
+      mean = tensor_session_->synchronize(item.bucket, report);
     } catch (...) {
       error = std::current_exception();
     }
@@ -56,7 +56,7 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   }
   lock.unlock();
   try {
-    const auto current = session_->on_stream_of(item.bucket.gradient);
+    const auto current = tensor_session_->on_stream_of(item.bucket.gradient);
     item.done(std::move(mean), error);
     error = nullptr;
   } catch (...) {

@@ -13,7 +13,7 @@
 
 #include "thinwire/report.h"
 #include "torch/ddp_layout.h"
-#include "torch/lane_session.h"
+#include "torch/tensor_session.h"
 
 namespace thinwire {
 
@@ -38,7 +38,7 @@ class DdpLane {
   using Lock = std::unique_lock<std::mutex>;
 
   /// Starts the thread; `board` outlives the lane.
-  DdpLane(DdpBoard& board, std::unique_ptr<LaneSession> session);
+  DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session);
   DdpLane(const DdpLane&) = delete;
   DdpLane& operator=(const DdpLane&) = delete;
 
@@ -52,9 +52,9 @@ class DdpLane {
   bool is_before(std::size_t bucket) const;
 
   /// For others than the lane's thread: while the lane is idle and the lock is held.
-  LaneSession& tensors() { return *session_; }
-  const LaneSession& tensors() const { return *session_; }
-  Session* session() const { return session_->session(); }
+  TensorSession& tensor_session() { return *tensor_session_; }
+  const TensorSession& tensor_session() const { return *tensor_session_; }
+  Session* session() const { return tensor_session_->session(); }
 
   /// Of the bucket that the lane is busy with; for its own thread.
   std::size_t bucket() const { return bucket_; }
@@ -67,7 +67,7 @@ class DdpLane {
   void take(DdpItem item, Lock& lock);
 
   DdpBoard& board_;
-  std::unique_ptr<LaneSession> session_;
+  std::unique_ptr<TensorSession> tensor_session_;
   std::deque<DdpItem> queue_;  // an item without `done` is the end of a step
   bool busy_ = false;
   std::size_t bucket_ = 0;

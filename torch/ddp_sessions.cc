@@ -15,7 +15,7 @@ std::uint64_t DdpSessions::step() const {
 std::optional<int> DdpSessions::device(std::size_t bucket) const {
   const DdpLayout& layout = layouts_[bucket];
   const bool may = layout.compressible && !layout.row_sparse;
-  return may ? lanes_[bucket % lanes_.size()]->tensors().device() : std::nullopt;
+  return may ? lanes_[bucket % lanes_.size()]->tensor_session().device() : std::nullopt;
 }
 
 /// The one on which a session can compress all of a lane's dense buckets, if there is one.
@@ -36,13 +36,13 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
   made.device = common_device(layouts, lane);
   const std::string place = "lane " + std::to_string(lane) + " of " + std::to_string(lanes_.size()) +
                             ", compressed on " + (made.device ? "a CUDA device" : "the CPU");
-  made.session = std::make_unique<Session>(spec, lanes_[lane]->tensors().communicator(),
+  made.session = std::make_unique<Session>(spec, lanes_[lane]->tensor_session().communicator(),
                                            SessionOptions{.seed = options_.seed,
                                                           .threads = options_.threads,
                                                           .cuda_device = made.device,
                                                           .configuration = place,
                                                           .registry = options_.registry,
-                                                          .undoes_steps = options_.undoes_steps});
+                                                          .undoes_steps = options_.skips_steps});
   for (std::size_t index = 0; index < layouts.size(); ++index) {
     const DdpLayout& layout = layouts[index];
     // Ids count over all lanes: randomness depends on them.
@@ -76,7 +76,7 @@ void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spe
   }
   // From here on nothing throws.
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    lanes_[lane]->tensors().set(std::move(made[lane].session), made[lane].device);
+    lanes_[lane]->tensor_session().set(std::move(made[lane].session), made[lane].device);
   }
   step_ = lanes_[0]->session()->step();
   spec_ = lanes_[0]->session()->spec();
@@ -103,7 +103,7 @@ void DdpSessions::undo_step() {
 void DdpSessions::scale_state(float factor) {
   const KeepCurrentDevice current;
   if (loaded_) {
-    loaded_.emplace(scaled_state(*loaded_, factor, registry()));
+    loaded_.emplace(scaled_state(*loaded_, factor, *options_.registry));
     return;
   }
   for (const auto& lane : lanes_) {

@@ -14,20 +14,24 @@
 
 namespace thinwire {
 
+struct DdpOptions {
+  std::uint64_t seed = 1;
+  int threads = 1;  ///< CPU threads for the kernels of one lane.
+  /// The optimizer leaves out a step in which any bucket is not finite, as with loss scaling: then what is
+  /// undelivered of every bucket becomes again what it was before. Costs a copy of the residuals in each step.
+  bool skips_steps = false;
+  /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
+  bool devices_compress = true;
+  const Registry* registry = &builtin_registry();
+};
+
 /// All calls are made with the board's lock held while every lane is idle. Not collective; but the new
 /// sessions compare their configuration in their first step, as Session::start does.
 class DdpSessions {
  public:
-  struct Options {
-    std::uint64_t seed = 1;
-    int threads = 1;
-    bool undoes_steps = false;
-    const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
-  };
-
   /// spec: canonical. There are no sessions until buckets are known.
   DdpSessions(DdpBoard& board, const std::vector<std::unique_ptr<DdpLane>>& lanes, std::string spec,
-              Options options)
+              DdpOptions options)
       : board_(board), lanes_(lanes), options_(options), spec_(std::move(spec)) {}
 
   const std::vector<DdpLayout>& layouts() const { return layouts_; }
@@ -65,13 +69,10 @@ class DdpSessions {
   std::optional<int> common_device(const std::vector<DdpLayout>& layouts, std::size_t lane) const;
   StateWriter save_sessions() const;
   bool exist() const { return lanes_[0]->session() != nullptr; }
-  const Registry& registry() const {
-    return options_.registry != nullptr ? *options_.registry : builtin_registry();
-  }
 
   DdpBoard& board_;
   const std::vector<std::unique_ptr<DdpLane>>& lanes_;
-  const Options options_;
+  const DdpOptions options_;
   std::string spec_;
   std::vector<DdpLayout> layouts_;
   std::optional<StateReader> loaded_;  // until buckets are known

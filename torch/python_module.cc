@@ -147,10 +147,10 @@ class PythonEngine {
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
     const py::gil_scoped_release release;
     engine_ = std::make_unique<DdpEngine>(std::move(lanes), sums, spec,
-                                          DdpEngine::Options{.seed = seed,
-                                                             .threads = threads,
-                                                             .skips_steps = skips_steps,
-                                                             .devices_compress = devices_compress});
+                                          DdpOptions{.seed = seed,
+                                                     .threads = threads,
+                                                     .skips_steps = skips_steps,
+                                                     .devices_compress = devices_compress});
   }
 
   ~PythonEngine() {
@@ -203,6 +203,20 @@ class PythonEngine {
     StateReader state = to_state(values);
     const py::gil_scoped_release release;
     engine_->load(std::move(state));
+  }
+
+  /// Of each bucket, what its report does not say.
+  py::list buckets() const {
+    py::list buckets;
+    for (const DdpLayout& layout : engine_->buckets()) {
+      py::list parameters;
+      for (const Parameter& parameter : layout.parameters) parameters.append(parameter.name);
+      py::dict bucket;
+      bucket["parameters"] = parameters;
+      bucket["compressed_on"] = layout.device ? "cuda:" + std::to_string(*layout.device) : "cpu";
+      buckets.append(bucket);
+    }
+    return buckets;
   }
 
   DdpEngine& engine() { return *engine_; }
@@ -267,8 +281,7 @@ PYBIND11_MODULE(_C, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
-      .def("bucket_devices", [](PythonEngine& self) { return self.engine().bucket_devices(); })
-      .def("bucket_parameters", [](PythonEngine& self) { return self.engine().bucket_parameters(); })
+      .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
       .def(

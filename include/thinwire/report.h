@@ -58,5 +58,7 @@ struct StepReport {
 /// One JSON object on one line, with the member names above; wire becomes wire_bytes_sent,
 /// wire_bytes_received, messages_sent, messages_received; -1 becomes null.
 std::string to_json(const StepReport& report);
+/// Those members alone that accumulate() adds up.
+std::string sums_to_json(const StepReport& report);
 
 }  // namespace thinwire

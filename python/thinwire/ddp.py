@@ -13,10 +13,6 @@ from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
 
-# What a bucket's report holds and a sum of reports cannot.
-_NOT_SUMMED = ("bucket", "step", "density_in", "density_out", "residual_norm", "residual_deviation", "relative_error", "scale", "scheme",
-               "imbalance_push", "imbalance_pull")
-
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
 
@@ -165,12 +161,8 @@ class Handle:
         lanes overlap, so sums can be longer than a step.
         """
         report = json.loads(self._engine.report())
-        for bucket, names, device in zip(report["buckets"], self._engine.bucket_parameters(), self._engine.bucket_devices()):
-            bucket["parameters"] = names
-            bucket["compressed_on"] = "cpu" if device is None else f"cuda:{device}"
-        for sums in (report["last_step"], report["total"]):
-            for key in _NOT_SUMMED:
-                sums.pop(key, None)
+        for bucket, more in zip(report["buckets"], self._engine.buckets()):
+            bucket.update(more)
         return {
             "spec": self.spec,
             "rank": self._rank,
@@ -204,7 +196,9 @@ class Handle:
         }
         if not consolidate:
             return state
-        return saved_state.merge(self._private.gather(state))
+        # Without the scale, which all have in common: torch 1.13 reads no float where it trusts nobody.
+        everyones = self._private.gather({**state, "loss_scale": None})
+        return {**saved_state.merge(everyones), "loss_scale": self._scale}
 
     def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.

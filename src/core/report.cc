@@ -31,6 +31,24 @@ class JsonObject {
   std::string text_;
 };
 
+/// What StepReport::accumulate adds up.
+void add_sums(JsonObject& json, const StepReport& report) {
+  json.add("elements", report.elements);
+  json.add("raw_bytes", report.raw_bytes);
+  json.add("wire_bytes_sent", report.wire.sent_bytes);
+  json.add("wire_bytes_received", report.wire.received_bytes);
+  json.add("messages_sent", report.wire.sent_messages);
+  json.add("messages_received", report.wire.received_messages);
+  json.add("frame_header_bytes", report.frame_header_bytes);
+  json.add("formula_bytes", report.formula_bytes);
+  json.add("seconds_total", report.seconds_total);
+  json.add("seconds_compress", report.seconds_compress);
+  json.add("seconds_communicate", report.seconds_communicate);
+  json.add("seconds_decompress", report.seconds_decompress);
+  json.add("seconds_wait", report.seconds_wait);
+  json.add("finite", report.finite);
+}
+
 }  // namespace
 
 Traffic& Traffic::operator+=(const Traffic& other) {
@@ -64,20 +82,7 @@ std::string to_json(const StepReport& report) {
   JsonObject json;
   json.add("bucket", std::uint64_t{report.bucket});
   json.add("step", report.step);
-  json.add("elements", report.elements);
-  json.add("raw_bytes", report.raw_bytes);
-  json.add("wire_bytes_sent", report.wire.sent_bytes);
-  json.add("wire_bytes_received", report.wire.received_bytes);
-  json.add("messages_sent", report.wire.sent_messages);
-  json.add("messages_received", report.wire.received_messages);
-  json.add("frame_header_bytes", report.frame_header_bytes);
-  json.add("formula_bytes", report.formula_bytes);
-  json.add("seconds_total", report.seconds_total);
-  json.add("seconds_compress", report.seconds_compress);
-  json.add("seconds_communicate", report.seconds_communicate);
-  json.add("seconds_decompress", report.seconds_decompress);
-  json.add("seconds_wait", report.seconds_wait);
-  json.add("finite", report.finite);
+  add_sums(json, report);
   json.add("density_in", report.density_in);
   json.add("density_out", report.density_out);
   json.add_optional("imbalance_push", report.imbalance_push);
@@ -87,6 +92,12 @@ std::string to_json(const StepReport& report) {
   json.add_optional("residual_deviation", report.residual_deviation);
   json.add("scheme", report.scheme);
   json.add_optional("scale", report.scale);
+  return json.finish();
+}
+
+std::string sums_to_json(const StepReport& report) {
+  JsonObject json;
+  add_sums(json, report);
   return json.finish();
 }
 

@@ -117,4 +117,28 @@ inline Registry registry() {
   return registry;
 }
 
+using Values = std::map<std::string, std::vector<float>>;
+
+inline Values values_of(const StateReader& state) {
+  Values values;
+  for (const std::string& name : state.names("")) {
+    if (state.type(name) != StateReader::Type::floats) continue;
+    values[name].resize(state.length(name));
+    state.get(name, values[name]);
+  }
+  return values;
+}
+
+/// The sum of what ranks' states have not delivered of the parameters a [3] and b [2], one after the other.
+inline std::vector<float> left_in(const std::vector<StateReader>& states) {
+  std::vector<float> left(5);
+  for (const StateReader& state : states) {
+    for (const auto& [name, values] : values_of(state)) {
+      if (!name.starts_with("residual/") && !name.starts_with("own_held/")) continue;
+      for (std::size_t i = 0; i < values.size(); ++i) left[(name.ends_with("/a") ? 0 : 3) + i] += values[i];
+    }
+  }
+  return left;
+}
+
 }  // namespace thinwire::own_state

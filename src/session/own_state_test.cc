@@ -16,7 +16,9 @@
 namespace thinwire {
 namespace {
 
-using Values = std::map<std::string, std::vector<float>>;
+using own_state::left_in;
+using own_state::Values;
+using own_state::values_of;
 
 const Registry& registry() {
   static const Registry own = own_state::registry();
@@ -39,16 +41,6 @@ StateReader state_of(const Session& session) {
   StateWriter writer;
   session.save(writer);
   return StateReader(std::move(writer));
-}
-
-Values values_of(const StateReader& state) {
-  Values values;
-  for (const std::string& name : state.names("")) {
-    if (state.type(name) != StateReader::Type::floats) continue;
-    values[name].resize(state.length(name));
-    state.get(name, values[name]);
-  }
-  return values;
 }
 
 std::vector<float> gradient_of(int rank, std::uint64_t step) {
@@ -102,18 +94,6 @@ StateReader undeclared(const StateReader& state) {
     if (!name.starts_with("kind/")) writer.copy(state, name);
   }
   return StateReader(std::move(writer));
-}
-
-/// What is undelivered according to states of all ranks.
-std::vector<float> left_in(const std::vector<StateReader>& states) {
-  std::vector<float> left(5);
-  for (const StateReader& state : states) {
-    for (const auto& [name, values] : values_of(state)) {
-      if (!name.starts_with("residual/") && !name.starts_with("own_held/")) continue;
-      for (std::size_t i = 0; i < values.size(); ++i) left[(name.ends_with("/a") ? 0 : 3) + i] += values[i];
-    }
-  }
-  return left;
 }
 
 TEST(OwnState, TheStateOfEverySortIsInUse) {

@@ -32,7 +32,7 @@ def given(step, sizes, scale=1.0):
     return [scale * torch.randn(size, generator=generator) for size in sizes]
 
 
-def owed(handle):
+def residuals_of(handle):
     """Of all parameters in order of names, this rank's residuals."""
     values = handle.state_dict()["values"]
     return {name.split("/", 1)[1]: value for name, value in values.items() if name.startswith("residual/")}
@@ -49,20 +49,20 @@ def conserve(model, handle, sizes, steps, sums, first):
 
 
 def nothing_is_lost():
-    """Over bucket changes, another system, a checkpoint: what went in came out or is owed."""
+    """Over bucket changes, another system, a checkpoint: what went in came out or is in a residual."""
     sizes = (700, 33, 1200, 5)
     model = wrap(Given)
     handle = register(model, "top_k:ratio=0.05+zen")
     sums = [torch.zeros(size, dtype=torch.float64) for size in sizes]
 
     def require_balance(what):
-        left = owed(handle)
+        left = residuals_of(handle)
         for i in range(len(sizes)):
             expected = total(left.get(f"weights.{i}", torch.zeros(sizes[i])))
             require_same([sums[i]], [expected], f"{what}, parameter {i}", 1e-4)
 
     conserve(model, handle, sizes, 4, sums, 0)
-    assert any(value.abs().sum() > 0 for value in owed(handle).values())
+    assert any(value.abs().sum() > 0 for value in residuals_of(handle).values())
     require_balance("top_k over rebuilt buckets")
     handle.set("casq")
     conserve(model, handle, sizes, 3, sums, 4)
@@ -70,8 +70,8 @@ def nothing_is_lost():
     handle.set("dense")
     assert handle.spec.endswith("dense=dense:feedback=off")
     conserve(model, handle, sizes, 1, sums, 7)
-    require_balance("dense pays what casq owed")
-    assert not any(value.abs().sum() > 0 for value in owed(handle).values())
+    require_balance("dense delivers what casq left")
+    assert not any(value.abs().sum() > 0 for value in residuals_of(handle).values())
     handle.set("ef_signsgd")
     conserve(model, handle, sizes, 3, sums, 8)
     require_balance("ef_signsgd")
@@ -153,7 +153,7 @@ def loss_scaling():
         handle = register(model, spec, grad_scaler=scaler)
         for step in range(3):
             model(given(step, sizes, scaler.scale)).backward()
-        before = owed(handle)
+        before = residuals_of(handle)
         # One parameter overflows on one rank; the step is skipped everywhere, also for buckets that are fine.
         spoilt = given(3, sizes, scaler.scale)
         if RANK == WORLD - 1:
@@ -162,10 +162,10 @@ def loss_scaling():
         model(spoilt).backward()
         assert not torch.isfinite(model.module.weights[2].grad).all(), f"{spec}: a rank did not see the overflow"
         assert torch.isfinite(model.module.weights[0].grad).all(), f"{spec}: was meant to be in another bucket"
-        after = owed(handle)
+        after = residuals_of(handle)
         for name, value in before.items():
-            assert torch.equal(value, after[name]), f"{spec}: a skipped step changed what is owed"
-        # The scale is halved; what is owed follows.
+            assert torch.equal(value, after[name]), f"{spec}: a skipped step changed a residual"
+        # The scale is halved; residuals follow.
         scaler.scale /= 2
         state = handle.state_dict()
         assert state["loss_scale"] == 2 * scaler.scale
@@ -206,7 +206,7 @@ def overflow_where_buckets_are_rebuilt():
     model = wrap(lambda: Given(sizes, (torch.float32, torch.float32, torch.float16)))
     handle = register(model, "top_k:ratio=0.05+zen", grad_scaler=Scaler())
     model(given(0, sizes)).backward()
-    before = owed(handle)
+    before = residuals_of(handle)
     buckets = [bucket["parameters"] for bucket in handle.report()["buckets"]]
     spoilt = given(1, sizes)
     if RANK == 0:
@@ -215,10 +215,10 @@ def overflow_where_buckets_are_rebuilt():
     model(spoilt).backward()
     rebuilt = [bucket["parameters"] for bucket in handle.report()["buckets"]]
     assert rebuilt[0] == buckets[0] and rebuilt != buckets, (buckets, rebuilt)
-    after = owed(handle)
+    after = residuals_of(handle)
     assert len(before) == len(sizes) and all(value.any() for value in before.values())
     for name, value in before.items():
-        assert torch.equal(value, after[name]), f"a skipped step changed what {name} owes"
+        assert torch.equal(value, after[name]), f"a skipped step changed the residual of {name}"
 
 
 def means_beyond_float16():
@@ -228,13 +228,13 @@ def means_beyond_float16():
     gradient = (6e4 * (1 - 1e-3 * torch.arange(64))).half()
     model([gradient]).backward()
     assert torch.isfinite(model.module.weights[0].grad).all() and handle.report()["last_step"]["finite"]
-    before = owed(handle)
+    before = residuals_of(handle)
     model.zero_grad()
     model([gradient]).backward()  # of what was held back
     assert not torch.isfinite(model.module.weights[0].grad).all()
     assert not handle.report()["last_step"]["finite"]
     for name, value in before.items():
-        assert torch.equal(value, owed(handle)[name])
+        assert torch.equal(value, residuals_of(handle)[name])
 
 
 def skipped_steps():

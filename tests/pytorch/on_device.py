@@ -78,7 +78,7 @@ def device_states():
 
 
 def device_skipped_steps():
-    """With a GradScaler what is owed survives a step that is left out, in memory of the device."""
+    """With a GradScaler a residual survives a step that is left out, in memory of the device."""
     model = wrap_on_device(Net)
     scaler = torch.cuda.amp.GradScaler(init_scale=1.0)
     handle = register(model, "ef_signsgd", grad_scaler=scaler)
@@ -88,9 +88,9 @@ def device_skipped_steps():
     loss = model(batch(3).to(CUDA)).square().mean()
     (loss * (float("inf") if RANK == WORLD - 1 else 1.0)).backward()
     after = handle.state_dict()["values"]
-    owed = [name for name in before if name.startswith("residual/")]
-    assert owed and any(before[name].abs().max() > 0 for name in owed)
-    require_same([after[name] for name in owed], [before[name] for name in owed], "owed after a skipped step")
+    residuals = [name for name in before if name.startswith("residual/")]
+    assert residuals and any(before[name].abs().max() > 0 for name in residuals)
+    require_same([after[name] for name in residuals], [before[name] for name in residuals], "residuals after a skipped step")
 
 
 def device_other_streams():

@@ -11,7 +11,7 @@ from common import (
     RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
 )
-from compression import owed
+from compression import residuals_of
 
 
 def resumes_bit_for_bit():
@@ -136,11 +136,11 @@ def a_skipped_step_after_a_load():
             step(again, number)
         resumed.load_state_dict(handle.state_dict())
         step(again, 4)
-        before = owed(resumed)
+        before = residuals_of(resumed)
         step(again, 5, spoilt=True)
-        after = owed(resumed)
+        after = residuals_of(resumed)
         for name, value in before.items():
-            require_same([after[name]], [value], f"what {name} owes after a skipped step, {steps_before} steps before the load")
+            require_same([after[name]], [value], f"residual of {name} after a skipped step, {steps_before} steps before the load")
 
 
 class _Lines:
@@ -171,12 +171,12 @@ def resumes_in_other_buckets():
     model = wrap(Net)
     handle = register(model, "top_k:ratio=0.1+zen")
     train(model, 3)
-    state, before = handle.state_dict(), owed(handle)
+    state, before = handle.state_dict(), residuals_of(handle)
     torch.manual_seed(7)
     other = DDP(Net())  # one bucket
     resumed = register(other, "top_k:ratio=0.1+zen", lanes=1)
     resumed.load_state_dict(state)
-    assert {k: v.tolist() for k, v in owed(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    assert {k: v.tolist() for k, v in residuals_of(resumed).items()} == {k: v.tolist() for k, v in before.items()}
     train(other, 1)  # in the buckets of the state
     assert len(resumed.report()["buckets"]) == len(handle.report()["buckets"])
     train(other, 1)
@@ -188,40 +188,43 @@ def another_system_before_the_first_step():
     model = wrap(Net)
     handle = register(model, "top_k:ratio=0.1+zen")
     train(model, 2)
-    before = owed(handle)
+    before = residuals_of(handle)
     fresh = wrap(Net)
     resumed = register(fresh, "top_k:ratio=0.1+zen")
     resumed.load_state_dict(handle.state_dict())
     resumed.set("ef_signsgd")
-    assert {k: v.tolist() for k, v in owed(resumed).items()} == {k: v.tolist() for k, v in before.items()}
-    # A step of zeros: what was owed goes in, and what comes out or is still owed adds up to it.
+    assert {k: v.tolist() for k, v in residuals_of(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    # A step of zeros: residuals go in, and what comes out and what is left add up to them.
     optimizer = torch.optim.SGD(fresh.parameters(), lr=1.0)
     optimizer.zero_grad()
     (0.0 * fresh(batch(9)).sum()).backward()
     for name, parameter in fresh.module.named_parameters():
-        out = WORLD * parameter.grad.double() + total(owed(resumed)[name]).reshape(parameter.shape)
+        out = WORLD * parameter.grad.double() + total(residuals_of(resumed)[name]).reshape(parameter.shape)
         require_same([out], [total(before[name]).reshape(parameter.shape)], f"{name} by another system", 1e-5)
 
 
 def resumes_with_other_ranks():
     """A run of all ranks goes on with one fewer, by both ways to save."""
     model = wrap(Net)
-    handle = register(model, "ef_signsgd")
+    handle = register(model, "ef_signsgd", grad_scaler=_Scaler())
     train(model, 3)
     whole = handle.state_dict(consolidate=True)
     everyones = [None] * WORLD
     dist.all_gather_object(everyones, handle.state_dict())
-    sums = {name: total(value) for name, value in sorted(owed(handle).items())}
+    # As saved before states said what their values are.
+    undeclared = [{**one, "values": {name: value for name, value in one["values"].items() if not name.startswith("kind/")}} for one in everyones]
+    assert all(len(one["values"]) < len(other["values"]) for one, other in zip(undeclared, everyones))
+    sums = {name: total(value) for name, value in sorted(residuals_of(handle).items())}
     small = dist.new_group(list(range(WORLD - 1)))
     if RANK < WORLD - 1:
         torch.manual_seed(7)
-        for state in (whole, everyones):
+        for state in (whole, everyones, undeclared):
             fewer = DDP(Net(), process_group=small)
             resumed = register(fewer, "ef_signsgd")
             require_error(ValueError, ["list of all ranks"], lambda: resumed.load_state_dict(everyones[RANK]))
             require_error(ValueError, ["needed"], lambda: resumed.load_state_dict(everyones[:-1]))
             resumed.load_state_dict(state)
-            for name, value in sorted(owed(resumed).items()):
+            for name, value in sorted(residuals_of(resumed).items()):
                 value = value.double()
                 dist.all_reduce(value, group=small)
                 require_same([value], [sums[name]], f"sum of {name}", 1e-6)
@@ -240,20 +243,20 @@ def refuses_what_does_not_fit():
     trained = wrap(Net)
     handle = register(trained, "ef_signsgd", seed=3)
     train(trained, 2)
-    before = owed(handle)
+    before = residuals_of(handle)
     other = wrap(Net)
     seeded = register(other, "ef_signsgd", seed=4)
     train(other, 1)
-    kept = owed(seeded)
+    kept = residuals_of(seeded)
     require_error(RuntimeError, ["seed 3", "seed 4"], lambda: seeded.load_state_dict(handle.state_dict()))
-    assert all(torch.equal(kept[name], value) for name, value in owed(seeded).items())
+    assert all(torch.equal(kept[name], value) for name, value in residuals_of(seeded).items())
     untrained = register(wrap(Net), "ef_signsgd", seed=4)
     require_error(RuntimeError, ["seed 3", "seed 4"], lambda: untrained.load_state_dict(handle.state_dict()))
     # A layer more than when it was saved: what is known is kept.
     bigger = wrap(lambda: nn.ModuleDict({"layers": Net().layers, "more": nn.Linear(2, 2)}), find_unused_parameters=True)
     grown = register(bigger, "ef_signsgd", seed=3)
     grown.load_state_dict(handle.state_dict(), strict=False)
-    assert all(torch.equal(owed(grown)[name], value) for name, value in before.items())
+    assert all(torch.equal(residuals_of(grown)[name], value) for name, value in before.items())
 
 
 STATES = [

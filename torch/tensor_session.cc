@@ -1,4 +1,4 @@
-#include "torch/lane_session.h"
+#include "torch/tensor_session.h"
 
 #include <algorithm>
 #include <utility>
@@ -55,21 +55,21 @@ at::Tensor sparse_tensor(const RowSparse& rows, const at::Tensor& gradient) {
 
 }  // namespace
 
-LaneSession::LaneSession(std::unique_ptr<C10dCommunicator> communicator, int threads)
+TensorSession::TensorSession(std::unique_ptr<C10dCommunicator> communicator, int threads)
     : communicator_(std::move(communicator)), executor_(make_cpu_executor(threads)) {}
 
-void LaneSession::set(std::unique_ptr<Session> session, std::optional<int> device) {
+void TensorSession::set(std::unique_ptr<Session> session, std::optional<int> device) {
   session_ = std::move(session);
   device_ = device;
   floats_.clear();
 }
 
-DeviceStaging::Guard LaneSession::on_stream_of(const at::Tensor& gradient) {
+DeviceStaging::Guard TensorSession::on_stream_of(const at::Tensor& gradient) {
   const auto device = gradient.device();
   return device.is_cpu() ? DeviceStaging::Guard() : DeviceStaging::Guard(staging_.stream(device));
 }
 
-at::Tensor LaneSession::synchronize(const DdpBucket& bucket, StepReport& report) {
+at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(bucket, report);
   const bool compressible = is_compressible(gradient.scalar_type());
@@ -89,8 +89,8 @@ at::Tensor LaneSession::synchronize(const DdpBucket& bucket, StepReport& report)
 }
 
 /// gradient: the bucket's, in host memory.
-void LaneSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient,
-                                      StepReport& report) {
+void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient,
+                                        StepReport& report) {
   if (!is_compressible(gradient.scalar_type())) {
     sum_plainly(bucket, gradient, report);
     return;
@@ -111,7 +111,7 @@ void LaneSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor&
 }
 
 /// Where the session has the gradient's device.
-void LaneSession::synchronize_on_device(const DdpBucket& bucket, StepReport& report) {
+void TensorSession::synchronize_on_device(const DdpBucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
   const auto current = staging_.enter(gradient, bucket.complete);
   const bool is_float = gradient.scalar_type() == at::kFloat;
@@ -129,7 +129,7 @@ void LaneSession::synchronize_on_device(const DdpBucket& bucket, StepReport& rep
   report.finite = report.finite && at::isfinite(gradient).all().item<bool>();
 }
 
-at::Tensor LaneSession::synchronize_rows(const DdpBucket& bucket, StepReport& report) {
+at::Tensor TensorSession::synchronize_rows(const DdpBucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
   const auto current = staging_.enter(gradient, bucket.complete);
   copy_indices(gradient, row_indices_);
@@ -145,7 +145,7 @@ at::Tensor LaneSession::synchronize_rows(const DdpBucket& bucket, StepReport& re
 }
 
 /// For types that no system takes.
-void LaneSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report) {
+void TensorSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report) {
   Stopwatch watch;
   communicator_->set_context(id_of(bucket), session_->step());
   const Traffic before = communicator_->traffic();

@@ -19,10 +19,10 @@ namespace thinwire {
 /// Float32 in host memory goes into the session as it is, and so does float32 on the session's device. Halves
 /// go through a float32 copy, and what lies on a device that the session does not have through pinned host
 /// memory. What no system takes is summed past the session. All calls of a step are made by one thread.
-class LaneSession {
+class TensorSession {
  public:
   /// threads: for the kernels that convert types.
-  LaneSession(std::unique_ptr<C10dCommunicator> communicator, int threads);
+  TensorSession(std::unique_ptr<C10dCommunicator> communicator, int threads);
 
   /// Null once leave() was called.
   C10dCommunicator& communicator() { return *communicator_; }
