@@ -1,5 +1,5 @@
 // Any bytes behind a sound header: read_row_bitmap either throws CorruptFrame or returns as many rows as
-// bits, none of them behind the last place.
+// bits, none of them behind the last position.
 
 #include <bit>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// What the device code behind quantize.h shares. A warp works on runs of 256 elements: their codes lie as one
-// byte each in shared memory between the order in which elements are read and that of bit planes.
+// What device code that makes and reads codes shares. A warp works on runs of 256 elements. Their codes lie as
+// one byte each in shared memory, between the order in which elements are read and that of bit planes.
 
 #include "kernels/codes/fine_rounding.h"
 #include "kernels/codes/quantization_levels.h"
@@ -19,7 +19,7 @@ inline Grid grid_for_coded_runs(std::size_t count) {
 /// A warp's run between bytes and bit planes.
 struct CodeBuffer {
   std::uint64_t bytes[kWarp];   ///< Eight codes each, in the order of elements.
-  std::uint64_t planes[kWarp];  ///< As in quantize.h: `bits` words for each 64 elements.
+  std::uint64_t planes[kWarp];  ///< As in quantization_levels.h: `bits` words for each 64 elements.
 };
 
 /// Bit j of byte i becomes bit i of byte j.

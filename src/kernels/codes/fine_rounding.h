@@ -1,5 +1,5 @@
 #pragma once
-// The definition in quantize.h of one element's code, bit for bit, for those that 16 bits of u do not decide;
+// The definition in quantization_levels.h of one element's code, bit for bit, for those that 16 bits of u do not decide;
 // and what the kernels that decide the others share.
 
 #include <cstddef>

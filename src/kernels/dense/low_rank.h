@@ -1,7 +1,8 @@
 #pragma once
 // Matrices as products of two thin ones, M ~ left right^T: the passes of PowerSGD. With few columns the
 // products read the matrix once and are bound by memory, where a BLAS for CPUs, which packs its operands for
-// arithmetic, is slower (docs/kernels.md). On CUDA devices they are cuBLAS's, which does not.
+// arithmetic, is slower (docs/kernels.md). On CUDA devices they are cuBLAS's, which does not. Products read a
+// factor more than once: where it lies in pinned memory they are slow.
 //
 // A matrix lies row after row. A factor of rank r lies column after column: left [r * rows], right [r *
 // columns].

@@ -16,9 +16,9 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 
 /// The compiler vectorises the loop.
-void FindOwners(const std::uint32_t* HWY_RESTRICT places, double owners, double per_size,
+void FindOwners(const std::uint32_t* HWY_RESTRICT slots, double owners, double per_size,
                 std::uint16_t* HWY_RESTRICT owner_of, std::size_t begin, std::size_t end) {
-  for (std::size_t k = begin; k < end; ++k) owner_of[k] = owner_of_place(places[k], owners, per_size);
+  for (std::size_t k = begin; k < end; ++k) owner_of[k] = owner_of_slot(slots[k], owners, per_size);
 }
 
 }  // namespace thinwire::HWY_NAMESPACE
@@ -35,13 +35,13 @@ constexpr std::size_t kManyOwners = 1024;
 
 }  // namespace
 
-void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
+void find_owners(Executor& executor, Span<const std::uint32_t> slots, std::size_t size, std::size_t owners,
                  Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
-  THINWIRE_ON_DEVICE(find_owners, executor, places, size, owners, owner_of, counts);
+  THINWIRE_ON_DEVICE(find_owners, executor, slots, size, owners, owner_of, counts);
   const double per_size = 1.0 / static_cast<double>(size);
-  executor.parallel_for(places.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
+  executor.parallel_for(slots.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(FindOwners)
-    (places.data(), static_cast<double>(owners), per_size, owner_of.data(), begin, end);
+    (slots.data(), static_cast<double>(owners), per_size, owner_of.data(), begin, end);
   });
   std::fill(counts.begin(), counts.end(), 0);
   if (owners > kManyOwners) {

@@ -17,9 +17,9 @@ namespace {
 /// More owners than this are counted in global memory: enough of them to keep out of each other's way.
 constexpr std::size_t kCountedInBlock = 4096;
 
-/// totals[p] += places of owner p.
+/// totals[p] += slots of owner p.
 __global__ void __launch_bounds__(kThreads)
-    owners_kernel(const std::uint32_t* __restrict__ places, std::size_t count, double owners, double per_size,
+    owners_kernel(const std::uint32_t* __restrict__ slots, std::size_t count, double owners, double per_size,
                   std::uint16_t* __restrict__ owner_of, unsigned long long* __restrict__ totals) {
   THINWIRE_SHARED_MEMORY(std::uint32_t, counts);
   const auto bins = static_cast<std::uint32_t>(owners);
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
-    const std::uint16_t owner = owner_of_place(places[k], owners, per_size);
+    const std::uint16_t owner = owner_of_slot(slots[k], owners, per_size);
     owner_of[k] = owner;
     if (in_block) {
       atomicAdd(counts + owner, 1u);
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// begins[p] = first place of owner p in the sorted list; begins: [owners + 1].
+/// begins[p] = first position of owner p in the sorted list; begins: [owners + 1].
 __global__ void __launch_bounds__(kThreads)
     begins_kernel(const std::uint16_t* __restrict__ sorted, std::size_t count, std::size_t owners,
                   std::uint32_t* __restrict__ begins) {
@@ -100,18 +100,18 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void find_owners_on_cuda(Executor& executor, Span<const std::uint32_t> places, std::size_t size,
+void find_owners_on_cuda(Executor& executor, Span<const std::uint32_t> slots, std::size_t size,
                          std::size_t owners, Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
   CudaExecutor& own = executor_on_device(executor);
-  Operand p(own, places);
+  Operand p(own, slots);
   Operand o(own, owner_of);
   Resident c(own, counts, false);
   static_assert(sizeof(unsigned long long) == sizeof(std::size_t));
   auto* totals = reinterpret_cast<unsigned long long*>(c.data());
   check(cudaMemsetAsync(totals, 0, counts.size_bytes(), own.stream()), "counts could not be cleared");
-  Grid grid = grid_for(places.size(), 4);
+  Grid grid = grid_for(slots.size(), 4);
   if (owners <= kCountedInBlock) grid.shared_bytes = owners * sizeof(std::uint32_t);
-  launch(own.stream(), grid, owners_kernel, p.data(), places.size(), static_cast<double>(owners),
+  launch(own.stream(), grid, owners_kernel, p.data(), slots.size(), static_cast<double>(owners),
          1.0 / static_cast<double>(size), o.data(), totals);
   finish(own, p, o, c);
 }

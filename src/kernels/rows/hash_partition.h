@@ -10,8 +10,8 @@
 namespace thinwire {
 
 /// owner_of[k] = the part of [0, size), cut into `owners` nearly equal ones (core/partition.h), in which
-/// places[k] lies; counts[p] = how many lie in part p. Places are below size. owners: 1 to 2^16.
-void find_owners(Executor& executor, Span<const std::uint32_t> places, std::size_t size, std::size_t owners,
+/// slots[k] lies; counts[p] = how many lie in part p. Slots are below size. owners: 1 to 2^16.
+void find_owners(Executor& executor, Span<const std::uint32_t> slots, std::size_t size, std::size_t owners,
                  Span<std::uint16_t> owner_of, Span<std::size_t> counts);
 
 /// Where an owner's rows go: the next ones are written there, and both pointers move on.
@@ -26,12 +26,12 @@ struct RowCursor {
 void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
                     Span<const float> values, std::size_t width, Span<RowCursor> cursors);
 
-/// The owner of a place, from owners and 1 / size: part p begins at floor(size p / owners), so x lies in part
+/// The owner of a slot, from owners and 1 / size: part p begins at floor(size p / owners), so x lies in part
 /// floor(((x + 1) owners - 1) / size). The quotient is taken half a unit of the numerator higher, which keeps
 /// it at least 1/(2 size) away from every integer: more than the rounding of doubles for size < 2^32 and
 /// owners <= 2^16.
-constexpr std::uint16_t owner_of_place(std::uint32_t place, double owners, double per_size) {
-  const double above = (static_cast<double>(place) + 1) * owners - 0.5;
+constexpr std::uint16_t owner_of_slot(std::uint32_t slot, double owners, double per_size) {
+  const double above = (static_cast<double>(slot) + 1) * owners - 0.5;
   return static_cast<std::uint16_t>(static_cast<std::int32_t>(above * per_size));
 }
 

@@ -176,39 +176,39 @@ IndexPermutation IndexPermutation::none(std::size_t size) {
 }
 
 void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
-             Span<std::uint32_t> places) {
-  THINWIRE_ON_DEVICE(permute, executor, permutation, indices, places);
+             Span<std::uint32_t> slots) {
+  THINWIRE_ON_DEVICE(permute, executor, permutation, indices, slots);
   executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
-      std::copy(indices.begin() + begin, indices.begin() + end, places.begin() + begin);
+      std::copy(indices.begin() + begin, indices.begin() + end, slots.begin() + begin);
     } else {
       HWY_DYNAMIC_DISPATCH(WalkForward)
-      (permutation, 0, indices.data() + begin, places.data() + begin, end - begin);
+      (permutation, 0, indices.data() + begin, slots.data() + begin, end - begin);
     }
   });
 }
 
 bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
-  THINWIRE_ON_DEVICE(permute_into, executor, permutation, first, count, indices, places);
-  permute(executor, permutation, indices, places);
+                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> slots) {
+  THINWIRE_ON_DEVICE(permute_into, executor, permutation, first, count, indices, slots);
+  permute(executor, permutation, indices, slots);
   bool good = true;
-  for (std::uint32_t& place : places) {
-    place -= first;  // wraps around to something large when below
-    good &= place < count;
+  for (std::uint32_t& slot : slots) {
+    slot -= first;  // wraps around to something large when below
+    good &= slot < count;
   }
   return good;
 }
 
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-               Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
-  THINWIRE_ON_DEVICE(unpermute, executor, permutation, first, places, indices);
-  executor.parallel_for(places.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
+               Span<const std::uint32_t> slots, Span<std::uint32_t> indices) {
+  THINWIRE_ON_DEVICE(unpermute, executor, permutation, first, slots, indices);
+  executor.parallel_for(slots.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
     if (permutation.identity) {
-      for (std::size_t k = begin; k < end; ++k) indices[k] = first + places[k];
+      for (std::size_t k = begin; k < end; ++k) indices[k] = first + slots[k];
     } else {
       HWY_DYNAMIC_DISPATCH(WalkBackward)
-      (permutation, first, places.data() + begin, indices.data() + begin, end - begin);
+      (permutation, first, slots.data() + begin, indices.data() + begin, end - begin);
     }
   });
 }

@@ -1,4 +1,4 @@
-// Places of indices on a CUDA device, one thread to an index.
+// Slots of indices on a CUDA device, one thread to an index.
 
 #include "kernels/device/device.h"
 #include "kernels/rows/index_permutation.h"
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads)
   for_each_element(
       count, [&](std::size_t i) { return in[i]; },
       [&](std::size_t i, std::uint32_t x) {
-        out[i] = kForward ? permutation.place_of(x + first) : permutation.index_of(x + first);
+        out[i] = kForward ? permutation.slot_of(x + first) : permutation.index_of(x + first);
       });
 }
 
@@ -26,9 +26,9 @@ __global__ void __launch_bounds__(kThreads)
   for_each_element(
       count, [&](std::size_t i) { return in[i]; },
       [&](std::size_t i, std::uint32_t x) {
-        const std::uint32_t place = permutation.place_of(x) - first;  // something large when below
-        out[i] = place;
-        wrong = wrong || place >= owned;
+        const std::uint32_t slot = permutation.slot_of(x) - first;  // something large when below
+        out[i] = slot;
+        wrong = wrong || slot >= owned;
       });
   report_if(wrong, flag);
 }
@@ -47,16 +47,15 @@ void walk(Executor& executor, const IndexPermutation& permutation, std::uint32_t
 }  // namespace
 
 void permute_on_cuda(Executor& executor, const IndexPermutation& permutation,
-                     Span<const std::uint32_t> indices, Span<std::uint32_t> places) {
-  walk<true>(executor, permutation, 0, indices, places);
+                     Span<const std::uint32_t> indices, Span<std::uint32_t> slots) {
+  walk<true>(executor, permutation, 0, indices, slots);
 }
 
 bool permute_into_on_cuda(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-                          std::uint32_t count, Span<const std::uint32_t> indices,
-                          Span<std::uint32_t> places) {
+                          std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> slots) {
   CudaExecutor& own = executor_on_device(executor);
   Operand i(own, indices);
-  Operand p(own, places);
+  Operand p(own, slots);
   const Findings findings(own);
   launch(own.stream(), grid_for_elements(indices.size()), walk_into_kernel, permutation, first, count,
          i.data(), p.data(), indices.size(), findings.flag());
@@ -65,8 +64,8 @@ bool permute_into_on_cuda(Executor& executor, const IndexPermutation& permutatio
 }
 
 void unpermute_on_cuda(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-                       Span<const std::uint32_t> places, Span<std::uint32_t> indices) {
-  walk<false>(executor, permutation, first, places, indices);
+                       Span<const std::uint32_t> slots, Span<std::uint32_t> indices) {
+  walk<false>(executor, permutation, first, slots, indices);
 }
 
 }  // namespace thinwire

@@ -1,6 +1,6 @@
 #pragma once
 // A seeded bijection of [0, size) that scatters whatever pattern indices have: the hash by which Zen gives
-// every index an owner and a place. Because it is a bijection, the places that an owner holds are a range, so
+// every index an owner and a slot. Because it is a bijection, the slots that an owner holds are a range, so
 // its bitmap needs no table of the indices behind it.
 //
 // Rounds of xor, odd multiplication and xorshift on ceil(log2 size) bits; a value outside [0, size) goes
@@ -37,8 +37,8 @@ struct IndexPermutation {
   /// Leaves indices where they are.
   static IndexPermutation none(std::size_t size);
 
-  constexpr std::uint32_t place_of(std::uint32_t index) const { return walk<true>(index); }
-  constexpr std::uint32_t index_of(std::uint32_t place) const { return walk<false>(place); }
+  constexpr std::uint32_t slot_of(std::uint32_t index) const { return walk<true>(index); }
+  constexpr std::uint32_t index_of(std::uint32_t slot) const { return walk<false>(slot); }
 
   /// All rounds, once: a bijection of [0, mask].
   template <bool kForward>
@@ -68,18 +68,18 @@ struct IndexPermutation {
   }
 };
 
-/// places[k] = permutation.place_of(indices[k]); may be done in place. Every index is below size.
+/// slots[k] = permutation.slot_of(indices[k]); may be done in place. Every index is below size.
 void permute(Executor& executor, const IndexPermutation& permutation, Span<const std::uint32_t> indices,
-             Span<std::uint32_t> places);
+             Span<std::uint32_t> slots);
 
-/// places[k] = permutation.place_of(indices[k]) - first. Returns whether all of these are in [0, count);
+/// slots[k] = permutation.slot_of(indices[k]) - first. Returns whether all of these are in [0, count);
 /// where one is not, its value has no meaning.
 bool permute_into(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> places);
+                  std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> slots);
 
-/// indices[k] = permutation.index_of(first + places[k]); may be done in place. Every first + places[k] is
+/// indices[k] = permutation.index_of(first + slots[k]); may be done in place. Every first + slots[k] is
 /// below size.
 void unpermute(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
-               Span<const std::uint32_t> places, Span<std::uint32_t> indices);
+               Span<const std::uint32_t> slots, Span<std::uint32_t> indices);
 
 }  // namespace thinwire

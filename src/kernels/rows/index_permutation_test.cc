@@ -44,19 +44,19 @@ TEST(IndexPermutation, IsABijectionThatEveryExecutorComputesAlike) {
         Placed<std::uint32_t> placed_indices(executor, indices);
         Placed<std::uint32_t> placed(executor, std::vector<std::uint32_t>(size));
         permute(executor, permutation, placed_indices, placed);
-        auto places = placed.read();
+        auto slots = placed.read();
         for (std::size_t i = 0; i < size; ++i) {
-          ASSERT_EQ(places[i], walk(permutation, indices[i])) << name;
+          ASSERT_EQ(slots[i], walk(permutation, indices[i])) << name;
         }
         unpermute(executor, permutation, 0, placed, placed);
         ASSERT_EQ(placed.read(), indices) << name << ": in place";
         permute(executor, permutation, placed, placed);
-        ASSERT_EQ(placed.read(), places) << name << ": in place";
+        ASSERT_EQ(placed.read(), slots) << name << ": in place";
         std::vector<std::uint32_t> on_host(size);
         unpermute(executor, permutation, 0, placed, on_host);
         ASSERT_EQ(on_host, indices) << name << ": into host memory";
-        std::sort(places.begin(), places.end());
-        ASSERT_EQ(places, indices) << name;
+        std::sort(slots.begin(), slots.end());
+        ASSERT_EQ(slots, indices) << name;
       }
     }
   });
@@ -71,13 +71,13 @@ TEST(IndexPermutation, LargeSizesRoundTrip) {
                                                   static_cast<std::uint32_t>(size - 1)};
       Placed<std::uint32_t> placed(executor, indices);
       permute(executor, permutation, placed, placed);
-      const auto places = placed.read();
+      const auto slots = placed.read();
       unpermute(executor, permutation, 0, placed, placed);
       EXPECT_EQ(placed.read(), indices) << name;
-      for (std::size_t k = 0; k < places.size(); ++k) {
-        EXPECT_LT(places[k], size);
-        EXPECT_EQ(permutation.place_of(indices[k]), places[k]);
-        EXPECT_EQ(permutation.index_of(places[k]), indices[k]);
+      for (std::size_t k = 0; k < slots.size(); ++k) {
+        EXPECT_LT(slots[k], size);
+        EXPECT_EQ(permutation.slot_of(indices[k]), slots[k]);
+        EXPECT_EQ(permutation.index_of(slots[k]), indices[k]);
       }
     }
   });
@@ -90,7 +90,7 @@ TEST(IndexPermutation, PlacesOfAPartAreCountedFromItsBeginning) {
     Placed<std::uint32_t> placed(executor, offsets);
     unpermute(executor, permutation, 900, placed, placed);
     const auto indices = placed.read();
-    for (std::size_t k = 0; k < 3; ++k) EXPECT_EQ(permutation.place_of(indices[k]), 900 + offsets[k]) << name;
+    for (std::size_t k = 0; k < 3; ++k) EXPECT_EQ(permutation.slot_of(indices[k]), 900 + offsets[k]) << name;
     Placed<std::uint32_t> straight(executor, offsets);
     unpermute(executor, IndexPermutation::none(1000), 900, straight, straight);
     EXPECT_EQ(straight.read(), (std::vector<std::uint32_t>{900, 901, 999})) << name;
@@ -107,13 +107,13 @@ TEST(IndexPermutation, TellsWhetherAllPlacesAreInAPart) {
       std::vector<std::uint32_t> wanted(kCount), indices(kCount);
       std::iota(wanted.begin(), wanted.end(), 0u);
       for (std::uint32_t k = 0; k < kCount; ++k) indices[k] = permutation.index_of(kFirst + k);
-      Placed<std::uint32_t> places(executor, std::vector<std::uint32_t>(kCount));
+      Placed<std::uint32_t> slots(executor, std::vector<std::uint32_t>(kCount));
       // Indices in host memory, as those of frames are.
-      EXPECT_TRUE(permute_into(executor, permutation, kFirst, kCount, indices, places)) << name;
-      EXPECT_EQ(places.read(), wanted) << name;
+      EXPECT_TRUE(permute_into(executor, permutation, kFirst, kCount, indices, slots)) << name;
+      EXPECT_EQ(slots.read(), wanted) << name;
       for (const std::uint32_t outside : {kFirst - 1, kFirst + kCount, 0u, 999u}) {
         indices[77] = permutation.index_of(outside);
-        EXPECT_FALSE(permute_into(executor, permutation, kFirst, kCount, indices, places)) << name;
+        EXPECT_FALSE(permute_into(executor, permutation, kFirst, kCount, indices, slots)) << name;
       }
     }
     EXPECT_TRUE(permute_into(executor, IndexPermutation::none(5), 0, 0, {}, {})) << name;
@@ -122,29 +122,29 @@ TEST(IndexPermutation, TellsWhetherAllPlacesAreInAPart) {
 
 TEST(IndexPermutation, TablesOfNoneAndOneRow) {
   EXPECT_TRUE(IndexPermutation::make(0, stream_of(1)).identity);
-  EXPECT_EQ(IndexPermutation::make(1, stream_of(1)).place_of(0), 0u);
+  EXPECT_EQ(IndexPermutation::make(1, stream_of(1)).slot_of(0), 0u);
 }
 
 TEST(FindOwners, IsThePartOfThePartition) {
   for_each_executor([&](Executor& executor, const std::string& name) {
     for (const std::size_t size : {1u, 2u, 7u, 64u, 1000u, 0xFFFFFFFFu}) {
       for (const std::size_t owners : {1u, 2u, 3u, 7u, 16u, 1000u, 5000u, 65'536u}) {
-        std::vector<std::uint32_t> places;
+        std::vector<std::uint32_t> slots;
         for (std::size_t owner = 0; owner < owners; owner += std::max<std::size_t>(1, owners / 50)) {
           const std::size_t begin = part_begin(size, owners, owner);
           const std::size_t end = part_begin(size, owners, owner + 1);
           if (begin == end) continue;
-          for (const std::size_t place : {begin, (begin + end) / 2, end - 1})
-            places.push_back(static_cast<std::uint32_t>(place));
+          for (const std::size_t slot : {begin, (begin + end) / 2, end - 1})
+            slots.push_back(static_cast<std::uint32_t>(slot));
         }
-        Placed<std::uint16_t> placed(executor, std::vector<std::uint16_t>(places.size()));
+        Placed<std::uint16_t> placed(executor, std::vector<std::uint16_t>(slots.size()));
         std::vector<std::size_t> counts(owners, 99);
-        find_owners(executor, Placed(executor, places), size, owners, placed, counts);
+        find_owners(executor, Placed(executor, slots), size, owners, placed, counts);
         const auto owner_of = placed.read();
         std::vector<std::size_t> wanted(owners);
-        for (std::size_t k = 0; k < places.size(); ++k) {
-          ASSERT_LE(part_begin(size, owners, owner_of[k]), places[k]) << name;
-          ASSERT_GT(part_begin(size, owners, std::size_t{owner_of[k]} + 1), places[k]) << name;
+        for (std::size_t k = 0; k < slots.size(); ++k) {
+          ASSERT_LE(part_begin(size, owners, owner_of[k]), slots[k]) << name;
+          ASSERT_GT(part_begin(size, owners, std::size_t{owner_of[k]} + 1), slots[k]) << name;
           ++wanted[owner_of[k]];
         }
         ASSERT_EQ(counts, wanted) << name;
@@ -178,11 +178,11 @@ TEST(IndexPermutation, BalancesEveryPattern) {
         for (auto& index : pattern) index = static_cast<std::uint32_t>(index % kSize);
         std::sort(pattern.begin(), pattern.end());
         pattern.erase(std::unique(pattern.begin(), pattern.end()), pattern.end());
-        std::vector<std::uint32_t> places(pattern.size());
+        std::vector<std::uint32_t> slots(pattern.size());
         std::vector<std::uint16_t> owner_of(pattern.size());
         std::vector<std::size_t> counts(world);
-        permute(*executor, permutation, pattern, places);
-        find_owners(*executor, places, kSize, world, owner_of, counts);
+        permute(*executor, permutation, pattern, slots);
+        find_owners(*executor, slots, kSize, world, owner_of, counts);
         const auto count = static_cast<double>(pattern.size());
         const auto ranks = static_cast<double>(world);
         const double imbalance =

@@ -1,4 +1,4 @@
-// Selections on a CUDA device. A pass over all elements lists, tile by tile, the places of those that reach a
+// Selections on a CUDA device. A pass over all elements lists, tile by tile, where those lie that reach a
 // threshold (two bytes each); a sum over the tiles tells how many there are and where each goes. The choice
 // among them and the output, which may lie in host memory, concern those alone.
 
@@ -17,11 +17,11 @@ namespace thinwire {
 using namespace cuda;
 namespace {
 
-/// Lists of every tile the places of elements that reach max(least, state's bits), and counts them. counts:
+/// Lists of every tile the offsets of elements that reach max(least, state's bits), and counts them. counts:
 /// [tiles + 1], of which the last becomes 0.
 __global__ void __launch_bounds__(kThreads)
     list_kernel(SelectInput input, std::uint32_t least, const RadixState* state, std::size_t tiles,
-                std::uint16_t* __restrict__ places, std::uint32_t* __restrict__ counts) {
+                std::uint16_t* __restrict__ offsets, std::uint32_t* __restrict__ counts) {
   if (state != nullptr) least = least > state->bits ? least : state->bits;
   const bool aligned = aligned_for_four(input.gradient) && aligned_for_four(input.residual);
   for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (unsigned g = 0; g < kGroups; ++g) {
       std::size_t at = tile * kTile + ranks.groups[g];
-      const std::size_t place = first + g * 4 * kWarp - tile * kTile;
+      const std::size_t offset = first + g * 4 * kWarp - tile * kTile;
       for (unsigned c = 0; c < 4; ++c) {
-        if ((flags[g] >> c & 1) != 0) places[at++] = static_cast<std::uint16_t>(place + c);
+        if ((flags[g] >> c & 1) != 0) offsets[at++] = static_cast<std::uint16_t>(offset + c);
       }
     }
   }
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Thread k finds the tile of the k-th listed element and looks it up.
 __global__ void __launch_bounds__(kThreads)
-    gather_kernel(SelectInput input, const std::uint16_t* __restrict__ places,
+    gather_kernel(SelectInput input, const std::uint16_t* __restrict__ offsets,
                   const std::uint32_t* __restrict__ before, std::size_t tiles, std::size_t count,
                   std::uint32_t* __restrict__ indices, float* __restrict__ values) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
       const std::size_t middle = (low + high) / 2;
       (before[middle] <= k ? low : high) = middle;
     }
-    const std::size_t i = low * kTile + places[low * kTile + (k - before[low])];
+    const std::size_t i = low * kTile + offsets[low * kTile + (k - before[low])];
     indices[k] = static_cast<std::uint32_t>(i);
     values[k] = sum_at(input.gradient, input.residual, i);
   }
@@ -105,12 +105,12 @@ class Candidates {
       : executor_(executor),
         input_(input),
         tiles_(tiles_of(input.count)),
-        places_(executor, input.count),
+        offsets_(executor, input.count),
         before_(executor, tiles_ + 1) {
     {
       const Scratch<std::uint32_t> counts(executor, tiles_ + 1);
       launch(executor.stream(), grid_of_tiles(tiles_), list_kernel, input, std::max(least, 1u), state, tiles_,
-             places_.data(), counts.data());
+             offsets_.data(), counts.data());
       exclusive_sum(executor, counts.data(), before_.data(), tiles_ + 1);
     }
     auto* results = static_cast<std::uint32_t*>(executor.results(2 * sizeof(std::uint32_t)));
@@ -157,14 +157,14 @@ class Candidates {
 
  private:
   void gather(std::uint32_t* indices, float* values) const {
-    launch(executor_.stream(), grid_for(size_), gather_kernel, input_, places_.data(), before_.data(), tiles_,
-           size_, indices, values);
+    launch(executor_.stream(), grid_for(size_), gather_kernel, input_, offsets_.data(), before_.data(),
+           tiles_, size_, indices, values);
   }
 
   CudaExecutor& executor_;
   SelectInput input_;
   std::size_t tiles_;
-  Scratch<std::uint16_t> places_;
+  Scratch<std::uint16_t> offsets_;
   Scratch<std::uint32_t> before_;
   std::size_t size_ = 0;
   std::uint32_t least_ = 1;

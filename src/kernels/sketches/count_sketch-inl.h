@@ -37,7 +37,7 @@ struct Batch {
   HWY_ALIGN std::uint32_t runs[kBatch];
   std::uint32_t offsets[kBatch];  // of the first element in its run
   std::uint32_t lengths[kBatch];
-  std::size_t places[kBatch];  // of the first element among the values
+  std::size_t firsts[kBatch];  // elements, among the values
   std::size_t size = 0;
 };
 

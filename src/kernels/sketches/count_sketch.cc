@@ -59,7 +59,7 @@ HWY_INLINE void ForEachBatch(const SketchTask& task, std::size_t begin, std::siz
       batch.runs[slot] = static_cast<std::uint32_t>(element >> shift);
       batch.offsets[slot] = static_cast<std::uint32_t>(offset);
       batch.lengths[slot] = static_cast<std::uint32_t>(length);
-      batch.places[slot] = element + displacement;
+      batch.firsts[slot] = element + displacement;
       element += length;
       at += length;
       if (batch.size == kBatch) {
@@ -148,8 +148,8 @@ void InsertPart(const SketchTask& task, const float* HWY_RESTRICT values, const 
         const std::size_t end = std::min(column + (to - from), last_column);
         if (begin >= end) return;
         const std::size_t skip = from + (begin - column);
-        const std::size_t place = batch.places[k] + skip;
-        AddRun(cells + begin, values + place, residual == nullptr ? nullptr : residual + place,
+        const std::size_t first = batch.firsts[k] + skip;
+        AddRun(cells + begin, values + first, residual == nullptr ? nullptr : residual + first,
                hashes.signs[k] >> skip, end - begin);
       };
       for (std::size_t k = 0; k < batch.size; ++k) {
@@ -182,7 +182,7 @@ void QueryPart(const SketchTask& task, const float* HWY_RESTRICT table, float* H
                     std::min<std::size_t>(batch.lengths[k], sketch.columns - hashes.columns[k]));
       }
       for (std::size_t k = 0; k < batch.size; ++k) {
-        flip(table, hashes.columns[k], hashes.signs[k], batch.lengths[k], values + batch.places[k]);
+        flip(table, hashes.columns[k], hashes.signs[k], batch.lengths[k], values + batch.firsts[k]);
       }
     });
     return;
@@ -203,7 +203,7 @@ void QueryPart(const SketchTask& task, const float* HWY_RESTRICT table, float* H
         flip(table + row * sketch.columns, hashes[row].columns[k], hashes[row].signs[k], batch.lengths[k],
              estimates + row * kLongestRun);
       }
-      Medians(*task.network, sketch.rows, estimates, batch.lengths[k], values + batch.places[k]);
+      Medians(*task.network, sketch.rows, estimates, batch.lengths[k], values + batch.firsts[k]);
     }
   });
 }
