@@ -1,25 +1,18 @@
 #include "apps/output.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "apps/test_folder.h"
+
 namespace thinwire::apps {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Output : public ::testing::Test {
- protected:
-  Output() { fs::create_directories(folder_); }
-  ~Output() override { fs::remove_all(folder_); }
-
-  const fs::path folder_ = fs::temp_directory_path() / ("thinwire-output-test-" + std::to_string(getpid()));
-};
 
 std::string message_of(void (*check)(const std::string&), const std::string& file) {
   try {
@@ -30,8 +23,9 @@ std::string message_of(void (*check)(const std::string&), const std::string& fil
   return "";
 }
 
-TEST_F(Output, CheckingLeavesEverythingAsItWas) {
-  const fs::path file = folder_ / "results.json";
+TEST(Output, CheckingLeavesEverythingAsItWas) {
+  const TestFolder folder;
+  const fs::path file = folder.file("results.json");
   require_writable(file.string());
   EXPECT_FALSE(fs::exists(file));
   std::ofstream(file) << "earlier";
@@ -43,17 +37,18 @@ TEST_F(Output, CheckingLeavesEverythingAsItWas) {
   require_writable("/dev/stdout");
 }
 
-TEST_F(Output, WhatCannotBeWrittenIsSaidWithTheRemedy) {
-  EXPECT_THROW(require_writable(folder_.string()), std::invalid_argument);
-  EXPECT_EQ(message_of(require_writable, folder_.string()), folder_.string() + " is a folder: name a file");
-  EXPECT_EQ(message_of(require_picture, folder_.string()), folder_.string() + " is a folder: name a file");
-  const std::string missing = (folder_ / "no" / "x.png").string();
+TEST(Output, WhatCannotBeWrittenIsSaidWithTheRemedy) {
+  const TestFolder folder;
+  EXPECT_THROW(require_writable(folder.path()), std::invalid_argument);
+  EXPECT_EQ(message_of(require_writable, folder.path()), folder.path() + " is a folder: name a file");
+  EXPECT_EQ(message_of(require_picture, folder.path()), folder.path() + " is a folder: name a file");
+  const std::string missing = folder.file("no/x.png");
   EXPECT_EQ(message_of(require_picture, missing),
-            missing + " cannot be written: there is no folder " + (folder_ / "no").string());
+            missing + " cannot be written: there is no folder " + folder.file("no"));
   EXPECT_THROW(require_writable(missing), std::runtime_error);
 }
 
-TEST_F(Output, APictureDoesNotReplaceADevice) {
+TEST(Output, APictureDoesNotReplaceADevice) {
   EXPECT_THROW(require_picture("/dev/null"), std::invalid_argument);
 }
 

@@ -1,13 +1,14 @@
 #include "apps/gradients/gradient_file.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <sstream>
 #include <stdexcept>
+
+#include "apps/test_folder.h"
 
 namespace thinwire::apps {
 namespace {
@@ -30,15 +31,6 @@ RecordedStep step_of(std::uint64_t step) {
 
 class GradientFileTest : public testing::Test {
  protected:
-  GradientFileTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "thinwire-gradients-XXXXXX").string();
-    const int file = mkstemp(name.data());
-    if (file < 0) throw std::runtime_error("no file for the test");
-    close(file);
-    path_ = name;
-  }
-  ~GradientFileTest() override { std::filesystem::remove(path_); }
-
   void write(int steps) const {
     GradientFileWriter writer(path_, 1, 4);
     for (int i = 0; i < steps; ++i) writer.append(step_of(static_cast<std::uint64_t>(3 + i)));
@@ -47,7 +39,9 @@ class GradientFileTest : public testing::Test {
     std::ifstream stream(path_, std::ios::binary);
     return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
   }
-  std::string path_;
+
+  TestFolder folder_;
+  const std::string path_ = folder_.file("gradients");
 };
 
 /// What reading `bytes` complains about; empty if it does not.

@@ -2,24 +2,20 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <stdexcept>
 
 #include "apps/simulation.h"
+#include "apps/test_folder.h"
 
 namespace thinwire::apps {
 namespace {
 
-/// A folder that goes away with the test.
 class RecordedGradients : public ::testing::Test {
  protected:
-  RecordedGradients() { std::filesystem::create_directories(folder_); }
-  ~RecordedGradients() override { std::filesystem::remove_all(folder_); }
-
   /// Two dense tensors around a table of 5 rows of 2; rank r lists row r twice.
   std::string write(int rank, int world, std::uint64_t first_step = 0, int steps = 2,
                     const std::string& name = "weight") {
-    const std::string path = (folder_ / ("rank" + std::to_string(rank) + ".grads")).string();
+    const std::string path = folder_.file("rank" + std::to_string(rank) + ".grads");
     GradientFileWriter writer(path, rank, world);
     for (int i = 0; i < steps; ++i) {
       const auto value = static_cast<float>(10 * rank + i + 1);
@@ -40,9 +36,7 @@ class RecordedGradients : public ::testing::Test {
     return path;
   }
 
-  std::filesystem::path folder_ =
-      std::filesystem::temp_directory_path() /
-      ("thinwire_recorded_" + std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
+  TestFolder folder_;
 };
 
 TEST_F(RecordedGradients, TensorsBecomeBucketsAndStepsRepeat) {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/train/data/test_folder.h"
+#include "apps/test_folder.h"
 #include "apps/train/model_state.h"
 #include "thinwire/in_process.h"
 
@@ -20,7 +20,7 @@ void write(const std::string& folder, std::uint64_t epoch, int workers) {
 }
 
 TEST(Checkpoint, KeepsTheNewestWholeOne) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   EXPECT_EQ(latest_checkpoint(folder.path()), 0u);
   EXPECT_EQ(latest_checkpoint(folder.file("absent")), 0u);
   write(folder.path(), 1, 3);
@@ -36,7 +36,7 @@ TEST(Checkpoint, KeepsTheNewestWholeOne) {
 }
 
 TEST(Checkpoint, SaysWhichFileIsMissingOrDamaged) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   write(folder.path(), 1, 2);
   EXPECT_THROW(read_rank_state(folder.path(), 1, 2), std::runtime_error);
   folder.write("epoch-1/rank-1.state", "TWSTATE1 and then something else");
@@ -49,7 +49,7 @@ TEST(Checkpoint, SaysWhichFileIsMissingOrDamaged) {
 }
 
 TEST(Checkpoint, AllRanksHearOfAFailure) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   folder.write("occupied", "");
   EXPECT_THROW(write(folder.file("occupied"), 1, 3), std::runtime_error);
 }

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "apps/test_folder.h"
 #include "apps/train/data/test_dataset.h"
-#include "apps/train/data/test_folder.h"
 #include "apps/train/recorder.h"
 #include "thinwire/in_process.h"
 
@@ -91,7 +91,7 @@ TEST(Worker, ResumesBitForBit) {
       options.momentum = 0.5;
       if (model == "resnet20") options.batch = 20;
       const RunResult straight = train(options, dataset, spec);
-      const TestFolder folder;
+      const apps::TestFolder folder;
       options.stop_after = 1;
       const RunResult first = train(options, dataset, spec, folder.path());
       EXPECT_EQ(first.epochs.size(), 1u);
@@ -159,7 +159,7 @@ TEST(Worker, ResumesModelsWithTablesBitForBit) {
       Options options = table_options(model);
       options.momentum = 0.5;
       const RunResult straight = train(options, dataset, spec);
-      const TestFolder folder;
+      const apps::TestFolder folder;
       options.stop_after = 1;
       EXPECT_NE(train(options, dataset, spec, folder.path()).model_hash, straight.model_hash);
       const RunResult second = train(options, dataset, spec, folder.path(), /*resume=*/true);
@@ -175,7 +175,7 @@ TEST(Worker, ResumesModelsWithTablesBitForBit) {
 
 TEST(Worker, RecordsTheFirstSteps) {
   const TextDataset text(chain_text(4000), 100);
-  const TestFolder folder;
+  const apps::TestFolder folder;
   Options options = table_options("lstm");
   options.epochs = 1;
   options.record = 3;
@@ -193,7 +193,7 @@ TEST(Worker, RecordsTheFirstSteps) {
 
 TEST(Worker, RefusesACheckpointOfSomethingElse) {
   const ImageDataset dataset(banded_set(96, 20));
-  const TestFolder folder;
+  const apps::TestFolder folder;
   Options options = small_options();
   options.stop_after = 1;
   train(options, dataset, "dense", folder.path());

@@ -4,8 +4,8 @@
 
 #include <set>
 
+#include "apps/test_folder.h"
 #include "apps/train/data/test_dataset.h"
-#include "apps/train/data/test_folder.h"
 
 namespace thinwire::train {
 namespace {
@@ -17,7 +17,7 @@ const std::string kLine =
 
 /// What load_adult complains about when adult.data is `text`.
 std::string complaint_about_adult(const std::string& text) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   folder.write("adult.data", text);
   folder.write("adult.test", kLine);
   try {
@@ -34,7 +34,7 @@ std::string replaced(const std::string& what, const std::string& by) {
 }
 
 TEST(Adult, ReadsTheFieldsOfBothFiles) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   folder.write("adult.data", kLine + "\r\n\n" + replaced("<=50K", ">50K") + "\n");
   folder.write("adult.test", "|1x3 Cross validator\n" + replaced("State-gov", "?") + ".\n");
   const AdultRecords records = load_adult(folder.path());
@@ -63,7 +63,7 @@ TEST(Adult, NamesLineAndField) {
   expect(replaced(" White", ""), "has an empty race");
   expect(replaced("<=50K", "50K"), "ends with '50K'");
   expect(std::string("\0\1\2", 3), "line 1 has 1 fields");
-  const TestFolder empty;
+  const apps::TestFolder empty;
   EXPECT_THROW(load_adult(empty.path()), std::runtime_error);
 }
 

@@ -5,8 +5,8 @@
 
 #include <functional>
 
+#include "apps/test_folder.h"
 #include "apps/train/data/image_dataset.h"
-#include "apps/train/data/test_folder.h"
 
 namespace thinwire::train {
 namespace {
@@ -35,7 +35,7 @@ void write_gzipped(const std::string& path, const std::string& bytes) {
   gzclose(file);
 }
 
-void write_fashion(const TestFolder& folder) {
+void write_fashion(const apps::TestFolder& folder) {
   folder.write("train-images-idx3-ubyte", idx_images(12));
   folder.write("train-labels-idx1-ubyte", idx_labels(12));
   write_gzipped(folder.file("t10k-images-idx3-ubyte.gz"), idx_images(5));
@@ -72,7 +72,7 @@ void expect_mention(const std::string& text, const std::string& part) {
 }
 
 TEST(FashionMnist, ReadsPlainAndGzippedFiles) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   write_fashion(folder);
   const auto loaded = load_images("fashion-mnist:" + folder.path());
   const ImageSet& dataset = loaded->images();
@@ -86,7 +86,7 @@ TEST(FashionMnist, ReadsPlainAndGzippedFiles) {
 }
 
 TEST(FashionMnist, NamesWhatIsMissing) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   const std::string text = complaint_about_data("fashion-mnist:" + folder.path());
   expect_mention(text, "train-labels-idx1-ubyte.gz is missing");
   expect_mention(text, "dataset-fashion-mnist");
@@ -111,7 +111,7 @@ TEST(FashionMnist, RefusesDamagedFiles) {
       {"train-labels-idx1-ubyte", idx_labels(0), "holds no labels"},
   };
   for (const auto& damage : cases) {
-    const TestFolder folder;
+    const apps::TestFolder folder;
     write_fashion(folder);
     folder.write(damage.file, damage.bytes);
     const std::string text = complaint_about_data("fashion-mnist:" + folder.path());
@@ -121,7 +121,7 @@ TEST(FashionMnist, RefusesDamagedFiles) {
 }
 
 TEST(FashionMnist, RefusesTruncatedGzip) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   write_fashion(folder);
   const std::string name = folder.file("t10k-images-idx3-ubyte.gz");
   std::filesystem::resize_file(name, std::filesystem::file_size(name) / 2);
@@ -129,7 +129,7 @@ TEST(FashionMnist, RefusesTruncatedGzip) {
 }
 
 TEST(Cifar10, ReadsRecordsAndMeasuresChannels) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   for (int i = 1; i <= 5; ++i) folder.write("data_batch_" + std::to_string(i) + ".bin", cifar_records(4));
   folder.write("test_batch.bin", cifar_records(3));
   const auto loaded = load_images("cifar10:" + folder.path());
@@ -157,7 +157,7 @@ TEST(Datasets, UnknownNamesListTheKnown) {
 }
 
 TEST(Datasets, LimitKeepsTheFirst) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   write_fashion(folder);
   const auto dataset = load_images("fashion-mnist:" + folder.path());
   dataset->limit_training(0);

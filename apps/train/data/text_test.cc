@@ -4,9 +4,9 @@
 
 #include <set>
 
+#include "apps/test_folder.h"
 #include "apps/train/data/batches.h"
 #include "apps/train/data/test_dataset.h"
-#include "apps/train/data/test_folder.h"
 #include "apps/train/data/text_source.h"
 
 namespace thinwire::train {
@@ -120,7 +120,7 @@ std::string complaint_about_file(const std::string& path) {
 }
 
 TEST(TextSource, NamesFileAndRemedy) {
-  const TestFolder folder;
+  const apps::TestFolder folder;
   folder.write("good", "some text");
   folder.write("empty", "");
   folder.write("garbled", "some \xFF text");

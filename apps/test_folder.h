@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace thinwire::train {
+namespace thinwire::apps {
 
 class TestFolder {
  public:
@@ -34,4 +34,4 @@ class TestFolder {
   std::filesystem::path path_;
 };
 
-}  // namespace thinwire::train
+}  // namespace thinwire::apps
