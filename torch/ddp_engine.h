@@ -50,9 +50,9 @@ class DdpEngine {
   /// untouched until `done` was called. An error of one bucket fails all later ones.
   void submit(DdpBucket bucket, DdpDone done);
 
-  /// From the next step on. All ranks, before the same step. What the old system has not delivered becomes the
-  /// new one's residual, or is delivered in the next step where that keeps none. Throws std::invalid_argument
-  /// for a bad spec, which changes nothing.
+  /// From the next step on. All ranks, before the same step. What the old system has not delivered becomes
+  /// the new one's residual, or is delivered in the next step where that keeps none. Throws
+  /// std::invalid_argument for a bad spec, which changes nothing.
   void set_spec(const std::string& spec);
   std::string spec() const;
 
@@ -65,7 +65,8 @@ class DdpEngine {
   /// Steps that were ended, those before a loaded state's included.
   std::uint64_t step() const;
 
-  /// {"buckets": [last step's report of each], "last_step": sums over them, "total": sums over steps}, as JSON.
+  /// {"buckets": [last step's report of each], "last_step": sums over them, "total": sums over steps}, as
+  /// JSON.
   std::string report() const;
   /// `device` is the one that compresses the bucket; nullopt for the CPU.
   std::vector<DdpLayout> buckets() const;
@@ -73,8 +74,8 @@ class DdpEngine {
   /// Between steps, not collective: what Session::save writes, over all lanes.
   StateWriter save();
   /// Between steps. Takes effect at once, or when the first step has shown the buckets; the next step is in
-  /// the state's buckets, if these are of the same parameters. Of a state of another spec it takes what moves.
-  /// Throws std::runtime_error, and changes nothing, when it does not fit.
+  /// the state's buckets, if these are of the same parameters. Of a state of another spec it takes what
+  /// moves. Throws std::runtime_error, and changes nothing, when it does not fit.
   void load(StateReader state);
 
   /// Ends the lanes; a lane that waits for the network is waited for. Then only reading works.

@@ -35,8 +35,8 @@ class Origins {
     }
   }
 
-  /// mean: of the bucket made of these parts. Ends the origins of which these were the last; throws what their
-  /// `done` throws.
+  /// mean: of the bucket made of these parts. Ends the origins of which these were the last; throws what
+  /// their `done` throws.
   void take(const Parts& parts, const at::Tensor& mean, std::exception_ptr error) {
     std::vector<Completion> complete(parts.size());
     if (!error) {

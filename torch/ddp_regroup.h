@@ -13,10 +13,10 @@
 
 namespace thinwire {
 
-/// The buckets of `items`, which are a step's last ones, as the buckets `layouts` from `first` on. Their `done`
-/// copies the mean into DDP's buckets, and ends one when all of its parts are there. Empty, and `items` are as
-/// they were, where the two are not made of the same parameters; else `items` is empty afterwards. Called
-/// where submit() is: on devices, copies come after what computes the gradients.
+/// The buckets of `items`, which are a step's last ones, as the buckets `layouts` from `first` on. Their
+/// `done` copies the mean into DDP's buckets, and ends one when all of its parts are there. Empty, and
+/// `items` are as they were, where the two are not made of the same parameters; else `items` is empty
+/// afterwards. Called where submit() is: on devices, copies come after what computes the gradients.
 std::vector<DdpItem> regrouped(std::vector<DdpItem>& items, const std::vector<DdpLayout>& layouts,
                                std::size_t first);
 

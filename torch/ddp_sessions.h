@@ -1,6 +1,6 @@
 #pragma once
-// The sessions of all lanes as one: made for DDP's buckets, made anew when these or the spec change, saved and
-// loaded together. Bucket i is on lane i mod lanes.
+// The sessions of all lanes as one: made for DDP's buckets, made anew when these or the spec change, saved
+// and loaded together. Bucket i is on lane i mod lanes.
 
 #include <cstdint>
 #include <memory>
@@ -18,7 +18,8 @@ struct DdpOptions {
   std::uint64_t seed = 1;
   int threads = 1;  ///< CPU threads for the kernels of one lane.
   /// The optimizer leaves out a step in which any bucket is not finite, as with loss scaling: then what is
-  /// undelivered of every bucket becomes again what it was before. Costs a copy of the residuals in each step.
+  /// undelivered of every bucket becomes again what it was before. Costs a copy of the residuals in each
+  /// step.
   bool skips_steps = false;
   /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
   bool devices_compress = true;

@@ -31,7 +31,8 @@ void copy_indices(const at::Tensor& gradient, std::vector<std::uint32_t>& rows) 
   const auto limit = static_cast<std::uint64_t>(gradient.size(0));
   rows.resize(static_cast<std::size_t>(indices.numel()));
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    // A negative one is beyond the limit, too. Only the session can say it well: it refuses what is not below.
+    // A negative one is beyond the limit, too. Only the session can say it well: it refuses what is not
+    // below.
     const auto row = static_cast<std::uint64_t>(indices.data_ptr<std::int64_t>()[i]);
     rows[i] = static_cast<std::uint32_t>(std::min(row, limit));
   }

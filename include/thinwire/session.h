@@ -21,8 +21,8 @@
 //
 // The session owns whatever is undelivered. A system with feedback is given it as its residual. A system
 // without feedback keeps nothing; but a state that the session loads may hold a residual for it, of another
-// system or of a step that did not count. Then the session adds it to the bucket's next gradient, and drops it
-// once a step that is finite has delivered it.
+// system or of a step that did not count. Then the session adds it to the bucket's next gradient, and drops
+// it once a step that is finite has delivered it.
 
 #include <cstdint>
 #include <memory>

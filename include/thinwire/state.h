@@ -148,8 +148,8 @@ class BucketReader {
     all,
     moving,  ///< Those that move to another system.
   };
-  /// `visible`: the buckets of whoever reads; empty: all. Other buckets, and other kinds than `kinds`, read as
-  /// if nothing had been written.
+  /// `visible`: the buckets of whoever reads; empty: all. Other buckets, and other kinds than `kinds`, read
+  /// as if nothing had been written.
   BucketReader(const StateReader& reader, const std::vector<BucketLayout>& buckets,
                std::vector<bool> visible = {}, Kinds kinds = Kinds::all)
       : reader_(reader), buckets_(buckets), visible_(std::move(visible)), kinds_(kinds) {}

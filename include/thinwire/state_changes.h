@@ -23,9 +23,9 @@ StateWriter merged_state(const std::vector<StateReader>& ranks, const Registry& 
 StateWriter shared_state(const StateReader& merged, int merged_ranks, int ranks, const Registry& registry);
 
 /// The state for a model of these parameters: entries of others are left out. Where the model has parameters
-/// that the state does not know by `known`, they begin without a residual; then only what each rank has of its
-/// own is kept, since the rest is known for whole buckets, and is learnt again. Throws std::invalid_argument
-/// for a residual of another length than its parameter.
+/// that the state does not know by `known`, they begin without a residual; then only what each rank has of
+/// its own is kept, since the rest is known for whole buckets, and is learnt again. Throws
+/// std::invalid_argument for a residual of another length than its parameter.
 StateWriter state_for_model(const StateReader& state, const std::vector<Parameter>& model,
                             const std::vector<std::string>& known, const Registry& registry);
 

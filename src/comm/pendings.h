@@ -1,6 +1,6 @@
 #pragma once
-// Messages under way during one exchange of a step. They lie in the step's workspace, so an exchange allocates
-// nothing; on an exception they are abandoned while their communicator still exists.
+// Messages under way during one exchange of a step. They lie in the step's workspace, so an exchange
+// allocates nothing; on an exception they are abandoned while their communicator still exists.
 
 #include <new>
 #include <utility>

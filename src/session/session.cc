@@ -150,8 +150,9 @@ class ClockOf {
 
 }  // namespace
 
-/// run(own, residual, pending, step): what differs between dense buckets and rows. residual: for a system with
-/// feedback. pending: what a system without has to deliver besides its gradient; empty where there is nothing.
+/// run(own, residual, pending, step): what differs between dense buckets and rows. residual: for a system
+/// with feedback. pending: what a system without has to deliver besides its gradient; empty where there is
+/// nothing.
 template <class Run>
 void Session::run(BucketId bucket, Run&& run) {
   Bucket& own = *buckets_[bucket];

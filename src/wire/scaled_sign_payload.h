@@ -19,8 +19,8 @@ inline void write_scale(Span<std::byte> frame, float scale) {
   std::memcpy(frame.data() + FrameHeader::kBytes + 4, &zero, sizeof zero);
 }
 
-/// table: the payload's first eight bytes. Throws CorruptFrame unless the scale is finite and not negative and
-/// the bytes behind it are zero. Returns the scale.
+/// table: the payload's first eight bytes. Throws CorruptFrame unless the scale is finite and not negative
+/// and the bytes behind it are zero. Returns the scale.
 inline float require_scale(Span<const float> table) {
   std::uint32_t zero = 0;
   std::memcpy(&zero, &table[1], sizeof zero);

@@ -38,8 +38,8 @@ class RunRandoms {
   bool known_ = false;
 };
 
-/// Sums and counts of a group's cells, each cluster's array followed by room for the end of a run that starts in
-/// its last cell.
+/// Sums and counts of a group's cells, each cluster's array followed by room for the end of a run that starts
+/// in its last cell.
 struct ClusterSums {
   float* sums;
   float* counts;

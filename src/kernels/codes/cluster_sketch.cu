@@ -1,10 +1,10 @@
 // CASQ's codes and the means of its cells on a CUDA device.
 //
-// Where a run of 64 elements begins in a cluster's array of cells grows with the run's random number x, in all
-// clusters alike. So the runs of a group are sorted into slices by x. Those of one slice touch a short window
-// of each array, which one warp keeps in shared memory and goes through in the order of the runs. A second
-// kernel adds what the slices' windows hold of each cell, slice after slice. Every sum has one order, which
-// follows from the sizes alone.
+// Where a run of 64 elements begins in a cluster's array of cells grows with the run's random number x, in
+// all clusters alike. So the runs of a group are sorted into slices by x. Those of one slice touch a short
+// window of each array, which one warp keeps in shared memory and goes through in the order of the runs. A
+// second kernel adds what the slices' windows hold of each cell, slice after slice. Every sum has one order,
+// which follows from the sizes alone.
 //
 // Reads the elements once. Beside that it moves about 40 bytes per run for the order, and what the windows
 // hold: 8 bytes for each cell and for 64 more of every cluster of a slice.

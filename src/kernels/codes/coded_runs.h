@@ -1,6 +1,6 @@
 #pragma once
-// What device code that makes and reads codes shares. A warp works on runs of 256 elements. Their codes lie as
-// one byte each in shared memory, between the order in which elements are read and that of bit planes.
+// What device code that makes and reads codes shares. A warp works on runs of 256 elements. Their codes lie
+// as one byte each in shared memory, between the order in which elements are read and that of bit planes.
 
 #include "kernels/codes/fine_rounding.h"
 #include "kernels/codes/quantization_levels.h"

@@ -1,6 +1,6 @@
 #pragma once
-// The definition in quantization_levels.h of one element's code, bit for bit, for those that 16 bits of u do not decide;
-// and what the kernels that decide the others share.
+// The definition in quantization_levels.h of one element's code, bit for bit, for those that 16 bits of u do
+// not decide; and what the kernels that decide the others share.
 
 #include <cstddef>
 #include <cstdint>

@@ -20,8 +20,8 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
                      QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
                      Span<const float> residual, Span<float> norms, Span<std::uint64_t> codes);
 
-/// Quantizes with given finite norms, one per range of `ends` (ascending, the last at n, in host memory). Larger
-/// magnitudes are cut to the norm. Norms below the least normal float count as 0. All p are finite.
+/// Quantizes with given finite norms, one per range of `ends` (ascending, the last at n, in host memory).
+/// Larger magnitudes are cut to the norm. Norms below the least normal float count as 0. All p are finite.
 void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
                      Span<const float> residual, Span<std::uint64_t> codes);

@@ -47,8 +47,8 @@ bool any_on_device(const Arguments&... arguments) {
 
 }  // namespace thinwire
 
-/// Returns from the calling function with what kernel_on_cuda(arguments...) returns, where one of them lies on
-/// a device. That function is declared here, by the kernel's own type.
+/// Returns from the calling function with what kernel_on_cuda(arguments...) returns, where one of them lies
+/// on a device. That function is declared here, by the kernel's own type.
 #ifdef THINWIRE_HAS_CUDA
 #define THINWIRE_ON_DEVICE(kernel, ...)                                               \
   do {                                                                                \

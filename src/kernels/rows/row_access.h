@@ -15,8 +15,8 @@ namespace thinwire {
 void scatter_rows(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
                   std::size_t width, Span<float> table);
 
-/// values[k] = row indices[k] of gradient + residual, 0 for what the last row lacks. residual: as gradient, or
-/// empty.
+/// values[k] = row indices[k] of gradient + residual, 0 for what the last row lacks. residual: as gradient,
+/// or empty.
 void gather_rows(Executor& executor, Span<const float> gradient, Span<const float> residual,
                  Span<const std::uint32_t> indices, std::size_t width, Span<float> values);
 

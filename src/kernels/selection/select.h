@@ -38,8 +38,8 @@ struct Selection {
   std::size_t size() const { return indices.size(); }
 };
 
-/// All elements whose magnitude is at least `least_bits` and not 0, in one pass. A CUDA device takes no more of
-/// the workspace than they need.
+/// All elements whose magnitude is at least `least_bits` and not 0, in one pass. A CUDA device takes no more
+/// of the workspace than they need.
 Selection select_at_least(Executor& executor, Workspace& workspace, Span<const float> gradient,
                           Span<const float> residual, std::uint32_t least_bits);
 

@@ -70,7 +70,8 @@ enum class BlockLayout : std::uint8_t {
 
 /// table[j * columns + column] += sign * p for every listed element and row j, with p = values + residual;
 /// residual may be empty. table: [cells()]. The same bits for any number of threads and on CUDA devices: each
-/// column adds its elements in ascending order. Throws std::invalid_argument for buckets of 2^32 or more runs.
+/// column adds its elements in ascending order. Throws std::invalid_argument for buckets of 2^32 or more
+/// runs.
 void insert_blocks(Executor& executor, const CountSketch& sketch, const BlockList& list, BlockLayout layout,
                    Span<const float> values, Span<const float> residual, Span<float> table);
 

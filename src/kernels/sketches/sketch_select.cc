@@ -111,8 +111,8 @@ struct SelectBatch {
   HWY_ALIGN std::uint64_t reached[kBatch];  // those whose median may reach the threshold
 };
 
-/// Looks up the marks of `size` runs from `first_run` on: which rows say that an element reaches the threshold,
-/// above 0 or below.
+/// Looks up the marks of `size` runs from `first_run` on: which rows say that an element reaches the
+/// threshold, above 0 or below.
 HWY_INLINE void LookUpMarks(const SelectTask& task, std::size_t first_run, std::size_t size,
                             SelectBatch& batch) {
   HWY_ALIGN std::uint32_t runs[kBatch] = {};

@@ -63,7 +63,8 @@ namespace {
 
 enum class Topology { all_gather, server, automatic };
 
-// Of each parameter, its clusters' centres, their weights, and the centres in what a shard's server sends back.
+// Of each parameter, its clusters' centres, their weights, and the centres in what a shard's server sends
+// back.
 constexpr std::array<StateKind, 3> kKinds = {{
     {.name = "casq_centres", .unit = StateKind::Unit::gradient},
     {.name = "casq_weights"},
