@@ -142,4 +142,33 @@ void finish(CudaExecutor& executor, Operands&... operands) {
   if ((operands.on_host() || ...)) executor.wait();
 }
 
+/// An argument of a kernel as run() hands it over.
+template <class T>
+struct KernelArgument {
+  KernelArgument(CudaExecutor&, const T& argument) : value(argument) {}
+  const T& data() const { return value; }
+  void write_back() {}
+  bool on_host() const { return false; }
+
+  const T& value;
+};
+template <class T>
+struct KernelArgument<Span<T>> : Operand<T> {
+  using Operand<T>::Operand;
+};
+
+/// A whole call of one kernel: spans become operands, of which the kernel gets the pointers (null where they
+/// are empty), everything else is handed over as it is; then finish().
+template <class Kernel, class... Arguments>
+void run(CudaExecutor& executor, const Grid& grid, Kernel kernel, const Arguments&... arguments) {
+  [&](auto&&... operands) {
+    launch(executor.stream(), grid, kernel, operands.data()...);
+    finish(executor, operands...);
+  }(KernelArgument<Arguments>(executor, arguments)...);
+}
+template <class Kernel, class... Arguments>
+void run(Executor& executor, const Grid& grid, Kernel kernel, const Arguments&... arguments) {
+  run(executor_on_device(executor), grid, kernel, arguments...);
+}
+
 }  // namespace thinwire::cuda

@@ -275,8 +275,6 @@ double apply_clusters_on_cuda(Executor& executor, Span<const CodedClusters> code
                               Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   const Brought brought(own, coded);
-  Operand g(own, gradient);
-  Operand r(own, residual);
   const Grid grid = grid_for_runs(gradient.size());
   const Findings findings(own, grid);
   const std::size_t bits = coded[0].sketch.bits;
@@ -284,9 +282,8 @@ double apply_clusters_on_cuda(Executor& executor, Span<const CodedClusters> code
                       : bits == 2 ? apply_kernel<2>
                       : bits == 3 ? apply_kernel<3>
                                   : apply_kernel<4>;
-  launch(own.stream(), grid, kernel, brought.device(), static_cast<unsigned>(self),
-         1.0f / static_cast<float>(coded.size()), gradient.size(), g.data(), r.data(), findings.sums());
-  finish(own, g, r);
+  run(own, grid, kernel, brought.device(), static_cast<unsigned>(self),
+      1.0f / static_cast<float>(coded.size()), gradient.size(), gradient, residual, findings.sums());
   return findings.sum();
 }
 
@@ -299,9 +296,6 @@ double subtract_clusters_on_cuda(Executor& executor, const CodedClusters& coded,
   CudaExecutor& own = executor_on_device(executor);
   const Brought brought(own, {&coded, 1});
   const Operand a(own, shard.average);
-  const Operand o(own, results);
-  Operand g(own, gradient);
-  Operand r(own, residual);
   const Grid grid = grid_for_runs(gradient.size());
   const Findings findings(own, grid);
   const std::size_t bits = coded.sketch.bits;
@@ -309,10 +303,9 @@ double subtract_clusters_on_cuda(Executor& executor, const CodedClusters& coded,
                       : bits == 2 ? subtract_kernel<2>
                       : bits == 3 ? subtract_kernel<3>
                                   : subtract_kernel<4>;
-  launch(own.stream(), grid, kernel, brought.device(),
-         DeviceShard{shard.begin, shard.begin + shard.average.size(), a.data(), shard.world}, o.data(),
-         gradient.size(), g.data(), r.data(), findings.sums());
-  finish(own, g, r);
+  run(own, grid, kernel, brought.device(),
+      DeviceShard{shard.begin, shard.begin + shard.average.size(), a.data(), shard.world}, results,
+      gradient.size(), gradient, residual, findings.sums());
   return findings.sum();
 }
 

@@ -144,22 +144,18 @@ void dequantize_on_cuda(Executor& executor, const QuantizationLevels& levels,
   CudaExecutor& own = executor_on_device(executor);
   const TableOnDevice<float> n(own, norms);
   const TableOnDevice<std::size_t> e(own, scales.ends);
-  Operand c(own, codes);
-  Operand v(own, values);
-  launch(own.stream(), grid_for_coded_runs(values.size()),
-         levels.equal_steps ? decode_kernel_for<true>(add) : decode_kernel_for<false>(add), levels,
-         DeviceScales{scales.chunk, e.data(), scales.ends.size()}, Coded{n.data(), c.data()}, first,
-         values.size(), v.data());
-  finish(own, c, v);
-  own.wait();  // for the tables
+  const Operand<const std::uint64_t> c(own, codes);
+  run(own, grid_for_coded_runs(values.size()),
+      levels.equal_steps ? decode_kernel_for<true>(add) : decode_kernel_for<false>(add), levels,
+      DeviceScales{scales.chunk, e.data(), scales.ends.size()}, Coded{n.data(), c.data()}, first,
+      values.size(), values);
+  own.wait();  // for codes and tables
 }
 
 double average_dequantized_on_cuda(Executor& executor, const QuantizationLevels& levels,
                                    const QuantizationScales& scales, Span<const QuantizedVector> vectors,
                                    std::size_t self, Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
-  Operand g(own, gradient);
-  Operand r(own, residual);
   const TableOnDevice<std::size_t> e(own, scales.ends);
   std::vector<std::unique_ptr<TableOnDevice<float>>> norms;
   std::vector<std::unique_ptr<Operand<const std::uint64_t>>> codes;
@@ -172,11 +168,10 @@ double average_dequantized_on_cuda(Executor& executor, const QuantizationLevels&
   const TableOnDevice<Coded> table(own, coded);
   const Grid grid = grid_for_coded_runs(gradient.size());
   const Findings findings(own, grid);
-  launch(own.stream(), grid, levels.equal_steps ? average_kernel<true> : average_kernel<false>, levels,
-         DeviceScales{scales.chunk, e.data(), scales.ends.size()}, table.data(),
-         static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self), gradient.size(), g.data(),
-         r.data(), findings.sums());
-  finish(own, g, r);
+  run(own, grid, levels.equal_steps ? average_kernel<true> : average_kernel<false>, levels,
+      DeviceScales{scales.chunk, e.data(), scales.ends.size()}, table.data(),
+      static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self), gradient.size(), gradient, residual,
+      findings.sums());
   own.wait();  // codes and tables lie in host memory
   return residual.empty() ? 0 : findings.sum();
 }

@@ -75,12 +75,10 @@ void count_sample(Executor& executor, Span<const float> gradient, Span<const flo
                   const Sample& sample,
                   FunctionRef<void(std::size_t sign, std::size_t first, Span<const BinCount> counts)> use) {
   CudaExecutor& own = executor_on_device(executor);
-  const Operand g(own, gradient);
-  const Operand r(own, residual);
   const Scratch<Counts> counts(own, 1);
   check(cudaMemsetAsync(counts.data(), 0, sizeof(Counts), own.stream()), "no zeros");
-  launch(own.stream(), grid_for(sample.strata() * kSampleRun, 4), count_kernel, g.data(), r.data(), sample,
-         counts.data());
+  run(own, grid_for(sample.strata() * kSampleRun, 4), count_kernel, gradient, residual, sample,
+      counts.data());
   const auto bring = [&](const void* from, void* to, std::size_t bytes) {
     if (bytes == 0) return;
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, own.stream()), "counts could not be copied");

@@ -71,8 +71,6 @@ float float_of_bits(std::uint32_t bits) {
 void measure_ranges_on_cuda(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
                             Span<const float> residual, Span<float> largest, Span<double> squares) {
   CudaExecutor& own = executor_on_device(executor);
-  const Operand g(own, gradient);
-  const Operand r(own, residual);
   // Enough for every multiprocessor, and few enough for the host to join them.
   const std::size_t chunk = std::max<std::size_t>(16384, gradient.size() / 8192);
   std::vector<Chunk> chunks;
@@ -84,7 +82,7 @@ void measure_ranges_on_cuda(Executor& executor, Span<const std::size_t> ends, Sp
   auto* measures = static_cast<Measure*>(own.results(chunks.size() * sizeof(Measure)));
   const Grid grid{static_cast<unsigned>(std::min(chunks.size(), kMostBlocks)), kThreads};
   const auto kernel = squares.empty() ? measure_kernel<false> : measure_kernel<true>;
-  launch(own.stream(), grid, kernel, table.data(), chunks.size(), g.data(), r.data(), measures);
+  run(own, grid, kernel, table.data(), chunks.size(), gradient, residual, measures);
   own.wait();
   std::size_t k = 0;
   for (std::size_t range = 0; range < ends.size(); ++range) {

@@ -137,22 +137,16 @@ __global__ void __launch_bounds__(kThreads)
 template <class Term>
 double sum_of(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   CudaExecutor& own = executor_on_device(executor);
-  const Operand g(own, gradient);
-  const Operand r(own, residual);
   const Grid grid = grid_for_elements(gradient.size());
   const Findings findings(own, grid);
-  launch(own.stream(), grid, sum_kernel<Term>, g.data(), r.data(), gradient.size(), findings.sums());
+  run(own, grid, sum_kernel<Term>, gradient, residual, gradient.size(), findings.sums());
   return findings.sum();
 }
 
 }  // namespace
 
 void add_on_cuda(Executor& executor, Span<float> target, Span<const float> values) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand t(own, target);
-  Operand v(own, values);
-  launch(own.stream(), grid_for_elements(target.size()), add_kernel, t.data(), v.data(), target.size());
-  finish(own, t, v);
+  run(executor, grid_for_elements(target.size()), add_kernel, target, values, target.size());
 }
 
 bool scale_on_cuda(Executor& executor, Span<float> values, float factor) {
@@ -187,55 +181,31 @@ double sum_of_squares_on_cuda(Executor& executor, Span<const float> gradient, Sp
 double apply_average_on_cuda(Executor& executor, Span<const float> own_part, Span<const float> sums,
                              float factor, Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
-  Operand o(own, own_part);
-  Operand s(own, sums);
-  Operand g(own, gradient);
-  Operand r(own, residual);
   const Grid grid = grid_for_elements(gradient.size());
   const Findings findings(own, grid);
-  launch(own.stream(), grid, average_kernel, o.data(), s.data(), factor, gradient.size(), g.data(), r.data(),
-         findings.sums());
-  finish(own, o, s, g, r);
+  run(own, grid, average_kernel, own_part, sums, factor, gradient.size(), gradient, residual,
+      findings.sums());
   return residual.empty() ? 0 : findings.sum();
 }
 
 void add_remainder_on_cuda(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
                            Span<float> residual) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand s(own, sums);
-  Operand m(own, mean);
-  Operand r(own, residual);
-  launch(own.stream(), grid_for_elements(residual.size()), remainder_kernel, s.data(), factor, m.data(),
-         residual.size(), r.data());
-  finish(own, s, m, r);
+  run(executor, grid_for_elements(residual.size()), remainder_kernel, sums, factor, mean, residual.size(),
+      residual);
 }
 
 void hold_back_on_cuda(Executor& executor, Span<float> gradient, Span<float> residual) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand g(own, gradient);
-  Operand r(own, residual);
-  launch(own.stream(), grid_for_elements(gradient.size()), hold_back_kernel, gradient.size(), g.data(),
-         r.data());
-  finish(own, g, r);
+  run(executor, grid_for_elements(gradient.size()), hold_back_kernel, gradient.size(), gradient, residual);
 }
 
 void add_residual_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
                           Span<float> sums) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand g(own, gradient);
-  Operand r(own, residual);
-  Operand s(own, sums);
-  launch(own.stream(), grid_for_elements(gradient.size()), add_residual_kernel, g.data(), r.data(),
-         gradient.size(), s.data());
-  finish(own, g, r, s);
+  run(executor, grid_for_elements(gradient.size()), add_residual_kernel, gradient, residual, gradient.size(),
+      sums);
 }
 
 void clear_bits_on_cuda(Executor& executor, Span<const std::uint64_t> bits, Span<float> vector) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand b(own, bits);
-  Operand v(own, vector);
-  launch(own.stream(), grid_for(vector.size()), clear_bits_kernel, b.data(), vector.size(), v.data());
-  finish(own, b, v);
+  run(executor, grid_for(vector.size()), clear_bits_kernel, bits, vector.size(), vector);
 }
 
 void sample_evenly_on_cuda(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
@@ -249,13 +219,8 @@ void sample_evenly_on_cuda(Executor& executor, Span<const float> vector, std::si
 
 void correct_by_momentum_on_cuda(Executor& executor, float momentum, Span<const float> velocity,
                                  Span<float> gradient, Span<float> corrected) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand v(own, velocity);
-  Operand g(own, gradient);
-  Operand c(own, corrected);
-  launch(own.stream(), grid_for(gradient.size()), momentum_kernel, momentum, v.data(), gradient.size(),
-         g.data(), c.data());
-  finish(own, v, g, c);
+  run(executor, grid_for(gradient.size()), momentum_kernel, momentum, velocity, gradient.size(), gradient,
+      corrected);
 }
 
 }  // namespace thinwire

@@ -222,13 +222,10 @@ Kernel of_format(HalfFormat format, Kernel fp16, Kernel bf16) {
 bool encode_half_on_cuda(Executor& executor, HalfFormat format, Span<const float> gradient,
                          Span<const float> residual, Span<std::uint16_t> out) {
   CudaExecutor& own = executor_on_device(executor);
-  const Operand g(own, gradient);
-  const Operand r(own, residual);
   Operand o(own, out);
   const Findings findings(own);
-  launch(own.stream(), grid_for_runs(gradient.size()),
-         of_format(format, encode_kernel<Fp16>, encode_kernel<Bf16>), g.data(), r.data(), gradient.size(),
-         o.data(), paired(o.data()), findings.flag());
+  run(own, grid_for_runs(gradient.size()), of_format(format, encode_kernel<Fp16>, encode_kernel<Bf16>),
+      gradient, residual, gradient.size(), o.data(), paired(o.data()), findings.flag());
   finish(own, o);
   return !findings.flagged();
 }
@@ -253,14 +250,10 @@ bool mean_of_halves_on_cuda(Executor& executor, HalfFormat format,
     operands.push_back(std::make_unique<Operand<const std::uint16_t>>(own, part));
     pointers.push_back(operands.back()->data());
   }
-  const Operand table(own, Span<const std::uint16_t* const>(pointers));
-  Operand s(own, sums);
-  Operand m(own, mean);
   const Findings findings(own);
-  launch(own.stream(), grid_for_elements(mean.size()),
-         of_format(format, mean_kernel<Fp16>, mean_kernel<Bf16>), table.data(),
-         static_cast<unsigned>(parts.size()), mean.size(), s.data(), m.data(), findings.flag());
-  finish(own, s, m);
+  run(own, grid_for_elements(mean.size()), of_format(format, mean_kernel<Fp16>, mean_kernel<Bf16>),
+      Span<const std::uint16_t* const>(pointers), static_cast<unsigned>(parts.size()), mean.size(), sums,
+      mean, findings.flag());
   return !findings.flagged();
 }
 

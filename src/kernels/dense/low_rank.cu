@@ -152,24 +152,14 @@ void multiply_left_on_cuda(Executor& executor, MatrixShape shape, std::size_t ra
 
 void apply_product_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
                            Span<const float> right, Span<float> gradient, Span<float> residual) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand l(own, left);
-  Operand r(own, right);
-  Operand g(own, gradient);
-  Operand rest(own, residual);
-  launch(own.stream(), grid_for((shape.rows + kRows - 1) / kRows * shape.columns), product_kernel, shape,
-         rank, l.data(), r.data(), g.data(), rest.data());
-  finish(own, l, r, g, rest);
+  run(executor, grid_for((shape.rows + kRows - 1) / kRows * shape.columns), product_kernel, shape, rank, left,
+      right, gradient, residual);
 }
 
 bool add_within_on_cuda(Executor& executor, Span<float> target, Span<const float> values, float limit) {
   CudaExecutor& own = executor_on_device(executor);
-  Operand t(own, target);
-  const Operand v(own, values);
   const Findings findings(own);
-  launch(own.stream(), grid_for(target.size(), 4), add_kernel, t.data(), v.data(), limit, target.size(),
-         findings.flag());
-  finish(own, t);
+  run(own, grid_for(target.size(), 4), add_kernel, target, values, limit, target.size(), findings.flag());
   return !findings.flagged();
 }
 
@@ -177,11 +167,8 @@ void gather_chunks_on_cuda(Executor& executor, Span<const VectorChunk> chunks, S
                            Span<float> target) {
   CudaExecutor& own = executor_on_device(executor);
   const DeviceChunks table(own, chunks);
-  Operand v(own, values);
-  Operand t(own, target);
-  launch(own.stream(), grid_for(table.elements(), 4), gather_kernel, table.data(), table.count(),
-         table.elements(), v.data(), t.data());
-  finish(own, v, t);
+  run(own, grid_for(table.elements(), 4), gather_kernel, table.data(), table.count(), table.elements(),
+      values, target);
   own.wait();  // for the table
 }
 
@@ -189,12 +176,8 @@ void scatter_chunks_on_cuda(Executor& executor, Span<const VectorChunk> chunks, 
                             Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
   const DeviceChunks table(own, chunks);
-  Operand v(own, values);
-  Operand g(own, gradient);
-  Operand r(own, residual);
-  launch(own.stream(), grid_for(table.elements(), 4), scatter_kernel, table.data(), table.count(),
-         table.elements(), v.data(), g.data(), r.data());
-  finish(own, v, g, r);
+  run(own, grid_for(table.elements(), 4), scatter_kernel, table.data(), table.count(), table.elements(),
+      values, gradient, residual);
   own.wait();  // for the table
 }
 

@@ -36,12 +36,7 @@ __global__ void __launch_bounds__(kThreads)
 template <bool kForward>
 void walk(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
           Span<const std::uint32_t> in, Span<std::uint32_t> out) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand i(own, in);
-  Operand o(own, out);
-  launch(own.stream(), grid_for_elements(in.size()), walk_kernel<kForward>, permutation, first, i.data(),
-         o.data(), in.size());
-  finish(own, i, o);
+  run(executor, grid_for_elements(in.size()), walk_kernel<kForward>, permutation, first, in, out, in.size());
 }
 
 }  // namespace
@@ -54,12 +49,9 @@ void permute_on_cuda(Executor& executor, const IndexPermutation& permutation,
 bool permute_into_on_cuda(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                           std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> slots) {
   CudaExecutor& own = executor_on_device(executor);
-  Operand i(own, indices);
-  Operand p(own, slots);
   const Findings findings(own);
-  launch(own.stream(), grid_for_elements(indices.size()), walk_into_kernel, permutation, first, count,
-         i.data(), p.data(), indices.size(), findings.flag());
-  finish(own, i, p);
+  run(own, grid_for_elements(indices.size()), walk_into_kernel, permutation, first, count, indices, slots,
+      indices.size(), findings.flag());
   return !findings.flagged();
 }
 

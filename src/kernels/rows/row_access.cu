@@ -135,25 +135,16 @@ void gather_rows_on_cuda(Executor& executor, Span<const float> gradient, Span<co
 
 void fill_rows_on_cuda(Executor& executor, Span<const std::uint32_t> indices, std::size_t width, float value,
                        Span<float> table) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand i(own, indices);
-  Operand t(own, table);
   const RowLanes lanes = RowLanes::of(width);
-  launch(own.stream(), lanes.grid(indices.size()), fill_kernel, i.data(), indices.size(), width, lanes, value,
-         t.data(), table.size());
-  finish(own, i, t);
+  run(executor, lanes.grid(indices.size()), fill_kernel, indices, indices.size(), width, lanes, value, table,
+      table.size());
 }
 
 void subtract_rows_on_cuda(Executor& executor, Span<const std::uint32_t> indices, Span<const float> values,
                            std::size_t width, Span<float> table) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand i(own, indices);
-  Operand v(own, values);
-  Operand t(own, table);
   const RowLanes lanes = RowLanes::of(width);
-  launch(own.stream(), lanes.grid(indices.size()), subtract_kernel, i.data(), indices.size(), v.data(), width,
-         lanes, t.data(), table.size());
-  finish(own, i, v, t);
+  run(executor, lanes.grid(indices.size()), subtract_kernel, indices, indices.size(), values, width, lanes,
+      table, table.size());
 }
 
 }  // namespace thinwire

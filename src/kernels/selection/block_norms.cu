@@ -147,14 +147,12 @@ bool flag_nonzero_blocks_on_cuda(Executor& executor, Span<const float> gradient,
   CudaExecutor& own = executor_on_device(executor);
   const Operand g(own, gradient);
   const Operand r(own, residual);
-  Operand b(own, bitmap);
   const std::size_t blocks = block_count(gradient.size(), block);
   const Scratch<std::uint32_t> largest(own, blocks);
   const Findings findings(own);
   reduce<LargestBits>(own, blocks_of(g.data(), r.data(), gradient.size(), block), blocks, largest.data());
-  launch(own.stream(), grid_for_words(bitmap.size()), flag_kernel, largest.data(), blocks, bitmap.size(),
-         b.data(), findings.flag());
-  finish(own, b);
+  run(own, grid_for_words(bitmap.size()), flag_kernel, largest.data(), blocks, bitmap.size(), bitmap,
+      findings.flag());
   return !findings.flagged();
 }
 

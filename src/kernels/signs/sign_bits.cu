@@ -187,57 +187,37 @@ __global__ void __launch_bounds__(kThreads)
 bool pack_signs_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
                         Span<std::uint64_t> bits) {
   CudaExecutor& own = executor_on_device(executor);
-  const Operand g(own, gradient);
-  const Operand r(own, residual);
-  Operand b(own, bits);
   const Findings findings(own);
-  launch(own.stream(), grid_for_words(sign_words(gradient.size())),
-         residual.empty() ? pack_kernel<false> : pack_kernel<true>, g.data(), r.data(), gradient.size(),
-         b.data(), findings.flag());
-  finish(own, b);
+  run(own, grid_for_words(sign_words(gradient.size())),
+      residual.empty() ? pack_kernel<false> : pack_kernel<true>, gradient, residual, gradient.size(), bits,
+      findings.flag());
   return !findings.flagged();
 }
 
 void merge_signs_on_cuda(Executor& executor, Span<std::uint64_t> own_bits, Span<const std::uint64_t> received,
                          Span<const std::uint64_t> take_own) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand o(own, own_bits);
-  Operand r(own, received);
-  Operand t(own, take_own);
-  launch(own.stream(), grid_for_elements(own_bits.size()), merge_kernel, o.data(), r.data(), t.data(),
-         own_bits.size());
-  finish(own, o, r, t);
+  run(executor, grid_for_elements(own_bits.size()), merge_kernel, own_bits, received, take_own,
+      own_bits.size());
 }
 
 double apply_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits, float scale,
                            Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
-  Operand b(own, bits);
-  Operand g(own, gradient);
-  Operand r(own, residual);
   const Grid grid = grid_for_words(sign_words(gradient.size()));
   const Findings findings(own, grid);
-  launch(own.stream(), grid, residual.empty() ? apply_kernel<false> : apply_kernel<true>, b.data(), scale,
-         gradient.size(), g.data(), r.data(), findings.sums());
-  finish(own, b, g, r);
+  run(own, grid, residual.empty() ? apply_kernel<false> : apply_kernel<true>, bits, scale, gradient.size(),
+      gradient, residual, findings.sums());
   return residual.empty() ? 0 : findings.sum();
 }
 
 void accumulate_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits, float scale,
                               Span<float> sums) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand b(own, bits);
-  Operand s(own, sums);
-  launch(own.stream(), grid_for_words(sign_words(sums.size())), accumulate_kernel, b.data(), scale,
-         sums.size(), s.data());
-  finish(own, b, s);
+  run(executor, grid_for_words(sign_words(sums.size())), accumulate_kernel, bits, scale, sums.size(), sums);
 }
 
 double average_signs_on_cuda(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
                              Span<float> gradient, Span<float> residual) {
   CudaExecutor& own = executor_on_device(executor);
-  Operand g(own, gradient);
-  Operand r(own, residual);
   std::vector<std::unique_ptr<Operand<const std::uint64_t>>> bits;
   std::vector<Signs> ranks;
   for (const ScaledSigns& vector : vectors) {
@@ -247,10 +227,9 @@ double average_signs_on_cuda(Executor& executor, Span<const ScaledSigns> vectors
   const TableOnDevice<Signs> table(own, ranks);
   const Grid grid = grid_for_words(sign_words(gradient.size()));
   const Findings findings(own, grid);
-  launch(own.stream(), grid, residual.empty() ? average_kernel<false> : average_kernel<true>, table.data(),
-         static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self), gradient.size(), g.data(),
-         r.data(), findings.sums());
-  finish(own, g, r);
+  run(own, grid, residual.empty() ? average_kernel<false> : average_kernel<true>, table.data(),
+      static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self), gradient.size(), gradient, residual,
+      findings.sums());
   own.wait();  // bits and table lie in host memory
   return residual.empty() ? 0 : findings.sum();
 }

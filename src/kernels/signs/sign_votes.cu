@@ -53,23 +53,14 @@ __global__ void __launch_bounds__(kThreads)
 
 void add_votes_on_cuda(Executor& executor, Span<std::uint64_t> planes, int plane_count,
                        Span<const std::uint64_t> bits) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand p(own, planes);
-  Operand b(own, bits);
-  launch(own.stream(), grid_for(bits.size()), add_kernel, p.data(), bits.size(), plane_count, b.data());
-  finish(own, p, b);
+  run(executor, grid_for(bits.size()), add_kernel, planes, bits.size(), plane_count, bits);
 }
 
 void majority_of_votes_on_cuda(Executor& executor, Span<const std::uint64_t> planes, int plane_count,
                                std::uint32_t workers, Span<const std::uint64_t> ties,
                                Span<std::uint64_t> majority) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand p(own, planes);
-  Operand t(own, ties);
-  Operand m(own, majority);
-  launch(own.stream(), grid_for(majority.size()), majority_kernel, p.data(), majority.size(), plane_count,
-         workers, t.data(), m.data());
-  finish(own, p, t, m);
+  run(executor, grid_for(majority.size()), majority_kernel, planes, majority.size(), plane_count, workers,
+      ties, majority);
 }
 
 }  // namespace thinwire

@@ -51,13 +51,8 @@ __global__ void __launch_bounds__(kThreads)
 
 void stochastic_signs_on_cuda(Executor& executor, const RandomStream& stream, Span<const float> gradient,
                               Span<const float> residual, float half_inverse_norm, Span<std::uint64_t> bits) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand g(own, gradient);
-  Operand r(own, residual);
-  Operand b(own, bits);
-  launch(own.stream(), grid_for_words(bits.size()), signs_kernel, stream, g.data(), r.data(), gradient.size(),
-         half_inverse_norm, b.data());
-  finish(own, g, r, b);
+  run(executor, grid_for_words(bits.size()), signs_kernel, stream, gradient, residual, gradient.size(),
+      half_inverse_norm, bits);
 }
 
 }  // namespace thinwire
