@@ -19,6 +19,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         // Not an array of floats.
       }
     }
+    for (const auto& name : reader.names("kind/")) {
+      try {
+        (void)reader.declaration(name.substr(name.find('/') + 1));
+      } catch (const std::runtime_error&) {
+        // Not a declaration.
+      }
+    }
   } catch (const std::runtime_error&) {
   }
   return 0;

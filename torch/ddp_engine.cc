@@ -25,9 +25,13 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicator
                      const c10::intrusive_ptr<c10d_compat::Group>& device_group, const std::string& spec,
                      DdpOptions options)
     : options_(options), sessions_(board_, lanes_, canonical(spec, first_of(communicators)), options) {
+  // Lanes are threads: they come when nothing throws any more.
+  std::vector<std::unique_ptr<TensorSession>> tensor_sessions;
   for (auto& communicator : communicators) {
-    lanes_.push_back(std::make_unique<DdpLane>(
-        board_, std::make_unique<TensorSession>(std::move(communicator), options_.threads)));
+    tensor_sessions.push_back(std::make_unique<TensorSession>(std::move(communicator), options_.threads));
+  }
+  for (auto& tensor_session : tensor_sessions) {
+    lanes_.push_back(std::make_unique<DdpLane>(board_, std::move(tensor_session)));
     if (!device_group) continue;
     lanes_.back()->tensor_session().communicator().set_device_group(
         device_group, [this, &lane = *lanes_.back()] { wait_for_turn(lane); });

@@ -270,29 +270,36 @@ TEST(DeviceSession, SaysWhereGradientsMustLie) {
   });
 }
 
-TEST(DeviceSession, ResidualsCanBeKeptAndAddedTo) {
+TEST(DeviceSession, StepsAreUndoneAndWhatWasLeftIsDelivered) {
   if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   run_in_process(2, [](Communicator& communicator) {
     SessionOptions options;
     options.cuda_device = 0;
-    Session session("ef_signsgd", communicator, options);
-    session.add_bucket({{"a", 3}});
+    options.undoes_steps = true;
     DeviceVector memory(3);
-    const auto step = [&](float scale) {
+    const auto step = [&](Session& session, float scale) {
       memory.write({scale, -2 * scale, 3 * scale});
       session.synchronize(0, memory.span());
       session.next_step();
-      return memory.read(session.residual(0));
     };
-    const auto first = step(1);
-    session.keep_residual(0);
-    ASSERT_NE(step(7), first);
-    session.restore_residual(0);
+    Session session("ef_signsgd", communicator, options);
+    session.add_bucket({{"a", 3}});
+    step(session, 1);
+    const auto first = memory.read(session.residual(0));
+    step(session, 7);
+    ASSERT_NE(memory.read(session.residual(0)), first);
+    session.undo_step();
     EXPECT_EQ(memory.read(session.residual(0)), first);
-    const std::vector<float> more = {1, 2, 3};
-    EXPECT_TRUE(session.add_to_residual(0, more));
-    EXPECT_EQ(memory.read(session.residual(0)),
-              (std::vector<float>{first[0] + 1, first[1] + 2, first[2] + 3}));
+
+    StateWriter state;
+    session.save(state);
+    Session dense("dense", communicator, options);
+    dense.add_bucket({{"a", 3}});
+    dense.take_over(StateReader(std::move(state)));
+    EXPECT_EQ(memory.read(dense.residual(0)), first);
+    step(dense, 1);
+    EXPECT_TRUE(dense.residual(0).empty());
+    EXPECT_EQ(memory.read(), (std::vector<float>{1 + first[0], -2 + first[1], 3 + first[2]}));
   });
 }
 
