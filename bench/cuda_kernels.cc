@@ -165,33 +165,33 @@ class Bench {
       const std::string at = ", " + std::to_string(static_cast<int>(std::lround(100 * density))) + " %";
       std::mt19937 random(3);
       std::bernoulli_distribution chosen(density);
-      std::vector<std::uint32_t> places;
+      std::vector<std::uint32_t> positions;
       for (std::size_t i = 0; i < elements_; ++i) {
-        if (chosen(random)) places.push_back(static_cast<std::uint32_t>(i));
+        if (chosen(random)) positions.push_back(static_cast<std::uint32_t>(i));
       }
-      const auto indices = place(places);
-      const double bytes = static_cast<double>(places.size());
+      const auto indices = place(positions);
+      const double bytes = static_cast<double>(positions.size());
       const auto sparse = other_;
       fill(*executor_, sparse, 0);
-      scatter_rows(*executor_, indices, gradient_.first(places.size()), 1, sparse);
+      scatter_rows(*executor_, indices, gradient_.first(positions.size()), 1, sparse);
       add("find_nonzeros" + at, time([&] {
             temporary_.reset();
             find_nonzeros(*executor_, sparse, {}, temporary_);
           }),
           4, 8 * bytes);
       constexpr std::size_t kOwners = 16;
-      const auto owner_of = device_.take<std::uint16_t>(places.size());
+      const auto owner_of = device_.take<std::uint16_t>(positions.size());
       std::vector<std::size_t> counts(kOwners), serial(kOwners);
       add("find_owners" + at,
           time([&] { find_owners(*executor_, indices, elements_, kOwners, owner_of, counts); }),
           6 * bytes / static_cast<double>(elements_), 0);
-      const auto split = device_.take<std::uint32_t>(places.size());
+      const auto split = device_.take<std::uint32_t>(positions.size());
       // Figure 14: r1 in units of the number of non-zeros, and k hashes.
       for (const double room : {1.0, 1.5, 2.0, 4.0}) {
         for (const int rounds : {1, 2, 3, 4}) {
           if (room != 2.0 && rounds != 3) continue;
-          HierarchicalHashShape shape = HierarchicalHashShape::for_nonzeros(places.size(), kOwners);
-          shape.slots = static_cast<std::size_t>(room * static_cast<double>(places.size())) / kOwners;
+          HierarchicalHashShape shape = HierarchicalHashShape::for_nonzeros(positions.size(), kOwners);
+          shape.slots = static_cast<std::size_t>(room * static_cast<double>(positions.size())) / kOwners;
           shape.rounds = rounds;
           const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership);
           const double seconds = time(
@@ -201,7 +201,7 @@ class Bench {
           char name[128];
           std::snprintf(name, sizeof name, "Algorithm 1%s, r1 = %.1f nnz, k = %d (serial %.2f %%)",
                         at.c_str(), room, rounds,
-                        100.0 * static_cast<double>(overflow) / static_cast<double>(places.size()));
+                        100.0 * static_cast<double>(overflow) / static_cast<double>(positions.size()));
           add(name, seconds, (8 + 8 * room) * bytes / static_cast<double>(elements_), 0);
         }
       }

@@ -106,17 +106,17 @@ void nonzeros_loop(benchmark::State& state) {
 
 void permutation(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
-  std::vector<std::uint32_t> places(sparse.indices.size());
+  std::vector<std::uint32_t> slots(sparse.indices.size());
   against(state, "of_copy", copy_bandwidth, 8 * count_of(sparse.indices), count_of(sparse.indices),
-          [&] { permute(*data().executor, data().permutation, sparse.indices, places); });
+          [&] { permute(*data().executor, data().permutation, sparse.indices, slots); });
 }
 
 void permutation_loop(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
   const IndexPermutation& p = data().permutation;
-  std::vector<std::uint32_t> places(sparse.indices.size());
+  std::vector<std::uint32_t> slots(sparse.indices.size());
   against(state, "of_copy", copy_bandwidth, 8 * count_of(sparse.indices), count_of(sparse.indices), [&] {
-    for (std::size_t k = 0; k < places.size(); ++k) {
+    for (std::size_t k = 0; k < slots.size(); ++k) {
       std::uint32_t x = sparse.indices[k];
       do {
         for (std::size_t r = 0; r < IndexPermutation::kRounds; ++r) {
@@ -124,23 +124,23 @@ void permutation_loop(benchmark::State& state) {
           x ^= x >> p.shift;
         }
       } while (x >= p.size);
-      places[k] = x;
+      slots[k] = x;
     }
   });
 }
 
-/// Owners of places, their counts, and the split: reads place, index and value, writes index and value.
+/// Owners of slots, their counts, and the split: reads slot, index and value, writes index and value.
 void partition(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
   const std::size_t count = sparse.indices.size();
-  std::vector<std::uint32_t> places(count), out(count);
+  std::vector<std::uint32_t> slots(count), out(count);
   std::vector<float> out_values(count);
   std::vector<std::uint16_t> owner_of(count);
   std::vector<std::size_t> counts(kOwners);
   std::vector<RowCursor> cursors(kOwners);
-  permute(*data().executor, data().permutation, sparse.indices, places);
+  permute(*data().executor, data().permutation, sparse.indices, slots);
   against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
-    find_owners(*data().executor, places, kElements, kOwners, owner_of, counts);
+    find_owners(*data().executor, slots, kElements, kOwners, owner_of, counts);
     std::size_t at = 0;
     for (std::size_t p = 0; p < kOwners; at += counts[p++])
       cursors[p] = {out.data() + at, out_values.data() + at};
@@ -151,13 +151,13 @@ void partition(benchmark::State& state) {
 /// The plain way: a vector per owner, grown as rows come, the owner by a 64-bit division.
 void partition_loop(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
-  std::vector<std::uint32_t> places(sparse.indices.size());
-  permute(*data().executor, data().permutation, sparse.indices, places);
+  std::vector<std::uint32_t> slots(sparse.indices.size());
+  permute(*data().executor, data().permutation, sparse.indices, slots);
   std::vector<std::vector<std::pair<std::uint32_t, float>>> parts(kOwners);
   against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
     for (auto& part : parts) part.clear();
-    for (std::size_t k = 0; k < places.size(); ++k) {
-      const std::uint64_t owner = ((std::uint64_t{places[k]} + 1) * kOwners - 1) / kElements;
+    for (std::size_t k = 0; k < slots.size(); ++k) {
+      const std::uint64_t owner = ((std::uint64_t{slots[k]} + 1) * kOwners - 1) / kElements;
       parts[owner].emplace_back(sparse.indices[k], sparse.values[k]);
     }
   });
@@ -205,7 +205,7 @@ void merge_loop(benchmark::State& state) {
   });
 }
 
-/// Reads the bits of all places, writes a position per set one.
+/// Reads the bits of all slots, writes a position per set one.
 void bitmap_decode(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
   std::vector<std::uint64_t> bits(bitmap_words(kElements), 0);
@@ -232,13 +232,13 @@ void bitmap_decode_loop(benchmark::State& state) {
   });
 }
 
-/// What a pull ends with: the mean's values to where they belong, in the order of places.
+/// What a pull ends with: the mean's values to where they belong, in the order of slots.
 void scatter(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
-  std::vector<std::uint32_t> places(sparse.indices.size());
-  permute(*data().executor, data().permutation, sparse.indices, places);
+  std::vector<std::uint32_t> slots(sparse.indices.size());
+  permute(*data().executor, data().permutation, sparse.indices, slots);
   against(state, "of_copy", copy_bandwidth, 12 * count_of(sparse.indices), count_of(sparse.indices),
-          [&] { scatter_rows(*data().executor, places, sparse.values, 1, data().copy); });
+          [&] { scatter_rows(*data().executor, slots, sparse.values, 1, data().copy); });
 }
 
 #define SPARSE(function, name) \

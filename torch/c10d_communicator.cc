@@ -277,10 +277,10 @@ void C10dCommunicator::barrier() {
 std::vector<int> C10dCommunicator::close_pairs() {
   std::vector<int> broken;
   std::vector<Work> probes;
-  std::byte landing{};
+  std::byte received{};
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    std::vector<at::Tensor> tensors{view_bytes(&landing, 1)};
+    std::vector<at::Tensor> tensors{view_bytes(&received, 1)};
     try {
       probes.push_back(group_->recv(tensors, peer, static_cast<int>(kSpareWireTag)));
     } catch (const std::exception&) {

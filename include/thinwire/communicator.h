@@ -71,8 +71,8 @@ class Communicator {
   Span<const int> ranks() const { return ranks_; }
   /// "threads", "mpi", "gloo": for messages and reports.
   virtual std::string engine() const = 0;
-  /// Seconds on this rank's clock since some moment in the past. Where time is
-  /// simulated the clock is the engine's.
+  /// Seconds on this rank's clock since some moment in the past. Where time is simulated the clock is the
+  /// engine's.
   virtual double now_seconds() const;
 
   static constexpr double kLongestDeadlineSeconds = 86'400;

@@ -37,7 +37,7 @@ struct StepReport {
   double seconds_decompress = 0;
   /// Blocked on the network with nothing left to compute; of sums, which engines add up on the way, all.
   double seconds_wait = 0;
-  bool finite = true;     ///< False: some rank had inf or NaN; mean is non-finite, residual untouched.
+  bool finite = true;     ///< False: some rank had inf or NaN; the mean is NaN, the residual untouched.
   double density_in = 1;  ///< Non-zeros over elements, before and after, where a system knows them.
   double density_out = 1;
   /// Largest share of this rank's rows that goes to one owner, times the number of owners; 1 is balance. -1:

@@ -23,11 +23,11 @@ struct StateKind {
   };
   enum class Ranks : std::uint8_t {
     same,  ///< The same on all ranks.
-    sum,  ///< Each rank's is a share of a sum over ranks, which other ranks share evenly: what is undelivered.
+    sum,   ///< Each rank's is a share of a sum over ranks, which other ranks share evenly.
     mean,  ///< Each rank's is one of a kind: other ranks begin with the mean.
   };
-  std::string_view
-      name;  ///< Of entries, "NAME/PARAMETER". Unique over systems. Lives as long as the program.
+  /// Of entries, "NAME/PARAMETER". Unique over systems. Lives as long as the program.
+  std::string_view name;
   Unit unit = Unit::none;
   Ranks ranks = Ranks::same;
   /// Whether another system that knows this kind takes it over when the spec changes.

@@ -17,6 +17,7 @@ class Dense final : public Synchronizer {
  public:
   void synchronize(BucketId, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
+    step.clock.enter(Phase::exchange);  // its passes belong to the mean that an all-reduce is
     if (!residual.empty()) add(step.executor, gradient, residual);
     // NaN survives a sum: in the first element it tells every rank, which saves another pass over the mean.
     const Span<float> first = gradient.first(gradient.empty() ? 0 : 1);

@@ -1,7 +1,7 @@
 #pragma once
-// A list of messages under way, in storage that is kept between steps and so allocates once.
-// The list itself does not outlive the scope: on an exception its messages are abandoned while
-// their communicator still exists.
+// A list of messages under way, in storage that is kept between steps and so allocates once. The list itself
+// does not outlive the scope: on an exception its messages are abandoned while their communicator still
+// exists.
 
 #include <vector>
 

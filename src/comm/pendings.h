@@ -24,7 +24,8 @@ class Pendings {
   Pendings& operator=(const Pendings&) = delete;
 
   Pending& operator[](std::size_t index) { return pendings_[index]; }
-  /// Puts a message into the next entry, in a circle; waits for the one that lies there.
+  /// Puts a message into the next entry, in a circle. Waits for the one that lies there, so a circle has room
+  /// for all that is sent before their receivers can take any of it.
   void push(Pending pending) {
     Pending& entry = pendings_[next_++ % size_];
     entry.wait();

@@ -144,12 +144,12 @@ void PushPull::await_results(RowMessages& results) {
   results.for_peers([&](std::size_t owner) {
     const FrameHeader& arrived = results.await_header(owner, owned_slots(owner));
     if (scheme_.pull_bitmaps && arrived.type == FrameType::row_bitmap) {
-      require_field(arrived, "places", arrived.count, owned_slots(owner));
+      require_field(arrived, "slots", arrived.count, owned_slots(owner));
     } else {
       require_field(arrived, "type", static_cast<std::uint64_t>(arrived.type),
                     static_cast<std::uint64_t>(FrameType::row_list));
     }
-    require_field(arrived, "first place", arrived.first, first_slot(owner));
+    require_field(arrived, "first slot", arrived.first, first_slot(owner));
     pulled_rows_[owner] = frame_rows(arrived);
     pulled_bytes_[owner] = arrived.payload_bytes;
   });

@@ -101,7 +101,7 @@ TEST(PushPull, ForgedFramesAreRefused) {
   }
 }
 
-/// Rank 1 of two pushes nothing, properly, and then forges its pull: a bitmap of its 50 places with one row
+/// Rank 1 of two pushes nothing, properly, and then forges its pull: a bitmap of its 50 slots with one row
 /// set.
 std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vector<std::byte>&)>& spoil) {
   std::string complaint;
@@ -159,15 +159,15 @@ TEST(PushPull, ForgedPullsAreRefused) {
   using Spoil = std::function<void(FrameHeader&, std::vector<std::byte>&)>;
   EXPECT_EQ(complaint_about_pull([](FrameHeader&, std::vector<std::byte>&) {}), "none");
   const std::vector<std::pair<Spoil, std::string>> cases = {
-      {[](FrameHeader& h, std::vector<std::byte>&) { h.first = 49; }, "first place is 49, expected 50"},
-      {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 49; }, "places is 49, expected 50"},
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.first = 49; }, "first slot is 49, expected 50"},
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 49; }, "slots is 49, expected 50"},
       {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 51; }, "count is 51, at most 50"},
       {[](FrameHeader&, std::vector<std::byte>& p) { p[5] = std::byte{1}; }, "2 bits are set for 1 rows"},
       {[](FrameHeader&, std::vector<std::byte>& p) {
          p[4] = std::byte{0};
          p[10] = std::byte{0x80};
        },
-       "behind the last of 50 places"},
+       "behind the last of 50 slots"},
   };
   for (const auto& [spoil, wanted] : cases) {
     const std::string complaint = complaint_about_pull(spoil);

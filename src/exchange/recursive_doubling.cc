@@ -109,10 +109,10 @@ std::uint64_t recursive_doubling_bytes(std::uint64_t rows, std::uint64_t union_r
     const double held = static_cast<double>(rows) * std::pow(gamma, std::log2(ranks) / stages);
     return row_list_bytes(static_cast<std::uint64_t>(std::llround(held)), width);
   };
-  const double joined = static_cast<double>(world) / static_cast<double>(power);
+  const double merged_ranks = static_cast<double>(world) / static_cast<double>(power);
   std::uint64_t bytes = 0;
   for (std::uint64_t ranks = 1; ranks < power; ranks *= 2)
-    bytes += bytes_of(static_cast<double>(ranks) * joined);
+    bytes += bytes_of(static_cast<double>(ranks) * merged_ranks);
   if (rank + power < world) bytes += row_list_bytes(union_rows, width);
   return bytes;
 }

@@ -35,8 +35,8 @@ struct FrameHeader {
   std::uint64_t step = 0;
   std::uint32_t source = 0;   ///< Rank that sent it.
   std::uint32_t workers = 1;  ///< Number of ranks whose data has been reduced into it.
-  std::uint64_t first = 0;    ///< First element of the bucket that it covers; rows: first place of the range.
-  std::uint64_t count = 0;    ///< Elements covered; row_list: rows listed; row_bitmap: places in the range.
+  std::uint64_t first = 0;    ///< First element of the bucket that it covers; rows: first slot of the range.
+  std::uint64_t count = 0;    ///< Elements covered; row_list: rows listed; row_bitmap: slots in the range.
   std::uint64_t payload_bytes = 0;
   std::uint32_t width = 0;  ///< Values per row, or bits per code; 0 where the payload has neither.
 
@@ -63,12 +63,12 @@ FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expecte
 /// Rows whose values a frame of rows carries. Its header has been read.
 std::uint64_t frame_rows(const FrameHeader& header);
 
-/// Payload bytes of `listed` rows, as a list and as bits over `places`.
+/// Payload bytes of `listed` rows, as a list and as bits over `slots`.
 constexpr std::uint64_t row_list_bytes(std::uint64_t listed, std::uint64_t width) {
   return listed * (4 + 4 * width);
 }
-constexpr std::uint64_t row_bitmap_bytes(std::uint64_t places, std::uint64_t listed, std::uint64_t width) {
-  return listed * 4 * width + (places + 7) / 8;
+constexpr std::uint64_t row_bitmap_bytes(std::uint64_t slots, std::uint64_t listed, std::uint64_t width) {
+  return listed * 4 * width + (slots + 7) / 8;
 }
 
 /// Payload bytes of `count` elements of a `type` without rows and codes, reduced over `workers` ranks.

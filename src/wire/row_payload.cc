@@ -39,9 +39,9 @@ ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> p
   return {indices, {reinterpret_cast<const float*>(first + listed), listed * header.width}};
 }
 
-RowBitmap row_bitmap_in(Span<std::byte> payload, std::size_t listed, std::size_t width, std::size_t places) {
+RowBitmap row_bitmap_in(Span<std::byte> payload, std::size_t listed, std::size_t width, std::size_t slots) {
   const Span<float> values(reinterpret_cast<float*>(payload.data()), listed * width);
-  return {values, {payload.data() + values.size_bytes(), (places + 7) / 8}};
+  return {values, {payload.data() + values.size_bytes(), (slots + 7) / 8}};
 }
 
 Span<const float> read_row_bitmap(const FrameHeader& header, Span<const std::byte> payload,
@@ -60,7 +60,7 @@ Span<const float> read_row_bitmap(const FrameHeader& header, Span<const std::byt
   }
   if (header.count % 64 != 0 && (bits[bits.size() - 1] >> (header.count % 64)) != 0) {
     throw CorruptFrame("frame refused: a bit is set behind the last of " + std::to_string(header.count) +
-                       " places");
+                       " slots");
   }
   return {reinterpret_cast<const float*>(payload.data()), values};
 }

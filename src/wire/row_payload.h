@@ -24,16 +24,16 @@ struct ReceivedRowList {
 };
 ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> payload, std::uint64_t limit);
 
-/// A row_bitmap payload in place: values [listed * width], then one bit per place in (places + 7) / 8 bytes,
+/// A row_bitmap payload in place: values [listed * width], then one bit per place in (slots + 7) / 8 bytes,
 /// those of a bitmap (kernels/rows/bitmap.h) as far as they go.
 struct RowBitmap {
   Span<float> values;
   Span<std::byte> bits;
 };
-RowBitmap row_bitmap_in(Span<std::byte> payload, std::size_t listed, std::size_t width, std::size_t places);
+RowBitmap row_bitmap_in(Span<std::byte> payload, std::size_t listed, std::size_t width, std::size_t slots);
 
-/// Reads a row_bitmap: copies its bits to `bits` [bitmap words of header.count places] and views its values.
-/// Throws CorruptFrame unless as many bits are set as there are rows of values, none behind the last place.
+/// Reads a row_bitmap: copies its bits to `bits` [bitmap words of header.count slots] and views its values.
+/// Throws CorruptFrame unless as many bits are set as there are rows of values, none behind the last slot.
 Span<const float> read_row_bitmap(const FrameHeader& header, Span<const std::byte> payload,
                                   Span<std::uint64_t> bits);
 

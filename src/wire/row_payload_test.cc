@@ -58,19 +58,19 @@ TEST(RowList, EmptyIsFine) {
 }
 
 TEST(RowBitmap, WhatIsWrittenIsReadForEveryNumberOfPlaces) {
-  for (const std::size_t places : {0u, 1u, 7u, 8u, 63u, 64u, 65u, 200u}) {
-    std::vector<std::uint64_t> bits((places + 63) / 64, 0);
+  for (const std::size_t slots : {0u, 1u, 7u, 8u, 63u, 64u, 65u, 200u}) {
+    std::vector<std::uint64_t> bits((slots + 63) / 64, 0);
     std::vector<float> values;
-    for (std::size_t i = 0; i < places; i += 3) {
+    for (std::size_t i = 0; i < slots; i += 3) {
       bits[i / 64] |= std::uint64_t{1} << (i % 64);
       values.push_back(static_cast<float>(i));
       values.push_back(-1);
     }
     const FrameHeader header =
-        header_of(FrameType::row_bitmap, places, 2, row_bitmap_bytes(places, values.size() / 2, 2));
+        header_of(FrameType::row_bitmap, slots, 2, row_bitmap_bytes(slots, values.size() / 2, 2));
     EXPECT_EQ(frame_rows(header), values.size() / 2);
     Payload payload(header.payload_bytes);
-    const RowBitmap written = row_bitmap_in(payload.bytes(), values.size() / 2, 2, places);
+    const RowBitmap written = row_bitmap_in(payload.bytes(), values.size() / 2, 2, slots);
     std::copy(values.begin(), values.end(), written.values.begin());
     const auto bytes = as_bytes(Span<const std::uint64_t>(bits));
     std::copy_n(bytes.begin(), written.bits.size(), written.bits.begin());

@@ -1,5 +1,5 @@
 #pragma once
-// One bit per element: packing signs, joining two packed vectors, and turning bits back into a step. The
+// One bit per element: packing signs, merging two packed vectors, and turning bits back into a step. The
 // passes over float memory that Marsit and the sign baselines make; everything else they do touches bits
 // only.
 //

@@ -419,7 +419,7 @@ void Casq::load(const BucketReader& reader) {
 SystemInfo casq_info() {
   SystemInfo info;
   info.name = "casq";
-  info.summary = "a few bits per element for its cluster, and bucket means per cluster";
+  info.summary = "a few bits per element for its cluster, and means of cells per cluster";
   info.paper = "Ge et al., CASQ, Sci China Inf Sci 2023";
   info.formula =
       "P = ceil(b d/8) + 4 m; all-gather (W-1) P; server (W-1)/W * b d/4 + (W-1) 4 m + (W-1)/W * 4 m; every "
@@ -430,12 +430,12 @@ SystemInfo casq_info() {
   info.state = {kKinds[0], kKinds[1], kKinds[2], kMomentum};
   info.options = {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
-      {"buckets", "0.005", "bucket means per element, 0 to 1; 0: one mean per cluster"},
+      {"buckets", "0.005", "cells per element, 0 to 1; 0: one for each cluster"},
       {"interval", "100", "steps between clusterings; the first ones also come after 1, 2, 4, ... steps"},
       {"sample", "0.1", "share of rank 0's elements that is clustered, above 0 to 1"},
-      {"scope", "parameter", "what has clusters and buckets of its own: parameter or bucket"},
+      {"scope", "parameter", "what has clusters and cells of its own: parameter or bucket"},
       {"allocation", "centre",
-       "a cluster's share of the buckets: entropy times |centre| or density, even, or least error"},
+       "a cluster's share of the cells: entropy times |centre| or density, even, or least error"},
       {"topology", "auto",
        "all_gather, server (every rank for one shard), or auto: the one with fewer bytes"},
       {"downlink", "codes", "what a shard's server sends back: codes, or float32"},

@@ -57,10 +57,10 @@
 namespace thinwire {
 namespace {
 
-/// Elements off which eta_s is read when no dense all-reduce of the bare gradient is at hand: this many of a
-/// bucket, and at least kLeastSample of each parameter.
 constexpr StateKind kEta = {.name = "marsit_eta", .unit = StateKind::Unit::gradient};
 
+/// Elements off which eta_s is read when no dense all-reduce of the bare gradient is at hand: this many of a
+/// bucket, and at least kLeastSample of each parameter.
 constexpr std::size_t kSampleElements = 4096;
 constexpr std::size_t kLeastSample = 16;
 
@@ -246,6 +246,7 @@ class Marsit final : public Synchronizer {
     } else if (!residual.empty() && step.index != 0) {
       etas = sampled_etas(gradient, step);
     }
+    step.clock.enter(Phase::exchange);  // as dense
     if (!residual.empty()) add(step.executor, gradient, residual);
     all_reduce_sum(step, gradient);
     step.report.finite = scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));

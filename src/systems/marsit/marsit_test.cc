@@ -12,6 +12,7 @@
 #include <functional>
 #include <random>
 
+#include "comm/message_tags.h"
 #include "systems/marsit/one_bit_all_reduce.h"
 #include "systems/marsit/torus.h"
 #include "thinwire/in_process.h"
@@ -174,8 +175,8 @@ TEST(OneBit, ABrokenFrameIsRefused) {
                                 if (communicator.rank() == 1) {
                                   std::vector<std::byte> noise(64 + 7, std::byte{0x5a});
                                   std::vector<std::byte> sink(64 + 7);
-                                  auto receiving = communicator.receive(0, 10, sink);
-                                  communicator.send(0, 10, noise).wait();
+                                  auto receiving = communicator.receive(0, kOneBitTag, sink);
+                                  communicator.send(0, kOneBitTag, noise).wait();
                                   receiving.wait();
                                   return;
                                 }

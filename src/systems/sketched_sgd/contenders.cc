@@ -25,10 +25,10 @@ std::size_t GlobalTopKSettings::wanted(std::size_t contending) const {
 
 std::vector<OptionInfo> global_top_k_options() {
   return {
-      {"k", "0", "elements to deliver per bucket; smaller buckets are delivered whole; 0: by ratio"},
+      {"k", "0", "elements to deliver per bucket; smaller buckets are sent in full; 0: by ratio"},
       {"ratio", "0.002", "share of a bucket's elements to deliver, above 0, up to 1; at least one element"},
       {"dense_below", "0",
-       "parameters with fewer elements than this (biases, norms) are delivered whole at every step"},
+       "parameters with fewer elements than this (biases, norms) are always sent: at every step"},
       {"momentum", "0", "decay of the velocity per step, 0 to 1; 0: none. Leave the optimizer's at 0"},
       {"lr_after", "off",
        "off: what waits was multiplied by the learning rate of its own step; on: it meets that of its "
@@ -52,8 +52,8 @@ std::unique_ptr<Synchronizer> with_momentum_and_rate(const Options& options,
 
 Contenders::Contenders(std::size_t elements, Span<const std::size_t> parameter_ends, std::size_t dense_below)
     : elements_(elements), parameter_ends_(parameter_ends), dense_below_(dense_below) {
-  for_each_range([&](std::size_t begin, std::size_t end, bool whole) {
-    if (!whole) contending_ += end - begin;
+  for_each_range([&](std::size_t begin, std::size_t end, bool always_sent) {
+    if (!always_sent) contending_ += end - begin;
   });
 }
 
@@ -71,37 +71,37 @@ void Contenders::for_each_range(Body body) const {
 }
 
 void Contenders::pack(Executor& executor, Span<const float> gradient, Span<const float> residual,
-                      Span<float> contending, Span<float> whole) const {
+                      Span<float> contending, Span<float> always_sent) const {
   std::size_t to_contending = 0;
-  std::size_t to_whole = 0;
-  for_each_range([&](std::size_t begin, std::size_t end, bool is_whole) {
+  std::size_t to_always = 0;
+  for_each_range([&](std::size_t begin, std::size_t end, bool is_always_sent) {
     const std::size_t count = end - begin;
-    std::size_t& to = is_whole ? to_whole : to_contending;
+    std::size_t& to = is_always_sent ? to_always : to_contending;
     add_residual(executor, gradient.subspan(begin, count), residual.subspan(begin, count),
-                 (is_whole ? whole : contending).subspan(to, count));
+                 (is_always_sent ? always_sent : contending).subspan(to, count));
     to += count;
   });
 }
 
-void Contenders::deliver(const Selection& chosen, Span<const float> whole_sums, Span<float> gradient,
+void Contenders::deliver(const Selection& chosen, Span<const float> always_sums, Span<float> gradient,
                          Span<float> residual, Step& step) const {
   Span<const std::uint32_t> indices = chosen.indices;
   Span<const float> sums = chosen.values;
-  if (whole() != 0) {
-    const auto whole_here = step.workspace.take<float>(whole());
-    copy(step.executor, whole_sums, whole_here);
+  if (always_sent() != 0) {
+    const auto always_here = step.workspace.take<float>(always_sent());
+    copy(step.executor, always_sums, always_here);
     // Both kinds in the order of the bucket.
-    const Selection merged{step.workspace.take<std::uint32_t>(chosen.size() + whole()),
-                           step.workspace.take<float>(chosen.size() + whole())};
+    const Selection merged{step.workspace.take<std::uint32_t>(chosen.size() + always_sent()),
+                           step.workspace.take<float>(chosen.size() + always_sent())};
     std::size_t out = 0;
-    std::size_t next = 0;        // among the chosen
-    std::size_t next_whole = 0;  // among the whole ones
-    std::size_t contending = 0;  // elements before this range
-    for_each_range([&](std::size_t begin, std::size_t end, bool is_whole) {
-      if (is_whole) {
+    std::size_t next = 0;         // among the chosen
+    std::size_t next_always = 0;  // among those always sent
+    std::size_t contending = 0;   // elements before this range
+    for_each_range([&](std::size_t begin, std::size_t end, bool is_always_sent) {
+      if (is_always_sent) {
         for (std::size_t i = begin; i < end; ++i, ++out) {
           merged.indices[out] = static_cast<std::uint32_t>(i);
-          merged.values[out] = whole_here[next_whole++];
+          merged.values[out] = always_here[next_always++];
         }
         return;
       }
@@ -138,15 +138,15 @@ void synchronize_global_top_k(const Contenders& contenders, std::size_t k, Span<
                               Span<float> residual, Step& step) {
   const auto sums = step.scratch.take<float>(gradient.size());
   const auto contending = sums.first(contenders.contending());
-  const auto whole = sums.subspan(contenders.contending(), contenders.whole());
-  contenders.pack(step.executor, gradient, residual, contending, whole);
+  const auto always_sent = sums.subspan(contenders.contending(), contenders.always_sent());
+  contenders.pack(step.executor, gradient, residual, contending, always_sent);
   all_reduce_sum(step, sums);
   step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
   step.clock.enter(Phase::decompress);
   step.report.finite = all_finite(step.executor, sums);
   if (!step.report.finite) return;
-  contenders.deliver(largest_sums(step.executor, step.workspace, contending, k), whole, gradient, residual,
-                     step);
+  contenders.deliver(largest_sums(step.executor, step.workspace, contending, k), always_sent, gradient,
+                     residual, step);
 }
 
 }  // namespace thinwire

@@ -1,6 +1,6 @@
 #pragma once
 // Top-k of a sum over ranks: what systems share whose ranks all deliver the same elements. They differ in how
-// they find them: global_top_k sums whole buckets, Sketched-SGD sums sketches.
+// they find them: global_top_k sums buckets, Sketched-SGD sums sketches.
 
 #include <memory>
 #include <vector>
@@ -16,7 +16,7 @@ struct GlobalTopKSettings {
   double ratio = 0;   ///< Share of the contending elements to deliver.
   std::size_t dense_below = 0;
 
-  /// k or ratio * contending, rounded; 1 to `contending`, so a bucket of k or fewer is delivered whole.
+  /// k or ratio * contending, rounded; 1 to `contending`, so a bucket of k or fewer is sent in full.
   std::size_t wanted(std::size_t contending) const;
 };
 
@@ -30,27 +30,27 @@ std::unique_ptr<Synchronizer> with_momentum_and_rate(const Options& options,
                                                      std::unique_ptr<Synchronizer> system);
 
 /// Which of a bucket's elements contend for delivery: those of parameters with at least `dense_below`
-/// elements. The others, biases and norms, are delivered whole at every step.
+/// elements. The others, biases and norms, are always sent.
 class Contenders {
  public:
   Contenders(std::size_t elements, Span<const std::size_t> parameter_ends, std::size_t dense_below);
 
   std::size_t contending() const { return contending_; }
-  std::size_t whole() const { return elements_ - contending_; }
+  std::size_t always_sent() const { return elements_ - contending_; }
 
   /// Copies p = gradient + residual: contending elements one after the other to `contending`, the others to
-  /// `whole`. residual may be empty.
+  /// `always_sent`. residual may be empty.
   void pack(Executor& executor, Span<const float> gradient, Span<const float> residual,
-            Span<float> contending, Span<float> whole) const;
+            Span<float> contending, Span<float> always_sent) const;
 
   /// The end of a step that all ranks found finite: chosen: indices among the contending elements and sums
-  /// over ranks there; whole_sums: [whole()]. gradient becomes the mean, residual p with delivered elements
-  /// 0; fills in step.delivered and report.density_out.
-  void deliver(const Selection& chosen, Span<const float> whole_sums, Span<float> gradient,
+  /// over ranks there; always_sums: [always_sent()]. gradient becomes the mean, residual p with delivered
+  /// elements 0; fills in step.delivered and report.density_out.
+  void deliver(const Selection& chosen, Span<const float> always_sums, Span<float> gradient,
                Span<float> residual, Step& step) const;
 
  private:
-  /// body(begin, end, whole) for the ranges between parameter_ends, ascending.
+  /// body(begin, end, always_sent) for the ranges between parameter_ends, ascending.
   template <class Body>
   void for_each_range(Body body) const;
 

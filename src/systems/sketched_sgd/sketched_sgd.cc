@@ -27,7 +27,7 @@
 // - Hashes are drawn anew for every step and bucket, so that elements do not collide for ever. Elements are
 //   hashed in runs (kernels/sketches/count_sketch.h).
 // - A bucket for which table and candidates together are no smaller than the bucket is all-reduced as it is:
-//   its true top-k, exact and cheaper. This includes P k >= d. A bucket of k or fewer is delivered whole.
+//   its true top-k, exact and cheaper. This includes P k >= d. A bucket of k or fewer is sent in full.
 // - Momentum (u = m u + g) and the learning rate inside it (lr_after=off) are stages around the system,
 //   stages/momentum_correction.h and stages/learning_rate.h.
 
@@ -114,15 +114,15 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
     return;
   }
 
-  // First round: the sketch, and behind it what is delivered whole.
+  // First round: the sketch, and behind it what is always sent.
   Span<const float> p = gradient;
   Span<const float> p_residual = residual;
-  const auto sums = step.scratch.take<float>(plan.cells + contenders.whole());
+  const auto sums = step.scratch.take<float>(plan.cells + contenders.always_sent());
   const auto table = sums.first(plan.cells);
-  const auto whole = sums.subspan(plan.cells, contenders.whole());
-  if (contenders.whole() != 0) {
+  const auto always_sent = sums.subspan(plan.cells, contenders.always_sent());
+  if (contenders.always_sent() != 0) {
     const auto packed = step.scratch.take<float>(contending);
-    contenders.pack(step.executor, gradient, residual, packed, whole);
+    contenders.pack(step.executor, gradient, residual, packed, always_sent);
     p = packed;
     p_residual = {};
   }
@@ -149,7 +149,7 @@ void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float>
   if (!step.report.finite) return;
   const Selection chosen = largest_sums(step.executor, step.workspace, exact, plan.k);
   for (auto& index : chosen.indices) index = candidates[index];
-  contenders.deliver(chosen, whole, gradient, residual, step);
+  contenders.deliver(chosen, always_sent, gradient, residual, step);
 }
 
 /// Indices among the contending elements, ascending, the same on all ranks.
@@ -241,7 +241,7 @@ std::uint64_t SketchedSgd::payload_bytes(const Workload& workload) const {
   const Plan plan(settings_, contenders.contending());
   if (plan.dense) return sizeof(float) * ring_sent_elements(workload.elements, world, rank);
   const std::size_t candidates = settings_.fill_randomly ? plan.k : plan.candidates;
-  return sizeof(float) * (ring_sent_elements(plan.cells + contenders.whole(), world, rank) +
+  return sizeof(float) * (ring_sent_elements(plan.cells + contenders.always_sent(), world, rank) +
                           ring_sent_elements(candidates, world, rank));
 }
 

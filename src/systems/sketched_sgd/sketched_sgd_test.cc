@@ -413,7 +413,7 @@ TEST(SketchedSgd, TheoryModeDrawsEveryElementAlike) {
 TEST(SketchedSgd, ShortParametersAreDeliveredWhole) {
   constexpr std::size_t kElements = 10'000;
   const std::vector<std::size_t> ends = {10, 6000, 6000, 6100, 10'000};
-  auto is_whole = [](std::size_t i) { return i < 10 || (i >= 6000 && i < 6100); };
+  auto is_always_sent = [](std::size_t i) { return i < 10 || (i >= 6000 && i < 6100); };
   const std::vector<std::vector<Vector>> gradients = {{integers(kElements, 1), integers(kElements, 2)},
                                                       {integers(kElements, 3), integers(kElements, 4)}};
   for (const char* spec :
@@ -424,7 +424,7 @@ TEST(SketchedSgd, ShortParametersAreDeliveredWhole) {
     for (std::size_t s = 0; s < 2; ++s) {
       EXPECT_EQ(steps.delivered[s][0].size(), 130u);
       for (std::size_t i = 0; i < kElements; ++i) {
-        if (!is_whole(i)) continue;
+        if (!is_always_sent(i)) continue;
         ASSERT_EQ(steps.means[s][0][i], (gradients[s][0][i] + gradients[s][1][i]) / 2) << i;
         ASSERT_EQ(steps.residuals[s][0][i], 0);
       }

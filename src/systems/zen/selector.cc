@@ -43,7 +43,7 @@ void SchemeProfile::count_unions(const PushPull& exchange) {
       group_rows_[at++] = static_cast<float>(rows);
     }
     if (groups == 1) break;
-    // Neighbours join; group g of the next level lies where its first half lay, moved to the front.
+    // Neighbours merge; group g of the next level lies where its first half lay, moved to the front.
     for (std::size_t g = 0; g < groups / 2; ++g) {
       for (std::size_t w = 0; w < words; ++w) {
         unions[g * words + w] = unions[2 * g * words + w] | unions[(2 * g + 1) * words + w];

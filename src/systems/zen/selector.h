@@ -1,7 +1,7 @@
 #pragma once
-// Zen's choice between its two schemes (section 2.2): a few push/pull steps show what both would
-// cost. The owners see what every rank pushed, so they can count the unions that Hierarchical Centralization
-// would send without it being run.
+// Zen's choice between its two schemes (section 2.2): a few steps of push and pull show what both would cost.
+// The owners see what every rank pushed. So they can count the unions that Hierarchical Centralization would
+// send, without it being run.
 
 #include "exchange/push_pull.h"
 
@@ -45,8 +45,8 @@ class SchemeProfile {
   std::size_t world_;
   std::size_t self_;
   std::size_t power_;
-  /// |union| of every group of ranks that the recursive doubling joins, here as far as this rank owns it: the
-  /// power_ groups of level 0 (a rank and the one folded into it), then half as many of level 1, ...
+  /// |union| of every group of ranks that the recursive doubling merges, here as far as this rank owns it:
+  /// the power_ groups of level 0 (a rank and the one folded into it), then half as many of level 1, ...
   Span<float> group_rows_;
   /// Rows that each rank holds; of this rank only, the others' entries are 0 until summed.
   Span<float> rank_rows_;
