@@ -225,12 +225,20 @@ std::vector<DdpLayout> DdpEngine::buckets() const {
 
 void DdpEngine::scale_state(float factor) {
   Lock lock(board_.mutex);
+  give_up_step(lock);
   conclude_step(lock);
-  sessions_.scale_state(factor);
+  try {
+    sessions_.scale_state(factor);
+  } catch (...) {
+    // Some of the state may have the new scale already.
+    board_.fail(std::current_exception());
+    throw;
+  }
 }
 
 StateWriter DdpEngine::save() {
   Lock lock(board_.mutex);
+  give_up_step(lock);
   conclude_step(lock);
   return sessions_.save();
 }

@@ -120,29 +120,28 @@ StateWriter state_for_model(const StateReader& state, const std::vector<Paramete
   for (const std::string& name : known) added.erase(name);
 
   StateWriter writer;
-  const std::string residual = std::string(kResidual.name) + "/";
-  bool has_residuals = false;
+  std::set<std::string, std::less<>>
+      of_elements;  // kinds of which each rank has its own, an element's value each
   for (const std::string& entry : state.names("")) {
     const EntryName name(entry);
     if (name.of_parameter()) {
       const auto found = elements.find(name.parameter);
       if (found == elements.end()) continue;
       if (!added.empty() && !differs_between_ranks(state, entry, registry)) continue;
-      if (name.kind == kResidual.name) {
-        has_residuals = true;
-        if (state.length(entry) != found->second) {
-          throw std::invalid_argument("the state's '" + entry + "' has " +
-                                      std::to_string(state.length(entry)) + " elements, the parameter " +
-                                      std::to_string(found->second));
-        }
+      const bool fits = state.length(entry) == found->second;
+      if (name.kind == kResidual.name && !fits) {
+        throw std::invalid_argument("the state's '" + entry + "' has " + std::to_string(state.length(entry)) +
+                                    " elements, the parameter " + std::to_string(found->second));
       }
+      if (fits && differs_between_ranks(state, entry, registry)) of_elements.emplace(name.kind);
     }
     writer.copy(state, entry);
   }
-  if (!has_residuals) return writer;
   for (const std::string_view name : added) {
     const std::vector<float> nothing(elements[name]);
-    writer.put(residual + std::string(name), Span<const float>(nothing));
+    for (const std::string& kind : of_elements) {
+      writer.put(kind + "/" + std::string(name), Span<const float>(nothing));
+    }
   }
   return writer;
 }
