@@ -53,7 +53,6 @@ class DdpLane {
 
   /// For others than the lane's thread: while the lane is idle and the lock is held.
   TensorSession& tensor_session() { return *tensor_session_; }
-  const TensorSession& tensor_session() const { return *tensor_session_; }
   Session* session() const { return tensor_session_->session(); }
 
   /// Of the bucket that the lane is busy with; for its own thread.

@@ -60,7 +60,7 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
 void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spec) {
   const KeepCurrentDevice current;
   std::optional<StateReader> saved;
-  if (!loaded_ && exist()) saved.emplace(save_sessions());
+  if (!loaded_ && have_sessions()) saved.emplace(save_sessions());
   const StateReader* state = loaded_ ? &*loaded_ : saved ? &*saved : nullptr;
   std::vector<Made> made;
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
@@ -128,7 +128,7 @@ StateWriter DdpSessions::save() const {
     for (const std::string& name : loaded_->names("")) writer.copy(*loaded_, name);
     return writer;
   }
-  if (exist()) {
+  if (have_sessions()) {
     writer = save_sessions();
   } else {
     writer.put("spec", spec_);

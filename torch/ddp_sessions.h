@@ -69,7 +69,7 @@ class DdpSessions {
   Made make(const std::vector<DdpLayout>& layouts, const std::string& spec, std::size_t lane) const;
   std::optional<int> common_device(const std::vector<DdpLayout>& layouts, std::size_t lane) const;
   StateWriter save_sessions() const;
-  bool exist() const { return lanes_[0]->session() != nullptr; }
+  bool have_sessions() const { return lanes_[0]->session() != nullptr; }
 
   DdpBoard& board_;
   const std::vector<std::unique_ptr<DdpLane>>& lanes_;

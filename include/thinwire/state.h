@@ -23,8 +23,8 @@ struct StateKind {
   };
   enum class Ranks : std::uint8_t {
     same,  ///< The same on all ranks.
-    sum,   ///< Each rank's is a share of a sum over ranks, which other ranks share evenly.
-    mean,  ///< Each rank's is one of a kind: other ranks begin with the mean.
+    sum,   ///< A share of a sum over ranks, which other ranks share evenly: what is undelivered.
+    mean,  ///< Each rank has its own; other ranks begin with the mean.
   };
   /// Of entries, "NAME/PARAMETER". Unique over systems. Lives as long as the program.
   std::string_view name;

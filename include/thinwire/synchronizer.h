@@ -119,7 +119,7 @@ class Synchronizer {
   /// formula's value for the very data of a step is report.formula_bytes.
   virtual std::uint64_t payload_bytes(const Workload& workload) const = 0;
 
-  /// What must survive a restart besides the residuals (step sizes, centres, velocity). Default: nothing.
+  /// What must survive a restart besides residuals, by the kinds that SystemInfo::state lists. Default: nothing.
   virtual void save(BucketWriter& writer) const;
   virtual void load(const BucketReader& reader);
 
