@@ -257,7 +257,7 @@ SPARSE(merge_by_bitmap, "merge_two_lists_by_bitmap");
 SPARSE(merge_loop, "merge_two_lists/unordered_map");
 SPARSE(bitmap_decode, "bitmap_decode");
 SPARSE(bitmap_decode_loop, "bitmap_decode/scalar_loop");
-SPARSE(scatter, "scatter_in_order_of_places");
+SPARSE(scatter, "scatter_in_order_of_slots");
 
 }  // namespace
 }  // namespace thinwire
