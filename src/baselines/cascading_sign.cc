@@ -31,7 +31,7 @@ class CascadeCodec final : public RingCodec {
   CascadeCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
                const RingGroup& ring)
       : bucket_(bucket),
-        frames_(bucket, step),
+        headers_(bucket, step),
         gradient_(gradient),
         residual_(residual),
         step_(step),
@@ -44,7 +44,7 @@ class CascadeCodec final : public RingCodec {
         sums_(step.scratch.take<float>(longest_)) {}
 
   void start_gather() override { gathering_ = true; }
-  bool finite() const { return frames_.finite(); }
+  bool finite() const { return headers_.finite(); }
 
   /// The segment's final frame: scale and bits.
   Span<std::byte> frame(const RingChunk& chunk) const {
@@ -55,7 +55,7 @@ class CascadeCodec final : public RingCodec {
   void compress(const RingChunk& chunk, Span<const float> values, Span<const float> plus) {
     const double norm = std::sqrt(sum_of_squares(step_.executor, values, plus));
     const bool finite = std::isfinite(static_cast<float>(norm));
-    frames_.note(finite);
+    headers_.note(finite);
     const auto message = frame(chunk);
     write_scale(message, finite ? static_cast<float>(norm) : 0.0f);
     const RandomStream stream = random_stream(
@@ -78,8 +78,8 @@ class CascadeCodec final : public RingCodec {
 
   Span<const std::byte> outgoing(const RingChunk& chunk) override {
     if (!gathering_ && chunk.hop == 0) compress_own(chunk);
-    frames_.seal(frame(chunk), contents(chunk));
-    frames_.count_header();
+    headers_.seal(frame(chunk), contents(chunk));
+    headers_.count();
     return frame(chunk);
   }
 
@@ -88,7 +88,7 @@ class CascadeCodec final : public RingCodec {
   }
 
   void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
-    frames_.check(message, static_cast<std::size_t>(ring_.previous()), contents(chunk));
+    headers_.check(message, static_cast<std::size_t>(ring_.previous()), contents(chunk));
     const float scale = read_scale(message);
     if (gathering_) return;
     // Decompress, add, recompress.
@@ -115,7 +115,7 @@ class CascadeCodec final : public RingCodec {
   }
 
   BucketId bucket_;
-  Frames frames_;
+  FrameHeaders headers_;
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;

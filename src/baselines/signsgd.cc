@@ -62,7 +62,7 @@ class VoteCodec final : public RingCodec {
   VoteCodec(BucketId bucket, Span<const float> gradient, Span<const float> residual, Step& step,
             const RingGroup& ring)
       : bucket_(bucket),
-        frames_(bucket, step),
+        headers_(bucket, step),
         gradient_(gradient),
         residual_(residual),
         step_(step),
@@ -97,8 +97,8 @@ class VoteCodec final : public RingCodec {
       pack(chunk, own_.first(sign_words(chunk.elements())));
       pack_planes(own_, plane_bytes(chunk), 1, payload(message));
     }
-    frames_.seal(message, contents(chunk));
-    frames_.count_header();
+    headers_.seal(message, contents(chunk));
+    headers_.count();
     return message;
   }
 
@@ -112,7 +112,7 @@ class VoteCodec final : public RingCodec {
   }
 
   void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
-    frames_.check(message, static_cast<std::size_t>(ring_.previous()), contents(chunk));
+    headers_.check(message, static_cast<std::size_t>(ring_.previous()), contents(chunk));
     if (gathering_) return;
     const std::size_t count = sign_words(chunk.elements());
     const auto received = static_cast<std::uint32_t>(chunk.hop + 1);
@@ -168,7 +168,7 @@ class VoteCodec final : public RingCodec {
   }
 
   BucketId bucket_;
-  Frames frames_;
+  FrameHeaders headers_;
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;

@@ -2,15 +2,13 @@
 
 namespace thinwire {
 
-Frames::Frames(BucketId bucket, Step& step)
-    : bucket_(bucket),
-      step_(step),
+FrameHeaders::FrameHeaders(BucketId bucket, Step& step)
+    : step_(step),
+      bucket_(bucket),
       world_(static_cast<std::size_t>(step.communicator.size())),
-      self_(static_cast<std::size_t>(step.communicator.rank())),
-      receives_(step.workspace, world_),
-      sends_(step.workspace, 2 * world_) {}
+      self_(static_cast<std::size_t>(step.communicator.rank())) {}
 
-FrameHeader Frames::header(std::size_t source, const FrameContents& contents) const {
+FrameHeader FrameHeaders::header(std::size_t source, const FrameContents& contents) const {
   FrameHeader header;
   header.type = contents.type;
   header.bucket = bucket_;
@@ -24,18 +22,21 @@ FrameHeader Frames::header(std::size_t source, const FrameContents& contents) co
   return header;
 }
 
-void Frames::seal(Span<std::byte> frame, const FrameContents& contents) const {
+void FrameHeaders::seal(Span<std::byte> frame, const FrameContents& contents) const {
   FrameHeader sealed = header(self_, contents);
   sealed.flags = finite_ ? std::uint16_t{0} : FrameHeader::kNonFinite;
   write_frame_header(frame, sealed);
 }
 
-void Frames::check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents) {
+void FrameHeaders::check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents) {
   note(!expect_frame(frame, header(source, contents)).non_finite());
 }
 
+Frames::Frames(BucketId bucket, Step& step)
+    : FrameHeaders(bucket, step), receives_(step.workspace, world()), sends_(step.workspace, 2 * world()) {}
+
 void Frames::send(std::size_t peer, MessageTag tag, Span<const std::byte> frame) {
-  count_header();
+  count();
   sends_.push(step_.communicator.send(static_cast<int>(peer), tag, frame));
 }
 

@@ -19,10 +19,11 @@ struct FrameContents {
   std::uint32_t width = 0;
 };
 
-/// The frames of one bucket in one step. At most one message from each peer is awaited at a time.
-class Frames {
+/// The headers of one bucket's frames in one step: builds them, checks them, and knows what they tell of inf
+/// and NaN.
+class FrameHeaders {
  public:
-  Frames(BucketId bucket, Step& step);
+  FrameHeaders(BucketId bucket, Step& step);
 
   std::size_t world() const { return world_; }
   std::size_t self() const { return self_; }
@@ -40,7 +41,28 @@ class Frames {
   /// Throws CorruptFrame unless the frame is `source`'s with these contents; hears whether all is finite.
   void check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents);
   /// Counts a header that is about to be sent.
-  void count_header() { step_.report.frame_header_bytes += FrameHeader::kBytes; }
+  void count() { step_.report.frame_header_bytes += FrameHeader::kBytes; }
+
+  /// Calls body(peer) for all others, the right-hand neighbour first: no rank is everybody's first target.
+  template <class Body>
+  void for_peers(Body body) const {
+    for (std::size_t shift = 1; shift < world_; ++shift) body((self_ + shift) % world_);
+  }
+
+ protected:
+  Step& step_;
+
+ private:
+  BucketId bucket_;
+  std::size_t world_;
+  std::size_t self_;
+  bool finite_ = true;
+};
+
+/// The frames themselves, from each rank to each. At most one message from each peer is awaited at a time.
+class Frames : public FrameHeaders {
+ public:
+  Frames(BucketId bucket, Step& step);
 
   /// Sends a sealed frame, which stays untouched until finish().
   void send(std::size_t peer, MessageTag tag, Span<const std::byte> frame);
@@ -53,18 +75,7 @@ class Frames {
   /// Waits until everything has been sent.
   void finish() { sends_.wait_all(); }
 
-  /// Calls body(peer) for all others, the right-hand neighbour first: no rank is everybody's first target.
-  template <class Body>
-  void for_peers(Body body) const {
-    for (std::size_t shift = 1; shift < world_; ++shift) body((self_ + shift) % world_);
-  }
-
  private:
-  BucketId bucket_;
-  Step& step_;
-  std::size_t world_;
-  std::size_t self_;
-  bool finite_ = true;
   Pendings receives_;
   Pendings sends_;
 };

@@ -40,7 +40,7 @@ void RowMessages::send(std::size_t peer, Span<const std::byte> sealed, Span<cons
   const int to = static_cast<int>(peer);
   sends_.push(step_.communicator.send(to, tag_, sealed));
   if (!payload.empty()) sends_.push(step_.communicator.send(to, tag_, payload));
-  frames_.count_header();
+  frames_.count();
 }
 
 void RowMessages::expect(std::size_t peer) {

@@ -57,7 +57,7 @@ class RowMessages {
     return header_bytes_.subspan(peer * FrameHeader::kBytes, FrameHeader::kBytes);
   }
 
-  Frames frames_;
+  FrameHeaders frames_;
   MessageTag tag_;
   std::size_t width_;
   Step& step_;

@@ -36,7 +36,7 @@ OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Sp
               .parts = static_cast<std::size_t>(torus.core()),
               .chunk_elements = kChunkElements},
       chunk_bytes_(largest_chunk_bytes(gradient.size(), layout_.parts)),
-      frames_(bucket, step),
+      headers_(bucket, step),
       bits_(step.workspace, gradient.size(), layout_.parts, kChunkElements, chunk_bytes_),
       receive_buffers_(step.workspace.take<std::byte>(kRingWindow * (FrameHeader::kBytes + chunk_bytes_))),
       masks_(step.workspace.take<std::uint64_t>(chunk_bytes_ / 8)) {}
@@ -140,8 +140,8 @@ void OneBitAllReduce::enter(RingPhase phase, const RingGroup& ring, Span<const s
 }
 
 void OneBitAllReduce::pack(const RingChunk& chunk) {
-  frames_.note(pack_signs(step_.executor, gradient_.subspan(chunk.begin, chunk.elements()),
-                          residual_.subspan(chunk.begin, chunk.elements()), words(chunk)));
+  headers_.note(pack_signs(step_.executor, gradient_.subspan(chunk.begin, chunk.elements()),
+                           residual_.subspan(chunk.begin, chunk.elements()), words(chunk)));
 }
 
 /// Choices between this rank's bits, which stand for `own` workers, and arriving ones that stand for
@@ -168,13 +168,13 @@ void OneBitAllReduce::reduce(const RingChunk& chunk, Span<const std::byte> messa
 
 void OneBitAllReduce::check(const RingChunk& chunk, Span<const std::byte> message, int source,
                             std::uint32_t workers) {
-  frames_.check(message, static_cast<std::size_t>(source), contents(chunk, workers));
+  headers_.check(message, static_cast<std::size_t>(source), contents(chunk, workers));
 }
 
 /// The last frames carry everything bad that this rank has seen to everyone.
 Span<const std::byte> OneBitAllReduce::seal(const RingChunk& chunk, std::uint32_t workers) {
-  frames_.seal(frame(chunk), contents(chunk, workers));
-  frames_.count_header();
+  headers_.seal(frame(chunk), contents(chunk, workers));
+  headers_.count();
   return frame(chunk);
 }
 

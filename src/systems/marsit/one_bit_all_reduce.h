@@ -24,7 +24,7 @@ class OneBitAllReduce final : private RingCodec {
   void run();
 
   /// Some rank's gradient + residual had inf or NaN; the same answer on all ranks.
-  bool non_finite() const { return !frames_.finite(); }
+  bool non_finite() const { return !headers_.finite(); }
 
   /// Calls body(chunk) for every chunk of the bucket, in ascending order.
   template <class Body>
@@ -66,7 +66,7 @@ class OneBitAllReduce final : private RingCodec {
   Torus torus_;
   RingLayout layout_;        // the whole bucket, in a part for each core rank
   std::size_t chunk_bytes_;  // payload of the largest chunk
-  Frames frames_;
+  FrameHeaders headers_;
   ChunkFrames bits_;
   Span<std::byte> receive_buffers_;
   Span<std::uint64_t> masks_;
