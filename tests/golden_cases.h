@@ -113,10 +113,12 @@ class GoldenCases {
       session.start();
       for (const int step : {0, 1, 2, 3, 4}) one_step(session, elements, step, false);
       line += state_text(session, has_rows);
-      // A step that some rank spoils, and one after it.
-      one_step(session, elements, kSteps, true);
-      one_step(session, elements, kSteps + 1, false);
-      line += " then" + state_text(session, has_rows);
+      if (communicator_.engine() == "threads") {
+        // A step that some rank spoils, and one after it.
+        one_step(session, elements, kSteps, true);
+        one_step(session, elements, kSteps + 1, false);
+        line += " then" + state_text(session, has_rows);
+      }
     } catch (const std::invalid_argument& error) {  // not for a world of this size
       line += std::string(" refused: ") + error.what();
     }
