@@ -41,7 +41,7 @@ class HalfExchange {
         frames_(bucket, step),
         up_(step.workspace.take<HalfFrame>(frames_.world())),
         down_(step.workspace.take<HalfFrame>(frames_.world())) {
-    for (std::size_t peer = 0; peer < frames_.world(); ++peer) {
+    for (std::size_t peer = 0; peer < up_.size(); ++peer) {
       up_[peer] = take_frame(step.workspace, shard_size(peer));
       down_[peer] = take_frame(step.workspace, shard_size(peer));
     }

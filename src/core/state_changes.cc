@@ -127,13 +127,17 @@ StateWriter state_for_model(const StateReader& state, const std::vector<Paramete
     if (name.of_parameter()) {
       const auto found = elements.find(name.parameter);
       if (found == elements.end()) continue;
-      if (!added.empty() && !differs_between_ranks(state, entry, registry)) continue;
-      const bool fits = state.length(entry) == found->second;
-      if (name.kind == kResidual.name && !fits) {
-        throw std::invalid_argument("the state's '" + entry + "' has " + std::to_string(state.length(entry)) +
-                                    " elements, the parameter " + std::to_string(found->second));
+      if (differs_between_ranks(state, entry, registry)) {
+        const bool fits = state.length(entry) == found->second;
+        if (name.kind == kResidual.name && !fits) {
+          throw std::invalid_argument("the state's '" + entry + "' has " +
+                                      std::to_string(state.length(entry)) + " elements, the parameter " +
+                                      std::to_string(found->second));
+        }
+        if (fits) of_elements.emplace(name.kind);
+      } else if (!added.empty()) {
+        continue;
       }
-      if (fits && differs_between_ranks(state, entry, registry)) of_elements.emplace(name.kind);
     }
     writer.copy(state, entry);
   }
