@@ -41,10 +41,8 @@ class HalfExchange {
         frames_(bucket, step),
         up_(step.workspace.take<HalfFrame>(frames_.world())),
         down_(step.workspace.take<HalfFrame>(frames_.world())) {
-    for (std::size_t peer = 0; peer < up_.size(); ++peer) {
-      up_[peer] = take_frame(step.workspace, shard_size(peer));
-      down_[peer] = take_frame(step.workspace, shard_size(peer));
-    }
+    take_frames(self());
+    frames_.for_peers([&](std::size_t peer) { take_frames(peer); });
   }
 
   void run() {
@@ -57,7 +55,7 @@ class HalfExchange {
     step_.report.finite = frames_.finite();
     if (!frames_.finite()) return;
     step_.clock.enter(Phase::decompress);
-    for (std::size_t owner = 0; owner < frames_.world(); ++owner) {
+    for (std::size_t owner = 0; owner < down_.size(); ++owner) {
       apply_half(step_.executor, format_, down_[owner].values, shard(gradient_, owner),
                  shard(residual_, owner));
     }
@@ -68,6 +66,10 @@ class HalfExchange {
 
  private:
   std::size_t self() const { return frames_.self(); }
+  void take_frames(std::size_t owner) {
+    up_[owner] = take_frame(step_.workspace, shard_size(owner));
+    down_[owner] = take_frame(step_.workspace, shard_size(owner));
+  }
   std::size_t shard_size(std::size_t owner) const {
     return part_size(gradient_.size(), frames_.world(), owner);
   }
