@@ -221,6 +221,35 @@ def overflow_where_buckets_are_rebuilt():
         assert torch.equal(value, after[name]), f"a skipped step changed the residual of {name}"
 
 
+def a_backward_that_raises():
+    """After an overflow in one bucket backward ends before its last one: what other buckets have delivered is undone."""
+    sizes = (1500, 1400, 1300, 1200)
+    for spec in ("top_k:ratio=0.05+zen", "casq", "ef_signsgd", "half:feedback=on"):
+        scaler = Scaler()
+        model = wrap(lambda: Given(sizes))
+        handle = register(model, spec, grad_scaler=scaler)
+        for step in range(3):
+            model.zero_grad()
+            model(given(step, sizes)).backward()
+        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]] for bucket in handle.report()["buckets"]]
+        assert len(buckets) > 2, buckets
+        before = residuals_of(handle)
+        spoilt = given(3, sizes)
+        if RANK == WORLD - 1:
+            spoilt[buckets[0][0]][0] = float("inf")
+
+        def fail(_):
+            raise ValueError("in the middle of backward")
+
+        model.module.weights[buckets[-1][0]].register_hook(fail)
+        model.zero_grad()
+        require_error(ValueError, ["in the middle"], lambda: model(spoilt).backward())
+        assert model.module.weights[buckets[1][0]].grad is not None, f"{spec}: backward did not come to the second bucket"
+        after = residuals_of(handle)
+        for name, value in before.items():
+            assert torch.equal(value, after[name]), f"{spec}: a step that was given up changed the residual of {name}"
+
+
 def means_beyond_float16():
     """Every rank's gradient is finite in float16, what is delivered is not: a step to leave out, like one with an infinite gradient."""
     model = wrap(lambda: Given((64,), (torch.float16,)))
@@ -299,4 +328,5 @@ def reports_and_logs():
 
 COMPRESSION = [every_system_agrees, compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
                loss_scaling, overflow_in_the_first_step,
-               overflow_where_buckets_are_rebuilt, means_beyond_float16, skipped_steps, tiny_model, reports_and_logs]
+               overflow_where_buckets_are_rebuilt, a_backward_that_raises, means_beyond_float16, skipped_steps,
+               tiny_model, reports_and_logs]
