@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/stopwatch.h"
 #include "kernels/dense/half.h"
 
 namespace thinwire {
@@ -147,23 +146,24 @@ at::Tensor TensorSession::synchronize_rows(const DdpBucket& bucket, StepReport& 
 
 /// For types that no system takes.
 void TensorSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report) {
-  Stopwatch watch;
+  StepClock clock;
+  clock.enter(Phase::exchange);
   communicator_->set_context(id_of(bucket), session_->step());
   const Traffic before = communicator_->traffic();
   // In the order of plain DDP, whose result this is to the last bit.
   gradient.mul_(1.0 / communicator_->size());
   if (!gradient.device().is_cpu()) staging_.wait();
-  const double before_sum = watch.seconds();
+  clock.enter(Phase::wait);
   communicator_->all_reduce_tensor(gradient);
-  report.seconds_wait = watch.seconds() - before_sum;
+  clock.enter(Phase::exchange);
   report.step = session_->step();
   report.elements = static_cast<std::uint64_t>(gradient.numel());
   report.raw_bytes = static_cast<std::uint64_t>(gradient.nbytes());
   report.wire = communicator_->traffic() - before;
   report.formula_bytes = report.wire.sent_bytes;
   report.finite = at::isfinite(gradient).all().item<bool>();
-  report.seconds_total = watch.seconds();
-  report.seconds_communicate = report.seconds_total;
+  clock.enter(Phase::exchange);
+  report.take_seconds(clock);
 }
 
 }  // namespace thinwire

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "thinwire/step_clock.h"
+
 namespace thinwire {
 
 /// Bytes that crossed this rank's network interface. Counted in one place, Communicator.
@@ -51,6 +53,8 @@ struct StepReport {
       nullptr;        ///< Which of several schemes a system took ("push_pull"); null: has one only.
   double scale = -1;  ///< The step size of one-bit systems (eta_s); -1: has none.
 
+  /// Takes over the seconds that the clock has charged.
+  void take_seconds(const StepClock& clock);
   /// Adds bytes and seconds of another bucket or step; keeps the rest.
   void accumulate(const StepReport& other);
 };

@@ -64,6 +64,14 @@ Traffic Traffic::operator-(const Traffic& before) const {
           sent_messages - before.sent_messages, received_messages - before.received_messages};
 }
 
+void StepReport::take_seconds(const StepClock& clock) {
+  seconds_compress = clock.seconds(Phase::compress);
+  seconds_decompress = clock.seconds(Phase::decompress);
+  seconds_wait = clock.seconds(Phase::wait);
+  seconds_communicate = clock.seconds(Phase::exchange) + seconds_wait;
+  seconds_total = seconds_compress + seconds_decompress + seconds_communicate;
+}
+
 void StepReport::accumulate(const StepReport& other) {
   elements += other.elements;
   raw_bytes += other.raw_bytes;

@@ -186,11 +186,7 @@ void Session::run(BucketId bucket, Run&& run) {
     run(own, residual, pending, step);
   }
   StepReport& report = step.report;
-  report.seconds_compress = step.clock.seconds(Phase::compress);
-  report.seconds_decompress = step.clock.seconds(Phase::decompress);
-  report.seconds_wait = step.clock.seconds(Phase::wait);
-  report.seconds_communicate = step.clock.seconds(Phase::exchange) + report.seconds_wait;
-  report.seconds_total = report.seconds_compress + report.seconds_decompress + report.seconds_communicate;
+  report.take_seconds(step.clock);
   report.wire = communicator_.traffic() - before;
   if (report.formula_bytes == StepReport::kUnknown) report.formula_bytes = expected_bytes;
   own.report = report;
