@@ -84,7 +84,8 @@ void PushPull::merge() {
     if (header.first < header.count || header.first > own_.rows) {
       throw CorruptFrame("frame of rows refused: its sender has " + std::to_string(header.first) +
                          " rows in all, expected at least the " + std::to_string(header.count) +
-                         " listed and at most the table's " + std::to_string(own_.rows) + " (" + whose(header) + ")");
+                         " listed and at most the table's " + std::to_string(own_.rows) + " (" +
+                         whose(header) + ")");
     }
     smallest_ = std::min(smallest_, header.first);
   });

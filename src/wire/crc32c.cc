@@ -50,7 +50,8 @@ std::uint32_t run_tables(std::uint32_t crc, const std::byte* bytes, std::size_t 
     crc = 0;
     for (std::size_t k = 0; k < 8; ++k) crc ^= kTables[7 - k][word >> (8 * k) & 255u];
   }
-  for (; count > 0; ++bytes, --count) crc = crc >> 8 ^ kTables[0][(crc ^ std::to_integer<unsigned>(*bytes)) & 255u];
+  for (; count > 0; ++bytes, --count)
+    crc = crc >> 8 ^ kTables[0][(crc ^ std::to_integer<unsigned>(*bytes)) & 255u];
   return crc;
 }
 
@@ -68,7 +69,9 @@ bool has_instruction() {
 inline std::uint64_t take_word(std::uint64_t crc, std::uint64_t word) {
   return __crc32cd(static_cast<std::uint32_t>(crc), word);
 }
-bool has_instruction() { return true; }
+bool has_instruction() {
+  return true;
+}
 #endif
 
 /// What a register becomes behind `kBytes` zero bytes. That is linear, so a table for each of its four bytes does.
@@ -101,7 +104,8 @@ class Skip {
 
 /// The instruction has a latency of three cycles and takes a word in each: three parts side by side keep it busy.
 template <std::size_t kPart>
-THINWIRE_CRC32C_TARGET std::uint32_t run_three(std::uint32_t crc, const std::byte*& bytes, std::size_t& count) {
+THINWIRE_CRC32C_TARGET std::uint32_t run_three(std::uint32_t crc, const std::byte*& bytes,
+                                               std::size_t& count) {
   static const Skip<kPart> skip;
   for (; count >= 3 * kPart; bytes += 3 * kPart, count -= 3 * kPart) {
     std::uint64_t one = crc;
@@ -118,7 +122,8 @@ THINWIRE_CRC32C_TARGET std::uint32_t run_three(std::uint32_t crc, const std::byt
   return crc;
 }
 
-THINWIRE_CRC32C_TARGET std::uint32_t run_instruction(std::uint32_t crc, const std::byte* bytes, std::size_t count) {
+THINWIRE_CRC32C_TARGET std::uint32_t run_instruction(std::uint32_t crc, const std::byte* bytes,
+                                                     std::size_t count) {
   crc = run_three<4096>(crc, bytes, count);
   crc = run_three<256>(crc, bytes, count);
   std::uint64_t wide = crc;

@@ -41,7 +41,8 @@ TEST(Crc32c, PublishedValues) {
 
 TEST(Crc32c, EveryLengthAndAlignmentIsTheDefinitions) {
   const auto bytes = random_bytes(70'000);
-  for (const std::size_t size : {0u, 1u, 7u, 8u, 9u, 63u, 767u, 768u, 775u, 1537u, 12'288u, 12'289u, 13'063u, 69'000u}) {
+  for (const std::size_t size :
+       {0u, 1u, 7u, 8u, 9u, 63u, 767u, 768u, 775u, 1537u, 12'288u, 12'289u, 13'063u, 69'000u}) {
     for (const std::size_t first : {0u, 1u, 5u}) {
       const auto part = Span<const std::byte>(bytes).subspan(first, size);
       const std::uint32_t expected = crc_by_bits(part);

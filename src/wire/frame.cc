@@ -207,8 +207,8 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
 void check_payload(const FrameHeader& header, Span<const std::byte> payload) {
   const std::uint32_t found = crc32c(payload);
   if (found == header.payload_checksum) return;
-  throw CorruptFrame("frame refused: the checksum of the payload is " + std::to_string(found) + ", the header says " +
-                     std::to_string(header.payload_checksum) + " (" + whose(header) +
+  throw CorruptFrame("frame refused: the checksum of the payload is " + std::to_string(found) +
+                     ", the header says " + std::to_string(header.payload_checksum) + " (" + whose(header) +
                      "): bytes changed on the way");
 }
 
