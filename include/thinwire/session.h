@@ -129,13 +129,15 @@ class Session {
   /// step that this rank cannot go on with, before save(). Without undoes_steps, std::logic_error when buckets
   /// were synchronized in it.
   void undo_step();
-  /// Before next_step(): parameter `parameter` of the bucket takes no part in this step, on no rank, whatever
-  /// was synchronized of it. Its residual and velocity become what they were before, and its part of the mean
-  /// must not be used. For parameters that no rank used, where the optimizer never sees the mean. Throws
-  /// std::logic_error without undoes_steps.
-  void leave_out(BucketId bucket, std::size_t parameter);
+  /// Before next_step(): the parameter takes no part in this step, on no rank, whatever was synchronized of
+  /// it. Its residual and velocity become what they were before, and its part of the mean must not be used.
+  /// For parameters that no rank used, where the optimizer never sees the mean. Nothing for a name that no
+  /// bucket of add_bucket() has. Throws std::logic_error without undoes_steps.
+  void leave_out(std::string_view parameter);
   /// Whether every bucket that was synchronized since the last next_step() was finite.
   bool finite() const { return finite_; }
+  /// Whether a bucket was synchronized since the last next_step().
+  bool within_step() const;
   std::uint64_t step() const { return step_; }
 
   /// Canonical: all options with their values.

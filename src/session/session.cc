@@ -427,8 +427,12 @@ bool Session::next_step(bool counts) {
   return counted;
 }
 
+bool Session::within_step() const {
+  return std::any_of(buckets_.begin(), buckets_.end(), [](const auto& own) { return own->ran; });
+}
+
 void Session::undo_step() {
-  const bool ran = std::any_of(buckets_.begin(), buckets_.end(), [](const auto& own) { return own->ran; });
+  const bool ran = within_step();
   if (ran && !options_.undoes_steps) {
     throw std::logic_error("a step is undone of a session that keeps no copies: set undoes_steps");
   }
@@ -436,16 +440,22 @@ void Session::undo_step() {
   finite_ = true;
 }
 
-void Session::leave_out(BucketId bucket, std::size_t parameter) {
-  Bucket& own = *buckets_.at(bucket);
+void Session::leave_out(std::string_view parameter) {
   if (!options_.undoes_steps) {
     throw std::logic_error("a parameter is left out by a session that keeps no copies: set undoes_steps");
   }
-  if (!own.ran) return;
-  const std::size_t end = own.parameter_ends.at(parameter);
-  const std::size_t begin = parameter == 0 ? 0 : own.parameter_ends[parameter - 1];
-  undelivered_->residuals.undo(bucket, begin, end - begin);
-  pipelines_[own.pipeline].synchronizer->undo_step(bucket, begin, end - begin);
+  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const Bucket& own = *buckets_[bucket];
+    if (!own.ran || own.row_sparse) continue;
+    std::size_t begin = 0;
+    for (const Parameter& one : layouts_[bucket]) {
+      if (one.name == parameter) {
+        undelivered_->residuals.undo(bucket, begin, one.elements);
+        pipelines_[own.pipeline].synchronizer->undo_step(bucket, begin, one.elements);
+      }
+      begin += one.elements;
+    }
+  }
 }
 
 void Session::scale_state(float factor) {

@@ -277,8 +277,9 @@ TEST_P(WholeSteps, AParameterThatIsLeftOutLosesNothing) {
     for (int step = 0; step < 2; ++step) session.step_of_all();
     const Values before = state_of(session);
     for (BucketId id = 0; id < kBuckets; ++id) session.bucket(id);
-    session.leave_out(0, 1);
-    session.leave_out(2, 0);
+    session.leave_out("a2");
+    session.leave_out("c1");
+    session.leave_out("of nobody");
     EXPECT_TRUE(session.next_step());
     for (const auto& [name, values] : state_of(session)) {
       const bool vector = name.starts_with("residual/") || name.starts_with("velocity/") ||
