@@ -89,6 +89,15 @@ at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& repor
   return gradient;
 }
 
+void TensorSession::end_step(bool failed, bool counts, const std::vector<std::string>& unused) {
+  if (failed) {
+    session_->undo_step();
+    return;
+  }
+  for (const std::string& name : unused) session_->leave_out(name);
+  session_->next_step(counts);
+}
+
 /// gradient: the bucket's, in host memory.
 void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient,
                                         StepReport& report) {
