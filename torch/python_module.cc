@@ -22,6 +22,8 @@
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_compat.h"
 #include "torch/ddp_engine.h"
+#include "torch/loopback_listener.h"
+#include "torch/start_watch.h"
 
 namespace py = pybind11;
 
@@ -238,6 +240,23 @@ std::pair<double, double> measure(const py::handle& group, const py::handle& sto
   return {link.latency_seconds, link.bytes_per_second};
 }
 
+std::unique_ptr<StartWatch> watch_start(const py::handle& store, int rank, int size, int store_host,
+                                        double deadline_seconds) {
+  return std::make_unique<StartWatch>(share<::c10d::Store>(store), rank, size, store_host,
+                                      std::chrono::duration<double>(deadline_seconds));
+}
+
+/// Places of the keys that nobody has set; waits for none.
+std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector<std::string>& keys) {
+  const auto held = share<::c10d::Store>(store);
+  const py::gil_scoped_release release;
+  std::vector<std::size_t> missing;
+  for (std::size_t place = 0; place < keys.size(); ++place) {
+    if (!held->check({keys[place]})) missing.push_back(place);
+  }
+  return missing;
+}
+
 std::vector<std::string> simd_targets() {
   std::vector<std::string> names;
   for (std::int64_t remaining = hwy::SupportedTargets(); remaining != 0; remaining &= remaining - 1) {
@@ -265,6 +284,7 @@ py::list systems() {
 
 PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
+  using thinwire::StartWatch;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
       .def(py::init<const py::list&, const py::list&, const py::object&, int, double, const std::string&,
                     std::uint64_t, int, bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
@@ -287,6 +307,17 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
+  py::class_<StartWatch>(module, "StartWatch")
+      .def(py::init(&thinwire::watch_start), py::kw_only(), py::arg("store"), py::arg("rank"),
+           py::arg("size"), py::arg("store_host"), py::arg("deadline_seconds"))
+      .def("begins", &StartWatch::begins)
+      .def("ends", &StartWatch::ends)
+      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+  module.def("lengthen_gloo_timeout", [](const py::handle& group) {
+    return thinwire::lengthen_gloo_timeout(*thinwire::share<thinwire::c10d_compat::Group>(group));
+  });
+  module.def("restrict_to_loopback", &thinwire::restrict_to_loopback);
+  module.def("missing_keys", &thinwire::missing_keys);
   module.def("merge_states", &thinwire::merge_states);
   module.def("share_state", &thinwire::share_state);
   module.def("fit_state", &thinwire::fit_state);

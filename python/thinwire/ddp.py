@@ -107,7 +107,7 @@ class Handle:
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
-        self._private = private_group.open_private(model.process_group, lanes, deadline_seconds, device)
+        self._private = private_group.open_private(model.process_group, lanes, deadline_seconds, device, parameters)
         self._engine = _C.Engine(
             groups=self._private.groups,
             stores=self._private.stores,
