@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/link_probe.h"
+#include "core/content_hash.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
 #include "thinwire/version.h"
@@ -240,6 +241,17 @@ std::pair<double, double> measure(const py::handle& group, const py::handle& sto
   return {link.latency_seconds, link.bytes_per_second};
 }
 
+/// One hash of the bits of all tensors, in order; those on devices come to the host one by one.
+std::uint64_t hash_tensors(const std::vector<at::Tensor>& tensors, std::uint64_t seed) {
+  const py::gil_scoped_release release;
+  std::uint64_t hash = seed;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
+    hash = content_hash({static_cast<const std::byte*>(host.data_ptr()), host.nbytes()}, hash);
+  }
+  return hash;
+}
+
 std::unique_ptr<StartWatch> watch_start(const py::handle& store, int rank, int size, int store_host,
                                         double deadline_seconds) {
   return std::make_unique<StartWatch>(share<::c10d::Store>(store), rank, size, store_host,
@@ -301,6 +313,9 @@ PYBIND11_MODULE(_C, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
+      .def(
+          "gather", [](PythonEngine& self, std::uint64_t mine) { return self.engine().gather(mine); },
+          py::call_guard<py::gil_scoped_release>())
       .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
@@ -316,6 +331,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("lengthen_gloo_timeout", [](const py::handle& group) {
     return thinwire::lengthen_gloo_timeout(*thinwire::share<thinwire::c10d_compat::Group>(group));
   });
+  module.def("hash_tensors", &thinwire::hash_tensors);
   module.def("restrict_to_loopback", &thinwire::restrict_to_loopback);
   module.def("missing_keys", &thinwire::missing_keys);
   module.def("merge_states", &thinwire::merge_states);

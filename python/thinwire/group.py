@@ -126,7 +126,7 @@ class PrivateGroups:
     """
 
     def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device], sums_by: Optional[str],
-                 signature: Signature):
+                 signature: Signature, choices: Dict[str, Any]):
         self.sums_by = sums_by
         self.rank = ranks.index(dist.get_rank())
         self.size = len(ranks)
@@ -138,16 +138,21 @@ class PrivateGroups:
         self.stores: List[dist.Store] = []
         self.device_group: Any = None
         try:
-            self._open(ranks, lanes, device, signature)
+            self._open(ranks, lanes, device, signature, {"lanes": lanes, "sums_by": sums_by, **choices})
         except BaseException:
             self.close()
             raise
 
-    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature) -> None:
+    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature, choices: Dict[str, Any]) -> None:
         with self._naming_the_host("reach the rendezvous store"):
+            # A wait that was given up may be answered later, and its client takes that for the next answer. So one client waits,
+            # and another asks without waiting.
             waiting = _store_client(self._default_store, self._deadline)
             client = _store_client(self._default_store, self._deadline)
-        token = self._agree_on_token(ranks, waiting, {"lanes": lanes, "sums_by": self.sums_by}, signature)
+            self._limit_answers(client, max(self._deadline / 4, _COURTESY))
+        token = self._agree_on_token(ranks, waiting, client, choices, signature)
+        with self._naming_the_host("reach the rendezvous store"):
+            self._limit_answers(client, self._deadline)
         prefix = f"thinwire/{token}"
         watch = _C.StartWatch(
             store=dist.PrefixStore(prefix, client), rank=self.rank, size=self.size, store_host=self.store_host,
@@ -214,7 +219,8 @@ class PrivateGroups:
                 time.sleep(0.001)
             work.wait()
 
-    def _agree_on_token(self, ranks: List[int], waiting: dist.Store, choices: Dict[str, Any], signature: Signature) -> str:
+    def _agree_on_token(self, ranks: List[int], waiting: dist.Store, client: dist.Store, choices: Dict[str, Any],
+                        signature: Signature) -> str:
         """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank.
 
         It also holds all ranks' choices and models against its own, and tells every rank the same of them: so each rank reads
@@ -225,7 +231,7 @@ class PrivateGroups:
         store = dist.PrefixStore(f"thinwire/{name}/{number}", waiting)
         own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary, "hash": signature.hash, **choices}
         with self._naming_the_host("write to the rendezvous store"):
-            asking = self._asking_client(f"thinwire/{name}/{number}")
+            asking = dist.PrefixStore(f"thinwire/{name}/{number}", client)
             asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
             conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
@@ -246,15 +252,11 @@ class PrivateGroups:
             text += f" On this rank, {ranks[self.rank]}: {signature.difference(conclusion['parameters'], ranks[0])}."
         raise ValueError(text)
 
-    def _asking_client(self, prefix: str) -> dist.Store:
-        """A client for keys that are asked for without waiting, which ends when the store's server does not answer.
-
-        A wait that was given up may be answered later, and its client takes that for the next answer: so another one waits.
-        """
-        asking = dist.PrefixStore(prefix, _store_client(self._default_store, self._deadline))
-        asking.set(f"hello/{self.rank}", "")
-        asking.wait([f"hello/{self.rank}"], max(self._deadline / 4, _COURTESY))  # in older versions this is what limits an answer
-        return asking
+    def _limit_answers(self, client: dist.Store, limit: datetime.timedelta) -> None:
+        """From now on a request is an error when its answer takes longer. Older versions take this from the latest wait alone."""
+        key = f"thinwire/hello/{self.rank}"
+        client.set(key, "")
+        client.wait([key], limit)
 
     def _conclude(
         self, ranks: List[int], store: dist.Store, asking: dist.Store, own: Dict[str, Any], choices: List[str], signature: Signature
@@ -278,7 +280,7 @@ class PrivateGroups:
         """Why the first rank, which this is, cannot work with that rank."""
         for choice in choices:
             if other[choice] != own[choice]:
-                remedy = "" if choice == "lanes" else " compress_on, kind of device and build of Thinwire"
+                remedy = " compress_on, kind of device and build of Thinwire" if choice == "sums_by" else ""
                 return f"{choice}={own[choice]} on rank {ranks[0]}, {choice}={other[choice]} on rank {ranks[rank]}: give all ranks the same{remedy}"
         if other["job"] and own["job"] and other["job"] != own["job"]:
             return (f"rank {ranks[rank]} belongs to another job than rank {ranks[0]} (THINWIRE_JOB={other['job']} and {own['job']}): "
@@ -348,11 +350,12 @@ class PrivateGroups:
 
 
 def open_private(
-    group: Any, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None, parameters: Sequence[Tuple[str, torch.Tensor]] = ()
+    group: Any, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None, parameters: Sequence[Tuple[str, torch.Tensor]] = (),
+    choices: Optional[Dict[str, Any]] = None,
 ) -> PrivateGroups:
     """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there. Collective over those ranks alone.
 
-    parameters: of the model that is registered, the same on all ranks. Raises RuntimeError that names the ranks that do not come, or leave
+    parameters: of the model that is registered, the same on all ranks. choices: what else has to be the same, by name. Raises RuntimeError that names the ranks that do not come, or leave
     meanwhile, within the deadline and a few seconds; ValueError, at once, when ranks differ in what they register.
     """
     if hasattr(dist, "get_process_group_ranks"):
@@ -362,4 +365,4 @@ def open_private(
     else:
         table = distributed_c10d._pg_group_ranks[group]
         ranks = sorted(table, key=table.get)
-    return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device), Signature(parameters))
+    return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device), Signature(parameters), choices or {})
