@@ -277,6 +277,25 @@ void DdpEngine::scale_state(float factor) {
   sessions_.scale_state(factor);
 }
 
+std::vector<std::uint64_t> DdpEngine::gather(std::uint64_t mine) {
+  Lock lock(board_.mutex);
+  if (const auto error = refusal()) std::rethrow_exception(error);
+  settle(lock);
+  lock.unlock();
+  // The lanes are idle, and nobody but this thread gives them anything to do.
+  Communicator& communicator = lanes_[0]->tensor_session().communicator();
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(communicator.size()));
+  try {
+    communicator.all_gather(as_bytes(Span<const std::uint64_t>(&mine, 1)),
+                            as_writable_bytes(Span<std::uint64_t>(all)));
+  } catch (...) {
+    lock.lock();
+    board_.fail(std::current_exception());
+    throw;
+  }
+  return all;
+}
+
 StateWriter DdpEngine::save() {
   Lock lock(board_.mutex);
   give_up_step(lock);

@@ -81,6 +81,9 @@ class DdpEngine {
   /// `device` is the one that compresses the bucket; nullopt for the CPU.
   std::vector<DdpLayout> buckets() const;
 
+  /// Every rank's value in order of rank, between steps. Collective; an error ends the engine's steps.
+  std::vector<std::uint64_t> gather(std::uint64_t mine);
+
   /// Between steps, not collective: what Session::save writes, over all lanes.
   StateWriter save();
   /// Between steps. Takes effect at once, or when the first step has shown the buckets; the next step is in

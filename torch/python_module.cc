@@ -16,12 +16,15 @@
 #include <vector>
 
 #include "comm/link_probe.h"
+#include "core/content_hash.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
 #include "thinwire/version.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_compat.h"
 #include "torch/ddp_engine.h"
+#include "torch/loopback_listener.h"
+#include "torch/start_watch.h"
 
 namespace py = pybind11;
 
@@ -239,6 +242,34 @@ std::pair<double, double> measure(const py::handle& group, const py::handle& sto
   return {link.latency_seconds, link.bytes_per_second};
 }
 
+/// One hash of the bits of all tensors, in order; those on devices come to the host one by one.
+std::uint64_t hash_tensors(const std::vector<at::Tensor>& tensors, std::uint64_t seed) {
+  const py::gil_scoped_release release;
+  std::uint64_t hash = seed;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
+    hash = content_hash({static_cast<const std::byte*>(host.data_ptr()), host.nbytes()}, hash);
+  }
+  return hash;
+}
+
+std::unique_ptr<StartWatch> watch_start(const py::handle& store, int rank, int size, int store_host,
+                                        double deadline_seconds) {
+  return std::make_unique<StartWatch>(share<::c10d::Store>(store), rank, size, store_host,
+                                      std::chrono::duration<double>(deadline_seconds));
+}
+
+/// Places of the keys that nobody has set; waits for none.
+std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector<std::string>& keys) {
+  const auto held = share<::c10d::Store>(store);
+  const py::gil_scoped_release release;
+  std::vector<std::size_t> missing;
+  for (std::size_t place = 0; place < keys.size(); ++place) {
+    if (!held->check({keys[place]})) missing.push_back(place);
+  }
+  return missing;
+}
+
 std::vector<std::string> simd_targets() {
   std::vector<std::string> names;
   for (std::int64_t remaining = hwy::SupportedTargets(); remaining != 0; remaining &= remaining - 1) {
@@ -266,6 +297,7 @@ py::list systems() {
 
 PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
+  using thinwire::StartWatch;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
       .def(py::init<const py::list&, const py::list&, const py::object&, int, double, const std::string&,
                     std::uint64_t, int, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
@@ -291,12 +323,27 @@ PYBIND11_MODULE(_C, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
+      .def(
+          "gather", [](PythonEngine& self, std::uint64_t mine) { return self.engine().gather(mine); },
+          py::call_guard<py::gil_scoped_release>())
       .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
+  py::class_<StartWatch>(module, "StartWatch")
+      .def(py::init(&thinwire::watch_start), py::kw_only(), py::arg("store"), py::arg("rank"),
+           py::arg("size"), py::arg("store_host"), py::arg("deadline_seconds"))
+      .def("begins", &StartWatch::begins)
+      .def("ends", &StartWatch::ends)
+      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+  module.def("lengthen_gloo_timeout", [](const py::handle& group) {
+    return thinwire::lengthen_gloo_timeout(*thinwire::share<thinwire::c10d_compat::Group>(group));
+  });
+  module.def("hash_tensors", &thinwire::hash_tensors);
+  module.def("restrict_to_loopback", &thinwire::restrict_to_loopback);
+  module.def("missing_keys", &thinwire::missing_keys);
   module.def("merge_states", &thinwire::merge_states);
   module.def("share_state", &thinwire::share_state);
   module.def("fit_state", &thinwire::fit_state);

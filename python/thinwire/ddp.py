@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
+from thinwire.replicas import ReplicaCheck
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
@@ -43,6 +44,7 @@ def register(
     optimizer: Optional[torch.optim.Optimizer] = None,
     grad_scaler: Optional[Any] = None,
     compress_on: str = "device",
+    check_replicas_every: int = 1000,
 ) -> "Handle":
     """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
 
@@ -62,11 +64,19 @@ def register(
         them as they were, for which each step copies them. Without it that holds for a bucket by itself only.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
 
+    check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
+        of all parameters that DDP keeps equal, before any gradient of that step is sent; 0: never. Buffers are not compared. The
+        same on all ranks.
+
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
     NaN, the bucket's mean has NaN on all ranks and its residual does not change.
 
-    Raises TypeError for what is not a DDP model, ValueError for a bad spec or option, RuntimeError when ranks differ in what
-    they register (in the first step, on every rank) or when the model has a hook already.
+    A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``) is plain DDP without a hook.
+
+    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option or, at once and on every rank, when
+    ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
+    meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
+    in spec or options.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
@@ -80,6 +90,8 @@ def register(
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
     if compress_on not in ("device", "cpu"):
         raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
+    if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
+        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
     if not deadline_seconds > 0:
         raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
     parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
@@ -89,15 +101,34 @@ def register(
     if any(parameter.is_cuda for _, parameter in parameters):
         warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=2)
     return Handle(
-        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on,
+        check_replicas_every,
     )
+
+
+class CopiedHandle:
+    """What a copy of a registered model, or of its handle, has in the handle's place. The copy's gradients go by plain DDP."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(
+            "this is a copy of a Thinwire handle, which synchronizes nothing: a copy of a registered model is plain DDP until "
+            "thinwire.register is called for it"
+        )
+
+
+def _copy_without_hook() -> CopiedHandle:
+    return CopiedHandle()
 
 
 class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
-    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on):
+    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on,
+                 check_replicas_every):
         self._model = weakref.ref(model)
+        self._replicas = ReplicaCheck(model, check_replicas_every)
         self._optimizer = optimizer
         self._grad_scaler = grad_scaler
         self._scale: Optional[float] = None
@@ -107,7 +138,9 @@ class Handle:
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
-        self._private = private_group.open_private(model.process_group, lanes, deadline_seconds, device)
+        self._private = private_group.open_private(
+            model.process_group, lanes, deadline_seconds, device, parameters, {"check_replicas_every": check_replicas_every}
+        )
         self._engine = _C.Engine(
             groups=self._private.groups,
             stores=self._private.stores,
@@ -213,8 +246,13 @@ class Handle:
         """
         own = saved_state.for_rank(state, self._rank, self._world_size)
         self._engine.load_state(saved_state.fit(own, self._shapes, strict))
+        self._replicas.after_load()
         self._scale = own["loss_scale"]
         self._logged = self.step  # what the report says is of before
+
+    def __reduce__(self) -> Any:
+        # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
+        return _copy_without_hook, ()
 
     def close(self) -> None:
         """Ends the threads and connections; a later step is an error. Happens by itself at exit."""
@@ -226,6 +264,7 @@ class Handle:
     def _begin_step(self) -> None:
         if not getattr(self._model(), "_divide_by_initial_world_size", True):
             raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
+        self._replicas.before_step(self.step, self._model(), self._engine)
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
         if self._grad_scaler is not None:

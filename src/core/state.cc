@@ -174,6 +174,7 @@ StateReader::StateReader(std::istream& stream) {
   }
   const std::uint64_t expected = source.checksum();
   if (source.integer("the checksum") != expected) damaged("the checksum does not match");
+  if (stream.peek() != std::istream::traits_type::eof()) damaged("other bytes follow its end");
 }
 
 const StateWriter::Entry& StateReader::find(std::string_view name) const {
