@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "comm/fault_note.h"
+#include "comm/tcp_links.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_store.h"
 
@@ -238,6 +239,7 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
   // Two seconds more than await_ranks takes, so that its own words are the ones that are read.
   const auto latest = end + std::chrono::seconds(2);
   const std::string silent = "the rendezvous at " + endpoint(environment) + " stopped answering";
+  const auto before = open_tcp_sockets();
   const auto group = within<c10::intrusive_ptr<::c10d::ProcessGroupGloo>>(latest, silent, [=] {
     await_ranks(environment, store, end, deadline);
     const auto options = ::c10d::ProcessGroupGloo::Options::create(kGlooTimeout);
@@ -257,7 +259,8 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
   auto communicator = std::make_unique<C10dCommunicator>(
       group, store,
       C10dCommunicator::Options{.store_host = environment.agent_serves_store ? -1 : 0,
-                                .leave_together = true});
+                                .leave_together = true,
+                                .sockets = tcp_sockets_since(before)});
   communicator->set_deadline(deadline);
   return communicator;
 }
