@@ -36,7 +36,7 @@ class Pending {
   ~Pending();
 
   /// Blocks until the buffer may be used again (send) or holds the message (receive). No-op when empty.
-  /// Throws CommError when the peer is gone or the communicator's deadline passes.
+  /// Throws CommError when the peer is gone or one of the communicator's limits passes.
   void wait();
 
  private:
@@ -88,10 +88,23 @@ class Communicator {
   virtual double now_seconds() const;
 
   static constexpr double kLongestDeadlineSeconds = 86'400;
-  /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless
-  /// above 0 and at most a day.
+  /// Longest time that a blocking call waits while nothing moves between the ranks; default 5 minutes. Where
+  /// the engine cannot see bytes move (all but gloo on Linux), longest time that it waits at all. Throws
+  /// std::invalid_argument unless above 0 and at most a day.
   void set_deadline(std::chrono::duration<double> deadline);
   std::chrono::duration<double> deadline() const { return deadline_; }
+
+  /// Longest time that all blocking calls of one step wait together, bytes moving or not. Default: an hour,
+  /// or twice the deadline where that is longer. Heeded by the gloo engine. Throws std::invalid_argument
+  /// unless above 0.
+  void set_step_limit(std::chrono::duration<double> limit);
+  std::chrono::duration<double> step_limit() const;
+
+  /// How long the process of an awaited rank may show no sign of life while its machine answers. Default: the
+  /// deadline, at least 4 s and at most a minute. Heeded by the gloo engine. Throws std::invalid_argument
+  /// unless above 0.
+  void set_silence_limit(std::chrono::duration<double> limit);
+  std::chrono::duration<double> silence_limit() const;
 
   /// Names the work under way in the errors thrown from now on.
   void set_context(std::uint32_t bucket, std::uint64_t step);
@@ -175,6 +188,8 @@ class Communicator {
   std::uint64_t ring_received_bytes(std::size_t elements, std::size_t element_bytes) const;
 
   [[noreturn]] void fail(int peer, const std::string& what) const;
+  /// The step of set_context().
+  std::uint64_t step() const { return step_; }
 
   /// False: messages stay in this process's memory and need no checksum.
   virtual bool may_lose_bits() const { return true; }
@@ -199,6 +214,8 @@ class Communicator {
   std::uint32_t bucket_ = 0;
   std::uint64_t step_ = 0;
   std::chrono::duration<double> deadline_{300.0};
+  std::chrono::duration<double> step_limit_{0};     // 0: not set
+  std::chrono::duration<double> silence_limit_{0};  // 0: not set
   StepClock* clock_ = nullptr;
   Traffic traffic_;
   Stage stage_ = Stage::outside;

@@ -1,5 +1,6 @@
 #include "thinwire/communicator.h"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 
@@ -40,6 +41,33 @@ void Communicator::set_deadline(std::chrono::duration<double> deadline) {
                                 " s: it must be above 0 and at most a day");
   }
   deadline_ = deadline;
+}
+
+void Communicator::set_step_limit(std::chrono::duration<double> limit) {
+  if (!(limit.count() > 0)) {
+    throw std::invalid_argument("step limit of " + std::to_string(limit.count()) + " s: it must be above 0");
+  }
+  step_limit_ = limit;
+}
+
+std::chrono::duration<double> Communicator::step_limit() const {
+  constexpr std::chrono::duration<double> kHour(3600);
+  return step_limit_.count() > 0 ? step_limit_ : std::max(kHour, 2 * deadline_);
+}
+
+void Communicator::set_silence_limit(std::chrono::duration<double> limit) {
+  if (!(limit.count() > 0)) {
+    throw std::invalid_argument("silence limit of " + std::to_string(limit.count()) +
+                                " s: it must be above 0");
+  }
+  silence_limit_ = limit;
+}
+
+std::chrono::duration<double> Communicator::silence_limit() const {
+  // Below, an interruption of the network would not have been noticed as one.
+  constexpr std::chrono::duration<double> kShortest(4);
+  constexpr std::chrono::duration<double> kLongest(60);
+  return silence_limit_.count() > 0 ? silence_limit_ : std::clamp(deadline_, kShortest, kLongest);
 }
 
 void Communicator::set_context(std::uint32_t bucket, std::uint64_t step) {
