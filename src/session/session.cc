@@ -305,6 +305,11 @@ Span<const float> Session::residual(BucketId bucket) const {
   return undelivered_->residuals.find(bucket);
 }
 
+bool Session::sums_plainly(BucketId bucket) const {
+  return !pipeline(bucket).feedback && pipeline(bucket).synchronizer->is_plain_sum() &&
+         residual(bucket).empty();
+}
+
 void Session::keep_for_undo(BucketId bucket) {
   Bucket& own = *buckets_[bucket];
   const Span<const float> residual = undelivered_->residuals.find(bucket);
@@ -354,8 +359,20 @@ void Session::save(StateWriter& writer) const {
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
 }
 
+/// The spec as this version writes it: an earlier one knew fewer options.
+std::string Session::canonical(const std::string& saved) const {
+  try {
+    const SpecPair pair = parse_spec_pair(saved);
+    const std::string dense = options_.registry->make(pair.dense).spec;
+    if (pair.rows == pair.dense) return dense;
+    return "rows=" + options_.registry->make(pair.rows).spec + ",dense=" + dense;
+  } catch (const std::invalid_argument&) {
+    return saved;
+  }
+}
+
 void Session::load(const StateReader& reader) {
-  if (const std::string saved = reader.get_text("spec"); saved != spec()) {
+  if (const std::string saved = reader.get_text("spec"); saved != spec() && canonical(saved) != spec()) {
     throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
                              "': resume with the same spec");
   }
