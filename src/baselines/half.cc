@@ -115,10 +115,12 @@ class HalfExchange {
 
   /// An owner flags a mean that is not finite. One that does not would spoil gradients and residuals.
   void require_finite(std::size_t owner) const {
-    const unsigned exponent = format_ == HalfFormat::fp16 ? 0x7C00u : 0x7F80u;
-    bool finite = true;
-    for (const std::uint16_t value : down_[owner].values) finite &= (value & exponent) != exponent;
-    if (finite) return;
+    const std::uint16_t exponent = format_ == HalfFormat::fp16 ? 0x7C00 : 0x7F80;
+    std::uint16_t bad = 0;  // as wide as the values, so that compilers take many at a time
+    for (const std::uint16_t value : down_[owner].values) {
+      bad |= static_cast<std::uint16_t>((value & exponent) == exponent);
+    }
+    if (bad == 0) return;
     throw CorruptFrame("frame refused: the mean of rank " + std::to_string(owner) + " for bucket " +
                        std::to_string(bucket_) + " in step " + std::to_string(step_.index) +
                        " holds inf or NaN, and its flags say that all is finite");
