@@ -306,6 +306,13 @@ void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
   count_ring(words.size(), 8);
 }
 
+bool C10dCommunicator::sums(at::ScalarType type, bool on_device) const {
+  if (on_device && device_group_) return true;
+  if (type == at::kHalf) return backend_ == "gloo";
+  if (type == at::kBFloat16) return backend_ == "gloo" && c10d_compat::kGlooSumsBFloat16;
+  return true;
+}
+
 void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
   if (values.numel() == 0) return;
   bind_exchange();

@@ -73,12 +73,12 @@ DeviceStaging::Guard TensorSession::on_stream_of(const at::Tensor& gradient) {
 at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(bucket, report);
-  const bool compressible = is_compressible(gradient.scalar_type());
-  if (device_ && compressible) {
+  const bool plain = is_summed_plainly(bucket);
+  if (device_ && !plain) {
     synchronize_on_device(bucket, report);
   } else if (gradient.device().is_cpu()) {
     synchronize_on_host(bucket, gradient, report);
-  } else if (!compressible && communicator_->reduces(Memory::cuda)) {
+  } else if (plain && communicator_->reduces(Memory::cuda)) {
     const auto current = staging_.enter(gradient, bucket.complete);
     sum_plainly(bucket, gradient, report);
   } else {
@@ -101,7 +101,7 @@ void TensorSession::end_step(bool failed, bool counts, const std::vector<std::st
 /// gradient: the bucket's, in host memory.
 void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient,
                                         StepReport& report) {
-  if (!is_compressible(gradient.scalar_type())) {
+  if (is_summed_plainly(bucket)) {
     sum_plainly(bucket, gradient, report);
     return;
   }
@@ -114,6 +114,7 @@ void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tenso
   const HalfFormat format = half_format(gradient.scalar_type());
   decode_half(*executor_, format, halves_of(gradient), floats_of(floats));
   report = session_->synchronize(id_of(bucket), floats_of(floats));
+  report.raw_bytes = gradient.nbytes();
   // Also a mean that is too large for the type is for the optimizer to leave out.
   const bool fits =
       encode_half(*executor_, format, Span<const float>(floats_of(floats)), {}, halves_of(gradient));
@@ -134,6 +135,7 @@ void TensorSession::synchronize_on_device(const DdpBucket& bucket, StepReport& r
   }
   staging_.wait();  // the session's stream is another
   report = session_->synchronize(id_of(bucket), floats_of(values, Memory::cuda));
+  report.raw_bytes = gradient.nbytes();
   if (is_float) return;
   gradient.view(-1).copy_(values);
   report.finite = report.finite && at::isfinite(gradient).all().item<bool>();
@@ -151,10 +153,18 @@ at::Tensor TensorSession::synchronize_rows(const DdpBucket& bucket, StepReport& 
   own.width = row_width(bucket);
   const RowSparse mean = session_->synchronize_rows(id_of(bucket), own);
   report = session_->report(id_of(bucket));
+  report.raw_bytes = report.elements * gradient.element_size();
   return sparse_tensor(mean, gradient);
 }
 
-/// For types that no system takes.
+bool TensorSession::is_summed_plainly(const DdpBucket& bucket) const {
+  const at::ScalarType type = bucket.gradient.scalar_type();
+  if (!is_compressible(type)) return true;
+  return type != at::kFloat && session_->sums_plainly(id_of(bucket)) &&
+         communicator_->sums(type, bucket.gradient.is_cuda());
+}
+
+/// In the gradient's own type.
 void TensorSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report) {
   StepClock clock;
   clock.enter(Phase::exchange);

@@ -234,7 +234,7 @@ class Communicator {
 };
 
 /// Binds everything that is exchanged while it lives to one call. Before the first message the ranks compare what they
-/// call, by a stamp of 16 bytes that goes to at most seven ranks in each of ceil(log8 W) hops. Where any two differ,
+/// call, by a stamp of 20 bytes that goes to at most seven ranks in each of ceil(log8 W) hops. Where any two differ,
 /// every rank gets a CommError that names who differs in what, and nothing is added up; so no rank hands out a mean of
 /// different buckets, steps, sizes or parameters.
 class Exchange {

@@ -27,7 +27,7 @@ struct StepReport {
   std::uint32_t bucket = 0;
   std::uint64_t step = 0;
   std::uint64_t elements = 0;
-  std::uint64_t raw_bytes = 0;  ///< 4 * elements: what a dense system has to move.
+  std::uint64_t raw_bytes = 0;  ///< Of the gradient in its own type: what a dense system has to move.
   Traffic wire;                 ///< Payload and frame headers together.
   /// The part of wire.sent_bytes that guards the rest: headers of frames, stamps of exchanges, checksums of sums and
   /// gathered values.

@@ -148,6 +148,10 @@ class Session {
   /// What this rank has not delivered of the bucket, in the memory where its gradient is. Without feedback it
   /// is empty, unless a state held something that waits for the next step.
   Span<const float> residual(BucketId bucket) const;
+
+  /// Whether synchronize() would only take the engine's sum of gradient / W: the system is one that does, and nothing
+  /// undelivered waits to be added. Then a gradient of another type may be summed past the session, in its type.
+  bool sums_plainly(BucketId bucket) const;
   /// Between steps, for a loss scale that changes: multiplies all state in units of gradients, see StateKind.
   void scale_state(float factor);
   /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.
@@ -190,6 +194,7 @@ class Session {
   void keep_all();
   void check_origin(const StateReader& reader) const;
   void keep_by_state(std::size_t pipeline);
+  std::string canonical(const std::string& saved) const;
   std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;
   void restore(const StateReader& reader, From from);
 

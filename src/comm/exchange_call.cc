@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -48,8 +49,8 @@ struct Communicator::CallRecord {
   }
 
   std::string text() const {
-    return "bucket " + std::to_string(bucket) + " of step " + std::to_string(step) + " ('" + printable(first_name) +
-           "', " + printable(kind) + ", " + std::to_string(elements) + " elements)";
+    return "bucket " + std::to_string(bucket) + " of step " + std::to_string(step) + " ('" +
+           printable(first_name) + "', " + printable(kind) + ", " + std::to_string(elements) + " elements)";
   }
 
  private:
@@ -68,7 +69,15 @@ namespace {
 struct StampRange {
   std::uint64_t smallest = 0;
   std::uint64_t largest = 0;
+  std::uint32_t checksum = 0;  // of both, while they travel
 };
+
+Span<const std::byte> checked_part(const StampRange& stamps) {
+  return as_bytes(Span<const StampRange>(&stamps, 1)).first(offsetof(StampRange, checksum));
+}
+
+/// What travels: without the padding behind it.
+constexpr std::size_t kStampBytes = offsetof(StampRange, checksum) + sizeof(std::uint32_t);
 
 /// Ranks that each rank sends to in one hop: all others in worlds of up to eight.
 constexpr std::size_t kFanOut = 7;
@@ -95,18 +104,20 @@ void Communicator::check_seal(int peer, Span<const std::byte> arrived, std::uint
   const std::uint32_t found = crc32c(arrived);
   if (found == seal) return;
   throw CorruptFrame("message refused: the checksum of what arrived is " + std::to_string(found) +
-                     ", the sender says " + std::to_string(seal) + " (rank " + std::to_string(peer) + ", bucket " +
-                     std::to_string(bucket_) + ", step " + std::to_string(step_) + "): bytes changed on the way");
+                     ", the sender says " + std::to_string(seal) + " (rank " + std::to_string(peer) +
+                     ", bucket " + std::to_string(bucket_) + ", step " + std::to_string(step_) +
+                     "): bytes changed on the way");
 }
 
 void Communicator::compare_calls() {
   stage_ = Stage::bound;
   const CallRecord mine(call_);
-  StampRange seen{mine.stamp(), mine.stamp()};
+  StampRange seen{mine.stamp(), mine.stamp(), 0};
   const auto world = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
   for (std::size_t reach = 1; reach < world; reach *= kFanOut + 1) {
-    const StampRange own = seen;
+    StampRange own = seen;
+    own.checksum = crc32c(checked_part(own));
     std::array<StampRange, kFanOut> arrived{};
     std::array<Pending, kFanOut> receives;
     std::array<Pending, kFanOut> sends;
@@ -114,14 +125,16 @@ void Communicator::compare_calls() {
     for (std::size_t k = 0; k < peers; ++k) {
       const std::size_t from = (self + world - (k + 1) * reach) % world;
       receives[k] = receive(static_cast<int>(from), kStampTag,
-                            as_writable_bytes(Span<StampRange>(&arrived[k], 1)));
+                            as_writable_bytes(Span<StampRange>(&arrived[k], 1)).first(kStampBytes));
     }
     for (std::size_t k = 0; k < peers; ++k) {
       sends[k] = send_guard(static_cast<int>((self + (k + 1) * reach) % world), kStampTag,
-                            as_bytes(Span<const StampRange>(&own, 1)));
+                            as_bytes(Span<const StampRange>(&own, 1)).first(kStampBytes));
     }
     for (std::size_t k = 0; k < peers; ++k) {
       receives[k].wait();
+      const std::size_t from = (self + world - (k + 1) * reach) % world;
+      check_seal(static_cast<int>(from), checked_part(arrived[k]), arrived[k].checksum);
       seen.smallest = std::min(seen.smallest, arrived[k].smallest);
       seen.largest = std::max(seen.largest, arrived[k].largest);
     }

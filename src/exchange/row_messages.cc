@@ -50,9 +50,13 @@ void RowMessages::expect(std::size_t peer) {
 const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t most_rows) {
   headers_[peer].wait();
   Incoming& incoming = incoming_[peer];
-  incoming.header = read_frame_header(header_bytes_of(peer), PayloadPlace::next_message);
-  const FrameHeader& header = incoming.header;
   const FrameHeader expected = frames_.header(peer, {});
+  try {
+    incoming.header = read_frame_header(header_bytes_of(peer), PayloadPlace::next_message);
+  } catch (const CorruptFrame& error) {
+    throw CorruptFrame(std::string(error.what()) + "; awaited from " + whose(expected));
+  }
+  const FrameHeader& header = incoming.header;
   require_field(header, "bucket", header.bucket, expected.bucket);
   require_field(header, "step", header.step, expected.step);
   require_field(header, "source rank", header.source, expected.source);

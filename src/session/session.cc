@@ -323,6 +323,11 @@ Span<const float> Session::residual(BucketId bucket) const {
   return undelivered_->residuals.find(bucket);
 }
 
+bool Session::sums_plainly(BucketId bucket) const {
+  return !pipeline(bucket).feedback && pipeline(bucket).synchronizer->is_plain_sum() &&
+         residual(bucket).empty();
+}
+
 void Session::refuse_after_failure() const {
   if (!failure_) return;
   throw std::runtime_error(
@@ -497,7 +502,8 @@ void Session::save(StateWriter& writer) const {
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
     if (!buckets_[bucket]->ran) continue;
     throw std::logic_error("bucket " + std::to_string(bucket) + " was synchronized in step " +
-                           std::to_string(step_) + ", which is under way: next_step() ends it, undo_step() "
+                           std::to_string(step_) +
+                           ", which is under way: next_step() ends it, undo_step() "
                            "gives it up; save after that");
   }
   save_within_step(writer);
@@ -512,9 +518,21 @@ void Session::save_within_step(StateWriter& writer) const {
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
 }
 
+/// The spec as this version writes it: an earlier one knew fewer options.
+std::string Session::canonical(const std::string& saved) const {
+  try {
+    const SpecPair pair = parse_spec_pair(saved);
+    const std::string dense = options_.registry->make(pair.dense).spec;
+    if (pair.rows == pair.dense) return dense;
+    return "rows=" + options_.registry->make(pair.rows).spec + ",dense=" + dense;
+  } catch (const std::invalid_argument&) {
+    return saved;
+  }
+}
+
 /// Throws std::runtime_error for a state of another spec or seed.
 void Session::check_origin(const StateReader& reader) const {
-  if (const std::string saved = reader.get_text("spec"); saved != spec()) {
+  if (const std::string saved = reader.get_text("spec"); saved != spec() && canonical(saved) != spec()) {
     throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
                              "': resume with the same spec");
   }
