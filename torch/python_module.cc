@@ -148,8 +148,7 @@ class PythonEngine {
  public:
   PythonEngine(const py::list& groups, const py::list& stores, const py::object& device_group, int store_host,
                double deadline_seconds, const std::string& spec, std::uint64_t seed, int threads,
-               bool devices_compress,
-               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+               bool devices_compress, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
@@ -158,10 +157,9 @@ class PythonEngine {
     c10::intrusive_ptr<c10d_compat::Group> sums;
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(std::move(lanes), sums, spec,
-                                          DdpOptions{.seed = seed,
-                                                     .threads = threads,
-                                                     .devices_compress = devices_compress});
+    engine_ = std::make_unique<DdpEngine>(
+        std::move(lanes), sums, spec,
+        DdpOptions{.seed = seed, .threads = threads, .devices_compress = devices_compress});
   }
 
   ~PythonEngine() {

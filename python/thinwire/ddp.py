@@ -62,9 +62,8 @@ def register(
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
 
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean has NaN on all ranks, and the step does not count: residuals and all other state become what they
-    were before it, so the optimizer must leave it out, as a GradScaler does. A step that fails or whose backward does not come to its
-    end is undone in the same way. Parameters that no rank used, with ``find_unused_parameters=True``, lose nothing.
+    NaN, the bucket's mean has NaN on all ranks and the step is undone: state becomes what it was before, and the optimizer must leave
+    the step out, as a GradScaler does. So is a step that fails or whose backward raises. What no rank used loses nothing.
 
     Raises TypeError for what is not a DDP model, ValueError for a bad spec or option, RuntimeError when ranks differ in what
     they register (in the first step, on every rank) or when the model has a hook already.
