@@ -135,12 +135,23 @@ py::dict fit_state(const py::dict& values, const std::map<std::string, std::size
   return to_dict(state_for_model(to_state(values), parameters, known, builtin_registry()));
 }
 
+/// torch's own errors without the frames of C++ that they carry; others as they are.
+std::exception_ptr in_one_line(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& torch_error) {
+    std::string text = torch_error.what_without_backtrace();
+    return std::make_exception_ptr(std::runtime_error(text.substr(0, text.find('\n'))));
+  } catch (...) {
+    return error;
+  }
+}
+
 class PythonEngine {
  public:
   PythonEngine(const py::list& groups, const py::list& stores, const py::object& device_group, int store_host,
                double deadline_seconds, const std::string& spec, std::uint64_t seed, int threads,
-               bool devices_compress,
-               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+               bool devices_compress, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
@@ -149,10 +160,9 @@ class PythonEngine {
     c10::intrusive_ptr<c10d_compat::Group> sums;
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(std::move(lanes), sums, spec,
-                                          DdpOptions{.seed = seed,
-                                                     .threads = threads,
-                                                     .devices_compress = devices_compress});
+    engine_ = std::make_unique<DdpEngine>(
+        std::move(lanes), sums, spec,
+        DdpOptions{.seed = seed, .threads = threads, .devices_compress = devices_compress});
   }
 
   ~PythonEngine() {
@@ -184,7 +194,7 @@ class PythonEngine {
     const py::gil_scoped_release release;
     engine_->submit(std::move(bucket), [plain, result, object](at::Tensor mean, std::exception_ptr error) {
       if (error) {
-        plain->setError(error);
+        plain->setError(in_one_line(error));
       } else if (!object) {
         plain->markCompleted(result);
       } else {

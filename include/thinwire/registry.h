@@ -103,7 +103,7 @@ struct Pipeline {
   bool feedback = false;
   bool lossless = false;
   bool undoes_steps = false;  ///< By keep_step() and undo_step(): true for all parts that have state.
-  bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
+  bool conserves = false;     ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
 };
 
 class Registry {

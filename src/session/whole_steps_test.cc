@@ -192,9 +192,9 @@ TEST_P(WholeSteps, AnErrorAnywhereUndoesTheStepAndEndsTheSession) {
                                   const std::string first = error_of(train);
                                   EXPECT_EQ(state_of(session), at_end.at(session.step())) << first;
                                   EXPECT_EQ(at_end.size(), session.step() + 1);
-                                  for (const std::string& later :
-                                       {error_of([&] { session.bucket(0); }),
-                                        error_of([&] { session.next_step(); }), error_of([&] { session.start(); })}) {
+                                  for (const std::string& later : {error_of([&] { session.bucket(0); }),
+                                                                   error_of([&] { session.next_step(); }),
+                                                                   error_of([&] { session.start(); })}) {
                                     EXPECT_NE(later.find(first), std::string::npos) << later;
                                     EXPECT_NE(later.find("new communicator"), std::string::npos) << later;
                                   }

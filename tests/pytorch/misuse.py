@@ -165,13 +165,18 @@ MISUSE = [bad_input, models_in_another_order, copies_are_plain_ddp, replicas_tha
 def dies(how, victim, spec="ef_signsgd"):
     """A rank leaves in the fourth step; the others must say so. run.py checks what they print."""
     model = wrap(Net)
-    thinwire.register(model, spec, deadline_seconds=3.0)
+    handle = thinwire.register(model, spec, deadline_seconds=3.0)
     train(model, 3)
+    before = handle.state_dict()["values"]
     if RANK == victim:
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
     try:
         train(model, 1, first=3)
     except RuntimeError as error:
+        # What some buckets of the step delivered before is undone.
+        after = handle.state_dict()["values"]
+        for name, value in before.items():
+            assert torch.equal(value, after[name]) if isinstance(value, torch.Tensor) else value == after[name], name
         print(f"survivor {RANK}: {error}", flush=True)
         os._exit(0)
     raise AssertionError("the loss of a rank went unnoticed")

@@ -267,7 +267,7 @@ class Marsit final : public Synchronizer {
     const std::vector<float>* known = etas_.find(bucket);
     // Without a full step behind it (full_every=0, or a bucket added late) the step size is agreed here,
     // once.
-    const Span<const float> etas = config_.eta            ? given_etas(step)
+    const Span<const float> etas = config_.eta        ? given_etas(step)
                                    : known != nullptr ? Span<const float>(*known)
                                                       : sampled_etas(gradient, step);
     if (etas.size() != parameter_count(step)) {
