@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 LAUNCHER, WORKER = (os.path.abspath(path) for path in sys.argv[1:3])
 HANG = 30
@@ -21,7 +22,7 @@ def free_port():
 
 
 def start(variables, deadline=1):
-    names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+    names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME", "THINWIRE_JOB")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment.update({name: str(value) for name, value in variables.items()})
     return subprocess.Popen(
@@ -72,6 +73,43 @@ first, second, third = (start(ranks(port, rank, 3), 3) for rank in (0, 1, 1))
 outputs = [process.communicate(timeout=HANG)[0] for process in (first, second, third)]
 if sum("two processes have RANK=1" in output for output in outputs) != 1:
     failures.append(f"two ranks 1: {outputs}")
+
+# Two jobs at one port: the second one's rank 1 comes to the first one's rendezvous, in which a rank 1 is awaited.
+port = free_port()
+first = start(ranks(port, 0, 2, THINWIRE_JOB="first"), 20)
+other = start(ranks(port, 1, 2, THINWIRE_JOB="second"), 20)
+expect("another job's rendezvous", other, r"is of another job \(first; THINWIRE_JOB of this one: second\)")
+missing = start(ranks(port, 1, 2, THINWIRE_JOB="first"), 20)
+statuses = [process.communicate(timeout=HANG)[0] or process.returncode for process in (first, missing)]
+if [process.returncode for process in (first, missing)] != [0, 0]:
+    failures.append(f"the first job of two: {statuses}")
+
+
+def reaches(host, port):
+    try:
+        with socket.create_connection((host, port), 5):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+# On loopback nobody else is let in; elsewhere rank 0 listens for the others.
+own_addresses = [host for host in subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split() if "." in host]
+if own_addresses:
+    for master, outside in (("127.0.0.1", False), ("localhost", False), (own_addresses[0], True)):
+        port = free_port()
+        process = start({**ranks(port, 0, 2), "MASTER_ADDR": master}, 20)
+        end = time.monotonic() + HANG
+        while not reaches(master, port) and time.monotonic() < end:
+            time.sleep(0.02)
+        # The port is open a moment before it is restricted.
+        while (found := reaches(own_addresses[0], port)) != outside and time.monotonic() < end:
+            time.sleep(0.02)
+        print(f"{'ok' if found == outside else 'FAILED'}  MASTER_ADDR={master}: reached from outside: {found}")
+        if found != outside:
+            failures.append(f"MASTER_ADDR={master}: reached from outside: {found}")
+        process.kill()
+        process.communicate()
 
 if failures:
     sys.exit("\n".join(failures))
