@@ -93,6 +93,27 @@ def reaches(host, port):
         return False
 
 
+# A rank that signs in and ends before it connects: Gloo itself would wait for it, and says nothing of it.
+SIGNS_IN_AND_ENDS = """
+import datetime, os, sys, time
+from torch.distributed import PrefixStore, TCPStore
+store = PrefixStore("thinwire//attempt_0", TCPStore("127.0.0.1", int(sys.argv[1]), None, False, datetime.timedelta(seconds=20)))
+store.set("joined/1", "mark")
+store.add("joined", 1)
+while store.add("joined", 0) < 3:
+    time.sleep(0.02)
+"""
+python = "/usr/bin/python3"
+if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, check=False).returncode == 0:
+    port = free_port()
+    survivors = [start(ranks(port, rank, 3), 4) for rank in (0, 2)]
+    # Rank 0 has opened the port when a client gets through; c10d tries until then.
+    fake = subprocess.Popen([python, "-c", SIGNS_IN_AND_ENDS, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for rank, process in zip((0, 2), survivors):
+        expect(f"a rank ends before it connects, seen by rank {rank}", process, "not all ranks connected.*: rank 1 is gone or silent")
+    if fake.wait(HANG) != 0:
+        failures.append("the rank that signs in and ends did not")
+
 # On loopback nobody else is let in; elsewhere rank 0 listens for the others.
 own_addresses = [host for host in subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split() if "." in host]
 if own_addresses:

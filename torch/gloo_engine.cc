@@ -285,8 +285,8 @@ GroupPointer connect_ranks(const GlooEnvironment& environment, const StorePointe
     options->devices.push_back(::c10d::ProcessGroupGloo::createDefaultDevice());
   }
   const StorePointer keys = c10::make_intrusive<::c10d::PrefixStore>("gloo", store);
-  auto group = c10::make_intrusive<::c10d::ProcessGroupGloo>(keys, environment.rank, environment.world_size,
-                                                             options);
+  auto group =
+      c10::make_intrusive<::c10d::ProcessGroupGloo>(keys, environment.rank, environment.world_size, options);
   lengthen_gloo_timeout(*group);
   return group;
 }
@@ -325,8 +325,7 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
   }
   watch.ends();
   auto communicator = std::make_unique<C10dCommunicator>(
-      group, store,
-      C10dCommunicator::Options{.store_host = store_host, .leave_together = true});
+      group, store, C10dCommunicator::Options{.store_host = store_host, .leave_together = true});
   communicator->set_deadline(deadline);
   return communicator;
 }

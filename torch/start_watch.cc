@@ -48,8 +48,8 @@ std::string StartWatch::blame() {
   const Verdict verdict = board_->judge();
   if (store_host_ == rank_) stay_as_host(verdict.culprits);
   if (verdict.culprits.empty()) return "no rank can be blamed (" + verdict.reason + ")";
-  return name_ranks(verdict.culprits) + (verdict.culprits.size() == 1 ? " is" : " are") + " gone or silent (" +
-         verdict.reason + ")";
+  return name_ranks(verdict.culprits) + (verdict.culprits.size() == 1 ? " is" : " are") +
+         " gone or silent (" + verdict.reason + ")";
 }
 
 /// A rank that waits inside Gloo notices nothing until the deadline, and asks only then.

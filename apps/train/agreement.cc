@@ -93,10 +93,10 @@ void require_same_parameters(const Model& model, std::uint64_t step, Communicato
   const bool majority = 2 * most->second.size() > hashes.size();
   throw std::runtime_error(fmt::format(
       "replicas differ before step {}: {}; resume from a checkpoint", step,
-      majority ? fmt::format("rank{} {} of {} hold{} other parameters than the rest",
-                             others.size() > 1 ? "s" : "", fmt::join(others, ", "), hashes.size(),
-                             others.size() > 1 ? "" : "s")
-               : fmt::format("{} different sets of parameters among {} ranks", holders.size(), hashes.size())));
+      majority
+          ? fmt::format("rank{} {} of {} hold{} other parameters than the rest", others.size() > 1 ? "s" : "",
+                        fmt::join(others, ", "), hashes.size(), others.size() > 1 ? "" : "s")
+          : fmt::format("{} different sets of parameters among {} ranks", holders.size(), hashes.size())));
 }
 
 }  // namespace thinwire::train

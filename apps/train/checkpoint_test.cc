@@ -79,7 +79,8 @@ TEST(Checkpoint, GoesOnFromTheOneBeforeADamagedOne) {
                              std::filesystem::copy_options::overwrite_existing);
   const std::string both = error_of([&] { resumed(folder.path(), 3); });
   EXPECT_NE(both.find("no whole checkpoint"), std::string::npos) << both;
-  EXPECT_NE(error_of([&] { read_rank_state(folder.path(), 2, 2); }).find("is of rank 0, not 2"), std::string::npos);
+  EXPECT_NE(error_of([&] { read_rank_state(folder.path(), 2, 2); }).find("is of rank 0, not 2"),
+            std::string::npos);
   std::filesystem::copy_file(folder.file("epoch-2/shared.state"), folder.file("epoch-3/shared.state"),
                              std::filesystem::copy_options::overwrite_existing);
   EXPECT_NE(error_of([&] { read_shared_state(folder.path(), 3); }).find("is of epoch 2, not 3"),

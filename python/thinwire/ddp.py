@@ -32,6 +32,28 @@ def join_spec(spec: str, rows: Optional[str]) -> str:
     return spec
 
 
+def _require_arguments(
+    model: Any, spec: Any, threads: Any, lanes: Any, deadline_seconds: float, compress_on: Any, check_replicas_every: Any
+) -> None:
+    """What ``register`` says of arguments that cannot be."""
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
+            "thinwire.register(DistributedDataParallel(model), ...)"
+        )
+    if not isinstance(spec, str):
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
+    for name, value in (("threads", threads), ("lanes", lanes)):
+        if not isinstance(value, int) or not 1 <= value <= 64:
+            raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
+    if compress_on not in ("device", "cpu"):
+        raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
+    if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
+        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
+    if not deadline_seconds > 0:
+        raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
+
+
 def register(
     model: DistributedDataParallel,
     spec: str,
@@ -78,22 +100,7 @@ def register(
     meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
     in spec or options.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
-            "thinwire.register(DistributedDataParallel(model), ...)"
-        )
-    if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
-    for name, value in (("threads", threads), ("lanes", lanes)):
-        if not isinstance(value, int) or not 1 <= value <= 64:
-            raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
-    if compress_on not in ("device", "cpu"):
-        raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
-    if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
-        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
-    if not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
+    _require_arguments(model, spec, threads, lanes, deadline_seconds, compress_on, check_replicas_every)
     parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
     for name, parameter in parameters:
         if parameter.device.type not in ("cpu", "cuda"):
