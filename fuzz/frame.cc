@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                            header.payload_bytes >= code_bytes(header.count, header.width);
     const bool sound =
         header.payload_bytes == size - FrameHeader::kBytes && header.workers != 0 &&
-        header.first + header.count <= std::numeric_limits<std::uint32_t>::max() &&
+        header.count + (rows ? 0 : header.first) <= std::numeric_limits<std::uint32_t>::max() &&
         (rows || codes) == (header.width != 0) &&
         (rows || codes_fit ||
          header.payload_bytes == frame_payload_bytes(header.type, header.count, header.workers));

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "comm/fault_note.h"
+#include "comm/tcp_links.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_store.h"
 #include "torch/loopback_listener.h"
@@ -314,6 +315,7 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
   const StorePointer asking = open_store(environment, latest, deadline, Role::client);
   StartWatch watch(asking, environment.rank, environment.world_size, store_host, deadline);
   watch.begins();
+  const auto before = open_tcp_sockets();
   GroupPointer group;
   try {
     group = within<GroupPointer>(latest, "it took longer than " + seconds_text(deadline),
@@ -325,7 +327,9 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
   }
   watch.ends();
   auto communicator = std::make_unique<C10dCommunicator>(
-      group, store, C10dCommunicator::Options{.store_host = store_host, .leave_together = true});
+      group, store,
+      C10dCommunicator::Options{
+          .store_host = store_host, .leave_together = true, .sockets = tcp_sockets_since(before)});
   communicator->set_deadline(deadline);
   return communicator;
 }

@@ -139,8 +139,7 @@ class PythonEngine {
  public:
   PythonEngine(const py::list& groups, const py::list& stores, const py::object& device_group, int store_host,
                double deadline_seconds, const std::string& spec, std::uint64_t seed, int threads,
-               bool skips_steps, bool devices_compress,
-               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+               bool devices_compress, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
@@ -149,11 +148,9 @@ class PythonEngine {
     c10::intrusive_ptr<c10d_compat::Group> sums;
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(std::move(lanes), sums, spec,
-                                          DdpOptions{.seed = seed,
-                                                     .threads = threads,
-                                                     .skips_steps = skips_steps,
-                                                     .devices_compress = devices_compress});
+    engine_ = std::make_unique<DdpEngine>(
+        std::move(lanes), sums, spec,
+        DdpOptions{.seed = seed, .threads = threads, .devices_compress = devices_compress});
   }
 
   ~PythonEngine() {
@@ -163,11 +160,13 @@ class PythonEngine {
 
   /// future: a torch.futures.Future that gets the mean. ready: one that holds `gradient` already, the form in
   /// which DDP wants its own tensor back; a dense bucket then ends without Python's lock.
-  void submit(std::size_t index, bool last, const at::Tensor& gradient,
+  /// awaits_end: end_backward() will be called.
+  void submit(std::size_t index, bool last, bool awaits_end, const at::Tensor& gradient,
               const std::vector<at::Tensor>& parameters, py::object future, const py::handle& ready) {
     DdpBucket bucket;
     bucket.index = index;
     bucket.last = last;
+    bucket.awaits_end = awaits_end;
     for (const at::Tensor& parameter : parameters) bucket.parameters.push_back(names_.describe(parameter));
     bucket.gradient = gradient;
     const Future plain = future.cast<torch::jit::PythonFutureWrapper&>().fut;
@@ -291,19 +290,42 @@ py::list systems() {
   return all;
 }
 
+/// What opening connections needs.
+void add_start(py::module& module) {
+  py::class_<StartWatch>(module, "StartWatch")
+      .def(py::init(&watch_start), py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("store_host"), py::arg("deadline_seconds"))
+      .def("begins", &StartWatch::begins)
+      .def("ends", &StartWatch::ends)
+      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+  module.def("lengthen_gloo_timeout", [](const py::handle& group) {
+    return lengthen_gloo_timeout(*share<c10d_compat::Group>(group));
+  });
+  module.def("restrict_to_loopback", &restrict_to_loopback);
+  module.def("missing_keys", &missing_keys);
+}
+
 }  // namespace
 }  // namespace thinwire
 
 PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
-  using thinwire::StartWatch;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
       .def(py::init<const py::list&, const py::list&, const py::object&, int, double, const std::string&,
-                    std::uint64_t, int, bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+                    std::uint64_t, int, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("device_group"),
            py::arg("store_host"), py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"),
-           py::arg("threads"), py::arg("skips_steps"), py::arg("devices_compress"), py::arg("parameters"))
+           py::arg("threads"), py::arg("devices_compress"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
+      .def(
+          "last_bucket_was_submitted", [](PythonEngine& self) { self.engine().last_bucket_was_submitted(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "end_backward",
+          [](PythonEngine& self, std::vector<std::string> unused) {
+            self.engine().end_backward(std::move(unused));
+          },
+          py::call_guard<py::gil_scoped_release>())
       .def("set_spec", [](PythonEngine& self, const std::string& spec) { self.engine().set_spec(spec); })
       .def("spec", [](PythonEngine& self) { return self.engine().spec(); })
       .def("set_learning_rate",
@@ -322,18 +344,8 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
-  py::class_<StartWatch>(module, "StartWatch")
-      .def(py::init(&thinwire::watch_start), py::kw_only(), py::arg("store"), py::arg("rank"),
-           py::arg("size"), py::arg("store_host"), py::arg("deadline_seconds"))
-      .def("begins", &StartWatch::begins)
-      .def("ends", &StartWatch::ends)
-      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
-  module.def("lengthen_gloo_timeout", [](const py::handle& group) {
-    return thinwire::lengthen_gloo_timeout(*thinwire::share<thinwire::c10d_compat::Group>(group));
-  });
+  thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
-  module.def("restrict_to_loopback", &thinwire::restrict_to_loopback);
-  module.def("missing_keys", &thinwire::missing_keys);
   module.def("merge_states", &thinwire::merge_states);
   module.def("share_state", &thinwire::share_state);
   module.def("fit_state", &thinwire::fit_state);

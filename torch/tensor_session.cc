@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/dense/half.h"
+#include "session/configuration.h"
 
 namespace thinwire {
 namespace {
@@ -88,6 +89,15 @@ at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& repor
   return gradient;
 }
 
+void TensorSession::end_step(bool failed, bool counts, const std::vector<std::string>& unused) {
+  if (failed) {
+    session_->undo_step();
+    return;
+  }
+  for (const std::string& name : unused) session_->leave_out(name);
+  session_->next_step(counts);
+}
+
 /// gradient: the bucket's, in host memory.
 void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient,
                                         StepReport& report) {
@@ -148,19 +158,28 @@ at::Tensor TensorSession::synchronize_rows(const DdpBucket& bucket, StepReport& 
 void TensorSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report) {
   StepClock clock;
   clock.enter(Phase::exchange);
-  communicator_->set_context(id_of(bucket), session_->step());
+  const std::string kind = std::string("sum of ") + c10::toString(gradient.scalar_type());
+  Exchange exchange(*communicator_, {.bucket = id_of(bucket),
+                                     .step = session_->step(),
+                                     .elements = static_cast<std::uint64_t>(gradient.numel()),
+                                     .kind = kind,
+                                     .names = hash_of_names(bucket.parameters),
+                                     .first_name = bucket.parameters.front().name});
   const Traffic before = communicator_->traffic();
+  const std::uint64_t guards_before = communicator_->guard_bytes();
   // In the order of plain DDP, whose result this is to the last bit.
   gradient.mul_(1.0 / communicator_->size());
   if (!gradient.device().is_cpu()) staging_.wait();
   clock.enter(Phase::wait);
   communicator_->all_reduce_tensor(gradient);
+  exchange.finish();
   clock.enter(Phase::exchange);
   report.step = session_->step();
   report.elements = static_cast<std::uint64_t>(gradient.numel());
   report.raw_bytes = static_cast<std::uint64_t>(gradient.nbytes());
   report.wire = communicator_->traffic() - before;
-  report.formula_bytes = report.wire.sent_bytes;
+  report.frame_header_bytes = communicator_->guard_bytes() - guards_before;
+  report.formula_bytes = report.wire.sent_bytes - report.frame_header_bytes;
   report.finite = at::isfinite(gradient).all().item<bool>();
   clock.enter(Phase::exchange);
   report.take_seconds(clock);

@@ -123,6 +123,16 @@ class Synchronizer {
   virtual void save(BucketWriter& writer) const;
   virtual void load(const BucketReader& reader);
 
+  /// After a step that counts and after load(), with SystemInfo::undoes_steps: what the system has of the
+  /// bucket now is what undo_step() returns to. The default does nothing.
+  virtual void keep_step(BucketId bucket);
+  /// The bucket's state becomes what it was at the last keep_step(); without one, that of a bucket that never
+  /// came. What load() reads is a change like others. The default does nothing.
+  virtual void undo_step(BucketId bucket);
+  /// Undoes the vectors as long as the bucket for elements [begin, begin + count) alone: of a parameter that
+  /// takes no part in a step. Called before keep_step(). The default does nothing.
+  virtual void undo_step(BucketId bucket, std::size_t begin, std::size_t count);
+
  protected:
   /// The check that every system opens with.
   static void require_matching(Span<float> gradient, Span<float> residual);

@@ -17,10 +17,10 @@ RowMessages::RowMessages(BucketId bucket, MessageTag tag, std::size_t width, Ste
       header_bytes_(step.workspace.take<std::byte>(frames_.world() * FrameHeader::kBytes)),
       incoming_(step.workspace.take<Incoming>(frames_.world())) {}
 
-Span<const std::byte> RowMessages::seal(FrameContents contents) {
+Span<const std::byte> RowMessages::seal(FrameContents contents, Span<const std::byte> payload) {
   const auto bytes = step_.workspace.take<std::byte>(FrameHeader::kBytes);
   contents.width = static_cast<std::uint32_t>(width_);
-  frames_.seal(bytes, contents);
+  frames_.seal_alone(bytes, contents, payload);
   return bytes;
 }
 
@@ -79,6 +79,7 @@ const FrameHeader& RowMessages::await_list_header(std::size_t peer, std::uint64_
 
 Span<const std::byte> RowMessages::await_payload(std::size_t peer) {
   payloads_[peer].wait();
+  check_payload(incoming_[peer].header, incoming_[peer].payload);
   return incoming_[peer].payload;
 }
 
