@@ -31,16 +31,19 @@ StartWatch::StartWatch(c10::intrusive_ptr<::c10d::Store> store, int rank, int si
       start_(Clock::now()),
       board_(std::make_unique<FaultBoard>(
           std::make_shared<C10dFaultStore>(store_),
-          FaultBoard::Options{.rank = rank, .size = size, .store_host = store_host, .prefix = kPrefix})) {}
+          FaultBoard::Options{
+              .rank = rank, .size = size, .store_host = store_host, .description = {}, .prefix = kPrefix})) {
+  board_->set_grace(fault_grace(deadline));
+}
 
 StartWatch::~StartWatch() = default;
 
 void StartWatch::begins() {
-  board_->wait_begins(-1, fault_grace(deadline_));
+  board_->waits_for({}, fault_grace(deadline_) / 3);
 }
 
 void StartWatch::ends() {
-  board_->wait_ends();
+  board_->waits_no_more();
 }
 
 std::string StartWatch::blame() {
