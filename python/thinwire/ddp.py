@@ -39,7 +39,8 @@ def register(
     seed: int = 1,
     threads: int = 1,
     lanes: int = 2,
-    deadline_seconds: float = 300.0,
+    deadline_seconds: Optional[float] = None,
+    step_limit_seconds: Optional[float] = None,
     optimizer: Optional[torch.optim.Optimizer] = None,
     grad_scaler: Optional[Any] = None,
     compress_on: str = "device",
@@ -55,8 +56,11 @@ def register(
     threads: CPU threads that compress, per lane.
     lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
         connections of its own.
-    deadline_seconds: how long a rank waits for another before it calls it gone. Longer than the slowest step of the
-        slowest rank.
+    deadline_seconds: how long a rank waits while no byte moves between the ranks, because one is busy by itself or the network is
+        interrupted. The timeout of the model's process group unless given, half an hour in most. A rank whose process has ended
+        is named at once, and one that is frozen after a minute, or after the deadline where that is shorter.
+    step_limit_seconds: how long a rank waits in one step altogether, also while bytes move. An hour unless given, or twice the
+        deadline where that is longer.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale, and a step that it skips leaves all of
         them as they were, for which each step copies them. Without it that holds for a bucket by itself only.
@@ -80,8 +84,11 @@ def register(
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
     if compress_on not in ("device", "cpu"):
         raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
-    if not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
+    if deadline_seconds is None:
+        deadline_seconds = private_group.timeout_of(model.process_group)
+    for name, value in (("deadline_seconds", deadline_seconds), ("step_limit_seconds", step_limit_seconds)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value!r}: more than 0 is needed")
     parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
     for name, parameter in parameters:
         if parameter.device.type not in ("cpu", "cuda"):
@@ -89,14 +96,14 @@ def register(
     if any(parameter.is_cuda for _, parameter in parameters):
         warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=2)
     return Handle(
-        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler, compress_on
     )
 
 
 class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
-    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on):
+    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler, compress_on):
         self._model = weakref.ref(model)
         self._optimizer = optimizer
         self._grad_scaler = grad_scaler
@@ -110,10 +117,12 @@ class Handle:
         self._private = private_group.open_private(model.process_group, lanes, deadline_seconds, device)
         self._engine = _C.Engine(
             groups=self._private.groups,
+            sockets=self._private.sockets,
             stores=self._private.stores,
             device_group=self._private.device_group,
             store_host=self._private.store_host,
             deadline_seconds=deadline_seconds,
+            step_limit_seconds=step_limit_seconds or 0,
             spec=spec,
             seed=seed,
             threads=threads,
