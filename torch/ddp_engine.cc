@@ -179,8 +179,8 @@ void DdpEngine::give_up_step(Lock& lock) {
   DdpStepEnd end;
   end.abandoned = true;
   end_step(std::move(end));
-  fail_held(lock, std::make_exception_ptr(
-                      std::runtime_error("backward ended before the last bucket of its step")));
+  fail_held(lock,
+            std::make_exception_ptr(std::runtime_error("backward ended before the last bucket of its step")));
 }
 
 void DdpEngine::fail_held(Lock& lock, const std::exception_ptr& error) {

@@ -115,10 +115,10 @@ class DdpEngine {
   std::vector<std::unique_ptr<DdpLane>> lanes_;
   DdpSessions sessions_;
   std::optional<std::string> next_spec_;
-  std::vector<DdpItem> held_;  // of this step, until its last bucket is known
+  std::vector<DdpItem> held_;   // of this step, until its last bucket is known
   std::size_t last_index_ = 0;  // of this step
-  bool resumes_ = false;       // the next step is the first one after load()
-  int submitted_steps_ = 0;    // since the beginning, or load()
+  bool resumes_ = false;        // the next step is the first one after load()
+  int submitted_steps_ = 0;     // since the beginning, or load()
   bool within_step_ = false;
 };
 

@@ -81,7 +81,7 @@ class DdpSessions {
   const DdpOptions options_;
   std::string spec_;
   std::vector<DdpLayout> layouts_;
-  std::optional<StateReader> loaded_;  // until buckets are known
+  std::optional<StateReader> loaded_;   // until buckets are known
   StateReader waiting_{StateWriter()};  // of parameters that are in no bucket
   std::uint64_t step_ = 0;
 };

@@ -17,6 +17,9 @@ using Clock = std::chrono::steady_clock;
 /// How long the end of a board waits for a store operation under way before it leaves it to its thread.
 constexpr auto kParting = std::chrono::milliseconds(200);
 
+/// After so many rounds that failed, the store is left alone: it ends before some ranks do.
+constexpr int kMostFailures = 3;
+
 /// In front of the ranks of a verdict: their processes live.
 constexpr char kAlive = '+';
 constexpr const char* kAway =
@@ -91,7 +94,7 @@ struct FaultBoard::Shared {
   Clock::time_point last_round = Clock::now();
   std::string last_movement;
   bool described = false;
-  bool store_gone = false;
+  int failures = 0;        ///< Rounds in a row that met an error of the store.
   std::deque<int> unread;  ///< Ranks whose description is not known yet.
 
   mutable std::mutex mutex;
@@ -118,13 +121,14 @@ void FaultBoard::Shared::run() {
       lock.unlock();
       job();
       lock.lock();
-    } else if (!failed && !store_gone) {
+    } else if (!failed && failures < kMostFailures) {
       lock.unlock();
       try {
         round();
+        failures = 0;
       } catch (const std::exception&) {
         // A wait will end in an error of its own, and the inquiry will find the store gone.
-        store_gone = true;
+        ++failures;
       }
       lock.lock();
     }
@@ -363,7 +367,8 @@ void FaultBoard::report(std::vector<int> awaited, Seconds grace) {
     std::lock_guard lock(shared_->mutex);
     shared_->failed = true;
   }
-  post([shared = shared_, note = FaultNote{.state = FaultNote::State::failed, .awaited = awaited_, .beat = 0}] {
+  post([shared = shared_,
+        note = FaultNote{.state = FaultNote::State::failed, .awaited = awaited_, .beat = 0}] {
     try {
       shared->set(shared->key("note/", shared->options.rank), note.encode());
     } catch (const std::exception&) {
