@@ -118,10 +118,8 @@ def register(
     """
     if deadline_seconds is None and isinstance(model, DistributedDataParallel):
         deadline_seconds = private_group.timeout_of(model.process_group)
-    _require_arguments(
-        model, spec, threads, lanes, {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}, compress_on,
-        check_replicas_every,
-    )
+    limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
+    _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
     parameters = _trained_parameters(model)
     return Handle(
         model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
@@ -175,7 +173,6 @@ class Handle:
             spec=spec,
             seed=seed,
             threads=threads,
-            skips_steps=grad_scaler is not None,
             devices_compress=compress_on == "device",
             parameters=parameters,
         )

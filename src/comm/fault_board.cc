@@ -219,6 +219,7 @@ struct FaultBoard::Inquiry {
 
   static Verdict adopted(const std::string& known, const Options& options);
   static Verdict conclude(Shared& shared, Verdict own);
+  static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
   static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds patience);
 };
@@ -245,8 +246,27 @@ Verdict FaultBoard::Inquiry::conclude(Shared& shared, Verdict own) {
   return standing == text ? own : adopted(standing, shared.options);
 }
 
+/// In a large world the first rank that asks does so for all, and the others wait for what it concludes: each
+/// asking all others would be as many requests as the square of the ranks. Nothing when it concludes nothing,
+/// since it may be gone itself, or await other ranks than this one.
+std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Seconds grace) {
+  constexpr int kFew = 64;
+  const Options& options = shared.options;
+  if (options.size <= kFew) return std::nullopt;
+  const std::string own = std::to_string(options.rank);
+  if (shared.set_if_absent(shared.key("asks", -1), own) == own) return std::nullopt;
+  // The longest that an inquiry takes.
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(1.5 * grace);
+  do {
+    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
+    std::this_thread::sleep_for(grace / 8);
+  } while (Clock::now() < end);
+  return std::nullopt;
+}
+
 Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace) {
   const Options& options = shared.options;
+  if (auto concluded = await_conclusion(shared, grace)) return std::move(*concluded);
   auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace);
   bool extended = false;
   std::map<int, std::string> first;  // what ranks said when they were asked first

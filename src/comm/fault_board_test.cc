@@ -150,6 +150,32 @@ TEST(FaultBoard, AllNameTheSilentRankOfANativeCollective) {
   EXPECT_EQ(three.get().culprits, Ranks{2});
 }
 
+TEST(FaultBoard, InALargeWorldOneRankAsksForAll) {
+  constexpr int kRanks = 70;
+  constexpr Seconds kPatience{2.0};
+  World world(kRanks, /*store_host=*/-1);
+  world.is_dead(7);
+  std::vector<std::future<Verdict>> verdicts;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == 7) continue;
+    verdicts.push_back(
+        std::async(std::launch::async, [&board = *world.boards[static_cast<std::size_t>(rank)]] {
+          board.report({}, kPatience);
+          return board.judge();
+        }));
+  }
+  for (auto& verdict : verdicts) EXPECT_EQ(verdict.get().culprits, Ranks{7});
+  // If every rank asked all others, one round would be as many as this, and there are several.
+  EXPECT_LT(world.store->gets(), static_cast<std::size_t>(kRanks * kRanks));
+}
+
+TEST(FaultBoard, InALargeWorldOthersAskWhenTheOneThatAskedIsGone) {
+  World world(70, /*store_host=*/-1);
+  for (const int rank : {3, 9}) world.is_dead(rank);
+  world.store->set("thinwire/fault/asks", "9");
+  EXPECT_EQ(world.fails(0, {3}).get().culprits, Ranks{3});
+}
+
 TEST(FaultBoard, ALiveRankThatWaitsIsNotBlamed) {
   World world(3, /*store_host=*/2);
   world.is_dead(2);

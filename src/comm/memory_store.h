@@ -25,6 +25,7 @@ class MemoryStore : public FaultBoard::Store {
   std::optional<std::string> get(const std::string& key) override {
     std::unique_lock lock(mutex_);
     pass(lock);
+    ++gets_;
     const auto found = values_.find(key);
     return found == values_.end() ? std::nullopt : std::optional(found->second);
   }
@@ -40,6 +41,10 @@ class MemoryStore : public FaultBoard::Store {
   void let_conclude_together(int ranks) {
     std::lock_guard lock(mutex_);
     together_ = ranks;
+  }
+  std::size_t gets() {
+    std::lock_guard lock(mutex_);
+    return gets_;
   }
   void die() {
     std::lock_guard lock(mutex_);
@@ -64,6 +69,7 @@ class MemoryStore : public FaultBoard::Store {
   std::condition_variable thawed_;
   std::condition_variable all_set_;
   int setting_ = 0;
+  std::size_t gets_ = 0;
   int together_ = 1;
   std::map<std::string, std::string> values_;
   bool dead_ = false;
