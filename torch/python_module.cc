@@ -138,6 +138,18 @@ py::dict fit_state(const py::dict& values, const std::map<std::string, std::size
   return to_dict(state_for_model(to_state(values), parameters, known, builtin_registry()));
 }
 
+/// torch's own errors without the frames of C++ that they carry; others as they are.
+std::exception_ptr in_one_line(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& torch_error) {
+    std::string text = torch_error.what_without_backtrace();
+    return std::make_exception_ptr(std::runtime_error(text.substr(0, text.find('\n'))));
+  } catch (...) {
+    return error;
+  }
+}
+
 class PythonEngine {
  public:
   /// sockets: of each group, or none. step_limit_seconds: 0 for the communicator's default.
@@ -191,7 +203,7 @@ class PythonEngine {
     const py::gil_scoped_release release;
     engine_->submit(std::move(bucket), [plain, result, object](at::Tensor mean, std::exception_ptr error) {
       if (error) {
-        plain->setError(error);
+        plain->setError(in_one_line(error));
       } else if (!object) {
         plain->markCompleted(result);
       } else {

@@ -186,7 +186,6 @@ void Worker::check_replicas(std::uint64_t step) {
 bool Worker::synchronize(Costs& costs) {
   recorder_.step(gradients_, session_.step());
   gradients_.synchronize();
-  bool finite = true;
   for (std::size_t i = 0; i < gradients_.buckets(); ++i) {
     const StepReport& report = gradients_.report(i);
     const bool rows = gradients_.row_sparse(i);
@@ -203,12 +202,11 @@ bool Worker::synchronize(Costs& costs) {
               .row_elements = elements,
               .row_elements_in = elements * report.density_in,
               .row_elements_out = elements * report.density_out};
-    finite = finite && report.finite;
   }
   ++costs.steps;
-  session_.next_step();
+  const bool counts = session_.next_step();
   note_residuals();
-  return finite;
+  return counts;
 }
 
 void Worker::note_residuals() {

@@ -98,8 +98,7 @@ def register(
     step_limit_seconds: how long a rank waits in one step altogether, also while bytes move. An hour unless given, or twice the
         deadline where that is longer.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
-    grad_scaler: the GradScaler, where one is used. Residuals then follow its scale, and a step that it skips leaves all of
-        them as they were, for which each step copies them. Without it that holds for a bucket by itself only.
+    grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
 
     check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
@@ -107,7 +106,9 @@ def register(
         same on all ranks.
 
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean has NaN on all ranks and its residual does not change.
+    NaN, the bucket's mean has NaN on all ranks, and the step does not count: residuals and all other state become what they
+    were before it, so the optimizer must leave it out, as a GradScaler does. A step that fails or whose backward does not come to its
+    end is undone in the same way. Parameters that no rank used, with ``find_unused_parameters=True``, lose nothing.
 
     A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``) is plain DDP without a hook.
 
@@ -156,7 +157,11 @@ class Handle:
         self._writer: Any = None
         self._every = 1
         self._logged = 0
+        self._last_index: Optional[int] = None
+        self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
+        # Those that were frozen after wrapping are still in DDP's buckets, and have state.
+        self._frozen_shapes = {name: parameter.shape for name, parameter in model.module.named_parameters() if name not in self._shapes}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
         self._private = private_group.open_private(
@@ -174,7 +179,8 @@ class Handle:
             seed=seed,
             threads=threads,
             devices_compress=compress_on == "device",
-            parameters=parameters,
+            # One that was frozen after it was wrapped is still in DDP's buckets.
+            parameters=list(model.module.named_parameters()),
         )
         self._rank = self._private.rank
         self._world_size = self._private.size
@@ -246,7 +252,7 @@ class Handle:
             "rank": self._rank,
             "world_size": self._world_size,
             "loss_scale": self._scale,
-            "parameters": {name: shape.numel() for name, shape in self._shapes.items()},
+            "parameters": {name: shape.numel() for name, shape in self._shapes_in_buckets().items()},
             "values": self._engine.state(),
         }
         if not consolidate:
@@ -267,10 +273,15 @@ class Handle:
         of the same spec and another seed; nothing has changed then.
         """
         own = saved_state.for_rank(state, self._rank, self._world_size)
-        self._engine.load_state(saved_state.fit(own, self._shapes, strict))
+        shapes = {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
+        self._engine.load_state(saved_state.fit(own, shapes, strict))
         self._replicas.after_load()
         self._scale = own["loss_scale"]
         self._logged = self.step  # what the report says is of before
+
+    def _shapes_in_buckets(self) -> Dict[str, torch.Size]:
+        in_buckets = {name for bucket in self._engine.buckets() for name in bucket["parameters"]}
+        return {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
 
     def __reduce__(self) -> Any:
         # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
@@ -282,6 +293,12 @@ class Handle:
         self._private.close()
 
     # --- Called by the hook ----------------------------------------------------------------------------------------
+
+    def _begins(self, index: int) -> bool:
+        """Whether the bucket is the first of its step: the first ones may be missing."""
+        begins = self._last_index is None or index <= self._last_index
+        self._last_index = index
+        return begins
 
     def _begin_step(self) -> None:
         if not getattr(self._model(), "_divide_by_initial_world_size", True):
@@ -298,6 +315,53 @@ class Handle:
             step = self.step
             if step != self._logged and step % self._every == 0:
                 self._log(step)
+
+    def _expect_end(self) -> bool:
+        """Sees to it that the engine learns of the end of this backward. False outside of backward, where Join stands in for a rank that
+        has no inputs left: there a step ends with its last bucket.
+
+        Callbacks run when backward is done, in the order in which they were queued, those queued by others last: the first comes before
+        the one in which DDP waits for the means and gives them to the parameters, the second after it. Where backward raises, neither.
+        """
+        before = self._gradients()
+
+        def all_submitted() -> None:
+            self._engine.last_bucket_was_submitted()
+            queue(finished)
+
+        def finished() -> None:
+            self._last_index = None
+            self._engine.end_backward(self._unused(before))
+
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        try:
+            queue(all_submitted)
+        except RuntimeError:
+            return False
+        return True
+
+    def _gradients(self) -> Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]:
+        """Of parameters that may be unused on all ranks: how often the gradient was written so far; None where there is none."""
+        model = self._model()
+        if not (model.find_unused_parameters or getattr(model, "static_graph", False)):
+            return {}
+        return {
+            name: (parameter, None if parameter.grad is None else parameter.grad._version)
+            for name, parameter in model.module.named_parameters()
+        }
+
+    def _unused(self, before: Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]) -> List[str]:
+        """The parameters to which DDP has not given their means, since no rank used them."""
+        # A gradient that is a part of the bucket has the mean whether DDP gives it or not.
+        in_bucket = getattr(self._model(), "gradient_as_bucket_view", False)
+        unused = []
+        for name, (parameter, version) in before.items():
+            gradient = parameter.grad
+            if gradient is None:
+                unused.append(name)
+            elif version is not None and not in_bucket and not gradient.is_sparse and gradient._version == version:
+                unused.append(name)
+        return unused
 
     def _log(self, step: int) -> None:
         self._logged = step
@@ -322,9 +386,12 @@ def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     ready: torch.futures.Future = torch.futures.Future(devices=devices)
     ready.set_result(gradient)
     index = bucket.index()
-    if index == 0:
+    if state._begins(index):
         state._begin_step()
-    state._engine.submit(index, bucket.is_last(), gradient, bucket.parameters(), future, ready)
+    last = bucket.is_last()
+    # Where DDP leaves out buckets that no rank used, the last one may be among them.
+    awaits_end = (last or state._buckets_may_be_missing) and state._expect_end()
+    state._engine.submit(index, last, awaits_end, gradient, bucket.parameters(), future, ready)
     return future
 
 

@@ -13,6 +13,7 @@ from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, unev
 from misuse import MISUSE, dies, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from states import STATES, resumes_with_other_ranks
+from steps import STEPS
 
 GROUPS = {
     "cuda": DEVICE,
@@ -22,6 +23,7 @@ GROUPS = {
     "compression": COMPRESSION,
     "states": STATES,
     "misuse": MISUSE,
+    "steps": STEPS,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
               replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],
