@@ -31,7 +31,7 @@ class C10dCommunicator : public Communicator {
     bool leave_together = false;
     /// The group's connections, as open_tcp_sockets() names them (comm/tcp_links.h). Empty: not known, then
     /// a slow or interrupted network cannot be told from silence.
-    std::vector<std::string> sockets;
+    std::vector<std::string> sockets{};
   };
 
   /// `store`: where failing ranks find out who is to blame; may be null, then a rank blames the one that it

@@ -286,8 +286,8 @@ GroupPointer connect_ranks(const GlooEnvironment& environment, const StorePointe
     options->devices.push_back(::c10d::ProcessGroupGloo::createDefaultDevice());
   }
   const StorePointer keys = c10::make_intrusive<::c10d::PrefixStore>("gloo", store);
-  auto group = c10::make_intrusive<::c10d::ProcessGroupGloo>(keys, environment.rank, environment.world_size,
-                                                             options);
+  auto group =
+      c10::make_intrusive<::c10d::ProcessGroupGloo>(keys, environment.rank, environment.world_size, options);
   lengthen_gloo_timeout(*group);
   return group;
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/link_probe.h"
+#include "comm/tcp_links.h"
 #include "core/content_hash.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
@@ -39,10 +40,12 @@ c10::intrusive_ptr<T> share(const py::handle& object) {
 }
 
 std::unique_ptr<C10dCommunicator> open_communicator(const py::handle& group, const py::handle& store,
-                                                    int store_host, double deadline_seconds) {
+                                                    int store_host, double deadline_seconds,
+                                                    std::vector<std::string> sockets = {}) {
   auto communicator = std::make_unique<C10dCommunicator>(
       share<c10d_compat::Group>(group), share<::c10d::Store>(store),
-      C10dCommunicator::Options{.store_host = store_host, .leave_together = true});
+      C10dCommunicator::Options{
+          .store_host = store_host, .leave_together = true, .sockets = std::move(sockets)});
   communicator->set_deadline(std::chrono::duration<double>(deadline_seconds));
   return communicator;
 }
@@ -149,13 +152,19 @@ std::exception_ptr in_one_line(const std::exception_ptr& error) {
 
 class PythonEngine {
  public:
-  PythonEngine(const py::list& groups, const py::list& stores, const py::object& device_group, int store_host,
-               double deadline_seconds, const std::string& spec, std::uint64_t seed, int threads,
-               bool devices_compress, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+  /// sockets: of each group, or none. step_limit_seconds: 0 for the communicator's default.
+  PythonEngine(const py::list& groups, const std::vector<std::vector<std::string>>& sockets,
+               const py::list& stores, const py::object& device_group, int store_host,
+               double deadline_seconds, double step_limit_seconds, const std::string& spec,
+               std::uint64_t seed, int threads, bool devices_compress,
+               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
-      lanes.push_back(open_communicator(groups[lane], stores[lane], store_host, deadline_seconds));
+      lanes.push_back(
+          open_communicator(groups[lane], stores[lane], store_host, deadline_seconds, sockets.at(lane)));
+      if (step_limit_seconds > 0)
+        lanes.back()->set_step_limit(std::chrono::duration<double>(step_limit_seconds));
     }
     c10::intrusive_ptr<c10d_compat::Group> sums;
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
@@ -302,18 +311,33 @@ py::list systems() {
   return all;
 }
 
+/// What opening connections needs.
+void add_start(py::module& module) {
+  py::class_<StartWatch>(module, "StartWatch")
+      .def(py::init(&watch_start), py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("store_host"), py::arg("deadline_seconds"))
+      .def("begins", &StartWatch::begins)
+      .def("ends", &StartWatch::ends)
+      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+  module.def("lengthen_gloo_timeout", [](const py::handle& group) {
+    return lengthen_gloo_timeout(*share<c10d_compat::Group>(group));
+  });
+  module.def("restrict_to_loopback", &restrict_to_loopback);
+  module.def("missing_keys", &missing_keys);
+}
+
 }  // namespace
 }  // namespace thinwire
 
 PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
-  using thinwire::StartWatch;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
-      .def(py::init<const py::list&, const py::list&, const py::object&, int, double, const std::string&,
-                    std::uint64_t, int, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
-           py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("device_group"),
-           py::arg("store_host"), py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"),
-           py::arg("threads"), py::arg("devices_compress"), py::arg("parameters"))
+      .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
+                    const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
+                    const std::vector<std::pair<std::string, at::Tensor>>&>(),
+           py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
+           py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
+           py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def(
           "last_bucket_was_submitted", [](PythonEngine& self) { self.engine().last_bucket_was_submitted(); },
@@ -342,18 +366,11 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
-  py::class_<StartWatch>(module, "StartWatch")
-      .def(py::init(&thinwire::watch_start), py::kw_only(), py::arg("store"), py::arg("rank"),
-           py::arg("size"), py::arg("store_host"), py::arg("deadline_seconds"))
-      .def("begins", &StartWatch::begins)
-      .def("ends", &StartWatch::ends)
-      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
-  module.def("lengthen_gloo_timeout", [](const py::handle& group) {
-    return thinwire::lengthen_gloo_timeout(*thinwire::share<thinwire::c10d_compat::Group>(group));
-  });
+  module.attr("longest_deadline_seconds") = thinwire::Communicator::kLongestDeadlineSeconds;
+  module.def("open_tcp_sockets", &thinwire::open_tcp_sockets);
+  module.def("tcp_sockets_since", &thinwire::tcp_sockets_since);
+  thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
-  module.def("restrict_to_loopback", &thinwire::restrict_to_loopback);
-  module.def("missing_keys", &thinwire::missing_keys);
   module.def("merge_states", &thinwire::merge_states);
   module.def("share_state", &thinwire::share_state);
   module.def("fit_state", &thinwire::fit_state);

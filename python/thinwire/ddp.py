@@ -32,6 +32,40 @@ def join_spec(spec: str, rows: Optional[str]) -> str:
     return spec
 
 
+def _require_arguments(
+    model: Any, spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any, check_replicas_every: Any
+) -> None:
+    """What ``register`` says of arguments that cannot be."""
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
+            "thinwire.register(DistributedDataParallel(model), ...)"
+        )
+    if not isinstance(spec, str):
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
+    for name, value in (("threads", threads), ("lanes", lanes)):
+        if not isinstance(value, int) or not 1 <= value <= 64:
+            raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
+    if compress_on not in ("device", "cpu"):
+        raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
+    if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
+        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
+    for name, value in limits.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value!r}: more than 0 is needed")
+
+
+def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch.nn.Parameter]]:
+    """Those that have gradients, by name."""
+    parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+    for name, parameter in parameters:
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
+    if any(parameter.is_cuda for _, parameter in parameters):
+        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=3)
+    return parameters
+
+
 def register(
     model: DistributedDataParallel,
     spec: str,
@@ -40,7 +74,8 @@ def register(
     seed: int = 1,
     threads: int = 1,
     lanes: int = 2,
-    deadline_seconds: float = 300.0,
+    deadline_seconds: Optional[float] = None,
+    step_limit_seconds: Optional[float] = None,
     optimizer: Optional[torch.optim.Optimizer] = None,
     grad_scaler: Optional[Any] = None,
     compress_on: str = "device",
@@ -57,8 +92,11 @@ def register(
     threads: CPU threads that compress, per lane.
     lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
         connections of its own.
-    deadline_seconds: how long a rank waits for another before it calls it gone. Longer than the slowest step of the
-        slowest rank.
+    deadline_seconds: how long a rank waits while no byte moves between the ranks, because one is busy by itself or the network is
+        interrupted. The timeout of the model's process group unless given, half an hour in most. A rank whose process has ended
+        is named at once, and one that is frozen after a minute, or after the deadline where that is shorter.
+    step_limit_seconds: how long a rank waits in one step altogether, also while bytes move. An hour unless given, or twice the
+        deadline where that is longer.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
@@ -78,31 +116,14 @@ def register(
     meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
     in spec or options.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
-            "thinwire.register(DistributedDataParallel(model), ...)"
-        )
-    if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
-    for name, value in (("threads", threads), ("lanes", lanes)):
-        if not isinstance(value, int) or not 1 <= value <= 64:
-            raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
-    if compress_on not in ("device", "cpu"):
-        raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
-    if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
-        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
-    if not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
-    parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
-    for name, parameter in parameters:
-        if parameter.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
-    if any(parameter.is_cuda for _, parameter in parameters):
-        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=2)
+    if deadline_seconds is None and isinstance(model, DistributedDataParallel):
+        deadline_seconds = private_group.timeout_of(model.process_group)
+    limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
+    _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
+    parameters = _trained_parameters(model)
     return Handle(
-        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on,
-        check_replicas_every,
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
+        compress_on, check_replicas_every,
     )
 
 
@@ -125,8 +146,8 @@ def _copy_without_hook() -> CopiedHandle:
 class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
-    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on,
-                 check_replicas_every):
+    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
+                 compress_on, check_replicas_every):
         self._model = weakref.ref(model)
         self._replicas = ReplicaCheck(model, check_replicas_every)
         self._optimizer = optimizer
@@ -147,10 +168,12 @@ class Handle:
         )
         self._engine = _C.Engine(
             groups=self._private.groups,
+            sockets=self._private.sockets,
             stores=self._private.stores,
             device_group=self._private.device_group,
             store_host=self._private.store_host,
             deadline_seconds=deadline_seconds,
+            step_limit_seconds=step_limit_seconds or 0,
             spec=spec,
             seed=seed,
             threads=threads,

@@ -91,6 +91,17 @@ def _host_of_store(ranks: List[int]) -> int:
     return ranks.index(0) if 0 in ranks else -1
 
 
+def timeout_of(group: Any) -> float:
+    """Seconds that the operations of DDP's own ``group`` may take."""
+    backend = group
+    if hasattr(group, "_get_backend"):
+        backend = group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
+    backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
+    options = getattr(backend, "options", None)
+    timeout = getattr(options, "_timeout", None) or distributed_c10d.default_pg_timeout
+    return min(timeout.total_seconds(), _C.longest_deadline_seconds)
+
+
 def _sums_by(group: Any, device: Optional[torch.device]) -> Optional[str]:
     """The engine that sums what lies on ``device`` beside Gloo: that of DDP's own ``group``, if it works there."""
     if device is None or _C.cuda == "no":
@@ -120,7 +131,7 @@ def _nccl_errors_left_to_us() -> Iterator[None]:
 
 
 class PrivateGroups:
-    """``groups`` and ``stores``: one Gloo group, and the store where it finds out who is to blame, per lane.
+    """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections, and the store where it finds out who is to blame, per lane.
 
     ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host. ``sums_by`` names its engine.
     """
@@ -135,6 +146,7 @@ class PrivateGroups:
         self._default_store = distributed_c10d._get_default_store()
         self._deadline = datetime.timedelta(seconds=deadline_seconds)
         self.groups: List[Any] = []
+        self.sockets: List[List[str]] = []
         self.stores: List[dist.Store] = []
         self.device_group: Any = None
         try:
@@ -163,7 +175,9 @@ class PrivateGroups:
             for lane in range(lanes):
                 store = dist.PrefixStore(f"{prefix}/{lane}", client)
                 store.set_timeout(self._deadline)
+                before = _C.open_tcp_sockets()
                 self.groups.append(self._open_lane(dist.PrefixStore(f"{prefix}/{lane}/gloo", waiting)))
+                self.sockets.append(_C.tcp_sockets_since(before))
                 self.stores.append(store)
             # A rank that is refused what it registers may close its connections while another still opens them.
             connected = dist.PrefixStore(f"{prefix}/connected", waiting)

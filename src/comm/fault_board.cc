@@ -17,6 +17,9 @@ using Clock = std::chrono::steady_clock;
 /// How long the end of a board waits for a store operation under way before it leaves it to its thread.
 constexpr auto kParting = std::chrono::milliseconds(200);
 
+/// After so many rounds that failed, the store is left alone: it ends before some ranks do.
+constexpr int kMostFailures = 3;
+
 /// In front of the ranks of a verdict: their processes live.
 constexpr char kAlive = '+';
 constexpr const char* kAway =
@@ -91,7 +94,7 @@ struct FaultBoard::Shared {
   Clock::time_point last_round = Clock::now();
   std::string last_movement;
   bool described = false;
-  bool store_gone = false;
+  int failures = 0;        ///< Rounds in a row that met an error of the store.
   std::deque<int> unread;  ///< Ranks whose description is not known yet.
 
   mutable std::mutex mutex;
@@ -118,13 +121,14 @@ void FaultBoard::Shared::run() {
       lock.unlock();
       job();
       lock.lock();
-    } else if (!failed && !store_gone) {
+    } else if (!failed && failures < kMostFailures) {
       lock.unlock();
       try {
         round();
+        failures = 0;
       } catch (const std::exception&) {
         // A wait will end in an error of its own, and the inquiry will find the store gone.
-        store_gone = true;
+        ++failures;
       }
       lock.lock();
     }
@@ -215,6 +219,7 @@ struct FaultBoard::Inquiry {
 
   static Verdict adopted(const std::string& known, const Options& options);
   static Verdict conclude(Shared& shared, Verdict own);
+  static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
   static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds patience);
 };
@@ -241,8 +246,27 @@ Verdict FaultBoard::Inquiry::conclude(Shared& shared, Verdict own) {
   return standing == text ? own : adopted(standing, shared.options);
 }
 
+/// In a large world the first rank that asks does so for all, and the others wait for what it concludes: each
+/// asking all others would be as many requests as the square of the ranks. Nothing when it concludes nothing,
+/// since it may be gone itself, or await other ranks than this one.
+std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Seconds grace) {
+  constexpr int kFew = 64;
+  const Options& options = shared.options;
+  if (options.size <= kFew) return std::nullopt;
+  const std::string own = std::to_string(options.rank);
+  if (shared.set_if_absent(shared.key("asks", -1), own) == own) return std::nullopt;
+  // The longest that an inquiry takes.
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(1.5 * grace);
+  do {
+    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
+    std::this_thread::sleep_for(grace / 8);
+  } while (Clock::now() < end);
+  return std::nullopt;
+}
+
 Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace) {
   const Options& options = shared.options;
+  if (auto concluded = await_conclusion(shared, grace)) return std::move(*concluded);
   auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace);
   bool extended = false;
   std::map<int, std::string> first;  // what ranks said when they were asked first
@@ -363,7 +387,8 @@ void FaultBoard::report(std::vector<int> awaited, Seconds grace) {
     std::lock_guard lock(shared_->mutex);
     shared_->failed = true;
   }
-  post([shared = shared_, note = FaultNote{.state = FaultNote::State::failed, .awaited = awaited_, .beat = 0}] {
+  post([shared = shared_,
+        note = FaultNote{.state = FaultNote::State::failed, .awaited = awaited_, .beat = 0}] {
     try {
       shared->set(shared->key("note/", shared->options.rank), note.encode());
     } catch (const std::exception&) {

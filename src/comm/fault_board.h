@@ -50,8 +50,8 @@ class FaultBoard {
   struct Options {
     int rank = 0;
     int size = 1;
-    int store_host = 0;       ///< The rank whose process serves the store; -1: none of them.
-    std::string description;  ///< Of this rank's connections, for the others; empty: none.
+    int store_host = 0;         ///< The rank whose process serves the store; -1: none of them.
+    std::string description{};  ///< Of this rank's connections, for the others; empty: none.
     std::string prefix = "thinwire/fault/";
   };
 

@@ -84,7 +84,7 @@ void WaitWatch::run() {
     const bool is_waiting = number % 2 == 1 && !ending_;
     if (!is_waiting || number != seen) {
       seen = number;
-      const Seconds grace = fault_grace(limits_.deadline);
+      const Seconds grace = std::min(fault_grace(limits_.deadline), limits_.silence);
       lock.unlock();
       board_.set_grace(grace);
       forget();

@@ -32,7 +32,8 @@ inline std::uint64_t content_hash(Span<const std::byte> bytes, std::uint64_t see
   }
   std::uint64_t hash = mix(seed, bytes.size());
   for (const std::uint64_t lane : lanes) hash = mix(hash, lane);
-  for (; at < bytes.size(); at += 8) hash = mix(hash, word_at(at, std::min<std::size_t>(8, bytes.size() - at)));
+  for (; at < bytes.size(); at += 8)
+    hash = mix(hash, word_at(at, std::min<std::size_t>(8, bytes.size() - at)));
   return hash ^ (hash >> 32);
 }
 
