@@ -31,6 +31,14 @@ def join_spec(spec: str, rows: Optional[str]) -> str:
     return spec
 
 
+def _check_devices(parameters: List[Any]) -> None:
+    for name, parameter in parameters:
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
+    if any(parameter.is_cuda for _, parameter in parameters):
+        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=3)
+
+
 def register(
     model: DistributedDataParallel,
     spec: str,
@@ -56,11 +64,9 @@ def register(
     threads: CPU threads that compress, per lane.
     lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
         connections of its own.
-    deadline_seconds: how long a rank waits while no byte moves between the ranks, because one is busy by itself or the network is
-        interrupted. The timeout of the model's process group unless given, half an hour in most. A rank whose process has ended
-        is named at once, and one that is frozen after a minute, or after the deadline where that is shorter.
-    step_limit_seconds: how long a rank waits in one step altogether, also while bytes move. An hour unless given, or twice the
-        deadline where that is longer.
+    deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
+        timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale, and a step that it skips leaves all of
         them as they were, for which each step copies them. Without it that holds for a bucket by itself only.
@@ -84,17 +90,12 @@ def register(
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
     if compress_on not in ("device", "cpu"):
         raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
-    if deadline_seconds is None:
-        deadline_seconds = private_group.timeout_of(model.process_group)
     for name, value in (("deadline_seconds", deadline_seconds), ("step_limit_seconds", step_limit_seconds)):
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value!r}: more than 0 is needed")
+    deadline_seconds = deadline_seconds or private_group.timeout_of(model.process_group)
     parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
-    for name, parameter in parameters:
-        if parameter.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
-    if any(parameter.is_cuda for _, parameter in parameters):
-        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=2)
+    _check_devices(parameters)
     return Handle(
         model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler, compress_on
     )

@@ -11,13 +11,8 @@ constexpr int kProbesPerSecond = 64;
 
 std::string without_movement(const std::vector<LinkState>& links, double seconds) {
   const std::string time = seconds_text(std::chrono::duration<double>(seconds));
-  if (links.size() == 1 && links[0].rank < 0) {
-    return "nothing has moved on the connection to " + links[0].remote + " for " + time;
-  }
   std::vector<int> ranks;
-  for (const LinkState& link : links) {
-    if (link.rank >= 0) ranks.push_back(link.rank);
-  }
+  for (const LinkState& link : links) ranks.push_back(link.rank);
   return "nothing has moved on the " + std::string(ranks.size() == 1 ? "connection" : "connections") +
          " from " + name_ranks(ranks) + " for " + time;
 }
@@ -146,6 +141,8 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
     }
     for (const auto& [rank, text] : board_.take_descriptions()) links_->identify(rank, text);
     states = links_->look();
+    // The others are somebody else's: the store's server has connections that came at the same time.
+    std::erase_if(states, [](const LinkState& state) { return state.rank < 0; });
   }
   for (const LinkState& link : states) {
     moved += link.moved;
@@ -201,9 +198,7 @@ Ending WaitWatch::dead_links_ending() const {
     ending.is_certain = true;
     return ending;
   }
-  for (const LinkState& link : wait.dead) {
-    if (link.rank >= 0) ending.evidence.culprits.push_back(link.rank);
-  }
+  for (const LinkState& link : wait.dead) ending.evidence.culprits.push_back(link.rank);
   ending.evidence.reason = "its machine does not answer";
   return ending;
 }

@@ -125,6 +125,17 @@ TEST(WaitWatch, BytesThatMoveAreNoSilence) {
   EXPECT_FALSE(rank.watch->ends().has_value());
 }
 
+TEST(WaitWatch, ConnectionsThatNobodySharesDoNotCount) {
+  // As those of the store's server, over which beats come.
+  Watched rank;
+  rank.script->moves = true;
+  LinkState other = unanswered(-1, 5);
+  rank.script->set({link(-1), other});
+  const auto ending = rank.wait(1, {Seconds(0.5), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "nothing arrived within 0.5 s");
+}
+
 TEST(WaitWatch, MovementElsewhereIsNoSilence) {
   Watched rank;
   rank.watch->begins(1, {Seconds(1), kNever, kNever}, 0, &rank.call);
