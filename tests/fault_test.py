@@ -66,6 +66,8 @@ class Job:
         self.ready = threading.Event()
         self.went_on = set()  # ranks, after the fault
         self.all_went_on = threading.Event()
+        self.ends = 0  # ranks that said why they end
+        self.others_ended = threading.Event()
         self.process = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -80,6 +82,9 @@ class Job:
                 self.pids[int(started[1])] = int(started[2])
                 if len(self.pids) == RANKS:
                     self.ready.set()
+            self.ends += line.startswith("process_worker: ")
+            if self.ends == RANKS - 1:
+                self.others_ended.set()
             went_on = re.match(r"rank (\d+) went on", line)
             if went_on:
                 self.went_on.add(int(went_on[1]))
@@ -120,7 +125,7 @@ def check_gloo(job, status, how, victim):
     expected = 128 + signal.SIGKILL if how == "kill" else 1
     if status != expected:
         fail(f"the launcher's status is {status}, expected {expected}", job.text)
-    known = r"rank \d ready|rank \d went on|process_worker: |thinwire launch: ending 1 processes|thinwire launch: rank \d .*killed by signal 9|$"
+    known = r"rank \d ready|rank \d went on|process_worker: |thinwire launch: rank \d .*killed by signal 9|$"
     for line in job.text.splitlines():
         if not re.match(known, line):
             fail(f"an unexpected line: {line}", job.text)
@@ -173,6 +178,8 @@ def main():
             if how in ENDS_AFTER:
                 goes_on(job, how, victim)
                 return
+            if how == "away" and job.others_ended.wait(HANG):
+                os.kill(job.pids[victim], signal.SIGKILL)  # the launcher would wait for it
             try:
                 status = job.process.wait(HANG)
             except subprocess.TimeoutExpired:
