@@ -143,7 +143,7 @@ def main():
     try:
         an_outage_is_survived()
         a_slow_link_is_no_silence("500Kbit", 2, "dense", 60_000)
-        a_slow_link_is_no_silence("50Kbit", 2, "casq", 60_000)
+        a_slow_link_is_no_silence("50Kbit", 5, "casq", 120_000)
         a_cut_is_named("casq")
         a_cut_is_named("reduce")
     finally:
