@@ -66,6 +66,8 @@ class Job:
         self.ready = threading.Event()
         self.went_on = set()  # ranks, after the fault
         self.all_went_on = threading.Event()
+        self.ends = 0  # ranks that said why they end
+        self.others_ended = threading.Event()
         self.process = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -80,6 +82,9 @@ class Job:
                 self.pids[int(started[1])] = int(started[2])
                 if len(self.pids) == RANKS:
                     self.ready.set()
+            self.ends += line.startswith("process_worker: ")
+            if self.ends == RANKS - 1:
+                self.others_ended.set()
             went_on = re.match(r"rank (\d+) went on", line)
             if went_on:
                 self.went_on.add(int(went_on[1]))
@@ -100,7 +105,7 @@ class Job:
 
 
 WORDS = {"away": "has not come"}
-PROOF = {"away": "its process is alive", "frozen": "no sign of life for 4 s"}
+PROOF = {"away": "its process is alive", "frozen": " for 4 s; "}
 
 
 def check_gloo(job, status, how, victim):
@@ -115,7 +120,7 @@ def check_gloo(job, status, how, victim):
             fail(f"rank {rank} printed {len(lines)} lines about its end instead of one", job.text)
         elif f"rank {rank}: rank {victim} {WORDS.get(how, 'is gone or silent')}" not in lines[0] or ", step " not in lines[0]:
             fail(f"rank {rank} does not name rank {victim}", job.text)
-    if how in PROOF and PROOF[how] not in job.text:
+    if PROOF.get(how, "") not in job.text:
         fail(f"nobody says: {PROOF[how]}", job.text)
     expected = 128 + signal.SIGKILL if how == "kill" else 1
     if status != expected:
@@ -173,6 +178,8 @@ def main():
             if how in ENDS_AFTER:
                 goes_on(job, how, victim)
                 return
+            if how == "away" and job.others_ended.wait(HANG):
+                os.kill(job.pids[victim], signal.SIGKILL)  # the launcher would wait for it
             try:
                 status = job.process.wait(HANG)
             except subprocess.TimeoutExpired:

@@ -104,6 +104,7 @@ void ring_for_ever(Communicator& communicator) {
 void work(Communicator& communicator, const std::string& mode) {
   const int rank = communicator.rank();
   if (mode == "golden") {
+    if (communicator.size() > 1) announce("golden begins");
     for (const auto& line : thinwire::testing::GoldenCases(communicator).run()) announce("golden " + line);
     return;
   }

@@ -92,11 +92,9 @@ def register(
     threads: CPU threads that compress, per lane.
     lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
         connections of its own.
-    deadline_seconds: how long a rank waits while no byte moves between the ranks, because one is busy by itself or the network is
-        interrupted. The timeout of the model's process group unless given, half an hour in most. A rank whose process has ended
-        is named at once, and one that is frozen after a minute, or after the deadline where that is shorter.
-    step_limit_seconds: how long a rank waits in one step altogether, also while bytes move. An hour unless given, or twice the
-        deadline where that is longer.
+    deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
+        timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.

@@ -71,7 +71,8 @@ class FaultBoard {
 
   /// Tells waiting ranks that bytes move on this one's connections.
   void announce_movement();
-  /// While this rank cannot reach others, it knows nothing of their silence; see Silence.
+  /// While this rank cannot reach others, it knows nothing of their silence; see Silence. 0: nor while the
+  /// network is busy.
   void out_of_reach_for(double seconds);
 
   /// What the store has said since waits_for(); at once, however slow the store is.

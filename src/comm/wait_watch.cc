@@ -9,15 +9,13 @@ namespace {
 /// How many ranks' idle connections are asked within a second.
 constexpr int kProbesPerSecond = 64;
 
+/// For so many deadlines connections count before it is known who shares them.
+constexpr double kSettling = 5;
+
 std::string without_movement(const std::vector<LinkState>& links, double seconds) {
   const std::string time = seconds_text(std::chrono::duration<double>(seconds));
-  if (links.size() == 1 && links[0].rank < 0) {
-    return "nothing has moved on the connection to " + links[0].remote + " for " + time;
-  }
   std::vector<int> ranks;
-  for (const LinkState& link : links) {
-    if (link.rank >= 0) ranks.push_back(link.rank);
-  }
+  for (const LinkState& link : links) ranks.push_back(link.rank);
   return "nothing has moved on the " + std::string(ranks.size() == 1 ? "connection" : "connections") +
          " from " + name_ranks(ranks) + " for " + time;
 }
@@ -123,13 +121,20 @@ void WaitWatch::look(double elapsed) {
   const auto links = look_at_links(elapsed);
   const auto heard = board_.hear(wait.limits.silence);
   if (std::exchange(wait.movements, heard.movements) != heard.movements && !wait.in_trouble)
-    wait.progress.heard();
+    something_moves();
   if (std::exchange(wait.store_answers, heard.store_answers) != heard.store_answers || !heard.asks_store) {
     wait.store.heard();
   } else {
     wait.store.nothing_for(elapsed);
   }
   note_dead_links(links);
+}
+
+/// Beats are small packets behind large ones: on a slow link they come late, or are lost and sent again.
+void WaitWatch::something_moves() {
+  long_wait_->progress.heard();
+  long_wait_->store.out_of_reach_for(0);
+  board_.out_of_reach_for(0);
 }
 
 /// What moves on this rank's own connections, and whether their other ends answer.
@@ -146,6 +151,12 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
     }
     for (const auto& [rank, text] : board_.take_descriptions()) links_->identify(rank, text);
     states = links_->look();
+    // Those that no rank shares are somebody else's: the store's server has connections that came at the same
+    // time. At the start of a run over a slow link it takes a while until that is known of any.
+    const auto is_unknown = [](const LinkState& state) { return state.rank < 0; };
+    const bool settles = wait.waited < kSettling * wait.limits.deadline.count() &&
+                         std::all_of(states.begin(), states.end(), is_unknown);
+    if (!settles) std::erase_if(states, is_unknown);
   }
   for (const LinkState& link : states) {
     moved += link.moved;
@@ -156,7 +167,7 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
   wait.in_trouble = out_of_reach > 0;
   wait.unmoved = has_moved ? 0 : wait.unmoved + elapsed;
   if (has_moved) {
-    wait.progress.heard();
+    something_moves();
   } else {
     wait.progress.nothing_for(elapsed);
   }
@@ -178,7 +189,7 @@ void WaitWatch::note_dead_links(const std::vector<LinkState>& links) {
   const double deadline = wait.limits.deadline.count();
   std::vector<Overdue> overdue;
   for (const LinkState& link : links) {
-    if (!link.unanswered || link.since_answer < deadline) continue;
+    if (link.rank < 0 || !link.unanswered || link.since_answer < deadline) continue;
     const auto known = std::find_if(overdue_.begin(), overdue_.end(),
                                     [&](const Overdue& one) { return one.remote == link.remote; });
     Overdue one = known != overdue_.end() ? *known : Overdue{link.remote, link.tries};
@@ -201,9 +212,7 @@ Ending WaitWatch::dead_links_ending() const {
     ending.is_certain = true;
     return ending;
   }
-  for (const LinkState& link : wait.dead) {
-    if (link.rank >= 0) ending.evidence.culprits.push_back(link.rank);
-  }
+  for (const LinkState& link : wait.dead) ending.evidence.culprits.push_back(link.rank);
   ending.evidence.reason = "its machine does not answer";
   return ending;
 }

@@ -78,6 +78,7 @@ class WaitWatch {
   void forget();
   void look(double elapsed);
   std::vector<LinkState> look_at_links(double elapsed);
+  void something_moves();
   void note_dead_links(const std::vector<LinkState>& links);
   std::optional<Ending> judge();
   Ending dead_links_ending() const;

@@ -22,7 +22,8 @@ struct FakeLinks final : Links {
   struct Script {
     std::mutex mutex;
     std::vector<LinkState> states;
-    bool moves = false;   ///< A byte at every look.
+    bool moves = false;  ///< A byte at every look, on all or on those to one rank.
+    int moving_rank = -2;
     bool retries = true;  ///< What is not answered is sent again now and then.
     int looks = 0;
 
@@ -43,7 +44,7 @@ struct FakeLinks final : Links {
     std::lock_guard lock(script->mutex);
     ++script->looks;
     for (LinkState& state : script->states) {
-      state.moved += script->moves ? 1 : 0;
+      state.moved += script->moves || script->moving_rank == state.rank ? 1 : 0;
       // As a retransmission now and then.
       state.tries += state.unanswered && script->retries && script->looks % 2 == 0 ? 1 : 0;
     }
@@ -125,6 +126,17 @@ TEST(WaitWatch, BytesThatMoveAreNoSilence) {
   EXPECT_FALSE(rank.watch->ends().has_value());
 }
 
+TEST(WaitWatch, ConnectionsThatNobodySharesDoNotCount) {
+  // As those of the store's server, over which beats come.
+  Watched rank;
+  LinkState other = unanswered(-1, 5);
+  rank.script->moving_rank = -1;
+  rank.script->set({link(1), other});
+  const auto ending = rank.wait(1, {Seconds(0.5), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "nothing arrived within 0.5 s");
+}
+
 TEST(WaitWatch, MovementElsewhereIsNoSilence) {
   Watched rank;
   rank.watch->begins(1, {Seconds(1), kNever, kNever}, 0, &rank.call);
@@ -172,6 +184,15 @@ TEST(WaitWatch, AFrozenProcessIsNamedBeforeTheDeadline) {
   ASSERT_TRUE(ending.has_value());
   EXPECT_EQ(ending->evidence.culprits, Ranks{2});
   EXPECT_EQ(ending->what, "no sign of life for 1 s");
+}
+
+TEST(WaitWatch, OnABusyNetworkMissingBeatsMeanNothing) {
+  Watched rank;
+  rank.freeze(2);
+  rank.script->moves = true;
+  rank.watch->begins(2, {Seconds(1), Seconds(1), kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(30));
+  EXPECT_FALSE(rank.watch->ends().has_value());
 }
 
 TEST(WaitWatch, ACollectiveAwaitsBothNeighbours) {
