@@ -1,0 +1,108 @@
+#pragma once
+// How a message can go wrong on its way, or be made wrong by a rank that lies: for tests and fuzzers of whole
+// exchanges.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "thinwire/errors.h"
+#include "thinwire/span.h"
+#include "wire/frame.h"
+
+namespace thinwire {
+
+enum class Damage : std::uint8_t {
+  bit,          ///< One bit flipped.
+  zeros,        ///< Zeros from some byte on: cut short.
+  random,       ///< Random bytes from some byte on.
+  word,         ///< Four bytes overwritten.
+  long_word,    ///< Eight bytes overwritten, as wide as the fields of a header are.
+  float_value,  ///< A float that is not finite, or as large as can be.
+  other,        ///< Another message of the same size instead.
+  step_before,  ///< The message of the step before instead.
+};
+inline constexpr std::size_t kDamages = 8;
+
+struct DamageAt {
+  Damage kind = Damage::bit;
+  std::uint32_t at = 0;     ///< Which byte, modulo the message's size.
+  std::uint64_t value = 0;  ///< What is written, or a seed.
+};
+
+/// Whether the message begins as frames do.
+inline bool is_frame(Span<const std::byte> message) {
+  std::uint32_t magic = 0;
+  if (message.size() < FrameHeader::kBytes) return false;
+  std::memcpy(&magic, message.data(), sizeof magic);
+  return magic == FrameHeader::kMagic;
+}
+
+/// Whether a wrong bit in a payload is refused wherever frames are read, which depends on the format.
+inline bool frames_protect_payloads() {
+  std::array<std::byte, FrameHeader::kBytes + 8> frame{};
+  const Span<std::byte> all(frame.data(), frame.size());
+  write_frame_header(all, {.type = FrameType::sign_bits, .count = 64, .payload_bytes = 8});
+  seal_as_it_is(all.first(FrameHeader::kBytes), all.subspan(FrameHeader::kBytes, 8));
+  frame.back() ^= std::byte{1};
+  try {
+    (void)read_frame_header(all);
+  } catch (const CorruptFrame&) {
+    return true;
+  }
+  return false;
+}
+
+/// Overwrites the message, which is not empty. other, before: what takes its place for these two kinds; where
+/// they have another size nothing happens.
+inline void damage(Span<std::byte> message, const DamageAt& how, Span<const std::byte> other,
+                   Span<const std::byte> before) {
+  const std::size_t at = how.at % message.size();
+  const auto write = [&](const void* value, std::size_t bytes) {
+    const std::size_t from = std::min(at / bytes * bytes, message.size() - std::min(bytes, message.size()));
+    std::memcpy(message.data() + from, value, std::min(bytes, message.size()));
+  };
+  const auto replace = [&](Span<const std::byte> by) {
+    if (by.size() == message.size()) std::copy(by.begin(), by.end(), message.begin());
+  };
+  constexpr std::array<float, 6> kFloats = {
+      std::numeric_limits<float>::quiet_NaN(),   std::numeric_limits<float>::infinity(),
+      -std::numeric_limits<float>::infinity(),   std::numeric_limits<float>::max(),
+      -std::numeric_limits<float>::denorm_min(), -0.0f};
+  switch (how.kind) {
+    case Damage::bit:
+      message[at] ^= std::byte{1} << (how.value % 8);
+      return;
+    case Damage::zeros:
+      std::fill(message.begin() + static_cast<std::ptrdiff_t>(at), message.end(), std::byte{0});
+      return;
+    case Damage::random:
+      for (std::size_t i = at; i < message.size(); ++i) {
+        message[i] = static_cast<std::byte>((how.value + i) * 0x9E3779B97F4A7C15u >> 56);
+      }
+      return;
+    case Damage::word:
+      return write(&how.value, 4);
+    case Damage::long_word:
+      return write(&how.value, 8);
+    case Damage::float_value:
+      return write(&kFloats[how.value % kFloats.size()], 4);
+    case Damage::other:
+      return replace(other);
+    case Damage::step_before:
+      return replace(before);
+  }
+}
+
+/// The rows behind a header travel in a message of their own.
+inline bool payload_follows(Span<const std::byte> message) {
+  const auto type = static_cast<FrameType>(message[5]);
+  return message.size() == FrameHeader::kBytes &&
+         (type == FrameType::row_list || type == FrameType::row_bitmap);
+}
+
+}  // namespace thinwire
