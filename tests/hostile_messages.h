@@ -23,10 +23,11 @@ enum class Damage : std::uint8_t {
   word,         ///< Four bytes overwritten.
   long_word,    ///< Eight bytes overwritten, as wide as the fields of a header are.
   float_value,  ///< A float that is not finite, or as large as can be.
+  field,        ///< A field of the header: a bit of it flipped, one more, one less, or a limit of its type.
   other,        ///< Another message of the same size instead.
   step_before,  ///< The message of the step before instead.
 };
-inline constexpr std::size_t kDamages = 8;
+inline constexpr std::size_t kDamages = 9;
 
 struct DamageAt {
   Damage kind = Damage::bit;
@@ -55,6 +56,30 @@ inline bool frames_protect_payloads() {
     return true;
   }
   return false;
+}
+
+/// Changes the field of a header that `at` names. Fields: type, flags, bucket, sender, step, first, count, payload
+/// length, workers, width.
+inline void damage_field(Span<std::byte> header, std::size_t at, std::uint64_t value) {
+  struct Field {
+    std::size_t at;
+    std::size_t bytes;
+  };
+  constexpr std::array<Field, 10> kFields = {
+      {{5, 1}, {6, 2}, {8, 4}, {12, 4}, {16, 8}, {24, 8}, {32, 8}, {40, 8}, {48, 4}, {52, 4}}};
+  const Field field = kFields[at % kFields.size()];
+  std::uint64_t now = 0;
+  std::memcpy(&now, header.data() + field.at, field.bytes);
+  const std::uint64_t argument = value / 8;
+  const std::array<std::uint64_t, 8> choices = {now ^ std::uint64_t{1} << argument % (8 * field.bytes),
+                                                now + 1,
+                                                now - 1,
+                                                argument % 16,
+                                                ~std::uint64_t{0},
+                                                std::uint64_t{1} << 32,
+                                                now + 4 * (std::uint64_t{1} << argument % 60),
+                                                now * 2};
+  std::memcpy(header.data() + field.at, &choices[value % choices.size()], field.bytes);
 }
 
 /// Overwrites the message, which is not empty. other, before: what takes its place for these two kinds; where
@@ -91,6 +116,9 @@ inline void damage(Span<std::byte> message, const DamageAt& how, Span<const std:
       return write(&how.value, 8);
     case Damage::float_value:
       return write(&kFloats[how.value % kFloats.size()], 4);
+    case Damage::field:
+      if (is_frame(message)) damage_field(message.first(FrameHeader::kBytes), how.at, how.value);
+      return;
     case Damage::other:
       return replace(other);
     case Damage::step_before:

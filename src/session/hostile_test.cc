@@ -266,6 +266,31 @@ TEST_P(Hostile, ARankThatLiesBreaksNobody) {
   }
 }
 
+TEST(HostileRows, AHeaderOfAnotherTypeIsRefusedBeforeItsLengthIsBelieved) {
+  // Codes may have a table of any length, which the number of rows does not bound.
+  std::string complaint;
+  const auto body = [&](Communicator& engine) {
+    bool first = true;
+    TappedCommunicator tapped(engine, [&](const MessagePlace&, Span<std::byte> message) {
+      if (engine.rank() != 0 || !is_frame(message) || !std::exchange(first, false)) return;
+      FrameHeader header = read_frame_header(message, PayloadPlace::next_message);
+      header.type = FrameType::codes;
+      header.payload_bytes = code_bytes(header.count, header.width) + (std::uint64_t{1} << 50);
+      write_frame_header(message, header);
+    });
+    Session session("zen:scheme=push_pull", tapped);
+    session.add_rows("table", kRows, kWidth);
+    try {
+      run_step(session, true);
+    } catch (const CorruptFrame& error) {
+      if (engine.rank() == 0) complaint = error.what();
+      throw;
+    }
+  };
+  EXPECT_THROW(run_in_process(2, body), CorruptFrame);
+  EXPECT_NE(complaint.find("type"), std::string::npos) << complaint;
+}
+
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const auto& spec : kContractSpecs) {
