@@ -1,10 +1,7 @@
-// Whole steps of the systems of one group, by one rank whose messages were damaged on the way, or made up by a
-// rank that lies: it refuses, or it ends with a mean. Where a checksum covers what was damaged, and is wrong, it
-// refuses or has the right mean.
-//
-// Input: which system, rank and step; whether checksums are made right; then twelve bytes for each damage.
+#include "fuzz/exchange.h"
 
 #include <deque>
+#include <map>
 
 #include "fuzz/input.h"
 #include "fuzz/replay.h"
@@ -36,17 +33,20 @@ struct Case {
   std::vector<fuzz::Received> honest;  // by rank
 };
 
-/// Recorded when first asked for.
-Case& case_of(std::size_t number) {
-  static std::deque<Case> cases = [] {
-    std::deque<Case> made;
-    for (const auto& spec : kContractSpecs) {
-      if (group_of(spec) != THINWIRE_FUZZ_GROUP) continue;
-      const int world = spec.find("torus") == std::string::npos ? 3 : 5;
-      for (const bool rows : {false, true}) made.push_back({{spec, rows, world}, {}});
-    }
-    return made;
-  }();
+std::deque<Case> cases_of(const std::string& group) {
+  std::deque<Case> made;
+  for (const auto& spec : kContractSpecs) {
+    if (group_of(spec) != group) continue;
+    const int world = spec.find("torus") == std::string::npos ? 3 : 5;
+    for (const bool rows : {false, true}) made.push_back({{spec, rows, world}, {}});
+  }
+  require(!made.empty());
+  return made;
+}
+
+/// Recorded when first asked for. A program has one group.
+Case& case_of(const std::string& group, std::size_t number) {
+  static std::deque<Case> cases = cases_of(group);
   Case& one = cases[number % cases.size()];
   if (one.honest.empty()) {
     one.honest = fuzz::record(one.scenario, kSteps);
@@ -63,9 +63,9 @@ Case& case_of(std::size_t number) {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+void thinwire::fuzz::run_exchange(const char* group, const std::uint8_t* data, std::size_t size) {
   fuzz::Input input(data, size);
-  const Case& one = case_of(input.take<std::uint8_t>());
+  const Case& one = case_of(group, input.take<std::uint8_t>());
   const auto choice = input.take<std::uint8_t>();
   fuzz::Attack attack;
   attack.sealed = choice % 2 != 0;
@@ -83,5 +83,4 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto outcome =
       fuzz::replay(one.scenario, one.honest[static_cast<std::size_t>(attack.rank)], attack, covered);
   require(outcome != fuzz::Outcome::wrong || attack.sealed || !covered);
-  return 0;
 }

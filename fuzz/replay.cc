@@ -168,7 +168,7 @@ class Attacker {
 
   /// Whether a frame's checksum covers whatever has changed.
   bool all_protected() const {
-    static const bool payloads = frames_protect_payloads();
+    const bool payloads = frames_protect_payloads();
     return std::all_of(damaged_.begin(), damaged_.end(), [&](const auto& one) {
       const auto& [place, bytes] = one;
       const auto& was = honest_.messages.at(place);
