@@ -10,7 +10,6 @@
 #include <limits>
 #include <vector>
 
-#include "thinwire/errors.h"
 #include "thinwire/span.h"
 #include "wire/frame.h"
 
@@ -41,21 +40,6 @@ inline bool is_frame(Span<const std::byte> message) {
   if (message.size() < FrameHeader::kBytes) return false;
   std::memcpy(&magic, message.data(), sizeof magic);
   return magic == FrameHeader::kMagic;
-}
-
-/// Whether a wrong bit in a payload is refused wherever frames are read, which depends on the format.
-inline bool frames_protect_payloads() {
-  std::array<std::byte, FrameHeader::kBytes + 8> frame{};
-  const Span<std::byte> all(frame.data(), frame.size());
-  write_frame_header(all, {.type = FrameType::sign_bits, .count = 64, .payload_bytes = 8});
-  seal_as_it_is(all.first(FrameHeader::kBytes), all.subspan(FrameHeader::kBytes, 8));
-  frame.back() ^= std::byte{1};
-  try {
-    (void)read_frame_header(all);
-  } catch (const CorruptFrame&) {
-    return true;
-  }
-  return false;
 }
 
 /// Changes the field of a header that `at` names. Fields: type, flags, bucket, sender, step, first, count, payload

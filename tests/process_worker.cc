@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "apps/engine.h"
+#include "tests/binding_cases.h"
 #include "tests/collectives_cases.h"
 #include "tests/golden_cases.h"
 #include "tests/systems_cases.h"
@@ -67,6 +68,8 @@ void work(Communicator& communicator, const std::string& mode) {
     thinwire::testing::CollectivesCases(communicator).run();
   } else if (mode == "systems") {
     thinwire::testing::SystemsCases(communicator).run();
+  } else if (mode == "binding") {
+    thinwire::testing::BindingCases(communicator).run();
   } else if (mode == "long-message") {
     thinwire::testing::check_wrong_size(communicator, 100'000, 4);
   } else if (mode == "short-message") {

@@ -223,6 +223,7 @@ void C10dCommunicator::count_ring(std::size_t elements, std::size_t element_byte
 }
 
 void C10dCommunicator::all_reduce_sum(Span<float> values) {
+  bind_exchange();
   if (values.memory() == Memory::cuda && device_group_) {
     if (values.empty()) return;
     sum_on_device(values);  // also in a world of one, so that one device is enough to test it
@@ -237,6 +238,7 @@ void C10dCommunicator::all_reduce_sum(Span<float> values) {
 }
 
 void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
+  bind_exchange();
   check_memory(words.memory());
   if (backend_ != "gloo") return Communicator::all_reduce_or(words);
   if (size() == 1 || words.empty()) return;
@@ -245,8 +247,16 @@ void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
   count_ring(words.size(), 8);
 }
 
+bool C10dCommunicator::sums(at::ScalarType type, bool on_device) const {
+  if (on_device && device_group_) return true;
+  if (type == at::kHalf) return backend_ == "gloo";
+  if (type == at::kBFloat16) return backend_ == "gloo" && c10d_compat::kGlooSumsBFloat16;
+  return true;
+}
+
 void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
   if (values.numel() == 0) return;
+  bind_exchange();
   const auto elements = static_cast<std::size_t>(values.numel());
   const auto bytes = static_cast<std::size_t>(values.element_size());
   if (values.is_cuda() && device_group_) {
@@ -261,6 +271,7 @@ void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
 
 void C10dCommunicator::barrier() {
   if (size() == 1) return;
+  bind_exchange();
   Work work;
   try {
     work = group_->barrier();

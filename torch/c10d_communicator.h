@@ -49,6 +49,8 @@ class C10dCommunicator : public Communicator {
   void all_reduce_or(Span<std::uint64_t> words) override;
   void barrier() override;
 
+  /// Whether all_reduce_tensor takes this type. The same on all ranks.
+  bool sums(at::ScalarType type, bool on_device) const;
   /// values: any type and shape that the engine can sum, contiguous, in host memory or, with a device group,
   /// on a CUDA device and complete. Out: the sum over ranks, the same bits on all. Collective.
   void all_reduce_tensor(at::Tensor values);

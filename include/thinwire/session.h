@@ -120,6 +120,10 @@ class Session {
   /// What this rank has not delivered of the bucket, in the memory where its gradient is. Without feedback it
   /// is empty, unless a state held something that waits for the next step.
   Span<const float> residual(BucketId bucket) const;
+
+  /// Whether synchronize() would only take the engine's sum of gradient / W: the system is one that does, and nothing
+  /// undelivered waits to be added. Then a gradient of another type may be summed past the session, in its type.
+  bool sums_plainly(BucketId bucket) const;
   /// Between steps, for a step that the optimizer leaves out: makes the residuals of all buckets again what
   /// they were before the last step that next_step() ended. What systems keep besides stays. Throws
   /// std::logic_error without SessionOptions::undoes_steps.
@@ -153,6 +157,7 @@ class Session {
   template <class Run>
   void run(BucketId bucket, Run&& run);
   void keep_for_undo(BucketId bucket);
+  std::string canonical(const std::string& saved) const;
   std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;
   void restore(const StateReader& reader, From from);
 

@@ -103,6 +103,10 @@ class Synchronizer {
   /// Whether synchronize_rows works on the rows as they are. False: whoever holds rows densifies them.
   virtual bool takes_rows() const { return false; }
 
+  /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W. Whoever holds gradients of
+  /// another type than float32 may then sum them in that type.
+  virtual bool is_plain_sum() const { return false; }
+
   /// synchronize for a row-sparse gradient.
   /// gradient: row indices ascending and distinct, below gradient.rows, of a table with at least one row.
   /// residual [rows * width] or empty, as in synchronize.

@@ -56,6 +56,7 @@ void Communicator::check_peer(int peer, const char* verb) const {
 
 Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
   check_peer(peer, "send to");
+  bind_exchange();
   const StepClock::During exchanging(clock_, Phase::exchange);
   void* operation = start_send(peer, tag, bytes);
   traffic_.sent_bytes += bytes.size();
@@ -65,6 +66,7 @@ Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
 
 Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
   check_peer(peer, "receive from");
+  bind_exchange();
   const StepClock::During exchanging(clock_, Phase::exchange);
   void* operation = start_receive(peer, tag, bytes);
   traffic_.received_bytes += bytes.size();

@@ -27,6 +27,7 @@ struct Session::Bucket {
   std::size_t pipeline = 0;
   std::vector<std::size_t> parameter_ends;
   std::vector<std::size_t> parameter_rows;
+  std::uint64_t names = 0;  // hash of the parameters' names
   Workspace workspace;
   Workspace scratch;  // of a device; a step on the host takes all from its workspace
   StepReport report;
@@ -89,6 +90,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   bucket.row_sparse = row_sparse;
   bucket.parameter_ends = std::move(ends);
   bucket.parameter_rows = std::move(leading);
+  bucket.names = hash_of_names(parameters);
   layouts_.push_back(std::move(parameters));
   if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, elements);
   return id;
@@ -161,7 +163,6 @@ void Session::run(BucketId bucket, Run&& run) {
   const Span<const float> pending = feedback ? Span<const float>() : undelivered_->residuals.find(bucket);
   const auto residual =
       feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
-  communicator_.set_context(bucket, step_);
   own.workspace.reset();
   own.scratch.reset();
   Step step{.communicator = communicator_,
@@ -179,15 +180,28 @@ void Session::run(BucketId bucket, Run&& run) {
   step.report.raw_bytes = own.elements() * sizeof(float);
   step.report.formula_bytes = StepReport::kUnknown;
   const Traffic before = communicator_.traffic();
+  const std::uint64_t guards_before = communicator_.guard_bytes();
   const std::uint64_t expected_bytes = payload_bytes(bucket);
   step.clock = StepClock();
   {
     const ClockOf clocked(communicator_, step.clock);
-    run(own, residual, pending, step);
+    if (own.elements() == 0) {
+      run(own, residual, pending, step);
+    } else {
+      Exchange exchange(communicator_, {.bucket = bucket,
+                                        .step = step_,
+                                        .elements = own.elements(),
+                                        .kind = own.row_sparse ? "rows" : "dense",
+                                        .names = own.names,
+                                        .first_name = layouts_[bucket].front().name});
+      run(own, residual, pending, step);
+      exchange.finish();
+    }
   }
   StepReport& report = step.report;
   report.take_seconds(step.clock);
   report.wire = communicator_.traffic() - before;
+  report.frame_header_bytes += communicator_.guard_bytes() - guards_before;
   if (report.formula_bytes == StepReport::kUnknown) report.formula_bytes = expected_bytes;
   own.report = report;
   if (!pending.empty() && report.finite) undelivered_->residuals.erase(bucket);
@@ -291,6 +305,11 @@ Span<const float> Session::residual(BucketId bucket) const {
   return undelivered_->residuals.find(bucket);
 }
 
+bool Session::sums_plainly(BucketId bucket) const {
+  return !pipeline(bucket).feedback && pipeline(bucket).synchronizer->is_plain_sum() &&
+         residual(bucket).empty();
+}
+
 void Session::keep_for_undo(BucketId bucket) {
   Bucket& own = *buckets_[bucket];
   const Span<const float> residual = undelivered_->residuals.find(bucket);
@@ -340,8 +359,20 @@ void Session::save(StateWriter& writer) const {
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
 }
 
+/// The spec as this version writes it: an earlier one knew fewer options.
+std::string Session::canonical(const std::string& saved) const {
+  try {
+    const SpecPair pair = parse_spec_pair(saved);
+    const std::string dense = options_.registry->make(pair.dense).spec;
+    if (pair.rows == pair.dense) return dense;
+    return "rows=" + options_.registry->make(pair.rows).spec + ",dense=" + dense;
+  } catch (const std::invalid_argument&) {
+    return saved;
+  }
+}
+
 void Session::load(const StateReader& reader) {
-  if (const std::string saved = reader.get_text("spec"); saved != spec()) {
+  if (const std::string saved = reader.get_text("spec"); saved != spec() && canonical(saved) != spec()) {
     throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
                              "': resume with the same spec");
   }
