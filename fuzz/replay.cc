@@ -3,6 +3,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "comm/message_tags.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 
@@ -166,34 +167,50 @@ class Attacker {
     }
   }
 
-  /// Whether a frame's checksum covers whatever has changed.
+  /// Whether a checksum covers whatever has changed: that of a frame, or the one that is a message behind its own.
+  /// Where two messages of a stream have changed, the second may be the first one's checksum.
   bool all_protected() const {
-    return std::all_of(damaged_.begin(), damaged_.end(), [this](const auto& one) {
-      const auto& was = honest_.messages.at(one.first);
-      return one.second == was || is_frame(was) || header_of(honest_, one.first).has_value();
-    });
+    std::map<Stream, std::size_t> changed;
+    for (const auto& [place, bytes] : damaged_) {
+      const auto& was = honest_.messages.at(place);
+      if (bytes == was || is_frame(was) || header_of(honest_, place)) continue;
+      if (++changed[{place.peer, place.tag}] > 1) return false;
+    }
+    return true;
   }
 
-  /// Makes the checksums right of all frames that damage has touched.
+  /// Makes the checksums right of all that damage has touched.
   void seal() {
     for (const auto& place : messages_.places()) {
       const auto& was = honest_.messages.at(place);
-      if (!is_frame(was)) continue;
       MessagePlace behind = place;
       ++behind.index;
-      const bool follows = payload_follows(was) && honest_.messages.contains(behind);
-      if (!damaged_.contains(place) && !(follows && damaged_.contains(behind))) continue;
-      const auto header = bytes_of(place);
-      const Span<const std::byte> payload =
-          follows ? Span<const std::byte>(damaged_.contains(behind) ? damaged_.at(behind)
-                                                                    : honest_.messages.at(behind))
-                  : Span<const std::byte>(header).subspan(FrameHeader::kBytes,
-                                                          header.size() - FrameHeader::kBytes);
-      seal_as_it_is(header.first(FrameHeader::kBytes), payload);
+      const bool last = !honest_.messages.contains(behind);
+      if (is_frame(was)) {
+        const bool follows = payload_follows(was) && !last;
+        if (damaged_.contains(place) || (follows && damaged_.contains(behind)))
+          seal_frame(place, follows, behind);
+      } else if (damaged_.contains(place) && place.tag == kStampTag) {
+        seal_stamp(bytes_of(place));
+      } else if (damaged_.contains(place) && !last &&
+                 honest_.messages.at(behind).size() == sizeof(std::uint32_t)) {
+        const std::uint32_t checksum = crc32c(bytes_of(place));
+        std::memcpy(bytes_of(behind).data(), &checksum, sizeof checksum);
+      }
     }
   }
 
  private:
+  void seal_frame(const MessagePlace& place, bool follows, const MessagePlace& behind) {
+    const auto frame = bytes_of(place);
+    const Span<const std::byte> payload =
+        follows
+            ? Span<const std::byte>(damaged_.contains(behind) ? damaged_.at(behind)
+                                                              : honest_.messages.at(behind))
+            : Span<const std::byte>(frame).subspan(FrameHeader::kBytes, frame.size() - FrameHeader::kBytes);
+    seal_as_it_is(frame.first(FrameHeader::kBytes), payload);
+  }
+
   Span<std::byte> bytes_of(const MessagePlace& place) {
     const auto [found, fresh] = damaged_.try_emplace(place);
     if (fresh) found->second = honest_.messages.at(place);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "thinwire/span.h"
+#include "wire/crc32c.h"
 #include "wire/frame.h"
 
 namespace thinwire {
@@ -108,6 +109,14 @@ inline void damage(Span<std::byte> message, const DamageAt& how, Span<const std:
     case Damage::step_before:
       return replace(before);
   }
+}
+
+/// Makes the checksum right that a stamp carries; see comm/exchange_call.cc.
+inline void seal_stamp(Span<std::byte> stamp) {
+  constexpr std::size_t kChecked = 16;
+  if (stamp.size() != kChecked + sizeof(std::uint32_t)) return;
+  const std::uint32_t checksum = crc32c(stamp.first(kChecked));
+  std::memcpy(stamp.data() + kChecked, &checksum, sizeof checksum);
 }
 
 /// The rows behind a header travel in a message of their own.

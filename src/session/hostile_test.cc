@@ -1,8 +1,9 @@
 // What reaches one rank is damaged on its way: for every system all ranks end with an error or the right mean,
 // none crashes, waits for ever or asks for far too much memory.
 //
-// A wrong mean is looked for where a frame's checksum covers what was damaged. Sums, counts and tables that
-// travel without frames are not covered: they may not crash or hang, and what they do to the mean is not seen.
+// Sums are those of Thinwire's own ring, whose messages have checksums. What an engine sums by itself passes by no
+// tap. A rank that lies may send different frames to different ranks, whose means then differ: that no checksum
+// finds, so of lies only crashes, endless waits and large allocations are looked for.
 // fuzz/exchange.cc does the same to one rank by itself, for long.
 
 #include <gtest/gtest.h>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <random>
 
+#include "comm/message_tags.h"
 #include "session/contract_specs.h"
 #include "tests/hostile_messages.h"
 #include "tests/sanitized.h"
@@ -50,7 +52,7 @@ struct Result {
   std::vector<std::optional<std::vector<float>>> means;  ///< By rank; nothing where it refused.
   std::size_t messages = 0;                              ///< That reached the victim in the step.
   bool damaged = false;
-  bool covered = false;              ///< A frame's checksum covers what was damaged.
+  bool frame = false;                ///< What was damaged is a frame, or the payload of one.
   std::vector<std::string> foreign;  ///< Errors that are neither CorruptFrame nor CommError.
 };
 
@@ -70,11 +72,10 @@ class Damager {
     if (step_ == plan_.step && result_.messages++ == plan_.message && !message.empty()) {
       damage(message, plan_.how, other_of(message.size()), before_of(message.size()));
       result_.damaged = !std::equal(original.begin(), original.end(), message.begin());
-      result_.covered = covers(place, original);
-      if (plan_.sealed && is_frame(original)) {
-        const auto payload = message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes);
-        seal_as_it_is(message.first(FrameHeader::kBytes), payload);
-      }
+      result_.frame = in_frame(place, original);
+      if (plan_.sealed) seal(place, original, message);
+    } else if (plan_.sealed && lie_ && place == behind_lie_ && message.size() == sizeof *lie_) {
+      std::memcpy(message.data(), &*lie_, sizeof *lie_);
     }
     header_before_[{place.peer, place.tag}] = is_frame(original) && payload_follows(original);
     now_.push_back(original);
@@ -82,9 +83,19 @@ class Damager {
 
  private:
   /// The message is a frame, or the payload of the one before it.
-  bool covers(const MessagePlace& place, Span<const std::byte> original) const {
+  bool in_frame(const MessagePlace& place, Span<const std::byte> original) const {
     const auto header = header_before_.find({place.peer, place.tag});
     return is_frame(original) || (header != header_before_.end() && header->second);
+  }
+  void seal(const MessagePlace& place, Span<const std::byte> original, Span<std::byte> message) {
+    if (is_frame(original)) {
+      const auto payload = message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes);
+      return seal_as_it_is(message.first(FrameHeader::kBytes), payload);
+    }
+    if (place.tag == kStampTag) return seal_stamp(message);
+    behind_lie_ = place;
+    ++behind_lie_.index;
+    lie_ = crc32c(message);
   }
   Span<const std::byte> other_of(std::size_t size) const { return of_size(now_, size); }
   Span<const std::byte> before_of(std::size_t size) const { return of_size(before_, size); }
@@ -99,6 +110,8 @@ class Damager {
   const Plan& plan_;
   Result& result_;
   int step_ = -1;
+  std::optional<std::uint32_t> lie_;  // the checksum of what the lie has become, and where it is awaited
+  MessagePlace behind_lie_;
   std::vector<std::vector<std::byte>> now_;
   std::vector<std::vector<std::byte>> before_;
   std::map<std::pair<int, Communicator::Tag>, bool> header_before_;
@@ -226,15 +239,12 @@ TEST_P(Hostile, WhatWasDamagedOnTheWayIsRefusedOrHarmless) {
   const Result honest = run(one, {.message = kNoMessage});
   for (const auto& mean : honest.means) ASSERT_TRUE(mean && same_bits(*mean, *honest.means[0]));
   const std::size_t messages = messages_of(one);
-  std::size_t caught = 0;
-  std::size_t covered = 0;
   for (std::uint32_t seed = 0; seed < rounds() * kDamages; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const Plan plan = plan_of(seed, one, messages, false);
     const Result result = run(one, plan);
     for (const auto& error : result.foreign) ADD_FAILURE() << error;
-    if (!result.damaged || !result.covered) continue;
-    ++covered;
+    if (!result.damaged) continue;
     bool all = true;
     for (const auto& mean : result.means) {
       all = all && mean.has_value();
@@ -242,10 +252,11 @@ TEST_P(Hostile, WhatWasDamagedOnTheWayIsRefusedOrHarmless) {
         ASSERT_TRUE(same_bits(*mean, *honest.means[0])) << "a wrong mean";
       }
     }
-    caught += !all;
+    // A frame whose bytes have changed is never taken for what was sent.
+    if (result.frame) {
+      EXPECT_FALSE(all);
+    }
   }
-  // A frame whose bytes have changed is never taken for what was sent.
-  EXPECT_EQ(caught, covered);
 }
 
 TEST_P(Hostile, ARankThatLiesBreaksNobody) {
