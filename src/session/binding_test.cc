@@ -113,13 +113,22 @@ Outcome run_flipped(const std::string& spec, std::uint64_t nth) {
   return outcome;
 }
 
+/// Zen measures the link first, by messages whose bytes mean nothing; with a given link it does not.
+std::string without_probes(const std::string& spec) {
+  const std::size_t at = spec.rfind("zen");
+  const bool measures = at != std::string::npos && spec.find("scheme=") == std::string::npos &&
+                        spec.find("gbit=") == std::string::npos;
+  return measures ? spec + ":gbit=10:latency_us=20" : spec;
+}
+
 TEST_P(Binding, AFlippedBitIsAnErrorThatNamesRankBucketAndStep) {
-  const Outcome sound = run_flipped(GetParam(), 0);
+  const std::string spec = without_probes(GetParam());
+  const Outcome sound = run_flipped(spec, 0);
   for (const auto& error : sound.errors) ASSERT_EQ(error, "");
   ASSERT_GT(sound.received, 0u);
   const std::uint64_t stride = std::max<std::uint64_t>(1, sound.received / 12);
   for (std::uint64_t nth = 1; nth <= sound.received; nth += stride) {
-    const Outcome changed = run_flipped(GetParam(), nth);
+    const Outcome changed = run_flipped(spec, nth);
     EXPECT_NE(changed.errors[1], "") << "message " << nth;
     const bool named = changed.errors[1].find("bucket 0") != std::string::npos &&
                        changed.errors[1].find("rank ") != std::string::npos &&
