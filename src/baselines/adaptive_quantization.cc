@@ -174,7 +174,7 @@ class AdaptiveQuantization final : public Synchronizer {
       std::vector<float> values(settings_.levels());
       for (std::size_t parameter = 0; parameter < reader.parameters(bucket); ++parameter) {
         if (!reader.array(kLevels, bucket, parameter, Span<float>(values))) continue;
-        loaded[bucket] = {QuantizationLevels::given(values), reader.parameters(bucket)};
+        loaded[bucket] = {levels_in_state(values), reader.parameters(bucket)};
         break;
       }
     }
@@ -188,6 +188,14 @@ class AdaptiveQuantization final : public Synchronizer {
     QuantizationLevels levels;
     std::size_t parameters = 1;
   };
+
+  static QuantizationLevels levels_in_state(Span<const float> values) {
+    try {
+      return QuantizationLevels::given(values);
+    } catch (const std::invalid_argument& error) {
+      throw std::runtime_error(std::string("the state has levels that cannot be: ") + error.what());
+    }
+  }
 
   QuantizationLevels starting_levels() const {
     std::array<double, QuantizationLevels::kMost> storage{};

@@ -60,6 +60,11 @@ const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t mos
   require_field(header, "bucket", header.bucket, expected.bucket);
   require_field(header, "step", header.step, expected.step);
   require_field(header, "source rank", header.source, expected.source);
+  // Of other types the number of rows says nothing about the payload's length, which is about to be allocated.
+  if (header.type != FrameType::row_bitmap) {
+    require_field(header, "type", static_cast<std::uint64_t>(header.type),
+                  static_cast<std::uint64_t>(FrameType::row_list));
+  }
   require_field(header, "row width", header.width, width_);
   if (header.count > most_rows) {
     throw CorruptFrame("frame of rows from rank " + std::to_string(peer) + " refused: count is " +

@@ -152,6 +152,13 @@ void write_frame_header(Span<std::byte> frame, const FrameHeader& header) {
   put(frame, kChecksumAt, checksum(frame));
 }
 
+void seal_as_it_is(Span<std::byte> header, Span<const std::byte> payload) {
+  put(header, kMagicAt, FrameHeader::kMagic);
+  put(header, kVersionAt, FrameHeader::kVersion);
+  put(header, kPayloadChecksumAt, crc32c(payload));
+  put(header, kChecksumAt, checksum(header));
+}
+
 FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
   if (frame.size() < FrameHeader::kBytes) {
     corrupt("size", frame.size(), "at least " + std::to_string(FrameHeader::kBytes) + " bytes");

@@ -49,6 +49,10 @@ struct FrameHeader {
 /// then; or 64 bytes alone, for a payload in a message of its own, whose checksum header.payload_checksum is.
 void write_frame_header(Span<std::byte> frame, const FrameHeader& header);
 
+/// Makes magic, version and checksums right for whatever the header's other fields and the payload are now: how
+/// tests and fuzzers play a rank that lies. header: 64 bytes; payload: of the same frame.
+void seal_as_it_is(Span<std::byte> header, Span<const std::byte> payload);
+
 /// Where a frame's payload is: behind the header, or in a message of its own that follows, where the receiver
 /// cannot know how long it is.
 enum class PayloadPlace : std::uint8_t { behind_header, next_message };

@@ -162,6 +162,17 @@ TEST(Frame, CountsThatDoNotFitThePayloadOrTheBucketAreRefused) {
   EXPECT_TRUE(refused(header));
 }
 
+TEST(Frame, SealingMakesWhatIsThereReadable) {
+  auto frame = frame_of(sample_header());
+  frame[0] ^= std::byte{1};
+  frame[8] = std::byte{9};  // the bucket
+  frame.back() ^= std::byte{1};
+  EXPECT_THROW(read_frame_header(frame), CorruptFrame);
+  const Span<std::byte> all(frame);
+  seal_as_it_is(all.first(FrameHeader::kBytes), all.subspan(FrameHeader::kBytes, 13));
+  EXPECT_EQ(read_frame_header(frame).bucket, 9u);
+}
+
 TEST(Frame, VotePlanesGrowWithTheWorkers) {
   EXPECT_EQ(vote_planes(1), 1);
   EXPECT_EQ(vote_planes(2), 2);
