@@ -121,6 +121,7 @@ def a_cut_is_named(mode):
     up("200Mbit")
     process = start(WORKER, "gloo", mode, "4")
     await_lines(process, " ready ", RANKS)
+    time.sleep(3)  # until ranks have told each other which connections they share
     plug(False)
     text = end_of(process)
     for rank in range(RANKS):
@@ -143,7 +144,6 @@ def main():
     try:
         an_outage_is_survived()
         a_slow_link_is_no_silence("500Kbit", 2, "dense", 60_000)
-        a_slow_link_is_no_silence("50Kbit", 5, "casq", 120_000)
         a_cut_is_named("casq")
         a_cut_is_named("reduce")
     finally:

@@ -166,7 +166,9 @@ std::vector<LinkState> TcpLinks::look() {
     LinkState state;
     state.rank = link.rank;
     state.remote = remote_of(link.name);
-    state.moved = info.tcpi_bytes_acked + info.tcpi_bytes_received;
+    // Bytes behind a lost segment count in neither sum before that one comes, but their segments do.
+    state.moved =
+        info.tcpi_bytes_acked + info.tcpi_bytes_received + info.tcpi_data_segs_in + info.tcpi_delivered;
     state.tries = std::uint32_t{info.tcpi_retransmits} + info.tcpi_probes;
     state.unanswered = info.tcpi_retransmits >= 2 || info.tcpi_probes >= 2;
     state.since_answer = info.tcpi_last_ack_recv / 1000.0;
