@@ -20,12 +20,16 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!notes.back()) continue;
     for (const int rank : notes.back()->awaited) require(rank >= 0 && rank < world);
     const auto again = FaultNote::parse(notes.back()->encode(), world);
-    require(again && again->failed == notes.back()->failed && again->beat == notes.back()->beat &&
+    require(again && again->state == notes.back()->state && again->beat == notes.back()->beat &&
             again->awaited == notes.back()->awaited);
   }
-  std::vector<int> silent = silent_ranks(0, {}, notes);
-  std::sort(silent.begin(), silent.end());
-  require(std::adjacent_find(silent.begin(), silent.end()) == silent.end());
-  for (const int rank : silent) require(rank > 0 && rank < world && !notes[static_cast<std::size_t>(rank)]);
+  const ChainEnds ends =
+      follow_chain(0, world, {}, [&](int rank) { return notes[static_cast<std::size_t>(rank)]; });
+  std::vector<int> found = ends.silent;
+  found.insert(found.end(), ends.busy.begin(), ends.busy.end());
+  std::sort(found.begin(), found.end());
+  require(std::adjacent_find(found.begin(), found.end()) == found.end());
+  for (const int rank : found) require(rank > 0 && rank < world);
+  for (const int rank : ends.silent) require(!notes[static_cast<std::size_t>(rank)]);
   return 0;
 }
