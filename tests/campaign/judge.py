@@ -27,7 +27,7 @@ def error_of(text: str, rank: int) -> str:
 
 def named_in(message: str) -> List[int]:
     """Ranks that a message blames: those of its first mention."""
-    first = re.search(r"\bran(?:k|ks) (\d+(?:(?:, | and )\d+)*)", message)
+    first = re.search(r"\b(?:ranks? |missing: )(\d+(?:(?:, | and )\d+)*)", message)
     return [int(number) for number in re.findall(r"\d+", first[1])] if first else []
 
 

@@ -1,13 +1,14 @@
-// One rank of the campaign on a Session: session_rank KEY=VALUE...
-//   engine, world, deadline   of the engine, gloo or mpi
+#pragma once
+// One rank of the campaign on a Session, on any engine. Its options, as words KEY=VALUE:
+//   world, deadline           of the engine
 //   spec, seed                of the session
 //   folder                    of the run: FIFOs, states, results
 //   start, steps, every       first step (a state of it is loaded unless 0), number of steps, steps from save to save
 //   victim, fault, place, at_step, at_bucket, delay_us, amount   what happens to whom, see events.h
 //
 // It trains "parameters" that are the sum of all means. After its last step it writes final-RANK: the elements as
-// three arrays of double, the sum of its own gradients over all steps, the sum of means, the residual. Exit
-// status 1 and one line on stderr after an error, after which it looks at its state once more.
+// three arrays of double, the sum of its own gradients over all steps, the sum of means, the residual. Status
+// 1 and one line on stderr after an error, after which it looks at its state once more.
 
 #include <unistd.h>
 
@@ -17,29 +18,28 @@
 #include <optional>
 #include <sstream>
 
-#include "apps/engine.h"
 #include "tests/campaign/events.h"
+#include "thinwire/communicator.h"
 #include "thinwire/session.h"
 
 namespace thinwire::campaign {
-namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<BucketLayout> kBuckets = {
+inline const std::vector<BucketLayout> kBuckets = {
     {{"weights.3", 5}, {"weights.2", 1200, 30}},
     {{"weights.1", 33}},
     {{"weights.0", 700, 35}},
 };
 
-std::uint64_t mix(std::uint64_t value) {
+inline std::uint64_t mix(std::uint64_t value) {
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
   value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
   return value ^ (value >> 31);
 }
 
 /// In (-1, 1); what ranks have in common weighs as much as what each has of its own.
-float gradient_at(std::uint64_t step, std::uint64_t rank, std::uint64_t element) {
+inline float gradient_at(std::uint64_t step, std::uint64_t rank, std::uint64_t element) {
   const auto draw = [&](std::uint64_t who) {
     const std::uint64_t bits = mix(mix(mix(step + 1) + who) + element);
     return static_cast<float>(bits >> 40) * 0x1p-23f - 1.0f;
@@ -195,12 +195,12 @@ class Rank {
   std::string last_;  // the state at the end of the last whole step
 };
 
-int work(const Plan& plan) {
-  apps::EngineOptions options{.engine = plan.text("engine"),
-                              .workers = static_cast<int>(plan.number("world"))};
-  options.deadline_seconds = static_cast<double>(plan.number("deadline"));
+/// Runs it where `open` gives a communicator, with a deadline of seconds, to the function that it is given.
+template <class Open>
+int run_rank(int argc, char** argv, Open open) {
   try {
-    apps::run_on_engine(options, [&](Communicator& communicator) {
+    const Plan plan(argc, argv);
+    open(plan, [&plan](Communicator& communicator) {
       auto rank = std::make_unique<Rank>(plan, communicator);
       try {
         rank->run();
@@ -217,14 +217,4 @@ int work(const Plan& plan) {
   return 0;
 }
 
-}  // namespace
 }  // namespace thinwire::campaign
-
-int main(int argc, char** argv) {
-  try {
-    return thinwire::campaign::work(thinwire::campaign::Plan(argc, argv));
-  } catch (const std::exception& error) {
-    std::cerr << std::string("session_rank: ") + error.what() + "\n";
-    return 2;
-  }
-}
