@@ -7,6 +7,7 @@ user's script, after one more look at its state.
 import ctypes
 import datetime
 import hashlib
+import io
 import json
 import os
 import resource
@@ -127,8 +128,9 @@ class Striker:
 
 
 class Rank:
-    def __init__(self, plan, folder, rank, start, steps, armed):
+    def __init__(self, plan, folder, rank, start, steps, armed, deadline):
         self.plan, self.folder, self.rank, self.start, self.steps = plan, folder, rank, start, steps
+        self.deadline = deadline
         self.events = Events(folder, rank)
         self.striker = Striker(plan, self.events, rank, armed)
         self.applied = torch.zeros(sum(SIZES), dtype=torch.float64)
@@ -148,7 +150,7 @@ class Rank:
         self.striker.at("register")
         resumed_after_set = plan.set_spec is not None and self.start > STEP_OF_SET
         spec = plan.set_spec if resumed_after_set else plan.spec
-        self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes, deadline_seconds=plan.deadline)
+        self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes, deadline_seconds=self.deadline)
         if self.start:
             self._load()
         for step in range(self.start, self.steps):
@@ -180,8 +182,11 @@ class Rank:
 
     def _save(self, state):
         partial = self._path(self.done) + ".partial"
+        # At once: torch ends the process where a file cannot take more.
+        buffer = io.BytesIO()
+        torch.save({"thinwire": state, "applied": self.applied, "step": self.done}, buffer)
         with open(partial, "wb") as file:
-            torch.save({"thinwire": state, "applied": self.applied, "step": self.done}, file)
+            file.write(buffer.getvalue())
         os.rename(partial, self._path(self.done))
 
     def _load(self):
@@ -219,10 +224,10 @@ class Rank:
 STEP_OF_SET = 5
 
 
-def run(plan, folder, rank, start, steps, armed):
+def run(plan, folder, rank, start, steps, armed, deadline):
     """Exit status of the rank. Leaves by an exception where a script would."""
     torch.set_num_threads(1)
-    one = Rank(plan, folder, rank, start, steps, armed)
+    one = Rank(plan, folder, rank, start, steps, armed, deadline)
     try:
         one.train()
     except Exception:

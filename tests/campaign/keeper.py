@@ -16,7 +16,7 @@ import network
 from plan import ON_LINKS, STEPS, Plan
 
 #: Seconds: beyond the deadline a hang; until all are connected; for a job that must go on by itself.
-HANG, CONNECT, GO_ON = 10.0, 60.0, 40.0
+HANG, CONNECT, GO_ON = 10.0, 90.0, 60.0
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # of prctl
 
 
@@ -74,14 +74,17 @@ class Job:
         self.plan, self.tools, self.folder = plan, tools, folder
         self.start, self.steps, self.armed = start, steps, armed
         self.world = plan.world
+        # Where nothing is to happen, a busy machine shall not look like a fault.
+        self.deadline = plan.deadline if armed else 60.0
         self.ends = [RankEnd() for _ in range(plan.world)]
         self.phase = Phase(self.ends)
         self.links = network.Links() if armed and tools.namespaces and plan.fault in ON_LINKS else None
         self.fault_at: Optional[float] = None
         self.later: List[Any] = []  # (when, action)
         self.running: Dict[int, List[int]] = {}  # ranks by process
-        self.streams: Dict[int, int] = {}
-        self.rest = {}
+        self.streams: Dict[int, int] = {}  # ranks by what carries their events
+        self.spoken: Dict[int, List[int]] = {}  # ranks by what they write for people
+        self.rest: Dict[int, bytes] = {}
         self.ready = 0
         self.owner = os.getpid()
 
@@ -102,9 +105,8 @@ class Job:
             raise
         else:
             self._end_all()
-            for descriptor in [*self.streams, *self.acks]:
+            for descriptor in [*self.streams, *self.spoken, *self.acks]:
                 os.close(descriptor)
-        self._read_texts()
         self.phase.seconds = time.monotonic() - begin
         return self.phase
 
@@ -120,19 +122,18 @@ class Job:
 
     def _fork(self, ranks: List[int], become) -> None:
         """A process for the ranks, in a network of its own where links are needed."""
-        entered, joined = os.pipe(), os.pipe()
+        entered, joined, spoken = os.pipe(), os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:
             os.setsid()
             end_with_parent()
-            log = os.open(f"{self.folder}/text-{ranks[0]}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            os.dup2(spoken[1], 1)
+            os.dup2(spoken[1], 2)
             if self.links:
                 network.enter_host()
                 os.write(entered[1], b"e")
                 os.read(joined[0], 1)
-            for descriptor in (*entered, *joined, log, *self.streams, *self.acks):
+            for descriptor in (*entered, *joined, *spoken, *self.spoken, *self.streams, *self.acks):
                 os.close(descriptor)
             become(ranks[0])
             os._exit(127)
@@ -143,8 +144,10 @@ class Job:
             os.read(entered[0], 1)
             self.links.join(ranks[0], pid)
             os.write(joined[1], b"j")
-        for descriptor in (*entered, *joined):
+        for descriptor in (*entered, *joined, spoken[1]):
             os.close(descriptor)
+        os.set_blocking(spoken[0], False)
+        self.spoken[spoken[0]] = ranks
 
     def _environment(self, rank: int) -> Dict[str, str]:
         master = f"{network.SUBNET}.1" if self.links else "127.0.0.1"
@@ -163,7 +166,7 @@ class Job:
         import ddp_rank
 
         os.environ.update(self._environment(rank))
-        status = ddp_rank.run(self.plan, self.folder, rank, self.start, self.steps, self.armed)
+        status = ddp_rank.run(self.plan, self.folder, rank, self.start, self.steps, self.armed, self.deadline)
         if rank == self.plan.number % self.world:
             raise RankDone(status)
         # The others skip what takes the interpreter most of a rank's time: clearing all modules.
@@ -173,7 +176,7 @@ class Job:
         os._exit(status)
 
     def _session_words(self) -> List[str]:
-        words = {**self.plan.words(), "deadline": int(self.plan.deadline), "folder": self.folder,
+        words = {**self.plan.words(), "deadline": int(self.deadline), "folder": self.folder,
                  "start": self.start, "steps": self.steps, "seed": self.plan.seed + 1}
         if not self.armed:
             words["victim"] = -1
@@ -225,18 +228,21 @@ class Job:
         return self.armed and self.plan.fault == "stop" and rank == self.plan.victim and self.fault_at is not None and self.plan.kind != "mpi"
 
     def _wait_a_little(self) -> None:
-        open_streams = [one for one in self.streams if one not in self.rest or self.rest[one] is not None]
-        ready, _, _ = select.select(open_streams, [], [], 0.02)
+        ready, _, _ = select.select([*self.streams, *self.spoken], [], [], 0.02)
         heard = False
         for descriptor in ready:
             data = os.read(descriptor, 65536)
             heard = heard or bool(data)
+            if descriptor in self.spoken:
+                for rank in self.spoken[descriptor]:
+                    self.ends[rank].text += data.decode(errors="replace")
+                continue
             lines = (self.rest.get(descriptor, b"") + data).split(b"\n")
             self.rest[descriptor] = lines.pop()
             for line in lines:
                 self._hear(self.streams[descriptor], json.loads(line))
         if not heard:
-            time.sleep(0.005)  # a FIFO without a writer is always ready
+            time.sleep(0.01)  # what nobody writes to any more is always ready
 
     def _hear(self, rank: int, event: Dict[str, Any]) -> None:
         end, kind = self.ends[rank], event["event"]
@@ -331,12 +337,6 @@ class Job:
     def _files_left(self) -> List[str]:
         places = [f"{self.folder}/tmp"] + (["/dev/shm"] if self.tools.namespaces else [])
         return [os.path.join(place, name) for place in places for name in os.listdir(place)]
-
-    def _read_texts(self) -> None:
-        for rank, end in enumerate(self.ends):
-            path = f"{self.folder}/text-{0 if self.plan.kind == 'mpi' else rank}"
-            with open(path, encoding="utf-8", errors="replace") as text:
-                end.text = text.read()
 
 
 def end_with_parent() -> None:

@@ -107,7 +107,7 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     index = draw.randrange(len(specs))
     world = 3 + (index + seed) % 3
     places = [place for place in PLACES[kind] if place in WHERE.get(fault, PLACES[kind])]
-    place = draw.choice(places + ["step"] * 2)
+    place = draw.choice(places + ["step"] * (2 if "step" in places else 0))
     every = draw.randint(1, 3)
     # In DDP's second step its own group takes part, which knows no names.
     at_step = draw.randint(2, STEPS - 1)
