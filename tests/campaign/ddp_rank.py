@@ -9,6 +9,7 @@ import datetime
 import hashlib
 import io
 import json
+import math
 import os
 import resource
 import signal
@@ -82,6 +83,13 @@ def starve(allowance):
         starve.hoard = hoard  # until the process ends
 
 
+class NoScaler:
+    """A GradScaler that scales nothing: with it, a step that is not finite is left out as a whole."""
+
+    def get_scale(self):
+        return 1.0
+
+
 class Striker:
     """Does the planned fault when its place comes."""
 
@@ -91,7 +99,7 @@ class Striker:
 
     def at(self, place, step=None, bucket=None):
         plan = self._plan
-        if not self._mine or place != plan.place:
+        if not self._mine or place != plan.place or plan.fault == "overflow":
             return
         if (step is not None and step != plan.at_step) or (bucket is not None and bucket != plan.at_bucket):
             return
@@ -103,6 +111,14 @@ class Striker:
             return
         self._events.tell("fault")
         self._now(plan.fault, plan.amount)
+
+    def overflows(self, step):
+        """Whether this rank's gradient is NaN in this step."""
+        if not self._mine or self._plan.fault != "overflow" or step != self._plan.at_step:
+            return False
+        self._mine = False
+        self._events.tell("fault")
+        return True
 
     def _later(self, what):
         time.sleep(self._plan.delay_us / 1e6)
@@ -136,6 +152,7 @@ class Rank:
         self.applied = torch.zeros(sum(SIZES), dtype=torch.float64)
         self.done = start
         self.handle = None
+        self.left_out = set()  # steps that were not finite
         self.last = None  # digest of the state at the end of the last whole step
 
     def train(self):
@@ -150,7 +167,8 @@ class Rank:
         self.striker.at("register")
         resumed_after_set = plan.set_spec is not None and self.start > STEP_OF_SET
         spec = plan.set_spec if resumed_after_set else plan.spec
-        self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes, deadline_seconds=self.deadline)
+        self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes, deadline_seconds=self.deadline,
+                                        grad_scaler=NoScaler() if plan.fault == "overflow" else None)
         if self.start:
             self._load()
         for step in range(self.start, self.steps):
@@ -168,8 +186,15 @@ class Rank:
             self.striker.at("set")
             self.handle.set(self.plan.set_spec)
         self.model.zero_grad(set_to_none=True)
-        self.model(gradients_of(step, self.rank)).backward()
-        self.applied += torch.cat([weight.grad for weight in self.model.module.weights]).double()
+        gradients = gradients_of(step, self.rank)
+        if self.striker.overflows(step):
+            gradients[self.plan.at_bucket][0] = math.nan
+        self.model(gradients).backward()
+        mean = torch.cat([weight.grad for weight in self.model.module.weights]).double()
+        if torch.isfinite(mean).all():
+            self.applied += mean
+        else:
+            self.left_out.add(step)
         self.done = step + 1
         state = self.handle.state_dict()
         self.last = digest(state["values"])
@@ -198,7 +223,7 @@ class Rank:
             raise RuntimeError(f"a state of step {self.start} was saved, and goes on at step {self.handle.step}")
 
     def _finish(self):
-        given = sum(torch.cat(gradients_of(step, self.rank)).double() for step in range(self.steps))
+        given = sum(torch.cat(gradients_of(step, self.rank)).double() for step in range(self.steps) if step not in self.left_out)
         values = self.handle.state_dict()["values"]
         residual = torch.cat([values.get(f"residual/weights.{i}", torch.zeros(size)) for i, size in enumerate(SIZES)]).double()
         with open(f"{self.folder}/final-{self.rank}", "wb") as file:

@@ -87,7 +87,7 @@ class Striker {
 
   /// Returns at once where the fault needs another thread or the keeper; throws where it is an exception.
   void at(const std::string& place, long step = -1, long bucket = -1) {
-    if (!mine_ || done_ || place != plan_.text("place")) return;
+    if (!mine_ || done_ || place != plan_.text("place") || plan_.text("fault") == "overflow") return;
     if (step != plan_.number("at_step") && step >= 0) return;
     if (bucket != plan_.number("at_bucket") && bucket >= 0) return;
     done_ = true;
@@ -111,6 +111,15 @@ class Striker {
     } else {
       events_.await_ack();  // the keeper's: links
     }
+  }
+
+  /// Whether this rank's gradient of the bucket is NaN in this step.
+  bool overflows(long step, long bucket) {
+    if (!mine_ || done_ || plan_.text("fault") != "overflow") return false;
+    if (step != plan_.number("at_step") || bucket != plan_.number("at_bucket")) return false;
+    done_ = true;
+    events_.tell("fault");
+    return true;
   }
 
  private:

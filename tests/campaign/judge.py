@@ -174,7 +174,7 @@ def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[
             violations.append(f"resuming from step {result['from']} failed: rank {rank}: {error_of(last.ranks[rank].text, rank)[:300]}")
     if last.ended_well():
         # DDP makes its buckets anew after a process's first step, which a state of that step cannot know.
-        exact = result["resumed"] is None or plan.kind != "ddp" or result["from"] != 1
+        exact = plan.fault != "overflow" and (result["resumed"] is None or plan.kind != "ddp" or result["from"] != 1)
         found = compare(folder, reference, plan, exact)
         flipped = any(one.flipped for one in phase.ranks)
         violations += [f"{one} after a flipped bit" if flipped else one for one in found]

@@ -15,7 +15,7 @@ PLACES = {
     "mpi": ["start", "step", "save", "load", "close"],
 }
 #: Faults that the job must survive by itself, to the bit.
-SURVIVED = {"pause", "outage", "slow", "loss", "clock"}
+SURVIVED = {"pause", "outage", "slow", "loss", "clock", "overflow"}
 #: Faults that are made on links between network namespaces.
 ON_LINKS = {"cut", "outage", "slow"}
 #: Where a fault can be made, of those of its kind; all where nothing stands.
@@ -23,6 +23,7 @@ WHERE = {
     "exception": ["step"],
     "disk": ["save"],
     "flip": ["step"],
+    "overflow": ["step"],
     "memory": ["step", "save"],
     "cut": ["register", "start", "step", "save"],
     "outage": ["step"],
@@ -33,10 +34,11 @@ WHERE = {
     "pause": ["register", "start", "step", "save", "set", "load"],
     "away": ["register", "start", "step", "save", "set", "load"],
 }
-#: How often each comes up among the runs. "pause" is shorter than the deadline, "away" is longer.
+#: How often each comes up among the runs. "pause" is shorter than the deadline, "away" is longer. "overflow" is NaN in one
+#: bucket's gradient, for which the step is left out.
 WEIGHTS = {
     "kill": 22, "stop": 8, "pause": 8, "away": 5, "cut": 8, "outage": 8, "slow": 6, "loss": 7, "flip": 9, "exception": 6,
-    "memory": 6, "disk": 5, "clock": 6,
+    "memory": 6, "disk": 5, "clock": 6, "overflow": 6,
 }
 #: MPI's ranks are on one host, and its messages pass through no socket.
 NOT_OF_MPI = {"cut", "outage", "slow", "loss"}

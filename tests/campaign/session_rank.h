@@ -15,7 +15,8 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
-#include <optional>
+#include <limits>
+#include <set>
 #include <sstream>
 
 #include "tests/campaign/events.h"
@@ -102,17 +103,21 @@ class Rank {
  private:
   void train(long step) {
     std::uint64_t element = 0;
+    bool finite = true;
     for (BucketId bucket = 0; bucket < kBuckets.size(); ++bucket) {
       auto& gradient = training_.gradients[bucket];
       for (auto& value : gradient) {
         value = gradient_at(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank_), element++);
       }
+      if (striker_.overflows(step, bucket)) gradient[0] = std::numeric_limits<float>::quiet_NaN();
       striker_.at("step", step, bucket);
-      session_.synchronize(bucket, gradient);
+      finite = session_.synchronize(bucket, gradient).finite && finite;
     }
     session_.next_step();
     element = 0;
+    if (!finite) left_out_.insert(step);
     for (const auto& gradient : training_.gradients) {
+      if (!finite) break;
       for (const float value : gradient) training_.applied[element++] += value;
     }
     last_ = state();
@@ -162,6 +167,7 @@ class Rank {
   void finish() {
     std::vector<double> given(elements_);
     for (long step = 0; step < plan_.number("steps"); ++step) {
+      if (left_out_.count(step) != 0) continue;
       for (std::uint64_t i = 0; i < elements_; ++i) {
         given[i] += gradient_at(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank_), i);
       }
@@ -192,7 +198,8 @@ class Rank {
   Session session_;
   Training training_;
   std::size_t elements_ = 0;
-  std::string last_;  // the state at the end of the last whole step
+  std::set<long> left_out_;  // steps that were not finite
+  std::string last_;         // the state at the end of the last whole step
 };
 
 /// Runs it where `open` gives a communicator, with a deadline of seconds, to the function that it is given.
