@@ -9,6 +9,7 @@ import os
 import re
 from typing import Any, Callable, Dict, List, Optional
 
+import trainer
 from keeper import HANG, Phase, RankEnd
 from plan import SURVIVED, Plan
 
@@ -20,7 +21,7 @@ ROUNDING = 1e-5
 
 def error_of(text: str, rank: int) -> str:
     """The last error in what a rank wrote, without what says who speaks."""
-    found = [match.start() for match in re.finditer(r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*?:|rank \d+: |session_rank: )", text, re.MULTILINE)]
+    found = [match.start() for match in re.finditer(r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*?:|rank \d+: |(?:session_rank|thinwire): )", text, re.MULTILINE)]
     last = text[found[-1]:] if found else text[-400:]
     return re.sub(rf"^(?:[\w.]+: )*(?:rank {rank}: )*", "", last.strip())[:600]
 
@@ -140,6 +141,8 @@ def imbalance(ranks: List[List[array.array]]) -> float:
 
 def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit: bool) -> List[str]:
     """Violations of the result in folder `mine`. reference(n): the folder of the n-th undisturbed run."""
+    if plan.kind == "train":
+        return compare_training(mine, reference)
     ranks = finals(mine, plan.world)
     found = []
     if any(one[1] != ranks[0][1] for one in ranks):
@@ -154,6 +157,14 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
         if [one[1:] for one in again] == [one[1:] for one in undisturbed]:
             found.append("the result differs from that of the undisturbed run")
     return found
+
+
+def compare_training(mine: str, reference: Callable[[int], str]) -> List[str]:
+    """The same of `thinwire train`, which compares its ranks itself."""
+    result, undisturbed = trainer.result_of(mine), trainer.result_of(reference(0))
+    if result == undisturbed or trainer.result_of(reference(1)) != undisturbed:
+        return []
+    return [f"the result differs from that of the undisturbed run: {result}, {undisturbed}"]
 
 
 def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[int], str]) -> Dict[str, Any]:
@@ -180,12 +191,13 @@ def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[
         violations += [f"{one} after a flipped bit" if flipped else one for one in found]
     for one in (phase, result["resumed"]):
         violations += [f"left behind: {what}" for what in (one.leaked if one else [])]
+    after = max((one.after for one in phase.ranks if one.after is not None), default=None)
     return {
         **{key: value for key, value in plan.words().items() if key not in ("seed", "deadline")},
         "outcome": outcome(plan, phase, verdict, result),
         "resumed_from": result["from"],
-        "seconds_after": max((one.after for one in phase.ranks if one.after is not None), default=None),
-        "seconds": phase.seconds + (result["resumed"].seconds if result["resumed"] else 0.0),
+        "seconds_after": after and round(after, 2),
+        "seconds": round(phase.seconds + (result["resumed"].seconds if result["resumed"] else 0.0), 2),
         "violations": violations,
     }
 

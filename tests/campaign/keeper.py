@@ -13,6 +13,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 import network
+import trainer
 from plan import ON_LINKS, STEPS, Plan
 
 #: Seconds: beyond the deadline a hang; until all are connected; for a job that must go on by itself.
@@ -30,6 +31,8 @@ class Tools:
 
     gloo_library: Any  # of gloo_rank.cc
     mpi_rank: str
+    program: str  # thinwire
+    images: str  # data that it trains on
     namespaces: bool
     shim: str
 
@@ -117,8 +120,10 @@ class Job:
             self._fork(list(range(self.world)), self._become_mpirun)
             return
         for rank in range(self.world):
-            become = self._become_ddp if self.plan.kind == "ddp" else self._become_session
-            self._fork([rank], become)
+            become = {"ddp": self._become_ddp, "gloo": self._become_gloo, "train": self._become_trainer}
+            self._fork([rank], become[self.plan.kind])
+        if self.plan.kind == "train":
+            self.ready = self.world  # it tells nothing
 
     def _fork(self, ranks: List[int], become) -> None:
         """A process for the ranks, in a network of its own where links are needed."""
@@ -182,12 +187,17 @@ class Job:
             words["victim"] = -1
         return [self.tools.mpi_rank, *(f"{key}={value}" for key, value in words.items() if key not in ("kind", "set_spec", "lanes"))]
 
-    def _become_session(self, rank: int) -> None:
+    def _become_gloo(self, rank: int) -> None:
         os.environ.update(self._environment(rank))
         words = [word.encode() for word in self._session_words()]
         status = self.tools.gloo_library.campaign_gloo_rank(len(words), (ctypes.c_char_p * len(words))(*words))
         # The end of a program in C++, destructors included.
         ctypes.CDLL(None).exit(status)
+
+    def _become_trainer(self, rank: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        words = trainer.words(self.plan, self.tools.program, self.tools.images, self.folder, self.deadline)
+        os.execve(words[0], words, {key: value for key, value in self._environment(rank).items() if key != "LD_PRELOAD"})
 
     def _become_mpirun(self, _: int) -> None:
         environment = {**self._environment(0), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -201,10 +211,8 @@ class Job:
 
     def _limit(self, begin: float) -> float:
         """Until when the job has to have ended."""
-        if not self.armed or self.ready < self.world:
+        if not self.phase.struck:
             return begin + CONNECT + (GO_ON if self.ready == self.world else 0.0)
-        if self.fault_at is None:
-            return begin + CONNECT + GO_ON
         return self.fault_at + self.plan.hold + self.plan.deadline + HANG + (GO_ON if self.goes_on() else 0.0)
 
     def goes_on(self) -> bool:
@@ -216,6 +224,9 @@ class Job:
             for when, action in [one for one in self.later if one[0] <= now]:
                 self.later.remove((when, action))
                 action()
+            if self.plan.kind == "train" and self.armed and self.fault_at is None and trainer.is_due(self.plan, self.folder):
+                self.fault_at = now + self.plan.delay_us / 1e6
+                self.later.append((self.fault_at, lambda: self._strike_trainer(self.plan.victim)))
             if now > self._limit(begin):
                 self.phase.hung = sorted(rank for ranks in self.running.values() for rank in ranks if not self._frozen(rank))
                 return
@@ -279,6 +290,18 @@ class Job:
                     self.later.append((time.monotonic() + plan.hold, lambda: self.links.restore(rank)))
         self._acknowledge(rank)
 
+    def _strike_trainer(self, rank: int) -> None:
+        plan, pid = self.plan, self.ends[rank].pid
+        if self.ends[rank].status is not None:
+            return
+        self.phase.struck = True
+        self.fault_at = time.monotonic()
+        if plan.fault in ("kill", "stop", "pause", "away"):
+            self._signal(pid, signal.SIGKILL if plan.fault == "kill" else signal.SIGSTOP)
+        elif plan.fault == "disk":
+            trainer.fill_disk(pid, plan.amount)
+        self._strike(rank)
+
     @staticmethod
     def _signal(pid: int, what: int) -> None:
         try:
@@ -294,6 +317,8 @@ class Job:
             now = time.monotonic()
             for rank in self.running.pop(pid, []):
                 self.ends[rank].status = os.waitstatus_to_exitcode(status)
+                if self.plan.kind == "train":
+                    self.ends[rank].final = status == 0 and (rank > 0 or os.path.exists(f"{self.folder}/final.json"))
                 self.ends[rank].after = now - self.fault_at if self.fault_at is not None else None
 
     # --- End -----------------------------------------------------------------------------------------------------------
@@ -359,7 +384,7 @@ def keep(plan: Plan, tools: Tools, folder: str) -> Dict[str, Any]:
     struck = Job(plan, tools, folder, start, STEPS, armed=True).run()
     result = {"struck": struck, "resumed": None, "from": None, "broken": None}
     if not struck.ended_well():
-        result["from"] = newest_common(folder, plan.world)
+        result["from"] = trainer.newest(folder) if plan.kind == "train" else newest_common(folder, plan.world)
         for rank in range(plan.world):
             final = f"{folder}/final-{rank}"
             if os.path.exists(final):

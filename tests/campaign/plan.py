@@ -13,7 +13,11 @@ PLACES = {
     "ddp": ["register", "step", "save", "set", "load", "close"],
     "gloo": ["start", "step", "save", "load", "close"],
     "mpi": ["start", "step", "save", "load", "close"],
+    "train": ["epoch", "save"],
 }
+#: What `thinwire train` is run with, which writes and reads its own checkpoints; hit in its second epoch or as it saves that.
+TRAINED = ["dense", "casq:interval=3", "marsit:full_every=3", "top_k:ratio=0.05+zen", "sketched_sgd", "power_sgd", "ef_signsgd"]
+EPOCHS = 3
 #: Faults that the job must survive by itself, to the bit.
 SURVIVED = {"pause", "outage", "slow", "loss", "clock", "overflow"}
 #: Faults that are made on links between network namespaces.
@@ -40,8 +44,11 @@ WEIGHTS = {
     "kill": 22, "stop": 8, "pause": 8, "away": 5, "cut": 8, "outage": 8, "slow": 6, "loss": 7, "flip": 9, "exception": 6,
     "memory": 6, "disk": 5, "clock": 6, "overflow": 6,
 }
-#: MPI's ranks are on one host, and its messages pass through no socket.
-NOT_OF_MPI = {"cut", "outage", "slow", "loss"}
+#: MPI's ranks are on one host, and its messages pass through no socket. What `thinwire train` does to itself is not ours.
+NOT_OF = {
+    "mpi": {"cut", "outage", "slow", "loss"},
+    "train": {"loss", "flip", "exception", "memory", "clock", "overflow"},
+}
 
 
 @dataclasses.dataclass
@@ -81,13 +88,13 @@ def contract_specs() -> List[str]:
         return re.findall(r'^    "([^"]+)",', header.read(), re.MULTILINE)
 
 
-def _amount(fault: str, draw: random.Random) -> int:
+def _amount(fault: str, kind: str, draw: random.Random) -> int:
     return {
         "memory": lambda: draw.choice([0, 1 << 16, 1 << 20, 4 << 20]),
         "disk": lambda: draw.choice([0, 100, 4096]),
         "flip": lambda: draw.randrange(0, 3000),
         "clock": lambda: draw.choice([-86400, -3600, -10, 10, 3600, 86400]),
-        "slow": lambda: draw.choice([300_000, 500_000, 1_000_000]),
+        "slow": lambda: draw.choice([300_000, 500_000, 1_000_000]) * (50 if kind == "train" else 1),  # whose model is larger
         "loss": lambda: draw.choice([10, 30, 60]),
     }.get(fault, lambda: 0)()
 
@@ -101,14 +108,16 @@ def _hold(fault: str, deadline: float, draw: random.Random) -> float:
 def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults: List[str]) -> Plan:
     """The run of this number. The same arguments give the same plan."""
     draw = random.Random(f"{seed}/{number}")
-    specs = contract_specs()
-    kind = draw.choices(kinds, [{"ddp": 5, "gloo": 4, "mpi": 2}[one] for one in kinds])[0]
-    possible = [fault for fault in faults if not (kind == "mpi" and fault in NOT_OF_MPI)]
+    kind = draw.choices(kinds, [{"ddp": 10, "gloo": 8, "mpi": 4, "train": 2}[one] for one in kinds])[0]
+    possible = [fault for fault in faults if fault not in NOT_OF.get(kind, ())]
     fault = draw.choices(possible, [WEIGHTS[fault] for fault in possible])[0]
+    specs = TRAINED if kind == "train" else contract_specs()
     # Each system with one number of ranks for each seed, so that undisturbed runs serve many others.
     index = draw.randrange(len(specs))
     world = 3 + (index + seed) % 3
     places = [place for place in PLACES[kind] if place in WHERE.get(fault, PLACES[kind])]
+    if kind == "train":
+        places = PLACES["train"] if fault != "disk" else ["save"]
     place = draw.choice(places + ["step"] * (2 if "step" in places else 0))
     every = draw.randint(1, 3)
     # In DDP's second step its own group takes part, which knows no names.
@@ -120,15 +129,15 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
     return Plan(
         seed=seed, number=number, kind=kind, spec=specs[index], world=world, fault=fault, victim=draw.randrange(world), place=place,
-        at_step=at_step, at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=draw.choice([0, 0, 200, 1000, 3000]),
-        amount=_amount(fault, draw), hold=_hold(fault, deadline, draw), every=every, deadline=deadline, lanes=draw.choice([1, 2, 2, 3]),
+        at_step=at_step, at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000]),
+        amount=_amount(fault, kind, draw), hold=_hold(fault, deadline, draw), every=every, deadline=deadline, lanes=draw.choice([1, 2, 2, 3]),
         set_spec=specs[(index * 7 + 3) % len(specs)] if has_set else None,
     )
 
 
 def short_plans(seed: int, deadline: float) -> List[Plan]:
     """Every fault once on each kind of job that knows it, each the first one drawn that has it."""
-    kinds = {"kill": ["ddp", "gloo", "mpi"], "stop": ["ddp", "mpi"], "exception": ["ddp", "gloo"], "flip": ["ddp", "gloo", "mpi"]}
+    kinds = {"kill": ["ddp", "gloo", "mpi", "train"], "stop": ["ddp", "mpi"], "exception": ["ddp", "gloo"], "flip": ["ddp", "gloo", "mpi"]}
     plans = []
     for index, fault in enumerate(WEIGHTS):
         for kind in kinds.get(fault, [["ddp", "gloo"][index % 2]]):
