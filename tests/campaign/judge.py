@@ -21,7 +21,8 @@ ROUNDING = 1e-5
 
 def error_of(text: str, rank: int) -> str:
     """The last error in what a rank wrote, without what says who speaks."""
-    found = [match.start() for match in re.finditer(r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*?:|rank \d+: |(?:session_rank|thinwire): )", text, re.MULTILINE)]
+    begins = r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*?:|rank \d+: |(?:session_rank|thinwire): )"
+    found = [match.start() for match in re.finditer(begins, text, re.MULTILINE)]
     last = text[found[-1]:] if found else text[-400:]
     return re.sub(rf"^(?:[\w.]+: )*(?:rank {rank}: )*", "", last.strip())[:600]
 

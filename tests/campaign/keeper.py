@@ -236,7 +236,8 @@ class Job:
             self._reap()
 
     def _frozen(self, rank: int) -> bool:
-        return self.armed and self.plan.fault == "stop" and rank == self.plan.victim and self.fault_at is not None and self.plan.kind != "mpi"
+        stopped = self.armed and self.plan.fault == "stop" and self.phase.struck
+        return stopped and rank == self.plan.victim and self.plan.kind != "mpi"
 
     def _wait_a_little(self) -> None:
         ready, _, _ = select.select([*self.streams, *self.spoken], [], [], 0.02)

@@ -20,7 +20,8 @@ def is_possible() -> bool:
     """Whether namespaces, bridges, veth pairs and token buckets can be made here; tried in a process of its own."""
     if os.geteuid() != 0:
         return False
-    tries = "ip link add one type bridge && ip link add two type veth peer name three && tc qdisc add dev two root tbf rate 1mbit burst 4kb latency 1s"
+    tries = ("ip link add one type bridge && ip link add two type veth peer name three && "
+             "tc qdisc add dev two root tbf rate 1mbit burst 4kb latency 1s")
     try:
         return subprocess.run(["unshare", "-n", "-m", "sh", "-c", tries], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:

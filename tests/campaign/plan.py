@@ -127,10 +127,12 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     if place == "load":
         at_step = draw.randint(every, STEPS - 1)
     has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
+    delay_us = draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000])
     return Plan(
-        seed=seed, number=number, kind=kind, spec=specs[index], world=world, fault=fault, victim=draw.randrange(world), place=place,
-        at_step=at_step, at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000]),
-        amount=_amount(fault, kind, draw), hold=_hold(fault, deadline, draw), every=every, deadline=deadline, lanes=draw.choice([1, 2, 2, 3]),
+        seed=seed, number=number, kind=kind, spec=specs[index], world=world, fault=fault, victim=draw.randrange(world),
+        place=place, at_step=at_step, at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=delay_us,
+        amount=_amount(fault, kind, draw), hold=_hold(fault, deadline, draw), every=every, deadline=deadline,
+        lanes=draw.choice([1, 2, 2, 3]),
         set_spec=specs[(index * 7 + 3) % len(specs)] if has_set else None,
     )
 
