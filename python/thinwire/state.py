@@ -18,10 +18,36 @@ _ALL = -1
 def _check(state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping) or "values" not in state or state.get("format") != FORMAT:
         raise ValueError(f"this is no state of Thinwire in format {FORMAT}: give what state_dict() returned")
+    for name, kind in (("rank", int), ("world_size", int), ("parameters", Mapping), ("values", Mapping)):
+        if not isinstance(state.get(name), kind):
+            raise ValueError(f"this state of Thinwire is damaged: its {name} is {state.get(name)!r}")
+    if "loss_scale" not in state or not _ALL <= state["rank"] < state["world_size"]:
+        raise ValueError(f"this state of Thinwire is damaged: it is of rank {state['rank']} of {state['world_size']}"
+                         + ("" if "loss_scale" in state else ", without a loss scale"))
+
+
+def _require_one_step(states: Sequence[Mapping[str, Any]]) -> None:
+    """That the states are of the same moment of the same run: sums over others are no state of any run."""
+    first = states[0]
+    for state in states[1:]:
+        pairs = [(name, first["values"].get(key), state["values"].get(key)) for name, key in (("step", "step"), ("spec", "spec"), ("seed", "seed"))]
+        pairs += [(name, first[key], state[key]) for name, key in (("loss scale", "loss_scale"), ("number of ranks", "world_size"))]
+        for name, one, other in pairs:
+            if one != other:
+                raise ValueError(
+                    f"the states of ranks {first['rank']} and {state['rank']} are not of the same {name}: {one} and {other}. Give those that "
+                    "all ranks saved at the same moment"
+                )
+        if state["parameters"] != first["parameters"]:
+            names = sorted(set(first["parameters"].items()) ^ set(state["parameters"].items()))
+            raise ValueError(f"the states of ranks {first['rank']} and {state['rank']} are of different models: {names[0][0]!r} differs")
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-    """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it."""
+    """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
+
+    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs, seeds, loss scales or models.
+    """
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
     for state in states:
@@ -31,6 +57,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     if found != list(range(world_size)):
         raise ValueError(f"states of ranks {found} are given, and all of ranks 0 to {world_size - 1} are needed")
     by_rank = sorted(states, key=lambda state: state["rank"])
+    _require_one_step(by_rank)
     return {**by_rank[0], "rank": _ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 

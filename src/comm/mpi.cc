@@ -219,12 +219,15 @@ class MpiCommunicator final : public Communicator {
   [[noreturn]] void give_up(const std::vector<int>& awaited, const std::string& what) {
     failed_ = true;
     const auto grace = fault_grace(deadline());
-    notes_.send(FaultNote{.failed = true, .awaited = awaited, .beat = 0});
+    notes_.send(FaultNote{.state = FaultNote::State::failed, .awaited = awaited, .beat = 0});
     for (const auto end = Clock::now() + grace; Clock::now() < end;) {
       notes_.collect();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    const std::vector<int> culprits = silent_ranks(rank(), awaited, notes_.all());
+    const auto& notes = notes_.all();
+    const std::vector<int> culprits = follow_chain(rank(), size(), awaited, [&](int one) {
+                                        return notes[static_cast<std::size_t>(one)];
+                                      }).silent;
     if (culprits.empty()) {
       fail(-1, what + "; every awaited rank is alive and waits itself: do all ranks make the same calls?");
     }

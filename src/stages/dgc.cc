@@ -96,6 +96,11 @@ class Clipping final : public Synchronizer {
   }
   void save(BucketWriter& writer) const override { inner_->save(writer); }
   void load(const BucketReader& reader) override { inner_->load(reader); }
+  void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }
+  void undo_step(BucketId bucket) override { inner_->undo_step(bucket); }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
+    inner_->undo_step(bucket, begin, count);
+  }
 
  private:
   double norm_;
@@ -111,6 +116,7 @@ SystemInfo dgc_info() {
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018";
   info.corrects_momentum = true;
   info.state = {kVelocity};
+  info.undoes_steps = true;
   info.options = {
       {"ratio", "0.001", "share of a bucket's elements to deliver, above 0, up to 1"},
       {"momentum", "0.9", "decay of the velocity per step, 0 to 1; leave the optimizer's at 0"},

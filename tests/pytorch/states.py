@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from thinwire import state as saved_state
 from common import (
     RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
@@ -259,7 +260,36 @@ def refuses_what_does_not_fit():
     assert all(torch.equal(residuals_of(grown)[name], value) for name, value in before.items())
 
 
+def refuses_states_of_different_moments():
+    model = wrap(Net)
+    handle = register(model, "top_k:ratio=0.1+zen")
+    train(model, 2)
+    states = [None] * WORLD
+    dist.all_gather_object(states, handle.state_dict())
+    before = residuals_of(handle)
+    changes = {
+        "step": lambda state: {**state, "values": {**state["values"], "step": 9}},
+        "seed": lambda state: {**state, "values": {**state["values"], "seed": 9}},
+        "spec": lambda state: {**state, "values": {**state["values"], "spec": "dense"}},
+        "loss scale": lambda state: {**state, "loss_scale": 9.0},
+        "number of ranks": lambda state: {**state, "world_size": 9},
+    }
+    small = register(wrap(Net), "top_k:ratio=0.1+zen")
+    for what, change in changes.items():
+        words = ["states of ranks 0 and 1 are not of the same", what, "9" if what != "spec" else "dense"]
+        require_error(ValueError, words, lambda: saved_state.merge([states[0], change(states[1])]))
+    require_error(ValueError, ["ranks [0, 0]"], lambda: small.load_state_dict([states[0], states[0]]))
+    require_error(ValueError, [f"of rank {1 - RANK} of 2"], lambda: small.load_state_dict(states[1 - RANK]))
+    other = {**states[1], "parameters": {**states[1]["parameters"], "layers.0.bias": 49}}
+    require_error(ValueError, ["different models", "layers.0.bias"], lambda: saved_state.merge([states[0], other]))
+    damaged = {**states[RANK], "values": 5}
+    require_error(ValueError, ["damaged", "values"], lambda: small.load_state_dict(damaged))
+    handle.load_state_dict(list(reversed(states)))  # each finds its own
+    assert all(torch.equal(residuals_of(handle)[name], value) for name, value in before.items())
+
+
 STATES = [
+    refuses_states_of_different_moments,
     resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load, a_load_is_not_logged,
     resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit,
 ]

@@ -1,0 +1,31 @@
+// Any text: what is no note becomes nothing, and what is one names ranks of this world alone. Following any
+// notes ends, and finds each silent rank once.
+
+#include "comm/fault_note.h"
+
+#include "fuzz/input.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace thinwire;
+  using thinwire::fuzz::require;
+  fuzz::Input input(data, size);
+  const int world = 1 + input.take<std::uint8_t>() % 16;
+  const std::string text = input.rest();
+  std::vector<std::optional<FaultNote>> notes;
+  // One line for each rank, as far as they go.
+  for (std::size_t at = 0; notes.size() < static_cast<std::size_t>(world);) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    notes.push_back(FaultNote::parse(text.substr(at, end - at), world));
+    at = std::min(end + 1, text.size());
+    if (!notes.back()) continue;
+    for (const int rank : notes.back()->awaited) require(rank >= 0 && rank < world);
+    const auto again = FaultNote::parse(notes.back()->encode(), world);
+    require(again && again->failed == notes.back()->failed && again->beat == notes.back()->beat &&
+            again->awaited == notes.back()->awaited);
+  }
+  std::vector<int> silent = silent_ranks(0, {}, notes);
+  std::sort(silent.begin(), silent.end());
+  require(std::adjacent_find(silent.begin(), silent.end()) == silent.end());
+  for (const int rank : silent) require(rank > 0 && rank < world && !notes[static_cast<std::size_t>(rank)]);
+  return 0;
+}
