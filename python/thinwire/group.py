@@ -183,6 +183,11 @@ class PrivateGroups:
             connected = dist.PrefixStore(f"{prefix}/connected", waiting)
             connected.set(str(self.rank), "")
             connected.wait([str(rank) for rank in range(self.size)], self._deadline)
+            # From now on an answer may be as late as an interruption of the network that ranks survive.
+            limit = 2 * self._deadline + datetime.timedelta(seconds=10)
+            self._limit_answers(client, limit)
+            for store in self.stores:
+                store.set_timeout(limit)
             if self.sums_by is not None:
                 self._open_device_group(f"{prefix}/device", device)
         except (RuntimeError, ValueError) as error:
