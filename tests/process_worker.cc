@@ -2,6 +2,7 @@
 //   collectives   every case of collectives_cases.h
 //   systems       every system, see systems_cases.h
 //   long-message, short-message   one of another size than its receiver expects: an error, no crash
+//   abandoned     messages that are given up write to nobody's memory any more
 //   reduce        the engine's all_reduce_sum in a loop until something fails
 //   ring          a ring of messages in a loop until something fails
 //   casq          a session's steps with casq in a loop until something fails
@@ -17,6 +18,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -101,6 +103,34 @@ void ring_for_ever(Communicator& communicator) {
   }
 }
 
+/// A long message, given up after it has begun to arrive: its memory belongs to the caller again.
+void give_up_a_message(Communicator& communicator) {
+  constexpr std::size_t kLong = std::size_t{1} << 24;
+  std::vector<std::byte> bytes(kLong, std::byte{1});
+  std::byte word{};
+  const auto exchange = [&] {
+    auto sent = communicator.send(1 - communicator.rank(), 3, {&word, 1});
+    communicator.receive(1 - communicator.rank(), 3, {&word, 1}).wait();
+    sent.wait();
+  };
+  if (communicator.rank() == 1) {
+    auto pending = communicator.send(0, 2, bytes);
+    exchange();
+    pending.wait();
+  } else {
+    {
+      const auto pending = communicator.receive(1, 2, bytes);
+      exchange();
+    }
+    std::fill(bytes.begin(), bytes.end(), std::byte{2});
+  }
+  for (int i = 0; i < 1000; ++i) exchange();
+  if (communicator.rank() == 0 &&
+      std::any_of(bytes.begin(), bytes.end(), [](std::byte one) { return one != std::byte{2}; })) {
+    throw std::runtime_error("a message that was given up was written to memory that is in other use");
+  }
+}
+
 void work(Communicator& communicator, const std::string& mode) {
   const int rank = communicator.rank();
   if (mode == "golden") {
@@ -120,6 +150,8 @@ void work(Communicator& communicator, const std::string& mode) {
     thinwire::testing::check_wrong_size(communicator, 100'000, 4);
   } else if (mode == "short-message") {
     thinwire::testing::check_wrong_size(communicator, 4, 100'000);
+  } else if (mode == "abandoned") {
+    give_up_a_message(communicator);
   } else if (mode == "reduce") {
     reduce_for_ever(communicator);
   } else if (mode == "ring") {

@@ -27,6 +27,8 @@ constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 30;
 
 /// Tags in use, those of the collectives included; every MPI has far more.
 constexpr Communicator::Tag kTags = 2 * Communicator::kFirstReservedTag;
+/// How long messages that are given up are waited for, all together.
+constexpr std::chrono::duration<double> kPatience{2};
 /// How often a waiting rank looks for the notes of ranks that have failed.
 constexpr auto kNotePeriod = std::chrono::milliseconds(20);
 
@@ -143,12 +145,26 @@ class MpiCommunicator final : public Communicator {
     release(operation);
   }
 
+  /// The buffer is the caller's again when this returns. MPI uses it until the request is complete. A receive
+  /// is complete when it is cancelled; one that has begun to arrive, and a send, when the peer has done its
+  /// part. A peer that does not is waited for as long as kPatience in all. From then on MPI is not called any
+  /// more: it moves bytes only while it is called.
   void abandon(void* handle) noexcept override {
     auto* operation = static_cast<MpiOperation*>(handle);
     for (auto& request : operation->requests) {
+      if (patience_.count() <= 0) return;
       if (request == MPI_REQUEST_NULL) continue;
       if (!operation->expected.empty()) MPI_Cancel(&request);
-      MPI_Request_free(&request);
+      const auto start = Clock::now();
+      int done = 0;
+      for (Backoff backoff; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0;
+           backoff.pause()) {
+        if (Clock::now() - start < patience_) continue;
+        failed_ = true;
+        patience_ = {};
+        return;
+      }
+      patience_ -= Clock::now() - start;
     }
     release(operation);
   }
@@ -241,6 +257,7 @@ class MpiCommunicator final : public Communicator {
   MpiOperation* free_ = nullptr;
   MpiOperation* operation_ = nullptr;  // the one being started
   const bool cuda_aware_;
+  std::chrono::duration<double> patience_ = kPatience;  // with messages that are given up
   bool failed_ = false;
 };
 
