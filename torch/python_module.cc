@@ -150,6 +150,14 @@ std::exception_ptr in_one_line(const std::exception_ptr& error) {
   }
 }
 
+/// Ends a torch.futures.Future with an error, as C++ does. What Python sets DDP does not take for one; and what a
+/// hook raises reaches the user among the frames of everybody who called it.
+void fail_future(const py::object& future, const std::string& text) {
+  const Future plain = future.cast<torch::jit::PythonFutureWrapper&>().fut;
+  const py::gil_scoped_release release;
+  plain->setError(std::make_exception_ptr(std::runtime_error(text)));
+}
+
 class PythonEngine {
  public:
   /// sockets: of each group, or none. step_limit_seconds: 0 for the communicator's default.
@@ -371,6 +379,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("tcp_sockets_since", &thinwire::tcp_sockets_since);
   thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
+  module.def("fail_future", &thinwire::fail_future);
   module.def("merge_states", &thinwire::merge_states);
   module.def("share_state", &thinwire::share_state);
   module.def("fit_state", &thinwire::fit_state);

@@ -155,6 +155,7 @@ class Handle:
         self._every = 1
         self._logged = 0
         self._last_index: Optional[int] = None
+        self._refusal: Optional[str] = None  # why this backward synchronizes nothing
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         # Those that were frozen after wrapping are still in DDP's buckets, and have state.
@@ -297,6 +298,14 @@ class Handle:
         self._last_index = index
         return begins
 
+    def _try_to_begin_step(self) -> None:
+        """Where it fails, all buckets of this backward end with the error, and nothing has been synchronized."""
+        try:
+            self._begin_step()
+            self._refusal = None
+        except Exception as error:
+            self._refusal = str(error)
+
     def _begin_step(self) -> None:
         if not getattr(self._model(), "_divide_by_initial_world_size", True):
             raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
@@ -384,7 +393,10 @@ def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     ready.set_result(gradient)
     index = bucket.index()
     if state._begins(index):
-        state._begin_step()
+        state._try_to_begin_step()
+    if state._refusal is not None:
+        _C.fail_future(future, state._refusal)
+        return future
     last = bucket.is_last()
     # Where DDP leaves out buckets that no rank used, the last one may be among them.
     awaits_end = (last or state._buckets_may_be_missing) and state._expect_end()

@@ -1,6 +1,7 @@
 """Scenarios of checkpoints and of systems that change."""
 import copy
 import tempfile
+from random import Random
 
 import torch
 import torch.distributed as dist
@@ -288,7 +289,66 @@ def refuses_states_of_different_moments():
     assert all(torch.equal(residuals_of(handle)[name], value) for name, value in before.items())
 
 
+def _damaged(state, random):
+    """The state with one to three things changed."""
+    junk = [None, -1, 0, 2, 2**63 - 1, 2**70, 1.5, float("nan"), "x", b"x", True, {}, [], torch.zeros(3), torch.zeros(2, 2), torch.zeros(0),
+            torch.full((7,), float("nan")), torch.zeros(5, dtype=torch.int64), torch.zeros(4, dtype=torch.complex64)]
+    damaged = {**state, "parameters": dict(state["parameters"]), "values": dict(state["values"])}
+    for _ in range(random.randint(1, 3)):
+        part = random.choice([damaged, damaged.get("values"), damaged.get("values"), damaged.get("parameters")])
+        if not isinstance(part, dict) or not part:
+            continue
+        key = random.choice(sorted(part, key=str))
+        what = random.randrange(5)
+        if what == 0:
+            del part[key]
+        elif what == 1:
+            part[random.choice(["x", "", f"{key}x", str(key)[:-1], str(key).replace("/", ""), 7])] = part.pop(key)
+        elif what == 2:
+            part[key] = part[random.choice(sorted(part, key=str))]
+        elif what == 3 and isinstance(part[key], torch.Tensor) and part[key].dim() == 1 and part[key].numel() > 1:
+            part[key] = random.choice([part[key][1:], part[key].repeat(2), part[key].double(), part[key].view(1, -1), part[key][::2]])
+        else:
+            part[key] = random.choice(junk)
+    return damaged
+
+
+def _require_same_state(one, other, what):
+    assert one["values"].keys() == other["values"].keys(), what
+    for key, value in one["values"].items():
+        same = torch.equal(value, other["values"][key]) if isinstance(value, torch.Tensor) else value == other["values"][key]
+        assert same, f"{what}: {key} is another"
+
+
+def damaged_states_are_refused():
+    """Whatever is wrong with a state: it is refused in words, and nothing has changed, or it is a state."""
+    for spec in ("casq", "mc:momentum=0.9+top_k:ratio=0.1+zen", "power_sgd:rank=2", "alq:every=2"):
+        model = wrap(Net)
+        handle = register(model, spec)
+        train(model, 3)
+        state = handle.state_dict()
+        everyones = [{**state, "rank": rank} for rank in range(WORLD)]
+        random = Random(f"{spec} {RANK}")
+        refused = 0
+        for _ in range(400):
+            damaged = _damaged(state, random)
+            given = damaged if random.random() < 0.6 else everyones[:RANK] + [damaged] + everyones[RANK + 1 :]
+            try:
+                handle.load_state_dict(given, strict=random.random() < 0.5)
+            except (ValueError, RuntimeError) as error:
+                assert str(error) and len(str(error)) < 1000 and "\n" not in str(error).strip(), error
+                refused += 1
+                _require_same_state(handle.state_dict(), state, f"{spec}: after '{error}'")
+            else:
+                handle.load_state_dict(state)
+        assert refused > 100, refused
+        handle.load_state_dict(state)
+        train(model, 2, first=3)
+        require_agreement(model, spec)
+
+
 STATES = [
+    damaged_states_are_refused,
     refuses_states_of_different_moments,
     resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load, a_load_is_not_logged,
     resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit,
