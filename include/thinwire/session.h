@@ -214,7 +214,7 @@ class Session {
   bool finite_ = true;  // every bucket of this step so far
   struct Failure {
     std::string text;
-    bool ends_session = true;
+    bool ends_session;
   };
   std::optional<Failure> failure_;  // of this step
   std::string torn_;                // why the state is of no step's end; empty: it is

@@ -346,7 +346,7 @@ void Session::save_within_step(StateWriter& writer) const {
 std::string Session::canonical(const std::string& saved) const {
   try {
     const SpecPair pair = parse_spec_pair(saved);
-    const std::string dense = options_.registry->make(pair.dense).spec;
+    std::string dense = options_.registry->make(pair.dense).spec;
     if (pair.rows == pair.dense) return dense;
     return "rows=" + options_.registry->make(pair.rows).spec + ",dense=" + dense;
   } catch (const std::invalid_argument&) {

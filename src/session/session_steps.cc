@@ -23,7 +23,7 @@ void Session::refuse_after_failure() const {
 void Session::fail(BucketId bucket, const std::exception_ptr& cause) {
   // Whether the bucket's own state is as it was, which the contract promises of some errors.
   bool untouched = true;
-  failure_.emplace();
+  failure_ = Failure{.text = {}, .ends_session = true};
   try {
     std::rethrow_exception(cause);
   } catch (const std::invalid_argument& error) {
