@@ -164,6 +164,7 @@ void DdpEngine::begin_step(Lock& lock) {
   try {
     conclude_step(lock);
     within_step_ = true;
+    if (std::exchange(gave_up_, false)) sessions_.pass_over_step();
     if (next_spec_) sessions_.set_spec(*next_spec_);
     next_spec_.reset();
   } catch (...) {
@@ -199,9 +200,10 @@ void DdpEngine::conclude_step(Lock& lock) {
 
 void DdpEngine::end_step(DdpStepEnd end) {
   end.lanes = lanes_.size();
+  gave_up_ = end.abandoned;
   const auto shared = std::make_shared<DdpStepEnd>(std::move(end));
   for (auto& lane : lanes_) lane->push(shared);
-  sessions_.end_step();
+  if (!gave_up_) sessions_.end_step();
   ++submitted_steps_;
   resumes_ = false;
   within_step_ = false;
@@ -309,6 +311,7 @@ void DdpEngine::load(StateReader state) {
   give_up_step(lock);
   conclude_step(lock);
   resumes_ = sessions_.load(std::move(state));
+  gave_up_ = false;
   // Buckets may change in the second step from here, as they do in a process's.
   submitted_steps_ = 0;
 }

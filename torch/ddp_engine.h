@@ -72,7 +72,8 @@ class DdpEngine {
   /// Between steps, see Session::scale_state.
   void scale_state(float factor);
 
-  /// Steps that were ended, those before a loaded state's included.
+  /// Steps that were ended, those before a loaded state's included. One that was given up counts once another
+  /// has begun: until then everything is as at the end of the step before it.
   std::uint64_t step() const;
 
   /// {"buckets": [last step's report of each], "last_step": sums over them, "total": sums over steps}, as
@@ -120,6 +121,7 @@ class DdpEngine {
   bool resumes_ = false;        // the next step is the first one after load()
   int submitted_steps_ = 0;     // since the beginning, or load()
   bool within_step_ = false;
+  bool gave_up_ = false;  // the step before the next one, of which nothing is left but its number
 };
 
 }  // namespace thinwire

@@ -75,12 +75,12 @@ void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
   ++end.arrived;
   board_.changed.notify_all();
   board_.changed.wait(lock, [&] { return end.arrived == end.lanes; });
-  const bool failed = board_.failure != nullptr;
-  const bool counts = !end.abandoned && board_.finite;
+  const bool ended = !end.abandoned && board_.failure == nullptr;
+  const bool counts = board_.finite;
   lock.unlock();
   std::exception_ptr error;
   try {
-    if (session() != nullptr) tensor_session_->end_step(failed, counts, end.unused);
+    if (session() != nullptr) tensor_session_->end_step(ended, counts, end.unused);
   } catch (...) {
     error = std::current_exception();
   }

@@ -148,6 +148,13 @@ void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spe
   layouts_ = std::move(layouts);
 }
 
+void DdpSessions::pass_over_step() {
+  // Without sessions nothing of it was sent.
+  if (loaded_ || !have_sessions()) return;
+  for (const auto& lane : lanes_) lane->session()->next_step(false);
+  ++step_;
+}
+
 void DdpSessions::set_spec(const std::string& spec) {
   if (layouts_.empty()) {
     spec_ = spec;

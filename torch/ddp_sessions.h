@@ -46,6 +46,8 @@ class DdpSessions {
   void set_spec(const std::string& spec);
 
   void end_step() { ++step_; }
+  /// Its number is not used again: another rank may still take messages of a step that was given up.
+  void pass_over_step();
   /// After the lanes have ended the step: one that failed has not ended.
   void take_step_of_lanes() {
     if (have_sessions()) step_ = lanes_[0]->session()->step();

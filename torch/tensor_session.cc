@@ -89,8 +89,8 @@ at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& repor
   return gradient;
 }
 
-void TensorSession::end_step(bool failed, bool counts, const std::vector<std::string>& unused) {
-  if (failed) {
+void TensorSession::end_step(bool ended, bool counts, const std::vector<std::string>& unused) {
+  if (!ended) {
     session_->undo_step();
     return;
   }

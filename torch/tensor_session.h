@@ -39,9 +39,9 @@ class TensorSession {
   /// The bucket's mean over ranks, as DdpDone gets it. Collective.
   at::Tensor synchronize(const DdpBucket& bucket, StepReport& report);
 
-  /// Ends the session's step, see Session::next_step; one that failed somewhere is undone and does not end.
-  /// unused: names of parameters that take no part in it.
-  void end_step(bool failed, bool counts, const std::vector<std::string>& unused);
+  /// Ends the session's step, see Session::next_step; one that failed somewhere, or was given up, is undone and
+  /// has not `ended`. unused: names of parameters that take no part in it.
+  void end_step(bool ended, bool counts, const std::vector<std::string>& unused);
 
   /// Makes the stream on which synchronize() computes the device's current one. Nothing for host memory.
   DeviceStaging::Guard on_stream_of(const at::Tensor& gradient);

@@ -49,7 +49,9 @@ struct SessionOptions {
   /// Whatever else must be the same on all ranks (a data set's name, a learning rate): compared at start().
   std::string configuration{};
   const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
-  /// Whether a step is all or nothing, see next_step(): next_step() then copies what the step changed.
+  /// Whether a step is all or nothing, see next_step(): what the step changed is then copied. For large buckets on
+  /// the host a thread of the session's own does so after next_step() has returned; a call that touches the same
+  /// state waits for it. Without memory for the copy the next synchronize() throws std::runtime_error.
   /// Without it a step that is not finite leaves the residuals of its finite buckets moved, and after an error
   /// there may be no state left that could be saved.
   bool undoes_steps = true;
@@ -190,6 +192,9 @@ class Session {
   void refuse_after_failure() const;
   void fail(BucketId bucket, const std::exception_ptr& cause);
   void keep();
+  void keep_buckets();
+  void finish_keeping();
+  void refuse_unkept(const std::exception& cause);
   void undo();
   void keep_all();
   void check_origin(const StateReader& reader) const;

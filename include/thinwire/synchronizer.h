@@ -128,7 +128,8 @@ class Synchronizer {
   virtual void load(const BucketReader& reader);
 
   /// After a step that counts and after load(), with SystemInfo::undoes_steps: what the system has of the
-  /// bucket now is what undo_step() returns to. The default does nothing.
+  /// bucket now is what undo_step() returns to. Of large buckets it is called on a thread of the session's, while
+  /// the session calls nothing else of the system's. The default does nothing.
   virtual void keep_step(BucketId bucket);
   /// The bucket's state becomes what it was at the last keep_step(); without one, that of a bucket that never
   /// came. What load() reads is a change like others. The default does nothing.

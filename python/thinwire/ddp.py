@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
+from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
@@ -149,7 +150,7 @@ class Handle:
         self._model = weakref.ref(model)
         self._replicas = ReplicaCheck(model, check_replicas_every)
         self._optimizer = optimizer
-        self._grad_scaler = grad_scaler
+        self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
         self._scale: Optional[float] = None
         self._writer: Any = None
         self._every = 1
@@ -191,6 +192,8 @@ class Handle:
                 f"the model has a communication hook already, and DDP takes one: handle.set(spec) of the handle that register returned "
                 f"changes the system ({error})"
             ) from error
+        if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
+            self._loss_scale.watch(model)
 
     @property
     def spec(self) -> str:
@@ -312,8 +315,8 @@ class Handle:
         self._replicas.before_step(self.step, self._model(), self._engine)
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
-        if self._grad_scaler is not None:
-            scale = float(self._grad_scaler.get_scale())
+        if self._loss_scale is not None:
+            scale = self._loss_scale.read()
             if self._scale is not None and scale != self._scale:
                 self._engine.scale_state(scale / self._scale)
             self._scale = scale

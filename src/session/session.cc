@@ -31,9 +31,12 @@ Session::Session(std::string_view spec, Communicator& communicator, SessionOptio
   undelivered_->saved.resize(pipelines_.size());
 }
 
-Session::~Session() = default;
+Session::~Session() {
+  undelivered_->keeper.wait();
+}
 
 BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pipeline, bool row_sparse) {
+  finish_keeping();
   if (started_) throw std::invalid_argument("buckets are added before start(): declare every bucket first");
   std::size_t elements = 0;
   std::vector<std::size_t> ends;
@@ -102,6 +105,7 @@ void Session::start() {
 }
 
 Session::Bucket& Session::open(BucketId bucket, bool rows) {
+  finish_keeping();
   refuse_after_failure();
   if (!started_) start();
   if (bucket >= buckets_.size()) {
@@ -279,6 +283,7 @@ const Pipeline& Session::pipeline(BucketId bucket) const {
 }
 
 std::uint64_t Session::payload_bytes(BucketId bucket) const {
+  undelivered_->keeper.wait();
   const Bucket& own = *buckets_.at(bucket);
   const Pipeline& pipeline = pipelines_[own.pipeline];
   return pipeline.synchronizer->payload_bytes({.elements = own.elements(),
@@ -334,6 +339,7 @@ void Session::save(StateWriter& writer) const {
 }
 
 void Session::save_within_step(StateWriter& writer) const {
+  undelivered_->keeper.wait();
   writer.put("spec", spec());
   writer.put("seed", options_.seed);
   writer.put("step", step_);
@@ -387,6 +393,7 @@ std::vector<std::vector<float>> Session::read_residuals(const StateReader& reade
 }
 
 void Session::restore(const StateReader& reader, From from) {
+  finish_keeping();
   const std::uint64_t step = reader.get_integer("step");
   const auto residuals = read_residuals(reader, from);
   const auto kinds = from == From::same_spec ? BucketReader::Kinds::all : BucketReader::Kinds::moving;

@@ -1,10 +1,12 @@
 #pragma once
 // What a session is made of, for its own sources.
 
+#include <exception>
 #include <optional>
 #include <vector>
 
 #include "core/bucket_vectors.h"
+#include "session/aside.h"
 #include "thinwire/session.h"
 #include "thinwire/workspace.h"
 
@@ -32,8 +34,12 @@ struct Session::Bucket {
 
 struct Session::Undelivered {
   BucketVectors residuals{kResidual};
+  /// Whose changes next_step() keeps. While `keeper` is at work nothing else of this is touched, nor any system.
+  std::vector<BucketId> to_keep;
+  std::exception_ptr keep_error;
   /// Of each pipeline that cannot undo by itself, what it saved after the last step that counts.
   std::vector<std::optional<StateReader>> saved;
+  Aside keeper;  // last: it ends before what it works on
 };
 
 }  // namespace thinwire

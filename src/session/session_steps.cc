@@ -8,6 +8,12 @@
 #include "thinwire/errors.h"
 
 namespace thinwire {
+namespace {
+
+/// A smaller step's copies take less time than handing them to another thread is worth.
+constexpr std::size_t kElementsKeptAside = 1 << 19;
+
+}  // namespace
 
 void Session::refuse_after_failure() const {
   if (!failure_) return;
@@ -63,20 +69,62 @@ void Session::keep_by_state(std::size_t pipeline) {
   undelivered_->saved[pipeline].emplace(std::move(writer));
 }
 
-/// What the buckets of this step have now is what undo() returns to.
+/// What the buckets of this step have now is what undo() returns to. Beside the caller where that takes long
+/// and is a matter of the host: finish_keeping() then waits for it.
 void Session::keep() {
   std::array<bool, 2> ran{};  // of the pipelines
+  std::size_t elements = 0;
+  bool on_host = true;
+  undelivered_->to_keep.clear();
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
     Bucket& own = *buckets_[bucket];
     if (!std::exchange(own.ran, false)) continue;
     ran[own.pipeline] = true;
+    undelivered_->to_keep.push_back(bucket);
+    if (pipelines_[own.pipeline].has_state) elements += own.elements();
+    on_host = on_host && own.executor.memory() == Memory::host;
+  }
+  // Systems that can only be saved may have been written without another thread in mind.
+  for (std::size_t i = 0; i < pipelines_.size(); ++i) {
+    if (ran[i] && !pipelines_[i].undoes_steps) keep_by_state(i);
+  }
+  if (!on_host || elements < kElementsKeptAside) {
+    keep_buckets();
+    return;
+  }
+  undelivered_->keeper.start([this] {
+    try {
+      keep_buckets();
+    } catch (...) {
+      undelivered_->keep_error = std::current_exception();
+    }
+  });
+}
+
+void Session::keep_buckets() {
+  for (const BucketId bucket : undelivered_->to_keep) {
+    Bucket& own = *buckets_[bucket];
     undelivered_->residuals.keep(bucket);
     pipelines_[own.pipeline].synchronizer->keep_step(bucket);
     own.executor.wait();
   }
-  for (std::size_t i = 0; i < pipelines_.size(); ++i) {
-    if (ran[i] && !pipelines_[i].undoes_steps) keep_by_state(i);
+}
+
+/// Before anything that may touch what a step changes.
+void Session::finish_keeping() {
+  undelivered_->keeper.wait();
+  const auto error = std::exchange(undelivered_->keep_error, nullptr);
+  if (!error) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& cause) {
+    refuse_unkept(cause);
   }
+}
+
+/// This step's state is whole; but it could not be returned to.
+void Session::refuse_unkept(const std::exception& cause) {
+  failure_ = {std::string("its beginning could not be kept: ") + cause.what(), true};
 }
 
 void Session::undo() {
@@ -105,6 +153,7 @@ void Session::undo() {
 }
 
 bool Session::next_step(bool counts) {
+  finish_keeping();
   if (failure_ && failure_->ends_session) refuse_after_failure();
   const bool counted = !failure_ && counts && finite_;
   failure_.reset();
@@ -119,9 +168,8 @@ bool Session::next_step(bool counts) {
   try {
     keep();
   } catch (const std::exception& error) {
-    // This step's state is whole; but the next one's could not be undone.
     for (auto& own : buckets_) own->ran = false;
-    failure_ = {std::string("its beginning could not be kept: ") + error.what(), true};
+    refuse_unkept(error);
     throw;
   }
   return counted;
@@ -132,6 +180,7 @@ bool Session::within_step() const {
 }
 
 void Session::undo_step() {
+  finish_keeping();
   const bool ran = within_step();
   if (ran && !options_.undoes_steps) {
     throw std::logic_error("a step is undone of a session that keeps no copies: set undoes_steps");
@@ -144,6 +193,7 @@ void Session::leave_out(std::string_view parameter) {
   if (!options_.undoes_steps) {
     throw std::logic_error("a parameter is left out by a session that keeps no copies: set undoes_steps");
   }
+  finish_keeping();
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
     const Bucket& own = *buckets_[bucket];
     if (!own.ran || own.row_sparse) continue;

@@ -33,8 +33,17 @@ def backward(model, gradients, to_none=True):
     model(gradients).backward()
 
 
+def tensors_of(state):
+    return {name: value for name, value in state["values"].items() if isinstance(value, torch.Tensor)}
+
+
 def state_of(handle):
-    return {name: value for name, value in handle.state_dict()["values"].items() if isinstance(value, torch.Tensor)}
+    return tensors_of(handle.state_dict())
+
+
+def require_agreement_of_gradients(model, what):
+    for weight in model.module.weights:
+        require_same([WORLD * weight.grad], [total(weight.grad)], what)
 
 
 def require_same_state(before, after, what):
@@ -146,6 +155,17 @@ def a_bad_bucket_undoes_the_step():
         assert handle.step == 5
 
 
+def submit(handle, index, bucket, model):
+    """A bucket of parameters with these numbers, as the hook hands it over."""
+    weights = [model.module.weights[i] for i in bucket]
+    gradient = torch.randn(sum(weight.numel() for weight in weights), generator=torch.Generator().manual_seed(10 * index + RANK))
+    future, ready = torch.futures.Future(), torch.futures.Future()
+    ready.set_result(gradient)
+    last = index + 1 == len(handle.report()["buckets"])
+    handle._engine.submit(index, last, last, gradient, weights, future, ready)
+    return future
+
+
 def a_backward_that_is_given_up():
     """Its finished buckets are undone: their means have reached no optimizer."""
     for spec in SPECS:
@@ -155,14 +175,54 @@ def a_backward_that_is_given_up():
             backward(model, gradients_of(model, step, range(4)))
         buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]] for bucket in handle.report()["buckets"]]
         assert len(buckets) > 2, buckets
-        before = state_of(handle)
+        before = handle.state_dict()
 
         def fail(_):
             raise ValueError("in the middle of backward")
 
         model.module.weights[buckets[-1][0]].register_hook(fail)
         require_error(ValueError, ["in the middle"], lambda: backward(model, gradients_of(model, 4, range(4))))
-        require_same_state(before, state_of(handle), spec)
+        assert handle.step == 4, f"{spec}: {handle.step} steps have ended"
+        given_up = handle.state_dict()
+        assert handle.step == given_up["values"]["step"] == 4, f"{spec}: the step that was given up has counted"
+        require_same_state(tensors_of(before), tensors_of(given_up), spec)
+        # DDP itself goes on with another model alone. Where the engine goes on, the number is passed over: so no rank takes messages
+        # of the one step for the other's.
+        futures = [submit(handle, index, bucket, model) for index, bucket in enumerate(buckets)]
+        handle._engine.end_backward([])
+        require_same([WORLD * future.wait() for future in futures], [total(future.wait()) for future in futures], spec)
+        assert handle.state_dict()["values"]["step"] == handle.step == 6, handle.step
+
+
+def a_backward_that_one_rank_gives_up():
+    """All ranks can save the end of the step before, and go on from there."""
+    for spec in ("amq:every=2:bits=5:chunk=1024", *SPECS):
+        model = wrap(Parts)
+        handle = register(model, spec)
+        for step in range(4):
+            backward(model, gradients_of(model, step, range(4)))
+        before = handle.state_dict()
+        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]] for bucket in handle.report()["buckets"]]
+
+        def fail(_):
+            raise ValueError("on this rank alone")
+
+        if RANK == 1:
+            model.module.weights[buckets[-1][0]].register_hook(fail)
+            require_error(ValueError, ["this rank alone"], lambda: backward(model, gradients_of(model, 4, range(4))))
+            state = handle.state_dict()
+            handle.close()
+        else:
+            require_error(RuntimeError, ["rank 1"], lambda: backward(model, gradients_of(model, 4, range(4))))
+            state = handle.state_dict()
+            handle.close()
+        assert handle.step == state["values"]["step"] == 4, f"{spec}: the step that was given up has counted"
+        require_same_state(tensors_of(before), tensors_of(state), spec)
+        other = wrap(Parts)
+        resumed = register(other, spec)
+        resumed.load_state_dict(state)
+        backward(other, gradients_of(other, 4, range(4)))
+        require_agreement_of_gradients(other, spec)
 
 
 def buckets_that_are_missing():
@@ -192,5 +252,5 @@ def buckets_that_are_missing():
 
 STEPS = [
     unused_on_all_ranks, used_without_synchronization, unused_with_a_static_graph, frozen_after_wrapping, a_bad_bucket_undoes_the_step,
-    a_backward_that_is_given_up, buckets_that_are_missing,
+    a_backward_that_is_given_up, a_backward_that_one_rank_gives_up, buckets_that_are_missing,
 ]

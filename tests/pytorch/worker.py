@@ -10,6 +10,7 @@ import torch.distributed as dist
 from common import RANK
 from compression import COMPRESSION, nothing_is_lost
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
+from loss_scale import LOSS_SCALE
 from misuse import MISUSE, dies, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from states import STATES, resumes_with_other_ranks
@@ -20,7 +21,7 @@ GROUPS = {
     "cuda_staged": DEVICE,
     "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],  # which have models on the host, too
     "plain": PLAIN,
-    "compression": COMPRESSION,
+    "compression": COMPRESSION + LOSS_SCALE,
     "states": STATES,
     "misuse": MISUSE,
     "steps": STEPS,
