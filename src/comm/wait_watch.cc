@@ -203,7 +203,9 @@ void WaitWatch::note_dead_links(const std::vector<LinkState>& links, double elap
   const double deadline = wait.limits.deadline.count();
   const double latest = deadline + std::min(deadline, kLongestPause);
   std::vector<Overdue> overdue;
+  bool may_follow = false;  // another connection, whose silence began a little later
   for (const LinkState& link : links) {
+    may_follow = may_follow || (link.unanswered && link.since_answer < deadline);
     if (!link.unanswered || link.since_answer < deadline) continue;
     const auto known = std::find_if(overdue_.begin(), overdue_.end(),
                                     [&](const Overdue& one) { return one.remote == link.remote; });
@@ -214,14 +216,18 @@ void WaitWatch::note_dead_links(const std::vector<LinkState>& links, double elap
     overdue.push_back(std::move(one));
   }
   overdue_ = std::move(overdue);
-  wait.all_dead = !links.empty() && wait.dead.size() == links.size();
+  // Whose network is interrupted shows only in all connections together.
+  wait.all_dead = !wait.dead.empty() && overdue_.size() == links.size();
+  const bool is_latest = std::any_of(wait.dead.begin(), wait.dead.end(),
+                                     [&](const LinkState& link) { return link.since_answer >= latest; });
+  if (may_follow && !is_latest) wait.dead.clear();
 }
 
 /// Nothing where the other connections may still bring what is awaited.
 std::optional<Ending> WaitWatch::dead_links_ending() const {
   const LongWait& wait = *long_wait_;
   const Seconds deadline = wait.limits.deadline;
-  if (wait.all_dead && wait.dead.size() > 1) {
+  if (wait.all_dead && overdue_.size() > 1) {
     return Ending{"nothing has moved on any of this rank's connections for " + seconds_text(deadline) +
                       ": its own network is interrupted",
                   {},

@@ -114,7 +114,7 @@ class WaitWatch {
     Silence store;
     double store_unanswered = 0;  ///< Seconds, outages included.
     std::vector<LinkState> dead;
-    bool all_dead = false;
+    bool all_dead = false;  ///< Or no less overdue.
   };
   std::optional<LongWait> long_wait_;
   struct Overdue {

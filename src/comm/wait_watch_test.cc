@@ -260,6 +260,19 @@ TEST(WaitWatch, AConnectionIsNotDeadBeforeOneMoreRetransmission) {
   EXPECT_EQ(rank.watch->ends()->evidence.culprits, Ranks{2});
 }
 
+TEST(WaitWatch, TheFirstDeadConnectionDoesNotSpeakForAll) {
+  Watched rank;
+  rank.script->set({unanswered(1, 0.6), unanswered(2, 0.4)});
+  rank.watch->begins(1, {Seconds(0.5), kNever, kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(15));
+  EXPECT_FALSE(rank.watch->ended());
+  rank.script->set({unanswered(1, 0.7), unanswered(2, 0.5)});
+  EXPECT_TRUE(eventually([&] { return rank.watch->ended(); }));
+  const auto ending = rank.watch->ends();
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_NE(ending->what.find("its own network"), std::string::npos) << ending->what;
+}
+
 TEST(WaitWatch, ADeadConnectionEndsAWaitAlthoughOthersCarryBytes) {
   Watched rank;
   rank.script->moving_rank = 1;
