@@ -229,7 +229,7 @@ void C10dCommunicator::run_on_device(at::Tensor tensor) {
   } catch (...) {
     failed_ = true;
     wait_ends();
-    if (board_) board_->report(watch_->neighbours(), fault_grace(deadline()));
+    if (board_) board_->report(watch_->neighbours(), fault_grace(deadline()), deadline());
     throw;
   }
   wait_ends();
@@ -376,7 +376,7 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
     if (awaited.empty() && broken.size() + 1 < static_cast<std::size_t>(size())) awaited = broken;
   }
   if (awaited.empty() && watch_) awaited = watch_->neighbours();
-  if (board_) board_->report(awaited, grace);
+  if (board_) board_->report(awaited, grace, deadline());
   if (native) {
     // The engine's thread still holds the caller's buffer until it has seen its connections closed.
     try {

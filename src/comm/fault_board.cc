@@ -17,6 +17,9 @@ using Clock = std::chrono::steady_clock;
 /// How long the end of a board waits for a store operation under way before it leaves it to its thread.
 constexpr auto kParting = std::chrono::milliseconds(200);
 
+/// How long a silent store is waited for by a rank that knows whom to blame.
+constexpr FaultBoard::Seconds kToTellOthers{2.0};
+
 /// After so many rounds that failed, the store is left alone: it ends before some ranks do.
 constexpr int kMostFailures = 3;
 
@@ -107,6 +110,7 @@ struct FaultBoard::Shared {
   std::vector<int> waits_for;
   std::map<int, Heard> heard;
   std::uint64_t movements = 0;
+  bool concluded = false;
   std::vector<std::pair<int, std::string>> descriptions;
 };
 
@@ -166,15 +170,17 @@ void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) 
   set(key("note/", options.rank), note.encode());
 }
 
-/// Reads whether bytes move anywhere, and the beats of the awaited.
+/// Reads whether bytes move anywhere, whether others have given up, and the beats of the awaited.
 void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed) {
   const auto movement = get(key("moved", -1));
+  const bool others_gave_up = get(key("culprit", -1)).has_value();
   std::vector<std::pair<int, std::string>> notes;
   for (const int rank : awaited) {
     // A rank whose board is not open yet has nothing to be silent about.
     if (auto text = get(key("note/", rank))) notes.emplace_back(rank, std::move(*text));
   }
   std::lock_guard lock(mutex);
+  concluded = others_gave_up;
   if (movement && *movement != last_movement) {
     last_movement = *movement;
     ++movements;
@@ -221,7 +227,7 @@ struct FaultBoard::Inquiry {
   static Verdict conclude(Shared& shared, Verdict own);
   static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
   static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
-  static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds patience);
+  static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds deadline);
 };
 
 /// Whoever concluded first has concluded for all, so that all name the same ranks.
@@ -302,14 +308,34 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
       "every awaited rank is alive and waits itself: do all ranks make the same calls with the same sizes?"};
 }
 
-/// The store dies with its host, and ranks that still ask would blame the host.
-void FaultBoard::Inquiry::stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds patience) {
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+/// The store dies with its host, and ranks that still ask would blame the host. A rank that lives may ask as
+/// late as its own wait ends; one whose note stands still does not live, or has failed and asks now.
+void FaultBoard::Inquiry::stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace,
+                                       Seconds deadline) {
+  const auto duration = [](Seconds time) { return std::chrono::duration_cast<Clock::duration>(time); };
+  const auto end = Clock::now() + duration(deadline + 2 * grace);
+  struct Missing {
+    int rank;
+    std::optional<std::string> note{};
+    Clock::time_point since = Clock::now();  // that its note stands still
+  };
+  std::vector<Missing> missing;
   for (int rank = 0; rank < shared.options.size; ++rank) {
-    if (rank == shared.options.rank || std::find(culprits.begin(), culprits.end(), rank) != culprits.end())
-      continue;
-    while (!shared.get(shared.key("done/", rank)) && Clock::now() < end)
-      std::this_thread::sleep_for(patience / 40);
+    const bool blamed = std::find(culprits.begin(), culprits.end(), rank) != culprits.end();
+    if (rank != shared.options.rank && !blamed) missing.push_back({.rank = rank});
+  }
+  for (;;) {
+    std::erase_if(missing, [&](Missing& one) {
+      if (shared.get(shared.key("done/", one.rank))) return true;
+      auto note = shared.get(shared.key("note/", one.rank));
+      if (note != one.note) {
+        one.note = std::move(note);
+        one.since = Clock::now();
+      }
+      return Clock::now() - one.since >= duration(2 * grace);
+    });
+    if (missing.empty() || Clock::now() >= end) return;
+    std::this_thread::sleep_for(grace / 20);
   }
 }
 
@@ -369,6 +395,7 @@ FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
   hearing.asks_store = shared_->asks;
   std::lock_guard lock(shared_->mutex);
   hearing.movements = shared_->movements;
+  hearing.concluded = shared_->concluded;
   for (const auto& [rank, one] : shared_->heard) {
     if (one.silence.seconds() >= limit.count()) hearing.silent.push_back(rank);
   }
@@ -380,9 +407,10 @@ std::vector<std::pair<int, std::string>> FaultBoard::take_descriptions() {
   return std::exchange(shared_->descriptions, {});
 }
 
-void FaultBoard::report(std::vector<int> awaited, Seconds grace) {
+void FaultBoard::report(std::vector<int> awaited, Seconds grace, Seconds deadline) {
   awaited_ = std::move(awaited);
   grace_ = grace;
+  deadline_ = deadline;
   {
     std::lock_guard lock(shared_->mutex);
     shared_->failed = true;
@@ -425,20 +453,22 @@ Verdict FaultBoard::judge(Verdict evidence) {
     }
     inquiry->done = true;
   });
-  if (!await_store(inquiry->done, grace_, 4 * grace_)) {
+  const Seconds silence = evidence.culprits.empty() ? grace_ : std::min(grace_, kToTellOthers);
+  if (!await_store(inquiry->done, silence, 4 * grace_)) {
     return evidence.culprits.empty() ? Inquiry::unreachable(shared_->options) : evidence;
   }
   if (shared_->options.store_host == shared_->options.rank) {
     const auto stayed = std::make_shared<std::atomic<bool>>(false);
-    post([shared = shared_, stayed, culprits = inquiry->verdict.culprits, patience = 2 * grace_] {
+    post([shared = shared_, stayed, culprits = inquiry->verdict.culprits, grace = grace_,
+          deadline = deadline_] {
       try {
-        Inquiry::stay_as_host(*shared, culprits, patience);
+        Inquiry::stay_as_host(*shared, culprits, grace, deadline);
       } catch (const std::exception&) {
         // A store that is gone has nobody to stay for.
       }
       *stayed = true;
     });
-    await_store(*stayed, grace_, 3 * grace_);
+    await_store(*stayed, grace_, deadline_ + 3 * grace_);
   }
   return inquiry->verdict;
 }

@@ -81,6 +81,7 @@ class FaultBoard {
     std::vector<int> silent;          ///< Of the awaited: no beat for longer than `limit`.
     std::uint64_t store_answers = 0;  ///< Operations that came back, ever.
     bool asks_store = false;          ///< One is under way.
+    bool concluded = false;           ///< Another rank has given up and said whom it blames.
   };
   Hearing hear(Seconds limit) const;
 
@@ -88,12 +89,15 @@ class FaultBoard {
   std::vector<std::pair<int, std::string>> take_descriptions();
 
   /// This rank has failed while awaiting these ranks (empty: unknown). Returns at once.
-  void report(std::vector<int> awaited, Seconds grace);
+  /// deadline: others that live may notice, and ask, so much later.
+  void report(std::vector<int> awaited, Seconds grace, Seconds deadline = Seconds(0));
 
   /// After report(). Whom this rank, and all others that ask, should blame. Takes `grace` at most when the
   /// store answers, another `grace` when it does not (then its host is the culprit). The store's host then
-  /// stays for up to 2 * grace until the others have their answers too.
-  /// evidence: what this rank has seen itself, if that names anyone; else it asks the others.
+  /// stays until the others have their answers too: 2 * grace for one whose process does not beat, that and
+  /// the deadline for one whose process does.
+  /// evidence: what this rank has seen itself, if that names anyone; else it asks the others. With evidence
+  /// a store that does not answer is waited for 2 s at most.
   Verdict judge(Verdict evidence = {});
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
@@ -110,6 +114,7 @@ class FaultBoard {
   std::thread thread_;
   std::vector<int> awaited_;
   Seconds grace_{1.0};
+  Seconds deadline_{0.0};
 };
 
 }  // namespace thinwire

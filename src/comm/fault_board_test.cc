@@ -152,7 +152,7 @@ TEST(FaultBoard, AllNameTheSilentRankOfANativeCollective) {
 
 TEST(FaultBoard, InALargeWorldOneRankAsksForAll) {
   constexpr int kRanks = 70;
-  constexpr Seconds kPatience{2.0};
+  constexpr Seconds kPatience{1.5};
   World world(kRanks, /*store_host=*/-1);
   world.is_dead(7);
   std::vector<std::future<Verdict>> verdicts;
@@ -321,6 +321,36 @@ TEST(FaultBoard, TheHostStaysUntilTheOthersKnow) {
   EXPECT_EQ(host.get().culprits, Ranks{1});
   world.store->die();  // as the host's process ends
   EXPECT_EQ(late.get().culprits, Ranks{1});
+}
+
+TEST(FaultBoard, TheHostStaysForALiveRankWhoseWaitBeganLater) {
+  World world(3);
+  world.is_dead(1);
+  auto host = std::async(std::launch::async, [&] {
+    world.boards[0]->report({1}, kGrace, /*deadline=*/Seconds(1000));
+    return world.boards[0]->judge();
+  });
+  EXPECT_TRUE(eventually([&] { return world.store->get("thinwire/fault/culprit").has_value(); }));
+  EXPECT_EQ(host.wait_for(3 * kGrace), std::future_status::timeout);
+  EXPECT_EQ(world.fails(2, {0}).get().culprits, Ranks{1});
+  EXPECT_EQ(host.get().culprits, Ranks{1});
+}
+
+TEST(FaultBoard, TheHostDoesNotStayForRanksThatDoNotLive) {
+  World world(4);
+  for (const int rank : {1, 2, 3}) world.is_dead(rank);
+  world.boards[0]->report({1}, kGrace, /*deadline=*/Seconds(1000));
+  EXPECT_EQ(world.boards[0]->judge().culprits, Ranks{1});  // not after 1000 s
+}
+
+TEST(FaultBoard, AWaitingRankHearsThatAnotherHasConcluded) {
+  World world(3);
+  world.boards[0]->waits_for({2}, Seconds(0.05));
+  EXPECT_TRUE(eventually([&] { return world.boards[0]->hear(kGrace).store_answers > 3; }));
+  EXPECT_FALSE(world.boards[0]->hear(kGrace).concluded);
+  world.boards[2]->report({1}, kGrace);
+  world.boards[2]->judge({{1}, "its machine does not answer"});
+  EXPECT_TRUE(eventually([&] { return world.boards[0]->hear(kGrace).concluded; }));
 }
 
 TEST(FaultBoard, LeavingWaitsForAllWithinBounds) {

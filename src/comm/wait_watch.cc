@@ -9,15 +9,25 @@ namespace {
 /// How many ranks' idle connections are asked within a second.
 constexpr int kProbesPerSecond = 64;
 
-/// For so many deadlines connections count before it is known who shares them.
+/// For so many deadlines bytes on connections count before it is known who shares them.
 constexpr double kSettling = 5;
 
-std::string without_movement(const std::vector<LinkState>& links, double seconds) {
-  const std::string time = seconds_text(std::chrono::duration<double>(seconds));
-  std::vector<int> ranks;
-  for (const LinkState& link : links) ranks.push_back(link.rank);
-  return "nothing has moved on the " + std::string(ranks.size() == 1 ? "connection" : "connections") +
-         " from " + name_ranks(ranks) + " for " + time;
+/// The longest that one more retransmission is waited for after the deadline. TCP's pause between two is about
+/// as long as the outage, so a deadline that is longer than this has the limit, and a shorter one itself.
+constexpr double kLongestPause = 5;
+
+/// Between two looks while the other end of a connection does not answer.
+constexpr WaitWatch::Seconds kTroublePeriod{0.25};
+
+bool is_unknown(const LinkState& link) {
+  return link.rank < 0;
+}
+
+std::string without_movement(const std::vector<int>& ranks, WaitWatch::Seconds time) {
+  const std::string whose = ranks.empty()       ? "one of this rank's connections"
+                            : ranks.size() == 1 ? "the connection from " + name_ranks(ranks)
+                                                : "the connections from " + name_ranks(ranks);
+  return "nothing has moved on " + whose + " for " + seconds_text(time);
 }
 
 }  // namespace
@@ -72,7 +82,9 @@ void WaitWatch::run() {
   std::unique_lock lock(mutex_);
   std::uint64_t seen = 0;
   for (auto last = Clock::now();;) {
-    const Seconds period = look_period(limits_.deadline);
+    const bool in_trouble = long_wait_ && long_wait_->in_trouble;
+    const Seconds usual = look_period(limits_.deadline);
+    const Seconds period = in_trouble ? std::min(usual, kTroublePeriod) : usual;
     if (changed_.wait_for(lock, period, [&] { return stop_; })) return;
     const auto now = Clock::now();
     // When this process was frozen itself, that time says nothing about the others.
@@ -124,10 +136,13 @@ void WaitWatch::look(double elapsed) {
     something_moves();
   if (std::exchange(wait.store_answers, heard.store_answers) != heard.store_answers || !heard.asks_store) {
     wait.store.heard();
+    wait.store_unanswered = 0;
   } else {
     wait.store.nothing_for(elapsed);
+    wait.store_unanswered += elapsed;
   }
-  note_dead_links(links);
+  wait.others_gave_up = heard.concluded;
+  note_dead_links(links, elapsed);
 }
 
 /// Beats are small packets behind large ones: on a slow link they come late, or are lost and sent again.
@@ -151,18 +166,17 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
     }
     for (const auto& [rank, text] : board_.take_descriptions()) links_->identify(rank, text);
     states = links_->look();
-    // Those that no rank shares are somebody else's: the store's server has connections that came at the same
-    // time. At the start of a run over a slow link it takes a while until that is known of any.
-    const auto is_unknown = [](const LinkState& state) { return state.rank < 0; };
-    const bool settles = wait.waited < kSettling * wait.limits.deadline.count() &&
-                         std::all_of(states.begin(), states.end(), is_unknown);
-    if (!settles) std::erase_if(states, is_unknown);
   }
+  // Bytes on those that no rank shares are somebody else's: the store's server has connections that came at
+  // the same time. At the start of a run over a slow link it takes a while until that is known of any.
+  settled_ = settled_ || !std::all_of(states.begin(), states.end(), is_unknown) ||
+             wait.waited >= kSettling * wait.limits.deadline.count();
   for (const LinkState& link : states) {
-    moved += link.moved;
+    if (!settled_ || !is_unknown(link)) moved += link.moved;
     if (link.unanswered) out_of_reach = std::max(out_of_reach, link.since_answer);
   }
-  const bool has_moved = moved_ && *moved_ != moved;
+  // The sum falls when a connection ends.
+  const bool has_moved = moved_ && moved > *moved_;
   moved_ = moved;
   wait.in_trouble = out_of_reach > 0;
   wait.unmoved = has_moved ? 0 : wait.unmoved + elapsed;
@@ -183,38 +197,60 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
 
 /// A connection is given up when its other end has not answered for the deadline, nor one retransmission more:
 /// the last one before may have been lost just before the end of an outage.
-void WaitWatch::note_dead_links(const std::vector<LinkState>& links) {
+void WaitWatch::note_dead_links(const std::vector<LinkState>& links, double elapsed) {
   LongWait& wait = *long_wait_;
   wait.dead.clear();
   const double deadline = wait.limits.deadline.count();
+  const double latest = deadline + std::min(deadline, kLongestPause);
   std::vector<Overdue> overdue;
+  bool may_follow = false;  // another connection, whose silence began a little later
   for (const LinkState& link : links) {
-    if (link.rank < 0 || !link.unanswered || link.since_answer < deadline) continue;
+    may_follow = may_follow || (link.unanswered && link.since_answer < deadline);
+    if (!link.unanswered || link.since_answer < deadline) continue;
     const auto known = std::find_if(overdue_.begin(), overdue_.end(),
                                     [&](const Overdue& one) { return one.remote == link.remote; });
     Overdue one = known != overdue_.end() ? *known : Overdue{link.remote, link.tries};
-    if (link.tries != one.tries) ++one.looks_since_retry;
-    // The answer has had the time between two looks.
-    if (one.looks_since_retry > 1) wait.dead.push_back(link);
+    const bool had_time = one.since_retry >= look_period(wait.limits.deadline).count();
+    if (had_time || link.since_answer >= latest) wait.dead.push_back(link);
+    if (link.tries != one.tries) one.since_retry += elapsed;
     overdue.push_back(std::move(one));
   }
   overdue_ = std::move(overdue);
-  wait.all_dead = !links.empty() && wait.dead.size() == links.size();
+  // Whose network is interrupted shows only in all connections together.
+  wait.all_dead = !wait.dead.empty() && overdue_.size() == links.size();
+  const bool is_latest = std::any_of(wait.dead.begin(), wait.dead.end(),
+                                     [&](const LinkState& link) { return link.since_answer >= latest; });
+  if (may_follow && !is_latest) wait.dead.clear();
 }
 
-Ending WaitWatch::dead_links_ending() const {
+/// Nothing where the other connections may still bring what is awaited.
+std::optional<Ending> WaitWatch::dead_links_ending() const {
   const LongWait& wait = *long_wait_;
-  Ending ending;
-  ending.what = without_movement(wait.dead, wait.limits.deadline.count());
-  if (wait.all_dead && wait.dead.size() > 1) {
-    ending.what = "nothing has moved on any of this rank's connections for " +
-                  seconds_text(wait.limits.deadline) + ": its own network is interrupted";
-    ending.is_certain = true;
+  const Seconds deadline = wait.limits.deadline;
+  if (wait.all_dead && overdue_.size() > 1) {
+    return Ending{"nothing has moved on any of this rank's connections for " + seconds_text(deadline) +
+                      ": its own network is interrupted",
+                  {},
+                  true};
+  }
+  std::vector<int> ranks;
+  for (const LinkState& link : wait.dead) {
+    if (!is_unknown(link)) ranks.push_back(link.rank);
+  }
+  if (!ranks.empty()) {
+    return Ending{without_movement(ranks, deadline), {ranks, "its machine does not answer"}};
+  }
+  // Ranks learn from the store who shares a connection.
+  if (wait.store_unanswered >= deadline.count() / 2) {
+    Ending ending{without_movement({}, deadline) + ", and the rendezvous store does not answer", {}};
+    ending.is_certain = options_.store_host < 0 || options_.store_host == options_.rank;
+    if (!ending.is_certain) {
+      ending.evidence = {{options_.store_host}, "it serves the store, and its machine does not answer"};
+    }
     return ending;
   }
-  for (const LinkState& link : wait.dead) ending.evidence.culprits.push_back(link.rank);
-  ending.evidence.reason = "its machine does not answer";
-  return ending;
+  if (wait.unmoved >= deadline.count()) return Ending{without_movement({}, deadline), {}};
+  return std::nullopt;
 }
 
 std::optional<Ending> WaitWatch::judge() {
@@ -227,7 +263,10 @@ std::optional<Ending> WaitWatch::judge() {
                   {},
                   true};
   }
-  if (!wait.dead.empty() && wait.unmoved >= limits.deadline.count()) return dead_links_ending();
+  if (!wait.dead.empty()) {
+    if (auto ending = dead_links_ending()) return ending;
+  }
+  if (wait.others_gave_up) return Ending{"another rank has given up", {}};
   if (wait.in_trouble) return std::nullopt;
   const auto heard = board_.hear(limits.silence);
   const std::string silence = seconds_text(limits.silence);

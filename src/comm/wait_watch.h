@@ -3,7 +3,8 @@
 // second or so, and tells apart
 //   - a connection over which bytes still move, or others' bytes: the wait goes on, up to the step's limit;
 //   - a connection whose other end does not answer: it has until the deadline, and as long again as TCP may
-//     pause between two retransmissions;
+//     pause between two retransmissions, but at most 5 s;
+//   - another rank that has given up: the wait ends, and the fault board knows whom that one blames;
 //   - a rank whose machine answers and whose process does not beat: it is frozen;
 //   - silence although everybody answers: a rank is busy by itself or makes other calls. The fault board asks.
 
@@ -79,9 +80,9 @@ class WaitWatch {
   void look(double elapsed);
   std::vector<LinkState> look_at_links(double elapsed);
   void something_moves();
-  void note_dead_links(const std::vector<LinkState>& links);
+  void note_dead_links(const std::vector<LinkState>& links, double elapsed);
   std::optional<Ending> judge();
-  Ending dead_links_ending() const;
+  std::optional<Ending> dead_links_ending() const;
 
   FaultBoard& board_;
   std::unique_ptr<Links> links_;
@@ -107,20 +108,23 @@ class WaitWatch {
     Silence progress;    ///< Since anything has moved, outages excused.
     double unmoved = 0;  ///< Since anything has moved on this rank's connections.
     bool in_trouble = false;
+    bool others_gave_up = false;
     std::uint64_t movements = 0;
     std::uint64_t store_answers = 0;
     Silence store;
+    double store_unanswered = 0;  ///< Seconds, outages included.
     std::vector<LinkState> dead;
-    bool all_dead = false;
+    bool all_dead = false;  ///< Or no less overdue.
   };
   std::optional<LongWait> long_wait_;
   struct Overdue {
     std::string remote;
-    std::uint32_t tries;  ///< When the deadline passed.
-    int looks_since_retry = 0;
+    std::uint32_t tries;     ///< When the deadline passed.
+    double since_retry = 0;  ///< Seconds that an answer to one more has had.
   };
   std::vector<Overdue> overdue_;  ///< Connections whose deadline has passed.
   std::optional<std::uint64_t> moved_;
+  bool settled_ = false;  ///< Whose connections are whose is known by now, or will not be.
   bool probing_ = false;
 
   std::thread thread_;
