@@ -224,7 +224,7 @@ struct FaultBoard::Inquiry {
   }
 
   static Verdict adopted(const std::string& known, const Options& options);
-  static Verdict conclude(Shared& shared, Verdict own);
+  static Verdict conclude(Shared& shared, const Verdict& own);
   static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
   static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds deadline);
@@ -246,7 +246,7 @@ Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& op
 }
 
 /// Another rank may conclude at this moment, and otherwise: the first one's word stands.
-Verdict FaultBoard::Inquiry::conclude(Shared& shared, Verdict own) {
+Verdict FaultBoard::Inquiry::conclude(Shared& shared, const Verdict& own) {
   const std::string text = (own.alive ? std::string(1, kAlive) : "") + join_ranks(own.culprits, ",");
   const std::string standing = shared.set_if_absent(shared.key("culprit", -1), text);
   return standing == text ? own : adopted(standing, shared.options);
@@ -441,7 +441,7 @@ bool FaultBoard::await_store(const std::atomic<bool>& done, Seconds silence, Sec
   return true;
 }
 
-Verdict FaultBoard::judge(Verdict evidence) {
+Verdict FaultBoard::judge(const Verdict& evidence) {
   const auto inquiry = std::make_shared<Inquiry>();
   post([shared = shared_, inquiry, awaited = awaited_, grace = grace_, evidence] {
     try {

@@ -98,7 +98,7 @@ class FaultBoard {
   /// the deadline for one whose process does.
   /// evidence: what this rank has seen itself, if that names anyone; else it asks the others. With evidence
   /// a store that does not answer is waited for 2 s at most.
-  Verdict judge(Verdict evidence = {});
+  Verdict judge(const Verdict& evidence = {});
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
   /// earlier would cut off ranks that are still reading their last message.

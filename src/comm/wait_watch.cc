@@ -32,6 +32,8 @@ std::string without_movement(const std::vector<int>& ranks, WaitWatch::Seconds t
 
 }  // namespace
 
+WaitWatch::LongWait::LongWait() = default;
+
 WaitWatch::WaitWatch(FaultBoard& board, std::unique_ptr<Links> links, Options options)
     : board_(board), links_(std::move(links)), options_(options), thread_([this] { run(); }) {}
 

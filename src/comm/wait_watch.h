@@ -102,6 +102,7 @@ class WaitWatch {
 
   // Of the watch's thread alone.
   struct LongWait {
+    LongWait();
     std::vector<int> peers;
     Limits limits{Seconds(1), Seconds(1), Seconds(1)};
     double waited = 0;   ///< Of the whole step.
