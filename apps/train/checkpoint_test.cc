@@ -1,6 +1,7 @@
 #include "apps/train/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/sgd.h>
 
 #include "apps/test_folder.h"
 #include "apps/train/model_state.h"
