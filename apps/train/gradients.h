@@ -12,7 +12,7 @@
 
 #include "apps/gradients/gradient_file.h"
 #include "apps/train/buckets.h"
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/session.h"
 
 namespace thinwire::train {

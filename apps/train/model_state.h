@@ -3,7 +3,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/state.h"
 
 namespace thinwire::train {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/transformer.h"
+#include "apps/train/models/transformer.h"
 
 namespace thinwire::train {
 

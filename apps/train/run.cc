@@ -18,7 +18,7 @@
 #include "apps/train/checkpoint.h"
 #include "apps/train/data/batches.h"
 #include "apps/train/data/dataset.h"
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "apps/train/over_seeds.h"
 #include "apps/train/results.h"
 #include "apps/train/worker.h"

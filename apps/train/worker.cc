@@ -17,7 +17,7 @@
 #include "apps/train/evaluation.h"
 #include "apps/train/gradients.h"
 #include "apps/train/model_state.h"
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "apps/train/optimizer.h"
 #include "apps/train/recorder.h"
 #include "thinwire/session.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/span.h"
 
 namespace thinwire::train {

@@ -1,4 +1,4 @@
-#include "apps/train/transformer.h"
+#include "apps/train/models/transformer.h"
 
 #include <fmt/format.h>
 #include <torch/nn/functional/activation.h>
@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 
 namespace thinwire::train {
 

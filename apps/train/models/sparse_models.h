@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 
 namespace thinwire::train {
 

@@ -1,4 +1,4 @@
-#include "apps/train/sparse_models.h"
+#include "apps/train/models/sparse_models.h"
 
 #include <torch/nn/init.h>
 #include <torch/nn/modules/embedding.h>

@@ -1,4 +1,4 @@
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 
 #include <gtest/gtest.h>
 

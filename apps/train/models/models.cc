@@ -1,4 +1,4 @@
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,7 +15,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "apps/train/sparse_models.h"
+#include "apps/train/models/sparse_models.h"
 
 namespace thinwire::train {
 
