@@ -27,6 +27,7 @@ struct Session::Bucket {
   std::size_t pipeline = 0;
   std::vector<std::size_t> parameter_ends;
   std::vector<std::size_t> parameter_rows;
+  std::vector<std::string> parameter_names;
   Workspace workspace;
   Workspace scratch;  // of a device; a step on the host takes all from its workspace
   StepReport report;
@@ -89,6 +90,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   bucket.row_sparse = row_sparse;
   bucket.parameter_ends = std::move(ends);
   bucket.parameter_rows = std::move(leading);
+  for (const auto& parameter : parameters) bucket.parameter_names.push_back(parameter.name);
   layouts_.push_back(std::move(parameters));
   if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, elements);
   return id;
@@ -172,6 +174,7 @@ void Session::run(BucketId bucket, Run&& run) {
             .learning_rate = learning_rate_,
             .parameter_ends = own.parameter_ends,
             .parameter_rows = own.parameter_rows,
+            .parameter_names = own.parameter_names,
             .scratch = own.executor.memory() == Memory::host ? own.workspace : own.scratch};
   step.report.bucket = bucket;
   step.report.step = step_;
@@ -284,7 +287,8 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
                                                .step = step_,
                                                .feedback = pipeline.feedback,
                                                .parameter_ends = own.parameter_ends,
-                                               .parameter_rows = own.parameter_rows});
+                                               .parameter_rows = own.parameter_rows,
+                                               .parameter_names = own.parameter_names});
 }
 
 Span<const float> Session::residual(BucketId bucket) const {

@@ -1,0 +1,69 @@
+// A milder system for the first steps. At the start gradients turn quickly, and what is held back arrives when
+// it no longer fits; later it does. (Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3, ramps
+// a sparsifier for the same reason.)
+//
+//   p --step < steps--> the system of `with` --> mean
+//    \--afterwards-----> inner system ----------> mean
+//
+// Both are given the same residual, so nothing is lost where they change. Stages may follow each other, for a
+// ramp: "warm_up:steps=50+warm_up:steps=200:with=qsgd/bits=4+casq".
+//
+// Bytes per rank: those of the system whose step it is.
+
+#include <stdexcept>
+
+#include "stages/stages.h"
+
+namespace thinwire {
+namespace {
+
+class WarmUp final : public Synchronizer {
+ public:
+  WarmUp(std::uint64_t steps, std::unique_ptr<Synchronizer> first, std::unique_ptr<Synchronizer> inner)
+      : steps_(steps), first_(std::move(first)), inner_(std::move(inner)) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    at(step.index).synchronize(bucket, gradient, residual, step);
+  }
+
+  void require_world(int world_size) const override {
+    first_->require_world(world_size);
+    inner_->require_world(world_size);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    return at(workload.step).payload_bytes(workload);
+  }
+
+  // The first system has no state, see Registry::make.
+  void save(BucketWriter& writer) const override { inner_->save(writer); }
+  void load(const BucketReader& reader) override { inner_->load(reader); }
+
+ private:
+  Synchronizer& at(std::uint64_t step) const { return step < steps_ ? *first_ : *inner_; }
+
+  std::uint64_t steps_;
+  std::unique_ptr<Synchronizer> first_;
+  std::unique_ptr<Synchronizer> inner_;
+};
+
+}  // namespace
+
+SystemInfo warm_up_info() {
+  SystemInfo info;
+  info.name = "warm_up";
+  info.summary = "another system, dense unless said otherwise, in the first steps";
+  info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018, section 3.3";
+  info.formula = "that of the system whose step it is";
+  info.stage = true;
+  info.options = {{"steps", "100", "steps of training before the system behind takes over"},
+                  {"with", "dense", "the system of these steps, without state; its options behind '/'"}};
+  info.other_option = "with";
+  info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<WarmUp>(static_cast<std::uint64_t>(options.integer("steps", 0, 1'000'000'000)),
+                                    std::move(inner.other), std::move(inner.synchronizer));
+  };
+  return info;
+}
+
+}  // namespace thinwire
