@@ -163,7 +163,10 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--engine", options->engine.engine,
                       "threads, virtual (the clock is the link's), mpi or gloo");
   command->add_option("--deadline", options->engine.deadline_seconds,
-                      "Seconds that a blocking call may take");
+                      "Seconds that a blocking call waits while nothing moves");
+  command->add_option("--step-limit", options->engine.step_limit_seconds,
+                      "Seconds that gloo waits in one step altogether, also while bytes move; 0: an hour, or "
+                      "twice the deadline");
   command->add_option("--steps", options->steps, "Measured steps")->check(CLI::Range(1, 1'000'000));
   command
       ->add_option("--warm-up", options->warm_up, "Steps before those: enough for systems that measure first")

@@ -99,6 +99,9 @@ void run_on_engine(const EngineOptions& options, const std::function<void(Commun
   const std::chrono::duration<double> deadline(options.deadline_seconds);
   [[maybe_unused]] const auto run = [&](Communicator& communicator) {
     communicator.set_deadline(deadline);
+    if (options.step_limit_seconds > 0) {
+      communicator.set_step_limit(std::chrono::duration<double>(options.step_limit_seconds));
+    }
     body(communicator);
   };
   if (options.engine == "threads") return run_in_process(options.workers, body, deadline);

@@ -13,6 +13,7 @@ struct EngineOptions {
   std::string engine = "threads";  ///< threads, virtual, mpi, gloo
   int workers = 4;  ///< threads, virtual: how many; mpi and gloo: must equal the world that was started.
   double deadline_seconds = 300;  ///< Not of virtual, which knows when nothing more can come.
+  double step_limit_seconds = 0;  ///< 0: the communicator's default. Of gloo.
   VirtualLink link{};             ///< Of virtual.
 };
 

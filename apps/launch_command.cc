@@ -16,6 +16,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <random>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -86,6 +87,8 @@ class Launcher {
     for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, number);
     sigprocmask(SIG_BLOCK, &signals_, &old_mask_);
     const int port = options_.port != 0 ? options_.port : free_port();
+    std::random_device random;
+    for (int word = 0; word < 2; ++word) job_ += std::to_string(random());
     for (int rank = 0; rank < options_.processes; ++rank) start(rank, port);
     while (running() > 0) {
       wait_for_event();
@@ -114,6 +117,7 @@ class Launcher {
       const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
       set("MASTER_ADDR", "127.0.0.1");
       set("MASTER_PORT", std::to_string(port));
+      set("THINWIRE_JOB", job_);
       for (const char* name : {"RANK", "LOCAL_RANK"}) set(name, std::to_string(rank));
       for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
         set(name, std::to_string(options_.processes));
@@ -220,6 +224,7 @@ class Launcher {
 
   const LaunchOptions& options_;
   std::string file_;
+  std::string job_;  // what tells its ranks from those of another job at the same port
   sigset_t signals_{};
   sigset_t old_mask_{};
   std::vector<Child> children_;

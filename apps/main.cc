@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -47,6 +48,7 @@ std::string unexpected(const CLI::App& app) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that must not grow is an error that is reported, as a full disk
   CLI::App app{"Synchronizes gradients over thin wires: trains, measures, simulates and compares."};
   app.name("thinwire");
   app.set_version_flag("--version", thinwire::kVersion);

@@ -53,7 +53,8 @@ class Run {
         options_(options),
         communicator_(communicator),
         shared_(shared),
-        session_(spec, communicator, {.seed = options.seed}) {
+        // A simulated step never has to be undone, and many ranks' copies are many.
+        session_(spec, communicator, {.seed = options.seed, .undoes_steps = false}) {
     for (const auto& shape : source.buckets()) {
       shape.row_sparse ? session_.add_rows(shape.parameters[0].name, shape.rows, shape.width)
                        : session_.add_bucket(shape.parameters);

@@ -156,6 +156,13 @@ void add_train_command(CLI::App& app) {
       "Most MB (of 2^20 bytes) of gradients that are synchronized together; 0: each parameter alone");
   command->add_option("--deadline", options.deadline_seconds,
                       "Seconds after which a silent rank counts as lost");
+  command->add_option("--step-limit", options.step_limit_seconds,
+                      "Seconds that gloo waits in one step altogether, also while bytes move; 0: an hour, or "
+                      "twice the deadline");
+  command
+      ->add_option("--check-replicas-every", options.check_replicas_every,
+                   "Compare the ranks' parameters every N steps; 0: only at the end of each epoch")
+      ->check(not_negative());
   command->add_option("--checkpoint", options.checkpoint,
                       "Folder for a checkpoint after each epoch; made if it is not there");
   command->add_flag("--resume", options.resume, "Continue from the newest checkpoint");

@@ -2,27 +2,26 @@
 // bits, none of them behind the last position.
 
 #include <bit>
-#include <cstdint>
-#include <cstdlib>
-#include <vector>
 
+#include "fuzz/frames.h"
 #include "thinwire/errors.h"
 #include "wire/row_payload.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace thinwire;
-  const Span<const std::byte> frame(reinterpret_cast<const std::byte*>(data), size);
+  using thinwire::fuzz::require;
+  fuzz::SealedFrame frame(data, size);
   try {
-    const FrameHeader header = read_frame_header(frame);
+    const FrameHeader header = read_frame_header(frame.bytes());
     if (header.type != FrameType::row_bitmap) return 0;
-    // Payloads arrive in buffers of their own, aligned.
-    const std::vector<std::byte> payload(frame.begin() + FrameHeader::kBytes, frame.end());
-    std::vector<std::uint64_t> bits((header.count + 63) / 64);
-    const auto values = read_row_bitmap(header, payload, bits);
+    // As many bits as the longest payload has.
+    static std::array<std::uint64_t, 4096 / 8 + 1> words;
+    const Span<std::uint64_t> bits(words.data(), (header.count + 63) / 64);
+    const auto values = read_row_bitmap(header, frame.payload(), bits);
     std::uint64_t set = 0;
     for (const std::uint64_t word : bits) set += static_cast<std::uint64_t>(std::popcount(word));
-    if (values.size() != set * header.width) std::abort();
-    if (header.count % 64 != 0 && (bits.back() >> (header.count % 64)) != 0) std::abort();
+    require(values.size() == set * header.width);
+    if (header.count % 64 != 0) require((bits[bits.size() - 1] >> (header.count % 64)) == 0);
     volatile float sink = 0;
     for (const float value : values) sink = value;
     (void)sink;

@@ -21,11 +21,33 @@ using own_state::left_in;
 using own_state::values_of;
 
 constexpr std::size_t kLanes = 2;
+// One parameter for each bucket of a step of which some may be missing.
+const std::vector<BucketLayout> kThree = {{{"a", 3}}, {{"b", 2}}, {{"c", 4}}};
 const BucketLayout kA = {{"a", 3}}, kB = {{"b", 2}}, kBoth = {{"a", 3}, {"b", 2}};
 using Buckets = std::vector<BucketLayout>;
 
+/// Adds up its gradients in the residual; has no memory for bucket 1 of step 3.
+class Failing final : public Synchronizer {
+ public:
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    if (bucket == 1 && step.index == 3) throw std::bad_alloc();
+    for (std::size_t i = 0; i < gradient.size(); ++i) residual[i] += gradient[i];
+    step.report.finite = true;
+  }
+  std::uint64_t payload_bytes(const Workload&) const override { return 0; }
+};
+
 const Registry& registry() {
-  static const Registry own = own_state::registry();
+  static const Registry own = [] {
+    Registry registry = own_state::registry();
+    SystemInfo info;
+    info.name = "failing";
+    info.summary = info.paper = info.formula = "of a test";
+    info.feedback_default = true;
+    info.make = [](const Options&, Inner) { return std::make_unique<Failing>(); };
+    registry.add(std::move(info));
+    return registry;
+  }();
   return own;
 }
 
@@ -80,6 +102,39 @@ class Rank {
     }
     while (left != 0) std::this_thread::yield();
     return values;
+  }
+
+  enum class End { comes, given_up };
+
+  /// A backward pass of these of kThree's buckets. Returns the first error.
+  std::exception_ptr part(const std::vector<std::size_t>& indices, End end = End::comes) {
+    std::vector<std::vector<float>> values;
+    std::vector<std::exception_ptr> errors(indices.size());
+    std::atomic<std::size_t> left = indices.size();
+    for (const std::size_t index : indices) {
+      values.emplace_back(kThree[index][0].elements, static_cast<float>(rank_ + 1 + static_cast<int>(index)));
+    }
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      DdpBucket bucket;
+      bucket.index = indices[i];
+      bucket.last = bucket.index + 1 == kThree.size();
+      bucket.awaits_end = true;
+      bucket.parameters = kThree[bucket.index];
+      bucket.gradient =
+          at::from_blob(values[i].data(), {static_cast<std::int64_t>(values[i].size())}, at::kFloat);
+      engine_->submit(std::move(bucket), [&, i](const at::Tensor&, const std::exception_ptr& error) {
+        errors[i] = error;
+        --left;
+      });
+    }
+    if (end == End::given_up) engine_->save();  // which learns that the step is over
+    engine_->last_bucket_was_submitted();
+    while (left != 0) std::this_thread::yield();
+    for (const auto& error : errors) {
+      if (error) return error;
+    }
+    engine_->end_backward({});
+    return nullptr;
   }
 
  private:
@@ -192,6 +247,89 @@ TEST(DdpEngine, SystemsFromOutsideHandOnWhatMoves) {
     EXPECT_EQ(undelivered, std::vector<float>(5)) << spec;
     EXPECT_EQ(left_in(trained.states), std::vector<float>(5)) << spec;
   }
+}
+
+using own_state::Values;
+
+/// The values of one parameter.
+Values of(const Values& all, const std::string& parameter) {
+  Values found;
+  for (const auto& [name, values] : all) {
+    if (name.ends_with("/" + parameter)) found[name] = values;
+  }
+  return found;
+}
+
+TEST(DdpEngine, AMissingBucketKeepsItsState) {
+  for (std::size_t missing = 0; missing < kThree.size(); ++missing) {
+    std::vector<std::size_t> present;
+    for (std::size_t index = 0; index < kThree.size(); ++index) {
+      if (index != missing) present.push_back(index);
+    }
+    for (const int full_steps : {0, 1, 3}) {
+      run(2, "holder", [&](Rank& rank, std::size_t) {
+        for (int step = 0; step < full_steps; ++step) EXPECT_EQ(rank.part({0, 1, 2}), nullptr);
+        const std::string& name = kThree[missing][0].name;
+        const Values before = values_of(rank.state());
+        EXPECT_EQ(of(before, name).empty(), full_steps == 0);
+        for (int step = 0; step < 4; ++step) {
+          EXPECT_EQ(rank.part(present), nullptr);
+          EXPECT_EQ(of(values_of(rank.state()), name), of(before, name)) << missing << ", step " << step;
+        }
+        EXPECT_EQ(rank.engine().step(), static_cast<std::uint64_t>(full_steps) + 4);
+        // It comes back in the midst of a step, which can still be undone.
+        const Values paused = values_of(rank.state());
+        rank.part({0, 1, 2}, Rank::End::given_up);
+        for (const auto& [entry, values] : paused) {
+          EXPECT_EQ(values_of(rank.state())[entry], values) << entry << " without " << missing;
+        }
+        for (int step = 0; step < 3; ++step) EXPECT_EQ(rank.part({0, 1, 2}), nullptr);
+        EXPECT_NE(of(values_of(rank.state()), name), of(before, name));
+      });
+    }
+  }
+}
+
+TEST(DdpEngine, StateOfAParameterThatHasNotComeYetIsKept) {
+  StateReader saved{StateWriter()};
+  run(1, "holder", [&](Rank& rank, std::size_t) {
+    for (int step = 0; step < 3; ++step) rank.part({0, 1, 2});
+    saved = rank.state();
+  });
+  run(1, "holder", [&](Rank& rank, std::size_t) {
+    rank.engine().load(saved);
+    for (int step = 0; step < 3; ++step) rank.part({0, 2});
+    EXPECT_EQ(of(values_of(rank.state()), "b"), of(values_of(saved), "b"));
+    rank.engine().scale_state(2);
+    EXPECT_EQ(values_of(rank.state())["residual/b"][0], 2 * values_of(saved)["residual/b"][0]);
+    rank.part({0, 1, 2});
+    EXPECT_NE(of(values_of(rank.state()), "b"), of(values_of(saved), "b"));
+  });
+}
+
+TEST(DdpEngine, ABackwardThatIsGivenUpLeavesNoTrace) {
+  run(2, "holder", [](Rank& rank, std::size_t) {
+    for (int step = 0; step < 3; ++step) rank.part({0, 1, 2});
+    for (const std::vector<std::size_t>& some : {std::vector<std::size_t>{0}, {0, 1}, {0, 1, 2}}) {
+      const Values before = values_of(rank.state());
+      rank.part(some, Rank::End::given_up);
+      EXPECT_EQ(values_of(rank.state()), before) << some.size() << " buckets";
+      rank.part({0, 1, 2});
+    }
+  });
+}
+
+TEST(DdpEngine, AnErrorOfOneLaneUndoesTheStepOfAll) {
+  run(1, "failing", [](Rank& rank, std::size_t) {
+    for (int step = 0; step < 3; ++step) EXPECT_EQ(rank.part({0, 1, 2}), nullptr);
+    const Values before = values_of(rank.state());
+    EXPECT_THROW(std::rethrow_exception(rank.part({0, 1, 2})), std::bad_alloc);
+    EXPECT_EQ(values_of(rank.state()), before);
+    EXPECT_EQ(rank.state().get_integer("step"), 3u);
+    EXPECT_EQ(rank.engine().step(), 3u);
+    EXPECT_THROW(std::rethrow_exception(rank.part({0, 1, 2})), std::bad_alloc);
+    EXPECT_EQ(values_of(rank.state()), before);
+  });
 }
 
 }  // namespace

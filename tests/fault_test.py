@@ -1,10 +1,17 @@
-"""Kills or freezes one of four ranks in mid-run and checks what becomes of the others.
+"""Kills or freezes one of four ranks in mid-run, or keeps it busy, and checks what becomes of the others.
 
-fault_test.py gloo|mpi STARTER WORKER reduce|ring kill|stop VICTIM
+fault_test.py gloo|mpi STARTER WORKER reduce|ring|casq HOW VICTIM
 
-STARTER is the thinwire executable, or mpirun with its options, as one word. All other ranks must end
-by themselves with one line that names the victim; nothing may hang, dump core or stay behind. Time limits only
-tell a hang from an end: they are several times what is needed.
+STARTER is the thinwire executable, or mpirun with its options, as one word. HOW is one of
+
+    kill, stop    all other ranks must end by themselves with one line that names the victim
+    frozen        stop, long before the deadline: the process shows no sign of life, and that is what they say
+    away          the victim is busy by itself for longer than the deadline: they say that it lives
+    late          busy by itself for longer than a frozen rank is waited for, and shorter than the deadline: all go on
+    pause         frozen for shorter than that: all go on
+
+Nothing may hang, dump core or stay behind. Time limits only tell a hang from an end: they are several times what is
+needed.
 """
 
 import os
@@ -18,8 +25,24 @@ import threading
 import time
 
 RANKS = 4
-DEADLINE = 3  # seconds that a rank waits for another
-HANG = 30
+LIMITS = {  # seconds that a rank waits for another, and for a frozen one
+    "kill": (3,),
+    "stop": (3,),
+    "frozen": (60, 4),
+    "away": (3,),
+    "late": (60, 4),
+    "pause": (60, 6),
+}
+SIGNALS = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "frozen": signal.SIGSTOP,
+    "away": signal.SIGUSR1,
+    "late": signal.SIGUSR1,
+    "pause": signal.SIGSTOP,
+}
+ENDS_AFTER = {"late": (7, signal.SIGUSR2), "pause": (2, signal.SIGCONT)}  # the fault itself
+HANG = 50
 
 
 def fail(what, output):
@@ -41,6 +64,10 @@ class Job:
         self.text = ""
         self.pids = {}
         self.ready = threading.Event()
+        self.went_on = set()  # ranks, after the fault
+        self.all_went_on = threading.Event()
+        self.ends = 0  # ranks that said why they end
+        self.others_ended = threading.Event()
         self.process = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -55,6 +82,14 @@ class Job:
                 self.pids[int(started[1])] = int(started[2])
                 if len(self.pids) == RANKS:
                     self.ready.set()
+            self.ends += line.startswith("process_worker: ")
+            if self.ends == RANKS - 1:
+                self.others_ended.set()
+            went_on = re.match(r"rank (\d+) went on", line)
+            if went_on:
+                self.went_on.add(int(went_on[1]))
+                if len(self.went_on) >= RANKS - 1:  # the victim itself may not have waited
+                    self.all_went_on.set()
 
     def end(self):
         """Kills whatever is left, by its own id, and says what it was."""
@@ -69,20 +104,28 @@ class Job:
         return left
 
 
+WORDS = {"away": "has not come"}
+PROOF = {"away": "its process is alive", "frozen": " for 4 s; "}
+
+
 def check_gloo(job, status, how, victim):
     for rank in range(RANKS):
         lines = re.findall(rf"^process_worker: rank {rank}: .*$", job.text, re.M)
+        if rank == victim and how == "away":
+            continue  # it finds its connections closed when it comes back, or is ended by the launcher
         if rank == victim:
             if lines:
                 fail(f"the victim spoke: {lines}", job.text)
         elif len(lines) != 1:
             fail(f"rank {rank} printed {len(lines)} lines about its end instead of one", job.text)
-        elif f"rank {rank}: rank {victim} is gone or silent" not in lines[0] or ", step " not in lines[0]:
+        elif f"rank {rank}: rank {victim} {WORDS.get(how, 'is gone or silent')}" not in lines[0] or ", step " not in lines[0]:
             fail(f"rank {rank} does not name rank {victim}", job.text)
+    if PROOF.get(how, "") not in job.text:
+        fail(f"nobody says: {PROOF[how]}", job.text)
     expected = 128 + signal.SIGKILL if how == "kill" else 1
     if status != expected:
         fail(f"the launcher's status is {status}, expected {expected}", job.text)
-    known = r"rank \d ready|process_worker: |thinwire launch: rank \d .*killed by signal 9|$"
+    known = r"rank \d ready|rank \d went on|process_worker: |thinwire launch: rank \d .*killed by signal 9|$"
     for line in job.text.splitlines():
         if not re.match(known, line):
             fail(f"an unexpected line: {line}", job.text)
@@ -95,12 +138,29 @@ def check_mpi(job, status, how, victim):
         fail(f"nobody names rank {victim}", job.text)
 
 
+def goes_on(job, how, victim):
+    """Ends the fault and the job; all ranks must have gone on between."""
+    seconds, end = ENDS_AFTER[how]
+    time.sleep(seconds)
+    if job.process.poll() is not None:
+        fail("the job did not wait", job.text)
+    os.kill(job.pids[victim], end)
+    if not job.all_went_on.wait(HANG):
+        fail(f"only ranks {sorted(job.went_on)} went on", job.text)
+    os.kill(job.process.pid, signal.SIGTERM)
+    job.process.wait(HANG)
+    job.reader.join(5)
+    if "process_worker: " in job.text:
+        fail("a rank failed", job.text)
+    print(f"all went on:\n{job.text}")
+
+
 def main():
     engine, starter, worker, mode, how, victim = sys.argv[1:]
     victim = int(victim)
     if engine == "gloo":
         starter = os.path.abspath(starter)
-    ranks = [os.path.abspath(worker), engine, mode, str(DEADLINE)]
+    ranks = [os.path.abspath(worker), engine, mode, *(str(seconds) for seconds in LIMITS[how])]
     if engine == "gloo":
         command = [starter, "launch", "-n", str(RANKS), "--", *ranks]
     else:
@@ -114,7 +174,12 @@ def main():
                 fail("the ranks did not start", job.text)
             time.sleep(0.3)  # so that they are in the middle of their steps
             start = time.monotonic()
-            os.kill(job.pids[victim], signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            os.kill(job.pids[victim], SIGNALS[how])
+            if how in ENDS_AFTER:
+                goes_on(job, how, victim)
+                return
+            if how == "away" and job.others_ended.wait(HANG):
+                os.kill(job.pids[victim], signal.SIGKILL)  # the launcher would wait for it
             try:
                 status = job.process.wait(HANG)
             except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 LAUNCHER, WORKER = (os.path.abspath(path) for path in sys.argv[1:3])
 HANG = 30
@@ -21,7 +22,7 @@ def free_port():
 
 
 def start(variables, deadline=1):
-    names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
+    names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME", "THINWIRE_JOB")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment.update({name: str(value) for name, value in variables.items()})
     return subprocess.Popen(
@@ -72,6 +73,64 @@ first, second, third = (start(ranks(port, rank, 3), 3) for rank in (0, 1, 1))
 outputs = [process.communicate(timeout=HANG)[0] for process in (first, second, third)]
 if sum("two processes have RANK=1" in output for output in outputs) != 1:
     failures.append(f"two ranks 1: {outputs}")
+
+# Two jobs at one port: the second one's rank 1 comes to the first one's rendezvous, in which a rank 1 is awaited.
+port = free_port()
+first = start(ranks(port, 0, 2, THINWIRE_JOB="first"), 20)
+other = start(ranks(port, 1, 2, THINWIRE_JOB="second"), 20)
+expect("another job's rendezvous", other, r"is of another job \(first; THINWIRE_JOB of this one: second\)")
+missing = start(ranks(port, 1, 2, THINWIRE_JOB="first"), 20)
+statuses = [process.communicate(timeout=HANG)[0] or process.returncode for process in (first, missing)]
+if [process.returncode for process in (first, missing)] != [0, 0]:
+    failures.append(f"the first job of two: {statuses}")
+
+
+def reaches(host, port):
+    try:
+        with socket.create_connection((host, port), 5):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+# A rank that signs in and ends before it connects: Gloo itself would wait for it, and says nothing of it.
+SIGNS_IN_AND_ENDS = """
+import datetime, os, sys, time
+from torch.distributed import PrefixStore, TCPStore
+store = PrefixStore("thinwire//attempt_0", TCPStore("127.0.0.1", int(sys.argv[1]), None, False, datetime.timedelta(seconds=20)))
+store.set("joined/1", "mark")
+store.add("joined", 1)
+while store.add("joined", 0) < 3:
+    time.sleep(0.02)
+"""
+python = "/usr/bin/python3"
+if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, check=False).returncode == 0:
+    port = free_port()
+    survivors = [start(ranks(port, rank, 3), 4) for rank in (0, 2)]
+    # Rank 0 has opened the port when a client gets through; c10d tries until then.
+    fake = subprocess.Popen([python, "-c", SIGNS_IN_AND_ENDS, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for rank, process in zip((0, 2), survivors):
+        expect(f"a rank ends before it connects, seen by rank {rank}", process, "not all ranks connected.*: rank 1 is gone or silent")
+    if fake.wait(HANG) != 0:
+        failures.append("the rank that signs in and ends did not")
+
+# On loopback nobody else is let in; elsewhere rank 0 listens for the others.
+own_addresses = [host for host in subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split() if "." in host]
+if own_addresses:
+    for master, outside in (("127.0.0.1", False), ("localhost", False), (own_addresses[0], True)):
+        port = free_port()
+        process = start({**ranks(port, 0, 2), "MASTER_ADDR": master}, 20)
+        end = time.monotonic() + HANG
+        while not reaches(master, port) and time.monotonic() < end:
+            time.sleep(0.02)
+        # The port is open a moment before it is restricted.
+        while (found := reaches(own_addresses[0], port)) != outside and time.monotonic() < end:
+            time.sleep(0.02)
+        print(f"{'ok' if found == outside else 'FAILED'}  MASTER_ADDR={master}: reached from outside: {found}")
+        if found != outside:
+            failures.append(f"MASTER_ADDR={master}: reached from outside: {found}")
+        process.kill()
+        process.communicate()
 
 if failures:
     sys.exit("\n".join(failures))

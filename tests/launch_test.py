@@ -55,6 +55,8 @@ check("status 0", done.returncode == 0, done)
 check("environment", all(re.fullmatch(rf"{r} {r} 3 3 127\.0\.0\.1 \d+", line) for r, line in enumerate(lines)), lines)
 threads = [shell(ranks, "echo $OMP_NUM_THREADS").stdout for ranks in (2, 1)]
 check("one OpenMP thread for each of several", os.environ.get("OMP_NUM_THREADS") or threads == ["1\n1\n", "\n"], threads)
+jobs = [set(shell(2, "echo $THINWIRE_JOB").stdout.split()) for _ in range(2)]
+check("a token for each job", [len(job) for job in jobs] == [1, 1] and jobs[0] != jobs[1], jobs)
 check("one port for all", len({line.split()[-1] for line in lines}) == 1, lines)
 check("--port", shell(1, "echo $MASTER_PORT", "--port", "23456").stdout == "23456\n")
 words = launch("-n", "1", "--", "echo", "bench", "--sync", "a", "--", "-n", "7").stdout

@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "comm/fault_board.h"
+#include "comm/tcp_links.h"
+#include "comm/wait_watch.h"
 #include "comm/wire_tag.h"
 #include "thinwire/cuda.h"
 #include "thinwire/errors.h"
@@ -28,24 +30,36 @@ std::chrono::milliseconds whole_milliseconds(std::chrono::duration<double> time)
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(time), std::chrono::milliseconds(1));
 }
 
+/// Gloo's own limits must not end a wait: it closes all connections then.
+constexpr auto kNoEnd = std::chrono::hours(24);
+
 /// The first line of an engine's complaint, without the source position that Gloo puts in front.
-std::string brief(const std::exception& error, std::chrono::duration<double> deadline) {
+Ending brief(const std::exception& error) {
   const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   std::string text = torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-  if (text.find("imed out") != std::string::npos) {
-    return "nothing arrived within " + seconds_text(deadline);
-  }
   text.resize(std::min(text.find('\n'), text.size()));
   if (const auto end = text.find("] "); text.starts_with('[') && end != std::string::npos)
     text.erase(0, end + 2);
   // Newer versions go on with advice about logs.
   text.resize(std::min(text.find(". "), text.size()));
-  return "connection lost: " + text;
+  return {"connection lost: " + text, {}};
+}
+
+Ending nothing_within(std::chrono::duration<double> deadline) {
+  return {"nothing arrived within " + seconds_text(deadline), {}};
 }
 
 }  // namespace
 
-struct C10dCommunicator::Operation {
+struct C10dCommunicator::Operation final : WaitWatch::Call {
+  void end() noexcept override {
+    try {
+      work->abort();
+    } catch (...) {
+      // The wait lasts until its connection ends, then.
+    }
+  }
+
   Work work;
   std::byte padding{};  // what an empty message carries: Gloo needs an address
 };
@@ -55,13 +69,22 @@ C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d_compat::Group> group,
     : Communicator(group->getRank(), group->getSize()),
       group_(std::move(group)),
       backend_(group_->getBackendName()),
-      options_(options),
+      options_(std::move(options)),
       exceptions_at_start_(std::uncaught_exceptions()) {
-  if (store) {
-    board_ = std::make_unique<FaultBoard>(
-        std::make_shared<C10dFaultStore>(std::move(store)),
-        FaultBoard::Options{.rank = rank(), .size = size(), .store_host = options.store_host});
-  }
+  if (store) open_board(std::move(store));
+}
+
+void C10dCommunicator::open_board(c10::intrusive_ptr<::c10d::Store> store) {
+  auto links = std::make_unique<TcpLinks>(options_.sockets);
+  board_ = std::make_unique<FaultBoard>(std::make_shared<C10dFaultStore>(std::move(store)),
+                                        FaultBoard::Options{.rank = rank(),
+                                                            .size = size(),
+                                                            .store_host = options_.store_host,
+                                                            .description = links->describe()});
+  if (links->empty()) links.reset();
+  watch_ = std::make_unique<WaitWatch>(
+      *board_, std::move(links),
+      WaitWatch::Options{.rank = rank(), .size = size(), .store_host = options_.store_host});
 }
 
 C10dCommunicator::~C10dCommunicator() {
@@ -87,7 +110,7 @@ void* C10dCommunicator::start_send(int peer, Tag tag, Span<const std::byte> byte
   try {
     operation->work = group_->send(tensors, peer, number);
   } catch (const std::exception& error) {
-    give_up({peer}, brief(error, deadline()), {});
+    give_up({peer}, brief(error), {});
   }
   return operation.release();
 }
@@ -101,21 +124,42 @@ void* C10dCommunicator::start_receive(int peer, Tag tag, Span<std::byte> bytes) 
   try {
     operation->work = group_->recv(tensors, peer, number);
   } catch (const std::exception& error) {
-    give_up({peer}, brief(error, deadline()), {});
+    give_up({peer}, brief(error), {});
   }
   return operation.release();
 }
 
+void C10dCommunicator::wait_begins(int peer, Operation* operation) {
+  if (!watch_) return;
+  watch_->begins(peer, {deadline(), silence_limit(), step_limit()}, step(), operation);
+}
+
+std::optional<Ending> C10dCommunicator::wait_ends() {
+  return watch_ ? watch_->ends() : std::nullopt;
+}
+
 void C10dCommunicator::finish(void* handle, int peer) {
   const std::unique_ptr<Operation> operation(static_cast<Operation*>(handle));
-  if (board_) board_->wait_begins(peer, fault_grace(deadline()));
+  // Other engines' messages cannot be waited for twice or ended from aside.
+  const bool is_watched = watch_ && backend_ == "gloo";
+  bool done = false;
+  std::optional<Ending> error;
+  wait_begins(peer, is_watched ? operation.get() : nullptr);
   try {
-    operation->work->wait(whole_milliseconds(deadline()));
-  } catch (const std::exception& error) {
-    if (board_) board_->wait_ends();
-    give_up({peer}, brief(error, deadline()), {});
+    if (is_watched) {
+      done = operation->work->wait(kNoEnd);
+    } else {
+      operation->work->wait(whole_milliseconds(deadline()));
+      done = true;
+    }
+  } catch (const std::exception& complaint) {
+    const bool is_late = std::string(complaint.what()).find("imed out") != std::string::npos;
+    error = is_late && !is_watched ? nothing_within(deadline()) : brief(complaint);
   }
-  if (board_) board_->wait_ends();
+  auto ending = wait_ends();
+  if (done) return;
+  if (!ending) ending = error;
+  give_up({peer}, ending.value_or(nothing_within(deadline())), {});
 }
 
 void C10dCommunicator::abandon(void* operation) noexcept {
@@ -123,14 +167,25 @@ void C10dCommunicator::abandon(void* operation) noexcept {
 }
 
 void C10dCommunicator::wait_native(const Work& work) {
-  if (board_) board_->wait_begins(-1, fault_grace(deadline()));
-  try {
-    work->wait(whole_milliseconds(deadline()));
-  } catch (const std::exception& error) {
-    if (board_) board_->wait_ends();
-    give_up({}, brief(error, deadline()), work);
+  std::optional<Ending> error;
+  wait_begins(-1, nullptr);
+  // In slices, each of which leaves the collective as it is. A slice that ends raises an error, as one of the
+  // collective does.
+  const auto slice = watch_ ? WaitWatch::look_period(deadline()) : deadline();
+  for (bool done = false; !done && !error;) {
+    try {
+      work->wait(whole_milliseconds(slice));
+      done = true;
+    } catch (const std::exception& complaint) {
+      if (work->isCompleted()) {
+        error = brief(complaint);
+      } else if (!watch_ || watch_->ended()) {
+        error = nothing_within(deadline());
+      }
+    }
   }
-  if (board_) board_->wait_ends();
+  const auto ending = wait_ends();
+  if (error) give_up({}, ending && !work->isCompleted() ? *ending : *error, work);
 }
 
 void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOpType operator_name) {
@@ -141,7 +196,7 @@ void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOp
   try {
     work = group_->allreduce(tensors, options);
   } catch (const std::exception& error) {
-    give_up({}, brief(error, deadline()), {});
+    give_up({}, brief(error), {});
   }
   wait_native(work);
 }
@@ -152,38 +207,42 @@ void C10dCommunicator::set_device_group(c10::intrusive_ptr<c10d_compat::Group> g
   turn_ = std::move(turn);
 }
 
-/// Returns when the sum is there. The group's own wait() would only make a stream wait, without an end where
-/// a rank is gone.
+/// Until the sum is there, or there is no hope. The group's own wait() would only make a stream wait, without
+/// an end where a rank is gone.
+void C10dCommunicator::poll_device(const Work& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (!work->isCompleted()) {
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (watch_ ? watch_->ended() : waited > deadline()) throw std::runtime_error("timed out");
+    // Short sums are not kept waiting by the sleep, long ones do not keep a core busy.
+    if (waited > std::chrono::microseconds(100)) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  if (const auto error = work->exception()) std::rethrow_exception(error);
+  work->wait();
+}
+
 void C10dCommunicator::run_on_device(at::Tensor tensor) {
   // Waiting for its turn, this rank is as alive as one that waits for others.
-  if (board_) board_->wait_begins(-1, fault_grace(deadline()));
+  wait_begins(-1, nullptr);
   try {
     turn_();
   } catch (...) {
     failed_ = true;
-    if (board_) {
-      board_->wait_ends();
-      board_->report({}, fault_grace(deadline()));
-    }
+    wait_ends();
+    if (board_) board_->report(watch_->neighbours(), fault_grace(deadline()));
     throw;
   }
+  wait_ends();
   std::vector<at::Tensor> tensors{std::move(tensor)};
   Work work;
+  wait_begins(-1, nullptr);
   try {
     work = device_group_->allreduce(tensors);
-    const auto begin = std::chrono::steady_clock::now();
-    while (!work->isCompleted()) {
-      const auto waited = std::chrono::steady_clock::now() - begin;
-      if (waited > deadline()) throw std::runtime_error("timed out");
-      // Short sums are not kept waiting by the sleep, long ones do not keep a core busy.
-      if (waited > std::chrono::microseconds(100)) std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    if (const auto error = work->exception()) std::rethrow_exception(error);
-    work->wait();
+    poll_device(work);
   } catch (const std::exception& error) {
-    if (board_) board_->wait_ends();
+    const auto ending = wait_ends();
     try {
-      give_up({}, brief(error, deadline()), {});
+      give_up({}, ending.value_or(watch_ ? brief(error) : nothing_within(deadline())), {});
     } catch (...) {
       // After the others know of it, since it may block: ends the kernel, which still writes to the caller's
       // memory.
@@ -195,7 +254,7 @@ void C10dCommunicator::run_on_device(at::Tensor tensor) {
       throw;
     }
   }
-  if (board_) board_->wait_ends();
+  wait_ends();
 }
 
 void C10dCommunicator::sum_on_device(Span<float> values) {
@@ -223,6 +282,7 @@ void C10dCommunicator::count_ring(std::size_t elements, std::size_t element_byte
 }
 
 void C10dCommunicator::all_reduce_sum(Span<float> values) {
+  bind_exchange();
   if (values.memory() == Memory::cuda && device_group_) {
     if (values.empty()) return;
     sum_on_device(values);  // also in a world of one, so that one device is enough to test it
@@ -237,6 +297,7 @@ void C10dCommunicator::all_reduce_sum(Span<float> values) {
 }
 
 void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
+  bind_exchange();
   check_memory(words.memory());
   if (backend_ != "gloo") return Communicator::all_reduce_or(words);
   if (size() == 1 || words.empty()) return;
@@ -245,8 +306,16 @@ void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
   count_ring(words.size(), 8);
 }
 
+bool C10dCommunicator::sums(at::ScalarType type, bool on_device) const {
+  if (on_device && device_group_) return true;
+  if (type == at::kHalf) return backend_ == "gloo";
+  if (type == at::kBFloat16) return backend_ == "gloo" && c10d_compat::kGlooSumsBFloat16;
+  return true;
+}
+
 void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
   if (values.numel() == 0) return;
+  bind_exchange();
   const auto elements = static_cast<std::size_t>(values.numel());
   const auto bytes = static_cast<std::size_t>(values.element_size());
   if (values.is_cuda() && device_group_) {
@@ -261,11 +330,12 @@ void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
 
 void C10dCommunicator::barrier() {
   if (size() == 1) return;
+  bind_exchange();
   Work work;
   try {
     work = group_->barrier();
   } catch (const std::exception& error) {
-    give_up({}, brief(error, deadline()), {});
+    give_up({}, brief(error), {});
   }
   wait_native(work);
   const auto hops = static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(size() - 1)));
@@ -297,7 +367,7 @@ std::vector<int> C10dCommunicator::close_pairs() {
   return broken;
 }
 
-void C10dCommunicator::give_up(std::vector<int> awaited, const std::string& what, const Work& native) {
+void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, const Work& native) {
   const auto grace = fault_grace(deadline());
   failed_ = true;
   if (backend_ == "gloo") {
@@ -305,6 +375,7 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const std::string& what
     const std::vector<int> broken = close_pairs();
     if (awaited.empty() && broken.size() + 1 < static_cast<std::size_t>(size())) awaited = broken;
   }
+  if (awaited.empty() && watch_) awaited = watch_->neighbours();
   if (board_) board_->report(awaited, grace);
   if (native) {
     // The engine's thread still holds the caller's buffer until it has seen its connections closed.
@@ -313,10 +384,15 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const std::string& what
     } catch (const std::exception&) {
     }
   }
-  const Verdict verdict = board_ ? board_->judge() : Verdict{awaited, "there is no store to ask others"};
-  if (verdict.culprits.empty()) fail(-1, what + "; " + verdict.reason);
-  fail(verdict.culprits[0], name_ranks(verdict.culprits) + (verdict.culprits.size() == 1 ? " is" : " are") +
-                                " gone or silent (" + what + "; " + verdict.reason + ")");
+  if (ending.is_certain) fail(-1, ending.what);
+  const Verdict verdict =
+      board_ ? board_->judge(ending.evidence) : Verdict{awaited, "there is no store to ask others"};
+  if (verdict.culprits.empty()) fail(-1, ending.what + "; " + verdict.reason);
+  const bool one = verdict.culprits.size() == 1;
+  const std::string how = verdict.alive ? (one ? " has not come" : " have not come")
+                                        : (one ? " is gone or silent" : " are gone or silent");
+  fail(verdict.culprits[0],
+       name_ranks(verdict.culprits) + how + " (" + ending.what + "; " + verdict.reason + ")");
 }
 
 }  // namespace thinwire

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@
 namespace thinwire {
 
 class FaultBoard;
+class WaitWatch;
+struct Ending;
 
 class C10dCommunicator : public Communicator {
  public:
@@ -26,6 +29,9 @@ class C10dCommunicator : public Communicator {
     /// closes while a slower rank still reads its last message. For a group that belongs to this
     /// communicator.
     bool leave_together = false;
+    /// The group's connections, as open_tcp_sockets() names them (comm/tcp_links.h). Empty: not known, then
+    /// a slow or interrupted network cannot be told from silence.
+    std::vector<std::string> sockets{};
   };
 
   /// `store`: where failing ranks find out who is to blame; may be null, then a rank blames the one that it
@@ -49,6 +55,8 @@ class C10dCommunicator : public Communicator {
   void all_reduce_or(Span<std::uint64_t> words) override;
   void barrier() override;
 
+  /// Whether all_reduce_tensor takes this type. The same on all ranks.
+  bool sums(at::ScalarType type, bool on_device) const;
   /// values: any type and shape that the engine can sum, contiguous, in host memory or, with a device group,
   /// on a CUDA device and complete. Out: the sum over ranks, the same bits on all. Collective.
   void all_reduce_tensor(at::Tensor values);
@@ -66,17 +74,23 @@ class C10dCommunicator : public Communicator {
   void check_memory(Memory memory) const;
   void run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOpType operator_name);
   void run_on_device(at::Tensor tensor);
+  void poll_device(const Work& work);
   void sum_on_device(Span<float> values);
   void count_ring(std::size_t elements, std::size_t element_bytes);
   void wait_native(const Work& work);
-  /// Blames someone and throws CommError. awaited: empty when unknown.
-  [[noreturn]] void give_up(std::vector<int> awaited, const std::string& what, const Work& native);
+  void open_board(c10::intrusive_ptr<::c10d::Store> store);
+  void wait_begins(int peer, Operation* operation);
+  std::optional<Ending> wait_ends();
+  /// Blames someone and throws CommError. awaited: empty when unknown. native: the engine's collective, which
+  /// may still hold the caller's buffer.
+  [[noreturn]] void give_up(std::vector<int> awaited, const Ending& ending, const Work& native);
   std::vector<int> close_pairs();
 
   c10::intrusive_ptr<c10d_compat::Group> group_;
   c10::intrusive_ptr<c10d_compat::Group> device_group_;  // null: devices are not reached
   std::function<void()> turn_;
-  std::unique_ptr<FaultBoard> board_;
+  std::unique_ptr<FaultBoard> board_;  // null: there is no store
+  std::unique_ptr<WaitWatch> watch_;   // of the board
   std::string backend_;
   Options options_;
   bool failed_ = false;

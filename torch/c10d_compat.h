@@ -18,6 +18,10 @@
 
 namespace thinwire::c10d_compat {
 
+/// Whether Gloo's all-reduce takes bfloat16.
+inline constexpr bool kGlooSumsBFloat16 = TORCH_VERSION_MAJOR > 2 ||
+                                          (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 4);
+
 #if TORCH_VERSION_MAJOR >= 2
 using Group = ::c10d::Backend;
 

@@ -1,6 +1,7 @@
 #include "torch/ddp_engine.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -72,39 +73,78 @@ void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
   if (!bucket.gradient.device().is_cpu()) bucket.complete = Completion(bucket.gradient.device());
   Lock lock(board_.mutex);
   if (const auto error = refusal()) {
+    fail_held(lock, error);
     lock.unlock();
     done({}, error);
     return;
   }
-  if (bucket.index == 0) begin_step(lock);
-  const bool last = bucket.last;
   const std::size_t index = bucket.index;
-  // DDP groups parameters anew in its second step. Where a step may have to be undone, nothing of it may be
-  // done before it is known whether it does.
-  const bool may_be_undone = options_.skips_steps && submitted_steps_ < 2;
+  if (!within_step_ || index <= last_index_) begin_step(lock);
+  last_index_ = index;
+  const bool last = bucket.last;
+  const bool ends_step = last && !bucket.awaits_end;
+  // DDP groups parameters anew in its second step. Nothing of a step is done before it is known whether it
+  // does.
+  const bool may_change = submitted_steps_ < 2;
   const auto& layouts = sessions_.layouts();
-  const bool known = !may_be_undone && held_.empty() && index < layouts.size() && layouts[index] == layout;
+  const bool known = !may_change && held_.empty() && index < layouts.size() && layouts[index] == layout;
   DdpItem item{std::move(bucket), std::move(done)};
   if (known) {
     push(std::move(item));
   } else {
     held_.push_back(std::move(item));
   }
-  if (!last) return;
-  if (!held_.empty() || index + 1 != layouts.size()) take_held(lock, index + 1);
-  end_step();
+  if (last && (!held_.empty() || index + 1 != layouts.size())) take_held(lock, true);
+  if (ends_step) end_step({});
 }
 
-/// At a step's last bucket: makes sessions for its `count` buckets, where these are others than before, and
-/// lets the held ones go.
-void DdpEngine::take_held(Lock& lock, std::size_t count) {
+void DdpEngine::last_bucket_was_submitted() {
+  Lock lock(board_.mutex);
+  if (within_step_ && !held_.empty()) take_held(lock, false);
+}
+
+void DdpEngine::end_backward(std::vector<std::string> unused) {
+  Lock lock(board_.mutex);
+  if (!within_step_) return;
+  if (!held_.empty()) take_held(lock, false);
+  DdpStepEnd end;
+  end.unused = std::move(unused);
+  end_step(std::move(end));
+}
+
+/// The buckets of this step at their places. complete: the last one has come, so that there are no more.
+std::vector<DdpLayout> DdpEngine::layouts_with_held(bool complete) const {
+  std::vector<DdpLayout> layouts = sessions_.layouts();
+  std::set<std::string> moved;
+  for (const DdpItem& held : held_) {
+    const std::size_t index = held.bucket.index;
+    if (index >= layouts.size()) layouts.resize(index + 1);
+    layouts[index] = layout_of(held.bucket, options_.devices_compress);
+    for (const Parameter& parameter : layouts[index].parameters) moved.insert(parameter.name);
+  }
+  if (complete) layouts.resize(last_index_ + 1);
+  // Of buckets that are known and have not come: their parameters may be in others now.
+  for (std::size_t index = 0; index < layouts.size(); ++index) {
+    const bool came = std::any_of(held_.begin(), held_.end(),
+                                  [&](const DdpItem& held) { return held.bucket.index == index; });
+    if (came) continue;
+    auto& parameters = layouts[index].parameters;
+    const bool elsewhere = std::any_of(parameters.begin(), parameters.end(), [&](const Parameter& parameter) {
+      return moved.contains(parameter.name);
+    });
+    if (elsewhere) layouts[index] = DdpLayout();
+  }
+  return layouts;
+}
+
+/// When no more buckets of this step come: makes sessions for its buckets, where these are others than
+/// before, and lets the held ones go. complete: the step's last bucket has come.
+void DdpEngine::take_held(Lock& lock, bool complete) {
   settle(lock);
   try {
-    const std::size_t first = count - held_.size();
-    const auto& known = sessions_.layouts();
-    std::vector<DdpLayout> layouts(known.begin(), known.begin() + static_cast<std::ptrdiff_t>(first));
-    for (const DdpItem& held : held_) layouts.push_back(layout_of(held.bucket, options_.devices_compress));
-    if (resumes_) {
+    std::vector<DdpLayout> layouts = layouts_with_held(complete);
+    if (resumes_ && complete && held_.front().bucket.index + held_.size() == layouts.size()) {
+      const std::size_t first = held_.front().bucket.index;
       std::vector<DdpLayout> resumed = sessions_.resumed_layouts(layouts);
       auto items = resumed == layouts ? std::vector<DdpItem>() : regrouped(held_, resumed, first);
       if (!items.empty()) {
@@ -112,7 +152,7 @@ void DdpEngine::take_held(Lock& lock, std::size_t count) {
         layouts = std::move(resumed);
       }
     }
-    if (layouts != known) sessions_.rebuild(std::move(layouts), sessions_.spec());
+    if (layouts != sessions_.layouts()) sessions_.rebuild(std::move(layouts), sessions_.spec());
   } catch (...) {
     board_.fail(std::current_exception());
   }
@@ -132,28 +172,35 @@ void DdpEngine::begin_step(Lock& lock) {
   }
 }
 
-/// Ends a step whose last bucket never came, since its backward was given up, and fails what was held back of
-/// it.
+/// Undoes a step that did not come to its end, since its backward was given up, and fails what was held back
+/// of it.
 void DdpEngine::give_up_step(Lock& lock) {
   if (!within_step_) return;
-  std::vector<DdpItem> abandoned = std::exchange(held_, {});
-  end_step();
+  DdpStepEnd end;
+  end.abandoned = true;
+  end_step(std::move(end));
+  fail_held(lock,
+            std::make_exception_ptr(std::runtime_error("backward ended before the last bucket of its step")));
+}
+
+void DdpEngine::fail_held(Lock& lock, const std::exception_ptr& error) {
+  std::vector<DdpItem> items = std::exchange(held_, {});
   lock.unlock();
-  const auto error =
-      std::make_exception_ptr(std::runtime_error("backward ended before the last bucket of its step"));
-  for (DdpItem& item : abandoned) item.done({}, error);
+  for (DdpItem& item : items) item.done({}, error);
   lock.lock();
 }
 
-/// Waits for the last step; where it is left out by the optimizer, so is what it delivered.
+/// Waits for the last step, which then counts in all lanes or in none.
 void DdpEngine::conclude_step(Lock& lock) {
   settle(lock);
-  const bool finite = std::exchange(board_.finite, true);
-  if (!finite && options_.skips_steps) sessions_.undo_step();
+  board_.finite = true;
+  sessions_.take_step_of_lanes();
 }
 
-void DdpEngine::end_step() {
-  for (auto& lane : lanes_) lane->push_end_of_step();
+void DdpEngine::end_step(DdpStepEnd end) {
+  end.lanes = lanes_.size();
+  const auto shared = std::make_shared<DdpStepEnd>(std::move(end));
+  for (auto& lane : lanes_) lane->push(shared);
   sessions_.end_step();
   ++submitted_steps_;
   resumes_ = false;
@@ -227,13 +274,26 @@ void DdpEngine::scale_state(float factor) {
   Lock lock(board_.mutex);
   give_up_step(lock);
   conclude_step(lock);
+  sessions_.scale_state(factor);
+}
+
+std::vector<std::uint64_t> DdpEngine::gather(std::uint64_t mine) {
+  Lock lock(board_.mutex);
+  if (const auto error = refusal()) std::rethrow_exception(error);
+  settle(lock);
+  lock.unlock();
+  // The lanes are idle, and nobody but this thread gives them anything to do.
+  Communicator& communicator = lanes_[0]->tensor_session().communicator();
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(communicator.size()));
   try {
-    sessions_.scale_state(factor);
+    communicator.all_gather(as_bytes(Span<const std::uint64_t>(&mine, 1)),
+                            as_writable_bytes(Span<std::uint64_t>(all)));
   } catch (...) {
-    // Some of the state may have the new scale already.
+    lock.lock();
     board_.fail(std::current_exception());
     throw;
   }
+  return all;
 }
 
 StateWriter DdpEngine::save() {

@@ -45,10 +45,20 @@ class DdpEngine {
   DdpEngine(const DdpEngine&) = delete;
   DdpEngine& operator=(const DdpEngine&) = delete;
 
-  /// The buckets of a step from index 0 to the last one, the same on all ranks. Returns at once, except in
-  /// steps that change the buckets or the spec: then it waits for the lanes. The gradient must stay alive and
-  /// untouched until `done` was called. An error of one bucket fails all later ones.
+  /// The buckets of a step in ascending order, the same on all ranks; some may be missing, whose parameters
+  /// then keep their state. An index that is not above the one before begins another step. Returns at once,
+  /// except in steps that change the buckets or the spec: then it waits for the lanes. The gradient must stay
+  /// alive and untouched until `done` was called. An error of one bucket fails all later ones and undoes the
+  /// step.
   void submit(DdpBucket bucket, DdpDone done);
+
+  /// For steps of buckets with DdpBucket::awaits_end. No bucket of the step comes any more: lets go what was
+  /// held back for one that has not come. Nothing where no step is under way.
+  void last_bucket_was_submitted();
+  /// Backward has come to its end, all of its buckets' means included: ends the step. A step without this
+  /// call has been given up and is undone. unused: names of parameters that no rank used, whose mean nobody
+  /// takes; they lose nothing. Nothing where no step is under way.
+  void end_backward(std::vector<std::string> unused);
 
   /// From the next step on. All ranks, before the same step. What the old system has not delivered becomes
   /// the new one's residual, or is delivered in the next step where that keeps none. Throws
@@ -71,6 +81,9 @@ class DdpEngine {
   /// `device` is the one that compresses the bucket; nullopt for the CPU.
   std::vector<DdpLayout> buckets() const;
 
+  /// Every rank's value in order of rank, between steps. Collective; an error ends the engine's steps.
+  std::vector<std::uint64_t> gather(std::uint64_t mine);
+
   /// Between steps, not collective: what Session::save writes, over all lanes.
   StateWriter save();
   /// Between steps. Takes effect at once, or when the first step has shown the buckets; the next step is in
@@ -89,8 +102,10 @@ class DdpEngine {
   void begin_step(Lock& lock);
   void give_up_step(Lock& lock);
   void conclude_step(Lock& lock);
-  void end_step();
-  void take_held(Lock& lock, std::size_t count);
+  void end_step(DdpStepEnd end);
+  void take_held(Lock& lock, bool complete);
+  std::vector<DdpLayout> layouts_with_held(bool complete) const;
+  void fail_held(Lock& lock, const std::exception_ptr& error);
   void push(DdpItem item);
   void settle(Lock& lock);
   void wait_for_turn(const DdpLane& lane);
@@ -100,9 +115,10 @@ class DdpEngine {
   std::vector<std::unique_ptr<DdpLane>> lanes_;
   DdpSessions sessions_;
   std::optional<std::string> next_spec_;
-  std::vector<DdpItem> held_;  // of this step, until its last bucket is known
-  bool resumes_ = false;       // the next step is the first one after load()
-  int submitted_steps_ = 0;    // since the beginning, or load()
+  std::vector<DdpItem> held_;   // of this step, until its last bucket is known
+  std::size_t last_index_ = 0;  // of this step
+  bool resumes_ = false;        // the next step is the first one after load()
+  int submitted_steps_ = 0;     // since the beginning, or load()
   bool within_step_ = false;
 };
 

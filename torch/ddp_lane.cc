@@ -9,7 +9,7 @@ DdpLane::DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session)
 
 bool DdpLane::is_before(std::size_t bucket) const {
   if (busy_ && bucket_ < bucket) return true;
-  return !queue_.empty() && queue_.front().done && queue_.front().bucket.index <= bucket;
+  return !queue_.empty() && !queue_.front().end && queue_.front().item.bucket.index <= bucket;
 }
 
 void DdpLane::run() {
@@ -17,12 +17,12 @@ void DdpLane::run() {
   while (true) {
     board_.changed.wait(lock, [&] { return board_.closed || !queue_.empty(); });
     if (queue_.empty()) return;
-    DdpItem item = std::move(queue_.front());
+    Work work = std::move(queue_.front());
     queue_.pop_front();
-    if (item.done) {
-      take(std::move(item), lock);
-    } else if (session()) {
-      session()->next_step();
+    if (work.end) {
+      end_step(*work.end, lock);
+    } else {
+      take(std::move(work.item), lock);
     }
     board_.changed.notify_all();
   }
@@ -66,6 +66,27 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   lock.lock();
   if (error) board_.fail(error);
   busy_ = false;
+}
+
+/// With the lock at its beginning and end. What the session copies for the next step it copies here, while
+/// the optimizer and forward are at work.
+void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
+  ending_ = true;
+  ++end.arrived;
+  board_.changed.notify_all();
+  board_.changed.wait(lock, [&] { return end.arrived == end.lanes; });
+  const bool failed = board_.failure != nullptr;
+  const bool counts = !end.abandoned && board_.finite;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    if (session() != nullptr) tensor_session_->end_step(failed, counts, end.unused);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  if (error) board_.fail(error);
+  ending_ = false;
 }
 
 }  // namespace thinwire

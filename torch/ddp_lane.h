@@ -8,6 +8,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -33,6 +34,15 @@ struct DdpBoard {
   }
 };
 
+/// The end of a step, which all lanes come to before any of them ends its session's: it counts in all of them
+/// or in none.
+struct DdpStepEnd {
+  std::size_t lanes = 0;
+  std::size_t arrived = 0;
+  bool abandoned = false;           // backward did not come to its end
+  std::vector<std::string> unused;  // parameters that take no part, see Session::leave_out
+};
+
 class DdpLane {
  public:
   using Lock = std::unique_lock<std::mutex>;
@@ -44,10 +54,11 @@ class DdpLane {
 
   // With the board's lock held:
 
-  void push(DdpItem item) { queue_.push_back(std::move(item)); }
-  /// The session's step ends when all that was pushed is done.
-  void push_end_of_step() { queue_.push_back({}); }
-  bool is_idle() const { return queue_.empty() && !busy_; }
+  void push(DdpItem item) { queue_.push_back({std::move(item), nullptr}); }
+  /// The session's step ends when all that was pushed is done, here and on the other lanes. It counts where
+  /// every bucket was finite and none failed; else it is undone.
+  void push(std::shared_ptr<DdpStepEnd> end) { queue_.push_back({{}, std::move(end)}); }
+  bool is_idle() const { return queue_.empty() && !busy_ && !ending_; }
   /// Whether a bucket of this step that comes before `bucket` is not done yet.
   bool is_before(std::size_t bucket) const;
 
@@ -62,13 +73,19 @@ class DdpLane {
   void join() { thread_.join(); }
 
  private:
+  struct Work {
+    DdpItem item;
+    std::shared_ptr<DdpStepEnd> end;  // null: it is a bucket
+  };
   void run();
   void take(DdpItem item, Lock& lock);
+  void end_step(DdpStepEnd& end, Lock& lock);
 
   DdpBoard& board_;
   std::unique_ptr<TensorSession> tensor_session_;
-  std::deque<DdpItem> queue_;  // an item without `done` is the end of a step
+  std::deque<Work> queue_;
   bool busy_ = false;
+  bool ending_ = false;
   std::size_t bucket_ = 0;
   std::thread thread_;
 };

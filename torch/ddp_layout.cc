@@ -77,6 +77,10 @@ void save_layouts(const std::vector<DdpLayout>& layouts, StateWriter& writer) {
   }
 }
 
+bool is_layout_entry(const std::string& name) {
+  return name.starts_with(kBucket) || name.starts_with(kSlot);
+}
+
 std::vector<DdpLayout> saved_layouts(const StateReader& state, const std::vector<DdpLayout>& now) {
   struct Found {
     const DdpLayout* layout;

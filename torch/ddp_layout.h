@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "thinwire/state.h"
@@ -18,6 +19,8 @@ namespace thinwire {
 struct DdpBucket {
   std::size_t index = 0;
   bool last = false;  ///< Of this step.
+  /// Backward says when it has come to its end, by end_backward(). Otherwise the last bucket ends the step.
+  bool awaits_end = false;
   BucketLayout parameters;
   /// Dense: [n], contiguous. Or sparse COO of one parameter, [rows, ...] with one sparse dimension. float32,
   /// float16 and bfloat16 go through the system; other types are summed as they are. In host memory, or on a
@@ -65,6 +68,9 @@ DdpLayout layout_of(const DdpBucket& bucket, bool devices_compress);
 
 /// Writes which parameters are in which bucket, and in which order.
 void save_layouts(const std::vector<DdpLayout>& layouts, StateWriter& writer);
+
+/// Whether save_layouts wrote the entry.
+bool is_layout_entry(const std::string& name);
 
 /// The buckets in which a state was saved, made of the parameters in `now`. Empty where the state does not
 /// tell, or tells of other parameters, or of buckets whose parameters do not go together.

@@ -1,5 +1,7 @@
 #include "torch/ddp_sessions.h"
 
+#include <algorithm>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -23,7 +25,7 @@ std::optional<int> DdpSessions::common_device(const std::vector<DdpLayout>& layo
   std::optional<int> device;
   for (std::size_t index = lane; index < layouts.size(); index += lanes_.size()) {
     const DdpLayout& layout = layouts[index];
-    if (!layout.compressible || layout.row_sparse) continue;
+    if (!layout.compressible || layout.row_sparse || layout.parameters.empty()) continue;
     if (!layout.device || (device && device != layout.device)) return std::nullopt;
     device = layout.device;
   }
@@ -41,8 +43,7 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
                                                           .threads = options_.threads,
                                                           .cuda_device = made.device,
                                                           .configuration = place,
-                                                          .registry = options_.registry,
-                                                          .undoes_steps = options_.skips_steps});
+                                                          .registry = options_.registry});
   for (std::size_t index = 0; index < layouts.size(); ++index) {
     const DdpLayout& layout = layouts[index];
     // Ids count over all lanes: randomness depends on them.
@@ -57,23 +58,84 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
   return made;
 }
 
-void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spec) {
-  const KeepCurrentDevice current;
-  std::optional<StateReader> saved;
-  if (!loaded_ && have_sessions()) saved.emplace(save_sessions());
-  const StateReader* state = loaded_ ? &*loaded_ : saved ? &*saved : nullptr;
-  std::vector<Made> made;
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    made.push_back(make(layouts, spec, lane));
-    Session& session = *made.back().session;
-    if (state == nullptr) {
-      while (session.step() < step_) session.next_step();
-    } else if (state->get_text("spec") == session.spec()) {
-      session.load(*state);
-    } else {
-      session.take_over(*state);
+namespace {
+
+/// The parameter whose entry this is; empty for what belongs to none.
+std::string parameter_of(const std::string& entry) {
+  const auto slash = entry.find('/');
+  const bool of_none = slash == std::string::npos || entry.starts_with("kind/");
+  return of_none ? std::string() : entry.substr(slash + 1);
+}
+
+}  // namespace
+
+/// A state that these sessions can load: parameters that have not come before have no residual, which is one
+/// of zeros. `waiting` gets what belongs to parameters in none of the buckets.
+StateReader DdpSessions::fitted(const StateReader& state, const std::vector<DdpLayout>& layouts,
+                                const std::vector<Made>& made, StateWriter& waiting) const {
+  std::set<std::string> known;
+  StateWriter writer;
+  for (std::size_t index = 0; index < layouts.size(); ++index) {
+    const DdpLayout& layout = layouts[index];
+    const Session& session = *made[index % made.size()].session;
+    const bool feedback = session.pipeline(static_cast<BucketId>(index)).feedback && layout.compressible;
+    for (const Parameter& parameter : layout.parameters) {
+      known.insert(parameter.name);
+      const std::string entry = std::string(kResidual.name) + "/" + parameter.name;
+      if (!feedback || state.contains(entry)) continue;
+      const std::vector<float> zeros(parameter.elements);
+      writer.put(entry, Span<const float>(zeros));
     }
   }
+  for (const std::string& name : state.names("")) {
+    const std::string parameter = parameter_of(name);
+    if (parameter.empty() || known.contains(parameter)) {
+      writer.copy(state, name);
+      if (name.starts_with("kind/")) waiting.copy(state, name);
+    } else if (!is_layout_entry(name)) {
+      waiting.copy(state, name);
+    }
+  }
+  return StateReader(std::move(writer));
+}
+
+/// Loads into new sessions what the old ones have, or what was loaded. Returns what waits.
+StateWriter DdpSessions::move_state(const std::vector<DdpLayout>& layouts, std::vector<Made>& made) const {
+  StateWriter waiting;
+  std::optional<StateReader> before;
+  std::optional<StateReader> now;  // where the step is under way
+  if (loaded_) {
+    before.emplace(fitted(*loaded_, layouts, made, waiting));
+  } else if (have_sessions()) {
+    const bool within = std::any_of(lanes_.begin(), lanes_.end(),
+                                    [](const auto& lane) { return lane->session()->within_step(); });
+    if (within) {
+      StateWriter same;
+      now.emplace(fitted(StateReader(save_sessions(Moment::within_step)), layouts, made, same));
+      for (const auto& lane : lanes_) lane->session()->undo_step();
+    }
+    before.emplace(fitted(StateReader(save_sessions(Moment::between_steps)), layouts, made, waiting));
+  }
+  for (const Made& one : made) {
+    Session& session = *one.session;
+    if (!before) {
+      while (session.step() < step_) session.next_step();
+    } else if (before->get_text("spec") == session.spec()) {
+      session.load(*before);
+      if (now) session.load_within_step(*now);
+    } else {
+      session.take_over(*before);
+    }
+  }
+  return waiting;
+}
+
+void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spec) {
+  const KeepCurrentDevice current;
+  std::vector<Made> made;
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) made.push_back(make(layouts, spec, lane));
+  StateReader waiting(move_state(layouts, made));
+  std::vector<StepReport> reports(layouts.size());
   // From here on nothing throws.
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane]->tensor_session().set(std::move(made[lane].session), made[lane].device);
@@ -81,7 +143,8 @@ void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spe
   step_ = lanes_[0]->session()->step();
   spec_ = lanes_[0]->session()->spec();
   loaded_.reset();
-  board_.reports.assign(layouts.size(), StepReport());
+  waiting_ = std::move(waiting);
+  board_.reports = std::move(reports);
   layouts_ = std::move(layouts);
 }
 
@@ -93,31 +156,46 @@ void DdpSessions::set_spec(const std::string& spec) {
   }
 }
 
-void DdpSessions::undo_step() {
-  const KeepCurrentDevice current;
-  for (const auto& lane : lanes_) {
-    if (lane->session() != nullptr) lane->session()->undo_step();
-  }
-}
-
 void DdpSessions::scale_state(float factor) {
   const KeepCurrentDevice current;
   if (loaded_) {
     loaded_.emplace(scaled_state(*loaded_, factor, *options_.registry));
     return;
   }
-  for (const auto& lane : lanes_) {
-    if (lane->session() != nullptr) lane->session()->scale_state(factor);
+  if (!have_sessions()) return;
+  StateReader waiting(scaled_state(waiting_, factor, *options_.registry));
+  // Each session scales all of its state or none. A lane that fails has those before it scaled back to what
+  // they had, to the bit.
+  std::vector<StateReader> before;
+  try {
+    for (const auto& lane : lanes_) {
+      StateWriter own;
+      lane->session()->save(own);
+      before.emplace_back(std::move(own));
+      lane->session()->scale_state(factor);
+    }
+  } catch (...) {
+    for (std::size_t lane = 0; lane < before.size(); ++lane) lanes_[lane]->session()->load(before[lane]);
+    throw;
   }
+  waiting_ = std::move(waiting);
 }
 
-StateWriter DdpSessions::save_sessions() const {
+/// Of all lanes, and of what waits.
+StateWriter DdpSessions::save_sessions(Moment moment) const {
   StateWriter writer;
   for (const auto& lane : lanes_) {
     StateWriter own;
-    lane->session()->save(own);
+    if (moment == Moment::within_step) {
+      lane->session()->save_within_step(own);
+    } else {
+      lane->session()->save(own);
+    }
     writer.absorb(std::move(own));
   }
+  StateWriter waiting;
+  for (const std::string& name : waiting_.names("")) waiting.copy(waiting_, name);
+  writer.absorb(std::move(waiting));
   return writer;
 }
 
@@ -129,7 +207,7 @@ StateWriter DdpSessions::save() const {
     return writer;
   }
   if (have_sessions()) {
-    writer = save_sessions();
+    writer = save_sessions(Moment::between_steps);
   } else {
     writer.put("spec", spec_);
     writer.put("seed", options_.seed);

@@ -17,10 +17,6 @@ namespace thinwire {
 struct DdpOptions {
   std::uint64_t seed = 1;
   int threads = 1;  ///< CPU threads for the kernels of one lane.
-  /// The optimizer leaves out a step in which any bucket is not finite, as with loss scaling: then what is
-  /// undelivered of every bucket becomes again what it was before. Costs a copy of the residuals in each
-  /// step.
-  bool skips_steps = false;
   /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
   bool devices_compress = true;
   const Registry* registry = &builtin_registry();
@@ -43,13 +39,18 @@ class DdpSessions {
   std::optional<int> device(std::size_t bucket) const;
 
   /// New sessions for these buckets and this spec, to which the old ones' state moves by the names of
-  /// parameters, or that of a loaded state. Clears the reports. An exception leaves everything as it was.
+  /// parameters, or that of a loaded state. What belongs to parameters that are in none of these buckets
+  /// waits until they are. In the midst of a step this step can still be undone. Clears the reports. An
+  /// exception leaves the sessions there were, of which a step that is under way is undone.
   void rebuild(std::vector<DdpLayout> layouts, const std::string& spec);
   void set_spec(const std::string& spec);
 
   void end_step() { ++step_; }
-  /// See Session.
-  void undo_step();
+  /// After the lanes have ended the step: one that failed has not ended.
+  void take_step_of_lanes() {
+    if (have_sessions()) step_ = lanes_[0]->session()->step();
+  }
+  /// See Session. All or nothing, over all lanes.
   void scale_state(float factor);
 
   /// What Session::save writes, over all lanes, and the buckets.
@@ -68,7 +69,11 @@ class DdpSessions {
   };
   Made make(const std::vector<DdpLayout>& layouts, const std::string& spec, std::size_t lane) const;
   std::optional<int> common_device(const std::vector<DdpLayout>& layouts, std::size_t lane) const;
-  StateWriter save_sessions() const;
+  enum class Moment { between_steps, within_step };
+  StateWriter save_sessions(Moment moment) const;
+  StateReader fitted(const StateReader& state, const std::vector<DdpLayout>& layouts,
+                     const std::vector<Made>& made, StateWriter& waiting) const;
+  StateWriter move_state(const std::vector<DdpLayout>& layouts, std::vector<Made>& made) const;
   bool have_sessions() const { return lanes_[0]->session() != nullptr; }
 
   DdpBoard& board_;
@@ -76,7 +81,8 @@ class DdpSessions {
   const DdpOptions options_;
   std::string spec_;
   std::vector<DdpLayout> layouts_;
-  std::optional<StateReader> loaded_;  // until buckets are known
+  std::optional<StateReader> loaded_;   // until buckets are known
+  StateReader waiting_{StateWriter()};  // of parameters that are in no bucket
   std::uint64_t step_ = 0;
 };
 

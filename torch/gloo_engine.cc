@@ -11,16 +11,22 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <random>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include "comm/fault_note.h"
+#include "comm/tcp_links.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_store.h"
+#include "torch/loopback_listener.h"
+#include "torch/start_watch.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -33,8 +39,6 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 using StorePointer = c10::intrusive_ptr<::c10d::Store>;
 
-// The communicator's deadline ends a wait; Gloo's own limit must not end it sooner.
-constexpr auto kGlooTimeout = std::chrono::hours(24);
 constexpr auto kRetry = std::chrono::milliseconds(50);
 
 std::string endpoint(const GlooEnvironment& environment) {
@@ -49,12 +53,12 @@ Result within(Clock::time_point end, const std::string& complaint, std::function
     std::mutex mutex;
     std::condition_variable changed;
     bool done = false;
-    Result result;
+    Result result{};
     std::exception_ptr error;
   };
   const auto outcome = std::make_shared<Outcome>();
   std::thread([outcome, make = std::move(make)] {
-    Result result;
+    Result result{};
     std::exception_ptr error;
     try {
       result = make();
@@ -161,8 +165,36 @@ std::string local_address(const GlooEnvironment& environment) {
   return {};
 }
 
-StorePointer open_store(const GlooEnvironment& environment, Clock::time_point end, Seconds deadline) {
-  const bool serves = environment.rank == 0 && !environment.agent_serves_store;
+/// Two jobs may have been given one port. The keys of each stand under its own token, so none takes a rank of
+/// the other; this tells a rank that it has come to the wrong place.
+void require_own_job(const GlooEnvironment& environment, const StorePointer& store) {
+  C10dFaultStore book(store);
+  const std::string key = "thinwire/job";
+  const std::string own = "job " + environment.job;
+  std::string standing = own;
+  if (environment.rank == 0) {
+    standing = book.set_if_absent(key, own);
+  } else {
+    // Rank 0 writes it right after it has opened the port.
+    for (int tries = 0; tries < 20; ++tries) {
+      const auto found = book.get(key);
+      standing = found.value_or(own);
+      if (found) break;
+      std::this_thread::sleep_for(kRetry);
+    }
+  }
+  if (standing == own) return;
+  throw std::runtime_error("the rendezvous there is of another job (" + standing.substr(4) +
+                           "; THINWIRE_JOB of this one: " + environment.job +
+                           "): choose another MASTER_PORT (thinwire launch --port)");
+}
+
+enum class Role { own, client };
+
+/// role: what this rank is in its job, or a client beside that.
+StorePointer open_store(const GlooEnvironment& environment, Clock::time_point end, Seconds deadline,
+                        Role role = Role::own) {
+  const bool serves = role == Role::own && environment.rank == 0 && !environment.agent_serves_store;
   if (serves) {
     require_free_port(environment);
   } else {
@@ -182,9 +214,14 @@ StorePointer open_store(const GlooEnvironment& environment, Clock::time_point en
       [=]() -> StorePointer {
         try {
           StorePointer store = c10::make_intrusive<::c10d::TCPStore>(host, options);
+          if (serves && is_loopback(environment.master_address) &&
+              !restrict_to_loopback(environment.master_port)) {
+            std::fprintf(stderr, "thinwire: the rendezvous at %s listens on all interfaces\n", where.c_str());
+          }
           store->check({"thinwire/hello"});  // an answer proves that it is a store
-          return c10::make_intrusive<::c10d::PrefixStore>("thinwire/attempt_" + environment.restart_count,
-                                                          store);
+          require_own_job(environment, store);
+          return c10::make_intrusive<::c10d::PrefixStore>(
+              "thinwire/" + environment.job + "/attempt_" + environment.restart_count, store);
         } catch (const std::exception& error) {
           const std::string text = error.what();
           throw std::runtime_error("cannot open the rendezvous at " + where + ": " +
@@ -193,35 +230,66 @@ StorePointer open_store(const GlooEnvironment& environment, Clock::time_point en
       });
 }
 
-/// Every rank signs in, so that a missing one is named instead of timing out inside Gloo.
+/// Signs this rank in. Throws where the job's ranks cannot become one world.
+void join(const GlooEnvironment& environment, C10dFaultStore& book) {
+  const std::string rank = std::to_string(environment.rank);
+  const std::string world = std::to_string(environment.world_size);
+  const std::string key = "joined/" + rank;
+  const std::string own_mark = std::to_string(std::random_device{}());
+  if (book.set_if_absent(key, own_mark) != own_mark) {
+    throw std::runtime_error("two processes have RANK=" + rank + " at " + endpoint(environment) +
+                             ": every rank needs its own");
+  }
+  const std::string own = "rank " + rank + " has WORLD_SIZE=" + world;
+  const std::string first = book.set_if_absent("world", own);
+  if (first.substr(first.find('=')) == own.substr(own.find('='))) return;
+  book.set("refused", first + ", " + own);
+  throw std::runtime_error(first + ", " + own);
+}
+
+/// Every rank signs in, so that a missing one is named instead of timing out inside Gloo. A rank asks for two
+/// keys at a time, however many ranks there are.
 void await_ranks(const GlooEnvironment& environment, const StorePointer& store, Clock::time_point end,
                  Seconds deadline) {
   C10dFaultStore book(store);
-  const auto key = [](int rank) { return "joined/" + std::to_string(rank); };
-  if (const auto other = book.get(key(environment.rank))) {
-    throw std::runtime_error("two processes have RANK=" + std::to_string(environment.rank) + " at " +
-                             endpoint(environment) + ": every rank needs its own");
-  }
-  book.set(key(environment.rank), std::to_string(environment.world_size));
-  std::vector<int> missing;
+  join(environment, book);
+  store->add("joined", 1);
   do {
-    missing.clear();
-    for (int rank = 0; rank < environment.world_size; ++rank) {
-      const auto world = book.get(key(rank));
-      if (!world) {
-        missing.push_back(rank);
-      } else if (*world != std::to_string(environment.world_size)) {
-        throw std::runtime_error("rank " + std::to_string(rank) + " has WORLD_SIZE=" + *world + ", rank " +
-                                 std::to_string(environment.rank) + " has " +
-                                 std::to_string(environment.world_size));
-      }
-    }
-    if (missing.empty()) return;
+    if (const auto refused = book.get("refused")) throw std::runtime_error(*refused);
+    if (store->add("joined", 0) >= environment.world_size) return;
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < end);
+  std::vector<int> missing;
+  for (int rank = 0; rank < environment.world_size; ++rank) {
+    if (!book.get("joined/" + std::to_string(rank))) missing.push_back(rank);
+  }
   throw std::runtime_error(name_ranks(missing) + " of " + std::to_string(environment.world_size) +
                            " did not join the rendezvous at " + endpoint(environment) + " within " +
                            seconds_text(deadline));
+}
+
+using GroupPointer = c10::intrusive_ptr<::c10d::ProcessGroupGloo>;
+
+/// Connects to all other ranks until `end`.
+GroupPointer connect_ranks(const GlooEnvironment& environment, const StorePointer& store,
+                           Clock::time_point end) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+  const auto options =
+      ::c10d::ProcessGroupGloo::Options::create(std::max(left, std::chrono::milliseconds(1000)));
+  const std::string address = local_address(environment);
+  if (!environment.network_interface.empty()) {
+    options->devices.push_back(
+        ::c10d::ProcessGroupGloo::createDeviceForInterface(environment.network_interface));
+  } else if (!address.empty()) {
+    options->devices.push_back(::c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  } else {
+    options->devices.push_back(::c10d::ProcessGroupGloo::createDefaultDevice());
+  }
+  const StorePointer keys = c10::make_intrusive<::c10d::PrefixStore>("gloo", store);
+  auto group =
+      c10::make_intrusive<::c10d::ProcessGroupGloo>(keys, environment.rank, environment.world_size, options);
+  lengthen_gloo_timeout(*group);
+  return group;
 }
 
 }  // namespace
@@ -237,27 +305,31 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
   const StorePointer store = open_store(environment, end, deadline);
   // Two seconds more than await_ranks takes, so that its own words are the ones that are read.
   const auto latest = end + std::chrono::seconds(2);
-  const std::string silent = "the rendezvous at " + endpoint(environment) + " stopped answering";
-  const auto group = within<c10::intrusive_ptr<::c10d::ProcessGroupGloo>>(latest, silent, [=] {
+  const std::string where = endpoint(environment);
+  within<bool>(latest, "the rendezvous at " + where + " stopped answering", [=] {
     await_ranks(environment, store, end, deadline);
-    const auto options = ::c10d::ProcessGroupGloo::Options::create(kGlooTimeout);
-    const std::string address = local_address(environment);
-    if (!environment.network_interface.empty()) {
-      options->devices.push_back(
-          ::c10d::ProcessGroupGloo::createDeviceForInterface(environment.network_interface));
-    } else if (!address.empty()) {
-      options->devices.push_back(::c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    } else {
-      options->devices.push_back(::c10d::ProcessGroupGloo::createDefaultDevice());
-    }
-    return c10::make_intrusive<::c10d::ProcessGroupGloo>(
-        c10::make_intrusive<::c10d::PrefixStore>("gloo", store), environment.rank, environment.world_size,
-        options);
+    return true;
   });
+  const int store_host = environment.agent_serves_store ? -1 : 0;
+  // Of its own, since the other one waits for keys.
+  const StorePointer asking = open_store(environment, latest, deadline, Role::client);
+  StartWatch watch(asking, environment.rank, environment.world_size, store_host, deadline);
+  watch.begins();
+  const auto before = open_tcp_sockets();
+  GroupPointer group;
+  try {
+    group = within<GroupPointer>(latest, "it took longer than " + seconds_text(deadline),
+                                 [=] { return connect_ranks(environment, store, latest); });
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw std::runtime_error("not all ranks connected at " + where + ": " + watch.blame() + "; " +
+                             text.substr(0, text.find('\n')));
+  }
+  watch.ends();
   auto communicator = std::make_unique<C10dCommunicator>(
       group, store,
-      C10dCommunicator::Options{.store_host = environment.agent_serves_store ? -1 : 0,
-                                .leave_together = true});
+      C10dCommunicator::Options{
+          .store_host = store_host, .leave_together = true, .sockets = tcp_sockets_since(before)});
   communicator->set_deadline(deadline);
   return communicator;
 }

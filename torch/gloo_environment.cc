@@ -48,6 +48,7 @@ GlooEnvironment GlooEnvironment::read(const std::function<std::optional<std::str
   }
   environment.agent_serves_store = get("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
   environment.restart_count = get("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  environment.job = get("THINWIRE_JOB").value_or(get("TORCHELASTIC_RUN_ID").value_or(""));
   return environment;
 }
 

@@ -22,6 +22,8 @@ struct GlooEnvironment {
   /// restart.
   bool agent_serves_store = false;
   std::string restart_count = "0";
+  /// THINWIRE_JOB, which `thinwire launch` draws, or TORCHELASTIC_RUN_ID: ranks of another job are refused.
+  std::string job;
 
   /// get(name) is the variable's value, or nothing. Throws std::invalid_argument listing what is missing and
   /// how to start ranks, or naming a value that cannot be.
@@ -32,8 +34,9 @@ struct GlooEnvironment {
 
 /// MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME -> a communicator over Gloo with that
 /// deadline. Collective. Throws std::invalid_argument as read() does; std::runtime_error, within the deadline
-/// and a few seconds, when the port is taken, the master cannot be reached, ranks do not join (naming them),
-/// or torch was built without Gloo.
+/// and a few seconds, when the port is taken, the master cannot be reached or serves another job, ranks do not
+/// join or leave while connections are opened (naming them), or torch was built without Gloo. The rendezvous
+/// that rank 0 serves listens on loopback alone where MASTER_ADDR is a loopback address.
 std::unique_ptr<Communicator> open_gloo_from_environment(std::chrono::duration<double> deadline);
 
 }  // namespace thinwire

@@ -16,12 +16,16 @@
 #include <vector>
 
 #include "comm/link_probe.h"
+#include "comm/tcp_links.h"
+#include "core/content_hash.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
 #include "thinwire/version.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_compat.h"
 #include "torch/ddp_engine.h"
+#include "torch/loopback_listener.h"
+#include "torch/start_watch.h"
 
 namespace py = pybind11;
 
@@ -36,10 +40,12 @@ c10::intrusive_ptr<T> share(const py::handle& object) {
 }
 
 std::unique_ptr<C10dCommunicator> open_communicator(const py::handle& group, const py::handle& store,
-                                                    int store_host, double deadline_seconds) {
+                                                    int store_host, double deadline_seconds,
+                                                    std::vector<std::string> sockets = {}) {
   auto communicator = std::make_unique<C10dCommunicator>(
       share<c10d_compat::Group>(group), share<::c10d::Store>(store),
-      C10dCommunicator::Options{.store_host = store_host, .leave_together = true});
+      C10dCommunicator::Options{
+          .store_host = store_host, .leave_together = true, .sockets = std::move(sockets)});
   communicator->set_deadline(std::chrono::duration<double>(deadline_seconds));
   return communicator;
 }
@@ -132,25 +138,48 @@ py::dict fit_state(const py::dict& values, const std::map<std::string, std::size
   return to_dict(state_for_model(to_state(values), parameters, known, builtin_registry()));
 }
 
+/// torch's own errors without the frames of C++ that they carry; others as they are.
+std::exception_ptr in_one_line(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& torch_error) {
+    std::string text = torch_error.what_without_backtrace();
+    return std::make_exception_ptr(std::runtime_error(text.substr(0, text.find('\n'))));
+  } catch (...) {
+    return error;
+  }
+}
+
+/// Ends a torch.futures.Future with an error, as C++ does. What Python sets DDP does not take for one; and what a
+/// hook raises reaches the user among the frames of everybody who called it.
+void fail_future(const py::object& future, const std::string& text) {
+  const Future plain = future.cast<torch::jit::PythonFutureWrapper&>().fut;
+  const py::gil_scoped_release release;
+  plain->setError(std::make_exception_ptr(std::runtime_error(text)));
+}
+
 class PythonEngine {
  public:
-  PythonEngine(const py::list& groups, const py::list& stores, const py::object& device_group, int store_host,
-               double deadline_seconds, const std::string& spec, std::uint64_t seed, int threads,
-               bool skips_steps, bool devices_compress,
+  /// sockets: of each group, or none. step_limit_seconds: 0 for the communicator's default.
+  PythonEngine(const py::list& groups, const std::vector<std::vector<std::string>>& sockets,
+               const py::list& stores, const py::object& device_group, int store_host,
+               double deadline_seconds, double step_limit_seconds, const std::string& spec,
+               std::uint64_t seed, int threads, bool devices_compress,
                const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
-      lanes.push_back(open_communicator(groups[lane], stores[lane], store_host, deadline_seconds));
+      lanes.push_back(
+          open_communicator(groups[lane], stores[lane], store_host, deadline_seconds, sockets.at(lane)));
+      if (step_limit_seconds > 0)
+        lanes.back()->set_step_limit(std::chrono::duration<double>(step_limit_seconds));
     }
     c10::intrusive_ptr<c10d_compat::Group> sums;
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(std::move(lanes), sums, spec,
-                                          DdpOptions{.seed = seed,
-                                                     .threads = threads,
-                                                     .skips_steps = skips_steps,
-                                                     .devices_compress = devices_compress});
+    engine_ = std::make_unique<DdpEngine>(
+        std::move(lanes), sums, spec,
+        DdpOptions{.seed = seed, .threads = threads, .devices_compress = devices_compress});
   }
 
   ~PythonEngine() {
@@ -160,11 +189,13 @@ class PythonEngine {
 
   /// future: a torch.futures.Future that gets the mean. ready: one that holds `gradient` already, the form in
   /// which DDP wants its own tensor back; a dense bucket then ends without Python's lock.
-  void submit(std::size_t index, bool last, const at::Tensor& gradient,
+  /// awaits_end: end_backward() will be called.
+  void submit(std::size_t index, bool last, bool awaits_end, const at::Tensor& gradient,
               const std::vector<at::Tensor>& parameters, py::object future, const py::handle& ready) {
     DdpBucket bucket;
     bucket.index = index;
     bucket.last = last;
+    bucket.awaits_end = awaits_end;
     for (const at::Tensor& parameter : parameters) bucket.parameters.push_back(names_.describe(parameter));
     bucket.gradient = gradient;
     const Future plain = future.cast<torch::jit::PythonFutureWrapper&>().fut;
@@ -180,7 +211,7 @@ class PythonEngine {
     const py::gil_scoped_release release;
     engine_->submit(std::move(bucket), [plain, result, object](at::Tensor mean, std::exception_ptr error) {
       if (error) {
-        plain->setError(error);
+        plain->setError(in_one_line(error));
       } else if (!object) {
         plain->markCompleted(result);
       } else {
@@ -238,6 +269,34 @@ std::pair<double, double> measure(const py::handle& group, const py::handle& sto
   return {link.latency_seconds, link.bytes_per_second};
 }
 
+/// One hash of the bits of all tensors, in order; those on devices come to the host one by one.
+std::uint64_t hash_tensors(const std::vector<at::Tensor>& tensors, std::uint64_t seed) {
+  const py::gil_scoped_release release;
+  std::uint64_t hash = seed;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor host = tensor.detach().to(at::kCPU).contiguous();
+    hash = content_hash({static_cast<const std::byte*>(host.data_ptr()), host.nbytes()}, hash);
+  }
+  return hash;
+}
+
+std::unique_ptr<StartWatch> watch_start(const py::handle& store, int rank, int size, int store_host,
+                                        double deadline_seconds) {
+  return std::make_unique<StartWatch>(share<::c10d::Store>(store), rank, size, store_host,
+                                      std::chrono::duration<double>(deadline_seconds));
+}
+
+/// Places of the keys that nobody has set; waits for none.
+std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector<std::string>& keys) {
+  const auto held = share<::c10d::Store>(store);
+  const py::gil_scoped_release release;
+  std::vector<std::size_t> missing;
+  for (std::size_t place = 0; place < keys.size(); ++place) {
+    if (!held->check({keys[place]})) missing.push_back(place);
+  }
+  return missing;
+}
+
 std::vector<std::string> simd_targets() {
   std::vector<std::string> names;
   for (std::int64_t remaining = hwy::SupportedTargets(); remaining != 0; remaining &= remaining - 1) {
@@ -260,18 +319,43 @@ py::list systems() {
   return all;
 }
 
+/// What opening connections needs.
+void add_start(py::module& module) {
+  py::class_<StartWatch>(module, "StartWatch")
+      .def(py::init(&watch_start), py::kw_only(), py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("store_host"), py::arg("deadline_seconds"))
+      .def("begins", &StartWatch::begins)
+      .def("ends", &StartWatch::ends)
+      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+  module.def("lengthen_gloo_timeout", [](const py::handle& group) {
+    return lengthen_gloo_timeout(*share<c10d_compat::Group>(group));
+  });
+  module.def("restrict_to_loopback", &restrict_to_loopback);
+  module.def("missing_keys", &missing_keys);
+}
+
 }  // namespace
 }  // namespace thinwire
 
 PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
-      .def(py::init<const py::list&, const py::list&, const py::object&, int, double, const std::string&,
-                    std::uint64_t, int, bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
-           py::kw_only(), py::arg("groups"), py::arg("stores"), py::arg("device_group"),
-           py::arg("store_host"), py::arg("deadline_seconds"), py::arg("spec"), py::arg("seed"),
-           py::arg("threads"), py::arg("skips_steps"), py::arg("devices_compress"), py::arg("parameters"))
+      .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
+                    const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
+                    const std::vector<std::pair<std::string, at::Tensor>>&>(),
+           py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
+           py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
+           py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
+      .def(
+          "last_bucket_was_submitted", [](PythonEngine& self) { self.engine().last_bucket_was_submitted(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "end_backward",
+          [](PythonEngine& self, std::vector<std::string> unused) {
+            self.engine().end_backward(std::move(unused));
+          },
+          py::call_guard<py::gil_scoped_release>())
       .def("set_spec", [](PythonEngine& self, const std::string& spec) { self.engine().set_spec(spec); })
       .def("spec", [](PythonEngine& self) { return self.engine().spec(); })
       .def("set_learning_rate",
@@ -281,12 +365,21 @@ PYBIND11_MODULE(_C, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
+      .def(
+          "gather", [](PythonEngine& self, std::uint64_t mine) { return self.engine().gather(mine); },
+          py::call_guard<py::gil_scoped_release>())
       .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
+  module.attr("longest_deadline_seconds") = thinwire::Communicator::kLongestDeadlineSeconds;
+  module.def("open_tcp_sockets", &thinwire::open_tcp_sockets);
+  module.def("tcp_sockets_since", &thinwire::tcp_sockets_since);
+  thinwire::add_start(module);
+  module.def("hash_tensors", &thinwire::hash_tensors);
+  module.def("fail_future", &thinwire::fail_future);
   module.def("merge_states", &thinwire::merge_states);
   module.def("share_state", &thinwire::share_state);
   module.def("fit_state", &thinwire::fit_state);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/dense/half.h"
+#include "session/configuration.h"
 
 namespace thinwire {
 namespace {
@@ -72,12 +73,12 @@ DeviceStaging::Guard TensorSession::on_stream_of(const at::Tensor& gradient) {
 at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(bucket, report);
-  const bool compressible = is_compressible(gradient.scalar_type());
-  if (device_ && compressible) {
+  const bool plain = is_summed_plainly(bucket);
+  if (device_ && !plain) {
     synchronize_on_device(bucket, report);
   } else if (gradient.device().is_cpu()) {
     synchronize_on_host(bucket, gradient, report);
-  } else if (!compressible && communicator_->reduces(Memory::cuda)) {
+  } else if (plain && communicator_->reduces(Memory::cuda)) {
     const auto current = staging_.enter(gradient, bucket.complete);
     sum_plainly(bucket, gradient, report);
   } else {
@@ -88,10 +89,19 @@ at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& repor
   return gradient;
 }
 
+void TensorSession::end_step(bool failed, bool counts, const std::vector<std::string>& unused) {
+  if (failed) {
+    session_->undo_step();
+    return;
+  }
+  for (const std::string& name : unused) session_->leave_out(name);
+  session_->next_step(counts);
+}
+
 /// gradient: the bucket's, in host memory.
 void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient,
                                         StepReport& report) {
-  if (!is_compressible(gradient.scalar_type())) {
+  if (is_summed_plainly(bucket)) {
     sum_plainly(bucket, gradient, report);
     return;
   }
@@ -104,6 +114,7 @@ void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tenso
   const HalfFormat format = half_format(gradient.scalar_type());
   decode_half(*executor_, format, halves_of(gradient), floats_of(floats));
   report = session_->synchronize(id_of(bucket), floats_of(floats));
+  report.raw_bytes = gradient.nbytes();
   // Also a mean that is too large for the type is for the optimizer to leave out.
   const bool fits =
       encode_half(*executor_, format, Span<const float>(floats_of(floats)), {}, halves_of(gradient));
@@ -124,6 +135,7 @@ void TensorSession::synchronize_on_device(const DdpBucket& bucket, StepReport& r
   }
   staging_.wait();  // the session's stream is another
   report = session_->synchronize(id_of(bucket), floats_of(values, Memory::cuda));
+  report.raw_bytes = gradient.nbytes();
   if (is_float) return;
   gradient.view(-1).copy_(values);
   report.finite = report.finite && at::isfinite(gradient).all().item<bool>();
@@ -141,26 +153,43 @@ at::Tensor TensorSession::synchronize_rows(const DdpBucket& bucket, StepReport& 
   own.width = row_width(bucket);
   const RowSparse mean = session_->synchronize_rows(id_of(bucket), own);
   report = session_->report(id_of(bucket));
+  report.raw_bytes = report.elements * gradient.element_size();
   return sparse_tensor(mean, gradient);
 }
 
-/// For types that no system takes.
+bool TensorSession::is_summed_plainly(const DdpBucket& bucket) const {
+  const at::ScalarType type = bucket.gradient.scalar_type();
+  if (!is_compressible(type)) return true;
+  return type != at::kFloat && session_->sums_plainly(id_of(bucket)) &&
+         communicator_->sums(type, bucket.gradient.is_cuda());
+}
+
+/// In the gradient's own type.
 void TensorSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report) {
   StepClock clock;
   clock.enter(Phase::exchange);
-  communicator_->set_context(id_of(bucket), session_->step());
+  const std::string kind = std::string("sum of ") + c10::toString(gradient.scalar_type());
+  Exchange exchange(*communicator_, {.bucket = id_of(bucket),
+                                     .step = session_->step(),
+                                     .elements = static_cast<std::uint64_t>(gradient.numel()),
+                                     .kind = kind,
+                                     .names = hash_of_names(bucket.parameters),
+                                     .first_name = bucket.parameters.front().name});
   const Traffic before = communicator_->traffic();
+  const std::uint64_t guards_before = communicator_->guard_bytes();
   // In the order of plain DDP, whose result this is to the last bit.
   gradient.mul_(1.0 / communicator_->size());
   if (!gradient.device().is_cpu()) staging_.wait();
   clock.enter(Phase::wait);
   communicator_->all_reduce_tensor(gradient);
+  exchange.finish();
   clock.enter(Phase::exchange);
   report.step = session_->step();
   report.elements = static_cast<std::uint64_t>(gradient.numel());
   report.raw_bytes = static_cast<std::uint64_t>(gradient.nbytes());
   report.wire = communicator_->traffic() - before;
-  report.formula_bytes = report.wire.sent_bytes;
+  report.frame_header_bytes = communicator_->guard_bytes() - guards_before;
+  report.formula_bytes = report.wire.sent_bytes - report.frame_header_bytes;
   report.finite = at::isfinite(gradient).all().item<bool>();
   clock.enter(Phase::exchange);
   report.take_seconds(clock);

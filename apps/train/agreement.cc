@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <stdexcept>
+
+#include "core/content_hash.h"
 
 namespace thinwire::train {
 
@@ -70,6 +74,29 @@ std::uint64_t require_agreement(const Model& model, Communicator& communicator, 
         others.size() > 1 ? "" : "s"));
   }
   return hashes[0];
+}
+
+void require_same_parameters(const Model& model, std::uint64_t step, Communicator& communicator) {
+  std::uint64_t hash = step;
+  for (const auto& parameter : model.parameters()) hash = content_hash(bytes_of(parameter), hash);
+  const std::vector<std::uint64_t> hashes = gather(communicator, hash);
+  std::map<std::uint64_t, std::vector<std::size_t>> holders;
+  for (std::size_t rank = 0; rank < hashes.size(); ++rank) holders[hashes[rank]].push_back(rank);
+  if (holders.size() == 1) return;
+  const auto most = std::max_element(holders.begin(), holders.end(), [](const auto& one, const auto& other) {
+    return one.second.size() < other.second.size();
+  });
+  std::vector<std::size_t> others;
+  for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
+    if (hashes[rank] != most->first) others.push_back(rank);
+  }
+  const bool majority = 2 * most->second.size() > hashes.size();
+  throw std::runtime_error(fmt::format(
+      "replicas differ before step {}: {}; resume from a checkpoint", step,
+      majority
+          ? fmt::format("rank{} {} of {} hold{} other parameters than the rest", others.size() > 1 ? "s" : "",
+                        fmt::join(others, ", "), hashes.size(), others.size() > 1 ? "" : "s")
+          : fmt::format("{} different sets of parameters among {} ranks", holders.size(), hashes.size())));
 }
 
 }  // namespace thinwire::train

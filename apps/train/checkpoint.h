@@ -14,15 +14,32 @@
 
 namespace thinwire::train {
 
+/// Epochs of the checkpoints in `folder`, the newest first.
+std::vector<std::uint64_t> checkpoints(const std::string& folder);
+
 /// Epoch of the newest checkpoint in `folder`; 0 if it holds none.
 std::uint64_t latest_checkpoint(const std::string& folder);
 
-/// Collective; `folder` lies on a file system that all ranks share. `shared` is rank 0's. Removes older
-/// checkpoints once this one is whole. Throws std::runtime_error on every rank if one of them cannot write.
+/// Collective; `folder` lies on a file system that all ranks share. `shared` is rank 0's. Once
+/// this one is whole and on the disk, of the older ones the newest stays and the others are removed. Throws
+/// std::runtime_error on every rank if one of them cannot write; what was there before is there still.
 void write_checkpoint(const std::string& folder, std::uint64_t epoch, const StateWriter& shared,
                       const StateWriter& mine, Communicator& communicator);
 
-/// Throws std::runtime_error naming the file that is missing or damaged.
+/// What one rank goes on from.
+struct Checkpoint {
+  std::uint64_t epoch;
+  StateReader shared;
+  StateReader mine;
+  std::string passed_over;  ///< What was wrong with newer ones; empty: this is the newest.
+};
+
+/// The newest that every rank can read whole. Collective. Throws std::runtime_error on every rank when there
+/// is none, with what was wrong with each.
+Checkpoint read_newest_checkpoint(const std::string& folder, Communicator& communicator);
+
+/// An entry "epoch" or "rank" must be what is asked for, where it is there. Throws std::runtime_error naming
+/// the file that is missing, damaged or of another place.
 StateReader read_shared_state(const std::string& folder, std::uint64_t epoch);
 StateReader read_rank_state(const std::string& folder, std::uint64_t epoch, int rank);
 

@@ -40,6 +40,7 @@ struct Options {
   int threads = 1;               ///< CPU threads of one rank.
   double bucket_megabytes = 25;  ///< Of 2^20 bytes: longest bucket of several parameters; DDP's default.
   double deadline_seconds = 300;
+  double step_limit_seconds = 0;  ///< 0: the communicator's default.
   int stop_after = 0;  ///< End after so many epochs of this call, as an interruption would; 0: do not.
   std::uint64_t vocabulary = 10'000;  ///< Most words of a text that are told apart.
   int context = 32;                   ///< Words of a text in one example.
@@ -47,6 +48,7 @@ struct Options {
   int record = 0;        ///< Write the gradients of so many steps, the first of this call, to record_to.
   int record_every = 1;  ///< Only every so many steps.
   std::string record_to = "gradients";
+  int check_replicas_every = 1000;  ///< Steps between comparisons of the ranks' parameters; 0: never.
   std::string checkpoint;
   bool resume = false;
   std::string json;

@@ -106,9 +106,9 @@ TEST(Results, PerplexitiesStayShort) {
 }
 
 TEST(Results, CanonicalSpecsHaveAllOptions) {
-  EXPECT_EQ(canonical_spec("dense"), "dense:feedback=off");
+  EXPECT_EQ(canonical_spec("dense"), "dense:sum=type:feedback=off");
   EXPECT_EQ(canonical_spec("rows=dense,dense=half"),
-            "rows=dense:feedback=off,dense=half:format=fp16:feedback=off");
+            "rows=dense:sum=type:feedback=off,dense=half:format=fp16:feedback=off");
   EXPECT_THROW(canonical_spec("rows=dense,dense=nonsense"), std::invalid_argument);
 }
 

@@ -122,6 +122,7 @@ void check_numbers(const Options& options) {
   in_range("--bucket-mb", options.bucket_megabytes,
            options.bucket_megabytes >= 0 && options.bucket_megabytes <= 4096, "in [0, 4096]");
   in_range("--deadline", options.deadline_seconds, options.deadline_seconds > 0, "above 0");
+  in_range("--step-limit", options.step_limit_seconds, options.step_limit_seconds >= 0, "at least 0");
   if (options.vocabulary < 2 || options.vocabulary > std::numeric_limits<std::int32_t>::max()) {
     throw std::invalid_argument(
         fmt::format("--vocabulary must be in [2, 2^31), not {}: one number is for all unknown words",
@@ -210,7 +211,8 @@ void run(const Options& options) {
   limit_blas_threads(options.threads);
 
   std::vector<RunResult> results;  // stays empty in processes without rank 0
-  const apps::EngineOptions engine{options.engine, options.workers, options.deadline_seconds};
+  const apps::EngineOptions engine{options.engine, options.workers, options.deadline_seconds,
+                                   options.step_limit_seconds};
   apps::run_on_engine(engine, [&](Communicator& communicator) {
     std::optional<Progress> progress;
     if (communicator.rank() == 0) progress.emplace(stderr);

@@ -54,6 +54,7 @@ class Worker {
   void save(std::uint64_t epoch);
   /// False when training has diverged.
   bool train_epoch(std::uint64_t epoch);
+  void check_replicas(std::uint64_t step);
   double forward_backward(Span<const std::uint32_t> indices, std::uint64_t pass);
   /// False when some rank's gradient was not finite; then no rank's parameters may change.
   bool synchronize(Costs& costs);
@@ -143,6 +144,7 @@ bool Worker::train_epoch(std::uint64_t epoch) {
       order = epoch_order(job_.dataset.training_examples(), options_.seed, pass);
     }
     const Clock::time_point step_start = Clock::now();
+    check_replicas(epoch * steps_ + step);
     const double loss = forward_backward(
         rank_batch(order, in_pass, communicator_.rank(), communicator_.size(), options_.batch), pass);
     const double rate =
@@ -181,10 +183,16 @@ double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t
   return loss.item<double>();
 }
 
+/// Every so many steps of the whole training; at an epoch's end ranks agree about buffers, too.
+void Worker::check_replicas(std::uint64_t step) {
+  const auto every = static_cast<std::uint64_t>(options_.check_replicas_every);
+  if (every == 0 || step == 0 || step % every != 0) return;
+  require_same_parameters(*model_, step, communicator_);
+}
+
 bool Worker::synchronize(Costs& costs) {
   recorder_.step(gradients_, session_.step());
   gradients_.synchronize();
-  bool finite = true;
   for (std::size_t i = 0; i < gradients_.buckets(); ++i) {
     const StepReport& report = gradients_.report(i);
     const bool rows = gradients_.row_sparse(i);
@@ -201,12 +209,11 @@ bool Worker::synchronize(Costs& costs) {
               .row_elements = elements,
               .row_elements_in = elements * report.density_in,
               .row_elements_out = elements * report.density_out};
-    finite = finite && report.finite;
   }
   ++costs.steps;
-  session_.next_step();
+  const bool counts = session_.next_step();
   note_residuals();
-  return finite;
+  return counts;
 }
 
 void Worker::note_residuals() {
@@ -276,12 +283,15 @@ void Worker::finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted,
 void Worker::save(std::uint64_t epoch) {
   StateWriter shared;
   if (communicator_.rank() == 0) {
+    shared.put("epoch", epoch);
     shared.put("trajectory", std::string_view(trajectory_));
     shared.put("skipped_steps", result_.skipped_steps);
     put_history(shared, result_.epochs);
     put_model(shared, *model_, *optimizer_);
   }
   StateWriter mine;
+  mine.put("epoch", epoch);
+  mine.put("rank", static_cast<std::uint64_t>(communicator_.rank()));
   mine.put("hopeless_steps", static_cast<std::uint64_t>(hopeless_));
   put_costs(mine, costs_);
   session_.save(mine);
@@ -289,19 +299,16 @@ void Worker::save(std::uint64_t epoch) {
 }
 
 void Worker::resume() {
-  const std::uint64_t epoch = latest_checkpoint(job_.checkpoint);
-  for (const std::uint64_t others : gather(communicator_, epoch)) {
-    if (others == epoch && epoch > 0) continue;
-    throw std::runtime_error(fmt::format(
-        "no checkpoint in {} that every rank can see: --checkpoint needs a folder that all ranks share",
-        job_.checkpoint));
+  const Checkpoint found = read_newest_checkpoint(job_.checkpoint, communicator_);
+  if (progress_ && !found.passed_over.empty()) {
+    progress_->note(fmt::format("going on from epoch {}: {}", found.epoch, found.passed_over));
   }
-  const StateReader shared = read_shared_state(job_.checkpoint, epoch);
+  const StateReader& shared = found.shared;
   require_same_trajectory(shared.get_text("trajectory"), trajectory_, job_.checkpoint);
   get_model(shared, *model_, *optimizer_);
   result_.epochs = get_history(shared);
   result_.skipped_steps = shared.get_integer("skipped_steps");
-  const StateReader mine = read_rank_state(job_.checkpoint, epoch, communicator_.rank());
+  const StateReader& mine = found.mine;
   hopeless_ = static_cast<int>(mine.get_integer("hopeless_steps"));
   costs_ = get_costs(mine);
   session_.load(mine);

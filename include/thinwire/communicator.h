@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,7 +36,7 @@ class Pending {
   ~Pending();
 
   /// Blocks until the buffer may be used again (send) or holds the message (receive). No-op when empty.
-  /// Throws CommError when the peer is gone or the communicator's deadline passes.
+  /// Throws CommError when the peer is gone or one of the communicator's limits passes.
   void wait();
 
  private:
@@ -51,6 +52,17 @@ class Pending {
   Communicator* owner_ = nullptr;
   void* operation_ = nullptr;
   int peer_ = -1;
+};
+
+/// What ranks exchange together: one bucket of one step. The same on all ranks.
+struct ExchangeCall {
+  std::uint32_t bucket = 0;
+  std::uint64_t step = 0;
+  std::uint64_t elements = 0;
+  /// How: "dense", "rows", "sum of Half". Only its first 15 characters are shown to other ranks.
+  std::string_view kind = "dense";
+  std::uint64_t names = 0;           ///< Hash of the parameters' names, in their order.
+  std::string_view first_name = {};  ///< The first parameter's, for messages.
 };
 
 /// Not thread-safe: one thread per rank drives one communicator.
@@ -76,13 +88,42 @@ class Communicator {
   virtual double now_seconds() const;
 
   static constexpr double kLongestDeadlineSeconds = 86'400;
-  /// Longest time that one blocking call may take; default 5 minutes. Throws std::invalid_argument unless
-  /// above 0 and at most a day.
+  /// Longest time that a blocking call waits while nothing moves between the ranks; default 5 minutes. Where
+  /// the engine cannot see bytes move (all but gloo on Linux), longest time that it waits at all. Throws
+  /// std::invalid_argument unless above 0 and at most a day.
   void set_deadline(std::chrono::duration<double> deadline);
   std::chrono::duration<double> deadline() const { return deadline_; }
 
+  /// Longest time that all blocking calls of one step wait together, bytes moving or not. Default: an hour,
+  /// or twice the deadline where that is longer. Heeded by the gloo engine. Throws std::invalid_argument
+  /// unless above 0.
+  void set_step_limit(std::chrono::duration<double> limit);
+  std::chrono::duration<double> step_limit() const;
+
+  /// How long the process of an awaited rank may show no sign of life while its machine answers. Default: the
+  /// deadline, at least 4 s and at most a minute. Heeded by the gloo engine. Throws std::invalid_argument
+  /// unless above 0.
+  void set_silence_limit(std::chrono::duration<double> limit);
+  std::chrono::duration<double> silence_limit() const;
+
   /// Names the work under way in the errors thrown from now on.
   void set_context(std::uint32_t bucket, std::uint64_t step);
+
+  /// All that is sent and received from now on belongs to `call`, until end_exchange() or abandon_exchange(): see
+  /// Exchange, which calls them. Not collective.
+  void begin_exchange(const ExchangeCall& call);
+  void end_exchange();
+  void abandon_exchange() noexcept { stage_ = Stage::outside; }
+
+  /// send() of what only guards other messages, counted in guard_bytes() too.
+  Pending send_guard(int peer, Tag tag, Span<const std::byte> bytes);
+  /// Bytes sent so far that guard others: stamps of exchanges, checksums of collectives.
+  std::uint64_t guard_bytes() const { return guard_bytes_; }
+  /// Whether collectives send a checksum (CRC-32C, 4 bytes) behind each of their messages: in an exchange, where the
+  /// engine moves bytes over a network. The same on all ranks.
+  bool seals() const { return stage_ == Stage::bound && size_ > 1 && may_lose_bits(); }
+  /// Throws CorruptFrame, naming the peer, bucket and step, unless `seal` is the checksum of what arrived.
+  void check_seal(int peer, Span<const std::byte> arrived, std::uint32_t seal) const;
 
   /// Sending and waiting are charged to this clock from now on; null: to none. It outlives its use here.
   void set_clock(StepClock* clock) { clock_ = clock; }
@@ -107,7 +148,9 @@ class Communicator {
   /// engine's own complaint as CommError) in wait().
   Pending receive(int peer, Tag tag, Span<std::byte> bytes);
 
-  // --- Collectives: every rank calls the same ones in the same order with the same sizes.
+  // --- Collectives: every rank calls the same ones in the same order with the same sizes. In an exchange that is
+  // checked before anything is sent. Errors beside those of send() and receive(): CorruptFrame for bytes that
+  // changed on the way, in collectives that are not the engine's own.
 
   /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes
   /// sent. Values on a device: only where reduces() says so, with send()'s conditions.
@@ -145,8 +188,23 @@ class Communicator {
   std::uint64_t ring_received_bytes(std::size_t elements, std::size_t element_bytes) const;
 
   [[noreturn]] void fail(int peer, const std::string& what) const;
+  /// The step of set_context().
+  std::uint64_t step() const { return step_; }
+
+  /// False: messages stay in this process's memory and need no checksum.
+  virtual bool may_lose_bits() const { return true; }
+  /// For an engine's own collectives, before anything else: where an exchange has begun and nothing of it was sent,
+  /// finds out whether all ranks make the same call. Collective then. Throws CommError on every rank if not.
+  void bind_exchange() {
+    if (stage_ == Stage::announced) compare_calls();
+  }
 
  private:
+  enum class Stage : std::uint8_t { outside, announced, bound };
+  struct CallRecord;
+
+  void compare_calls();
+  [[noreturn]] void refuse_calls(const CallRecord& mine);
   friend class Pending;
   void check_peer(int peer, const char* verb) const;
 
@@ -156,17 +214,46 @@ class Communicator {
   std::uint32_t bucket_ = 0;
   std::uint64_t step_ = 0;
   std::chrono::duration<double> deadline_{300.0};
+  std::chrono::duration<double> step_limit_{0};     // 0: not set
+  std::chrono::duration<double> silence_limit_{0};  // 0: not set
   StepClock* clock_ = nullptr;
   Traffic traffic_;
+  Stage stage_ = Stage::outside;
+  ExchangeCall call_;
+  std::uint64_t guard_bytes_ = 0;
   // Of the collectives; they grow once.
   std::vector<std::byte> scratch_;
   std::vector<Pending> pendings_;
+  std::vector<std::uint32_t> seals_;
 
   template <class T, class Combine>
   void ring_all_reduce(Span<T> values, Combine combine);
   void exchange_parts(Span<const std::byte> mine, Span<std::byte> all,
                       FunctionRef<std::size_t(std::size_t)> count);
   Span<std::byte> scratch(std::size_t bytes);
+};
+
+/// Binds everything that is exchanged while it lives to one call. Before the first message the ranks compare what they
+/// call, by a stamp of 20 bytes that goes to at most seven ranks in each of ceil(log8 W) hops. Where any two differ,
+/// every rank gets a CommError that names who differs in what, and nothing is added up; so no rank hands out a mean of
+/// different buckets, steps, sizes or parameters.
+class Exchange {
+ public:
+  /// Not collective. call.first_name lives as long as the exchange.
+  Exchange(Communicator& communicator, const ExchangeCall& call) : communicator_(&communicator) {
+    communicator.begin_exchange(call);
+  }
+  ~Exchange() {
+    if (communicator_ != nullptr) communicator_->abandon_exchange();
+  }
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
+
+  /// Before the result is used. Collective: the ranks compare their calls here where nothing had to be sent.
+  void finish() { std::exchange(communicator_, nullptr)->end_exchange(); }
+
+ private:
+  Communicator* communicator_;
 };
 
 }  // namespace thinwire

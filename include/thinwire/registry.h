@@ -93,6 +93,9 @@ struct SystemInfo {
   std::vector<OptionInfo> options;
   /// Every kind that Synchronizer::save writes, for Registry::state_kind.
   std::vector<StateKind> state{};
+  /// Whether Synchronizer::keep_step and undo_step bring back all of that state. Otherwise a session that undoes steps
+  /// keeps what save() writes after each step and undoes by load(): slower, and right for every system.
+  bool undoes_steps = false;
   /// For a stage, `inner` is what it wraps; else it is empty.
   std::function<std::unique_ptr<Synchronizer>(const Options&, Inner inner)> make;
 };
@@ -103,7 +106,8 @@ struct Pipeline {
   std::unique_ptr<Synchronizer> synchronizer;
   bool feedback = false;
   bool lossless = false;
-  bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
+  bool undoes_steps = false;  ///< By keep_step() and undo_step(): true for all parts that have state.
+  bool conserves = false;     ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
 };
 
 class Registry {

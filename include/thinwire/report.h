@@ -27,9 +27,11 @@ struct StepReport {
   std::uint32_t bucket = 0;
   std::uint64_t step = 0;
   std::uint64_t elements = 0;
-  std::uint64_t raw_bytes = 0;           ///< 4 * elements: what a dense system has to move.
-  Traffic wire;                          ///< Payload and frame headers together.
-  std::uint64_t frame_header_bytes = 0;  ///< The part of wire.sent_bytes that is frame headers.
+  std::uint64_t raw_bytes = 0;  ///< Of the gradient in its own type: what a dense system has to move.
+  Traffic wire;                 ///< Payload and frame headers together.
+  /// The part of wire.sent_bytes that guards the rest: headers of frames, stamps of exchanges, checksums of sums and
+  /// gathered values.
+  std::uint64_t frame_header_bytes = 0;
   /// The rest of wire.sent_bytes by the system's formula, from this step's own counts (non-zeros per owner,
   /// union) where it depends on them.
   std::uint64_t formula_bytes = 0;

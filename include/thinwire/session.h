@@ -25,6 +25,7 @@
 // it once a step that is finite has delivered it.
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <set>
@@ -48,8 +49,10 @@ struct SessionOptions {
   /// Whatever else must be the same on all ranks (a data set's name, a learning rate): compared at start().
   std::string configuration{};
   const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
-  /// Whether undo_step() may be called: each step then begins with a copy of the residuals.
-  bool undoes_steps = false;
+  /// Whether a step is all or nothing, see next_step(): next_step() then copies what the step changed.
+  /// Without it a step that is not finite leaves the residuals of its finite buckets moved, and after an error
+  /// there may be no state left that could be saved.
+  bool undoes_steps = true;
 };
 
 /// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.
@@ -84,6 +87,13 @@ class Session {
   /// gradient [elements of the bucket]: in this rank's, out the mean, see Synchronizer::synchronize. With a
   /// device it lies in that device's memory, complete before the call; the mean is complete when it returns.
   /// Collective. Returns what it cost.
+  ///
+  /// After an exception, but for std::invalid_argument about sizes and memory, which comes before anything is
+  /// sent, the step has failed as a whole: what its buckets changed is undone, and the means that they
+  /// returned must not be used. CommError, CorruptFrame and whatever else came from the exchange leave ranks at
+  /// different places: every later synchronize() then throws std::runtime_error with the first error's text,
+  /// and training goes on with a new communicator. A system's own std::invalid_argument, about a learning rate
+  /// for instance, is for the step alone: next_step() ends it.
   const StepReport& synchronize(BucketId bucket, Span<float> gradient);
 
   /// gradient: this rank's rows, in any order; rows that come more than once are added up in the order in
@@ -108,8 +118,26 @@ class Session {
   /// those need it before every step in which it changes.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
 
-  /// Ends a step of training: every bucket synchronizes at most once per step.
-  void next_step() { ++step_; }
+  /// Ends a step of training: every bucket synchronizes at most once per step. Returns whether the step
+  /// counts. It does not where a bucket was not finite, which all ranks see alike, where it failed, or where
+  /// `counts` is false: then the residuals of all buckets and the system's own state become again what they
+  /// were at the end of the step before, and the optimizer must leave the step out. Not collective, but every
+  /// rank calls it with the same value. Throws what synchronize() throws after an error of the exchange: such
+  /// a step does not end.
+  bool next_step(bool counts = true);
+  /// Gives up the step that is under way: state is as at the end of the step before, and so is step(). For a
+  /// step that this rank cannot go on with, before save(). Without undoes_steps, std::logic_error when buckets
+  /// were synchronized in it.
+  void undo_step();
+  /// Before next_step(): the parameter takes no part in this step, on no rank, whatever was synchronized of
+  /// it. Its residual and velocity become what they were before, and its part of the mean must not be used.
+  /// For parameters that no rank used, where the optimizer never sees the mean. Nothing for a name that no
+  /// bucket of add_bucket() has. Throws std::logic_error without undoes_steps.
+  void leave_out(std::string_view parameter);
+  /// Whether every bucket that was synchronized since the last next_step() was finite.
+  bool finite() const { return finite_; }
+  /// Whether a bucket was synchronized since the last next_step().
+  bool within_step() const;
   std::uint64_t step() const { return step_; }
 
   /// Canonical: all options with their values.
@@ -120,17 +148,21 @@ class Session {
   /// What this rank has not delivered of the bucket, in the memory where its gradient is. Without feedback it
   /// is empty, unless a state held something that waits for the next step.
   Span<const float> residual(BucketId bucket) const;
-  /// Between steps, for a step that the optimizer leaves out: makes the residuals of all buckets again what
-  /// they were before the last step that next_step() ended. What systems keep besides stays. Throws
-  /// std::logic_error without SessionOptions::undoes_steps.
-  void undo_step();
+
+  /// Whether synchronize() would only take the engine's sum of gradient / W: the system is one that does, and nothing
+  /// undelivered waits to be added. Then a gradient of another type may be summed past the session, in its type.
+  bool sums_plainly(BucketId bucket) const;
   /// Between steps, for a loss scale that changes: multiplies all state in units of gradients, see StateKind.
   void scale_state(float factor);
   /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.
   std::size_t workspace_allocations() const;
 
-  /// Not collective. This rank's residuals (by parameter name), the system's own state, and the step.
+  /// Not collective. This rank's residuals (by parameter name), the system's own state, and the step. Always
+  /// the state at the end of a step: std::logic_error within one, and std::runtime_error that names the step
+  /// and the bucket where one failed that could not be undone.
   void save(StateWriter& writer) const;
+  /// The same in the midst of a step, to be handed to load_within_step() of a session with other buckets.
+  void save_within_step(StateWriter& writer) const;
   /// Not collective. Buckets must have been added; parameters may be grouped into other buckets than when
   /// saved. Throws std::runtime_error naming a parameter that is missing or of another length, or another
   /// spec or seed; then nothing has changed.
@@ -140,6 +172,9 @@ class Session {
   /// begin with nothing. Not collective. Throws std::runtime_error naming a parameter of another length; then
   /// nothing has changed.
   void take_over(const StateReader& reader);
+  /// After load() of the state before the step that is under way: what save_within_step() wrote since then.
+  /// Should the step not count, the session is as load() left it.
+  void load_within_step(const StateReader& reader);
 
  private:
   struct Bucket;
@@ -152,7 +187,14 @@ class Session {
   }
   template <class Run>
   void run(BucketId bucket, Run&& run);
-  void keep_for_undo(BucketId bucket);
+  void refuse_after_failure() const;
+  void fail(BucketId bucket, const std::exception_ptr& cause);
+  void keep();
+  void undo();
+  void keep_all();
+  void check_origin(const StateReader& reader) const;
+  void keep_by_state(std::size_t pipeline);
+  std::string canonical(const std::string& saved) const;
   std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;
   void restore(const StateReader& reader, From from);
 
@@ -169,6 +211,13 @@ class Session {
   std::uint64_t step_ = 0;
   double learning_rate_ = 1;
   bool started_ = false;
+  bool finite_ = true;  // every bucket of this step so far
+  struct Failure {
+    std::string text;
+    bool ends_session = true;
+  };
+  std::optional<Failure> failure_;  // of this step
+  std::string torn_;                // why the state is of no step's end; empty: it is
 };
 
 }  // namespace thinwire

@@ -106,6 +106,10 @@ class Synchronizer {
   /// Whether synchronize_rows works on the rows as they are. False: whoever holds rows densifies them.
   virtual bool takes_rows() const { return false; }
 
+  /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W. Whoever holds gradients of
+  /// another type than float32 may then sum them in that type.
+  virtual bool is_plain_sum() const { return false; }
+
   /// synchronize for a row-sparse gradient.
   /// gradient: row indices ascending and distinct, below gradient.rows, of a table with at least one row.
   /// residual [rows * width] or empty, as in synchronize.
@@ -125,6 +129,16 @@ class Synchronizer {
   /// What must survive a restart besides residuals, by the kinds that SystemInfo::state lists. Default: nothing.
   virtual void save(BucketWriter& writer) const;
   virtual void load(const BucketReader& reader);
+
+  /// After a step that counts and after load(), with SystemInfo::undoes_steps: what the system has of the
+  /// bucket now is what undo_step() returns to. The default does nothing.
+  virtual void keep_step(BucketId bucket);
+  /// The bucket's state becomes what it was at the last keep_step(); without one, that of a bucket that never
+  /// came. What load() reads is a change like others. The default does nothing.
+  virtual void undo_step(BucketId bucket);
+  /// Undoes the vectors as long as the bucket for elements [begin, begin + count) alone: of a parameter that
+  /// takes no part in a step. Called before keep_step(). The default does nothing.
+  virtual void undo_step(BucketId bucket, std::size_t begin, std::size_t count);
 
  protected:
   /// The check that every system opens with.

@@ -92,6 +92,7 @@ class VirtualCommunicator final : public Communicator {
   void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override;
   void finish(void* operation, int peer) override;
   void abandon(void* operation) noexcept override;
+  bool may_lose_bits() const override { return false; }
 
  private:
   class Entry;

@@ -3,7 +3,7 @@ import atexit
 import json
 import warnings
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
+from thinwire.replicas import ReplicaCheck
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
@@ -31,43 +32,10 @@ def join_spec(spec: str, rows: Optional[str]) -> str:
     return spec
 
 
-def register(
-    model: DistributedDataParallel,
-    spec: str,
-    rows: Optional[str] = None,
-    *,
-    seed: int = 1,
-    threads: int = 1,
-    lanes: int = 2,
-    deadline_seconds: float = 300.0,
-    optimizer: Optional[torch.optim.Optimizer] = None,
-    grad_scaler: Optional[Any] = None,
-    compress_on: str = "device",
-) -> "Handle":
-    """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
-
-    model: wrapped in DistributedDataParallel, without another communication hook. Parameters in host memory or on CUDA
-        devices, which compress their gradients where Thinwire was built with CUDA; otherwise those go through pinned host memory
-        to the CPU, while backward goes on. DDP's own group may be Gloo's or NCCL's.
-    spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
-    rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
-    seed: of everything random; the same on all ranks.
-    threads: CPU threads that compress, per lane.
-    lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
-        connections of its own.
-    deadline_seconds: how long a rank waits for another before it calls it gone. Longer than the slowest step of the
-        slowest rank.
-    optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
-    grad_scaler: the GradScaler, where one is used. Residuals then follow its scale, and a step that it skips leaves all of
-        them as they were, for which each step copies them. Without it that holds for a bucket by itself only.
-    compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
-
-    Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean has NaN on all ranks and its residual does not change.
-
-    Raises TypeError for what is not a DDP model, ValueError for a bad spec or option, RuntimeError when ranks differ in what
-    they register (in the first step, on every rank) or when the model has a hook already.
-    """
+def _require_arguments(
+    model: Any, spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any, check_replicas_every: Any
+) -> None:
+    """What ``register`` says of arguments that cannot be."""
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
             f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
@@ -80,46 +48,137 @@ def register(
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
     if compress_on not in ("device", "cpu"):
         raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
-    if not deadline_seconds > 0:
-        raise ValueError(f"deadline_seconds={deadline_seconds!r}: more than 0 is needed")
+    if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
+        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
+    for name, value in limits.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value!r}: more than 0 is needed")
+
+
+def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch.nn.Parameter]]:
+    """Those that have gradients, by name."""
     parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
     for name, parameter in parameters:
         if parameter.device.type not in ("cpu", "cuda"):
             raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
     if any(parameter.is_cuda for _, parameter in parameters):
-        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=2)
+        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=3)
+    return parameters
+
+
+def register(
+    model: DistributedDataParallel,
+    spec: str,
+    rows: Optional[str] = None,
+    *,
+    seed: int = 1,
+    threads: int = 1,
+    lanes: int = 2,
+    deadline_seconds: Optional[float] = None,
+    step_limit_seconds: Optional[float] = None,
+    optimizer: Optional[torch.optim.Optimizer] = None,
+    grad_scaler: Optional[Any] = None,
+    compress_on: str = "device",
+    check_replicas_every: int = 1000,
+) -> "Handle":
+    """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
+
+    model: wrapped in DistributedDataParallel, without another communication hook. Parameters in host memory or on CUDA
+        devices, which compress their gradients where Thinwire was built with CUDA; otherwise those go through pinned host memory
+        to the CPU, while backward goes on. DDP's own group may be Gloo's or NCCL's.
+    spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
+    rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
+    seed: of everything random; the same on all ranks.
+    threads: CPU threads that compress, per lane.
+    lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
+        connections of its own.
+    deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
+        timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline.
+    optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
+    grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
+    compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
+
+    check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
+        of all parameters that DDP keeps equal, before any gradient of that step is sent; 0: never. Buffers are not compared. The
+        same on all ranks.
+
+    Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
+    NaN, the bucket's mean has NaN on all ranks and the step is undone: state becomes what it was before, and the optimizer must leave
+    the step out, as a GradScaler does. So is a step that fails or whose backward raises. What no rank used loses nothing.
+
+    A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``) is plain DDP without a hook.
+
+    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option or, at once and on every rank, when
+    ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
+    meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
+    in spec or options.
+    """
+    if deadline_seconds is None and isinstance(model, DistributedDataParallel):
+        deadline_seconds = private_group.timeout_of(model.process_group)
+    limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
+    _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
+    parameters = _trained_parameters(model)
     return Handle(
-        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
+        compress_on, check_replicas_every,
     )
+
+
+class CopiedHandle:
+    """What a copy of a registered model, or of its handle, has in the handle's place. The copy's gradients go by plain DDP."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(
+            "this is a copy of a Thinwire handle, which synchronizes nothing: a copy of a registered model is plain DDP until "
+            "thinwire.register is called for it"
+        )
+
+
+def _copy_without_hook() -> CopiedHandle:
+    return CopiedHandle()
 
 
 class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
-    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, optimizer, grad_scaler, compress_on):
+    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
+                 compress_on, check_replicas_every):
         self._model = weakref.ref(model)
+        self._replicas = ReplicaCheck(model, check_replicas_every)
         self._optimizer = optimizer
         self._grad_scaler = grad_scaler
         self._scale: Optional[float] = None
         self._writer: Any = None
         self._every = 1
         self._logged = 0
+        self._last_index: Optional[int] = None
+        self._refusal: Optional[str] = None  # why this backward synchronizes nothing
+        self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
+        # Those that were frozen after wrapping are still in DDP's buckets, and have state.
+        self._frozen_shapes = {name: parameter.shape for name, parameter in model.module.named_parameters() if name not in self._shapes}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
-        self._private = private_group.open_private(model.process_group, lanes, deadline_seconds, device)
+        self._private = private_group.open_private(
+            model.process_group, lanes, deadline_seconds, device, parameters, {"check_replicas_every": check_replicas_every}
+        )
         self._engine = _C.Engine(
             groups=self._private.groups,
+            sockets=self._private.sockets,
             stores=self._private.stores,
             device_group=self._private.device_group,
             store_host=self._private.store_host,
             deadline_seconds=deadline_seconds,
+            step_limit_seconds=step_limit_seconds or 0,
             spec=spec,
             seed=seed,
             threads=threads,
-            skips_steps=grad_scaler is not None,
             devices_compress=compress_on == "device",
-            parameters=parameters,
+            # One that was frozen after it was wrapped is still in DDP's buckets.
+            parameters=list(model.module.named_parameters()),
         )
         self._rank = self._private.rank
         self._world_size = self._private.size
@@ -191,7 +250,7 @@ class Handle:
             "rank": self._rank,
             "world_size": self._world_size,
             "loss_scale": self._scale,
-            "parameters": {name: shape.numel() for name, shape in self._shapes.items()},
+            "parameters": {name: shape.numel() for name, shape in self._shapes_in_buckets().items()},
             "values": self._engine.state(),
         }
         if not consolidate:
@@ -212,9 +271,19 @@ class Handle:
         of the same spec and another seed; nothing has changed then.
         """
         own = saved_state.for_rank(state, self._rank, self._world_size)
-        self._engine.load_state(saved_state.fit(own, self._shapes, strict))
+        shapes = {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
+        self._engine.load_state(saved_state.fit(own, shapes, strict))
+        self._replicas.after_load()
         self._scale = own["loss_scale"]
         self._logged = self.step  # what the report says is of before
+
+    def _shapes_in_buckets(self) -> Dict[str, torch.Size]:
+        in_buckets = {name for bucket in self._engine.buckets() for name in bucket["parameters"]}
+        return {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
+
+    def __reduce__(self) -> Any:
+        # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
+        return _copy_without_hook, ()
 
     def close(self) -> None:
         """Ends the threads and connections; a later step is an error. Happens by itself at exit."""
@@ -223,9 +292,24 @@ class Handle:
 
     # --- Called by the hook ----------------------------------------------------------------------------------------
 
+    def _begins(self, index: int) -> bool:
+        """Whether the bucket is the first of its step: the first ones may be missing."""
+        begins = self._last_index is None or index <= self._last_index
+        self._last_index = index
+        return begins
+
+    def _try_to_begin_step(self) -> None:
+        """Where it fails, all buckets of this backward end with the error, and nothing has been synchronized."""
+        try:
+            self._begin_step()
+            self._refusal = None
+        except Exception as error:
+            self._refusal = str(error)
+
     def _begin_step(self) -> None:
         if not getattr(self._model(), "_divide_by_initial_world_size", True):
             raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
+        self._replicas.before_step(self.step, self._model(), self._engine)
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
         if self._grad_scaler is not None:
@@ -237,6 +321,53 @@ class Handle:
             step = self.step
             if step != self._logged and step % self._every == 0:
                 self._log(step)
+
+    def _expect_end(self) -> bool:
+        """Sees to it that the engine learns of the end of this backward. False outside of backward, where Join stands in for a rank that
+        has no inputs left: there a step ends with its last bucket.
+
+        Callbacks run when backward is done, in the order in which they were queued, those queued by others last: the first comes before
+        the one in which DDP waits for the means and gives them to the parameters, the second after it. Where backward raises, neither.
+        """
+        before = self._gradients()
+
+        def all_submitted() -> None:
+            self._engine.last_bucket_was_submitted()
+            queue(finished)
+
+        def finished() -> None:
+            self._last_index = None
+            self._engine.end_backward(self._unused(before))
+
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        try:
+            queue(all_submitted)
+        except RuntimeError:
+            return False
+        return True
+
+    def _gradients(self) -> Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]:
+        """Of parameters that may be unused on all ranks: how often the gradient was written so far; None where there is none."""
+        model = self._model()
+        if not (model.find_unused_parameters or getattr(model, "static_graph", False)):
+            return {}
+        return {
+            name: (parameter, None if parameter.grad is None else parameter.grad._version)
+            for name, parameter in model.module.named_parameters()
+        }
+
+    def _unused(self, before: Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]) -> List[str]:
+        """The parameters to which DDP has not given their means, since no rank used them."""
+        # A gradient that is a part of the bucket has the mean whether DDP gives it or not.
+        in_bucket = getattr(self._model(), "gradient_as_bucket_view", False)
+        unused = []
+        for name, (parameter, version) in before.items():
+            gradient = parameter.grad
+            if gradient is None:
+                unused.append(name)
+            elif version is not None and not in_bucket and not gradient.is_sparse and gradient._version == version:
+                unused.append(name)
+        return unused
 
     def _log(self, step: int) -> None:
         self._logged = step
@@ -261,9 +392,15 @@ def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     ready: torch.futures.Future = torch.futures.Future(devices=devices)
     ready.set_result(gradient)
     index = bucket.index()
-    if index == 0:
-        state._begin_step()
-    state._engine.submit(index, bucket.is_last(), gradient, bucket.parameters(), future, ready)
+    if state._begins(index):
+        state._try_to_begin_step()
+    if state._refusal is not None:
+        _C.fail_future(future, state._refusal)
+        return future
+    last = bucket.is_last()
+    # Where DDP leaves out buckets that no rank used, the last one may be among them.
+    awaits_end = (last or state._buckets_may_be_missing) and state._expect_end()
+    state._engine.submit(index, last, awaits_end, gradient, bucket.parameters(), future, ready)
     return future
 
 

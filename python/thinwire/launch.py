@@ -1,8 +1,8 @@
 """Starts the ranks of a script on this machine, as torchrun does: ``python3 -m thinwire.launch -n 4 train.py --epochs 3``.
 
 Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI brings one that does. Sets RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all
-cores for itself. When a rank fails, the others have ten seconds to say why before they are ended; the
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, THINWIRE_JOB, which no other job has, and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all
+cores for itself. The launcher serves the rendezvous itself, to this machine alone. When a rank fails, the others have ten seconds to say why before they are ended; the
 exit status is that of the first one that failed.
 """
 import argparse
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Dict, List, Set
+from typing import Any, Dict, List, Optional, Set
 
 _GRACE_SECONDS = 10.0
 
@@ -25,10 +25,27 @@ def free_port() -> int:
 
 def environments(ranks: int, port: int) -> List[Dict[str, str]]:
     """What each rank has in its environment beside what is there."""
-    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common: Dict[str, Any] = {"THINWIRE_JOB": os.urandom(8).hex(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = 1
     return [{key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()} for rank in range(ranks)]
+
+
+def serve_rendezvous(port: int) -> Optional[Any]:
+    """What the ranks meet at, for as long as it is kept; None where torch or Thinwire does not load: the ranks will say why.
+
+    Served by a rank it would listen on every interface. port: 0 for a free one.
+    """
+    try:
+        from torch.distributed import TCPStore
+
+        from thinwire import _C
+    except ImportError:
+        return None
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    if not _C.restrict_to_loopback(store.port):
+        print(f"thinwire.launch: the rendezvous at port {store.port} listens on all interfaces", file=sys.stderr, flush=True)
+    return store
 
 
 def end(processes: List[subprocess.Popen]) -> None:
@@ -71,8 +88,17 @@ def main() -> int:
     status = 0
     deadline = None
     try:
-        for environment in environments(options.ranks, options.port or free_port()):
-            processes.append(subprocess.Popen(command, env={**os.environ, **environment}))
+        try:
+            store = serve_rendezvous(options.port)
+        except RuntimeError as error:
+            print(f"thinwire.launch: cannot serve the rendezvous at port {options.port} ({str(error).splitlines()[0]}): choose another --port",
+                  file=sys.stderr)
+            return 1
+        port = store.port if store is not None else options.port or free_port()
+        # What torchrun tells its ranks, so that none of them serves it.
+        served = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"} if store is not None else {}
+        for environment in environments(options.ranks, port):
+            processes.append(subprocess.Popen(command, env={**os.environ, **environment, **served}))
         while any(process.poll() is None for process in processes):
             failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
             tell(processes, told)

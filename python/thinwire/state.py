@@ -4,6 +4,7 @@ A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "value
 None; ``parameters`` has the elements of each parameter of the model by name. ``values`` has flat tensors, keyed ``KIND/PARAMETER``, and
 for each kind a text ``kind/KIND`` that says whether ranks have it in common; ``spec``, ``seed`` and ``step`` stand beside them.
 """
+import math
 from typing import Any, Dict, List, Mapping, Sequence, Union
 
 import torch
@@ -15,13 +16,73 @@ FORMAT = 1
 _ALL = -1
 
 
+def _damaged(what: str) -> ValueError:
+    return ValueError(f"this state of Thinwire is damaged: {what}; give what state_dict() returned, as it was saved")
+
+
+def _brief(value: Any) -> str:
+    """For a message of one line."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return repr(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
+
+
+def _is_count(value: Any, limit: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+
+
+def _check_value(name: Any, value: Any) -> None:
+    """One of a state's values, as it goes on to C++."""
+    if not isinstance(name, str):
+        raise _damaged(f"one of its names is {_brief(name)}")
+    if isinstance(value, torch.Tensor):
+        good = value.dim() == 1 and value.is_floating_point() and value.layout == torch.strided
+    else:
+        good = isinstance(value, (str, float)) or _is_count(value, 2**64)
+    if not good:
+        raise _damaged(f"its value {name!r} is {_brief(value)}")
+
+
 def _check(state: Mapping[str, Any]) -> None:
-    if not isinstance(state, Mapping) or "values" not in state or state.get("format") != FORMAT:
+    if not isinstance(state, Mapping) or "values" not in state or not _is_count(state.get("format"), 2**31) or state["format"] != FORMAT:
         raise ValueError(f"this is no state of Thinwire in format {FORMAT}: give what state_dict() returned")
+    for name, kind in (("rank", int), ("world_size", int), ("parameters", Mapping), ("values", Mapping)):
+        if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
+            raise _damaged(f"its {name} is {_brief(state.get(name))}")
+    if not _ALL <= state["rank"] < state["world_size"] < 2**31:
+        raise _damaged(f"it is of rank {state['rank']} of {state['world_size']}")
+    scale = state.get("loss_scale", "missing")
+    if scale is not None and not (isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale < math.inf):
+        raise _damaged(f"its loss_scale is {_brief(scale)}")
+    for name, elements in state["parameters"].items():
+        if not isinstance(name, str) or not _is_count(elements, 2**63):
+            raise _damaged(f"its parameter {_brief(name) if not isinstance(name, str) else repr(name)} has {_brief(elements)} elements")
+    for name, value in state["values"].items():
+        _check_value(name, value)
+
+
+def _require_one_step(states: Sequence[Mapping[str, Any]]) -> None:
+    """That the states are of the same moment of the same run: sums over others are no state of any run."""
+    first = states[0]
+    for state in states[1:]:
+        pairs = [(name, first["values"].get(key), state["values"].get(key)) for name, key in (("step", "step"), ("spec", "spec"), ("seed", "seed"))]
+        pairs += [(name, first[key], state[key]) for name, key in (("loss scale", "loss_scale"), ("number of ranks", "world_size"))]
+        for name, one, other in pairs:
+            if one != other:
+                raise ValueError(
+                    f"the states of ranks {first['rank']} and {state['rank']} are not of the same {name}: {one} and {other}. Give those that "
+                    "all ranks saved at the same moment"
+                )
+        if state["parameters"] != first["parameters"]:
+            names = sorted(set(first["parameters"].items()) ^ set(state["parameters"].items()))
+            raise ValueError(f"the states of ranks {first['rank']} and {state['rank']} are of different models: {names[0][0]!r} differs")
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
-    """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it."""
+    """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
+
+    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs, seeds, loss scales or models.
+    """
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
     for state in states:
@@ -31,6 +92,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     if found != list(range(world_size)):
         raise ValueError(f"states of ranks {found} are given, and all of ranks 0 to {world_size - 1} are needed")
     by_rank = sorted(states, key=lambda state: state["rank"])
+    _require_one_step(by_rank)
     return {**by_rank[0], "rank": _ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 

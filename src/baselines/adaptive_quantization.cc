@@ -33,6 +33,7 @@
 #include "baselines/baselines.h"
 #include "baselines/level_fit.h"
 #include "baselines/stochastic_quantizer.h"
+#include "core/bucket_states.h"
 #include "exchange/collectives.h"
 #include "kernels/codes/norms.h"
 #include "kernels/dense/dense.h"
@@ -131,21 +132,21 @@ class AdaptiveQuantization final : public Synchronizer {
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    const auto known = states_.find(bucket);
+    const BucketState* known = states_.find(bucket);
     BucketState state;
-    if (known != states_.end()) {
-      state = known->second;
+    if (known != nullptr) {
+      state = *known;
     } else {
       state.levels = starting_levels();
     }
     step.report.formula_bytes =
         coded_bytes(gradient.size(), settings_.chunked.shape(gradient.size()), step.communicator.size());
-    const bool due = known == states_.end() || step.index % settings_.every == 0;
+    const bool due = known == nullptr || step.index % settings_.every == 0;
     const bool fitted = due && settings_.free() != 0 && refit(bucket, gradient, residual, step, state);
     average_quantized(bucket, gradient, residual, step, settings_.chunked, state.levels);
     if (!fitted || !step.report.finite) return;
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
-    states_[bucket] = state;
+    states_.open(bucket) = state;
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
@@ -160,11 +161,11 @@ class AdaptiveQuantization final : public Synchronizer {
   }
 
   void save(BucketWriter& writer) const override {
-    for (const auto& [bucket, state] : states_) {
+    states_.for_each([&](BucketId bucket, const BucketState& state) {
       for (std::size_t parameter = 0; parameter < state.parameters; ++parameter) {
         writer.array(kLevels, bucket, parameter, state.levels.used());
       }
-    }
+    });
   }
 
   void load(const BucketReader& reader) override {
@@ -173,18 +174,28 @@ class AdaptiveQuantization final : public Synchronizer {
       std::vector<float> values(settings_.levels());
       for (std::size_t parameter = 0; parameter < reader.parameters(bucket); ++parameter) {
         if (!reader.array(kLevels, bucket, parameter, Span<float>(values))) continue;
-        loaded[bucket] = {QuantizationLevels::given(values), reader.parameters(bucket)};
+        loaded[bucket] = {levels_in_state(values), reader.parameters(bucket)};
         break;
       }
     }
-    states_ = std::move(loaded);
+    states_.assign(std::move(loaded));
   }
+  void keep_step(BucketId bucket) override { states_.keep(bucket); }
+  void undo_step(BucketId bucket) override { states_.undo(bucket); }
 
  private:
   struct BucketState {
     QuantizationLevels levels;
     std::size_t parameters = 1;
   };
+
+  static QuantizationLevels levels_in_state(Span<const float> values) {
+    try {
+      return QuantizationLevels::given(values);
+    } catch (const std::invalid_argument& error) {
+      throw std::runtime_error(std::string("the state has levels that cannot be: ") + error.what());
+    }
+  }
 
   QuantizationLevels starting_levels() const {
     std::array<double, QuantizationLevels::kMost> storage{};
@@ -228,7 +239,7 @@ class AdaptiveQuantization final : public Synchronizer {
   }
 
   AdaptiveSettings settings_;
-  std::map<BucketId, BucketState> states_;
+  BucketStates<BucketState> states_;
 };
 
 SystemInfo adaptive_info(Fit fit) {
@@ -238,6 +249,7 @@ SystemInfo adaptive_info(Fit fit) {
       "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)); every N steps 4 (2^(bits-1) - 2) more along a tree "
       "(zero=off: - 1)";
   info.state = {kLevels};
+  info.undoes_steps = true;
   info.options = chunked_options("l2");
   info.options.push_back(
       {"zero", "on", "whether 0 is a level; off: rounds between the lowest and its negative"});

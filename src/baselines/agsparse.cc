@@ -31,7 +31,7 @@ class AgSparse final : public SparseSynchronizer {
     const FrameContents contents = messages.list_contents(own.size());
     step.report.formula_bytes = (messages.world() - 1) * contents.payload_bytes;
     const auto payload = messages.list_payload(own);
-    const auto sealed = messages.seal(contents);
+    const auto sealed = messages.seal(contents, payload);
     messages.for_peers([&](std::size_t peer) { messages.send(peer, sealed, payload); });
     messages.for_peers([&](std::size_t peer) { messages.await_list_header(peer, own.rows); });
     step.clock.enter(Phase::decompress);

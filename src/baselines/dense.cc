@@ -2,6 +2,9 @@
 // What every system is compared with. Divided first, as DistributedDataParallel does: then training is the
 // same as under plain DDP to the last bit, and a sum does not overflow where the mean would not.
 //
+// A gradient of 16-bit floats is summed in its type unless sum=float32, which is for whoever holds such a gradient to do
+// (Synchronizer::is_plain_sum); what comes here is float32.
+//
 // Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
 
 #include <limits>
@@ -15,6 +18,10 @@ namespace {
 
 class Dense final : public Synchronizer {
  public:
+  explicit Dense(bool sums_in_type) : sums_in_type_(sums_in_type) {}
+
+  bool is_plain_sum() const override { return sums_in_type_; }
+
   void synchronize(BucketId, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
     step.clock.enter(Phase::exchange);  // its passes belong to the mean that an all-reduce is
@@ -32,6 +39,9 @@ class Dense final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return workload.ring_sent_bytes(workload.elements, sizeof(float));
   }
+
+ private:
+  bool sums_in_type_;
 };
 
 }  // namespace
@@ -43,8 +53,10 @@ SystemInfo dense_info() {
   info.paper = "the baseline of all five papers";
   info.formula = "2(W-1)/W * 4d";
   info.lossless = true;
-  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<Dense>();
+  info.options = {
+      {"sum", "type", "gradients in 16 bits: summed in their type, as plain DDP does, or in float32"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<Dense>(options.choice("sum", {"type", "float32"}) == "type");
   };
   return info;
 }

@@ -11,10 +11,14 @@
 // Bytes per rank: 2 for every element of the others' shards, and 2 (W - 1) for every element of its own.
 
 #include "kernels/dense/half.h"
+
+#include <string>
+
 #include "baselines/baselines.h"
 #include "core/partition.h"
 #include "exchange/frames.h"
 #include "kernels/dense/dense.h"
+#include "thinwire/errors.h"
 
 namespace thinwire {
 namespace {
@@ -35,6 +39,7 @@ class HalfExchange {
  public:
   HalfExchange(HalfFormat format, BucketId bucket, Span<float> gradient, Span<float> residual, Step& step)
       : format_(format),
+        bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
         step_(step),
@@ -108,6 +113,19 @@ class HalfExchange {
     frames_.for_peers([&](std::size_t peer) { frames_.await(peer, from[peer].bytes, contents(self(), 1)); });
   }
 
+  /// An owner flags a mean that is not finite. One that does not would spoil gradients and residuals.
+  void require_finite(std::size_t owner) const {
+    const std::uint16_t exponent = format_ == HalfFormat::fp16 ? 0x7C00 : 0x7F80;
+    std::uint16_t bad = 0;  // as wide as the values, so that compilers take many at a time
+    for (const std::uint16_t value : down_[owner].values) {
+      bad |= static_cast<std::uint16_t>((value & exponent) == exponent);
+    }
+    if (bad == 0) return;
+    throw CorruptFrame("frame refused: the mean of rank " + std::to_string(owner) + " for bucket " +
+                       std::to_string(bucket_) + " in step " + std::to_string(step_.index) +
+                       " holds inf or NaN, and its flags say that all is finite");
+  }
+
   /// The owners' means to everyone.
   void send_down() {
     const std::size_t world = frames_.world();
@@ -119,12 +137,15 @@ class HalfExchange {
       frames_.send_to_all(kHalfDownTag, down_[self()].bytes);
     }
     frames_.for_peers([&](std::size_t peer) {
-      if (shard_size(peer) != 0) frames_.await(peer, down_[peer].bytes, contents(peer, world));
+      if (shard_size(peer) == 0) return;
+      frames_.await(peer, down_[peer].bytes, contents(peer, world));
+      if (frames_.finite()) require_finite(peer);
     });
     frames_.finish();
   }
 
   HalfFormat format_;
+  BucketId bucket_;
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;

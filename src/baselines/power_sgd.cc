@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "baselines/baselines.h"
+#include "core/bucket_states.h"
 #include "core/partition.h"
 #include "core/philox.h"
 #include "exchange/collectives.h"
@@ -181,6 +182,8 @@ class PowerSgd final : public Synchronizer {
 
   void save(BucketWriter& writer) const override;
   void load(const BucketReader& reader) override;
+  void keep_step(BucketId bucket) override { states_.keep(bucket); }
+  void undo_step(BucketId bucket) override { states_.undo(bucket); }
 
  private:
   /// Right factors that the next step starts from, one matrix after the other.
@@ -205,7 +208,7 @@ class PowerSgd final : public Synchronizer {
   }
 
   std::size_t rank_;
-  std::map<BucketId, State> states_;
+  BucketStates<State> states_;
 };
 
 /// One step: the sums of both factors, and what they make.
@@ -323,8 +326,8 @@ void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> re
 
 /// The bucket's state, drawn when the bucket comes for the first time.
 PowerSgd::State& PowerSgd::open(BucketId bucket, const Plan& plan, const Step& step) {
-  const auto [entry, created] = states_.try_emplace(bucket);
-  State& state = entry->second;
+  const bool created = !states_.contains(bucket);
+  State& state = states_.open(bucket);
   if (created) {
     plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t) {
       state.add(cut.parameter, rank_ * cut.shape.columns);
@@ -346,7 +349,7 @@ PowerSgd::State& PowerSgd::open(BucketId bucket, const Plan& plan, const Step& s
 
 /// What the next step starts from.
 void PowerSgd::keep(Span<const float> right, const Plan& plan, BucketId bucket, const Step& step) {
-  State& state = states_.at(bucket);
+  State& state = states_.open(bucket);
   plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
     for (std::size_t k = 0; k < rank_; ++k) {
       const std::size_t begin = at_right + k * cut.shape.columns;
@@ -367,14 +370,14 @@ void PowerSgd::keep(Span<const float> right, const Plan& plan, BucketId bucket, 
 }
 
 void PowerSgd::save(BucketWriter& writer) const {
-  for (const auto& [bucket, state] : states_) {
+  states_.for_each([&](BucketId bucket, const State& state) {
     const auto right = Span<const float>(state.right);
     std::size_t begin = 0;
     for (std::size_t i = 0; i < state.parameters.size(); ++i) {
       writer.array(kRightFactor, bucket, state.parameters[i], right.subspan(begin, state.ends[i] - begin));
       begin = state.ends[i];
     }
-  }
+  });
 }
 
 void PowerSgd::load(const BucketReader& reader) {
@@ -401,7 +404,7 @@ void PowerSgd::load(const BucketReader& reader) {
     }
     loaded[bucket] = std::move(state);
   }
-  states_ = std::move(loaded);
+  states_.assign(std::move(loaded));
 }
 
 }  // namespace
@@ -415,6 +418,7 @@ SystemInfo power_sgd_info() {
       "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * (n + m) + elements of small parameters)";
   info.feedback_default = true;
   info.state = {kRightFactor};
+  info.undoes_steps = true;
   info.options = {{"rank", "4", "columns of the factors that travel, 1 to 1024"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<PowerSgd>(static_cast<std::size_t>(options.integer("rank", 1, kLargestRank)));

@@ -14,6 +14,7 @@
 #include "comm/ring.h"
 #include "core/partition.h"
 #include "thinwire/communicator.h"
+#include "wire/crc32c.h"
 
 namespace thinwire {
 namespace {
@@ -34,15 +35,25 @@ void require_host(Memory memory) {
 template <class T, class Combine>
 class InPlaceCodec final : public RingCodec {
  public:
-  InPlaceCodec(Span<T> values, Span<std::byte> scratch, std::size_t chunk_elements, Combine combine)
-      : values_(values), scratch_(scratch), chunk_bytes_(chunk_elements * sizeof(T)), combine_(combine) {}
+  /// seals: a word for each chunk of each segment, or none: then chunks travel without checksums.
+  InPlaceCodec(Span<T> values, Span<std::byte> scratch, std::size_t chunk_elements, Span<std::uint32_t> seals,
+               Combine combine)
+      : values_(values),
+        scratch_(scratch),
+        chunk_elements_(chunk_elements),
+        seals_(seals),
+        combine_(combine) {}
 
   void start_gather() override { gathering_ = true; }
 
   std::size_t message_bytes(const RingChunk& chunk) const override { return chunk.elements() * sizeof(T); }
   Span<const std::byte> outgoing(const RingChunk& chunk) override { return bytes_of(chunk); }
   Span<std::byte> receive_buffer(const RingChunk& chunk) override {
-    return gathering_ ? bytes_of(chunk) : scratch_.subspan(chunk.slot * chunk_bytes_, message_bytes(chunk));
+    return gathering_ ? bytes_of(chunk)
+                      : scratch_.subspan(chunk.slot * chunk_elements_ * sizeof(T), message_bytes(chunk));
+  }
+  std::uint32_t* seal_of(const RingChunk& chunk) override {
+    return seals_.empty() ? nullptr : &seals_[chunk.begin / chunk_elements_ + chunk.part];
   }
   void incoming(const RingChunk& chunk, Span<const std::byte> message) override {
     if (gathering_) return;  // it has arrived where it belongs
@@ -59,7 +70,8 @@ class InPlaceCodec final : public RingCodec {
 
   Span<T> values_;
   Span<std::byte> scratch_;
-  std::size_t chunk_bytes_;
+  std::size_t chunk_elements_;
+  Span<std::uint32_t> seals_;
   Combine combine_;
   bool gathering_ = false;
 };
@@ -74,8 +86,11 @@ void Communicator::ring_all_reduce(Span<T> values, Combine combine) {
   const std::size_t longest = part_size(values.size(), group.size(), group.size() - 1);
   const std::size_t chunk_elements =
       std::min(std::max(kChunkBytes / sizeof(T), longest / kMostChunks + 1), longest + 1);
+  bind_exchange();
+  // The chunks of all segments begin at different multiples of chunk_elements, but for one that two may share.
+  seals_.resize(seals() ? values.size() / chunk_elements + group.size() + 1 : 0);
   InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * chunk_elements * sizeof(T)), chunk_elements,
-                                 combine);
+                                 seals_, combine);
   const RingLayout layout{.elements = values.size(), .parts = group.size(), .chunk_elements = chunk_elements};
   thinwire::ring_all_reduce(*this, group, layout, kReduceTag, codec);
 }
@@ -118,6 +133,11 @@ void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> al
   require_host(all.memory());
   const auto world = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
+  bind_exchange();
+  const bool sealed = seals();
+  seals_.assign(sealed ? world : 0, 0);
+  if (sealed) seals_[self] = crc32c(mine);
+  const Span<std::uint32_t> all_seals(seals_);
   PendingLease pendings(pendings_);
   std::size_t offset = 0;
   for (std::size_t peer = 0; peer < world; offset += count(peer), ++peer) {
@@ -125,15 +145,26 @@ void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> al
     const auto slot = all.subspan(offset, count(peer));
     if (peer != self) {
       pendings.push(receive(static_cast<int>(peer), kGatherTag, slot));
+      if (sealed) {
+        pendings.push(
+            receive(static_cast<int>(peer), kGatherTag, as_writable_bytes(all_seals.subspan(peer, 1))));
+      }
     } else if (slot.data() != mine.data()) {
       std::memmove(slot.data(), mine.data(), mine.size());
     }
   }
   // Everyone starts with its right-hand neighbour, so that no rank is everybody's first target.
   for (std::size_t shift = 1; shift < world && !mine.empty(); ++shift) {
-    pendings.push(send(static_cast<int>((self + shift) % world), kGatherTag, mine));
+    const auto to = static_cast<int>((self + shift) % world);
+    pendings.push(send(to, kGatherTag, mine));
+    if (sealed) pendings.push(send_guard(to, kGatherTag, as_bytes(all_seals.subspan(self, 1))));
   }
   pendings.wait_all();
+  offset = 0;
+  for (std::size_t peer = 0; sealed && peer < world; offset += count(peer), ++peer) {
+    if (peer == self || count(peer) == 0) continue;
+    check_seal(static_cast<int>(peer), all.subspan(offset, count(peer)), all_seals[peer]);
+  }
 }
 
 void Communicator::broadcast(Span<std::byte> bytes, int root) {
@@ -142,13 +173,25 @@ void Communicator::broadcast(Span<std::byte> bytes, int root) {
                                 std::to_string(size_));
   }
   if (bytes.empty()) return;
+  bind_exchange();
+  const bool sealed = seals();
+  std::uint32_t seal = sealed && rank_ == root ? crc32c(bytes) : 0;
+  const Span<std::byte> seal_bytes = as_writable_bytes(Span<std::uint32_t>(&seal, 1));
   // Ranks relative to the root; in round k the first 2^k of them send to those 2^k further on.
   const int relative = (rank_ - root + size_) % size_;
   for (int reach = 1; reach < size_; reach *= 2) {
     if (relative < reach) {
-      if (relative + reach < size_) send((rank_ + reach) % size_, kBroadcastTag, bytes).wait();
+      if (relative + reach >= size_) continue;
+      const int to = (rank_ + reach) % size_;
+      Pending sending = send(to, kBroadcastTag, bytes);
+      if (sealed) send_guard(to, kBroadcastTag, seal_bytes).wait();
+      sending.wait();
     } else if (relative < 2 * reach) {
-      receive((rank_ - reach + size_) % size_, kBroadcastTag, bytes).wait();
+      const int from = (rank_ - reach + size_) % size_;
+      Pending arriving = receive(from, kBroadcastTag, bytes);
+      if (sealed) receive(from, kBroadcastTag, seal_bytes).wait();
+      arriving.wait();
+      if (sealed) check_seal(from, bytes, seal);
     }
   }
 }

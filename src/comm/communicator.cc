@@ -1,5 +1,6 @@
 #include "thinwire/communicator.h"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 
@@ -42,6 +43,33 @@ void Communicator::set_deadline(std::chrono::duration<double> deadline) {
   deadline_ = deadline;
 }
 
+void Communicator::set_step_limit(std::chrono::duration<double> limit) {
+  if (!(limit.count() > 0)) {
+    throw std::invalid_argument("step limit of " + std::to_string(limit.count()) + " s: it must be above 0");
+  }
+  step_limit_ = limit;
+}
+
+std::chrono::duration<double> Communicator::step_limit() const {
+  constexpr std::chrono::duration<double> kHour(3600);
+  return step_limit_.count() > 0 ? step_limit_ : std::max(kHour, 2 * deadline_);
+}
+
+void Communicator::set_silence_limit(std::chrono::duration<double> limit) {
+  if (!(limit.count() > 0)) {
+    throw std::invalid_argument("silence limit of " + std::to_string(limit.count()) +
+                                " s: it must be above 0");
+  }
+  silence_limit_ = limit;
+}
+
+std::chrono::duration<double> Communicator::silence_limit() const {
+  // Below, an interruption of the network would not have been noticed as one.
+  constexpr std::chrono::duration<double> kShortest(4);
+  constexpr std::chrono::duration<double> kLongest(60);
+  return silence_limit_.count() > 0 ? silence_limit_ : std::clamp(deadline_, kShortest, kLongest);
+}
+
 void Communicator::set_context(std::uint32_t bucket, std::uint64_t step) {
   bucket_ = bucket;
   step_ = step;
@@ -56,6 +84,7 @@ void Communicator::check_peer(int peer, const char* verb) const {
 
 Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
   check_peer(peer, "send to");
+  bind_exchange();
   const StepClock::During exchanging(clock_, Phase::exchange);
   void* operation = start_send(peer, tag, bytes);
   traffic_.sent_bytes += bytes.size();
@@ -65,6 +94,7 @@ Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
 
 Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
   check_peer(peer, "receive from");
+  bind_exchange();
   const StepClock::During exchanging(clock_, Phase::exchange);
   void* operation = start_receive(peer, tag, bytes);
   traffic_.received_bytes += bytes.size();

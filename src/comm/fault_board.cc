@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -16,65 +17,119 @@ using Clock = std::chrono::steady_clock;
 /// How long the end of a board waits for a store operation under way before it leaves it to its thread.
 constexpr auto kParting = std::chrono::milliseconds(200);
 
+/// After so many rounds that failed, the store is left alone: it ends before some ranks do.
+constexpr int kMostFailures = 3;
+
+/// In front of the ranks of a verdict: their processes live.
+constexpr char kAlive = '+';
+constexpr const char* kAway =
+    "its process is alive, but busy with something else: give ranks a longer deadline where one evaluates or "
+    "saves "
+    "by itself, and let all make the same calls";
+
 }  // namespace
+
+/// What is known of one awaited rank.
+struct Heard {
+  std::string last;  ///< The note that was read last.
+  Silence silence;
+};
 
 /// What outlives the board when its thread is stuck in the store.
 struct FaultBoard::Shared {
   Shared(std::shared_ptr<Store> the_store, Options the_options)
-      : store(std::move(the_store)), options(std::move(the_options)) {}
+      : store(std::move(the_store)), options(std::move(the_options)) {
+    // Neighbours first: those are the connections that are used most.
+    for (int distance = 1; distance <= options.size / 2 && !options.description.empty(); ++distance) {
+      unread.push_back((options.rank + distance) % options.size);
+      if (2 * distance != options.size)
+        unread.push_back((options.rank + options.size - distance) % options.size);
+    }
+  }
 
   std::string key(const char* kind, int rank) const {
     return options.prefix + kind + (rank < 0 ? "" : std::to_string(rank));
   }
+  /// One operation of the store; others can see that it is under way.
+  template <class Run>
+  auto ask(Run run) {
+    const struct Under {
+      explicit Under(Shared& the_shared) : shared(the_shared) { shared.asks = true; }
+      ~Under() {
+        shared.asks = false;
+        ++shared.answers;
+      }
+      Shared& shared;
+    } under(*this);
+    return run();
+  }
   void set(const std::string& key, const std::string& value) {
-    store->set(key, value);
-    ++answers;
+    ask([&] { store->set(key, value); });
   }
   std::optional<std::string> get(const std::string& key) {
-    auto value = store->get(key);
-    ++answers;
-    return value;
+    return ask([&] { return store->get(key); });
   }
   std::string set_if_absent(const std::string& key, const std::string& value) {
-    auto standing = store->set_if_absent(key, value);
-    ++answers;
-    return standing;
+    return ask([&] { return store->set_if_absent(key, value); });
   }
 
   void run();
-  void beat();
+  void round();
+  void beat(const std::vector<int>& awaited, bool is_waiting);
+  void listen(const std::vector<int>& awaited, double elapsed);
+  void read_descriptions();
 
   const std::shared_ptr<Store> store;
   const Options options;
-  std::atomic<std::uint64_t> answers{0};      ///< Store operations that came back.
-  std::atomic<std::uint64_t> wait_number{0};  ///< Odd while the rank is blocked.
-  std::atomic<int> wait_peer{-1};
-  std::atomic<double> grace_seconds{1.0};
-  std::uint64_t seen_wait = 0;  ///< Of the board's thread alone, like beats.
-  std::uint64_t beats = 0;
+  std::atomic<std::uint64_t> answers{0};  ///< Store operations that came back.
+  std::atomic<bool> asks{false};          ///< One is under way.
+  std::atomic<double> period{0.5};        ///< Seconds between two rounds.
+  std::atomic<double> beat_period{0.3};
+  std::atomic<bool> moves{false};  ///< Movement that was not announced yet.
 
-  std::mutex mutex;
+  // Of the board's thread alone.
+  std::uint64_t beats = 0;
+  std::uint64_t announced = 0;
+  Clock::time_point last_beat{};
+  Clock::time_point last_round = Clock::now();
+  std::string last_movement;
+  bool described = false;
+  int failures = 0;        ///< Rounds in a row that met an error of the store.
+  std::deque<int> unread;  ///< Ranks whose description is not known yet.
+
+  mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> jobs;
   bool stop = false;
   bool ended = false;
   bool failed = false;  ///< This rank's note is final: no more beats.
+  bool waiting = false;
+  std::vector<int> waits_for;
+  std::map<int, Heard> heard;
+  std::uint64_t movements = 0;
+  std::vector<std::pair<int, std::string>> descriptions;
 };
 
 void FaultBoard::Shared::run() {
   std::unique_lock lock(mutex);
   while (!stop) {
-    const Seconds period{grace_seconds.load() / 3};
-    if (changed.wait_for(lock, period, [&] { return stop || !jobs.empty(); })) {
+    const Seconds pause(std::min(period.load(), beat_period.load()));
+    if (changed.wait_for(lock, pause, [&] { return stop || !jobs.empty(); })) {
       if (stop) break;
       const auto job = std::move(jobs.front());
       jobs.pop_front();
       lock.unlock();
       job();
       lock.lock();
-    } else if (!failed) {
+    } else if (!failed && failures < kMostFailures) {
       lock.unlock();
-      beat();
+      try {
+        round();
+        failures = 0;
+      } catch (const std::exception&) {
+        // A wait will end in an error of its own, and the inquiry will find the store gone.
+        ++failures;
+      }
       lock.lock();
     }
   }
@@ -82,19 +137,74 @@ void FaultBoard::Shared::run() {
   changed.notify_all();
 }
 
-/// Says that this rank is alive and whom it awaits, once the same wait has been seen twice.
-void FaultBoard::Shared::beat() {
-  const std::uint64_t number = wait_number.load();
-  if (number % 2 == 1 && number == seen_wait) {
-    FaultNote note{.failed = false, .awaited = {}, .beat = ++beats};
-    if (const int peer = wait_peer.load(); peer >= 0) note.awaited.push_back(peer);
-    try {
-      set(key("note/", options.rank), note.encode());
-    } catch (const std::exception&) {
-      // The wait itself will end in an error, and the inquiry will find the store gone.
+void FaultBoard::Shared::round() {
+  std::unique_lock lock(mutex);
+  const bool is_waiting = waiting;
+  const std::vector<int> awaited = waits_for;
+  lock.unlock();
+  const auto now = Clock::now();
+  // Of a round that came late, because the store or the machine was slow, only the usual part counts.
+  const double elapsed = std::min(Seconds(now - last_round).count(), 2 * period.load());
+  last_round = now;
+  if (moves.exchange(false)) {
+    last_movement = std::to_string(options.rank) + ":" + std::to_string(++announced);
+    set(key("moved", -1), last_movement);
+  }
+  if (Seconds(now - last_beat).count() >= beat_period) {
+    last_beat = now;
+    beat(awaited, is_waiting);
+  }
+  read_descriptions();
+  if (is_waiting) listen(awaited, elapsed);
+}
+
+void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) {
+  FaultNote note;
+  note.state = is_waiting ? FaultNote::State::waiting : FaultNote::State::busy;
+  note.beat = ++beats;
+  if (is_waiting) note.awaited = awaited;
+  set(key("note/", options.rank), note.encode());
+}
+
+/// Reads whether bytes move anywhere, and the beats of the awaited.
+void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed) {
+  const auto movement = get(key("moved", -1));
+  std::vector<std::pair<int, std::string>> notes;
+  for (const int rank : awaited) {
+    // A rank whose board is not open yet has nothing to be silent about.
+    if (auto text = get(key("note/", rank))) notes.emplace_back(rank, std::move(*text));
+  }
+  std::lock_guard lock(mutex);
+  if (movement && *movement != last_movement) {
+    last_movement = *movement;
+    ++movements;
+  }
+  for (auto& [rank, text] : notes) {
+    Heard& one = heard[rank];
+    if (one.last != text) {
+      one.last = std::move(text);
+      one.silence.heard();
+    } else {
+      one.silence.nothing_for(elapsed);
     }
   }
-  seen_wait = number;
+}
+
+/// A few at a time, so that many ranks that start at once do not flood the store.
+void FaultBoard::Shared::read_descriptions() {
+  constexpr int kAtOnce = 4;
+  if (options.description.empty()) return;
+  if (!std::exchange(described, true)) set(key("links/", options.rank), options.description);
+  for (int i = 0; i < kAtOnce && !unread.empty(); ++i) {
+    const int rank = unread.front();
+    unread.pop_front();
+    if (auto text = get(key("links/", rank))) {
+      std::lock_guard lock(mutex);
+      descriptions.emplace_back(rank, std::move(*text));
+    } else {
+      unread.push_back(rank);
+    }
+  }
 }
 
 struct FaultBoard::Inquiry {
@@ -108,53 +218,88 @@ struct FaultBoard::Inquiry {
   }
 
   static Verdict adopted(const std::string& known, const Options& options);
+  static Verdict conclude(Shared& shared, Verdict own);
+  static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
   static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds patience);
 };
 
 /// Whoever concluded first has concluded for all, so that all name the same ranks.
 Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& options) {
-  const std::vector<int> culprits = parse_ranks(known, options.size);
+  const bool alive = known.starts_with(kAlive);
+  const std::vector<int> culprits = parse_ranks(alive ? known.substr(1) : known, options.size);
   const bool me = std::find(culprits.begin(), culprits.end(), options.rank) != culprits.end();
-  return {culprits, me ? "the others gave up on this rank: it was awaited and silent for too long"
-                       : "other ranks await it too and have heard nothing"};
+  std::string reason = "other ranks await it too and have heard nothing";
+  if (me) {
+    reason = "the others gave up on this rank: it was awaited and silent for too long";
+    if (alive) reason = "the others gave up on this rank: it was awaited and did not come in time";
+  } else if (alive) {
+    reason = kAway;
+  }
+  return {culprits, reason, alive};
+}
+
+/// Another rank may conclude at this moment, and otherwise: the first one's word stands.
+Verdict FaultBoard::Inquiry::conclude(Shared& shared, Verdict own) {
+  const std::string text = (own.alive ? std::string(1, kAlive) : "") + join_ranks(own.culprits, ",");
+  const std::string standing = shared.set_if_absent(shared.key("culprit", -1), text);
+  return standing == text ? own : adopted(standing, shared.options);
+}
+
+/// In a large world the first rank that asks does so for all, and the others wait for what it concludes: each
+/// asking all others would be as many requests as the square of the ranks. Nothing when it concludes nothing,
+/// since it may be gone itself, or await other ranks than this one.
+std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Seconds grace) {
+  constexpr int kFew = 64;
+  const Options& options = shared.options;
+  if (options.size <= kFew) return std::nullopt;
+  const std::string own = std::to_string(options.rank);
+  if (shared.set_if_absent(shared.key("asks", -1), own) == own) return std::nullopt;
+  // The longest that an inquiry takes.
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(1.5 * grace);
+  do {
+    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
+    std::this_thread::sleep_for(grace / 8);
+  } while (Clock::now() < end);
+  return std::nullopt;
 }
 
 Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace) {
   const Options& options = shared.options;
-  const auto world = static_cast<std::size_t>(options.size);
-  const std::string culprit_key = shared.key("culprit", -1);
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace);
-  std::vector<std::optional<std::string>> first(world);
-  std::vector<std::optional<FaultNote>> notes(world);
-  for (bool first_round = true;; first_round = false) {
-    if (const auto known = shared.get(culprit_key)) return adopted(*known, options);
-    const bool last_round = Clock::now() >= end;
-    for (int rank = 0; rank < options.size; ++rank) {
-      if (rank == options.rank) continue;
-      const auto index = static_cast<std::size_t>(rank);
+  if (auto concluded = await_conclusion(shared, grace)) return std::move(*concluded);
+  auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace);
+  bool extended = false;
+  std::map<int, std::string> first;  // what ranks said when they were asked first
+  ChainEnds ends;
+  for (bool last_round = false; !last_round;) {
+    last_round = Clock::now() >= end;
+    bool new_rank = false;
+    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
+    ends = follow_chain(options.rank, options.size, awaited, [&](int rank) -> std::optional<FaultNote> {
       const auto text = shared.get(shared.key("note/", rank));
-      if (first_round) first[index] = text;
-      if (!text) continue;
+      if (!text) return std::nullopt;
       auto note = FaultNote::parse(*text, options.size);
-      // The note of a waiting rank that was frozen later stands still; one that moved is from a live rank.
-      if (note && (note->failed || text != first[index])) notes[index] = std::move(note);
+      const auto [before, is_new] = first.try_emplace(rank, *text);
+      new_rank |= is_new;
+      // The note of a frozen rank stands still; one that moved is from a live rank. One that was never read
+      // before may still move.
+      if (note && note->state != FaultNote::State::failed && !is_new && *text == before->second)
+        return std::nullopt;
+      return note;
+    });
+    if (last_round && new_rank && !std::exchange(extended, true)) {
+      end += std::chrono::duration_cast<Clock::duration>(grace / 2);
+      last_round = false;
     }
-    if (last_round) break;
-    std::this_thread::sleep_for(grace / 20);
+    if (!last_round) std::this_thread::sleep_for(grace / 8);
   }
-  Verdict verdict{silent_ranks(options.rank, awaited, notes), {}};
-  if (verdict.culprits.empty()) {
-    verdict.reason =
-        "every awaited rank is alive and waits itself: do all ranks make the same calls with the same sizes?";
-  } else {
-    verdict.reason = "it said nothing for another " + seconds_text(grace);
-    // Another rank may conclude at this moment, and otherwise.
-    const std::string own = join_ranks(verdict.culprits, ",");
-    const std::string standing = shared.set_if_absent(culprit_key, own);
-    if (standing != own) return adopted(standing, options);
+  if (!ends.silent.empty()) {
+    return conclude(shared, {ends.silent, "it said nothing for another " + seconds_text(grace)});
   }
-  return verdict;
+  if (!ends.busy.empty()) return conclude(shared, {ends.busy, kAway, true});
+  return {
+      {},
+      "every awaited rank is alive and waits itself: do all ranks make the same calls with the same sizes?"};
 }
 
 /// The store dies with its host, and ranks that still ask would blame the host.
@@ -191,14 +336,48 @@ void FaultBoard::post(std::function<void()> job) {
   shared_->changed.notify_all();
 }
 
-void FaultBoard::wait_begins(int peer, Seconds grace) noexcept {
-  shared_->wait_peer = peer;
-  shared_->grace_seconds = grace.count();
-  ++shared_->wait_number;
+void FaultBoard::waits_for(const std::vector<int>& ranks, Seconds period) {
+  std::lock_guard lock(shared_->mutex);
+  shared_->waiting = true;
+  shared_->waits_for = ranks;
+  shared_->period = period.count();
+  shared_->heard.clear();
 }
 
-void FaultBoard::wait_ends() noexcept {
-  ++shared_->wait_number;
+void FaultBoard::waits_no_more() {
+  std::lock_guard lock(shared_->mutex);
+  shared_->waiting = false;
+}
+
+void FaultBoard::set_grace(Seconds grace) {
+  // Three beats within it, also where a thousand ranks share a store.
+  shared_->beat_period = grace.count() / 3;
+}
+
+void FaultBoard::announce_movement() {
+  shared_->moves = true;
+}
+
+void FaultBoard::out_of_reach_for(double seconds) {
+  std::lock_guard lock(shared_->mutex);
+  for (auto& [rank, one] : shared_->heard) one.silence.out_of_reach_for(seconds);
+}
+
+FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
+  Hearing hearing;
+  hearing.store_answers = shared_->answers;
+  hearing.asks_store = shared_->asks;
+  std::lock_guard lock(shared_->mutex);
+  hearing.movements = shared_->movements;
+  for (const auto& [rank, one] : shared_->heard) {
+    if (one.silence.seconds() >= limit.count()) hearing.silent.push_back(rank);
+  }
+  return hearing;
+}
+
+std::vector<std::pair<int, std::string>> FaultBoard::take_descriptions() {
+  std::lock_guard lock(shared_->mutex);
+  return std::exchange(shared_->descriptions, {});
 }
 
 void FaultBoard::report(std::vector<int> awaited, Seconds grace) {
@@ -208,7 +387,8 @@ void FaultBoard::report(std::vector<int> awaited, Seconds grace) {
     std::lock_guard lock(shared_->mutex);
     shared_->failed = true;
   }
-  post([shared = shared_, note = FaultNote{.failed = true, .awaited = awaited_, .beat = 0}] {
+  post([shared = shared_,
+        note = FaultNote{.state = FaultNote::State::failed, .awaited = awaited_, .beat = 0}] {
     try {
       shared->set(shared->key("note/", shared->options.rank), note.encode());
     } catch (const std::exception&) {
@@ -233,18 +413,21 @@ bool FaultBoard::await_store(const std::atomic<bool>& done, Seconds silence, Sec
   return true;
 }
 
-Verdict FaultBoard::judge() {
+Verdict FaultBoard::judge(Verdict evidence) {
   const auto inquiry = std::make_shared<Inquiry>();
-  post([shared = shared_, inquiry, awaited = awaited_, grace = grace_] {
+  post([shared = shared_, inquiry, awaited = awaited_, grace = grace_, evidence] {
     try {
-      inquiry->verdict = Inquiry::ask(*shared, awaited, grace);
+      inquiry->verdict = evidence.culprits.empty() ? Inquiry::ask(*shared, awaited, grace)
+                                                   : Inquiry::conclude(*shared, evidence);
       shared->set(shared->key("done/", shared->options.rank), "1");
     } catch (const std::exception&) {
-      inquiry->verdict = Inquiry::unreachable(shared->options);
+      inquiry->verdict = evidence.culprits.empty() ? Inquiry::unreachable(shared->options) : evidence;
     }
     inquiry->done = true;
   });
-  if (!await_store(inquiry->done, grace_, 4 * grace_)) return Inquiry::unreachable(shared_->options);
+  if (!await_store(inquiry->done, grace_, 4 * grace_)) {
+    return evidence.culprits.empty() ? Inquiry::unreachable(shared_->options) : evidence;
+  }
   if (shared_->options.store_host == shared_->options.rank) {
     const auto stayed = std::make_shared<std::atomic<bool>>(false);
     post([shared = shared_, stayed, culprits = inquiry->verdict.culprits, patience = 2 * grace_] {

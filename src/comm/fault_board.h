@@ -3,6 +3,9 @@
 // one may be waiting itself: with one frozen rank in a ring, every other rank sees its live neighbour time
 // out. So each rank writes whom it awaits into a store that all can reach. Then it follows the chain to a
 // rank that is awaited and silent.
+//
+// Every board's thread also writes a beat now and then, as long as its process lives, so a rank that is busy
+// by itself is told apart from one that is gone. It is read only by those who wait for long (wait_watch.h).
 
 #include <atomic>
 #include <chrono>
@@ -11,9 +14,11 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/fault_note.h"
+#include "comm/silence.h"
 
 namespace thinwire {
 
@@ -21,6 +26,7 @@ namespace thinwire {
 struct Verdict {
   std::vector<int> culprits;  ///< Empty: every awaited rank is alive, so they wait for each other.
   std::string reason;         ///< Half a sentence for the error message.
+  bool alive = false;         ///< The culprits' processes live: they have not come, or not in time.
 };
 
 /// One rank's view of the board. Its methods are called by the thread that drives the communicator. Store
@@ -44,7 +50,8 @@ class FaultBoard {
   struct Options {
     int rank = 0;
     int size = 1;
-    int store_host = 0;  ///< The rank whose process serves the store; -1: none of them.
+    int store_host = 0;         ///< The rank whose process serves the store; -1: none of them.
+    std::string description{};  ///< Of this rank's connections, for the others; empty: none.
     std::string prefix = "thinwire/fault/";
   };
 
@@ -54,11 +61,31 @@ class FaultBoard {
   FaultBoard(const FaultBoard&) = delete;
   FaultBoard& operator=(const FaultBoard&) = delete;
 
-  /// Around every blocking call, so that a rank which waits for longer than a third of `grace` says so and is
-  /// not taken for dead by one whose deadline ends earlier. `peer` -1: unknown. Costs two atomic stores; a
-  /// wait that ends sooner causes no traffic.
-  void wait_begins(int peer, Seconds grace) noexcept;
-  void wait_ends() noexcept;
+  /// This rank has been waiting for these ranks for a while (empty: unknown). From now on the board says so,
+  /// and reads their beats and whether bytes move between any ranks, every `period`.
+  void waits_for(const std::vector<int>& ranks, Seconds period);
+  /// The wait is over.
+  void waits_no_more();
+  /// Beats are written so often that others miss none within `grace`.
+  void set_grace(Seconds grace);
+
+  /// Tells waiting ranks that bytes move on this one's connections.
+  void announce_movement();
+  /// While this rank cannot reach others, it knows nothing of their silence; see Silence. 0: nor while the
+  /// network is busy.
+  void out_of_reach_for(double seconds);
+
+  /// What the store has said since waits_for(); at once, however slow the store is.
+  struct Hearing {
+    std::uint64_t movements = 0;      ///< Grows when other ranks announce movement.
+    std::vector<int> silent;          ///< Of the awaited: no beat for longer than `limit`.
+    std::uint64_t store_answers = 0;  ///< Operations that came back, ever.
+    bool asks_store = false;          ///< One is under way.
+  };
+  Hearing hear(Seconds limit) const;
+
+  /// What other ranks wrote about the connections that they share with this one, each once: rank and text.
+  std::vector<std::pair<int, std::string>> take_descriptions();
 
   /// This rank has failed while awaiting these ranks (empty: unknown). Returns at once.
   void report(std::vector<int> awaited, Seconds grace);
@@ -66,7 +93,8 @@ class FaultBoard {
   /// After report(). Whom this rank, and all others that ask, should blame. Takes `grace` at most when the
   /// store answers, another `grace` when it does not (then its host is the culprit). The store's host then
   /// stays for up to 2 * grace until the others have their answers too.
-  Verdict judge();
+  /// evidence: what this rank has seen itself, if that names anyone; else it asks the others.
+  Verdict judge(Verdict evidence = {});
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
   /// earlier would cut off ranks that are still reading their last message.

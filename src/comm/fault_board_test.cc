@@ -2,12 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <future>
 #include <map>
-#include <mutex>
-#include <stdexcept>
 #include <thread>
+
+#include "comm/memory_store.h"
 
 namespace thinwire {
 namespace {
@@ -15,20 +14,23 @@ namespace {
 using Notes = std::vector<std::optional<FaultNote>>;
 using Ranks = std::vector<int>;
 using Seconds = FaultBoard::Seconds;
+using testing::eventually;
+using testing::MemoryStore;
 
 // Long enough that a busy machine schedules every thread within a third of it, short enough to wait for.
 constexpr Seconds kGrace{0.6};
 
 FaultNote failed(Ranks awaited) {
-  return {.failed = true, .awaited = std::move(awaited), .beat = 0};
+  return {.state = FaultNote::State::failed, .awaited = std::move(awaited), .beat = 0};
 }
 
 TEST(FaultNote, SurvivesTheStore) {
-  for (const FaultNote& note :
-       {failed({}), failed({3}), failed({0, 2}), FaultNote{.failed = false, .awaited = {1}, .beat = 7}}) {
+  for (const FaultNote& note : {failed({}), failed({3}), failed({0, 2}),
+                                FaultNote{.state = FaultNote::State::waiting, .awaited = {1}, .beat = 7},
+                                FaultNote{.state = FaultNote::State::busy, .awaited = {}, .beat = 8}}) {
     const auto parsed = FaultNote::parse(note.encode(), 4);
     ASSERT_TRUE(parsed.has_value()) << note.encode();
-    EXPECT_EQ(parsed->failed, note.failed);
+    EXPECT_EQ(parsed->state, note.state);
     EXPECT_EQ(parsed->awaited, note.awaited);
     EXPECT_EQ(parsed->beat, note.beat);
   }
@@ -44,6 +46,19 @@ TEST(FaultNote, RefusesWhatIsNone) {
     ASSERT_TRUE(note.has_value()) << text;
     EXPECT_TRUE(note->awaited.empty()) << text;
   }
+}
+
+FaultNote busy() {
+  return {.state = FaultNote::State::busy, .awaited = {}, .beat = 1};
+}
+
+ChainEnds ends_of(int self, const Ranks& awaited, const Notes& notes) {
+  return follow_chain(self, static_cast<int>(notes.size()), awaited,
+                      [&](int rank) { return notes[static_cast<std::size_t>(rank)]; });
+}
+
+Ranks silent_ranks(int self, const Ranks& awaited, const Notes& notes) {
+  return ends_of(self, awaited, notes).silent;
 }
 
 TEST(SilentRanks, FollowsTheChain) {
@@ -69,6 +84,13 @@ TEST(SilentRanks, CyclesEnd) {
   for (int self = 0; self < 3; ++self) EXPECT_TRUE(silent_ranks(self, {(self + 1) % 3}, notes).empty());
 }
 
+TEST(SilentRanks, ABusyRankEndsTheChainAndIsNotSilent) {
+  const Notes notes{busy(), failed({0}), failed({1}), std::nullopt};
+  const ChainEnds ends = ends_of(2, {1}, notes);
+  EXPECT_TRUE(ends.silent.empty());
+  EXPECT_EQ(ends.busy, Ranks{0});
+}
+
 TEST(FaultGrace, StaysWithinItsBounds) {
   EXPECT_DOUBLE_EQ(fault_grace(Seconds(0.1)).count(), 1.0);
   EXPECT_DOUBLE_EQ(fault_grace(Seconds(12)).count(), 3.0);
@@ -81,69 +103,18 @@ TEST(NameRanks, ReadsAsEnglish) {
   EXPECT_EQ(name_ranks({0, 1, 3}), "ranks 0, 1 and 3");
 }
 
-/// What all ranks' boards share; dead: every operation throws; frozen: none comes back until it is thawed.
-class MemoryStore : public FaultBoard::Store {
- public:
-  ~MemoryStore() override { thaw(); }
-  void set(const std::string& key, const std::string& value) override {
-    std::unique_lock lock(mutex_);
-    pass(lock);
-    values_[key] = value;
-  }
-  std::optional<std::string> get(const std::string& key) override {
-    std::unique_lock lock(mutex_);
-    pass(lock);
-    const auto found = values_.find(key);
-    return found == values_.end() ? std::nullopt : std::optional(found->second);
-  }
-  std::string set_if_absent(const std::string& key, const std::string& value) override {
-    std::unique_lock lock(mutex_);
-    pass(lock);
-    // The first of `together_` callers waits for the others: all of them have seen the key absent.
-    ++setting_;
-    all_set_.notify_all();
-    all_set_.wait(lock, [&] { return setting_ >= together_; });
-    return values_.try_emplace(key, value).first->second;
-  }
-  void let_conclude_together(int ranks) {
-    std::lock_guard lock(mutex_);
-    together_ = ranks;
-  }
-  void die() {
-    std::lock_guard lock(mutex_);
-    dead_ = true;
-  }
-  void freeze() {
-    std::lock_guard lock(mutex_);
-    frozen_ = true;
-  }
-  void thaw() {
-    std::lock_guard lock(mutex_);
-    frozen_ = false;
-    thawed_.notify_all();
-  }
-
- private:
-  void pass(std::unique_lock<std::mutex>& lock) {
-    thawed_.wait(lock, [&] { return !frozen_; });
-    if (dead_) throw std::runtime_error("connection reset");
-  }
-  std::mutex mutex_;
-  std::condition_variable thawed_;
-  std::condition_variable all_set_;
-  int setting_ = 0;
-  int together_ = 1;
-  std::map<std::string, std::string> values_;
-  bool dead_ = false;
-  bool frozen_ = false;
-};
-
 struct World {
   explicit World(int ranks, int store_host = 0) {
     for (int rank = 0; rank < ranks; ++rank) {
       boards.push_back(std::make_unique<FaultBoard>(
           store, FaultBoard::Options{.rank = rank, .size = ranks, .store_host = store_host}));
+      boards.back()->set_grace(kGrace);
     }
+  }
+  /// Its board has gone with its process: it says nothing.
+  void is_dead(int rank) {
+    boards[static_cast<std::size_t>(rank)].reset();
+    store->set("thinwire/fault/note/" + std::to_string(rank), "");
   }
   std::future<Verdict> fails(int rank, Ranks awaited, Seconds after = Seconds(0)) {
     return std::async(std::launch::async, [this, rank, awaited = std::move(awaited), after] {
@@ -159,6 +130,7 @@ struct World {
 
 TEST(FaultBoard, AllNameTheSilentRankOfARing) {
   World world(4);
+  world.is_dead(1);
   auto two = world.fails(2, {1});
   auto three = world.fails(3, {2});
   auto zero = world.fails(0, {3});
@@ -169,6 +141,7 @@ TEST(FaultBoard, AllNameTheSilentRankOfARing) {
 
 TEST(FaultBoard, AllNameTheSilentRankOfANativeCollective) {
   World world(4);
+  world.is_dead(2);
   auto zero = world.fails(0, {});
   auto one = world.fails(1, {0}, kGrace / 3);  // woken by rank 0, which gave up first
   auto three = world.fails(3, {});
@@ -177,18 +150,108 @@ TEST(FaultBoard, AllNameTheSilentRankOfANativeCollective) {
   EXPECT_EQ(three.get().culprits, Ranks{2});
 }
 
+TEST(FaultBoard, InALargeWorldOneRankAsksForAll) {
+  constexpr int kRanks = 70;
+  constexpr Seconds kPatience{2.0};
+  World world(kRanks, /*store_host=*/-1);
+  world.is_dead(7);
+  std::vector<std::future<Verdict>> verdicts;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == 7) continue;
+    verdicts.push_back(
+        std::async(std::launch::async, [&board = *world.boards[static_cast<std::size_t>(rank)]] {
+          board.report({}, kPatience);
+          return board.judge();
+        }));
+  }
+  for (auto& verdict : verdicts) EXPECT_EQ(verdict.get().culprits, Ranks{7});
+  // If every rank asked all others, one round would be as many as this, and there are several.
+  EXPECT_LT(world.store->gets(), static_cast<std::size_t>(kRanks * kRanks));
+}
+
+TEST(FaultBoard, InALargeWorldOthersAskWhenTheOneThatAskedIsGone) {
+  World world(70, /*store_host=*/-1);
+  for (const int rank : {3, 9}) world.is_dead(rank);
+  world.store->set("thinwire/fault/asks", "9");
+  EXPECT_EQ(world.fails(0, {3}).get().culprits, Ranks{3});
+}
+
 TEST(FaultBoard, ALiveRankThatWaitsIsNotBlamed) {
   World world(3, /*store_host=*/2);
+  world.is_dead(2);
   // Rank 1 waits for rank 2 and its deadline is far off: only its beats say so.
-  world.boards[1]->wait_begins(2, kGrace);
+  world.boards[1]->waits_for({2}, kGrace);
   const Verdict verdict = world.fails(0, {1}).get();
   EXPECT_EQ(verdict.culprits, Ranks{2});
-  world.boards[1]->wait_ends();
+  EXPECT_FALSE(verdict.alive);
+}
+
+TEST(FaultBoard, ABusyRankIsNamedAsAlive) {
+  World world(3);
+  auto one = world.fails(1, {0});
+  auto two = world.fails(2, {1});
+  for (auto* waiting : {&one, &two}) {
+    const Verdict verdict = waiting->get();
+    EXPECT_EQ(verdict.culprits, Ranks{0});
+    EXPECT_TRUE(verdict.alive);
+    EXPECT_NE(verdict.reason.find("its process is alive"), std::string::npos) << verdict.reason;
+  }
+}
+
+TEST(FaultBoard, EvidenceIsEveryonesVerdict) {
+  World world(4);
+  auto& board = *world.boards[3];
+  board.report({0}, kGrace);
+  EXPECT_EQ(board.judge({{1}, "its machine does not answer"}).culprits, Ranks{1});
+  EXPECT_EQ(world.fails(2, {0}).get().culprits, Ranks{1});
+}
+
+TEST(FaultBoard, AFrozenStoreDoesNotHoldUpEvidence) {
+  World world(3);
+  world.store->freeze();
+  auto& board = *world.boards[2];
+  board.report({1}, kGrace);
+  const Verdict verdict = board.judge({{1}, "its machine does not answer"});
+  EXPECT_EQ(verdict.culprits, Ranks{1});
+  EXPECT_EQ(verdict.reason, "its machine does not answer");
+}
+
+TEST(FaultBoard, HearsWhoBeatsAndWhatMoves) {
+  World world(3);
+  auto& board = *world.boards[2];
+  world.is_dead(1);
+  world.store->set("thinwire/fault/note/1", busy().encode());
+  board.waits_for({0, 1}, Seconds(0.05));
+  EXPECT_TRUE(eventually([&] { return board.hear(Seconds(1)).silent == Ranks{1}; }));
+  world.boards[0]->announce_movement();
+  EXPECT_TRUE(eventually([&] { return board.hear(Seconds(1)).movements == 1; }));
+  // What an outage explains is no silence.
+  board.out_of_reach_for(1e6);
+  EXPECT_TRUE(board.hear(Seconds(1)).silent.empty());
+}
+
+TEST(FaultBoard, SaysWhichConnectionsItHas) {
+  auto store = std::make_shared<MemoryStore>();
+  std::vector<std::unique_ptr<FaultBoard>> boards;
+  for (int rank = 0; rank < 3; ++rank) {
+    boards.push_back(std::make_unique<FaultBoard>(
+        store, FaultBoard::Options{.rank = rank, .size = 3, .description = "of " + std::to_string(rank)}));
+    boards.back()->set_grace(kGrace);
+  }
+  std::map<int, std::string> heard;
+  EXPECT_TRUE(eventually([&] {
+    for (auto& [rank, text] : boards[1]->take_descriptions()) heard[rank] = text;
+    return heard.size() == 2;
+  }));
+  EXPECT_EQ(heard[0], "of 0");
+  EXPECT_EQ(heard[2], "of 2");
 }
 
 TEST(FaultBoard, ARankFrozenWhileItWaitedIsBlamed) {
   World world(3, /*store_host=*/2);
-  world.store->set("thinwire/fault/note/1", FaultNote{.failed = false, .awaited = {2}, .beat = 5}.encode());
+  world.is_dead(1);
+  world.store->set("thinwire/fault/note/1",
+                   FaultNote{.state = FaultNote::State::waiting, .awaited = {2}, .beat = 5}.encode());
   EXPECT_EQ(world.fails(0, {1}).get().culprits, Ranks{1});
 }
 
@@ -204,6 +267,8 @@ TEST(FaultBoard, LaterFailuresAdoptTheVerdict) {
 
 TEST(FaultBoard, TwoThatConcludeAtTheSameTimeNameTheSameRank) {
   World world(4);
+  world.is_dead(0);
+  world.is_dead(1);
   world.store->let_conclude_together(2);
   // Left to themselves one would blame rank 1, the other rank 0.
   auto two = world.fails(2, {1});
@@ -250,6 +315,7 @@ TEST(FaultBoard, AStoreOutsideOfTheRanksBlamesNone) {
 
 TEST(FaultBoard, TheHostStaysUntilTheOthersKnow) {
   World world(3);
+  world.is_dead(1);
   auto host = world.fails(0, {1});
   auto late = world.fails(2, {0}, kGrace * 1.5);  // after the host's own verdict
   EXPECT_EQ(host.get().culprits, Ranks{1});

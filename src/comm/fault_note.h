@@ -38,14 +38,21 @@ inline std::vector<int> parse_ranks(const std::string& text, int size) {
   return ranks;
 }
 
-/// What one rank says: it failed (final), or it is alive and has been waiting for a while.
+/// What one rank says of itself.
 struct FaultNote {
-  bool failed = false;
-  std::vector<int> awaited;  ///< Empty: cannot be told (a collective of the engine), so any other rank.
-  std::uint64_t beat = 0;    ///< Grows while the rank is alive and waiting.
+  enum class State {
+    busy,     ///< Alive, and waits for nobody: it computes, or does something else.
+    waiting,  ///< Alive, and has been waiting for a while.
+    failed,   ///< It has given up; final.
+  };
+
+  State state = State::busy;
+  std::vector<int> awaited;  ///< Empty: cannot be told, so any other rank. Means nothing when busy.
+  std::uint64_t beat = 0;    ///< Grows while the process lives, unless it has failed.
 
   std::string encode() const {
-    return (failed ? "failed " : "waiting ") + std::to_string(beat) + " " + join_ranks(awaited, ",");
+    static constexpr const char* kWords[] = {"busy ", "waiting ", "failed "};
+    return kWords[static_cast<int>(state)] + std::to_string(beat) + " " + join_ranks(awaited, ",");
   }
 
   /// Nothing when the text is no note.
@@ -54,40 +61,56 @@ struct FaultNote {
     std::string word;
     std::string ranks;
     FaultNote note;
-    if (!(in >> word >> note.beat) || (word != "failed" && word != "waiting")) return std::nullopt;
+    if (!(in >> word >> note.beat)) return std::nullopt;
+    if (word == "waiting") {
+      note.state = State::waiting;
+    } else if (word == "failed") {
+      note.state = State::failed;
+    } else if (word != "busy") {
+      return std::nullopt;
+    }
     in >> ranks;
-    note.failed = word == "failed";
     note.awaited = parse_ranks(ranks, size);
     return note;
   }
 };
 
-/// Ranks reached from `awaited` (empty: all but self) by following notes, that have none: notes[r] is nothing
-/// for a silent rank. Nearest first, each once, never self. Empty when the chain only leads to waiting ranks.
-inline std::vector<int> silent_ranks(int self, const std::vector<int>& awaited,
-                                     const std::vector<std::optional<FaultNote>>& notes) {
+/// Where the chain of who awaits whom ends.
+struct ChainEnds {
+  std::vector<int> silent;  ///< Ranks without a note.
+  std::vector<int> busy;    ///< Ranks that live and wait for nobody.
+};
+
+/// The ranks that are reached from `awaited` (empty: all but self) by following notes; note(r) is what rank r
+/// says, nothing where it is silent. Each rank is asked about once. Nearest first, never self. Both lists are
+/// empty when the chain only leads to waiting ranks.
+template <class Note>
+ChainEnds follow_chain(int self, int size, const std::vector<int>& awaited, Note note) {
   std::vector<int> everyone;
-  for (int rank = 0; rank < static_cast<int>(notes.size()); ++rank) everyone.push_back(rank);
-  std::vector<bool> seen(notes.size(), false);
+  std::vector<bool> seen(static_cast<std::size_t>(size), false);
   std::deque<int> next;
   const auto follow = [&](const std::vector<int>& ranks) {
+    for (int rank = static_cast<int>(everyone.size()); ranks.empty() && rank < size; ++rank)
+      everyone.push_back(rank);
     for (const int rank : ranks.empty() ? everyone : ranks) {
       if (rank == self || seen[static_cast<std::size_t>(rank)]) continue;
       seen[static_cast<std::size_t>(rank)] = true;
       next.push_back(rank);
     }
   };
-  std::vector<int> silent;
+  ChainEnds ends;
   for (follow(awaited); !next.empty(); next.pop_front()) {
     const int rank = next.front();
-    const auto& note = notes[static_cast<std::size_t>(rank)];
-    if (note) {
-      follow(note->awaited);
+    const std::optional<FaultNote> said = note(rank);
+    if (!said) {
+      ends.silent.push_back(rank);
+    } else if (said->state == FaultNote::State::busy) {
+      ends.busy.push_back(rank);
     } else {
-      silent.push_back(rank);
+      follow(said->awaited);
     }
   }
-  return silent;
+  return ends;
 }
 
 /// How long a rank may stay silent before it is blamed: a quarter of the deadline, within [1 s, 5 s].

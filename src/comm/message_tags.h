@@ -26,6 +26,7 @@ enum MessageTag : Communicator::Tag {
   kBarrierTag = kReduceTag + 40,
   kLinkProbeTag = kReduceTag + 50,
   kDeviceSumsTag = kReduceTag + 60,
+  kStampTag = kReduceTag + 70,
 };
 
 }  // namespace thinwire

@@ -27,6 +27,8 @@ constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 30;
 
 /// Tags in use, those of the collectives included; every MPI has far more.
 constexpr Communicator::Tag kTags = 2 * Communicator::kFirstReservedTag;
+/// How long messages that are given up are waited for, all together.
+constexpr std::chrono::duration<double> kPatience{2};
 /// How often a waiting rank looks for the notes of ranks that have failed.
 constexpr auto kNotePeriod = std::chrono::milliseconds(20);
 
@@ -143,12 +145,26 @@ class MpiCommunicator final : public Communicator {
     release(operation);
   }
 
+  /// The buffer is the caller's again when this returns. MPI uses it until the request is complete. A receive
+  /// is complete when it is cancelled; one that has begun to arrive, and a send, when the peer has done its
+  /// part. A peer that does not is waited for as long as kPatience in all. From then on MPI is not called any
+  /// more: it moves bytes only while it is called.
   void abandon(void* handle) noexcept override {
     auto* operation = static_cast<MpiOperation*>(handle);
     for (auto& request : operation->requests) {
+      if (patience_.count() <= 0) return;
       if (request == MPI_REQUEST_NULL) continue;
       if (!operation->expected.empty()) MPI_Cancel(&request);
-      MPI_Request_free(&request);
+      const auto start = Clock::now();
+      int done = 0;
+      for (Backoff backoff; MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0;
+           backoff.pause()) {
+        if (Clock::now() - start < patience_) continue;
+        failed_ = true;
+        patience_ = {};
+        return;
+      }
+      patience_ -= Clock::now() - start;
     }
     release(operation);
   }
@@ -219,12 +235,15 @@ class MpiCommunicator final : public Communicator {
   [[noreturn]] void give_up(const std::vector<int>& awaited, const std::string& what) {
     failed_ = true;
     const auto grace = fault_grace(deadline());
-    notes_.send(FaultNote{.failed = true, .awaited = awaited, .beat = 0});
+    notes_.send(FaultNote{.state = FaultNote::State::failed, .awaited = awaited, .beat = 0});
     for (const auto end = Clock::now() + grace; Clock::now() < end;) {
       notes_.collect();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    const std::vector<int> culprits = silent_ranks(rank(), awaited, notes_.all());
+    const auto& notes = notes_.all();
+    const std::vector<int> culprits = follow_chain(rank(), size(), awaited, [&](int one) {
+                                        return notes[static_cast<std::size_t>(one)];
+                                      }).silent;
     if (culprits.empty()) {
       fail(-1, what + "; every awaited rank is alive and waits itself: do all ranks make the same calls?");
     }
@@ -238,6 +257,7 @@ class MpiCommunicator final : public Communicator {
   MpiOperation* free_ = nullptr;
   MpiOperation* operation_ = nullptr;  // the one being started
   const bool cuda_aware_;
+  std::chrono::duration<double> patience_ = kPatience;  // with messages that are given up
   bool failed_ = false;
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "comm/pending_lease.h"
+#include "wire/crc32c.h"
 
 namespace thinwire {
 namespace {
@@ -67,7 +68,9 @@ void run_phase(Communicator& communicator, const RingGroup& group, const RingLay
   // Sends are waited for at the end only: what a rank sends for a later hop is received when its neighbour
   // gets there, which may take chunks that this rank has yet to send.
   PendingLease sends(communicator.pending_storage());
+  std::array<std::uint32_t, kRingWindow> seals{};
   std::array<Pending, kRingWindow> receives;
+  std::array<Pending, kRingWindow> seal_receives;
   std::array<Span<std::byte>, kRingWindow> receive_buffers;
   ChunkWalk posted(size, layout, arriving_segment);
   auto post_receive = [&] {
@@ -75,10 +78,19 @@ void run_phase(Communicator& communicator, const RingGroup& group, const RingLay
     const RingChunk& chunk = posted.chunk();
     receive_buffers[chunk.slot] = codec.receive_buffer(chunk);
     receives[chunk.slot] = communicator.receive(group.previous(), tag, receive_buffers[chunk.slot]);
+    if (codec.seal_of(chunk) != nullptr) {
+      seal_receives[chunk.slot] = communicator.receive(
+          group.previous(), tag, as_writable_bytes(Span<std::uint32_t>(&seals[chunk.slot], 1)));
+    }
     posted.advance();
   };
   auto send = [&](const RingChunk& chunk) {
-    sends.push(communicator.send(group.next(), tag, codec.outgoing(chunk)));
+    const auto message = codec.outgoing(chunk);
+    sends.push(communicator.send(group.next(), tag, message));
+    if (std::uint32_t* seal = codec.seal_of(chunk)) {
+      *seal = crc32c(message);
+      sends.push(communicator.send_guard(group.next(), tag, as_bytes(Span<const std::uint32_t>(seal, 1))));
+    }
   };
   for (std::size_t i = 0; i < kRingWindow; ++i) post_receive();
   for (ChunkWalk own(size, layout, own_segment); !own.done() && own.chunk().hop == 0; own.advance()) {
@@ -88,6 +100,10 @@ void run_phase(Communicator& communicator, const RingGroup& group, const RingLay
     RingChunk chunk = arriving.chunk();
     codec.prepare(chunk);
     receives[chunk.slot].wait();
+    if (codec.seal_of(chunk) != nullptr) {
+      seal_receives[chunk.slot].wait();
+      communicator.check_seal(group.previous(), receive_buffers[chunk.slot], seals[chunk.slot]);
+    }
     codec.incoming(chunk, receive_buffers[chunk.slot]);
     if (chunk.hop + 2 < size) {
       ++chunk.hop;

@@ -4,23 +4,29 @@
 
 namespace thinwire {
 
+BucketVectors::Vector BucketVectors::make(Executor& executor, std::size_t elements) {
+  Vector vector;
+  vector.executor = &executor;
+  vector.memory = {static_cast<std::byte*>(executor.allocator().allocate(elements * sizeof(float))),
+                   detail::Release{&executor.allocator()}};
+  vector.size = elements;
+  return vector;
+}
+
 Span<float> BucketVectors::open(Executor& executor, std::uint32_t bucket, std::size_t elements) {
   auto found = vectors_.find(bucket);
   if (found == vectors_.end()) {
-    std::vector<float> values(elements);
-    if (const auto loaded = loaded_.find(bucket); loaded != loaded_.end()) {
-      // The layout that it was loaded for is the caller's.
-      values = std::move(loaded->second);
-      loaded_.erase(loaded);
-      values.resize(elements);
-    }
-    Vector vector;
-    vector.executor = &executor;
-    vector.memory = {static_cast<std::byte*>(executor.allocator().allocate(elements * sizeof(float))),
-                     detail::Release{&executor.allocator()}};
-    vector.size = elements;
+    const auto loaded = loaded_.find(bucket);
+    // The layout that it was loaded for is the caller's.
+    std::vector<float> values = loaded != loaded_.end() ? loaded->second.values : std::vector<float>();
+    values.resize(elements);
+    Vector vector = make(executor, elements);
     copy(executor, Span<const float>(values), vector.span());
     found = vectors_.emplace(bucket, std::move(vector)).first;
+    if (loaded != loaded_.end()) {
+      if (loaded->second.kept) keep(bucket);
+      loaded_.erase(loaded);
+    }
   }
   const Vector& vector = found->second;
   if (vector.size != elements) {
@@ -40,6 +46,47 @@ Span<const float> BucketVectors::find(std::uint32_t bucket) const {
   return found == vectors_.end() ? Span<float>() : found->second.span();
 }
 
+void BucketVectors::keep(std::uint32_t bucket) {
+  const auto found = vectors_.find(bucket);
+  if (found == vectors_.end()) {
+    kept_.erase(bucket);
+    if (const auto loaded = loaded_.find(bucket); loaded != loaded_.end()) loaded->second.kept = true;
+    return;
+  }
+  const Vector& now = found->second;
+  auto kept = kept_.find(bucket);
+  if (kept == kept_.end()) kept = kept_.emplace(bucket, make(*now.executor, now.size)).first;
+  copy(*now.executor, Span<const float>(now.span()), kept->second.span());
+}
+
+void BucketVectors::undo(std::uint32_t bucket) {
+  if (const auto loaded = loaded_.find(bucket); loaded != loaded_.end()) {
+    if (loaded->second.kept) return;
+    loaded_.erase(loaded);
+  }
+  const auto kept = kept_.find(bucket);
+  if (kept == kept_.end()) {
+    vectors_.erase(bucket);
+    return;
+  }
+  const Vector& before = kept->second;
+  copy(*before.executor, Span<const float>(before.span()), open(*before.executor, bucket, before.size));
+}
+
+void BucketVectors::undo(std::uint32_t bucket, std::size_t begin, std::size_t count) {
+  const auto kept = kept_.find(bucket);
+  if (kept != kept_.end()) {
+    const Vector& before = kept->second;
+    const Span<float> now = open(*before.executor, bucket, before.size);
+    copy(*before.executor, Span<const float>(before.span()).subspan(begin, count), now.subspan(begin, count));
+    return;
+  }
+  const auto found = vectors_.find(bucket);
+  if (found == vectors_.end()) return;
+  const std::vector<float> zeros(count);
+  copy(*found->second.executor, Span<const float>(zeros), found->second.span().subspan(begin, count));
+}
+
 void BucketVectors::save(BucketWriter& writer) const {
   for (const auto& [bucket, vector] : vectors_) {
     if (vector.executor->memory() == Memory::host) {
@@ -50,15 +97,17 @@ void BucketVectors::save(BucketWriter& writer) const {
     copy(*vector.executor, Span<const float>(vector.span()), Span<float>(values));
     writer.elements(kind_, bucket, Span<const float>(values));
   }
-  for (const auto& [bucket, values] : loaded_) writer.elements(kind_, bucket, Span<const float>(values));
+  for (const auto& [bucket, loaded] : loaded_) {
+    writer.elements(kind_, bucket, Span<const float>(loaded.values));
+  }
 }
 
 void BucketVectors::load(const BucketReader& reader) {
-  std::map<std::uint32_t, std::vector<float>> loaded;
+  std::map<std::uint32_t, Loaded> loaded;
   for (std::uint32_t bucket = 0; bucket < reader.buckets(); ++bucket) {
     std::vector<float> values(reader.bucket_elements(bucket));
     if (reader.elements(kind_, bucket, Span<float>(values), BucketReader::Absent::zeros))
-      loaded[bucket] = std::move(values);
+      loaded[bucket] = {std::move(values)};
   }
   vectors_.clear();
   loaded_ = std::move(loaded);

@@ -1,6 +1,7 @@
 #pragma once
 // Vectors as long as a bucket that live from step to step: residuals, velocities. They lie in the memory of
-// the executor that works on them.
+// the executor that works on them. keep() and undo() make a step all or nothing: what was kept is what undo()
+// returns to. What load() reads and erase() drops is a change like others until it is kept.
 
 #include <cstdint>
 #include <map>
@@ -18,7 +19,7 @@ class BucketVectors {
   explicit BucketVectors(const StateKind& kind) : kind_(kind) {}
 
   /// The bucket's vector: zeros when it is opened for the first time, or what was loaded. The span stays
-  /// valid until load() or erase(). The executor must outlive its use, and is the same in later calls. Throws
+  /// valid until load(), erase() or undo(). The executor must outlive its use, and is the same in later calls. Throws
   /// std::invalid_argument when the bucket had another size before.
   Span<float> open(Executor& executor, std::uint32_t bucket, std::size_t elements);
 
@@ -27,6 +28,14 @@ class BucketVectors {
 
   /// Empty when the bucket was never opened.
   Span<const float> find(std::uint32_t bucket) const;
+
+  /// What the bucket has now is what undo() returns to: a copy, of which the memory stays for the next one.
+  void keep(std::uint32_t bucket);
+
+  /// Makes the bucket's vector what it was when it was kept last; never kept, one that was never opened. Copies; allocates only where the vector has been erased since.
+  void undo(std::uint32_t bucket);
+  /// The same for elements [begin, begin + count) alone; those that were not there before are zeros.
+  void undo(std::uint32_t bucket, std::size_t begin, std::size_t count);
 
   void save(BucketWriter& writer) const;
 
@@ -43,9 +52,16 @@ class BucketVectors {
     Span<float> span() const { return {reinterpret_cast<float*>(memory.get()), size, executor->memory()}; }
   };
 
+  static Vector make(Executor& executor, std::size_t elements);
+
   StateKind kind_;
   std::map<std::uint32_t, Vector> vectors_;
-  std::map<std::uint32_t, std::vector<float>> loaded_;  // and not opened since
+  std::map<std::uint32_t, Vector> kept_;  // the state at the end of the last step; never saved
+  struct Loaded {
+    std::vector<float> values;
+    bool kept = false;
+  };
+  std::map<std::uint32_t, Loaded> loaded_;  // and not opened since
 };
 
 }  // namespace thinwire

@@ -59,14 +59,15 @@ class Source {
     read(&value, sizeof value, what);
     return value;
   }
-  /// A block whose length the file claims: read in steps, so that a wrong length ends with the file instead
-  /// of a huge allocation.
+  /// A block whose length the file claims: read in steps that double, so that a wrong length ends with the file
+  /// instead of an allocation much larger than the file.
   template <class Container>
   void read_block(Container& block, std::uint64_t size, const char* what) {
-    constexpr std::uint64_t kStep = 1u << 24;
+    constexpr std::uint64_t kFirst = 1u << 12;
     while (block.size() < size) {
       const std::size_t old = block.size();
-      block.resize(static_cast<std::size_t>(std::min<std::uint64_t>(size, old + kStep)));
+      block.resize(static_cast<std::size_t>(
+          std::min<std::uint64_t>(size, old + std::max<std::uint64_t>(old, kFirst))));
       read(block.data() + old, block.size() - old, what);
     }
   }
@@ -174,6 +175,7 @@ StateReader::StateReader(std::istream& stream) {
   }
   const std::uint64_t expected = source.checksum();
   if (source.integer("the checksum") != expected) damaged("the checksum does not match");
+  if (stream.peek() != std::istream::traits_type::eof()) damaged("other bytes follow its end");
 }
 
 const StateWriter::Entry& StateReader::find(std::string_view name) const {

@@ -22,6 +22,10 @@ RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>
 void Synchronizer::save(BucketWriter&) const {}
 void Synchronizer::load(const BucketReader&) {}
 
+void Synchronizer::keep_step(BucketId) {}
+void Synchronizer::undo_step(BucketId) {}
+void Synchronizer::undo_step(BucketId, std::size_t, std::size_t) {}
+
 void Synchronizer::require_matching(Span<float> gradient, Span<float> residual) {
   if (!residual.empty() && residual.size() != gradient.size()) {
     throw std::invalid_argument("residual has " + std::to_string(residual.size()) +

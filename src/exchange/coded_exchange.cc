@@ -38,8 +38,8 @@ void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, 
   const CodedFrame& own = coded[frames.self()];
   frames.note(coder.encode(own.table(), own.codes()));
   if (!frames.finite()) blank(own);
-  frames.seal(own.message(), contents);
   own.close();
+  frames.seal(own.message(), contents);
   frames.send_to_all(kCodesTag, own.message());
 
   // Bounds every partial sum; taken in rank order, so the same on all ranks.

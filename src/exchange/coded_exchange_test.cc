@@ -99,6 +99,7 @@ TEST(CodedExchange, AveragesInRankOrderAndKeepsTheRest) {
 struct Forged {
   FrameHeader header;
   std::vector<float> table = {1, 4};
+  bool flipped = false;  // a bit on the way
 };
 
 /// Rank 1 of two sends a forged frame instead of its own; what rank 0 says to it.
@@ -118,9 +119,10 @@ std::string complaint_about(const std::function<void(Forged&)>& spoil) {
         forged.header.payload_bytes = 8 + kElements / 4;
         spoil(forged);
         const CodedFrame frame(workspace, 2, kElements, 2);
-        write_frame_header(frame.message(), forged.header);
         std::copy(forged.table.begin(), forged.table.end(), frame.table().begin());
         std::fill(frame.codes().begin(), frame.codes().end(), 0);
+        write_frame_header(frame.message(), forged.header);
+        if (forged.flipped) frame.message()[70] ^= std::byte{16};
         Pending sending = communicator.send(0, kCodesTag, frame.message());
         const CodedFrame other(workspace, 2, kElements, 2);
         communicator.receive(0, kCodesTag, other.message()).wait();
@@ -160,6 +162,8 @@ TEST(CodedExchange, ForgedFramesAreRefused) {
          f.table = {4, 1};
        },
        "magnitudes descend"},
+      {[](Forged& f) { f.flipped = true; }, "bytes changed on the way"},
+      {[](Forged& f) { f.flipped = true; }, "(rank 1, bucket 4, step 9)"},
   };
   for (const auto& [spoil, wanted] : cases) {
     const std::string complaint = complaint_about(spoil);

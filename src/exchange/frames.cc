@@ -1,5 +1,7 @@
 #include "exchange/frames.h"
 
+#include "wire/crc32c.h"
+
 namespace thinwire {
 
 FrameHeaders::FrameHeaders(BucketId bucket, Step& step)
@@ -22,10 +24,21 @@ FrameHeader FrameHeaders::header(std::size_t source, const FrameContents& conten
   return header;
 }
 
+FrameHeader FrameHeaders::own_header(const FrameContents& contents) const {
+  FrameHeader own = header(self_, contents);
+  own.flags = finite_ ? std::uint16_t{0} : FrameHeader::kNonFinite;
+  return own;
+}
+
 void FrameHeaders::seal(Span<std::byte> frame, const FrameContents& contents) const {
-  FrameHeader sealed = header(self_, contents);
-  sealed.flags = finite_ ? std::uint16_t{0} : FrameHeader::kNonFinite;
-  write_frame_header(frame, sealed);
+  write_frame_header(frame, own_header(contents));
+}
+
+void FrameHeaders::seal_alone(Span<std::byte> header, const FrameContents& contents,
+                              Span<const std::byte> payload) const {
+  FrameHeader own = own_header(contents);
+  own.payload_checksum = crc32c(payload);
+  write_frame_header(header, own);
 }
 
 void FrameHeaders::check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents) {

@@ -35,9 +35,11 @@ class FrameHeaders {
 
   /// The header of a frame of rank `source`.
   FrameHeader header(std::size_t source, const FrameContents& contents) const;
-  /// Writes this rank's header in front of the payload. Before the frame goes to anyone: a message under way
-  /// may not be written to.
+  /// Writes this rank's header in front of the finished payload. Before the frame goes to anyone: a message under
+  /// way may not be written to.
   void seal(Span<std::byte> frame, const FrameContents& contents) const;
+  /// The same for a payload that goes in a message of its own; header: 64 bytes.
+  void seal_alone(Span<std::byte> header, const FrameContents& contents, Span<const std::byte> payload) const;
   /// Throws CorruptFrame unless the frame is `source`'s with these contents; hears whether all is finite.
   void check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents);
   /// Counts a header that is about to be sent.
@@ -53,6 +55,8 @@ class FrameHeaders {
   Step& step_;
 
  private:
+  FrameHeader own_header(const FrameContents& contents) const;
+
   BucketId bucket_;
   std::size_t world_;
   std::size_t self_;

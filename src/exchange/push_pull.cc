@@ -58,7 +58,7 @@ void PushPull::push() {
   pushes_.for_peers([&](std::size_t owner) {
     FrameContents contents = pushes_.list_contents(pushed_[owner]);
     contents.first = own_.size();  // in all, whoever owns them
-    pushes_.send(owner, pushes_.seal(contents), parts_[owner]);
+    pushes_.send(owner, pushes_.seal(contents, parts_[owner]), parts_[owner]);
   });
 }
 
@@ -80,7 +80,14 @@ void PushPull::split() {
 
 void PushPull::merge() {
   pushes_.for_peers([&](std::size_t peer) {
-    smallest_ = std::min(smallest_, pushes_.await_list_header(peer, owned_slots()).first);
+    const FrameHeader& header = pushes_.await_list_header(peer, owned_slots());
+    if (header.first < header.count || header.first > own_.rows) {
+      throw CorruptFrame("frame of rows refused: its sender has " + std::to_string(header.first) +
+                         " rows in all, expected at least the " + std::to_string(header.count) +
+                         " listed and at most the table's " + std::to_string(own_.rows) + " (" +
+                         whose(header) + ")");
+    }
+    smallest_ = std::min(smallest_, header.first);
   });
   const auto lists = take<ReceivedRowList>(world_);
   const auto slots = take<Span<const std::uint32_t>>(world_);
@@ -125,7 +132,7 @@ RowMean PushPull::pull() {
   results.for_peers([&](std::size_t peer) { results.expect(peer); });
   FrameContents contents;
   const auto payload = encode(contents);
-  const auto sealed = results.seal(contents);
+  const auto sealed = results.seal(contents, payload);
   results.for_peers([&](std::size_t peer) { results.send(peer, sealed, payload); });
   await_results(results);
   const RowSparse rows = collect(results);

@@ -10,6 +10,7 @@
 
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
+#include "wire/crc32c.h"
 #include "wire/row_payload.h"
 
 namespace thinwire {
@@ -20,6 +21,7 @@ constexpr std::size_t kRows = 100;
 struct Forged {
   FrameHeader header;
   std::vector<std::uint32_t> indices;
+  std::uint32_t flip = 0;  // of the payload's checksum
 };
 
 /// Rank 1 of two sends a forged push instead of its own; what rank 0 says to it.
@@ -34,17 +36,19 @@ std::string complaint_about(const std::function<void(Forged&)>& spoil) {
         forged.header.step = 9;
         forged.header.source = 1;
         forged.header.width = 1;
+        forged.header.first = 5;
         forged.indices = {3, 7};
         spoil(forged);
         if (forged.header.count == 0) forged.header.count = forged.indices.size();
         if (forged.header.payload_bytes == 0) {
           forged.header.payload_bytes = row_list_bytes(forged.header.count, forged.header.width);
         }
-        std::vector<std::byte> header(FrameHeader::kBytes);
-        write_frame_header(header, forged.header);
         std::vector<float> payload(2 * forged.indices.size(), 1.0f);
         std::copy(forged.indices.begin(), forged.indices.end(),
                   reinterpret_cast<std::uint32_t*>(payload.data()));
+        std::vector<std::byte> header(FrameHeader::kBytes);
+        forged.header.payload_checksum = crc32c(as_bytes(Span<float>(payload))) ^ forged.flip;
+        write_frame_header(header, forged.header);
         Pending first = communicator.send(0, kPushTag, header);
         Pending second = communicator.send(0, kPushTag, as_bytes(Span<float>(payload)));
         std::vector<std::byte> from_peer(FrameHeader::kBytes);
@@ -76,6 +80,11 @@ TEST(PushPull, ForgedFramesAreRefused) {
       {[](Forged& f) { f.header.source = 0; }, "source rank is 0, expected 1"},
       {[](Forged& f) { f.header.width = 2; }, "row width is 2, expected 1"},
       {[](Forged& f) { f.header.count = 51; }, "count is 51, at most 50"},
+      {[](Forged& f) { f.header.first = 1; }, "1 rows in all, expected at least the 2 listed"},
+      {[](Forged& f) { f.header.first = 101; },
+       "101 rows in all, expected at least the 2 listed and at most the"},
+      {[](Forged& f) { f.flip = 1; }, "bytes changed on the way"},
+      {[](Forged& f) { f.flip = 1; }, "(rank 1, bucket 4, step 9)"},
       {[](Forged& f) { f.header.type = FrameType::sign_bits; }, "row width is 1, expected 0"},
       {[](Forged& f) {
          f.indices = {7, 3};
@@ -112,7 +121,9 @@ std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vec
         auto swap_headers = [&](Communicator::Tag tag, const FrameHeader& header,
                                 Span<const std::byte> payload) {
           std::vector<std::byte> bytes(FrameHeader::kBytes);
-          write_frame_header(bytes, header);
+          FrameHeader sealed = header;
+          sealed.payload_checksum = crc32c(payload);
+          write_frame_header(bytes, sealed);
           Pending first = communicator.send(0, tag, bytes);
           Pending second;
           if (!payload.empty()) second = communicator.send(0, tag, payload);

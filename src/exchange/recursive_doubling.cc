@@ -60,7 +60,7 @@ class Doubling {
     const FrameContents contents = messages_.list_contents(rows_.size());
     const auto payload = messages_.list_payload(rows_);
     step_.report.formula_bytes += contents.payload_bytes;
-    messages_.send(peer, messages_.seal(contents), payload);
+    messages_.send(peer, messages_.seal(contents, payload), payload);
   }
 
   ReceivedRowList receive(std::size_t peer) {

@@ -17,10 +17,10 @@ RowMessages::RowMessages(BucketId bucket, MessageTag tag, std::size_t width, Ste
       header_bytes_(step.workspace.take<std::byte>(frames_.world() * FrameHeader::kBytes)),
       incoming_(step.workspace.take<Incoming>(frames_.world())) {}
 
-Span<const std::byte> RowMessages::seal(FrameContents contents) {
+Span<const std::byte> RowMessages::seal(FrameContents contents, Span<const std::byte> payload) {
   const auto bytes = step_.workspace.take<std::byte>(FrameHeader::kBytes);
   contents.width = static_cast<std::uint32_t>(width_);
-  frames_.seal(bytes, contents);
+  frames_.seal_alone(bytes, contents, payload);
   return bytes;
 }
 
@@ -50,12 +50,21 @@ void RowMessages::expect(std::size_t peer) {
 const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t most_rows) {
   headers_[peer].wait();
   Incoming& incoming = incoming_[peer];
-  incoming.header = read_frame_header(header_bytes_of(peer), PayloadPlace::next_message);
-  const FrameHeader& header = incoming.header;
   const FrameHeader expected = frames_.header(peer, {});
+  try {
+    incoming.header = read_frame_header(header_bytes_of(peer), PayloadPlace::next_message);
+  } catch (const CorruptFrame& error) {
+    throw CorruptFrame(std::string(error.what()) + "; awaited from " + whose(expected));
+  }
+  const FrameHeader& header = incoming.header;
   require_field(header, "bucket", header.bucket, expected.bucket);
   require_field(header, "step", header.step, expected.step);
   require_field(header, "source rank", header.source, expected.source);
+  // Of other types the number of rows says nothing about the payload's length, which is about to be allocated.
+  if (header.type != FrameType::row_bitmap) {
+    require_field(header, "type", static_cast<std::uint64_t>(header.type),
+                  static_cast<std::uint64_t>(FrameType::row_list));
+  }
   require_field(header, "row width", header.width, width_);
   if (header.count > most_rows) {
     throw CorruptFrame("frame of rows from rank " + std::to_string(peer) + " refused: count is " +
@@ -79,6 +88,7 @@ const FrameHeader& RowMessages::await_list_header(std::size_t peer, std::uint64_
 
 Span<const std::byte> RowMessages::await_payload(std::size_t peer) {
   payloads_[peer].wait();
+  check_payload(incoming_[peer].header, incoming_[peer].payload);
   return incoming_[peer].payload;
 }
 

@@ -22,8 +22,9 @@ class RowMessages {
     frames_.for_peers(body);
   }
 
-  /// This rank's header, ready to be sent to any number of peers; its width is the exchange's.
-  Span<const std::byte> seal(FrameContents contents);
+  /// This rank's header for the finished payload, ready to be sent to any number of peers; its width is the
+  /// exchange's.
+  Span<const std::byte> seal(FrameContents contents, Span<const std::byte> payload);
   /// Contents of a frame that lists `rows` rows.
   FrameContents list_contents(std::size_t rows) const;
   /// The rows as the payload of such a frame, in the workspace.
@@ -40,7 +41,7 @@ class RowMessages {
   const FrameHeader& await_list_header(std::size_t peer, std::uint64_t most_rows);
   /// What await_header returned.
   const FrameHeader& header_of(std::size_t peer) const { return incoming_[peer].header; }
-  /// Waits for the payload of the header that await_header returned.
+  /// Waits for the payload of the header that await_header returned, and checks that it is the header's.
   Span<const std::byte> await_payload(std::size_t peer);
   /// The same for a list of rows, whose indices are below `limit`.
   ReceivedRowList await_list(std::size_t peer, std::uint64_t limit);

@@ -11,20 +11,16 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kTextBytes = 1024;
-constexpr int kFields = 7;
+constexpr int kFields = 8;
+/// Of one rank's texts together. What would be longer ends there: hashes decide, texts are for the message.
+constexpr std::size_t kMostTextBytes = std::size_t{1} << 24;
 constexpr std::array<const char*, kFields> kNames = {
-    "thinwire's version", "spec", "seed", "step", "bucket sizes", "parameter shapes", "configuration"};
+    "thinwire's version", "spec",         "seed", "step", "bucket sizes", "parameter shapes",
+    "parameter names",    "configuration"};
 
-/// What travels: a hash of each field, which decides, and, where they differ, as much of the texts as fits,
-/// for the message.
+/// What travels: a hash of each field, which decides, and, where they differ, the texts, for the message.
 using Hashes = std::array<std::uint64_t, kFields>;
-using Texts = std::array<std::array<char, kTextBytes>, kFields>;
-
-struct Record {
-  Hashes hashes{};
-  Texts texts{};
-};
+using Fields = std::array<std::string, kFields>;
 
 std::uint64_t hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325u;
@@ -54,28 +50,46 @@ std::string shapes_of(const std::vector<BucketLayout>& buckets) {
   return text;
 }
 
-Record record_of(const Configuration& configuration) {
-  const std::array<std::string, kFields> fields = {kVersion,
-                                                   configuration.spec,
-                                                   std::to_string(configuration.seed),
-                                                   std::to_string(configuration.step),
-                                                   text_of(configuration.buckets),
-                                                   shapes_of(configuration.buckets),
-                                                   configuration.other};
-  Record record;
-  for (std::size_t i = 0; i < fields.size(); ++i) {
-    record.hashes[i] = hash_of(fields[i]);
-    fields[i].copy(record.texts[i].data(), kTextBytes - 1);
+/// Which parameters are in which bucket, in their order.
+std::string names_of(const std::vector<BucketLayout>& buckets) {
+  std::string text;
+  for (const auto& layout : buckets) {
+    text += text.empty() ? "" : " |";
+    for (const auto& parameter : layout) text += (text.empty() ? "" : " ") + parameter.name;
   }
-  return record;
+  return text;
 }
 
-/// Texts come from another rank: they end where the field ends, and only printable characters are shown.
-std::string printable(const std::array<char, kTextBytes>& text) {
-  std::string result(text.begin(), std::find(text.begin(), text.end(), '\0'));
-  std::replace_if(
-      result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
-  return result;
+Fields fields_of(const Configuration& configuration) {
+  return {kVersion,
+          configuration.spec,
+          std::to_string(configuration.seed),
+          std::to_string(configuration.step),
+          text_of(configuration.buckets),
+          shapes_of(configuration.buckets),
+          names_of(configuration.buckets),
+          configuration.other};
+}
+
+/// The fields of rank `root`, on all ranks. They come from another rank: lengths are bounded, and only printable
+/// characters are shown. Collective.
+Fields fields_from(Communicator& communicator, const Fields& mine, int root) {
+  std::string joined;
+  for (const auto& field : mine) joined += field + '\n';
+  std::uint64_t length = std::min(joined.size(), kMostTextBytes);
+  communicator.broadcast(as_writable_bytes(Span<std::uint64_t>(&length, 1)), root);
+  joined.resize(std::min<std::uint64_t>(length, kMostTextBytes));
+  communicator.broadcast(as_writable_bytes(Span<char>(joined.data(), joined.size())), root);
+  Fields fields;
+  std::size_t begin = 0;
+  for (auto& field : fields) {
+    const std::size_t end = std::min(joined.find('\n', begin), joined.size());
+    field = joined.substr(begin, end - begin);
+    std::replace_if(
+        field.begin(), field.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    begin = std::min(end + 1, joined.size());
+  }
+  return fields;
 }
 
 /// "ONE against OTHER", from the word, or item of a list, on in which the texts first differ, shortened.
@@ -93,25 +107,31 @@ std::string difference(const std::string& one, const std::string& other) {
 
 }  // namespace
 
+std::uint64_t hash_of_names(const BucketLayout& parameters) {
+  std::string text;
+  for (const auto& parameter : parameters) text += parameter.name + '\n';
+  return hash_of(text);
+}
+
 void compare_configurations(Communicator& communicator, const Configuration& configuration) {
-  const Record mine = record_of(configuration);
+  const Fields mine = fields_of(configuration);
+  Hashes hashes{};
+  std::transform(mine.begin(), mine.end(), hashes.begin(),
+                 [](const std::string& text) { return hash_of(text); });
   std::vector<Hashes> all(static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(as_bytes(Span<const Hashes>(&mine.hashes, 1)),
-                          as_writable_bytes(Span<Hashes>(all)));
+  communicator.all_gather(as_bytes(Span<const Hashes>(&hashes, 1)), as_writable_bytes(Span<Hashes>(all)));
   // Every rank finds the same one, so all take part in what follows.
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    std::array<Texts, 2> texts = {mine.texts, mine.texts};
-    communicator.broadcast(as_writable_bytes(Span<Texts>(&texts[0], 1)), 0);
-    communicator.broadcast(as_writable_bytes(Span<Texts>(&texts[1], 1)), static_cast<int>(rank));
+    const Fields expected = fields_from(communicator, mine, 0);
+    const Fields found = fields_from(communicator, mine, static_cast<int>(rank));
     communicator.barrier();  // nobody leaves with the error while others still wait for their texts
     std::string message =
         "ranks are configured differently: rank " + std::to_string(rank) + " differs from rank 0 in";
     const char* separator = " ";
     for (std::size_t i = 0; i < kNames.size(); ++i) {
       if (all[rank][i] == all[0][i]) continue;
-      message += separator + std::string(kNames[i]) + " (" +
-                 difference(printable(texts[1][i]), printable(texts[0][i])) + ")";
+      message += separator + std::string(kNames[i]) + " (" + difference(found[i], expected[i]) + ")";
       separator = ", ";
     }
     throw std::runtime_error(message + "; start all ranks alike");

@@ -19,8 +19,11 @@ struct Configuration {
   std::string other;
 };
 
+/// A hash of the parameters' names, in their order.
+std::uint64_t hash_of_names(const BucketLayout& parameters);
+
 /// Collective. Throws std::runtime_error on every rank when any rank differs from rank 0, naming the first
-/// that does and everything in which it differs, with the values where they are short.
+/// that does and everything in which it differs, with the first values that do.
 void compare_configurations(Communicator& communicator, const Configuration& configuration);
 
 }  // namespace thinwire

@@ -63,7 +63,7 @@ TEST(SessionRows, AMixedModelGoesThroughOneCall) {
     session.synchronize(gradients);
     EXPECT_EQ(table_of(gradients[0].mean_rows), (Table{{0, {1}}, {1, {1}}, {2, {1}}}));
     EXPECT_EQ(dense, (std::vector<float>{1, 2, 3, 4}));
-    EXPECT_EQ(session.spec(), "rows=dense:feedback=off,dense=half:format=fp16:feedback=off");
+    EXPECT_EQ(session.spec(), "rows=dense:sum=type:feedback=off,dense=half:format=fp16:feedback=off");
   });
 }
 

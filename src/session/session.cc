@@ -5,41 +5,17 @@
 #include <stdexcept>
 #include <utility>
 
-#include "core/bucket_vectors.h"
 #include "exchange/densify.h"
 #include "exchange/row_residual.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "session/configuration.h"
+#include "session/session_parts.h"
 #include "thinwire/cuda.h"
+#include "thinwire/errors.h"
 #include "thinwire/state_changes.h"
 
 namespace thinwire {
-
-/// What belongs to one bucket.
-struct Session::Bucket {
-  explicit Bucket(Executor& on) : executor(on), workspace(on.shared_allocator()), scratch(on.allocator()) {}
-
-  Executor& executor;
-  std::size_t rows = 0;
-  std::size_t width = 1;
-  bool row_sparse = false;
-  std::size_t pipeline = 0;
-  std::vector<std::size_t> parameter_ends;
-  std::vector<std::size_t> parameter_rows;
-  std::vector<std::string> parameter_names;
-  Workspace workspace;
-  Workspace scratch;  // of a device; a step on the host takes all from its workspace
-  StepReport report;
-  std::optional<std::uint64_t> undoable_step;  // the one that Undelivered::before is of
-
-  std::size_t elements() const { return rows * width; }
-};
-
-struct Session::Undelivered {
-  BucketVectors residuals{kResidual};
-  BucketVectors before{kResidual};  // the last step, where it may be undone; never saved
-};
 
 Session::Session(std::string_view spec, Communicator& communicator, SessionOptions options)
     : communicator_(communicator),
@@ -52,6 +28,7 @@ Session::Session(std::string_view spec, Communicator& communicator, SessionOptio
   const SpecPair pair = parse_spec_pair(spec);
   pipelines_.push_back(options_.registry->make(pair.dense));
   if (pair.rows != pair.dense) pipelines_.push_back(options_.registry->make(pair.rows));
+  undelivered_->saved.resize(pipelines_.size());
 }
 
 Session::~Session() = default;
@@ -91,6 +68,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   bucket.parameter_ends = std::move(ends);
   bucket.parameter_rows = std::move(leading);
   for (const auto& parameter : parameters) bucket.parameter_names.push_back(parameter.name);
+  bucket.names = hash_of_names(parameters);
   layouts_.push_back(std::move(parameters));
   if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, elements);
   return id;
@@ -106,16 +84,26 @@ BucketId Session::add_rows(std::string parameter, std::size_t rows, std::size_t 
 }
 
 void Session::start() {
+  refuse_after_failure();
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->require_world(communicator_.size());
-  compare_configurations(communicator_, {.spec = spec(),
-                                         .seed = options_.seed,
-                                         .step = step_,
-                                         .buckets = layouts_,
-                                         .other = options_.configuration});
+  try {
+    compare_configurations(communicator_, {.spec = spec(),
+                                           .seed = options_.seed,
+                                           .step = step_,
+                                           .buckets = layouts_,
+                                           .other = options_.configuration});
+  } catch (const CommError& error) {
+    failure_ = {std::string("at the start: ") + error.what(), true};
+    throw;
+  } catch (const CorruptFrame& error) {
+    failure_ = {std::string("at the start: ") + error.what(), true};
+    throw;
+  }
   started_ = true;
 }
 
 Session::Bucket& Session::open(BucketId bucket, bool rows) {
+  refuse_after_failure();
   if (!started_) start();
   if (bucket >= buckets_.size()) {
     throw std::invalid_argument("bucket " + std::to_string(bucket) + ": " + std::to_string(buckets_.size()) +
@@ -159,11 +147,9 @@ template <class Run>
 void Session::run(BucketId bucket, Run&& run) {
   Bucket& own = *buckets_[bucket];
   const bool feedback = pipelines_[own.pipeline].feedback;
-  if (options_.undoes_steps) keep_for_undo(bucket);
   const Span<const float> pending = feedback ? Span<const float>() : undelivered_->residuals.find(bucket);
   const auto residual =
       feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
-  communicator_.set_context(bucket, step_);
   own.workspace.reset();
   own.scratch.reset();
   Step step{.communicator = communicator_,
@@ -182,17 +168,35 @@ void Session::run(BucketId bucket, Run&& run) {
   step.report.raw_bytes = own.elements() * sizeof(float);
   step.report.formula_bytes = StepReport::kUnknown;
   const Traffic before = communicator_.traffic();
+  const std::uint64_t guards_before = communicator_.guard_bytes();
   const std::uint64_t expected_bytes = payload_bytes(bucket);
   step.clock = StepClock();
-  {
+  try {
     const ClockOf clocked(communicator_, step.clock);
-    run(own, residual, pending, step);
+    own.ran = true;
+    if (own.elements() == 0) {
+      run(own, residual, pending, step);
+    } else {
+      Exchange exchange(communicator_, {.bucket = bucket,
+                                        .step = step_,
+                                        .elements = own.elements(),
+                                        .kind = own.row_sparse ? "rows" : "dense",
+                                        .names = own.names,
+                                        .first_name = layouts_[bucket].front().name});
+      run(own, residual, pending, step);
+      exchange.finish();
+    }
+  } catch (...) {
+    fail(bucket, std::current_exception());
+    throw;
   }
   StepReport& report = step.report;
   report.take_seconds(step.clock);
   report.wire = communicator_.traffic() - before;
+  report.frame_header_bytes += communicator_.guard_bytes() - guards_before;
   if (report.formula_bytes == StepReport::kUnknown) report.formula_bytes = expected_bytes;
   own.report = report;
+  finite_ = finite_ && report.finite;
   if (!pending.empty() && report.finite) undelivered_->residuals.erase(bucket);
 }
 
@@ -295,28 +299,9 @@ Span<const float> Session::residual(BucketId bucket) const {
   return undelivered_->residuals.find(bucket);
 }
 
-void Session::keep_for_undo(BucketId bucket) {
-  Bucket& own = *buckets_[bucket];
-  const Span<const float> residual = undelivered_->residuals.find(bucket);
-  if (residual.empty()) {
-    undelivered_->before.erase(bucket);
-  } else {
-    copy(own.executor, residual, undelivered_->before.open(own.executor, bucket, residual.size()));
-  }
-  own.undoable_step = step_;
-}
-
-void Session::undo_step() {
-  if (!options_.undoes_steps) {
-    throw std::logic_error("a step is undone of a session that keeps no copies: set undoes_steps");
-  }
-  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
-    Bucket& own = *buckets_[bucket];
-    const auto step = std::exchange(own.undoable_step, std::nullopt);
-    const Span<const float> before = undelivered_->before.find(bucket);
-    if (!step || *step + 1 != step_ || before.empty()) continue;
-    copy(own.executor, before, undelivered_->residuals.open(own.executor, bucket, before.size()));
-  }
+bool Session::sums_plainly(BucketId bucket) const {
+  return !pipeline(bucket).feedback && pipeline(bucket).synchronizer->is_plain_sum() &&
+         residual(bucket).empty();
 }
 
 void Session::scale_state(float factor) {
@@ -336,6 +321,22 @@ std::size_t Session::workspace_allocations() const {
 }
 
 void Session::save(StateWriter& writer) const {
+  if (!torn_.empty()) {
+    throw std::runtime_error("step " + std::to_string(step_) + " has failed (" +
+                             (failure_ ? failure_->text : "its error was passed over") + ") and " + torn_ +
+                             ": there is no state to save; go on from the last checkpoint");
+  }
+  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
+    if (!buckets_[bucket]->ran) continue;
+    throw std::logic_error("bucket " + std::to_string(bucket) + " was synchronized in step " +
+                           std::to_string(step_) +
+                           ", which is under way: next_step() ends it, undo_step() "
+                           "gives it up; save after that");
+  }
+  save_within_step(writer);
+}
+
+void Session::save_within_step(StateWriter& writer) const {
   writer.put("spec", spec());
   writer.put("seed", options_.seed);
   writer.put("step", step_);
@@ -344,8 +345,21 @@ void Session::save(StateWriter& writer) const {
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
 }
 
-void Session::load(const StateReader& reader) {
-  if (const std::string saved = reader.get_text("spec"); saved != spec()) {
+/// The spec as this version writes it: an earlier one knew fewer options.
+std::string Session::canonical(const std::string& saved) const {
+  try {
+    const SpecPair pair = parse_spec_pair(saved);
+    const std::string dense = options_.registry->make(pair.dense).spec;
+    if (pair.rows == pair.dense) return dense;
+    return "rows=" + options_.registry->make(pair.rows).spec + ",dense=" + dense;
+  } catch (const std::invalid_argument&) {
+    return saved;
+  }
+}
+
+/// Throws std::runtime_error for a state of another spec or seed.
+void Session::check_origin(const StateReader& reader) const {
+  if (const std::string saved = reader.get_text("spec"); saved != spec() && canonical(saved) != spec()) {
     throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
                              "': resume with the same spec");
   }
@@ -354,11 +368,6 @@ void Session::load(const StateReader& reader) {
                              ", this session has seed " + std::to_string(options_.seed) +
                              ": resume with the same seed");
   }
-  restore(reader, From::same_spec);
-}
-
-void Session::take_over(const StateReader& reader) {
-  restore(reader, From::other_spec);
 }
 
 /// Of each bucket, what the state has not delivered of it; empty where there is nothing and need be nothing.
@@ -392,16 +401,35 @@ void Session::restore(const StateReader& reader, From from) {
   // Only now that everything has been read: a state that does not fit leaves the session as it was.
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
     Bucket& own = *buckets_[bucket];
-    own.undoable_step.reset();
     const Span<const float> values(residuals[bucket]);
     if (values.empty()) {
       undelivered_->residuals.erase(bucket);
     } else {
       copy(own.executor, values, undelivered_->residuals.open(own.executor, bucket, values.size()));
     }
+    own.ran = false;
   }
   step_ = step;
   started_ = false;
+  finite_ = true;
+  torn_.clear();
+}
+
+void Session::load(const StateReader& reader) {
+  check_origin(reader);
+  restore(reader, From::same_spec);
+  keep_all();
+}
+
+void Session::take_over(const StateReader& reader) {
+  restore(reader, From::other_spec);
+  keep_all();
+}
+
+void Session::load_within_step(const StateReader& reader) {
+  check_origin(reader);
+  restore(reader, From::same_spec);
+  for (auto& own : buckets_) own->ran = own->elements() != 0;
 }
 
 }  // namespace thinwire

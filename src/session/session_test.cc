@@ -174,38 +174,30 @@ std::vector<float> residual_of(const Session& session, BucketId bucket) {
 
 TEST(Session, AStepThatIsLeftOutLeavesResidualsAsTheyWere) {
   run_in_process(2, [](Communicator& communicator) {
-    Session session("ef_signsgd", communicator, {.undoes_steps = true});
+    Session session("ef_signsgd", communicator);
     session.add_bucket({{"a", 3}});
     session.add_bucket({{"b", 2}});
-    const auto step = [&](float scale, bool both) {
+    const auto step = [&](float scale, bool both, bool counts) {
       std::vector<float> first = {scale, -2 * scale, 3 * scale};
       std::vector<float> second = {scale, 5 * scale};
       session.synchronize(0, first);
       if (both) session.synchronize(1, second);
-      session.next_step();
+      EXPECT_EQ(session.next_step(counts), counts);
     };
-    step(1, true);
+    step(1, true, true);
     const auto first = residual_of(session, 0);
     const auto second = residual_of(session, 1);
-    step(7, true);
-    ASSERT_NE(residual_of(session, 0), first);
-    session.undo_step();
+    step(7, true, false);
     EXPECT_EQ(residual_of(session, 0), first);
     EXPECT_EQ(residual_of(session, 1), second);
-    session.undo_step();  // there is no other to undo
+    session.undo_step();  // nothing is under way
     EXPECT_EQ(residual_of(session, 0), first);
-    step(3, true);
+    EXPECT_EQ(session.step(), 2u);
+    step(3, true, true);
+    EXPECT_NE(residual_of(session, 0), first);
     const auto third = residual_of(session, 1);
-    step(5, false);  // without the second bucket, of which the step before stays
-    session.undo_step();
+    step(5, false, false);  // without the second bucket, of which the step before stays
     EXPECT_EQ(residual_of(session, 1), third);
-  });
-}
-
-TEST(Session, OnlyOneThatKeepsCopiesUndoesSteps) {
-  run_in_process(1, [](Communicator& communicator) {
-    Session session("ef_signsgd", communicator);
-    EXPECT_THROW(session.undo_step(), std::logic_error);
   });
 }
 
@@ -228,7 +220,7 @@ StateReader state_with_residuals(Communicator& communicator) {
 TEST(Session, WithoutFeedbackTheNextFiniteStepDeliversWhatWasLeft) {
   run_in_process(1, [](Communicator& communicator) {
     const StateReader state = state_with_residuals(communicator);
-    Session session("dense", communicator, {.undoes_steps = true});
+    Session session("dense", communicator);
     session.add_bucket({{"a", 3}});
     session.add_rows("table", 4, 2);
     EXPECT_TRUE(session.residual(0).empty());
@@ -242,7 +234,8 @@ TEST(Session, WithoutFeedbackTheNextFiniteStepDeliversWhatWasLeft) {
 
     std::vector<float> spoilt = {1, std::numeric_limits<float>::infinity(), 0};
     session.synchronize(0, spoilt);
-    session.next_step();
+    EXPECT_FALSE(session.finite());
+    EXPECT_FALSE(session.next_step());
     EXPECT_EQ(residual_of(session, 0), left) << "the step did not count";
 
     StateWriter writer;
@@ -258,11 +251,10 @@ TEST(Session, WithoutFeedbackTheNextFiniteStepDeliversWhatWasLeft) {
       const std::vector<float> dense = {3, 4, 0, 0, 1, 2, 0, 0};
       ASSERT_EQ(mean.size(), 4u) << "the residual has values in every row";
       for (std::size_t i = 0; i < dense.size(); ++i) EXPECT_EQ(mean.values[i], dense[i] + left_rows[i]) << i;
-      session.next_step();
       EXPECT_TRUE(session.residual(0).empty());
       EXPECT_TRUE(session.residual(1).empty());
       // What was delivered in a step that is left out waits again.
-      session.undo_step();
+      session.next_step(false);
       EXPECT_EQ(residual_of(session, 0), left);
       EXPECT_EQ(residual_of(session, 1), left_rows);
     }

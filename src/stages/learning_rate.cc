@@ -39,6 +39,11 @@ class LearningRateInside final : public Synchronizer {
   }
   void save(BucketWriter& writer) const override { inner_->save(writer); }
   void load(const BucketReader& reader) override { inner_->load(reader); }
+  void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }
+  void undo_step(BucketId bucket) override { inner_->undo_step(bucket); }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
+    inner_->undo_step(bucket, begin, count);
+  }
 
  private:
   std::unique_ptr<Synchronizer> inner_;

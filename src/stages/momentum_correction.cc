@@ -40,6 +40,19 @@ class MomentumCorrection final : public Synchronizer {
     inner_->load(reader);
   }
 
+  void keep_step(BucketId bucket) override {
+    velocities_.keep(bucket);
+    inner_->keep_step(bucket);
+  }
+  void undo_step(BucketId bucket) override {
+    velocities_.undo(bucket);
+    inner_->undo_step(bucket);
+  }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
+    velocities_.undo(bucket, begin, count);
+    inner_->undo_step(bucket, begin, count);
+  }
+
  private:
   /// velocity = corrected, cleared where the step delivered.
   static void keep_undelivered(Step& step, Span<const float> corrected, Span<float> velocity) {
@@ -79,6 +92,7 @@ SystemInfo momentum_correction_info() {
   info.stage = true;
   info.corrects_momentum = true;
   info.state = {kVelocity};
+  info.undoes_steps = true;
   info.options = {{"momentum", "0.9", "decay of the velocity per step, 0 to 1"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     return correct_momentum(static_cast<float>(options.real("momentum", 0, 1)),

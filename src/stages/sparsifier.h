@@ -22,6 +22,11 @@ class Sparsifier : public Synchronizer {
   void require_world(int world_size) const final { inner_.synchronizer->require_world(world_size); }
   void save(BucketWriter& writer) const final { inner_.synchronizer->save(writer); }
   void load(const BucketReader& reader) final { inner_.synchronizer->load(reader); }
+  void keep_step(BucketId bucket) final { inner_.synchronizer->keep_step(bucket); }
+  void undo_step(BucketId bucket) final { inner_.synchronizer->undo_step(bucket); }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) final {
+    inner_.synchronizer->undo_step(bucket, begin, count);
+  }
 
  protected:
   /// Units to send out of `units` (at least one) in a step: 1 to `units`.

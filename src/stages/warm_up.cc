@@ -12,15 +12,17 @@
 
 #include <stdexcept>
 
+#include "stages/forwarding.h"
 #include "stages/stages.h"
 
 namespace thinwire {
 namespace {
 
-class WarmUp final : public Synchronizer {
+/// The first system has no state, see Registry::make_other.
+class WarmUp final : public Forwarding {
  public:
   WarmUp(std::uint64_t steps, std::unique_ptr<Synchronizer> first, std::unique_ptr<Synchronizer> inner)
-      : steps_(steps), first_(std::move(first)), inner_(std::move(inner)) {}
+      : Forwarding(std::move(inner)), steps_(steps), first_(std::move(first)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     at(step.index).synchronize(bucket, gradient, residual, step);
@@ -28,23 +30,18 @@ class WarmUp final : public Synchronizer {
 
   void require_world(int world_size) const override {
     first_->require_world(world_size);
-    inner_->require_world(world_size);
+    inner().require_world(world_size);
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return at(workload.step).payload_bytes(workload);
   }
 
-  // The first system has no state, see Registry::make.
-  void save(BucketWriter& writer) const override { inner_->save(writer); }
-  void load(const BucketReader& reader) override { inner_->load(reader); }
-
  private:
-  Synchronizer& at(std::uint64_t step) const { return step < steps_ ? *first_ : *inner_; }
+  Synchronizer& at(std::uint64_t step) const { return step < steps_ ? *first_ : inner(); }
 
   std::uint64_t steps_;
   std::unique_ptr<Synchronizer> first_;
-  std::unique_ptr<Synchronizer> inner_;
 };
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "kernels/dense/dense.h"
 #include "kernels/dense/low_rank.h"
 #include "kernels/rows/bitmap.h"
+#include "stages/forwarding.h"
 #include "stages/name_patterns.h"
 #include "stages/stages.h"
 
@@ -53,18 +54,18 @@ void for_each_chosen(const Choice& choice, const Parameters& parameters, std::si
   }
 }
 
-class Whole final : public Synchronizer {
+class Whole final : public Forwarding {
  public:
   Whole(Choice choice, std::unique_ptr<Synchronizer> inner)
-      : choice_(std::move(choice)), inner_(std::move(inner)) {}
+      : Forwarding(std::move(inner)), choice_(std::move(choice)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
     const Span<const VectorChunk> chunks = chosen_chunks(gradient.size(), step);
-    if (chunks.empty()) return inner_->synchronize(bucket, gradient, residual, step);
+    if (chunks.empty()) return inner().synchronize(bucket, gradient, residual, step);
     const Span<float> mean = sum_chosen(chunks, gradient, residual, step);
     const std::uint64_t bytes = step.communicator.ring_sent_bytes(mean.size(), sizeof(float));
-    inner_->synchronize(bucket, gradient, residual, step);
+    inner().synchronize(bucket, gradient, residual, step);
     if (step.report.formula_bytes != StepReport::kUnknown) step.report.formula_bytes += bytes;
     if (!step.report.finite) return;
     step.clock.enter(Phase::decompress);
@@ -72,17 +73,12 @@ class Whole final : public Synchronizer {
     deliver(chunks, gradient.size(), step);
   }
 
-  void require_world(int world_size) const override { inner_->require_world(world_size); }
-
   std::uint64_t payload_bytes(const Workload& workload) const override {
     std::uint64_t chosen = 0;
     for_each_chosen(choice_, workload, workload.elements,
                     [&](std::size_t, std::size_t count) { chosen += count; });
-    return workload.ring_sent_bytes(chosen, sizeof(float)) + inner_->payload_bytes(workload);
+    return workload.ring_sent_bytes(chosen, sizeof(float)) + inner().payload_bytes(workload);
   }
-
-  void save(BucketWriter& writer) const override { inner_->save(writer); }
-  void load(const BucketReader& reader) override { inner_->load(reader); }
 
  private:
   Span<const VectorChunk> chosen_chunks(std::size_t elements, Step& step) const {
@@ -140,7 +136,6 @@ class Whole final : public Synchronizer {
   }
 
   Choice choice_;
-  std::unique_ptr<Synchronizer> inner_;
 };
 
 }  // namespace

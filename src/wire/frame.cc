@@ -6,6 +6,7 @@
 #include <string>
 
 #include "thinwire/errors.h"
+#include "wire/crc32c.h"
 
 namespace thinwire {
 namespace {
@@ -26,7 +27,8 @@ constexpr std::size_t kCountAt = 32;
 constexpr std::size_t kPayloadBytesAt = 40;
 constexpr std::size_t kWorkersAt = 48;
 constexpr std::size_t kWidthAt = 52;
-constexpr std::size_t kChecksumAt = 56;
+constexpr std::size_t kPayloadChecksumAt = 56;
+constexpr std::size_t kChecksumAt = 60;
 
 template <class T>
 void put(Span<std::byte> frame, std::size_t at, T value) {
@@ -40,14 +42,10 @@ T get(Span<const std::byte> frame, std::size_t at) {
   return value;
 }
 
-/// FNV-1a over the header's other fields. Not against malice, which checks of each field must withstand, but
-/// it tells a torn or misaligned message from a wrong one.
-std::uint64_t checksum(Span<const std::byte> frame) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (std::size_t i = 0; i < kChecksumAt; ++i) {
-    hash = (hash ^ static_cast<std::uint64_t>(frame[i])) * 0x100000001b3u;
-  }
-  return hash;
+/// Of the header's other fields. Not against malice, which checks of each field must withstand, but it tells a
+/// torn or misaligned message from a wrong one.
+std::uint32_t checksum(Span<const std::byte> frame) {
+  return crc32c(frame.first(kChecksumAt));
 }
 
 [[noreturn]] void corrupt(const char* field, std::uint64_t got, const std::string& expected) {
@@ -57,6 +55,10 @@ std::uint64_t checksum(Span<const std::byte> frame) {
 
 void require_equal(const char* field, std::uint64_t got, std::uint64_t expected) {
   if (got != expected) corrupt(field, got, std::to_string(expected));
+}
+
+Span<const std::byte> payload_of(Span<const std::byte> frame) {
+  return frame.subspan(FrameHeader::kBytes, frame.size() - FrameHeader::kBytes);
 }
 
 bool known_type(std::uint8_t type) {
@@ -133,6 +135,7 @@ std::uint64_t frame_rows(const FrameHeader& header) {
 }
 
 void write_frame_header(Span<std::byte> frame, const FrameHeader& header) {
+  const bool alone = frame.size() == FrameHeader::kBytes;
   put(frame, kMagicAt, FrameHeader::kMagic);
   put(frame, kVersionAt, FrameHeader::kVersion);
   put(frame, kTypeAt, static_cast<std::uint8_t>(header.type));
@@ -145,7 +148,15 @@ void write_frame_header(Span<std::byte> frame, const FrameHeader& header) {
   put(frame, kPayloadBytesAt, header.payload_bytes);
   put(frame, kWorkersAt, header.workers);
   put(frame, kWidthAt, header.width);
+  put(frame, kPayloadChecksumAt, alone ? header.payload_checksum : crc32c(payload_of(frame)));
   put(frame, kChecksumAt, checksum(frame));
+}
+
+void seal_as_it_is(Span<std::byte> header, Span<const std::byte> payload) {
+  put(header, kMagicAt, FrameHeader::kMagic);
+  put(header, kVersionAt, FrameHeader::kVersion);
+  put(header, kPayloadChecksumAt, crc32c(payload));
+  put(header, kChecksumAt, checksum(header));
 }
 
 FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
@@ -153,12 +164,13 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
     corrupt("size", frame.size(), "at least " + std::to_string(FrameHeader::kBytes) + " bytes");
   }
   require_equal("magic", get<std::uint32_t>(frame, kMagicAt), FrameHeader::kMagic);
-  require_equal("checksum", get<std::uint64_t>(frame, kChecksumAt), checksum(frame));
+  // The version first: it says where the checksum is.
   const auto version = get<std::uint8_t>(frame, kVersionAt);
   if (version != FrameHeader::kVersion) {
     corrupt("version", version,
             std::to_string(FrameHeader::kVersion) + "; install the same thinwire on every rank");
   }
+  require_equal("checksum", get<std::uint32_t>(frame, kChecksumAt), checksum(frame));
   const auto type = get<std::uint8_t>(frame, kTypeAt);
   if (!known_type(type)) corrupt("type", type, "a known frame type");
   FrameHeader header;
@@ -173,6 +185,7 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
   header.payload_bytes = get<std::uint64_t>(frame, kPayloadBytesAt);
   header.workers = get<std::uint32_t>(frame, kWorkersAt);
   header.width = get<std::uint32_t>(frame, kWidthAt);
+  header.payload_checksum = get<std::uint32_t>(frame, kPayloadChecksumAt);
   if (place == PayloadPlace::behind_header) {
     require_equal("payload length", header.payload_bytes, frame.size() - FrameHeader::kBytes);
   } else {
@@ -180,8 +193,9 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
   }
   if (header.workers == 0) corrupt("workers", 0, "at least 1");
   constexpr std::uint64_t kElementLimit = std::numeric_limits<std::uint32_t>::max();
-  if (header.first > kElementLimit || header.count > kElementLimit ||
-      header.first + header.count > kElementLimit) {
+  // What `first` means in a frame of rows depends on the exchange, which holds it against the table.
+  const std::uint64_t end = has_rows(header.type) ? header.count : header.first + header.count;
+  if (header.first > kElementLimit || header.count > kElementLimit || end > kElementLimit) {
     corrupt("count", header.count, "a range inside a bucket of less than 2^32 elements");
   }
   if (has_rows(header.type)) {
@@ -193,10 +207,26 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
     require_equal("payload length for the count", header.payload_bytes,
                   frame_payload_bytes(header.type, header.count, header.workers));
   }
+  if (place == PayloadPlace::behind_header) check_payload(header, payload_of(frame));
   return header;
 }
 
-FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected) {
+void check_payload(const FrameHeader& header, Span<const std::byte> payload) {
+  const std::uint32_t found = crc32c(payload);
+  if (found == header.payload_checksum) return;
+  throw CorruptFrame("frame refused: the checksum of the payload is " + std::to_string(found) +
+                     ", the header says " + std::to_string(header.payload_checksum) + " (" + whose(header) +
+                     "): bytes changed on the way");
+}
+
+std::string whose(const FrameHeader& header) {
+  return "rank " + std::to_string(header.source) + ", bucket " + std::to_string(header.bucket) + ", step " +
+         std::to_string(header.step);
+}
+
+namespace {
+
+FrameHeader expect(Span<const std::byte> frame, const FrameHeader& expected) {
   const FrameHeader header = read_frame_header(frame);
   require_equal("type", static_cast<std::uint64_t>(header.type), static_cast<std::uint64_t>(expected.type));
   require_equal("bucket", header.bucket, expected.bucket);
@@ -208,6 +238,16 @@ FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expecte
   require_equal("row width", header.width, expected.width);
   require_equal("payload length", header.payload_bytes, expected.payload_bytes);
   return header;
+}
+
+}  // namespace
+
+FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected) {
+  try {
+    return expect(frame, expected);
+  } catch (const CorruptFrame& error) {
+    throw CorruptFrame(std::string(error.what()) + "; awaited from " + whose(expected));
+  }
 }
 
 }  // namespace thinwire

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "thinwire/span.h"
 
@@ -25,7 +26,7 @@ enum class FrameType : std::uint8_t {
 struct FrameHeader {
   static constexpr std::size_t kBytes = 64;
   static constexpr std::uint32_t kMagic = 0x52495754;  // "TWIR"
-  static constexpr std::uint8_t kVersion = 1;
+  static constexpr std::uint8_t kVersion = 2;
   /// Some rank whose data this frame stands for had inf or NaN.
   static constexpr std::uint16_t kNonFinite = 1;
 
@@ -38,13 +39,19 @@ struct FrameHeader {
   std::uint64_t first = 0;    ///< First element of the bucket that it covers; rows: first slot of the range.
   std::uint64_t count = 0;    ///< Elements covered; row_list: rows listed; row_bitmap: slots in the range.
   std::uint64_t payload_bytes = 0;
-  std::uint32_t width = 0;  ///< Values per row, or bits per code; 0 where the payload has neither.
+  std::uint32_t width = 0;             ///< Values per row, or bits per code; 0 where the payload has neither.
+  std::uint32_t payload_checksum = 0;  ///< CRC-32C of the payload.
 
   bool non_finite() const { return (flags & kNonFinite) != 0; }
 };
 
-/// Writes the header into frame[0, 64). frame must have at least 64 bytes.
+/// Writes the header into frame[0, 64). frame: with the finished payload behind the header, whose checksum is taken
+/// then; or 64 bytes alone, for a payload in a message of its own, whose checksum header.payload_checksum is.
 void write_frame_header(Span<std::byte> frame, const FrameHeader& header);
+
+/// Makes magic, version and checksums right for whatever the header's other fields and the payload are now: how
+/// tests and fuzzers play a rank that lies. header: 64 bytes; payload: of the same frame.
+void seal_as_it_is(Span<std::byte> header, Span<const std::byte> payload);
 
 /// Where a frame's payload is: behind the header, or in a message of its own that follows, where the receiver
 /// cannot know how long it is.
@@ -52,13 +59,20 @@ enum class PayloadPlace : std::uint8_t { behind_header, next_message };
 
 /// Reads and checks everything that does not depend on the receiver: size, magic, version, type, known flags,
 /// checksum of the header, payload length against the frame's size, count against the payload length for the
-/// type. With PayloadPlace::next_message, frame is the header alone. Throws CorruptFrame, saying which field.
+/// type, checksum of the payload. With PayloadPlace::next_message, frame is the header alone, and check_payload() is
+/// for what follows. Throws CorruptFrame, saying which field.
 FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place = PayloadPlace::behind_header);
 
 /// read_frame_header, then compares with what the receiver expects: type, bucket, step, source, workers,
-/// first, count and payload length must all be equal; flags may differ. Throws CorruptFrame naming the field
-/// and both values. Returns the header, for its flags.
+/// first, count and payload length must all be equal; flags may differ. Throws CorruptFrame naming the field,
+/// both values, and whose frame it is. Returns the header, for its flags.
 FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected);
+
+/// Throws CorruptFrame unless `payload` is the one that the header was written for.
+void check_payload(const FrameHeader& header, Span<const std::byte> payload);
+
+/// "rank 2, bucket 1, step 77": whose frame an error is about.
+std::string whose(const FrameHeader& header);
 
 /// Rows whose values a frame of rows carries. Its header has been read.
 std::uint64_t frame_rows(const FrameHeader& header);

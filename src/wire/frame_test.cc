@@ -71,6 +71,40 @@ TEST(Frame, EveryFlippedBitOfTheHeaderIsNoticed) {
   }
 }
 
+TEST(Frame, EveryFlippedBitOfThePayloadIsNoticedAndItsFrameNamed) {
+  const auto good = frame_of(sample_header());
+  for (std::size_t bit = FrameHeader::kBytes * 8; bit < good.size() * 8; ++bit) {
+    auto bad = good;
+    bad[bit / 8] ^= static_cast<std::byte>(1u << (bit % 8));
+    std::string complaint = "accepted";
+    try {
+      expect_frame(bad, sample_header());
+    } catch (const CorruptFrame& error) {
+      complaint = error.what();
+    }
+    EXPECT_NE(complaint.find("rank 3, bucket 7, step 1000000000000"), std::string::npos) << complaint;
+  }
+}
+
+TEST(Frame, HeadersOfRowsOfALargeTableAreAccepted) {
+  // A push says in `first` how many rows its sender has in all: as many as it lists, or more.
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  for (const std::uint64_t count : {std::uint64_t{1}, kMost / 2 + 1, kMost}) {
+    FrameHeader header = sample_header();
+    header.type = FrameType::row_list;
+    header.first = kMost;
+    header.count = count;
+    header.width = 1;
+    header.payload_bytes = row_list_bytes(count, 1);
+    std::vector<std::byte> frame(FrameHeader::kBytes);
+    write_frame_header(frame, header);
+    EXPECT_EQ(read_frame_header(frame, PayloadPlace::next_message).count, count);
+    header.first = kMost + 1;
+    write_frame_header(frame, header);
+    EXPECT_THROW(read_frame_header(frame, PayloadPlace::next_message), CorruptFrame);
+  }
+}
+
 TEST(Frame, EveryLengthButTheRightOneIsRefused) {
   const auto good = frame_of(sample_header());
   for (std::size_t size = 0; size < good.size(); ++size) {
@@ -126,6 +160,17 @@ TEST(Frame, CountsThatDoNotFitThePayloadOrTheBucketAreRefused) {
   header = sample_header();
   header.workers = 0;
   EXPECT_TRUE(refused(header));
+}
+
+TEST(Frame, SealingMakesWhatIsThereReadable) {
+  auto frame = frame_of(sample_header());
+  frame[0] ^= std::byte{1};
+  frame[8] = std::byte{9};  // the bucket
+  frame.back() ^= std::byte{1};
+  EXPECT_THROW(read_frame_header(frame), CorruptFrame);
+  const Span<std::byte> all(frame);
+  seal_as_it_is(all.first(FrameHeader::kBytes), all.subspan(FrameHeader::kBytes, 13));
+  EXPECT_EQ(read_frame_header(frame).bucket, 9u);
 }
 
 TEST(Frame, VotePlanesGrowWithTheWorkers) {

@@ -68,7 +68,7 @@ def nothing_is_lost():
     conserve(model, handle, sizes, 3, sums, 4)
     require_balance("casq after top_k")
     handle.set("dense")
-    assert handle.spec.endswith("dense=dense:feedback=off")
+    assert handle.spec.endswith("dense=dense:sum=type:feedback=off")
     conserve(model, handle, sizes, 1, sums, 7)
     require_balance("dense delivers what casq left")
     assert not any(value.abs().sum() > 0 for value in residuals_of(handle).values())

@@ -5,7 +5,7 @@ from torch import nn
 
 import thinwire
 from common import (
-    RANK, WORLD, Branches, Images, Net, Words, batch,
+    RANK, WORLD, Branches, Given, Images, Net, Words, batch,
     register, require_agreement, require_same, sgd, step_of, train, values_of,
     wrap,
 )
@@ -141,6 +141,31 @@ def double_precision_is_exact():
     require_same(values_of(ours), values_of(plain), "float64")
 
 
+def halves_are_summed_in_their_type():
+    sizes = (700, 33, 1200, 5)
+    for dtype in (torch.float16, torch.bfloat16):
+        if dtype == torch.bfloat16 and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
+            continue  # Gloo cannot sum it, nor DDP broadcast it
+        plain, ours, floats = (wrap(lambda: Given(sizes, (dtype,))) for _ in range(3))
+        handles = [register(ours), register(floats, "dense:sum=float32")]
+        for step in range(4):
+            generator = torch.Generator().manual_seed(100 * step + RANK)
+            gradients = [torch.randn(size, generator=generator) for size in sizes]
+            for model in (plain, ours, floats):
+                model.zero_grad()
+                model(gradients).backward()
+            expected = [parameter.grad for parameter in plain.parameters()]
+            require_same([parameter.grad for parameter in ours.parameters()], expected, f"{dtype}, step {step}")
+            require_same([parameter.grad for parameter in floats.parameters()], expected, f"{dtype} by float32", 1e-2)
+        steps = [handle.report()["last_step"] for handle in handles]
+        assert [step["raw_bytes"] for step in steps] == [2 * sum(sizes)] * 2, steps
+        assert 2 * steps[0]["formula_bytes"] == steps[1]["formula_bytes"] > 0, steps
+        coded = wrap(lambda: Given(sizes, (dtype,)))
+        handle = register(coded, "ef_signsgd")
+        coded(gradients).backward()
+        assert handle.report()["last_step"]["raw_bytes"] == 2 * sum(sizes)
+
+
 def sparse_embedding():
     def run(model):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -190,4 +215,5 @@ def compresses_where_it_is_told():
 
 
 PLAIN = [dense_equals_plain_ddp, compresses_where_it_is_told, buckets_are_rebuilt, accumulation_without_synchronization, unused_parameters, static_graph,
-         gradients_as_views, uneven_inputs, frozen_and_unfrozen, two_models, double_precision_is_exact, sparse_embedding]
+         gradients_as_views, uneven_inputs, frozen_and_unfrozen, two_models, double_precision_is_exact,
+         halves_are_summed_in_their_type, sparse_embedding]

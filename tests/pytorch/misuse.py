@@ -1,13 +1,20 @@
 """Scenarios of bad input, ranks that differ, sub-groups, and ranks that die."""
+import copy
+import datetime
+import inspect
+import io
 import os
 import signal
+import time
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from common import RANK, Net, register, require_error, require_same, train, values_of, wrap
+from thinwire import ddp, group
+from common import RANK, WORLD, Net, require_agreement, register, require_error, require_same, train, values_of, wrap
 
 
 def bad_input():
@@ -71,19 +78,105 @@ def a_rank_that_does_not_register():
     dist.barrier()
 
 
-MISUSE = [bad_input, ranks_that_differ, a_rank_that_does_not_register]
+def models_in_another_order():
+    """Said at once: at the deadline the error would be another one."""
+    small, large = wrap(Net), wrap(lambda: Net(50))
+    one, other = (small, large) if RANK == 0 else (large, small)
+    words = ["rank 1 registers a model of 6 parameters, the first 'layers.0.weight' of 1000", "rank 0 registers one of 6 parameters, the first", "960"]
+    words += ["On this rank, 1: parameter 0 is 'layers.0.weight' of 1000 elements (torch.float32) here and"] if RANK == 1 else []
+    require_error(ValueError, words, lambda: register(one))
+    renamed = wrap(lambda: nn.ModuleDict({"a" if RANK == 0 else "b": nn.Linear(20, 5)}))
+    require_error(ValueError, ["'a.weight'", "'b.weight'"], lambda: register(renamed))
+    for model in (small, large):
+        register(model)
+        train(model, 2)
+        require_agreement(model, "after a refusal")
+
+
+def copies_are_plain_ddp():
+    model = wrap(Net)
+    handle = register(model, "marsit")
+    if not hasattr(model, "_comm_hooks"):
+        model._comm_hooks = [(ddp._hook, handle)]  # where newer versions of torch keep them
+    train(model, 2)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    plain = DDP(Net())
+    plain.module.load_state_dict(model.module.state_dict())
+    train(plain, 3, first=2)
+    load = {"weights_only": False} if "weights_only" in inspect.signature(torch.load).parameters else {}
+    for copied in (copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model).module, torch.load(file, **load)):
+        train(copied, 3, first=2)
+        require_same(values_of(copied), values_of(plain), "a copy", 1e-6)
+    require_error(RuntimeError, ["a copy of a Thinwire handle", "register"], lambda: copy.deepcopy(handle).state_dict())
+    train(model, 1, first=2)
+    assert handle.step == 3
+
+
+def replicas_that_differ():
+    for every, found_at in ((1, 4), (3, 6), (0, None)):
+        model = wrap(Net)
+        handle = register(model, "ef_signsgd", check_replicas_every=every)
+        optimizer = train(model, 4)
+        if RANK == 1:
+            with torch.no_grad():
+                bits = model.module.layers[2].weight.view(-1)[17:18].view(torch.int32)
+                bits ^= 1
+        if found_at is None:
+            train(model, 4, first=4, optimizer=optimizer)
+            continue
+        train(model, found_at - 4, first=4, optimizer=optimizer)
+        names = "rank 0, rank 1 hold different ones" if WORLD == 2 else "rank 1 holds other parameters than the rest of 3 ranks"
+        words = [f"replicas differ before step {found_at}", names]
+        require_error(RuntimeError, words, lambda: train(model, 1, first=found_at, optimizer=optimizer))
+    require_error(ValueError, ["check_replicas_every=1 on rank 0, check_replicas_every=2 on rank 1"],
+                  lambda: register(wrap(Net), check_replicas_every=1 + (RANK == 1)))
+    require_error(ValueError, ["check_replicas_every=-1"], lambda: register(wrap(Net), check_replicas_every=-1))
+
+
+def a_load_of_different_models_is_found():
+    model = wrap(Net)
+    handle = register(model, "casq")
+    train(model, 2)
+    state = handle.state_dict()
+    torch.manual_seed(100 + RANK)
+    model.module.load_state_dict(Net().state_dict())
+    handle.load_state_dict(state)
+    require_error(RuntimeError, ["replicas differ before step 2"], lambda: train(model, 1, first=2))
+
+
+def a_group_waits_longer_than_it_was_opened():
+    """Gloo's limit while a group is opened must not be the one on its sums."""
+    store = dist.PrefixStore("lengthened", dist.distributed_c10d._get_default_store())
+    opened = dist.ProcessGroupGloo(store, RANK, WORLD, timeout=datetime.timedelta(seconds=2))
+    group._lengthen(opened)
+    if RANK == 0:
+        time.sleep(4)  # longer than the limit: what is tested
+    ones = torch.ones(3)
+    opened.allreduce([ones]).wait(datetime.timedelta(seconds=60))
+    assert ones.tolist() == 3 * [WORLD]
+
+
+MISUSE = [bad_input, models_in_another_order, copies_are_plain_ddp, replicas_that_differ, a_load_of_different_models_is_found,
+          a_group_waits_longer_than_it_was_opened, ranks_that_differ, a_rank_that_does_not_register]
 
 
 def dies(how, victim, spec="ef_signsgd"):
     """A rank leaves in the fourth step; the others must say so. run.py checks what they print."""
     model = wrap(Net)
-    thinwire.register(model, spec, deadline_seconds=3.0)
+    handle = thinwire.register(model, spec, deadline_seconds=3.0)
     train(model, 3)
+    before = handle.state_dict()["values"]
     if RANK == victim:
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
     try:
         train(model, 1, first=3)
     except RuntimeError as error:
+        # What some buckets of the step delivered before is undone.
+        after = handle.state_dict()["values"]
+        for name, value in before.items():
+            assert torch.equal(value, after[name]) if isinstance(value, torch.Tensor) else value == after[name], name
         print(f"survivor {RANK}: {error}", flush=True)
         os._exit(0)
     raise AssertionError("the loss of a rank went unnoticed")

@@ -1,12 +1,14 @@
 """Scenarios of checkpoints and of systems that change."""
 import copy
 import tempfile
+from random import Random
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from thinwire import state as saved_state
 from common import (
     RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
@@ -259,7 +261,95 @@ def refuses_what_does_not_fit():
     assert all(torch.equal(residuals_of(grown)[name], value) for name, value in before.items())
 
 
+def refuses_states_of_different_moments():
+    model = wrap(Net)
+    handle = register(model, "top_k:ratio=0.1+zen")
+    train(model, 2)
+    states = [None] * WORLD
+    dist.all_gather_object(states, handle.state_dict())
+    before = residuals_of(handle)
+    changes = {
+        "step": lambda state: {**state, "values": {**state["values"], "step": 9}},
+        "seed": lambda state: {**state, "values": {**state["values"], "seed": 9}},
+        "spec": lambda state: {**state, "values": {**state["values"], "spec": "dense"}},
+        "loss scale": lambda state: {**state, "loss_scale": 9.0},
+        "number of ranks": lambda state: {**state, "world_size": 9},
+    }
+    small = register(wrap(Net), "top_k:ratio=0.1+zen")
+    for what, change in changes.items():
+        words = ["states of ranks 0 and 1 are not of the same", what, "9" if what != "spec" else "dense"]
+        require_error(ValueError, words, lambda: saved_state.merge([states[0], change(states[1])]))
+    require_error(ValueError, ["ranks [0, 0]"], lambda: small.load_state_dict([states[0], states[0]]))
+    require_error(ValueError, [f"of rank {1 - RANK} of 2"], lambda: small.load_state_dict(states[1 - RANK]))
+    other = {**states[1], "parameters": {**states[1]["parameters"], "layers.0.bias": 49}}
+    require_error(ValueError, ["different models", "layers.0.bias"], lambda: saved_state.merge([states[0], other]))
+    damaged = {**states[RANK], "values": 5}
+    require_error(ValueError, ["damaged", "values"], lambda: small.load_state_dict(damaged))
+    handle.load_state_dict(list(reversed(states)))  # each finds its own
+    assert all(torch.equal(residuals_of(handle)[name], value) for name, value in before.items())
+
+
+def _damaged(state, random):
+    """The state with one to three things changed."""
+    junk = [None, -1, 0, 2, 2**63 - 1, 2**70, 1.5, float("nan"), "x", b"x", True, {}, [], torch.zeros(3), torch.zeros(2, 2), torch.zeros(0),
+            torch.full((7,), float("nan")), torch.zeros(5, dtype=torch.int64), torch.zeros(4, dtype=torch.complex64)]
+    damaged = {**state, "parameters": dict(state["parameters"]), "values": dict(state["values"])}
+    for _ in range(random.randint(1, 3)):
+        part = random.choice([damaged, damaged.get("values"), damaged.get("values"), damaged.get("parameters")])
+        if not isinstance(part, dict) or not part:
+            continue
+        key = random.choice(sorted(part, key=str))
+        what = random.randrange(5)
+        if what == 0:
+            del part[key]
+        elif what == 1:
+            part[random.choice(["x", "", f"{key}x", str(key)[:-1], str(key).replace("/", ""), 7])] = part.pop(key)
+        elif what == 2:
+            part[key] = part[random.choice(sorted(part, key=str))]
+        elif what == 3 and isinstance(part[key], torch.Tensor) and part[key].dim() == 1 and part[key].numel() > 1:
+            part[key] = random.choice([part[key][1:], part[key].repeat(2), part[key].double(), part[key].view(1, -1), part[key][::2]])
+        else:
+            part[key] = random.choice(junk)
+    return damaged
+
+
+def _require_same_state(one, other, what):
+    assert one["values"].keys() == other["values"].keys(), what
+    for key, value in one["values"].items():
+        same = torch.equal(value, other["values"][key]) if isinstance(value, torch.Tensor) else value == other["values"][key]
+        assert same, f"{what}: {key} is another"
+
+
+def damaged_states_are_refused():
+    """Whatever is wrong with a state: it is refused in words, and nothing has changed, or it is a state."""
+    for spec in ("casq", "mc:momentum=0.9+top_k:ratio=0.1+zen", "power_sgd:rank=2", "alq:every=2"):
+        model = wrap(Net)
+        handle = register(model, spec)
+        train(model, 3)
+        state = handle.state_dict()
+        everyones = [{**state, "rank": rank} for rank in range(WORLD)]
+        random = Random(f"{spec} {RANK}")
+        refused = 0
+        for _ in range(400):
+            damaged = _damaged(state, random)
+            given = damaged if random.random() < 0.6 else everyones[:RANK] + [damaged] + everyones[RANK + 1 :]
+            try:
+                handle.load_state_dict(given, strict=random.random() < 0.5)
+            except (ValueError, RuntimeError) as error:
+                assert str(error) and len(str(error)) < 1000 and "\n" not in str(error).strip(), error
+                refused += 1
+                _require_same_state(handle.state_dict(), state, f"{spec}: after '{error}'")
+            else:
+                handle.load_state_dict(state)
+        assert refused > 100, refused
+        handle.load_state_dict(state)
+        train(model, 2, first=3)
+        require_agreement(model, spec)
+
+
 STATES = [
+    damaged_states_are_refused,
+    refuses_states_of_different_moments,
     resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load, a_load_is_not_logged,
     resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit,
 ]

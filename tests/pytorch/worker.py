@@ -10,9 +10,10 @@ import torch.distributed as dist
 from common import RANK
 from compression import COMPRESSION, nothing_is_lost
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
-from misuse import MISUSE, dies, subgroups
+from misuse import MISUSE, dies, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from states import STATES, resumes_with_other_ranks
+from steps import STEPS
 
 GROUPS = {
     "cuda": DEVICE,
@@ -22,7 +23,9 @@ GROUPS = {
     "compression": COMPRESSION,
     "states": STATES,
     "misuse": MISUSE,
-    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks],
+    "steps": STEPS,
+    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
+              replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],
     "killed_in_sums": [lambda: dies("killed", 1, "dense")],  # which are the engine's own, on devices another's
     "frozen": [lambda: dies("frozen", 1)],

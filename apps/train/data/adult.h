@@ -2,33 +2,13 @@
 // UCI's census data "Adult": does a person earn more than 50,000 dollars a year? Fields of categories and
 // numbers, all of which become rows of embedding tables.
 
-#include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "apps/train/data/adult_records.h"
 #include "apps/train/data/dataset.h"
 
 namespace thinwire::train {
-
-/// A line of adult.data: eight categories and six numbers. "?" is a category like any other.
-struct AdultRecord {
-  static constexpr std::size_t kCategories = 8;
-  static constexpr std::size_t kNumbers = 6;
-  /// workclass, education, marital status, occupation, relationship, race, sex, native country.
-  std::array<std::string, kCategories> categories;
-  /// age, fnlwgt, education-num, capital-gain, capital-loss, hours per week.
-  std::array<double, kNumbers> numbers{};
-  bool above_50k = false;
-};
-
-struct AdultRecords {
-  std::vector<AdultRecord> train;
-  std::vector<AdultRecord> test;
-};
-
-/// Reads adult.data and adult.test. Throws std::runtime_error naming file, line and field.
-AdultRecords load_adult(const std::string& folder);
 
 /// Every record is an example, and every field of it one row of a table that all fields share:
 /// - a category has a row if the training records have it, else that of the field's unknown;

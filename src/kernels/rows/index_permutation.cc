@@ -156,7 +156,7 @@ IndexPermutation IndexPermutation::make(std::size_t size, const RandomStream& st
   p.identity = false;
   p.block_bits = block_bits;
   p.blocks = static_cast<std::uint32_t>(size >> block_bits);
-  const int bits = std::bit_width(p.blocks - 1);
+  const int bits = static_cast<int>(std::bit_width(p.blocks - 1));
   p.mask = static_cast<std::uint32_t>((std::uint64_t{1} << bits) - 1);
   p.shift = static_cast<std::uint32_t>((bits + 1) / 2);
   for (std::uint32_t r = 0; r < kRounds; ++r) {

@@ -47,6 +47,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "core/bucket_states.h"
 #include "core/bucket_vectors.h"
 #include "exchange/coded_exchange.h"
 #include "exchange/collectives.h"
@@ -149,6 +150,17 @@ class Casq final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override;
   void save(BucketWriter& writer) const override;
   void load(const BucketReader& reader) override;
+  void keep_step(BucketId bucket) override {
+    states_.keep(bucket);
+    momenta_.keep(bucket);
+  }
+  void undo_step(BucketId bucket) override {
+    states_.undo(bucket);
+    momenta_.undo(bucket);
+  }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
+    momenta_.undo(bucket, begin, count);
+  }
 
  private:
   using Spans = Model<Span<PerCluster<float>>>;
@@ -172,7 +184,7 @@ class Casq final : public Synchronizer {
                                std::size_t rank) const;
 
   CasqSettings settings_;
-  std::map<BucketId, BucketState> states_;
+  BucketStates<BucketState> states_;
   BucketVectors momenta_{kMomentum};
 };
 
@@ -197,7 +209,7 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
   exchange(bucket, ends, gradient, residual, model, clusters, step);
   if (!step.report.finite) return;
   if (clusters) {
-    BucketState& state = states_[bucket];
+    BucketState& state = states_.open(bucket);
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
     state.model.centres.assign(model.centres.begin(), model.centres.end());
     state.model.weights.assign(model.weights.begin(), model.weights.end());
@@ -212,14 +224,14 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
 
 /// The bucket's model so far, in the step's workspace; zeros where it has none.
 Casq::Spans Casq::model_for(BucketId bucket, const GroupEnds& ends, Step& step) {
-  const auto known = states_.find(bucket);
+  const BucketState* known = states_.find(bucket);
   auto copy_of = [&](const std::vector<PerCluster<float>>* values) {
     const auto copy = step.workspace.take<PerCluster<float>>(ends.size());
     std::fill(copy.begin(), copy.end(), PerCluster<float>{});
     if (values != nullptr) std::copy_n(values->begin(), std::min(values->size(), copy.size()), copy.begin());
     return copy;
   };
-  const auto* model = known == states_.end() ? nullptr : &known->second.model;
+  const auto* model = known == nullptr ? nullptr : &known->model;
   return {copy_of(model != nullptr ? &model->centres : nullptr),
           copy_of(model != nullptr ? &model->weights : nullptr),
           copy_of(model != nullptr ? &model->shard_centres : nullptr)};
@@ -376,7 +388,7 @@ std::uint64_t Casq::payload_bytes(const Workload& workload) const {
 }
 
 void Casq::save(BucketWriter& writer) const {
-  for (const auto& [bucket, state] : states_) {
+  states_.for_each([&](BucketId bucket, const BucketState& state) {
     const std::array<const std::vector<PerCluster<float>>*, 3> parts = {
         &state.model.centres, &state.model.weights, &state.model.shard_centres};
     for (std::size_t part = 0; part < parts.size(); ++part) {
@@ -387,7 +399,7 @@ void Casq::save(BucketWriter& writer) const {
         writer.array(kKinds[part], bucket, i, Span<const float>(group.data(), settings_.clusters()));
       }
     }
-  }
+  });
   momenta_.save(writer);
 }
 
@@ -411,7 +423,7 @@ void Casq::load(const BucketReader& reader) {
     if (found) states[bucket] = std::move(state);
   }
   momenta_.load(reader);  // which changes nothing where it throws
-  states_ = std::move(states);
+  states_.assign(std::move(states));
 }
 
 }  // namespace
@@ -428,6 +440,7 @@ SystemInfo casq_info() {
   info.corrects_momentum = true;
   info.momentum_option = "double_momentum";
   info.state = {kKinds[0], kKinds[1], kKinds[2], kMomentum};
+  info.undoes_steps = true;
   info.options = {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
       {"buckets", "0.005", "cells per element, 0 to 1; 0: one for each cluster"},

@@ -78,10 +78,10 @@ class OwnersStep {
       const Shard theirs = shard(owner);
       if (theirs.size() == 0) return;
       const CodedFrame frame(step_.workspace, means_.size(), theirs.size(), bits);
-      frames_.seal(frame.message(), uplink_contents(theirs));
       std::copy(means_.begin(), means_.end(), frame.table().begin());
       std::copy_n(codes_.data() + theirs.begin / 64 * bits, frame.codes().size(), frame.codes().data());
       frame.close();
+      frames_.seal(frame.message(), uplink_contents(theirs));
       frames_.send(owner, kCasqUpTag, frame.message());
     });
   }
@@ -150,8 +150,8 @@ class OwnersStep {
                    encode_clusters(step_.executor, step_.workspace, own.sketch, shard_.begin, average_, {},
                                    own.frame.codes(), own.frame.table()));
       if (!frames_.finite()) blank(own.frame);
-      frames_.seal(own.frame.message(), result_contents(frames_.self()));
       own.frame.close();
+      frames_.seal(own.frame.message(), result_contents(frames_.self()));
       frames_.send_to_all(kCasqDownTag, own.frame.message());
     }
     frames_.for_peers([&](std::size_t owner) {

@@ -47,6 +47,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "core/bucket_states.h"
 #include "core/partition.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
@@ -156,7 +157,9 @@ class Marsit final : public Synchronizer {
   }
 
   void save(BucketWriter& writer) const override {
-    for (const auto& [bucket, etas] : etas_) writer.values(kEta, bucket, Span<const float>(etas));
+    etas_.for_each([&](BucketId bucket, const std::vector<float>& etas) {
+      writer.values(kEta, bucket, Span<const float>(etas));
+    });
   }
   void load(const BucketReader& reader) override {
     std::map<BucketId, std::vector<float>> loaded;
@@ -164,8 +167,10 @@ class Marsit final : public Synchronizer {
       std::vector<float> etas(reader.parameters(bucket));
       if (reader.values(kEta, bucket, Span<float>(etas))) loaded[bucket] = std::move(etas);
     }
-    etas_ = std::move(loaded);
+    etas_.assign(std::move(loaded));
   }
+  void keep_step(BucketId bucket) override { etas_.keep(bucket); }
+  void undo_step(BucketId bucket) override { etas_.undo(bucket); }
 
  private:
   bool full_step(std::uint64_t step) const {
@@ -221,7 +226,7 @@ class Marsit final : public Synchronizer {
 
   /// Remembers and reports the step sizes of a step that counts.
   void keep(BucketId bucket, Span<const float> etas, std::size_t elements, Step& step) {
-    std::vector<float>& kept = etas_[bucket];
+    std::vector<float>& kept = etas_.open(bucket);
     if (kept.data() != etas.data()) kept.assign(etas.begin(), etas.end());
     double sum = 0;
     for_each_parameter(step.parameter_ends, elements, [&](std::size_t i, std::size_t begin, std::size_t end) {
@@ -259,12 +264,12 @@ class Marsit final : public Synchronizer {
   }
 
   void one_bit(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
-    const auto known = etas_.find(bucket);
+    const std::vector<float>* known = etas_.find(bucket);
     // Without a full step behind it (full_every=0, or a bucket added late) the step size is agreed here,
     // once.
-    const Span<const float> etas = config_.eta            ? given_etas(step)
-                                   : known != etas_.end() ? Span<const float>(known->second)
-                                                          : sampled_etas(gradient, step);
+    const Span<const float> etas = config_.eta        ? given_etas(step)
+                                   : known != nullptr ? Span<const float>(*known)
+                                                      : sampled_etas(gradient, step);
     if (etas.size() != parameter_count(step)) {
       throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " + std::to_string(etas.size()) +
                                   " parameters in earlier steps, now " +
@@ -294,7 +299,7 @@ class Marsit final : public Synchronizer {
   }
 
   Config config_;
-  std::map<BucketId, std::vector<float>> etas_;  // one per parameter
+  BucketStates<std::vector<float>> etas_;  // one per parameter
 };
 
 }  // namespace
@@ -309,6 +314,7 @@ SystemInfo marsit_info() {
       "4d";
   info.feedback_default = true;
   info.state = {kEta};
+  info.undoes_steps = true;
   info.options = {{"full_every", "100", "full-precision step every K steps; 0: never"},
                   {"eta_s", "auto",
                    "step size of a one-bit step; auto: eta_factor * mean |average gradient| per parameter, "

@@ -44,6 +44,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/bucket_states.h"
 #include "core/philox.h"
 #include "exchange/push_pull.h"
 #include "exchange/recursive_doubling.h"
@@ -108,16 +109,16 @@ class Zen final : public SparseSynchronizer {
   }
 
   void save(BucketWriter& writer) const override {
-    for (const auto& [bucket, state] : states_) {
-      auto put = [&writer, id = bucket, parameters = state.parameters](const StateKind& kind, float value) {
-        const std::vector<float> values(parameters, value);
-        writer.values(kind, id, Span<const float>(values));
+    states_.for_each([&](BucketId bucket, const BucketState& state) {
+      const auto put = [&](const StateKind& kind, float value) {
+        const std::vector<float> values(state.parameters, value);
+        writer.values(kind, bucket, Span<const float>(values));
       };
       put(kProfiled, state.profiled);
       put(kPushPullSeconds, state.push_pull_seconds);
       put(kCentralizationSeconds, state.centralization_seconds);
       put(kSmallest, state.smallest);
-    }
+    });
   }
 
   void load(const BucketReader& reader) override {
@@ -136,12 +137,14 @@ class Zen final : public SparseSynchronizer {
         loaded[bucket] = state;
       }
     }
-    states_ = std::move(loaded);
+    states_.assign(std::move(loaded));
   }
+  void keep_step(BucketId bucket) override { states_.keep(bucket); }
+  void undo_step(BucketId bucket) override { states_.undo(bucket); }
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
-    BucketState& state = states_[bucket];
+    BucketState& state = states_.open(bucket);
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
     if (!centralizes(state)) return through_owners(bucket, state, own, finite, step);
     step.report.scheme = "centralization";
@@ -195,7 +198,7 @@ class Zen final : public SparseSynchronizer {
   }
 
   ZenConfig config_;
-  std::map<BucketId, BucketState> states_;
+  BucketStates<BucketState> states_;
 };
 
 }  // namespace
@@ -211,6 +214,7 @@ SystemInfo zen_info() {
   info.lossless = true;
   info.takes_rows = true;
   info.state = {kProfiled, kPushPullSeconds, kCentralizationSeconds, kSmallest};
+  info.undoes_steps = true;
   info.options = {
       {"scheme", "auto", "push_pull, centralization, or auto: the one that is predicted to be faster"},
       {"profile_steps", "4", "steps off which auto predicts, 1 to 1000"},

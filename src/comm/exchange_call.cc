@@ -1,0 +1,174 @@
+// How ranks find out that they do not exchange the same thing, before any of it is sent.
+//
+// Each rank hashes its call to a stamp. The smallest and the largest stamp spread to all ranks by dissemination: in each
+// hop a rank sends what it has heard to those 1, 2, ..., 7 times `reach` further on, and then `reach` grows eightfold.
+// Two ranks differ if and only if the smallest is not the largest; every rank comes to the same verdict.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <type_traits>
+
+#include "comm/message_tags.h"
+#include "thinwire/communicator.h"
+#include "thinwire/errors.h"
+#include "wire/crc32c.h"
+
+namespace thinwire {
+
+/// A call as it travels. Texts end with a zero where they are shorter.
+struct Communicator::CallRecord {
+  std::uint64_t bucket = 0;
+  std::uint64_t step = 0;
+  std::uint64_t elements = 0;
+  std::uint64_t names = 0;
+  std::array<char, 16> kind{};
+  std::array<char, 80> first_name{};
+
+  explicit CallRecord(const ExchangeCall& call = {})
+      : bucket(call.bucket), step(call.step), elements(call.elements), names(call.names) {
+    call.kind.copy(kind.data(), kind.size() - 1);
+    call.first_name.copy(first_name.data(), first_name.size() - 1);
+  }
+  bool operator==(const CallRecord&) const = default;
+
+  /// FNV-1a over everything, spread over all bits.
+  std::uint64_t stamp() const {
+    static_assert(std::has_unique_object_representations_v<CallRecord>);
+    std::array<std::uint64_t, sizeof(CallRecord) / 8> words;
+    std::memcpy(words.data(), this, sizeof words);
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    for (const std::uint64_t word : words) {
+      hash = (hash ^ word) * 0x100000001b3u;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+
+  std::string text() const {
+    return "bucket " + std::to_string(bucket) + " of step " + std::to_string(step) + " ('" +
+           printable(first_name) + "', " + printable(kind) + ", " + std::to_string(elements) + " elements)";
+  }
+
+ private:
+  /// Comes from another rank: only printable characters are shown.
+  template <std::size_t kSize>
+  static std::string printable(const std::array<char, kSize>& text) {
+    std::string result(text.begin(), std::find(text.begin(), text.end(), '\0'));
+    std::replace_if(
+        result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    return result;
+  }
+};
+
+namespace {
+
+struct StampRange {
+  std::uint64_t smallest = 0;
+  std::uint64_t largest = 0;
+  std::uint32_t checksum = 0;  // of both, while they travel
+};
+
+Span<const std::byte> checked_part(const StampRange& stamps) {
+  return as_bytes(Span<const StampRange>(&stamps, 1)).first(offsetof(StampRange, checksum));
+}
+
+/// What travels: without the padding behind it.
+constexpr std::size_t kStampBytes = offsetof(StampRange, checksum) + sizeof(std::uint32_t);
+
+/// Ranks that each rank sends to in one hop: all others in worlds of up to eight.
+constexpr std::size_t kFanOut = 7;
+
+}  // namespace
+
+void Communicator::begin_exchange(const ExchangeCall& call) {
+  set_context(call.bucket, call.step);
+  call_ = call;
+  stage_ = Stage::announced;
+}
+
+void Communicator::end_exchange() {
+  bind_exchange();
+  stage_ = Stage::outside;
+}
+
+Pending Communicator::send_guard(int peer, Tag tag, Span<const std::byte> bytes) {
+  guard_bytes_ += bytes.size();
+  return send(peer, tag, bytes);
+}
+
+void Communicator::check_seal(int peer, Span<const std::byte> arrived, std::uint32_t seal) const {
+  const std::uint32_t found = crc32c(arrived);
+  if (found == seal) return;
+  throw CorruptFrame("message refused: the checksum of what arrived is " + std::to_string(found) +
+                     ", the sender says " + std::to_string(seal) + " (rank " + std::to_string(peer) +
+                     ", bucket " + std::to_string(bucket_) + ", step " + std::to_string(step_) +
+                     "): bytes changed on the way");
+}
+
+void Communicator::compare_calls() {
+  stage_ = Stage::bound;
+  const CallRecord mine(call_);
+  StampRange seen{mine.stamp(), mine.stamp(), 0};
+  const auto world = static_cast<std::size_t>(size_);
+  const auto self = static_cast<std::size_t>(rank_);
+  for (std::size_t reach = 1; reach < world; reach *= kFanOut + 1) {
+    StampRange own = seen;
+    own.checksum = crc32c(checked_part(own));
+    std::array<StampRange, kFanOut> arrived{};
+    std::array<Pending, kFanOut> receives;
+    std::array<Pending, kFanOut> sends;
+    const std::size_t peers = std::min(kFanOut, (world - 1) / reach);
+    for (std::size_t k = 0; k < peers; ++k) {
+      const std::size_t from = (self + world - (k + 1) * reach) % world;
+      receives[k] = receive(static_cast<int>(from), kStampTag,
+                            as_writable_bytes(Span<StampRange>(&arrived[k], 1)).first(kStampBytes));
+    }
+    for (std::size_t k = 0; k < peers; ++k) {
+      sends[k] = send_guard(static_cast<int>((self + (k + 1) * reach) % world), kStampTag,
+                            as_bytes(Span<const StampRange>(&own, 1)).first(kStampBytes));
+    }
+    for (std::size_t k = 0; k < peers; ++k) {
+      receives[k].wait();
+      const std::size_t from = (self + world - (k + 1) * reach) % world;
+      check_seal(static_cast<int>(from), checked_part(arrived[k]), arrived[k].checksum);
+      seen.smallest = std::min(seen.smallest, arrived[k].smallest);
+      seen.largest = std::max(seen.largest, arrived[k].largest);
+    }
+    for (std::size_t k = 0; k < peers; ++k) sends[k].wait();
+  }
+  if (seen.smallest != seen.largest) refuse_calls(mine);
+}
+
+void Communicator::refuse_calls(const CallRecord& mine) {
+  std::vector<CallRecord> all(static_cast<std::size_t>(size_));
+  all_gather(as_bytes(Span<const CallRecord>(&mine, 1)), as_writable_bytes(Span<CallRecord>(all)));
+  try {
+    barrier();  // nobody leaves with the error while others still wait for its call
+  } catch (const std::exception&) {
+    // What there is to say is known.
+  }
+  // The call that most ranks make; of several the one of the lowest rank.
+  std::size_t usual = 0;
+  auto callers = [&](std::size_t rank) { return std::count(all.begin(), all.end(), all[rank]); };
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (callers(rank) > callers(usual)) usual = rank;
+  }
+  int culprit = -1;
+  std::string others;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == all[usual]) continue;
+    if (culprit < 0) culprit = static_cast<int>(rank);
+    const bool named_alike = all[rank].text() == all[usual].text();
+    others += (others.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + all[rank].text() +
+              (named_alike ? " with other parameters" : "");
+  }
+  fail(culprit, "ranks do not synchronize the same: " + others + ", where rank " + std::to_string(usual) +
+                    " synchronizes " + all[usual].text() +
+                    "; every rank must synchronize the same buckets in the same order, nothing was added up");
+}
+
+}  // namespace thinwire

@@ -1,0 +1,190 @@
+#include "comm/tcp_links.h"
+
+#include <algorithm>
+
+#ifdef __linux__
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <cstring>
+#endif
+
+namespace thinwire {
+namespace {
+
+constexpr char kSeparator = ',';
+
+#ifdef __linux__
+/// "10.0.0.1:80"; nothing for what is no address of the internet.
+std::string name_of(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "";
+  std::uint16_t port = 0;
+  if (address.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
+    port = ntohs(four.sin_port);
+  } else if (address.ss_family == AF_INET6) {
+    const auto& six = reinterpret_cast<const sockaddr_in6&>(address);
+    // One end of a connection may see the other's IPv4 address as one of IPv6.
+    const bool mapped = IN6_IS_ADDR_V4MAPPED(&six.sin6_addr);
+    inet_ntop(mapped ? AF_INET : AF_INET6, six.sin6_addr.s6_addr + (mapped ? 12 : 0), text, sizeof text);
+    port = ntohs(six.sin6_port);
+  } else {
+    return {};
+  }
+  return std::string(text) + ":" + std::to_string(port);
+}
+
+/// "local>remote"; nothing when the descriptor is no connected TCP socket.
+std::string socket_name(int descriptor) {
+  int protocol = 0;
+  socklen_t length = sizeof protocol;
+  if (getsockopt(descriptor, SOL_SOCKET, SO_PROTOCOL, &protocol, &length) != 0 || protocol != IPPROTO_TCP)
+    return {};
+  sockaddr_storage local{};
+  sockaddr_storage remote{};
+  length = sizeof local;
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&local), &length) != 0) return {};
+  length = sizeof remote;
+  if (getpeername(descriptor, reinterpret_cast<sockaddr*>(&remote), &length) != 0) return {};
+  const std::string from = name_of(local);
+  const std::string to = name_of(remote);
+  return from.empty() || to.empty() ? std::string() : from + ">" + to;
+}
+
+std::vector<int> open_descriptors() {
+  std::vector<int> descriptors;
+  DIR* folder = opendir("/proc/self/fd");
+  if (folder == nullptr) return descriptors;
+  while (const dirent* entry = readdir(folder)) {
+    char* end = nullptr;
+    const long number = std::strtol(entry->d_name, &end, 10);
+    if (end != entry->d_name && *end == '\0') descriptors.push_back(static_cast<int>(number));
+  }
+  closedir(folder);
+  return descriptors;
+}
+#else
+std::string socket_name(int) {
+  return {};
+}
+std::vector<int> open_descriptors() {
+  return {};
+}
+#endif
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find(kSeparator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+std::string remote_of(const std::string& name) {
+  return name.substr(name.find('>') + 1);
+}
+
+std::string other_end_of(const std::string& name) {
+  return remote_of(name) + ">" + name.substr(0, name.find('>'));
+}
+
+}  // namespace
+
+std::vector<std::string> open_tcp_sockets() {
+  std::vector<std::string> names;
+  for (const int descriptor : open_descriptors()) {
+    if (auto name = socket_name(descriptor); !name.empty()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::vector<std::string> tcp_sockets_since(const std::vector<std::string>& before) {
+  std::vector<std::string> names = open_tcp_sockets();
+  std::erase_if(names, [&](const std::string& name) {
+    return std::find(before.begin(), before.end(), name) != before.end();
+  });
+  return names;
+}
+
+TcpLinks::TcpLinks(const std::vector<std::string>& sockets) {
+  if (sockets.empty()) return;
+  for (const int descriptor : open_descriptors()) {
+    std::string name = socket_name(descriptor);
+    if (!name.empty() && std::find(sockets.begin(), sockets.end(), name) != sockets.end()) {
+      links_.push_back({descriptor, std::move(name), -1});
+    }
+  }
+}
+
+std::string TcpLinks::describe() const {
+  std::string text;
+  for (const Link& link : links_) text += (text.empty() ? "" : std::string(1, kSeparator)) + link.name;
+  return text;
+}
+
+void TcpLinks::identify(int rank, const std::string& description) {
+  for (const std::string& name : split(description)) {
+    for (Link& link : links_) {
+      if (other_end_of(link.name) == name) link.rank = rank;
+    }
+  }
+}
+
+#ifdef __linux__
+
+void TcpLinks::probe(std::chrono::seconds interval, std::chrono::seconds patience) {
+  for (const Link& link : links_) {
+    if (socket_name(link.descriptor) != link.name) continue;
+    const auto set = [&](int level, int option, long long value) {
+      const int number = static_cast<int>(std::clamp(value, 1LL, 2'000'000'000LL));
+      setsockopt(link.descriptor, level, option, &number, sizeof number);
+    };
+    // A kernel's longest interval is 32767 s. Its count of probes does not matter beside the user timeout.
+    const long long seconds = std::min<long long>(interval.count(), 32'767);
+    set(IPPROTO_TCP, TCP_USER_TIMEOUT, patience.count() * 1000);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, seconds);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, seconds);
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  }
+}
+
+std::vector<LinkState> TcpLinks::look() {
+  std::vector<LinkState> states;
+  for (const Link& link : links_) {
+    // A closed one's descriptor may belong to another socket by now.
+    if (socket_name(link.descriptor) != link.name) continue;
+    tcp_info info{};
+    socklen_t length = sizeof info;
+    if (getsockopt(link.descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
+    LinkState state;
+    state.rank = link.rank;
+    state.remote = remote_of(link.name);
+    // Bytes behind a lost segment count in neither sum before that one comes, but their segments do.
+    state.moved =
+        info.tcpi_bytes_acked + info.tcpi_bytes_received + info.tcpi_data_segs_in + info.tcpi_delivered;
+    state.tries = std::uint32_t{info.tcpi_retransmits} + info.tcpi_probes;
+    state.unanswered = info.tcpi_retransmits >= 2 || info.tcpi_probes >= 2;
+    state.since_answer = info.tcpi_last_ack_recv / 1000.0;
+    states.push_back(std::move(state));
+  }
+  return states;
+}
+
+#else
+
+void TcpLinks::probe(std::chrono::seconds, std::chrono::seconds) {}
+
+std::vector<LinkState> TcpLinks::look() {
+  return {};
+}
+
+#endif
+
+}  // namespace thinwire

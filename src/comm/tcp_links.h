@@ -1,0 +1,65 @@
+#pragma once
+// What the kernel knows of this process's TCP connections: whether bytes move, and whether the other end's
+// machine answers. It tells a slow or interrupted network from a rank that has nothing to say. Linux only;
+// elsewhere there are no sockets to see, and a deadline counts silence alone.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace thinwire {
+
+/// Connected TCP sockets of this process as "local>remote", such as "10.0.0.1:4711>10.0.0.2:29500". The
+/// connection's other end writes it the other way round. Sockets that came between two calls are those that
+/// were opened meanwhile.
+std::vector<std::string> open_tcp_sockets();
+
+/// open_tcp_sockets() without those of `before`.
+std::vector<std::string> tcp_sockets_since(const std::vector<std::string>& before);
+
+struct LinkState {
+  int rank = -1;            ///< At the other end; -1: not known yet.
+  std::string remote;       ///< Its address and port.
+  std::uint64_t moved = 0;  ///< Payload bytes that came or were acknowledged since the connection exists.
+  bool unanswered = false;  ///< The last two segments or probes that were sent have had no answer.
+  std::uint32_t tries = 0;  ///< Segments and probes sent since the last answer, beyond the first.
+  double since_answer = 0;  ///< Seconds since the other end's kernel was last heard of.
+};
+
+/// The connections of one communicator. One thread at a time.
+class Links {
+ public:
+  virtual ~Links() = default;
+  /// What the other ranks need to recognise the connections that they share with this one.
+  virtual std::string describe() const = 0;
+  /// `description`: what describe() said on `rank`. May be any text.
+  virtual void identify(int rank, const std::string& description) = 0;
+  /// Has idle connections ask their other ends whether they are still there, every `interval`, and gives them
+  /// up after `patience` without any answer.
+  virtual void probe(std::chrono::seconds interval, std::chrono::seconds patience) = 0;
+  /// Of those that are still open.
+  virtual std::vector<LinkState> look() = 0;
+};
+
+class TcpLinks final : public Links {
+ public:
+  /// sockets: as open_tcp_sockets() names them. Those that are gone are left out.
+  explicit TcpLinks(const std::vector<std::string>& sockets);
+
+  bool empty() const { return links_.empty(); }
+  std::string describe() const override;
+  void identify(int rank, const std::string& description) override;
+  void probe(std::chrono::seconds interval, std::chrono::seconds patience) override;
+  std::vector<LinkState> look() override;
+
+ private:
+  struct Link {
+    int descriptor;
+    std::string name;
+    int rank;
+  };
+  std::vector<Link> links_;
+};
+
+}  // namespace thinwire

@@ -1,0 +1,117 @@
+#include "comm/tcp_links.h"
+
+#include <gtest/gtest.h>
+
+#ifdef __linux__
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace thinwire {
+namespace {
+
+/// A connection over loopback; both ends are this process's.
+struct Connection {
+  Connection() {
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    EXPECT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(listener, 1), 0);
+    EXPECT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    near = socket(AF_INET, SOCK_STREAM, 0);
+    EXPECT_EQ(connect(near, reinterpret_cast<sockaddr*>(&address), length), 0);
+    far = accept(listener, nullptr, nullptr);
+    EXPECT_GE(far, 0);
+    close(listener);
+  }
+  ~Connection() {
+    close(near);
+    close(far);
+  }
+  void send_bytes(std::size_t count) const {
+    std::vector<char> bytes(count);
+    EXPECT_EQ(write(near, bytes.data(), count), static_cast<ssize_t>(count));
+    EXPECT_EQ(recv(far, bytes.data(), count, MSG_WAITALL), static_cast<ssize_t>(count));
+  }
+  int near = -1;
+  int far = -1;
+};
+
+/// "a>b" of a pair whose ends are both in `names`.
+std::vector<std::string> sorted(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(TcpLinks, SeesWhatWasOpenedMeanwhile) {
+  const Connection earlier;
+  const auto before = open_tcp_sockets();
+  const Connection connection;
+  const auto names = sorted(tcp_sockets_since(before));
+  ASSERT_EQ(names.size(), 2u);  // both ends
+  const auto arrow = names[0].find('>');
+  EXPECT_EQ(names[1], names[0].substr(arrow + 1) + ">" + names[0].substr(0, arrow));
+  EXPECT_TRUE(names[0].starts_with("127.0.0.1:")) << names[0];
+}
+
+TEST(TcpLinks, CountsBytesThatMove) {
+  const auto before = open_tcp_sockets();
+  const Connection connection;
+  TcpLinks links(tcp_sockets_since(before));
+  const auto moved = [&] {
+    std::uint64_t sum = 0;
+    for (const LinkState& state : links.look()) sum += state.moved;
+    return sum;
+  };
+  const auto at_first = moved();
+  EXPECT_EQ(moved(), at_first);
+  connection.send_bytes(1000);
+  EXPECT_GE(moved(), at_first + 1000);
+  for (const LinkState& state : links.look()) {
+    EXPECT_FALSE(state.unanswered);
+    EXPECT_EQ(state.rank, -1);
+  }
+}
+
+TEST(TcpLinks, RecognisesTheOtherEndByWhatItSays) {
+  const auto before = open_tcp_sockets();
+  const Connection connection;
+  const auto names = tcp_sockets_since(before);
+  ASSERT_EQ(names.size(), 2u);
+  TcpLinks near({names[0]});
+  const TcpLinks far({names[1]});
+  near.identify(7, "");
+  near.identify(7, "no addresses>at all,,>");
+  near.identify(7, near.describe());  // not the other end
+  ASSERT_EQ(near.look().size(), 1u);
+  EXPECT_EQ(near.look()[0].rank, -1);
+  near.identify(7, "10.9.8.7:1>10.9.8.7:2," + far.describe());
+  EXPECT_EQ(near.look()[0].rank, 7);
+}
+
+TEST(TcpLinks, ForgetsAConnectionThatWasClosed) {
+  const auto before = open_tcp_sockets();
+  std::optional<Connection> connection(std::in_place);
+  TcpLinks links(tcp_sockets_since(before));
+  links.probe(std::chrono::seconds(1), std::chrono::seconds(10));
+  EXPECT_EQ(links.look().size(), 2u);
+  connection.reset();
+  const Connection other;  // with the same descriptors
+  EXPECT_TRUE(links.look().empty());
+  links.probe(std::chrono::seconds(1), std::chrono::seconds(10));
+}
+
+}  // namespace
+}  // namespace thinwire
+
+#endif  // __linux__

@@ -1,0 +1,250 @@
+#include "comm/wait_watch.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace thinwire {
+namespace {
+
+/// How many ranks' idle connections are asked within a second.
+constexpr int kProbesPerSecond = 64;
+
+/// For so many deadlines connections count before it is known who shares them.
+constexpr double kSettling = 5;
+
+std::string without_movement(const std::vector<LinkState>& links, double seconds) {
+  const std::string time = seconds_text(std::chrono::duration<double>(seconds));
+  std::vector<int> ranks;
+  for (const LinkState& link : links) ranks.push_back(link.rank);
+  return "nothing has moved on the " + std::string(ranks.size() == 1 ? "connection" : "connections") +
+         " from " + name_ranks(ranks) + " for " + time;
+}
+
+}  // namespace
+
+WaitWatch::WaitWatch(FaultBoard& board, std::unique_ptr<Links> links, Options options)
+    : board_(board), links_(std::move(links)), options_(options), thread_([this] { run(); }) {}
+
+WaitWatch::~WaitWatch() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+WaitWatch::Seconds WaitWatch::look_period(Seconds deadline) {
+  return std::clamp(deadline / 10, Seconds(0.05), Seconds(1));
+}
+
+std::vector<int> WaitWatch::neighbours() const {
+  const int next = (options_.rank + 1) % options_.size;
+  const int previous = (options_.rank + options_.size - 1) % options_.size;
+  if (next == options_.rank) return {};
+  return next == previous ? std::vector<int>{next} : std::vector<int>{previous, next};
+}
+
+void WaitWatch::begins(int peer, const Limits& limits, std::uint64_t step, Call* call) noexcept {
+  std::lock_guard lock(mutex_);
+  ++number_;
+  peer_ = peer;
+  limits_ = limits;
+  call_ = call;
+  began_ = Clock::now();
+  if (std::exchange(step_, step) != step) waited_ = Seconds(0);
+}
+
+std::optional<Ending> WaitWatch::ends() {
+  std::lock_guard lock(mutex_);
+  ++number_;
+  call_ = nullptr;
+  waited_ += Clock::now() - began_;
+  return std::exchange(ending_, std::nullopt);
+}
+
+bool WaitWatch::ended() const {
+  std::lock_guard lock(mutex_);
+  return ending_.has_value();
+}
+
+void WaitWatch::run() {
+  std::unique_lock lock(mutex_);
+  std::uint64_t seen = 0;
+  for (auto last = Clock::now();;) {
+    const Seconds period = look_period(limits_.deadline);
+    if (changed_.wait_for(lock, period, [&] { return stop_; })) return;
+    const auto now = Clock::now();
+    // When this process was frozen itself, that time says nothing about the others.
+    const double elapsed = std::min(Seconds(now - last), 2 * period).count();
+    last = now;
+    const std::uint64_t number = number_;
+    const bool is_waiting = number % 2 == 1 && !ending_;
+    if (!is_waiting || number != seen) {
+      seen = number;
+      const Seconds grace = std::min(fault_grace(limits_.deadline), limits_.silence);
+      lock.unlock();
+      board_.set_grace(grace);
+      forget();
+      lock.lock();
+      continue;
+    }
+    if (!long_wait_) {
+      long_wait_.emplace();
+      long_wait_->peers = peer_ >= 0 ? std::vector<int>{peer_} : neighbours();
+      const double since = std::min(Seconds(now - began_).count(), 2 * elapsed);
+      long_wait_->progress.nothing_for(since - elapsed);
+    }
+    long_wait_->limits = limits_;
+    long_wait_->waited = Seconds(waited_ + (now - began_)).count();
+    lock.unlock();
+    look(elapsed);
+    auto ending = judge();
+    lock.lock();
+    if (ending && number_ == number) {
+      ending_ = std::move(ending);
+      if (call_ != nullptr) call_->end();
+    }
+  }
+}
+
+void WaitWatch::forget() {
+  if (long_wait_) board_.waits_no_more();
+  long_wait_.reset();
+  overdue_.clear();
+  moved_.reset();
+}
+
+void WaitWatch::look(double elapsed) {
+  LongWait& wait = *long_wait_;
+  if (!moved_) board_.waits_for(wait.peers, look_period(wait.limits.deadline));
+  const auto links = look_at_links(elapsed);
+  const auto heard = board_.hear(wait.limits.silence);
+  if (std::exchange(wait.movements, heard.movements) != heard.movements && !wait.in_trouble)
+    something_moves();
+  if (std::exchange(wait.store_answers, heard.store_answers) != heard.store_answers || !heard.asks_store) {
+    wait.store.heard();
+  } else {
+    wait.store.nothing_for(elapsed);
+  }
+  note_dead_links(links);
+}
+
+/// Beats are small packets behind large ones: on a slow link they come late, or are lost and sent again.
+void WaitWatch::something_moves() {
+  long_wait_->progress.heard();
+  long_wait_->store.out_of_reach_for(0);
+  board_.out_of_reach_for(0);
+}
+
+/// What moves on this rank's own connections, and whether their other ends answer.
+std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
+  LongWait& wait = *long_wait_;
+  std::vector<LinkState> states;
+  std::uint64_t moved = 0;
+  double out_of_reach = 0;
+  if (links_) {
+    if (!std::exchange(probing_, true)) {
+      const auto deadline = std::chrono::ceil<std::chrono::seconds>(wait.limits.deadline);
+      links_->probe(std::chrono::seconds(1 + options_.size / kProbesPerSecond),
+                    3 * deadline + std::chrono::seconds(10));
+    }
+    for (const auto& [rank, text] : board_.take_descriptions()) links_->identify(rank, text);
+    states = links_->look();
+    // Those that no rank shares are somebody else's: the store's server has connections that came at the same
+    // time. At the start of a run over a slow link it takes a while until that is known of any.
+    const auto is_unknown = [](const LinkState& state) { return state.rank < 0; };
+    const bool settles = wait.waited < kSettling * wait.limits.deadline.count() &&
+                         std::all_of(states.begin(), states.end(), is_unknown);
+    if (!settles) std::erase_if(states, is_unknown);
+  }
+  for (const LinkState& link : states) {
+    moved += link.moved;
+    if (link.unanswered) out_of_reach = std::max(out_of_reach, link.since_answer);
+  }
+  const bool has_moved = moved_ && *moved_ != moved;
+  moved_ = moved;
+  wait.in_trouble = out_of_reach > 0;
+  wait.unmoved = has_moved ? 0 : wait.unmoved + elapsed;
+  if (has_moved) {
+    something_moves();
+  } else {
+    wait.progress.nothing_for(elapsed);
+  }
+  if (wait.in_trouble) {
+    wait.progress.out_of_reach_for(out_of_reach);
+    wait.store.out_of_reach_for(out_of_reach);
+    board_.out_of_reach_for(out_of_reach);
+  }
+  // Others shall not end a wait that this rank still has hope for.
+  if (has_moved || wait.in_trouble) board_.announce_movement();
+  return states;
+}
+
+/// A connection is given up when its other end has not answered for the deadline, nor one retransmission more:
+/// the last one before may have been lost just before the end of an outage.
+void WaitWatch::note_dead_links(const std::vector<LinkState>& links) {
+  LongWait& wait = *long_wait_;
+  wait.dead.clear();
+  const double deadline = wait.limits.deadline.count();
+  std::vector<Overdue> overdue;
+  for (const LinkState& link : links) {
+    if (link.rank < 0 || !link.unanswered || link.since_answer < deadline) continue;
+    const auto known = std::find_if(overdue_.begin(), overdue_.end(),
+                                    [&](const Overdue& one) { return one.remote == link.remote; });
+    Overdue one = known != overdue_.end() ? *known : Overdue{link.remote, link.tries};
+    if (link.tries != one.tries) ++one.looks_since_retry;
+    // The answer has had the time between two looks.
+    if (one.looks_since_retry > 1) wait.dead.push_back(link);
+    overdue.push_back(std::move(one));
+  }
+  overdue_ = std::move(overdue);
+  wait.all_dead = !links.empty() && wait.dead.size() == links.size();
+}
+
+Ending WaitWatch::dead_links_ending() const {
+  const LongWait& wait = *long_wait_;
+  Ending ending;
+  ending.what = without_movement(wait.dead, wait.limits.deadline.count());
+  if (wait.all_dead && wait.dead.size() > 1) {
+    ending.what = "nothing has moved on any of this rank's connections for " +
+                  seconds_text(wait.limits.deadline) + ": its own network is interrupted";
+    ending.is_certain = true;
+    return ending;
+  }
+  for (const LinkState& link : wait.dead) ending.evidence.culprits.push_back(link.rank);
+  ending.evidence.reason = "its machine does not answer";
+  return ending;
+}
+
+std::optional<Ending> WaitWatch::judge() {
+  const LongWait& wait = *long_wait_;
+  const Limits& limits = wait.limits;
+  if (wait.waited >= limits.step.count()) {
+    return Ending{"this step has waited for more than " + seconds_text(limits.step) + " in all, lately for " +
+                      name_ranks(wait.peers) + (wait.unmoved < 2 ? ", though bytes still move" : "") +
+                      "; a longer step limit lets it go on",
+                  {},
+                  true};
+  }
+  if (!wait.dead.empty() && wait.unmoved >= limits.deadline.count()) return dead_links_ending();
+  if (wait.in_trouble) return std::nullopt;
+  const auto heard = board_.hear(limits.silence);
+  const std::string silence = seconds_text(limits.silence);
+  const bool is_elsewhere = options_.store_host >= 0 && options_.store_host != options_.rank;
+  if (is_elsewhere && wait.store.seconds() >= limits.silence.count()) {
+    return Ending{
+        "the rendezvous store has not answered for " + silence,
+        {{options_.store_host}, "it serves the store, and its machine answers while its process does not"}};
+  }
+  if (!heard.silent.empty()) {
+    return Ending{"no sign of life for " + silence,
+                  {heard.silent, "its machine answers and its process does not: it is stopped or stuck"}};
+  }
+  if (wait.progress.seconds() >= limits.deadline.count()) {
+    return Ending{"nothing arrived within " + seconds_text(limits.deadline), {}};
+  }
+  return std::nullopt;
+}
+
+}  // namespace thinwire

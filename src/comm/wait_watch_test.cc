@@ -1,0 +1,261 @@
+#include "comm/wait_watch.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+
+#include "comm/memory_store.h"
+
+namespace thinwire {
+namespace {
+
+using Seconds = WaitWatch::Seconds;
+using testing::eventually;
+using testing::MemoryStore;
+using Ranks = std::vector<int>;
+
+constexpr Seconds kNever{1000};
+
+/// Connections that do what a test says.
+struct FakeLinks final : Links {
+  struct Script {
+    std::mutex mutex;
+    std::vector<LinkState> states;
+    bool moves = false;  ///< A byte at every look, on all or on those to one rank.
+    int moving_rank = -2;
+    bool retries = true;  ///< What is not answered is sent again now and then.
+    int looks = 0;
+
+    void set(std::vector<LinkState> now) {
+      std::lock_guard lock(mutex);
+      states = std::move(now);
+    }
+    int seen() {
+      std::lock_guard lock(mutex);
+      return looks;
+    }
+  };
+  explicit FakeLinks(std::shared_ptr<Script> the_script) : script(std::move(the_script)) {}
+  std::string describe() const override { return {}; }
+  void identify(int, const std::string&) override {}
+  void probe(std::chrono::seconds, std::chrono::seconds) override {}
+  std::vector<LinkState> look() override {
+    std::lock_guard lock(script->mutex);
+    ++script->looks;
+    for (LinkState& state : script->states) {
+      state.moved += script->moves || script->moving_rank == state.rank ? 1 : 0;
+      // As a retransmission now and then.
+      state.tries += state.unanswered && script->retries && script->looks % 2 == 0 ? 1 : 0;
+    }
+    return script->states;
+  }
+  std::shared_ptr<Script> script;
+};
+
+LinkState link(int rank) {
+  LinkState state;
+  state.rank = rank;
+  state.remote = "10.0.0." + std::to_string(rank + 1) + ":80";
+  return state;
+}
+
+LinkState unanswered(int rank, double seconds) {
+  LinkState state = link(rank);
+  state.unanswered = true;
+  state.tries = 2;
+  state.since_answer = seconds;
+  return state;
+}
+
+struct CountedCall final : WaitWatch::Call {
+  void end() noexcept override { ++count; }
+  std::atomic<int> count{0};
+};
+
+/// Rank 0 of three under a watch; ranks 1 and 2 are boards that beat.
+struct Watched {
+  explicit Watched(int store_host = 1) {
+    for (int rank = 0; rank < 3; ++rank) {
+      boards.push_back(std::make_unique<FaultBoard>(
+          store, FaultBoard::Options{.rank = rank, .size = 3, .store_host = store_host}));
+      boards.back()->set_grace(Seconds(0.3));
+    }
+    script->states = {link(1), link(2)};
+    watch = std::make_unique<WaitWatch>(*boards[0], std::make_unique<FakeLinks>(script),
+                                        WaitWatch::Options{.rank = 0, .size = 3, .store_host = store_host});
+  }
+  void freeze(int rank) {
+    boards[static_cast<std::size_t>(rank)].reset();
+    store->set("thinwire/fault/note/" + std::to_string(rank), "busy 1 ");
+  }
+  /// Waits for rank `peer` until the watch has ended it.
+  std::optional<Ending> wait(int peer, const WaitWatch::Limits& limits) {
+    watch->begins(peer, limits, 0, &call);
+    EXPECT_TRUE(eventually([&] { return watch->ended(); }));
+    EXPECT_EQ(call.count, 1);
+    return watch->ends();
+  }
+  /// So many looks from now.
+  bool looks(int count) {
+    const int until = script->seen() + count;
+    return eventually([&] { return script->seen() >= until; });
+  }
+
+  std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
+  std::shared_ptr<FakeLinks::Script> script = std::make_shared<FakeLinks::Script>();
+  std::vector<std::unique_ptr<FaultBoard>> boards;
+  CountedCall call;
+  std::unique_ptr<WaitWatch> watch;
+};
+
+TEST(WaitWatch, SilenceForTheDeadlineEndsAWait) {
+  Watched rank;
+  const auto ending = rank.wait(1, {Seconds(0.5), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "nothing arrived within 0.5 s");
+  EXPECT_TRUE(ending->evidence.culprits.empty());  // the board has to ask
+}
+
+TEST(WaitWatch, BytesThatMoveAreNoSilence) {
+  Watched rank;
+  rank.script->moves = true;
+  rank.watch->begins(1, {Seconds(0.5), kNever, kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(40));  // two seconds at least
+  EXPECT_FALSE(rank.watch->ended());
+  EXPECT_FALSE(rank.watch->ends().has_value());
+}
+
+TEST(WaitWatch, ConnectionsThatNobodySharesDoNotCount) {
+  // As those of the store's server, over which beats come.
+  Watched rank;
+  LinkState other = unanswered(-1, 5);
+  rank.script->moving_rank = -1;
+  rank.script->set({link(1), other});
+  const auto ending = rank.wait(1, {Seconds(0.5), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "nothing arrived within 0.5 s");
+}
+
+TEST(WaitWatch, MovementElsewhereIsNoSilence) {
+  Watched rank;
+  rank.watch->begins(1, {Seconds(1), kNever, kNever}, 0, &rank.call);
+  for (int i = 0; i < 20; ++i) {
+    rank.boards[2]->announce_movement();
+    EXPECT_TRUE(rank.looks(2));
+  }
+  EXPECT_FALSE(rank.watch->ends().has_value());
+}
+
+TEST(WaitWatch, AStepHasALimitAlthoughBytesMove) {
+  Watched rank;
+  rank.script->moves = true;
+  const auto ending = rank.wait(1, {Seconds(0.5), kNever, Seconds(1)});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_TRUE(ending->is_certain);
+  EXPECT_NE(ending->what.find("more than 1 s in all"), std::string::npos) << ending->what;
+  EXPECT_NE(ending->what.find("rank 1, though bytes still move"), std::string::npos) << ending->what;
+}
+
+TEST(WaitWatch, TheStepsLimitCountsItsWaitsTogetherAndThoseOfOthersNot) {
+  Watched rank;
+  rank.script->moves = true;
+  const WaitWatch::Limits limits{Seconds(0.5), kNever, Seconds(1.5)};
+  for (int step = 0; step < 4; ++step) {
+    rank.watch->begins(1, limits, static_cast<std::uint64_t>(step), &rank.call);
+    EXPECT_TRUE(rank.looks(10));
+    EXPECT_FALSE(rank.watch->ends().has_value()) << step;
+  }
+  bool ended = false;
+  for (int part = 0; part < 40 && !ended; ++part) {
+    rank.watch->begins(1, limits, 9, &rank.call);
+    EXPECT_TRUE(eventually([&, until = rank.script->seen() + 2] {
+      return rank.watch->ended() || rank.script->seen() >= until;
+    }));
+    ended = rank.watch->ends().has_value();
+  }
+  EXPECT_TRUE(ended);
+}
+
+TEST(WaitWatch, AFrozenProcessIsNamedBeforeTheDeadline) {
+  Watched rank;
+  rank.freeze(2);
+  const auto ending = rank.wait(2, {Seconds(20), Seconds(1), kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->evidence.culprits, Ranks{2});
+  EXPECT_EQ(ending->what, "no sign of life for 1 s");
+}
+
+TEST(WaitWatch, OnABusyNetworkMissingBeatsMeanNothing) {
+  Watched rank;
+  rank.freeze(2);
+  rank.script->moves = true;
+  rank.watch->begins(2, {Seconds(1), Seconds(1), kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(30));
+  EXPECT_FALSE(rank.watch->ends().has_value());
+}
+
+TEST(WaitWatch, ACollectiveAwaitsBothNeighbours) {
+  Watched rank;
+  rank.freeze(2);
+  const auto ending = rank.wait(-1, {Seconds(20), Seconds(1), kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->evidence.culprits, Ranks{2});
+}
+
+TEST(WaitWatch, AFrozenStoreMeansItsHost) {
+  Watched rank;
+  rank.watch->begins(2, {Seconds(20), Seconds(1), kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(1));
+  rank.store->freeze();
+  EXPECT_TRUE(eventually([&] { return rank.watch->ended(); }));
+  const auto ending = rank.watch->ends();
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->evidence.culprits, Ranks{1});
+}
+
+TEST(WaitWatch, AnOutageShorterThanTheDeadlineIsSurvived) {
+  Watched rank;
+  // Its own connections and its store are out of reach, and so the others' beats.
+  rank.freeze(1);
+  rank.script->set({unanswered(1, 0.9), unanswered(2, 0.9)});
+  rank.watch->begins(1, {Seconds(1), Seconds(1), kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(25));
+  EXPECT_FALSE(rank.watch->ended());
+  // What was lost may come as late again as the outage was long.
+  rank.script->set({link(1), link(2)});
+  EXPECT_TRUE(rank.looks(7));
+  EXPECT_FALSE(rank.watch->ended());
+  // But not for ever.
+  EXPECT_TRUE(eventually([&] { return rank.watch->ended(); }));
+}
+
+TEST(WaitWatch, AConnectionThatIsDeadForTheDeadlineIsNamed) {
+  Watched rank;
+  rank.script->set({link(1), unanswered(2, 5)});
+  const auto ending = rank.wait(1, {Seconds(1), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "nothing has moved on the connection from rank 2 for 1 s");
+  EXPECT_EQ(ending->evidence.culprits, Ranks{2});
+}
+
+TEST(WaitWatch, WhereAllConnectionsAreDeadItIsThisRanksNetwork) {
+  Watched rank;
+  rank.script->set({unanswered(1, 5), unanswered(2, 5)});
+  const auto ending = rank.wait(1, {Seconds(1), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_TRUE(ending->is_certain);
+  EXPECT_NE(ending->what.find("its own network"), std::string::npos) << ending->what;
+}
+
+TEST(WaitWatch, AConnectionIsNotDeadBeforeOneMoreRetransmission) {
+  Watched rank;
+  rank.script->retries = false;
+  rank.script->set({link(1), unanswered(2, 5)});
+  rank.watch->begins(1, {Seconds(0.5), kNever, kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(30));
+  EXPECT_FALSE(rank.watch->ends().has_value());
+}
+
+}  // namespace
+}  // namespace thinwire

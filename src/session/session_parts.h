@@ -1,0 +1,41 @@
+#pragma once
+// What a session is made of, for its own sources.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/bucket_vectors.h"
+#include "thinwire/session.h"
+#include "thinwire/workspace.h"
+
+namespace thinwire {
+
+/// What belongs to one bucket.
+struct Session::Bucket {
+  explicit Bucket(Executor& on) : executor(on), workspace(on.shared_allocator()), scratch(on.allocator()) {}
+
+  Executor& executor;
+  std::size_t rows = 0;
+  std::size_t width = 1;
+  bool row_sparse = false;
+  std::size_t pipeline = 0;
+  std::vector<std::size_t> parameter_ends;
+  std::vector<std::size_t> parameter_rows;
+  std::vector<std::string> parameter_names;
+  std::uint64_t names = 0;  // hash of the parameters' names
+  Workspace workspace;
+  Workspace scratch;  // of a device; a step on the host takes all from its workspace
+  StepReport report;
+  bool ran = false;  // in this step
+
+  std::size_t elements() const { return rows * width; }
+};
+
+struct Session::Undelivered {
+  BucketVectors residuals{kResidual};
+  /// Of each pipeline that cannot undo by itself, what it saved after the last step that counts.
+  std::vector<std::optional<StateReader>> saved;
+};
+
+}  // namespace thinwire

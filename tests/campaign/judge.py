@@ -1,0 +1,221 @@
+"""What became of a run: one outcome, and every promise that was broken.
+
+The promises: nobody hangs, nobody is silent, a rank that is gone is named and no other is, no crash, states after an error are
+those of a whole step, no gradient is lost or doubled over all of the job's lives, what was resumed equals what was never
+disturbed, and nothing stays behind.
+"""
+import array
+import os
+import re
+from typing import Any, Callable, Dict, List, Optional
+
+import trainer
+from keeper import HANG, Phase, RankEnd
+from plan import SURVIVED, Plan
+
+#: Faults after which survivors have a rank to name.
+NAMED = {"kill", "stop", "away", "cut", "exception", "memory", "disk"}
+#: Share of the largest gradient.
+ROUNDING = 1e-5
+
+
+def error_of(text: str, rank: int) -> str:
+    """The last error in what a rank wrote, without what says who speaks."""
+    begins = r"^(?:[\w.]*(?:Error|Exception|Interrupt)\b.*?:|rank \d+: |(?:session_rank|thinwire): )"
+    found = [match.start() for match in re.finditer(begins, text, re.MULTILINE)]
+    last = text[found[-1]:] if found else text[-400:]
+    return re.sub(rf"^(?:[\w.]+: )*(?:rank {rank}: )*", "", last.strip())[:600]
+
+
+def named_in(message: str) -> List[int]:
+    """Ranks that a message blames: those of its first mention."""
+    first = re.search(r"\b(?:ranks? |missing: )(\d+(?:(?:, | and )\d+)*)", message)
+    return [int(number) for number in re.findall(r"\d+", first[1])] if first else []
+
+
+class Verdict:
+    def __init__(self, plan: Plan, phase: Phase):
+        self.plan, self.phase = plan, phase
+        self.violations: List[str] = []
+        self.named: Optional[bool] = None  # whether somebody named the culprit, where there is one
+
+    def ends(self) -> None:
+        """Hangs, silent ends, crashes, and names, of the phase with the fault."""
+        plan, phase = self.plan, self.phase
+        if phase.hung:
+            self.violations.append(f"hang: ranks {phase.hung} were there {HANG:.0f} s after the deadline")
+        if plan.kind == "mpi":
+            return self._ends_of_mpi()
+        failed = [rank for rank, one in enumerate(phase.ranks) if not (one.status == 0 and one.final) and rank not in phase.hung]
+        for rank in failed:
+            if rank == plan.victim and plan.fault in ("kill", "stop") and phase.struck:
+                continue
+            self._end_of(rank, phase.ranks[rank])
+        survivors = [rank for rank in failed if rank != plan.victim]
+        if phase.struck and survivors and plan.fault in NAMED:
+            self._names(survivors)
+        elif failed and plan.fault == "flip":
+            self._names_of_a_flip(failed)
+
+    def _end_of(self, rank: int, end: RankEnd) -> None:
+        if end.status == 0:
+            self.violations.append(f"silent end: rank {rank} has status 0 and no result")
+        elif end.status is not None and end.status < 0:
+            if not (self.plan.fault == "memory" and rank == self.plan.victim and re.search("bad_alloc|memory|Memory", end.text)):
+                self.violations.append(f"crash: rank {rank} by signal {-end.status}: {end.text[-300:]}")
+        elif not end.text.strip():
+            self.violations.append(f"silent end: rank {rank} has status {end.status} and said nothing")
+
+    def _names(self, survivors: List[int]) -> None:
+        victim = self.plan.victim
+        said = {rank: error_of(self.phase.ranks[rank].text, rank) for rank in survivors}
+        named = {rank: named_in(said[rank]) for rank in survivors}
+        for rank in survivors:
+            if named[rank] and named[rank] != [victim]:
+                self.violations.append(f"wrong rank named by rank {rank}, it was {victim}: {said[rank][:300]}")
+        self.named = all(named.values())
+        if not self.named:
+            rank = next(rank for rank in survivors if not named[rank])
+            self.violations.append(f"nobody named by rank {rank}: {said[rank][:300]}")
+
+    def _names_of_a_flip(self, failed: List[int]) -> None:
+        """The receiver names the sender, the others either."""
+        said = {rank: error_of(self.phase.ranks[rank].text, rank) for rank in failed}
+        if not any(named_in(text) for text in said.values()):
+            self.named = False
+            self.violations.append(f"nobody named after a flipped bit: {said[failed[0]][:300]}")
+        else:
+            self.named = True
+
+    def _ends_of_mpi(self) -> None:
+        """mpirun ends the others when a rank ends badly, and speaks for them."""
+        end, plan = self.phase.ranks[0], self.plan
+        finals = all(one.final for one in self.phase.ranks)
+        if self.phase.hung or (end.status == 0 and finals):
+            return
+        if end.status == 0:
+            self.violations.append("silent end: mpirun has status 0 and ranks have no result")
+        if "Signal: Segmentation fault" in end.text or "signal 6" in end.text and plan.fault != "memory":
+            self.violations.append(f"crash: {end.text[-300:]}")
+        if not self.phase.struck or plan.fault not in NAMED:
+            return
+        pattern = rf"rank {plan.victim} (?:is gone|with PID)|^rank {plan.victim}: |\[\[\d+,1\],{plan.victim}\]"
+        self.named = re.search(pattern, end.text, re.MULTILINE) is not None
+        if not self.named:
+            self.violations.append(f"nobody named: {end.text[-300:]}")
+
+    def states(self) -> None:
+        """What survivors could have saved after the error."""
+        for rank, end in enumerate(self.phase.ranks):
+            if end.inspected and not end.inspected.get("refused") and not end.inspected["whole"]:
+                self.violations.append(f"torn state: rank {rank} after the error: {end.inspected}")
+
+    def went_on(self) -> None:
+        if self.plan.fault in SURVIVED and self.phase.struck and not self.phase.ended_well() and not self.phase.hung:
+            rank, end = next((rank, one) for rank, one in enumerate(self.phase.ranks) if one.status != 0 or not one.final)
+            self.violations.append(f"did not go on: rank {rank}: {error_of(end.text, rank)[:300]}")
+
+
+def finals(folder: str, world: int) -> List[List[array.array]]:
+    """Of each rank: what it gave, what was applied, what is left."""
+    result = []
+    for rank in range(world):
+        values = array.array("d")
+        path = f"{folder}/final-{rank}"
+        with open(path, "rb") as file:
+            values.fromfile(file, os.path.getsize(path) // 8)
+        part = len(values) // 3
+        result.append([values[i * part:(i + 1) * part] for i in range(3)])
+    return result
+
+
+def imbalance(ranks: List[List[array.array]]) -> float:
+    """max |sum of given - W * applied - sum of left| over the largest |sum of given|."""
+    world = len(ranks)
+    worst, largest = 0.0, 1e-30
+    for given, applied, left in zip(zip(*(one[0] for one in ranks)), ranks[0][1], zip(*(one[2] for one in ranks))):
+        gap = abs(sum(given) - world * applied - sum(left))
+        worst = gap if not gap <= worst else worst  # also NaN
+        largest = max(largest, abs(sum(given)))
+    return worst / largest
+
+
+def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit: bool) -> List[str]:
+    """Violations of the result in folder `mine`. reference(n): the folder of the n-th undisturbed run."""
+    if plan.kind == "train":
+        return compare_training(mine, reference)
+    ranks = finals(mine, plan.world)
+    found = []
+    if any(one[1] != ranks[0][1] for one in ranks):
+        found.append("ranks differ in what they applied")
+    undisturbed = finals(reference(0), plan.world)
+    lost, allowed = imbalance(ranks), imbalance(undisturbed)
+    # A system that keeps all it does not deliver loses only rounding; one that drops things by design is not judged.
+    if allowed < ROUNDING and not lost < 10 * ROUNDING:
+        found.append(f"lost or doubled gradient: imbalance {lost:.3g}, undisturbed {allowed:.3g}")
+    if bit_for_bit and [one[1:] for one in ranks] != [one[1:] for one in undisturbed]:
+        again = finals(reference(1), plan.world)
+        if [one[1:] for one in again] == [one[1:] for one in undisturbed]:
+            found.append("the result differs from that of the undisturbed run")
+    return found
+
+
+def sums_by_engine(plan: Plan) -> bool:
+    """Whether Gloo itself sums what the plan's systems send: nothing but TCP's checksum guards that (docs/wire_formats.md)."""
+    pattern = r"\b(?:dense|power_sgd|sketched_sgd|global_top_k|s2_reducer|marsit(?!:full_every=0))\b"
+    return plan.kind != "mpi" and any(re.search(pattern, spec) for spec in (plan.spec, plan.set_spec) if spec)
+
+
+def compare_training(mine: str, reference: Callable[[int], str]) -> List[str]:
+    """The same of `thinwire train`, which compares its ranks itself."""
+    result, undisturbed = trainer.result_of(mine), trainer.result_of(reference(0))
+    if result == undisturbed or trainer.result_of(reference(1)) != undisturbed:
+        return []
+    return [f"the result differs from that of the undisturbed run: {result}, {undisturbed}"]
+
+
+def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[int], str]) -> Dict[str, Any]:
+    """One line of the campaign's record."""
+    phase: Phase = result["struck"]
+    verdict = Verdict(plan, phase)
+    violations = verdict.violations
+    if result["broken"]:
+        violations.append(result["broken"])
+    verdict.ends()
+    verdict.states()
+    verdict.went_on()
+    last, damaged = phase, False
+    if result["resumed"] is not None:
+        last = result["resumed"]
+        if not last.ended_well():
+            rank = next((rank for rank, one in enumerate(last.ranks) if one.status != 0), 0)
+            violations.append(f"resuming from step {result['from']} failed: rank {rank}: {error_of(last.ranks[rank].text, rank)[:300]}")
+    if last.ended_well():
+        # DDP makes its buckets anew after a process's first step, which a state of that step cannot know.
+        exact = plan.fault != "overflow" and (result["resumed"] is None or plan.kind != "ddp" or result["from"] != 1)
+        found = compare(folder, reference, plan, exact)
+        damaged = bool(found) and sums_by_engine(plan) and any(one.flipped for one in phase.ranks)
+        if not damaged:
+            violations += found
+    for one in (phase, result["resumed"]):
+        violations += [f"left behind: {what}" for what in (one.leaked if one else [])]
+    after = max((one.after for one in phase.ranks if one.after is not None), default=None)
+    return {
+        **{key: value for key, value in plan.words().items() if key not in ("seed", "deadline")},
+        "outcome": "went on, sum damaged" if damaged else outcome(plan, phase, verdict, result),
+        "resumed_from": result["from"],
+        "seconds_after": after and round(after, 2),
+        "seconds": round(phase.seconds + (result["resumed"].seconds if result["resumed"] else 0.0), 2),
+        "violations": violations,
+    }
+
+
+def outcome(plan: Plan, phase: Phase, verdict: Verdict, result: Dict[str, Any]) -> str:
+    if result["broken"] or not phase.struck:
+        return "not struck"
+    if phase.hung:
+        return "hang"
+    if phase.ended_well():
+        return "went on"
+    how = {True: "named", False: "not named", None: "no culprit"}[verdict.named]
+    return f"ended, {how}, resumed" if result["resumed"] and result["resumed"].ended_well() else f"ended, {how}, not resumed"

@@ -1,0 +1,147 @@
+"""What happens in one run of the campaign, drawn from the campaign's seed and the run's number alone."""
+import dataclasses
+import os
+import random
+import re
+from typing import Dict, List, Optional
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEPS = 10
+
+#: Where each kind of job can be hit. "load" is in a job that resumes.
+PLACES = {
+    "ddp": ["register", "step", "save", "set", "load", "close"],
+    "gloo": ["start", "step", "save", "load", "close"],
+    "mpi": ["start", "step", "save", "load", "close"],
+    "train": ["epoch", "save"],
+}
+#: What `thinwire train` is run with, which writes and reads its own checkpoints; hit in its second epoch or as it saves that.
+TRAINED = ["dense", "casq:interval=3", "marsit:full_every=3", "top_k:ratio=0.05+zen", "sketched_sgd", "power_sgd", "ef_signsgd"]
+EPOCHS = 3
+#: Faults that the job must survive by itself, to the bit.
+SURVIVED = {"pause", "outage", "slow", "loss", "clock", "overflow"}
+#: Faults that are made on links between network namespaces.
+ON_LINKS = {"cut", "outage", "slow"}
+#: Where a fault can be made, of those of its kind; all where nothing stands.
+WHERE = {
+    "exception": ["step"],
+    "disk": ["save"],
+    "flip": ["step"],
+    "overflow": ["step"],
+    "memory": ["step", "save"],
+    "cut": ["register", "start", "step", "save"],
+    "outage": ["step"],
+    "slow": ["step"],
+    "loss": ["step"],
+    "clock": ["register", "start", "step", "save"],
+    "stop": ["register", "start", "step", "save", "set", "load"],
+    "pause": ["register", "start", "step", "save", "set", "load"],
+    "away": ["register", "start", "step", "save", "set", "load"],
+}
+#: How often each comes up among the runs. "pause" is shorter than the deadline, "away" is longer. "overflow" is NaN in one
+#: bucket's gradient, for which the step is left out.
+WEIGHTS = {
+    "kill": 22, "stop": 8, "pause": 8, "away": 5, "cut": 8, "outage": 8, "slow": 6, "loss": 7, "flip": 9, "exception": 6,
+    "memory": 6, "disk": 5, "clock": 6, "overflow": 6,
+}
+#: MPI's ranks are on one host, and its messages pass through no socket. What `thinwire train` does to itself is not ours.
+NOT_OF = {
+    "mpi": {"cut", "outage", "slow", "loss"},
+    "train": {"loss", "flip", "exception", "memory", "clock", "overflow"},
+}
+
+
+@dataclasses.dataclass
+class Plan:
+    """One run. ``amount`` is of the fault: bytes, seconds, bits a second, or per mille; ``hold`` is how long it lasts, in seconds."""
+
+    seed: int
+    number: int
+    kind: str
+    spec: str
+    world: int
+    fault: str
+    victim: int
+    place: str
+    at_step: int
+    at_bucket: int
+    delay_us: int
+    amount: int
+    hold: float
+    every: int
+    deadline: float
+    lanes: int
+    set_spec: Optional[str]
+
+    def describe(self) -> str:
+        where = f"{self.place}, step {self.at_step}, bucket {self.at_bucket}" if self.place == "step" else self.place
+        return f"{self.kind} {self.spec} on {self.world} ranks: {self.fault} of rank {self.victim} in {where}"
+
+    def words(self) -> Dict[str, object]:
+        return dataclasses.asdict(self)
+
+
+def contract_specs() -> List[str]:
+    """Every spec that the library's contract is tested with."""
+    path = os.path.join(HERE, "..", "..", "src", "session", "contract_specs.h")
+    with open(path, encoding="utf-8") as header:
+        return re.findall(r'^    "([^"]+)",', header.read(), re.MULTILINE)
+
+
+def _amount(fault: str, kind: str, draw: random.Random) -> int:
+    return {
+        "memory": lambda: draw.choice([0, 1 << 16, 1 << 20, 4 << 20]),
+        "disk": lambda: draw.choice([0, 100, 4096]),
+        "flip": lambda: draw.randrange(0, 3000),
+        "clock": lambda: draw.choice([-86400, -3600, -10, 10, 3600, 86400]),
+        "slow": lambda: draw.choice([300_000, 500_000, 1_000_000]) * (50 if kind == "train" else 1),  # whose model is larger
+        "loss": lambda: draw.choice([10, 30, 60]),
+    }.get(fault, lambda: 0)()
+
+
+def _hold(fault: str, deadline: float, draw: random.Random) -> float:
+    if fault in ("pause", "outage"):
+        return deadline * draw.uniform(0.1, 0.4)
+    return deadline * draw.uniform(2.0, 2.5) if fault == "away" else 0.0
+
+
+def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults: List[str]) -> Plan:
+    """The run of this number. The same arguments give the same plan."""
+    draw = random.Random(f"{seed}/{number}")
+    kind = draw.choices(kinds, [{"ddp": 10, "gloo": 8, "mpi": 4, "train": 2}[one] for one in kinds])[0]
+    possible = [fault for fault in faults if fault not in NOT_OF.get(kind, ())]
+    fault = draw.choices(possible, [WEIGHTS[fault] for fault in possible])[0]
+    specs = TRAINED if kind == "train" else contract_specs()
+    # Each system with one number of ranks for each seed, so that undisturbed runs serve many others.
+    index = draw.randrange(len(specs))
+    world = 3 + (index + seed) % 3
+    places = [place for place in PLACES[kind] if place in WHERE.get(fault, PLACES[kind])]
+    if kind == "train":
+        places = PLACES["train"] if fault != "disk" else ["save"]
+    place = draw.choice(places + ["step"] * (2 if "step" in places else 0))
+    every = draw.randint(1, 3)
+    # In DDP's second step its own group takes part, which knows no names.
+    at_step = draw.randint(2, STEPS - 1)
+    if place == "save":
+        at_step = every * draw.randint(1, STEPS // every) - 1
+    if place == "load":
+        at_step = draw.randint(every, STEPS - 1)
+    has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
+    delay_us = draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000])
+    return Plan(
+        seed=seed, number=number, kind=kind, spec=specs[index], world=world, fault=fault, victim=draw.randrange(world),
+        place=place, at_step=at_step, at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=delay_us,
+        amount=_amount(fault, kind, draw), hold=_hold(fault, deadline, draw), every=every, deadline=deadline,
+        lanes=draw.choice([1, 2, 2, 3]),
+        set_spec=specs[(index * 7 + 3) % len(specs)] if has_set else None,
+    )
+
+
+def short_plans(seed: int, deadline: float) -> List[Plan]:
+    """Every fault once on each kind of job that knows it, each the first one drawn that has it."""
+    kinds = {"kill": ["ddp", "gloo", "mpi", "train"], "stop": ["ddp", "mpi"], "exception": ["ddp", "gloo"], "flip": ["ddp", "gloo", "mpi"]}
+    plans = []
+    for index, fault in enumerate(WEIGHTS):
+        for kind in kinds.get(fault, [["ddp", "gloo"][index % 2]]):
+            plans.append(draw_plan(seed, 1000 * (len(plans) + 1), deadline, [kind], [fault]))
+    return plans
