@@ -48,11 +48,13 @@ std::vector<std::vector<float>> means_of(const std::string& spec, std::uint64_t 
   return means;
 }
 
-bool equal(const std::vector<float>& left, const std::vector<float>& right, std::size_t begin,
-           std::size_t count) {
+/// Up to the order of a ring's sums, which depends on how long the bucket is.
+bool same_part(const std::vector<float>& left, const std::vector<float>& right, std::size_t begin,
+               std::size_t count) {
   return std::equal(left.begin() + static_cast<std::ptrdiff_t>(begin),
                     left.begin() + static_cast<std::ptrdiff_t>(begin + count),
-                    right.begin() + static_cast<std::ptrdiff_t>(begin));
+                    right.begin() + static_cast<std::ptrdiff_t>(begin),
+                    [](float a, float b) { return std::fabs(a - b) < 1e-6f; });
 }
 
 TEST(Whole, ChosenParametersAreThoseOfDense) {
@@ -63,12 +65,12 @@ TEST(Whole, ChosenParametersAreThoseOfDense) {
     const auto named = means_of("whole:vectors=off:names=table*+" + inner, 4);
     const auto small = means_of("whole:below=150+" + inner, 4);
     for (std::size_t step = 0; step < 4; ++step) {
-      EXPECT_TRUE(equal(vectors[step], dense[step], kWeight, kBias)) << inner;
-      EXPECT_FALSE(equal(vectors[step], dense[step], 0, kWeight)) << inner;
-      EXPECT_FALSE(equal(vectors[step], dense[step], kWeight + kBias, kTable)) << inner;
-      EXPECT_TRUE(equal(named[step], dense[step], kWeight + kBias, kTable)) << inner;
-      EXPECT_FALSE(equal(named[step], dense[step], 0, kWeight)) << inner;
-      EXPECT_TRUE(equal(small[step], dense[step], kWeight, kBias + kTable)) << inner;
+      EXPECT_TRUE(same_part(vectors[step], dense[step], kWeight, kBias)) << inner;
+      EXPECT_FALSE(same_part(vectors[step], dense[step], 0, kWeight)) << inner;
+      EXPECT_FALSE(same_part(vectors[step], dense[step], kWeight + kBias, kTable)) << inner;
+      EXPECT_TRUE(same_part(named[step], dense[step], kWeight + kBias, kTable)) << inner;
+      EXPECT_FALSE(same_part(named[step], dense[step], 0, kWeight)) << inner;
+      EXPECT_TRUE(same_part(small[step], dense[step], kWeight, kBias + kTable)) << inner;
     }
   }
 }
@@ -99,7 +101,9 @@ TEST(WarmUp, IsAnotherSystemUntilItsStep) {
     session.add_bucket(layout());
     std::vector<float> gradient = gradient_of(communicator.rank(), 3);
     session.synchronize(0, gradient);
-    if (communicator.rank() == 0) EXPECT_EQ(gradient, warmed[3]);
+    if (communicator.rank() == 0) {
+      EXPECT_EQ(gradient, warmed[3]);
+    }
   });
 }
 
@@ -125,7 +129,7 @@ TEST(WarmUp, WhatTheFirstSystemLeavesIsDeliveredByTheSecond) {
 
 TEST(WarmUp, BytesAreThoseOfTheStepsSystem) {
   run_in_process(4, [&](Communicator& communicator) {
-    Session session("warm_up:steps=1+warm_up:steps=2:with=qsgd/bits=2+casq", communicator);
+    Session session("warm_up:steps=1+warm_up:steps=1:with=qsgd/bits=2+casq", communicator);
     session.add_bucket({{"w", 4096}});
     std::vector<std::uint64_t> bytes;
     for (const std::string spec : {"dense", "qsgd:bits=2", "casq"}) {

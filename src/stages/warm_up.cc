@@ -5,8 +5,9 @@
 //   p --step < steps--> the system of `with` --> mean
 //    \--afterwards-----> inner system ----------> mean
 //
-// Both are given the same residual, so nothing is lost where they change. Stages may follow each other, for a
-// ramp: "warm_up:steps=50+warm_up:steps=200:with=qsgd/bits=4+casq".
+// Both are given the same residual, so nothing is lost where they change. The inner system counts its steps
+// from the end of the warm-up on: so what it does in its first step, or every so many, it does then. For a ramp
+// stages follow each other: "warm_up:steps=50+warm_up:steps=150:with=qsgd/bits=4+casq" has casq from step 200 on.
 //
 // Bytes per rank: those of the system whose step it is.
 
@@ -25,7 +26,12 @@ class WarmUp final : public Forwarding {
       : Forwarding(std::move(inner)), steps_(steps), first_(std::move(first)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    at(step.index).synchronize(bucket, gradient, residual, step);
+    if (step.index < steps_) {
+      first_->synchronize(bucket, gradient, residual, step);
+      return;
+    }
+    const Later later(step, steps_);
+    inner().synchronize(bucket, gradient, residual, step);
   }
 
   void require_world(int world_size) const override {
@@ -34,11 +40,25 @@ class WarmUp final : public Forwarding {
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
-    return at(workload.step).payload_bytes(workload);
+    if (workload.step < steps_) return first_->payload_bytes(workload);
+    Workload later = workload;
+    later.step -= steps_;
+    return inner().payload_bytes(later);
   }
 
  private:
-  Synchronizer& at(std::uint64_t step) const { return step < steps_ ? *first_ : inner(); }
+  /// A step with its number counted from the end of the warm-up on.
+  class Later {
+   public:
+    Later(Step& step, std::uint64_t by) : step_(step), by_(by) { step_.index -= by_; }
+    ~Later() { step_.index += by_; }
+    Later(const Later&) = delete;
+    Later& operator=(const Later&) = delete;
+
+   private:
+    Step& step_;
+    std::uint64_t by_;
+  };
 
   std::uint64_t steps_;
   std::unique_ptr<Synchronizer> first_;
