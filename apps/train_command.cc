@@ -48,8 +48,9 @@ std::vector<std::string> systems_to_train(const std::string& sync, bool sync_giv
 /// A default that depends on the model, as --help shows it.
 template <class Field>
 std::string by_model(Field train::Defaults::*field) {
-  return fmt::format("{}; lstm: {}; deepfm: {}", train::defaults_of("cnn").*field,
-                     train::defaults_of("lstm").*field, train::defaults_of("deepfm").*field);
+  return fmt::format("{}; lstm: {}; transformer: {}; deepfm: {}", train::defaults_of("cnn").*field,
+                     train::defaults_of("lstm").*field, train::defaults_of("transformer").*field,
+                     train::defaults_of("deepfm").*field);
 }
 
 /// Takes the model's default for whatever was not given.
@@ -66,6 +67,7 @@ void add_train_command(CLI::App& app) {
     std::string sync = "dense";
     std::string compare;
     std::string schedule = train::name_of(train::Options{}.schedule);
+    std::string optimizer = train::name_of(train::Options{}.optimizer);
   };
   const auto arguments = std::make_shared<Arguments>();
   train::Options& options = arguments->options;
@@ -79,7 +81,7 @@ void add_train_command(CLI::App& app) {
                                        "without a file) or adult:DIR")
                           ->default_str(by_model(&Defaults::data));
   command->add_option("--model", options.model,
-                      "cnn, resnet20, resnet9, lstm (words) or deepfm (categories)");
+                      "cnn, resnet20, resnet9, lstm or transformer (words), or deepfm (categories)");
   CLI::Option* sync = command->add_option(
       "--sync", arguments->sync,
       "System that synchronizes the gradients; rows=SPEC,dense=SPEC: embeddings by another "
@@ -91,19 +93,36 @@ void add_train_command(CLI::App& app) {
                       "threads, mpi (under mpirun) or gloo (as torchrun starts it)");
   CLI::Option* epochs = command->add_option("--epochs", options.epochs, "Passes over the training examples")
                             ->default_str(by_model(&Defaults::epochs));
-  CLI::Option* batch = command
-                           ->add_option("--batch", options.batch,
-                                        "Examples per worker and step: images, windows of 32 words, records")
-                           ->default_str(by_model(&Defaults::batch));
+  CLI::Option* batch =
+      command
+          ->add_option("--batch", options.batch,
+                       "Examples per worker and step: images, windows of --context words, records")
+          ->default_str(by_model(&Defaults::batch));
   CLI::Option* rate =
       command->add_option("--lr", options.learning_rate, "Learning rate, the largest of its schedule")
           ->default_str(by_model(&Defaults::learning_rate));
   command->add_option("--lr-schedule", arguments->schedule, "cosine (with a short warm-up) or constant")
       ->check(CLI::IsMember({"cosine", "constant"}));
-  command->add_option("--momentum", options.momentum, "Of SGD; embeddings have none");
-  CLI::Option* decay =
-      command->add_option("--weight-decay", options.weight_decay, "Of SGD; embeddings have none")
-          ->default_str(by_model(&Defaults::weight_decay));
+  command
+      ->add_option("--lr-warm-up", options.warm_up_steps,
+                   "Steps in which the rate rises from 0; -1: a twentieth of all under cosine, else none")
+      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 40));
+  CLI::Option* optimizer = command->add_option("--optimizer", arguments->optimizer, "sgd or adamw")
+                               ->check(CLI::IsMember({"sgd", "adamw"}))
+                               ->default_str("sgd; transformer: adamw");
+  command->add_option("--momentum", options.momentum, "Of SGD; tables of embeddings have none");
+  CLI::Option* decay = command
+                           ->add_option("--weight-decay", options.weight_decay,
+                                        "Of the optimizer; tables of embeddings have none")
+                           ->default_str(by_model(&Defaults::weight_decay));
+  CLI::Option* clip =
+      command
+          ->add_option("--clip", options.clip, "Largest norm of the mean gradient of all parameters; 0: any")
+          ->default_str(by_model(&Defaults::clip));
+  command
+      ->add_option("--epoch-steps", options.epoch_steps,
+                   "Steps that count as an epoch; 0: one pass over the training examples")
+      ->check(not_negative());
   CLI::Option* seed = command
                           ->add_option("--seed", options.seed,
                                        "Of initial weights, order of examples and every random choice")
@@ -125,6 +144,12 @@ void add_train_command(CLI::App& app) {
       ->add_option("--vocabulary", options.vocabulary,
                    "Most words of a text that are told apart; the rest is one unknown word")
       ->check(not_negative());
+  CLI::Option* context = command->add_option("--context", options.context, "Words of a text in one example")
+                             ->default_str(by_model(&Defaults::context));
+  command->add_option("--layers", options.transformer.layers, "Of a transformer");
+  command->add_option("--width", options.transformer.width, "Of a transformer: values for each word");
+  command->add_option("--heads", options.transformer.heads,
+                      "Of a transformer's attention; they divide the width");
   command->add_option("--threads", options.threads, "CPU threads of one rank");
   command->add_option(
       "--bucket-mb", options.bucket_megabytes,
@@ -161,6 +186,11 @@ void add_train_command(CLI::App& app) {
     fall_back(batch, chosen.batch, defaults.batch);
     fall_back(rate, chosen.learning_rate, defaults.learning_rate);
     fall_back(decay, chosen.weight_decay, defaults.weight_decay);
+    fall_back(clip, chosen.clip, defaults.clip);
+    fall_back(context, chosen.context, defaults.context);
+    chosen.optimizer =
+        arguments->optimizer == "adamw" ? train::OptimizerKind::adamw : train::OptimizerKind::sgd;
+    fall_back(optimizer, chosen.optimizer, defaults.optimizer);
     if (seeds->count() == 0) chosen.seeds = {chosen.seed};
     chosen.schedule = arguments->schedule == "cosine" ? train::Schedule::cosine : train::Schedule::constant;
     chosen.specs = systems_to_train(arguments->sync, sync->count() > 0, arguments->compare);

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire::train {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::train {

@@ -262,6 +262,7 @@ void put_history(StateWriter& writer, const std::vector<EpochResult>& epochs) {
     writer.put(name + "steps", epochs[i].steps);
     writer.put(name + "loss", epochs[i].loss);
     writer.put(name + "test_accuracy", epochs[i].test_accuracy);
+    writer.put(name + "test_loss", epochs[i].test_loss);
     writer.put(name + "perplexity", epochs[i].perplexity);
     writer.put(name + "seconds", epochs[i].seconds);
     writer.put(name + "seconds_step_median", epochs[i].seconds_step_median);
@@ -280,6 +281,7 @@ std::vector<EpochResult> get_history(const StateReader& reader) {
                       .steps = reader.get_integer(name + "steps"),
                       .loss = reader.get_real(name + "loss"),
                       .test_accuracy = reader.get_real(name + "test_accuracy"),
+                      .test_loss = reader.get_real(name + "test_loss"),
                       .perplexity = reader.get_real(name + "perplexity"),
                       .seconds = reader.get_real(name + "seconds"),
                       .seconds_step_median = reader.get_real(name + "seconds_step_median"),

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <torch/optim/sgd.h>
 
 #include <csignal>
 #include <functional>

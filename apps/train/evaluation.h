@@ -2,7 +2,7 @@
 // How good the model is on examples that it was not trained on.
 
 #include "apps/train/data/dataset.h"
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire::train {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 namespace thinwire::train {
@@ -81,6 +82,22 @@ void Gradients::synchronize() {
 
 const StepReport& Gradients::report(std::size_t bucket) const {
   return session_.report(static_cast<BucketId>(bucket));
+}
+
+double Gradients::clip(double most) {
+  double squares = 0;
+  const auto add = [&squares](Span<const float> values) {
+    for (const float value : values) squares += static_cast<double>(value) * value;
+  };
+  for (std::size_t i = 0; i < dense_.count(); ++i) add(dense_.bucket(i));
+  for (const auto& table : tables_) add(table.mean.values);
+  // As torch's clip_grad_norm_ guards against a norm of 0.
+  const double factor = most / (std::sqrt(squares) + 1e-6);
+  if (factor >= 1) return 1;
+  for (std::size_t i = 0; i < dense_.count(); ++i) {
+    for (float& value : dense_.bucket(i)) value *= static_cast<float>(factor);
+  }
+  return factor;
 }
 
 void Gradients::apply_rows(double learning_rate) {

@@ -12,7 +12,7 @@
 
 #include "apps/gradients/gradient_file.h"
 #include "apps/train/buckets.h"
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/session.h"
 
 namespace thinwire::train {
@@ -37,6 +37,11 @@ class Gradients {
   std::size_t buckets() const { return dense_.count() + tables_.size(); }
   const StepReport& report(std::size_t bucket) const;
   bool row_sparse(std::size_t bucket) const { return bucket >= dense_.count(); }
+
+  /// After synchronize(): where the norm of the mean, over all buckets, is above `most`, multiplies the dense
+  /// buckets by what brings it there. Returns that factor, 1 where nothing was changed: the rows' learning
+  /// rate is to be multiplied by it.
+  double clip(double most);
 
   /// After synchronize(): plain SGD on the rows of the mean, which touches no other. Momentum and weight
   /// decay would either touch all rows or need to know when each was last touched; the tables go without.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
 
 #include "apps/train/data/test_dataset.h"
@@ -24,7 +25,8 @@ std::vector<std::uint32_t> indices_of(std::uint32_t step, std::uint32_t rank, st
   return indices;
 }
 
-void train_like_plain_torch(const std::string& name, const Dataset& dataset, const std::string& spec) {
+void train_like_plain_torch(const std::string& name, const Dataset& dataset, const std::string& spec,
+                            double clip = 1e9) {
   constexpr int kRanks = 2;
   constexpr std::uint32_t kSteps = 3;
   constexpr double kRate = 0.5;
@@ -39,6 +41,7 @@ void train_like_plain_torch(const std::string& name, const Dataset& dataset, con
       const auto indices = indices_of(step, rank, kRanks);
       (loss_of(*reference, dataset.training_batch(indices, 1, 0)) / kRanks).backward();
     }
+    torch::nn::utils::clip_grad_norm_(reference->parameters(), clip);
     optimizer.step();
   }
   run_in_process(kRanks, [&](Communicator& communicator) {
@@ -52,8 +55,10 @@ void train_like_plain_torch(const std::string& name, const Dataset& dataset, con
       loss_of(*model, dataset.training_batch(indices, 1, 0)).backward();
       gradients.synchronize();
       session.next_step();
+      const double factor = gradients.clip(clip);
+      EXPECT_EQ(factor < 1, clip < 1);
       dense.step();
-      gradients.apply_rows(kRate);
+      gradients.apply_rows(factor * kRate);
     }
     const auto wanted = reference->named_parameters();
     for (const auto& item : model->named_parameters()) {
@@ -69,6 +74,7 @@ TEST(Gradients, AreThoseOfPlainTorch) {
   for (const std::string spec : {"dense", "rows=dense,dense=dense:feedback=off"}) {
     train_like_plain_torch("lstm", text, spec);
     train_like_plain_torch("deepfm", adult, spec);
+    for (const std::string model : {"lstm", "transformer"}) train_like_plain_torch(model, text, spec, 0.01);
   }
 }
 

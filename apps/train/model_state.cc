@@ -26,7 +26,7 @@ void visit(const Model& model, OnFloats on_floats, OnCounter on_counter) {
 
 }  // namespace
 
-void put_model(StateWriter& writer, const Model& model, const torch::optim::SGD& optimizer) {
+void put_model(StateWriter& writer, const Model& model, const torch::optim::Optimizer& optimizer) {
   visit(
       model,
       [&](const std::string& name, Span<float> values) { writer.put(name, Span<const float>(values)); },
@@ -39,7 +39,7 @@ void put_model(StateWriter& writer, const Model& model, const torch::optim::SGD&
   writer.put("optimizer", std::string_view(archive.str()));
 }
 
-void get_model(const StateReader& reader, Model& model, torch::optim::SGD& optimizer) {
+void get_model(const StateReader& reader, Model& model, torch::optim::Optimizer& optimizer) {
   visit(
       model, [&](const std::string& name, Span<float> values) { reader.get(name, values); },
       [&](const std::string& name, std::int64_t& value) {

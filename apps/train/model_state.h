@@ -1,17 +1,17 @@
 #pragma once
 // A model and its optimizer as entries of a checkpoint.
 
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/state.h"
 
 namespace thinwire::train {
 
 /// Parameters, buffers and momentum with their exact bits.
-void put_model(StateWriter& writer, const Model& model, const torch::optim::SGD& optimizer);
+void put_model(StateWriter& writer, const Model& model, const torch::optim::Optimizer& optimizer);
 
 /// Throws std::runtime_error naming a tensor that is missing or of another length.
-void get_model(const StateReader& reader, Model& model, torch::optim::SGD& optimizer);
+void get_model(const StateReader& reader, Model& model, torch::optim::Optimizer& optimizer);
 
 }  // namespace thinwire::train

@@ -14,6 +14,16 @@ Defaults defaults_of(const std::string& model) {
   if (model == "deepfm") {
     return {.data = "adult", .epochs = 6, .batch = 32, .learning_rate = 0.4, .weight_decay = 0};
   }
+  if (model == "transformer") {
+    return {.data = "text",
+            .epochs = 2,
+            .batch = 8,
+            .learning_rate = 2e-3,
+            .weight_decay = 0.01,
+            .optimizer = OptimizerKind::adamw,
+            .clip = 1,
+            .context = 64};
+  }
   const Options options;
   return {.data = options.data,
           .epochs = options.epochs,
@@ -26,23 +36,33 @@ std::string name_of(Schedule schedule) {
   return schedule == Schedule::cosine ? "cosine" : "constant";
 }
 
+std::string name_of(OptimizerKind optimizer) {
+  return optimizer == OptimizerKind::adamw ? "adamw" : "sgd";
+}
+
 std::string trajectory(const Options& options, const std::string& spec, std::uint64_t parameters) {
   // A constant rate does not depend on how long one trains, so that such a run may be prolonged.
   const std::string epochs = options.schedule == Schedule::cosine ? fmt::format("{}", options.epochs) : "any";
   return fmt::format(
       "spec={}\ndata={}\nmodel={}\nparameters={}\nworkers={}\nepochs={}\nbatch={}\nlr={}\nmomentum={}\n"
-      "weight_decay={}\nlr_schedule={}\nseed={}\nlimit={}\nbucket_mb={}\nvocabulary={}\n",
+      "weight_decay={}\nlr_schedule={}\nseed={}\nlimit={}\nbucket_mb={}\nvocabulary={}\noptimizer={}\nclip={}"
+      "\n"
+      "warm_up_steps={}\nepoch_steps={}\ncontext={}\nlayers={}\nwidth={}\nheads={}\n",
       spec, options.data, options.model, parameters, options.workers, epochs, options.batch,
       options.learning_rate, options.momentum, options.weight_decay, name_of(options.schedule), options.seed,
-      options.limit, options.bucket_megabytes, options.vocabulary);
+      options.limit, options.bucket_megabytes, options.vocabulary, name_of(options.optimizer), options.clip,
+      options.warm_up_steps, options.epoch_steps, options.context, options.transformer.layers,
+      options.transformer.width, options.transformer.heads);
 }
 
 double learning_rate_at(const Options& options, std::uint64_t step, std::uint64_t total_steps) {
-  if (options.schedule == Schedule::constant) return options.learning_rate;
+  const bool falls = options.schedule == Schedule::cosine;
   const double at = static_cast<double>(step);
   const double total = static_cast<double>(total_steps);
-  const double warm_up = 0.05 * total;
+  const double by_default = falls ? 0.05 * total : 0;
+  const double warm_up = options.warm_up_steps < 0 ? by_default : static_cast<double>(options.warm_up_steps);
   if (at < warm_up) return options.learning_rate * (at + 1) / (warm_up + 1);
+  if (!falls) return options.learning_rate;
   return options.learning_rate * 0.5 * (1 + std::cos(std::numbers::pi * (at - warm_up) / (total - warm_up)));
 }
 

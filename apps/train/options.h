@@ -5,9 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "apps/train/models/transformer.h"
+
 namespace thinwire::train {
 
 enum class Schedule { constant, cosine };
+enum class OptimizerKind { sgd, adamw };
 
 struct Options {
   std::string data = "fashion-mnist";
@@ -18,12 +21,18 @@ struct Options {
   int epochs = 6;
   int batch = 16;  ///< Examples per worker and step.
   double learning_rate = 0.05;
-  /// Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual
+  /// Of SGD. Momentum rings when gradients arrive late, and what a one-bit system keeps in its residual
   /// arrives tens of steps late. With momentum Marsit diverges at every useful rate; without it
   /// all systems train at the same rate.
   double momentum = 0;
+  OptimizerKind optimizer = OptimizerKind::sgd;
   double weight_decay = 5e-4;
+  double clip = 0;  ///< Largest norm of the mean gradient, over all parameters; 0: any.
   Schedule schedule = Schedule::cosine;
+  /// Steps in which the rate rises at the start; negative: a twentieth of all under `cosine`, else none.
+  std::int64_t warm_up_steps = -1;
+  /// Steps that count as an epoch; 0: as many as the data have. Longer epochs go through the data again.
+  std::uint64_t epoch_steps = 0;
   /// Every system is trained once with each.
   std::vector<std::uint64_t> seeds = {1};
   std::uint64_t seed = 1;        ///< Of the training at hand, one of `seeds`.
@@ -34,6 +43,8 @@ struct Options {
   double step_limit_seconds = 0;  ///< 0: the communicator's default.
   int stop_after = 0;  ///< End after so many epochs of this call, as an interruption would; 0: do not.
   std::uint64_t vocabulary = 10'000;  ///< Most words of a text that are told apart.
+  int context = 32;                   ///< Words of a text in one example.
+  TransformerSizes transformer{};
   int record = 0;        ///< Write the gradients of so many steps, the first of this call, to record_to.
   int record_every = 1;  ///< Only every so many steps.
   std::string record_to = "gradients";
@@ -52,19 +63,24 @@ struct Defaults {
   int batch = 0;
   double learning_rate = 0;
   double weight_decay = 0;
+  OptimizerKind optimizer = OptimizerKind::sgd;
+  double clip = 0;
+  int context = 32;
 };
 Defaults defaults_of(const std::string& model);
 
 /// "constant", "cosine".
 std::string name_of(Schedule schedule);
+/// "sgd", "adamw".
+std::string name_of(OptimizerKind optimizer);
 
 /// Everything that decides what the parameters become, one "key=value" per line: what ranks compare at the
 /// start and a checkpoint compares when it is resumed. `parameters` of them make up the model.
 std::string trajectory(const Options& options, const std::string& spec, std::uint64_t parameters);
 
-/// Learning rate of a step: linear warm-up over the first 5 % of `total_steps` under `cosine`, then half a
-/// cosine down to 0; `constant` has neither. One-bit systems take steps of fixed size, which only a falling
-/// rate brings to rest; the warm-up keeps the first, steepest gradients from blowing up any system.
+/// Learning rate of a step: a linear rise over Options::warm_up_steps, then half a cosine down to 0 or a
+/// constant. One-bit systems take steps of fixed size, which only a falling rate brings to rest. The rise
+/// keeps the first, steepest gradients from blowing up any system.
 double learning_rate_at(const Options& options, std::uint64_t step, std::uint64_t total_steps);
 
 }  // namespace thinwire::train

@@ -29,6 +29,20 @@ TEST(LearningRate, CosineRisesThenFallsToZero) {
   EXPECT_GT(learning_rate_at(options, 0, 1), 0.9);  // a single step has hardly any warm-up
 }
 
+TEST(LearningRate, RisesForAsManyStepsAsAskedFor) {
+  Options options;
+  options.learning_rate = 1;
+  options.warm_up_steps = 10;
+  for (const Schedule schedule : {Schedule::cosine, Schedule::constant}) {
+    options.schedule = schedule;
+    EXPECT_LT(learning_rate_at(options, 0, 1000), 0.2);
+    EXPECT_LT(learning_rate_at(options, 9, 1000), 1);
+    EXPECT_DOUBLE_EQ(learning_rate_at(options, 10, 1000), 1);
+  }
+  options.warm_up_steps = 0;
+  EXPECT_DOUBLE_EQ(learning_rate_at(options, 0, 1000), 1);
+}
+
 TEST(Defaults, DependOnTheModel) {
   const Options options;
   EXPECT_EQ(defaults_of("cnn").epochs, options.epochs);
@@ -36,6 +50,8 @@ TEST(Defaults, DependOnTheModel) {
   EXPECT_EQ(defaults_of("lstm").data, "text");
   EXPECT_EQ(defaults_of("deepfm").data, "adult");
   EXPECT_EQ(defaults_of("deepfm").weight_decay, 0);
+  EXPECT_EQ(defaults_of("cnn").optimizer, OptimizerKind::sgd);
+  EXPECT_EQ(defaults_of("transformer").optimizer, OptimizerKind::adamw);
 }
 
 TEST(Trajectory, NamesTheLengthOnlyWhereItMatters) {

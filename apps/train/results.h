@@ -34,6 +34,7 @@ struct EpochResult {
   std::uint64_t steps = 0;
   double loss = 0;           ///< Mean over the examples of all ranks, over steps that were not skipped.
   double test_accuracy = 0;  ///< Of a text, the share of words that were foretold.
+  double test_loss = 0;      ///< Mean cross entropy of a test label, in nats.
   double perplexity = -1;    ///< exp(mean loss of a test word); -1: not a text.
   double seconds = 0;        ///< Wall-clock time, evaluation included.
   double seconds_step_median = -1;      ///< Of this epoch's steps, the slowest rank's.

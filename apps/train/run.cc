@@ -18,7 +18,7 @@
 #include "apps/train/checkpoint.h"
 #include "apps/train/data/batches.h"
 #include "apps/train/data/dataset.h"
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "apps/train/over_seeds.h"
 #include "apps/train/results.h"
 #include "apps/train/worker.h"
@@ -105,6 +105,20 @@ void check_numbers(const Options& options) {
   in_range("--lr", options.learning_rate, options.learning_rate > 0, "above 0");
   in_range("--momentum", options.momentum, options.momentum >= 0 && options.momentum < 1, "in [0, 1)");
   in_range("--weight-decay", options.weight_decay, options.weight_decay >= 0, "at least 0");
+  in_range("--clip", options.clip, options.clip >= 0, "at least 0");
+  at_least_one("--context", options.context);
+  if (options.optimizer == OptimizerKind::adamw && options.momentum != 0) {
+    throw std::invalid_argument(
+        fmt::format("--momentum {} is SGD's, AdamW has its own: leave it out, or give --optimizer sgd",
+                    options.momentum));
+  }
+  if (options.optimizer == OptimizerKind::adamw && (options.model == "lstm" || options.model == "deepfm")) {
+    throw std::invalid_argument(
+        fmt::format("--optimizer adamw: gradients of the tables of '{}' are rows, which plain SGD steps; "
+                    "give --optimizer "
+                    "sgd, or --model transformer",
+                    options.model));
+  }
   in_range("--bucket-mb", options.bucket_megabytes,
            options.bucket_megabytes >= 0 && options.bucket_megabytes <= 4096, "in [0, 4096]");
   in_range("--deadline", options.deadline_seconds, options.deadline_seconds > 0, "above 0");
@@ -183,7 +197,8 @@ void run(const Options& options) {
   input_of(options.model);  // says which ones are known
   apps::require_writable(options.json);
   apps::require_picture(options.plot);
-  const std::unique_ptr<Dataset> dataset = load_dataset(options.data, options.vocabulary);
+  const std::unique_ptr<Dataset> dataset =
+      load_dataset(options.data, options.vocabulary, static_cast<std::size_t>(options.context));
   require_input(options.model, dataset->shape());
   dataset->limit_training(options.limit);
   if (steps_per_epoch(dataset->training_examples(), options.workers, options.batch) == 0) {

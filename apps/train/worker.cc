@@ -3,7 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <torch/nn/functional/loss.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,7 +17,8 @@
 #include "apps/train/evaluation.h"
 #include "apps/train/gradients.h"
 #include "apps/train/model_state.h"
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
+#include "apps/train/optimizer.h"
 #include "apps/train/recorder.h"
 #include "thinwire/session.h"
 
@@ -54,7 +55,7 @@ class Worker {
   /// False when training has diverged.
   bool train_epoch(std::uint64_t epoch);
   void check_replicas(std::uint64_t step);
-  double forward_backward(Span<const std::uint32_t> indices, std::uint64_t epoch);
+  double forward_backward(Span<const std::uint32_t> indices, std::uint64_t pass);
   /// False when some rank's gradient was not finite; then no rank's parameters may change.
   bool synchronize(Costs& costs);
   void note_residuals();
@@ -69,9 +70,10 @@ class Worker {
   std::string trajectory_;
   Session session_;
   Gradients gradients_;
-  torch::optim::SGD optimizer_;  // of all but the tables
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // of all but the tables
   Recorder recorder_;
-  std::uint64_t steps_;  // of an epoch
+  std::uint64_t pass_steps_;  // of one pass over the data
+  std::uint64_t steps_;       // of an epoch
   Costs costs_;
   std::vector<double> step_seconds_;
   int hopeless_ = 0;  // steps without a finite gradient in a row
@@ -83,17 +85,16 @@ Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
       options_(job.options),
       communicator_(communicator),
       progress_(progress),
-      model_(make_model(options_.model, job.dataset.shape(), options_.seed)),
+      model_(make_model(options_.model, job.dataset.shape(), options_.seed, options_.transformer)),
       trajectory_(trajectory(options_, canonical_spec(job.spec), count_parameters(*model_))),
       session_(
           job.spec, communicator,
           {.seed = options_.seed, .threads = options_.threads, .configuration = on_one_line(trajectory_)}),
       gradients_(*model_, session_, static_cast<std::size_t>(options_.bucket_megabytes * (1 << 20))),
-      optimizer_(gradients_.dense_parameters(), torch::optim::SGDOptions(options_.learning_rate)
-                                                    .momentum(options_.momentum)
-                                                    .weight_decay(options_.weight_decay)),
+      optimizer_(make_optimizer(options_, gradients_.dense_parameters())),
       recorder_(options_.record_to, options_.record, options_.record_every, communicator),
-      steps_(steps_per_epoch(job.dataset.training_examples(), options_.workers, options_.batch)) {
+      pass_steps_(steps_per_epoch(job.dataset.training_examples(), options_.workers, options_.batch)),
+      steps_(options_.epoch_steps > 0 ? options_.epoch_steps : pass_steps_) {
   result_.label = job.spec;
   result_.seed = options_.seed;
   result_.system = system_name(job.spec);
@@ -130,24 +131,30 @@ RunResult Worker::run() {
 
 bool Worker::train_epoch(std::uint64_t epoch) {
   const Clock::time_point start = Clock::now();
-  const std::vector<std::uint32_t> order =
-      epoch_order(job_.dataset.training_examples(), options_.seed, epoch);
+  std::vector<std::uint32_t> order;
   model_->train();
   Costs costs;
   double loss_sum = 0;
   std::uint64_t counted = 0;
   for (std::uint64_t step = 0; step < steps_; ++step) {
+    const std::uint64_t in_all = epoch * steps_ + step;
+    const std::uint64_t pass = in_all / pass_steps_;
+    const std::uint64_t in_pass = in_all % pass_steps_;
+    if (order.empty() || in_pass == 0) {
+      order = epoch_order(job_.dataset.training_examples(), options_.seed, pass);
+    }
     const Clock::time_point step_start = Clock::now();
     check_replicas(epoch * steps_ + step);
     const double loss = forward_backward(
-        rank_batch(order, step, communicator_.rank(), communicator_.size(), options_.batch), epoch);
-    const double rate = learning_rate_at(options_, epoch * steps_ + step,
-                                         static_cast<std::uint64_t>(options_.epochs) * steps_);
+        rank_batch(order, in_pass, communicator_.rank(), communicator_.size(), options_.batch), pass);
+    const double rate =
+        learning_rate_at(options_, in_all, static_cast<std::uint64_t>(options_.epochs) * steps_);
     session_.set_learning_rate(rate);
     if (synchronize(costs)) {
-      static_cast<torch::optim::SGDOptions&>(optimizer_.param_groups()[0].options()).lr(rate);
-      optimizer_.step();
-      gradients_.apply_rows(rate);
+      const double factor = options_.clip > 0 ? gradients_.clip(options_.clip) : 1;
+      optimizer_->param_groups()[0].options().set_lr(rate);
+      optimizer_->step();
+      gradients_.apply_rows(factor * rate);
       loss_sum += loss;
       ++counted;
       hopeless_ = 0;
@@ -167,8 +174,8 @@ bool Worker::train_epoch(std::uint64_t epoch) {
   return result_.failure.empty();
 }
 
-double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t epoch) {
-  const Batch batch = job_.dataset.training_batch(indices, options_.seed, epoch);
+double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t pass) {
+  const Batch batch = job_.dataset.training_batch(indices, options_.seed, pass);
   gradients_.clear();
   const torch::Tensor loss =
       torch::nn::functional::cross_entropy(model_->forward(batch.inputs), batch.labels);
@@ -262,6 +269,7 @@ void Worker::finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted,
                             .steps = costs.steps,
                             .loss = loss,
                             .test_accuracy = score.accuracy,
+                            .test_loss = score.loss,
                             .perplexity = words ? std::exp(score.loss) : -1,
                             .seconds = seconds_since(start),
                             .seconds_step_median = step_median,
@@ -279,7 +287,7 @@ void Worker::save(std::uint64_t epoch) {
     shared.put("trajectory", std::string_view(trajectory_));
     shared.put("skipped_steps", result_.skipped_steps);
     put_history(shared, result_.epochs);
-    put_model(shared, *model_, optimizer_);
+    put_model(shared, *model_, *optimizer_);
   }
   StateWriter mine;
   mine.put("epoch", epoch);
@@ -297,7 +305,7 @@ void Worker::resume() {
   }
   const StateReader& shared = found.shared;
   require_same_trajectory(shared.get_text("trajectory"), trajectory_, job_.checkpoint);
-  get_model(shared, *model_, optimizer_);
+  get_model(shared, *model_, *optimizer_);
   result_.epochs = get_history(shared);
   result_.skipped_steps = shared.get_integer("skipped_steps");
   const StateReader& mine = found.mine;

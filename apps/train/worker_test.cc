@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "apps/test_folder.h"
 #include "apps/train/data/test_dataset.h"
@@ -171,6 +172,59 @@ TEST(Worker, ResumesModelsWithTablesBitForBit) {
       EXPECT_EQ(second.costs[1].row_elements_out, straight.costs[1].row_elements_out);
     }
   }
+}
+
+Options transformer_options() {
+  Options options = table_options("transformer");
+  options.optimizer = OptimizerKind::adamw;
+  options.learning_rate = 3e-3;
+  options.clip = 1;
+  options.context = 16;
+  options.transformer = {.layers = 2, .width = 32, .heads = 4};
+  return options;
+}
+
+TEST(Worker, LearnsWordsWithATransformerAndAdamW) {
+  const TextDataset text(chain_text(8000), 100, 16);
+  Options options = transformer_options();
+  options.epochs = 3;
+  for (const std::string spec : {"dense", "casq:bits=4", "power_sgd:rank=4"}) {
+    const RunResult result = train(options, text, spec);
+    EXPECT_EQ(result.failure, "");
+    EXPECT_TRUE(result.ranks_agree);
+    EXPECT_GT(result.epochs.back().test_accuracy, 0.9) << spec;
+    EXPECT_NEAR(std::exp(result.epochs.back().test_loss), result.epochs.back().perplexity, 1e-6) << spec;
+  }
+}
+
+TEST(Worker, ResumesAdamWWithClippingBitForBit) {
+  const TextDataset text(chain_text(2000), 100, 16);
+  for (const std::string spec : {"dense", "casq", "top_k:ratio=0.05+zen"}) {
+    Options options = transformer_options();
+    options.epoch_steps = 9;  // in the middle of a pass over the data, which has 29
+    options.epochs = 5;
+    const RunResult straight = train(options, text, spec);
+    const apps::TestFolder folder;
+    options.stop_after = 2;
+    EXPECT_NE(train(options, text, spec, folder.path()).model_hash, straight.model_hash);
+    options.stop_after = 0;
+    const RunResult second = train(options, text, spec, folder.path(), /*resume=*/true);
+    EXPECT_EQ(second.model_hash, straight.model_hash) << spec;
+    ASSERT_EQ(second.epochs.size(), 5u);
+    EXPECT_EQ(second.epochs[0].test_loss, straight.epochs[0].test_loss);
+    EXPECT_EQ(second.epochs[4].test_loss, straight.epochs[4].test_loss);
+    EXPECT_EQ(second.costs[0].steps, 45u);
+  }
+}
+
+TEST(Worker, EpochsOfAnyLengthAreTheSameTraining) {
+  const ImageDataset dataset(banded_set(240, 50, /*augment=*/true));
+  Options options = small_options();
+  options.schedule = Schedule::constant;
+  const RunResult by_pass = train(options, dataset, "marsit:full_every=7");
+  options.epoch_steps = 5;
+  options.epochs = 4;
+  EXPECT_EQ(train(options, dataset, "marsit:full_every=7").model_hash, by_pass.model_hash);
 }
 
 TEST(Worker, RecordsTheFirstSteps) {

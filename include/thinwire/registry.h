@@ -67,7 +67,8 @@ class Options {
 /// What a stage wraps.
 struct Inner {
   std::unique_ptr<Synchronizer> synchronizer;
-  bool feedback = false;  ///< Whether it shall be given a residual.
+  bool feedback = false;                  ///< Whether it shall be given a residual.
+  std::unique_ptr<Synchronizer> other{};  ///< What SystemInfo::other_option names.
 };
 
 struct SystemInfo {
@@ -84,6 +85,9 @@ struct SystemInfo {
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
   std::string momentum_option;
+  /// A stage's: the option that names another system, which it runs in place of the one behind it. That
+  /// system keeps no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
+  std::string other_option;
   /// A stage's: what stands behind it when the spec names nothing; empty: something must be named.
   std::string alone;
   std::vector<OptionInfo> options;
@@ -123,6 +127,7 @@ class Registry {
 
  private:
   const StateKind* find_kind(std::string_view name) const;
+  std::unique_ptr<Synchronizer> make_other(const SystemInfo& stage, std::string text) const;
 
   std::vector<SystemInfo> systems_;
 };

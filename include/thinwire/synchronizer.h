@@ -50,6 +50,8 @@ struct Step {
   /// Each parameter's leading dimension, 0 where it is not known. Empty: none is. For systems that treat a
   /// parameter as a matrix.
   Span<const std::size_t> parameter_rows{};
+  /// Each parameter's name. Empty: they are not known.
+  Span<const std::string> parameter_names{};
   /// For vectors as long as the bucket that only kernels touch: memory of the executor, which is another
   /// device's than the CPU's where gradients are. Reset with `workspace`.
   Workspace& scratch = workspace;
@@ -68,9 +70,10 @@ struct Workload {
   int world_size = 1;
   int rank = 0;
   std::uint64_t step = 0;
-  bool feedback = true;                      ///< Whether a residual is passed.
-  Span<const std::size_t> parameter_ends{};  ///< As in Step.
-  Span<const std::size_t> parameter_rows{};  ///< As in Step.
+  bool feedback = true;                       ///< Whether a residual is passed.
+  Span<const std::size_t> parameter_ends{};   ///< As in Step.
+  Span<const std::size_t> parameter_rows{};   ///< As in Step.
+  Span<const std::string> parameter_names{};  ///< As in Step.
 
   /// What `rank` sends in Communicator::all_reduce_sum of n elements.
   std::uint64_t ring_sent_bytes(std::uint64_t n, std::size_t element_bytes) const;

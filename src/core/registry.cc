@@ -131,6 +131,20 @@ const SystemInfo& Registry::find(std::string_view name) const {
   throw std::invalid_argument(message);
 }
 
+/// The system that an option of `stage` names.
+std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, std::string text) const {
+  std::replace(text.begin(), text.end(), '/', ':');
+  const SpecPart part = parse_spec(text).front();
+  const SystemInfo& info = find(part.name);
+  if (info.stage || !info.state.empty()) {
+    throw std::invalid_argument(
+        stage.name + ": " + stage.other_option + "=" + info.name +
+        (info.stage ? " is a stage" : " keeps a state of its own") + "; give one of " +
+        known_systems(systems_, [](const SystemInfo& known) { return !known.stage && known.state.empty(); }));
+  }
+  return info.make(Options(part, info.options), Inner{});
+}
+
 Pipeline Registry::make(std::string_view spec) const {
   std::vector<SpecPart> parts = parse_spec(spec);
   std::vector<const SystemInfo*> infos;
@@ -148,6 +162,7 @@ Pipeline Registry::make(std::string_view spec) const {
     const Options options(parts[i], info.options);
     // A stage that keeps no residual of its own hands its inner system's through.
     const bool feedback = !info.stage || info.sparsifies ? options.flag(kFeedback) : made.feedback;
+    if (!info.other_option.empty()) made.other = make_other(info, options.text(info.other_option));
     std::unique_ptr<Synchronizer> outer = info.make(options, std::exchange(made, Inner{}));
     made = {std::move(outer), feedback};
     pipeline.spec = canonical(parts[i], info) + (pipeline.spec.empty() ? "" : "+" + pipeline.spec);

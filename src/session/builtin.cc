@@ -40,6 +40,8 @@ const Registry& builtin_registry() {
     all.add(block_top_k_info());
     all.add(dgc_info());
     all.add(momentum_correction_info());
+    all.add(whole_info());
+    all.add(warm_up_info());
     return all;
   }();
   return registry;

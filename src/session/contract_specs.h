@@ -80,6 +80,11 @@ inline const std::vector<std::string> kContractSpecs = {
     "power_sgd",
     "power_sgd:rank=1",
     "power_sgd:rank=3:feedback=off",
+    "whole+casq:interval=2",
+    "whole:below=300:names=*+marsit:full_every=0",
+    "whole:below=150+mc:momentum=0.5+top_k:ratio=0.1+zen",
+    "warm_up:steps=2+marsit:full_every=0",
+    "warm_up:steps=3:with=qsgd/bits=4/feedback=on+power_sgd:rank=2",
     "cascading_sign",  // with feedback it diverges within steps, see below
 };
 

@@ -70,6 +70,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   bucket.row_sparse = row_sparse;
   bucket.parameter_ends = std::move(ends);
   bucket.parameter_rows = std::move(leading);
+  for (const auto& parameter : parameters) bucket.parameter_names.push_back(parameter.name);
   bucket.names = hash_of_names(parameters);
   layouts_.push_back(std::move(parameters));
   if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, elements);
@@ -163,6 +164,7 @@ void Session::run(BucketId bucket, Run&& run) {
             .learning_rate = learning_rate_,
             .parameter_ends = own.parameter_ends,
             .parameter_rows = own.parameter_rows,
+            .parameter_names = own.parameter_names,
             .scratch = own.executor.memory() == Memory::host ? own.workspace : own.scratch};
   step.report.bucket = bucket;
   step.report.step = step_;
@@ -294,7 +296,8 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
                                                .step = step_,
                                                .feedback = pipeline.feedback,
                                                .parameter_ends = own.parameter_ends,
-                                               .parameter_rows = own.parameter_rows});
+                                               .parameter_rows = own.parameter_rows,
+                                               .parameter_names = own.parameter_names});
 }
 
 Span<const float> Session::residual(BucketId bucket) const {

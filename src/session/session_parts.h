@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/bucket_vectors.h"
@@ -23,6 +24,7 @@ struct Session::Bucket {
   std::size_t pipeline = 0;
   std::vector<std::size_t> parameter_ends;
   std::vector<std::size_t> parameter_rows;
+  std::vector<std::string> parameter_names;
   std::uint64_t names = 0;  // hash of the parameters' names
   Workspace workspace;
   Workspace scratch;  // of a device; a step on the host takes all from its workspace

@@ -17,6 +17,7 @@
 #include "core/philox.h"
 #include "kernels/dense/dense.h"
 #include "kernels/selection/select.h"
+#include "stages/forwarding.h"
 #include "stages/momentum_correction.h"
 #include "stages/sparsifier.h"
 #include "stages/stages.h"
@@ -76,9 +77,9 @@ class SampledTopK final : public Sparsifier {
 };
 
 /// Scales the gradient down before anything else sees it.
-class Clipping final : public Synchronizer {
+class Clipping final : public Forwarding {
  public:
-  Clipping(double norm, std::unique_ptr<Synchronizer> inner) : norm_(norm), inner_(std::move(inner)) {}
+  Clipping(double norm, std::unique_ptr<Synchronizer> inner) : Forwarding(std::move(inner)), norm_(norm) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     const double limit = norm_ / std::sqrt(static_cast<double>(step.communicator.size()));
@@ -87,24 +88,11 @@ class Clipping final : public Synchronizer {
     if (std::isfinite(norm) && norm > limit) {
       scale(step.executor, gradient, static_cast<float>(limit / norm));
     }
-    inner_->synchronize(bucket, gradient, residual, step);
-  }
-
-  void require_world(int world_size) const override { inner_->require_world(world_size); }
-  std::uint64_t payload_bytes(const Workload& workload) const override {
-    return inner_->payload_bytes(workload);
-  }
-  void save(BucketWriter& writer) const override { inner_->save(writer); }
-  void load(const BucketReader& reader) override { inner_->load(reader); }
-  void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }
-  void undo_step(BucketId bucket) override { inner_->undo_step(bucket); }
-  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
-    inner_->undo_step(bucket, begin, count);
+    inner().synchronize(bucket, gradient, residual, step);
   }
 
  private:
   double norm_;
-  std::unique_ptr<Synchronizer> inner_;
 };
 
 }  // namespace

@@ -9,5 +9,7 @@ namespace thinwire {
 SystemInfo top_k_info();
 SystemInfo block_top_k_info();
 SystemInfo dgc_info();
+SystemInfo whole_info();
+SystemInfo warm_up_info();
 
 }  // namespace thinwire

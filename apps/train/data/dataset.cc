@@ -20,7 +20,7 @@ constexpr std::string_view kFashionFolder = "/usr/share/datasets/fashion-mnist";
 
 }  // namespace
 
-std::unique_ptr<Dataset> load_dataset(std::string_view name, std::size_t vocabulary) {
+std::unique_ptr<Dataset> load_dataset(std::string_view name, std::size_t vocabulary, std::size_t context) {
   const std::size_t colon = name.find(':');
   const std::string_view kind = name.substr(0, colon);
   const std::string place(colon == std::string_view::npos ? "" : name.substr(colon + 1));
@@ -36,7 +36,7 @@ std::unique_ptr<Dataset> load_dataset(std::string_view name, std::size_t vocabul
   }
   if (kind == "text") {
     return std::make_unique<TextDataset>(place.empty() ? read_king_james() : read_text_file(place),
-                                         vocabulary);
+                                         vocabulary, context);
   }
   if (kind == "adult") {
     if (place.empty()) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 #include "thinwire/span.h"
 
 namespace thinwire::train {
@@ -45,9 +45,10 @@ class Dataset {
 };
 
 /// Reads a data set named as on the command line: fashion-mnist[:DIR], cifar10:DIR, text[:FILE], adult:DIR.
-/// `vocabulary`: most words of a text that are told apart.
+/// `vocabulary`: most words of a text that are told apart; `context`: words of a text in one example.
 /// Throws std::invalid_argument for an unknown name, listing the known ones, and std::runtime_error naming
 /// the file that is missing, cut short or not of its format, and what to do.
-std::unique_ptr<Dataset> load_dataset(std::string_view name, std::size_t vocabulary = 10'000);
+std::unique_ptr<Dataset> load_dataset(std::string_view name, std::size_t vocabulary = 10'000,
+                                      std::size_t context = 32);
 
 }  // namespace thinwire::train

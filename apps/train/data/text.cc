@@ -69,15 +69,16 @@ std::string_view Vocabulary::word(std::uint32_t number) const {
   return number == 0 ? "<unk>" : std::string_view(words_.at(number - 1));
 }
 
-TextDataset::TextDataset(std::string_view text, std::size_t vocabulary) : vocabulary_({}, 0) {
+TextDataset::TextDataset(std::string_view text, std::size_t vocabulary, std::size_t window)
+    : window_(window), vocabulary_({}, 0) {
   std::vector<std::string> words = tokenize(text);
   // Both parts need a window and the word that follows it.
-  const std::size_t test = std::max(words.size() / kTestShare, kWindow + 1);
-  if (words.size() < test + kWindow + 1) {
+  const std::size_t test = std::max(words.size() / kTestShare, window + 1);
+  if (words.size() < test + window + 1) {
     throw std::runtime_error(
         fmt::format("the text has {} words, {} are needed for one example to learn from and "
                     "one to test with: give a longer one",
-                    words.size(), 2 * (kWindow + 1)));
+                    words.size(), 2 * (window + 1)));
   }
   const std::vector<std::string> held_out(words.end() - static_cast<std::ptrdiff_t>(test), words.end());
   words.resize(words.size() - test);
@@ -87,38 +88,31 @@ TextDataset::TextDataset(std::string_view text, std::size_t vocabulary) : vocabu
   training_windows_ = windows_in(training_);
 }
 
-std::size_t TextDataset::windows_in(const std::vector<std::uint32_t>& words) {
-  return (words.size() - 1) / kWindow;
-}
-
 ModelShape TextDataset::shape() const {
-  return {.input = Input::words, .classes = static_cast<int>(vocabulary_.size())};
+  return {.input = Input::words,
+          .classes = static_cast<int>(vocabulary_.size()),
+          .length = static_cast<int>(window_)};
 }
 
 void TextDataset::limit_training(std::uint64_t count) {
   if (count != 0) training_windows_ = std::min<std::size_t>(training_windows_, count);
 }
 
-namespace {
-
-/// Window `from(i)` of `words` for each i below count.
 template <class From>
-Batch cut(const std::vector<std::uint32_t>& words, std::size_t count, From from) {
-  constexpr std::size_t kWindow = TextDataset::kWindow;
+Batch TextDataset::cut(const std::vector<std::uint32_t>& words, std::size_t count, From from) const {
   const auto length = static_cast<std::int64_t>(count);
-  const Batch batch{torch::empty({length, static_cast<std::int64_t>(kWindow)}, torch::kInt64),
-                    torch::empty({length * static_cast<std::int64_t>(kWindow)}, torch::kInt64)};
+  const auto window = static_cast<std::int64_t>(window_);
+  const Batch batch{torch::empty({length, window}, torch::kInt64),
+                    torch::empty({length * window}, torch::kInt64)};
   auto* inputs = batch.inputs.data_ptr<std::int64_t>();
   auto* labels = batch.labels.data_ptr<std::int64_t>();
   for (std::size_t i = 0; i < count; ++i) {
-    const auto* first = words.data() + from(i) * kWindow;
-    std::copy(first, first + kWindow, inputs + i * kWindow);
-    std::copy(first + 1, first + kWindow + 1, labels + i * kWindow);
+    const auto* first = words.data() + from(i) * window_;
+    std::copy(first, first + window_, inputs + i * window_);
+    std::copy(first + 1, first + window_ + 1, labels + i * window_);
   }
   return batch;
 }
-
-}  // namespace
 
 Batch TextDataset::training_batch(Span<const std::uint32_t> indices, std::uint64_t, std::uint64_t) const {
   return cut(training_, indices.size(), [&](std::size_t i) { return indices[i]; });

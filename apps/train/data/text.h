@@ -39,14 +39,13 @@ class Vocabulary {
 
 class TextDataset : public Dataset {
  public:
-  /// Words of an example.
-  static constexpr std::size_t kWindow = 32;
   /// The last part of a text, one in so many words, is kept for testing.
   static constexpr std::size_t kTestShare = 20;
 
-  /// `vocabulary`: most words that are told apart; they are counted in the training part. Throws
-  /// std::runtime_error for a text too short for one window of training and one of testing.
-  TextDataset(std::string_view text, std::size_t vocabulary);
+  /// `vocabulary`: most words that are told apart; they are counted in the training part. `window`: words of
+  /// an example, at least 1. Throws std::runtime_error for a text too short for one window of training and
+  /// one of testing.
+  TextDataset(std::string_view text, std::size_t vocabulary, std::size_t window = 32);
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
@@ -55,14 +54,20 @@ class TextDataset : public Dataset {
   std::size_t test_examples() const override { return windows_in(test_); }
   std::size_t test_batch_examples() const override { return 16; }
   void limit_training(std::uint64_t count) override;
-  /// inputs [n, kWindow], labels [n * kWindow].
+  /// inputs [n, window], labels [n * window].
   Batch training_batch(Span<const std::uint32_t> indices, std::uint64_t seed,
                        std::uint64_t epoch) const override;
   Batch test_batch(std::size_t first, std::size_t count) const override;
 
  private:
-  static std::size_t windows_in(const std::vector<std::uint32_t>& words);
+  std::size_t windows_in(const std::vector<std::uint32_t>& words) const {
+    return (words.size() - 1) / window_;
+  }
+  /// Window `from(i)` of `words` for each i below count.
+  template <class From>
+  Batch cut(const std::vector<std::uint32_t>& words, std::size_t count, From from) const;
 
+  std::size_t window_;
   Vocabulary vocabulary_;
   std::vector<std::uint32_t> training_;
   std::vector<std::uint32_t> test_;

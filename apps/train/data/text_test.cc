@@ -61,6 +61,15 @@ TEST(TextDataset, EachWordsLabelIsTheNext) {
   EXPECT_EQ(test.labels[31].item<std::int64_t>(), dataset.vocabulary().number(words[982]));
 }
 
+TEST(TextDataset, ExamplesAreAsLongAsAskedFor) {
+  const TextDataset dataset(chain_text(1000), 100, 48);
+  EXPECT_EQ(dataset.shape().length, 48);
+  EXPECT_EQ(dataset.training_examples(), 949u / 48);
+  const Batch batch = dataset.test_batch(0, 1);
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<std::int64_t>{1, 48}));
+  EXPECT_TRUE(torch::equal(batch.inputs[0].narrow(0, 1, 47), batch.labels.narrow(0, 0, 47)));
+}
+
 TEST(TextDataset, RanksTogetherSeeEveryWordOfAnEpochOnce) {
   std::string text;
   for (int i = 0; i < 4000; ++i) text += fmt::format("u{} ", i);

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/train/models/transformer.h"
+
 namespace thinwire::train {
 
 enum class Input { images, words, categories };
@@ -20,6 +22,7 @@ struct ModelShape {
   int height = 28;
   int width = 28;
   int classes = 10;    ///< Of words, the whole vocabulary.
+  int length = 32;     ///< Of words: of an example.
   int fields = 0;      ///< Of categories: how many make up an example.
   int table_rows = 0;  ///< Of categories: how many there are, over all fields.
 };
@@ -42,8 +45,9 @@ void require_input(const std::string& name, const ModelShape& shape);
 
 /// Builds `name` with initial weights that depend on nothing but the seed. Torch has one generator for the
 /// whole process: threads take turns here. Throws std::invalid_argument for an unknown name, listing the
-/// known ones, and for a shape that the model is not made for.
-std::shared_ptr<Model> make_model(const std::string& name, const ModelShape& shape, std::uint64_t seed);
+/// known ones, and for a shape that the model is not made for. `sizes`: of `transformer` alone.
+std::shared_ptr<Model> make_model(const std::string& name, const ModelShape& shape, std::uint64_t seed,
+                                  const TransformerSizes& sizes = {});
 
 /// Names of the parameters whose gradients are rows: the tables of the embeddings that ask for it.
 std::set<std::string> row_sparse_parameters(const Model& model);

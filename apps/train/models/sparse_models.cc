@@ -1,4 +1,4 @@
-#include "apps/train/sparse_models.h"
+#include "apps/train/models/sparse_models.h"
 
 #include <torch/nn/init.h>
 #include <torch/nn/modules/embedding.h>
@@ -78,11 +78,11 @@ class DeepFm : public Model {
 
 }  // namespace
 
-std::shared_ptr<Model> make_word_lstm(const ModelShape& shape) {
+std::shared_ptr<Model> make_word_lstm(const ModelShape& shape, const TransformerSizes&) {
   return std::make_shared<WordLstm>(shape);
 }
 
-std::shared_ptr<Model> make_deep_fm(const ModelShape& shape) {
+std::shared_ptr<Model> make_deep_fm(const ModelShape& shape, const TransformerSizes&) {
   return std::make_shared<DeepFm>(shape);
 }
 

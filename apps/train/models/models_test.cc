@@ -1,4 +1,4 @@
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 
 #include <gtest/gtest.h>
 
@@ -42,16 +42,39 @@ TEST(Models, ClassifyImagesOfBothDataSets) {
 }
 
 TEST(Models, ForetellEveryNextWord) {
-  const auto model = make_model("lstm", kWords, 1);
-  const torch::Tensor words = torch::randint(50, {3, 7}, torch::kInt64);
-  const torch::Tensor logits = model->forward(words);
-  EXPECT_EQ(logits.sizes(), (std::vector<std::int64_t>{21, 50}));
-  // What comes later changes nothing before it.
-  torch::Tensor other = words.clone();
-  other[0][6] = (other[0][6] + 1) % 50;
-  const torch::Tensor others = model->forward(other);
-  EXPECT_TRUE(torch::equal(others.narrow(0, 0, 6), logits.narrow(0, 0, 6)));
-  EXPECT_FALSE(torch::equal(others[6], logits[6]));
+  for (const std::string name : {"lstm", "transformer"}) {
+    const auto model = make_model(name, kWords, 1);
+    const torch::Tensor words = torch::randint(50, {3, 7}, torch::kInt64);
+    const torch::Tensor logits = model->forward(words);
+    EXPECT_EQ(logits.sizes(), (std::vector<std::int64_t>{21, 50}));
+    // What comes later changes nothing before it; what came first changes all that follows.
+    torch::Tensor other = words.clone();
+    other[0][6] = (other[0][6] + 1) % 50;
+    other[1][0] = (other[1][0] + 1) % 50;
+    const torch::Tensor others = model->forward(other);
+    EXPECT_TRUE(torch::equal(others.narrow(0, 0, 6), logits.narrow(0, 0, 6))) << name;
+    EXPECT_FALSE(torch::equal(others[6], logits[6])) << name;
+    EXPECT_FALSE(torch::equal(others[13], logits[13])) << name;
+    EXPECT_TRUE(torch::equal(others.narrow(0, 14, 7), logits.narrow(0, 14, 7))) << name;
+  }
+}
+
+TEST(Models, ATransformerHasTheSizesThatItIsGiven) {
+  // One table for reading and foretelling, places, and of each block two norms and four linear layers.
+  const std::uint64_t block = 4 * 32 + 32 * 96 + 96 + 32 * 32 + 32 + 32 * 128 + 128 + 128 * 32 + 32;
+  EXPECT_EQ(count_parameters(*make_model("transformer", kWords, 1, {.layers = 2, .width = 32, .heads = 8})),
+            50u * 32 + 32 * 32 + 2 * block + 2 * 32);
+  EXPECT_EQ(row_sparse_parameters(*make_model("transformer", kWords, 1)), std::set<std::string>{});
+  EXPECT_THROW(make_model("transformer", kWords, 1, {.heads = 3}), std::invalid_argument);
+  EXPECT_THROW(make_model("transformer", kWords, 1, {.layers = 0}), std::invalid_argument);
+}
+
+TEST(Models, ATransformersFirstGuessIsUniform) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor logits =
+      make_model("transformer", kWords, 1)->forward(torch::randint(50, {2, 32}, torch::kInt64));
+  // Weights begin small: no word is foretold with more than a few times the probability of another.
+  EXPECT_LT(logits.softmax(1).max().item<double>(), 0.1);
 }
 
 TEST(Models, DeepFmIsTheSumOfItsParts) {
@@ -114,7 +137,8 @@ TEST(Models, UnknownNamesListTheKnown) {
     make_model("vgg", {}, 1);
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_STREQ(error.what(), "unknown model 'vgg'; known: cnn, resnet20, resnet9, lstm, deepfm");
+    EXPECT_STREQ(error.what(),
+                 "unknown model 'vgg'; known: cnn, resnet20, resnet9, lstm, transformer, deepfm");
   }
 }
 

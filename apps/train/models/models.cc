@@ -1,4 +1,4 @@
-#include "apps/train/models.h"
+#include "apps/train/models/models.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,7 +15,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "apps/train/sparse_models.h"
+#include "apps/train/models/sparse_models.h"
 
 namespace thinwire::train {
 
@@ -181,11 +181,11 @@ namespace {
 
 struct Known {
   Input input;
-  std::shared_ptr<Model> (*make)(const ModelShape&);
+  std::shared_ptr<Model> (*make)(const ModelShape&, const TransformerSizes&);
 };
 
 template <class M>
-std::shared_ptr<Model> make_shared_model(const ModelShape& shape) {
+std::shared_ptr<Model> make_shared_model(const ModelShape& shape, const TransformerSizes&) {
   return std::make_shared<M>(shape);
 }
 
@@ -195,6 +195,7 @@ const std::map<std::string, Known>& models() {
       {"resnet20", {Input::images, make_shared_model<ResNet20>}},
       {"resnet9", {Input::images, make_shared_model<ResNet9>}},
       {"lstm", {Input::words, make_word_lstm}},
+      {"transformer", {Input::words, make_transformer}},
       {"deepfm", {Input::categories, make_deep_fm}},
   };
   return known;
@@ -210,7 +211,8 @@ const Known& find_model(const std::string& name) {
 }  // namespace
 
 const std::vector<std::string>& known_models() {
-  static const std::vector<std::string> names = {"cnn", "resnet20", "resnet9", "lstm", "deepfm"};
+  static const std::vector<std::string> names = {"cnn",  "resnet20",    "resnet9",
+                                                 "lstm", "transformer", "deepfm"};
   return names;
 }
 
@@ -230,13 +232,14 @@ void require_input(const std::string& name, const ModelShape& shape) {
                                           kRemedies[static_cast<std::size_t>(wanted)]));
 }
 
-std::shared_ptr<Model> make_model(const std::string& name, const ModelShape& shape, std::uint64_t seed) {
+std::shared_ptr<Model> make_model(const std::string& name, const ModelShape& shape, std::uint64_t seed,
+                                  const TransformerSizes& sizes) {
   const Known& known = find_model(name);
   require_input(name, shape);
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   torch::manual_seed(seed);
-  return known.make(shape);
+  return known.make(shape, sizes);
 }
 
 std::set<std::string> row_sparse_parameters(const Model& model) {

@@ -1,0 +1,135 @@
+#!/usr/bin/python3
+"""What each system costs in loss, at equal steps: trains every setting under every recipe with several seeds.
+
+    bench/loss/run.py [SETTING ...] [--recipe SPEC ...] [--seeds 1,2,3] [--thinwire PATH] [--results DIR]
+                      [--wikitext FILE] [--cifar10 DIR] [--epochs N] [--redraw]
+
+A setting is a model, its data and the way people train it (the table SETTINGS below); without one, all are run whose
+data are there. Runs that the results hold already are not run again, so a call that was ended goes on where it was.
+Results: DIR/SETTING.json, a line to a run as `thinwire train --json` has it; DIR/SETTING.md, the table; DIR/SETTING.png,
+loss or accuracy against steps and against the bytes of the whole run.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.dont_write_bytecode = True
+sys.path.append(os.path.join(ROOT, "apps", "plot"))
+sys.path.append(HERE)
+
+import loss_report  # noqa: E402
+from recipes import RECIPES  # noqa: E402
+
+TRANSFORMER = ["--model", "transformer", "--vocabulary", "4000", "--epochs", "20", "--epoch-steps", "100"]
+IMAGES = ["--momentum", "0.9"]
+
+# name: options of `thinwire train`, and the data that must be given by path.
+SETTINGS = {
+    "transformer-kjv": (TRANSFORMER + ["--data", "text"], None),
+    "transformer-wikitext2": (TRANSFORMER + ["--data", "text:{}"], "wikitext"),
+    "transformer-kjv-momentum": (
+        TRANSFORMER + ["--data", "text", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0"], None),
+    "cnn-fashion": (["--model", "cnn", "--epochs", "6", "--lr", "0.05"] + IMAGES, None),
+    "resnet20-cifar10": (["--model", "resnet20", "--data", "cifar10:{}", "--epochs", "12", "--batch", "32", "--lr", "0.1"] + IMAGES,
+                         "cifar10"),
+    "lstm-kjv": (["--model", "lstm", "--epochs", "2"], None),
+}
+
+
+def parse(arguments: list) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help=f"of {', '.join(SETTINGS)}; without one: all")
+    parser.add_argument("--recipe", action="append", dest="recipes", metavar="SPEC", help="instead of the setting's list")
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--thinwire", default=os.path.join(ROOT, "build", "release", "thinwire"))
+    parser.add_argument("--results", default=os.path.join(ROOT, "results", "loss"))
+    parser.add_argument("--wikitext", help="a text file of WikiText-2")
+    parser.add_argument("--cifar10", help="the folder of CIFAR-10's binary files")
+    parser.add_argument("--epochs", help="instead of the setting's own")
+    parser.add_argument("--limit", help="use only so many training examples")
+    parser.add_argument("--redraw", action="store_true", help="run nothing: tables and pictures anew from the results")
+    given = parser.parse_args(arguments)
+    for name in given.settings:
+        if name not in SETTINGS:
+            parser.error(f"unknown setting '{name}'; known: {', '.join(SETTINGS)}")
+    try:
+        given.seeds = [int(seed) for seed in given.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds {given.seeds}: give whole numbers separated by commas")
+    return given
+
+
+def stored(path: str) -> list:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def train(given: argparse.Namespace, options: list, spec: str, seed: int) -> dict:
+    """One run. A run that diverged is a result as well."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "run.json")
+        command = [given.thinwire, "train", *options, "--sync", spec, "--seed", str(seed), "--json", path]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if not os.path.exists(path) or os.path.getsize(path) == 0:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no result'}")
+        with open(path, encoding="utf-8") as file:
+            (result,) = json.load(file)
+    return result
+
+
+def options_of(given: argparse.Namespace, name: str):
+    """Of `thinwire train`; None where the setting's data were not given."""
+    options, data = SETTINGS[name]
+    place = getattr(given, data) if data else ""
+    if data and not place:
+        return None
+    options = [option.format(os.path.abspath(place)) if data else option for option in options]
+    if given.epochs:
+        options += ["--epochs", given.epochs]
+    if given.limit:
+        options += ["--limit", given.limit]
+    return options
+
+
+def run_setting(given: argparse.Namespace, name: str) -> None:
+    options = options_of(given, name)
+    if options is None:
+        print(f"{name}: skipped, its data were not given (--{SETTINGS[name][1]})", file=sys.stderr)
+        return
+    path = os.path.join(given.results, name + ".json")
+    recipes = given.recipes or RECIPES[name]
+    if not given.redraw:
+        for seed in given.seeds:
+            for spec in recipes:
+                if any(run["label"] == spec and run["seed"] == seed for run in stored(path)):
+                    continue
+                print(f"{name}: {spec}, seed {seed}", file=sys.stderr, flush=True)
+                result = train(given, options, spec, seed)
+                # The folder of the data is this machine's.
+                result["data"] = result["data"].split(":")[0]
+                with open(path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(result, separators=(",", ":")) + "\n")
+    loss_report.write(name, stored(path), os.path.join(given.results, name))
+
+
+def main() -> int:
+    given = parse(sys.argv[1:])
+    os.makedirs(given.results, exist_ok=True)
+    try:
+        for name in given.settings or SETTINGS:
+            run_setting(given, name)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+// The stages `whole` and `warm_up` in front of real systems.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "thinwire/in_process.h"
+#include "thinwire/session.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kWeight = 64 * 8;
+constexpr std::size_t kBias = 64;
+constexpr std::size_t kTable = 100;
+
+BucketLayout layout() {
+  return {{"fc.weight", kWeight, 64}, {"fc.bias", kBias, kBias}, {"table.weight", kTable, 10}};
+}
+
+/// Of a rank and a step; every element differs.
+std::vector<float> gradient_of(int rank, std::uint64_t step) {
+  std::vector<float> gradient(kWeight + kBias + kTable);
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    gradient[i] =
+        std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(rank) + 2.1f * static_cast<float>(step));
+  }
+  return gradient;
+}
+
+/// Rank 0's means of so many steps.
+std::vector<std::vector<float>> means_of(const std::string& spec, std::uint64_t steps, int workers = 3) {
+  std::vector<std::vector<float>> means;
+  run_in_process(workers, [&](Communicator& communicator) {
+    Session session(spec, communicator);
+    session.add_bucket(layout());
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      std::vector<float> gradient = gradient_of(communicator.rank(), step);
+      session.synchronize(0, gradient);
+      session.next_step();
+      if (communicator.rank() == 0) means.push_back(std::move(gradient));
+    }
+  });
+  return means;
+}
+
+/// Up to the order of a ring's sums, which depends on how long the bucket is.
+bool same_part(const std::vector<float>& left, const std::vector<float>& right, std::size_t begin,
+               std::size_t count) {
+  return std::equal(left.begin() + static_cast<std::ptrdiff_t>(begin),
+                    left.begin() + static_cast<std::ptrdiff_t>(begin + count),
+                    right.begin() + static_cast<std::ptrdiff_t>(begin),
+                    [](float a, float b) { return std::fabs(a - b) < 1e-6f; });
+}
+
+TEST(Whole, ChosenParametersAreThoseOfDense) {
+  const auto dense = means_of("dense", 4);
+  for (const std::string inner :
+       {"casq:interval=1", "marsit:full_every=0", "top_k:ratio=0.05+zen", "power_sgd:rank=1"}) {
+    const auto vectors = means_of("whole+" + inner, 4);
+    const auto named = means_of("whole:vectors=off:names=table*+" + inner, 4);
+    const auto small = means_of("whole:below=150+" + inner, 4);
+    for (std::size_t step = 0; step < 4; ++step) {
+      EXPECT_TRUE(same_part(vectors[step], dense[step], kWeight, kBias)) << inner;
+      EXPECT_FALSE(same_part(vectors[step], dense[step], 0, kWeight)) << inner;
+      EXPECT_FALSE(same_part(vectors[step], dense[step], kWeight + kBias, kTable)) << inner;
+      EXPECT_TRUE(same_part(named[step], dense[step], kWeight + kBias, kTable)) << inner;
+      EXPECT_FALSE(same_part(named[step], dense[step], 0, kWeight)) << inner;
+      EXPECT_TRUE(same_part(small[step], dense[step], kWeight, kBias + kTable)) << inner;
+    }
+  }
+}
+
+TEST(Whole, AValueThatIsNotFiniteIsToldToAllAndMovesNothing) {
+  run_in_process(3, [&](Communicator& communicator) {
+    Session session("whole+casq:interval=1", communicator);
+    session.add_bucket(layout());
+    std::vector<float> gradient = gradient_of(communicator.rank(), 0);
+    session.synchronize(0, gradient);
+    session.next_step();
+    const std::vector<float> before(session.residual(0).begin(), session.residual(0).end());
+    gradient = gradient_of(communicator.rank(), 1);
+    if (communicator.rank() == 1) gradient[kWeight + 3] = std::numeric_limits<float>::infinity();
+    EXPECT_FALSE(session.synchronize(0, gradient).finite);
+    EXPECT_EQ(std::vector<float>(session.residual(0).begin(), session.residual(0).end()), before);
+  });
+}
+
+TEST(WarmUp, IsAnotherSystemUntilItsStep) {
+  const auto dense = means_of("dense", 5);
+  const auto warmed = means_of("warm_up:steps=3+top_k:ratio=0.1+zen", 5);
+  for (std::size_t step = 0; step < 3; ++step) EXPECT_EQ(warmed[step], dense[step]);
+  EXPECT_NE(warmed[3], dense[3]);
+  // What dense left to the sparsifier is nothing: so its first step is that of one that begins.
+  run_in_process(3, [&](Communicator& communicator) {
+    Session session("top_k:ratio=0.1+zen", communicator);
+    session.add_bucket(layout());
+    std::vector<float> gradient = gradient_of(communicator.rank(), 3);
+    session.synchronize(0, gradient);
+    if (communicator.rank() == 0) {
+      EXPECT_EQ(gradient, warmed[3]);
+    }
+  });
+}
+
+TEST(WarmUp, WhatTheFirstSystemLeavesIsDeliveredByTheSecond) {
+  const std::string spec = "warm_up:steps=2:with=terngrad/clip=2.5+dense:feedback=on";
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session(spec, communicator);
+    session.add_bucket({{"w", 400}});
+    std::vector<double> balance(400);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      std::vector<float> gradient = gradient_of(communicator.rank(), step);
+      gradient.resize(400);
+      std::vector<float> sum = gradient;
+      communicator.all_reduce_sum(sum);
+      session.synchronize(0, gradient);
+      session.next_step();
+      for (std::size_t i = 0; i < 400; ++i) balance[i] += sum[i] - 2.0 * gradient[i];
+    }
+    for (const double open : balance) EXPECT_NEAR(open, 0, 1e-4);
+    for (const float left : session.residual(0)) EXPECT_EQ(left, 0);
+  });
+}
+
+TEST(WarmUp, BytesAreThoseOfTheStepsSystem) {
+  run_in_process(4, [&](Communicator& communicator) {
+    Session session("warm_up:steps=1+warm_up:steps=1:with=qsgd/bits=2+casq", communicator);
+    session.add_bucket({{"w", 4096}});
+    std::vector<std::uint64_t> bytes;
+    for (const std::string spec : {"dense", "qsgd:bits=2", "casq"}) {
+      Session alone(spec, communicator);
+      alone.add_bucket({{"w", 4096}});
+      bytes.push_back(alone.payload_bytes(0));
+    }
+    for (std::size_t step = 0; step < 3; ++step) {
+      EXPECT_EQ(session.payload_bytes(0), bytes[step]) << step;
+      session.next_step();
+    }
+  });
+}
+
+TEST(WarmUp, RefusesSystemsThatItCannotRun) {
+  const auto complaint = [](const std::string& spec) -> std::string {
+    try {
+      builtin_registry().make(spec);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(complaint("warm_up:with=power_sgd+casq").find("keeps a state of its own"), std::string::npos);
+  EXPECT_NE(complaint("warm_up:with=top_k+casq").find("is a stage"), std::string::npos);
+  EXPECT_NE(complaint("warm_up:with=nothing+casq").find("no system is called 'nothing'"), std::string::npos);
+  EXPECT_NE(complaint("warm_up:with=qsgd/bits=99+casq").find("bits=99"), std::string::npos);
+  EXPECT_NE(complaint("warm_up:steps=-1+casq").find("steps=-1"), std::string::npos);
+  EXPECT_EQ(builtin_registry()
+                .make("warm_up:with=qsgd/bits=4+casq:bits=4")
+                .spec.rfind("warm_up:steps=100:with=qsgd/bits=4+", 0),
+            0u);
+}
+
+}  // namespace
+}  // namespace thinwire

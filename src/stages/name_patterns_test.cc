@@ -1,0 +1,33 @@
+#include "stages/name_patterns.h"
+
+#include <gtest/gtest.h>
+
+namespace thinwire {
+namespace {
+
+TEST(NamePatterns, AStarIsAnyText) {
+  const NamePatterns patterns("embedding.weight|*.bias|block*.norm*.weight");
+  for (const char* name :
+       {"embedding.weight", "fc.bias", ".bias", "block1.norm2.weight", "block.norm.weight"}) {
+    EXPECT_TRUE(patterns.match(name)) << name;
+  }
+  for (const char* name :
+       {"", "embedding.weights", "my.embedding.weight", "bias", "fc.bias2", "block1.weight"}) {
+    EXPECT_FALSE(patterns.match(name)) << name;
+  }
+}
+
+TEST(NamePatterns, LaterTextMayNeedAnEarlierStarToTakeMore) {
+  EXPECT_TRUE(NamePatterns("*ab*ab").match("abxabab"));
+  EXPECT_FALSE(NamePatterns("*ab*ab").match("ab"));
+  EXPECT_TRUE(NamePatterns("**").match(""));
+}
+
+TEST(NamePatterns, NothingMatchesNothing) {
+  EXPECT_FALSE(NamePatterns("").match(""));
+  EXPECT_FALSE(NamePatterns("").match("x"));
+  EXPECT_FALSE(NamePatterns("||").match("x"));
+}
+
+}  // namespace
+}  // namespace thinwire
