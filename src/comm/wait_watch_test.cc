@@ -257,7 +257,9 @@ TEST(WaitWatch, AConnectionIsNotDeadBeforeOneMoreRetransmission) {
   // It is not waited for without an end.
   rank.script->set({link(1), unanswered(2, 1.1)});
   EXPECT_TRUE(eventually([&] { return rank.watch->ended(); }));
-  EXPECT_EQ(rank.watch->ends()->evidence.culprits, Ranks{2});
+  const auto ending = rank.watch->ends();
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->evidence.culprits, Ranks{2});
 }
 
 TEST(WaitWatch, TheFirstDeadConnectionDoesNotSpeakForAll) {
