@@ -107,8 +107,9 @@ struct Pipeline {
   bool feedback = false;
   bool lossless = false;
   bool undoes_steps = false;  ///< By keep_step() and undo_step(): true for all parts that have state.
-  bool has_state = false;     ///< Whether anything is kept from step to step: a residual, or state of the system.
-  bool conserves = false;     ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
+  bool has_state =
+      false;  ///< Whether anything is kept from step to step: a residual, or state of the system.
+  bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
 };
 
 class Registry {

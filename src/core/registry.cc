@@ -175,9 +175,9 @@ Pipeline Registry::make(std::string_view spec) const {
   pipeline.undoes_steps = std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
     return info->undoes_steps || info->state.empty();
   });
-  pipeline.has_state = pipeline.feedback || std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
-    return !info->state.empty();
-  });
+  pipeline.has_state =
+      pipeline.feedback ||
+      std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return !info->state.empty(); });
   const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);
   // With momentum, more is delivered than comes in.
   bool with_momentum = false;

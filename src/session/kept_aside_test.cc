@@ -5,7 +5,6 @@
 #include <future>
 #include <limits>
 #include <new>
-#include <thread>
 
 #include "session/own_state.h"
 #include "thinwire/in_process.h"
@@ -19,10 +18,13 @@ using own_state::values_of;
 
 constexpr std::size_t kElements = 300'000;
 
+/// Without zen's measured times, which no two sessions have alike.
 Values state_of(const Session& session) {
   StateWriter writer;
   session.save(writer);
-  return values_of(StateReader(std::move(writer)));
+  Values values = values_of(StateReader(std::move(writer)));
+  std::erase_if(values, [](const auto& one) { return one.first.find("_seconds/") != std::string::npos; });
+  return values;
 }
 
 struct TwoBuckets : Session {
@@ -60,9 +62,7 @@ void require_whole_steps(const std::string& spec, Communicator& communicator) {
   EXPECT_EQ(state_of(session), whole) << spec;
   session.buckets(true);
   EXPECT_FALSE(session.next_step()) << spec;
-  Values undone = state_of(session);
-  undone.at("step") = whole.at("step");
-  EXPECT_EQ(undone, whole) << spec << ": a step that does not count has left a trace";
+  EXPECT_EQ(state_of(session), whole) << spec << ": a step that does not count has left a trace";
   plain.next_step();
   step();
   const Values before = state_of(plain);
@@ -84,8 +84,8 @@ void require_whole_steps(const std::string& spec, Communicator& communicator) {
 
 TEST(KeptAside, StepsAreWhole) {
   run_in_process(2, [](Communicator& communicator) {
-    for (const char* spec : {"casq", "marsit:full_every=3", "top_k:ratio=0.01+zen", "sketched_sgd", "power_sgd",
-                             "mc:momentum=0.5+top_k:ratio=0.01+agsparse"}) {
+    for (const char* spec : {"casq", "marsit:full_every=3", "top_k:ratio=0.01+zen", "sketched_sgd",
+                             "power_sgd", "mc:momentum=0.5+top_k:ratio=0.01+agsparse"}) {
       require_whole_steps(spec, communicator);
     }
   });
