@@ -59,7 +59,8 @@ void DdpEngine::close() {
   // Each waits a little for the other ranks to come to this point: all at the same time. After a failure in
   // one lane nobody comes to the others.
   std::vector<std::thread> leaving;
-  for (auto& lane : lanes_) leaving.emplace_back([&lane, this] { lane->tensor_session().leave(!board_.failure); });
+  for (auto& lane : lanes_)
+    leaving.emplace_back([&lane, this] { lane->tensor_session().leave(!board_.failure); });
   for (auto& thread : leaving) thread.join();
 }
 
