@@ -39,6 +39,8 @@ class C10dCommunicator : public Communicator {
   C10dCommunicator(c10::intrusive_ptr<c10d_compat::Group> group, c10::intrusive_ptr<::c10d::Store> store,
                    Options options);
   ~C10dCommunicator() override;
+  /// The end does not wait for other ranks: something else of this process has failed.
+  void leave_alone() { options_.leave_together = false; }
 
   std::string engine() const override { return backend_; }
 

@@ -56,9 +56,11 @@ void DdpEngine::close() {
   for (DdpItem& item : std::exchange(held_, {})) {
     item.done({}, std::make_exception_ptr(std::runtime_error("Thinwire's engine was closed")));
   }
-  // Each waits a little for the other ranks to come to this point: all at the same time.
+  // Each waits a little for the other ranks to come to this point: all at the same time. After a failure in
+  // one lane nobody comes to the others.
   std::vector<std::thread> leaving;
-  for (auto& lane : lanes_) leaving.emplace_back([&lane] { lane->tensor_session().leave(); });
+  for (auto& lane : lanes_)
+    leaving.emplace_back([&lane, this] { lane->tensor_session().leave(!board_.failure); });
   for (auto& thread : leaving) thread.join();
 }
 

@@ -27,8 +27,11 @@ class TensorSession {
 
   /// Null once leave() was called.
   C10dCommunicator& communicator() { return *communicator_; }
-  /// Closes the connections; waits a little for the other ranks to come to this point.
-  void leave() { communicator_.reset(); }
+  /// Closes the connections. together: waits a little for the other ranks to come to this point.
+  void leave(bool together) {
+    if (!together) communicator_->leave_alone();
+    communicator_.reset();
+  }
 
   /// Replaces the session; between steps. device: where it compresses dense buckets.
   void set(std::unique_ptr<Session> session, std::optional<int> device);

@@ -85,6 +85,21 @@ std::vector<Training> list_trainings(const Options& options) {
   return trainings;
 }
 
+void check_optimizer(const Options& options) {
+  if (options.optimizer == OptimizerKind::adamw && options.momentum != 0) {
+    throw std::invalid_argument(
+        fmt::format("--momentum {} is SGD's, AdamW has its own: leave it out, or give --optimizer sgd",
+                    options.momentum));
+  }
+  if (options.optimizer == OptimizerKind::adamw && (options.model == "lstm" || options.model == "deepfm")) {
+    throw std::invalid_argument(
+        fmt::format("--optimizer adamw: gradients of the tables of '{}' are rows, which plain SGD steps; "
+                    "give --optimizer "
+                    "sgd, or --model transformer",
+                    options.model));
+  }
+}
+
 void check_numbers(const Options& options) {
   const auto at_least_one = [](const char* name, int value) {
     if (value < 1) throw std::invalid_argument(fmt::format("{} must be at least 1, not {}", name, value));
@@ -107,18 +122,7 @@ void check_numbers(const Options& options) {
   in_range("--weight-decay", options.weight_decay, options.weight_decay >= 0, "at least 0");
   in_range("--clip", options.clip, options.clip >= 0, "at least 0");
   at_least_one("--context", options.context);
-  if (options.optimizer == OptimizerKind::adamw && options.momentum != 0) {
-    throw std::invalid_argument(
-        fmt::format("--momentum {} is SGD's, AdamW has its own: leave it out, or give --optimizer sgd",
-                    options.momentum));
-  }
-  if (options.optimizer == OptimizerKind::adamw && (options.model == "lstm" || options.model == "deepfm")) {
-    throw std::invalid_argument(
-        fmt::format("--optimizer adamw: gradients of the tables of '{}' are rows, which plain SGD steps; "
-                    "give --optimizer "
-                    "sgd, or --model transformer",
-                    options.model));
-  }
+  check_optimizer(options);
   in_range("--bucket-mb", options.bucket_megabytes,
            options.bucket_megabytes >= 0 && options.bucket_megabytes <= 4096, "in [0, 4096]");
   in_range("--deadline", options.deadline_seconds, options.deadline_seconds > 0, "above 0");

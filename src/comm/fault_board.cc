@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kParting = std::chrono::milliseconds(200);
 
 /// How long a silent store is waited for by a rank that knows whom to blame.
-constexpr FaultBoard::Seconds kToTellOthers{2.0};
+constexpr FaultBoard::Seconds kToTellOthers{1.0};
 
 /// After so many rounds that failed, the store is left alone: it ends before some ranks do.
 constexpr int kMostFailures = 3;

@@ -14,7 +14,7 @@ constexpr double kSettling = 5;
 
 /// The longest that one more retransmission is waited for after the deadline. TCP's pause between two is about
 /// as long as the outage, so a deadline that is longer than this has the limit, and a shorter one itself.
-constexpr double kLongestPause = 5;
+constexpr double kLongestPause = 4;
 
 /// Between two looks while the other end of a connection does not answer.
 constexpr WaitWatch::Seconds kTroublePeriod{0.25};

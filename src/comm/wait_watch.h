@@ -3,7 +3,7 @@
 // second or so, and tells apart
 //   - a connection over which bytes still move, or others' bytes: the wait goes on, up to the step's limit;
 //   - a connection whose other end does not answer: it has until the deadline, and as long again as TCP may
-//     pause between two retransmissions, but at most 5 s;
+//     pause between two retransmissions, but at most 4 s;
 //   - another rank that has given up: the wait ends, and the fault board knows whom that one blames;
 //   - a rank whose machine answers and whose process does not beat: it is frozen;
 //   - silence although everybody answers: a rank is busy by itself or makes other calls. The fault board asks.
