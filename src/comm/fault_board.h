@@ -97,7 +97,7 @@ class FaultBoard {
   /// stays until the others have their answers too: 2 * grace for one whose process does not beat, that and
   /// the deadline for one whose process does.
   /// evidence: what this rank has seen itself, if that names anyone; else it asks the others. With evidence
-  /// a store that does not answer is waited for 2 s at most.
+  /// a store that does not answer is waited for 1 s at most.
   Verdict judge(const Verdict& evidence = {});
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
