@@ -1,0 +1,67 @@
+"""bench/loss at sizes that mean nothing: loss_test.py THINWIRE."""
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+LOSS = os.path.join(HERE, "..", "bench", "loss")
+sys.path += [LOSS, os.path.join(HERE, "..", "apps", "plot")]
+
+import loss_report  # noqa: E402
+from recipes import RECIPES  # noqa: E402
+
+
+def made(seed, label, loss, sent, failure=None, steps=5):
+    epochs = [{"steps": steps, "test_loss": loss + 1 - at, "test_accuracy": 0.5, "wire_bytes_so_far": sent * (at + 1)} for at in range(2)]
+    return {"label": label, "seed": seed, "epochs": epochs, "failure": failure, "perplexity": None if failure else 1.0, "model": "transformer",
+            "parameters": 10, "data": "text", "workers": 4, "batch": 8, "optimizer": "adamw", "lr": 0.002, "momentum": 0, "clip": 1,
+            "lr_schedule": "cosine"}
+
+
+def tables_say_what_seeds_show():
+    runs = [made(seed, "dense", 4.0 + 0.01 * seed, 1000) for seed in (1, 2, 3)]
+    runs += [made(seed, "worse", 4.1 + 0.01 * seed, 100) for seed in (1, 2, 3)]
+    runs += [made(seed, "like", 4.0 + 0.01 * seed + (0.002 if seed == 2 else -0.001), 50) for seed in (1, 2, 3)]
+    runs += [made(1, "gone", 9.0, 10), made(2, "gone", 9.0, 10, failure="diverged: x")]
+    text = loss_report.table(runs)
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| `")}
+    assert "| 4.020 ± 0.010 |  | 0.0 | 1.0 |" in lines["`dense`"], lines
+    assert "| +0.100 ± 0.000 | 0.0 | 10.0 |" in lines["`worse`"], lines
+    assert "(noise) | 0.0 | 20.0 |" in lines["`like`"], lines
+    assert "(1 of 2 diverged)" in lines["`gone`"], lines
+    assert "10 steps" in text and "clipped at 1" in text and "seeds 1, 2, 3" in text, text
+    try:
+        loss_report.table(runs[3:])
+        raise AssertionError("a table without dense")
+    except ValueError as error:
+        assert "dense" in str(error)
+
+
+def every_setting_has_recipes_with_dense():
+    import run as command
+
+    assert set(command.SETTINGS) == set(RECIPES)
+    for name, recipes in RECIPES.items():
+        assert recipes[0] == "dense" and len(set(recipes)) == len(recipes), name
+
+
+def runs_once(thinwire):
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["/usr/bin/python3", os.path.join(LOSS, "run.py"), "cnn-fashion", "--thinwire", thinwire, "--results", folder, "--epochs", "1",
+                   "--limit", "128", "--seeds", "1,2", "--recipe", "dense", "--recipe", "casq"]
+        for first in (True, False):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            assert ("casq, seed 2" in done.stderr) == first, done.stderr
+            assert sorted(os.listdir(folder)) == ["cnn-fashion.json", "cnn-fashion.md", "cnn-fashion.png"]
+            with open(os.path.join(folder, "cnn-fashion.json"), encoding="utf-8") as file:
+                assert len(file.readlines()) == 4
+        refused = subprocess.run(command + ["--seeds", "x"], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2 and "--seeds x" in refused.stderr, refused.stderr
+
+
+tables_say_what_seeds_show()
+every_setting_has_recipes_with_dense()
+runs_once(sys.argv[1])
