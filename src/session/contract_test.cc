@@ -123,6 +123,14 @@ TEST_P(Contract, RanksAgreeSumsAreConservedBytesMatchTheFormula) {
   }
 }
 
+TEST_P(Contract, ItsCanonicalSpecIsASpec) {
+  const SpecPair pair = parse_spec_pair(GetParam());
+  for (const std::string& text : {pair.dense, pair.rows}) {
+    const std::string canonical = builtin_registry().make(text).spec;
+    EXPECT_EQ(builtin_registry().make(canonical).spec, canonical);
+  }
+}
+
 TEST_P(Contract, SeveralChunksWorkLikeOne) {
   // Above the chunks in which one-bit systems travel.
   const Trace trace = run(GetParam(), 2, 2'200'001, {.steps = kSanitized ? 1 : 2});

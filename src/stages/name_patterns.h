@@ -12,9 +12,10 @@ namespace thinwire {
 class NamePatterns {
  public:
   NamePatterns() = default;
-  /// `text`: patterns separated by '|'. In each '*' stands for any text, all else for itself. Empty: nothing
-  /// matches.
+  /// `text`: patterns separated by '|'. In each '*' stands for any text, all else for itself. Empty or "-":
+  /// nothing matches.
   explicit NamePatterns(std::string_view text) {
+    if (text == "-") return;
     while (!text.empty()) {
       const std::size_t end = std::min(text.find('|'), text.size());
       if (end > 0) patterns_.emplace_back(text.substr(0, end));

@@ -27,6 +27,7 @@ TEST(NamePatterns, NothingMatchesNothing) {
   EXPECT_FALSE(NamePatterns("").match(""));
   EXPECT_FALSE(NamePatterns("").match("x"));
   EXPECT_FALSE(NamePatterns("||").match("x"));
+  EXPECT_FALSE(NamePatterns("-").match("-"));
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ SystemInfo whole_info() {
   info.options = {
       {"vectors", "on", "choose parameters of one dimension: norms and biases"},
       {"below", "0", "choose parameters of fewer elements than this"},
-      {"names", "", "choose parameters by name: patterns separated by |, in which * is any text"}};
+      {"names", "-", "choose parameters by name: patterns separated by |, in which * is any text; -: none"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<Whole>(
         Choice{static_cast<std::uint64_t>(options.integer("below", 0, std::int64_t{1} << 32)),
