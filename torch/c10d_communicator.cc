@@ -45,6 +45,16 @@ Ending brief(const std::exception& error) {
   return {"connection lost: " + text, {}};
 }
 
+/// Why a collective that is over has failed; nothing where it has not.
+std::optional<Ending> failure_of(const std::exception_ptr& failure) {
+  if (!failure) return std::nullopt;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    return brief(error);
+  }
+}
+
 Ending nothing_within(std::chrono::duration<double> deadline) {
   return {"nothing arrived within " + seconds_text(deadline), {}};
 }
@@ -176,9 +186,11 @@ void C10dCommunicator::wait_native(const Work& work) {
     try {
       work->wait(whole_milliseconds(slice));
       done = true;
-    } catch (const std::exception& complaint) {
+    } catch (const std::exception&) {
       if (work->isCompleted()) {
-        error = brief(complaint);
+        // It may have ended well just after the slice did.
+        error = failure_of(work->exception());
+        done = !error;
       } else if (!watch_ || watch_->ended()) {
         error = nothing_within(deadline());
       }

@@ -326,6 +326,9 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
                              text.substr(0, text.find('\n')));
   }
   watch.ends();
+  // From now on an answer may be as late as an interruption of the network that ranks survive.
+  store->setTimeout(
+      std::chrono::ceil<std::chrono::milliseconds>(2 * deadline + std::chrono::duration<double>(10)));
   auto communicator = std::make_unique<C10dCommunicator>(
       group, store,
       C10dCommunicator::Options{

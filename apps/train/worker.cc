@@ -10,6 +10,7 @@
 #include <cmath>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "apps/train/agreement.h"
 #include "apps/train/checkpoint.h"
@@ -71,6 +72,7 @@ class Worker {
   Session session_;
   Gradients gradients_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;  // of all but the tables
+  bool replicas_unchecked_ = true;
   Recorder recorder_;
   std::uint64_t pass_steps_;  // of one pass over the data
   std::uint64_t steps_;       // of an epoch
@@ -186,7 +188,9 @@ double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t
 /// Every so many steps of the whole training; at an epoch's end ranks agree about buffers, too.
 void Worker::check_replicas(std::uint64_t step) {
   const auto every = static_cast<std::uint64_t>(options_.check_replicas_every);
-  if (every == 0 || step == 0 || step % every != 0) return;
+  // The first step of this call, too: what was sent at the start may have been damaged on the way.
+  const bool first = std::exchange(replicas_unchecked_, false);
+  if (every == 0 || (!first && step % every != 0)) return;
   require_same_parameters(*model_, step, communicator_);
 }
 

@@ -307,7 +307,7 @@ class Handle:
             self._begin_step()
             self._refusal = None
         except Exception as error:
-            self._refusal = str(error)
+            self._refusal = (str(error) or type(error).__name__).splitlines()[0]
 
     def _begin_step(self) -> None:
         if not getattr(self._model(), "_divide_by_initial_world_size", True):

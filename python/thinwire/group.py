@@ -353,8 +353,8 @@ class PrivateGroups:
             work.wait(self._deadline)
         except RuntimeError as error:
             raise RuntimeError(
-                f"not all ranks called state_dict(consolidate=True) within {self._deadline.total_seconds():.0f} s, or one is gone: {error}"
-            ) from error
+                f"not all ranks called state_dict(consolidate=True) within {self._deadline.total_seconds():.0f} s, or one is gone: {_brief(error)}"
+            ) from None
 
     def close(self) -> None:
         self.groups = []

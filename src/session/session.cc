@@ -400,10 +400,23 @@ void Session::restore(const StateReader& reader, From from) {
   const std::uint64_t step = reader.get_integer("step");
   const auto residuals = read_residuals(reader, from);
   const auto kinds = from == From::same_spec ? BucketReader::Kinds::all : BucketReader::Kinds::moving;
-  for (std::size_t i = 0; i < pipelines_.size(); ++i) {
-    std::vector<bool> own(buckets_.size());
-    for (std::size_t bucket = 0; bucket < own.size(); ++bucket) own[bucket] = buckets_[bucket]->pipeline == i;
-    pipelines_[i].synchronizer->load(BucketReader(reader, layouts_, std::move(own), kinds));
+  try {
+    for (std::size_t i = 0; i < pipelines_.size(); ++i) {
+      std::vector<bool> own(buckets_.size());
+      for (std::size_t bucket = 0; bucket < own.size(); ++bucket)
+        own[bucket] = buckets_[bucket]->pipeline == i;
+      pipelines_[i].synchronizer->load(BucketReader(reader, layouts_, std::move(own), kinds));
+    }
+  } catch (...) {
+    // One system, or a stage, may have loaded before another refused.
+    for (auto& own : buckets_) own->ran = own->elements() != 0;
+    if (options_.undoes_steps) {
+      undo();
+    } else {
+      torn_ = "loading a state failed, and without undoes_steps there is no copy of what was before";
+      for (auto& own : buckets_) own->ran = false;
+    }
+    throw;
   }
   // Only now that everything has been read: a state that does not fit leaves the session as it was.
   for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {

@@ -52,6 +52,65 @@ struct ThreeBuckets : Session {
   }
 };
 
+/// The state with each numeric entry in turn twice as long.
+void for_each_damage(const StateReader& state,
+                     FunctionRef<void(const std::string&, const StateReader&)> body) {
+  for (const std::string& damaged : state.names("")) {
+    if (state.type(damaged) != StateReader::Type::floats) continue;
+    StateWriter writer;
+    for (const std::string& name : state.names("")) {
+      if (name != damaged) writer.copy(state, name);
+    }
+    std::vector<float> values(state.length(damaged) * 2, 0.5f);
+    writer.put(damaged, Span<const float>(values));
+    body(damaged, StateReader(std::move(writer)));
+  }
+}
+
+TEST(RefusedStates, ChangeNothing) {
+  for (const std::string spec : {"rows=power_sgd:rank=2,dense=alq:every=1:feedback=on",
+                                 "mc:momentum=0.5+top_k:ratio=0.3+s2_reducer:lambda=exact",
+                                 "mc:momentum=0.5+sketched_sgd:k=10:columns_ratio=0.05", "casq:interval=1",
+                                 "whole+power_sgd:rank=2"}) {
+    run_in_process(2, [&](Communicator& communicator) {
+      const auto make = [&] {
+        auto session = std::make_unique<ThreeBuckets>(spec, communicator);
+        session->add_rows("table", 8, 50);
+        return session;
+      };
+      const auto step = [&](ThreeBuckets& session, float value) {
+        for (BucketId id = 0; id < kBuckets; ++id) session.bucket(id);
+        const std::vector<std::uint32_t> indices = {1, 5};
+        const std::vector<float> values(100, value);
+        session.synchronize_rows(kBuckets, {indices, values, 8, 50});
+        EXPECT_TRUE(session.next_step());
+      };
+      const auto session = make();
+      step(*session, 1);
+      StateWriter writer;
+      session->save(writer);
+      const StateReader state(std::move(writer));
+      step(*session, 2);
+      step(*session, 3);
+      StateWriter later;
+      session->save(later);
+      const StateReader good(std::move(later));
+      const Values before = values_of(good);
+      std::size_t refused = 0;
+      for_each_damage(state, [&](const std::string& name, const StateReader& damaged) {
+        try {
+          session->load(damaged);
+          session->load(good);  // what nobody reads may be of any length
+        } catch (const std::runtime_error&) {
+          EXPECT_EQ(state_of(*session), before) << spec << ": " << name;
+          ++refused;
+        }
+      });
+      EXPECT_GE(refused, 2u) << spec;
+    });
+  }
+}
+
 /// An own system that keeps a sum of its gradients, and has no memory for bucket 2.
 class Throwing final : public Synchronizer {
  public:
