@@ -19,6 +19,8 @@ constexpr auto kParting = std::chrono::milliseconds(200);
 
 /// How long a silent store is waited for by a rank that knows whom to blame.
 constexpr FaultBoard::Seconds kToTellOthers{1.0};
+/// Graces by which an inquiry is longer at most where it hears of more and more ranks.
+constexpr double kExtensions = 1.5;
 
 /// After so many rounds that failed, the store is left alone: it ends before some ranks do.
 constexpr int kMostFailures = 3;
@@ -262,7 +264,7 @@ std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Sec
   const std::string own = std::to_string(options.rank);
   if (shared.set_if_absent(shared.key("asks", -1), own) == own) return std::nullopt;
   // The longest that an inquiry takes.
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(1.5 * grace);
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>((1.5 + kExtensions) * grace);
   do {
     if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
     std::this_thread::sleep_for(grace / 8);
@@ -274,7 +276,7 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
   const Options& options = shared.options;
   if (auto concluded = await_conclusion(shared, grace)) return std::move(*concluded);
   auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace);
-  bool extended = false;
+  const auto latest = end + std::chrono::duration_cast<Clock::duration>(kExtensions * grace);
   std::map<int, std::string> first;  // what ranks said when they were asked first
   ChainEnds ends;
   for (bool last_round = false; !last_round;) {
@@ -293,8 +295,9 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
         return std::nullopt;
       return note;
     });
-    if (last_round && new_rank && !std::exchange(extended, true)) {
-      end += std::chrono::duration_cast<Clock::duration>(grace / 2);
+    // On a busy machine notes come late, and each may lead to another rank.
+    if (last_round && new_rank && Clock::now() < latest) {
+      end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace / 2);
       last_round = false;
     }
     if (!last_round) std::this_thread::sleep_for(grace / 8);

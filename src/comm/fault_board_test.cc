@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <map>
 #include <thread>
@@ -101,6 +102,33 @@ TEST(NameRanks, ReadsAsEnglish) {
   EXPECT_EQ(name_ranks({1}), "rank 1");
   EXPECT_EQ(name_ranks({1, 3}), "ranks 1 and 3");
   EXPECT_EQ(name_ranks({0, 1, 3}), "ranks 0, 1 and 3");
+}
+
+/// Rank 2's note comes slowly, and each time leads to another rank: the last is rank 1, whose note stands still.
+class SlowStore final : public MemoryStore {
+ public:
+  std::optional<std::string> get(const std::string& key) override {
+    if (!key.ends_with("note/2")) return MemoryStore::get(key);
+    std::this_thread::sleep_for(kGrace / 3);
+    const int read = ++reads_;
+    return failed({read < 5 ? 2 + read : 1}).encode();
+  }
+
+ private:
+  std::atomic<int> reads_{0};
+};
+
+TEST(FaultBoard, ARankThatIsHeardOfLateIsAskedTwice) {
+  const auto store = std::make_shared<SlowStore>();
+  for (const int rank : {3, 4, 5, 6}) {
+    store->set("thinwire/fault/note/" + std::to_string(rank), failed({2}).encode());
+  }
+  store->set("thinwire/fault/note/1",
+             FaultNote{.state = FaultNote::State::waiting, .awaited = {2}, .beat = 7}.encode());
+  FaultBoard board(store, FaultBoard::Options{.rank = 0, .size = 8, .store_host = -1});
+  board.set_grace(kGrace);
+  board.report({2}, kGrace);
+  EXPECT_EQ(board.judge().culprits, Ranks{1});
 }
 
 struct World {
