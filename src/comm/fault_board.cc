@@ -22,8 +22,9 @@ constexpr FaultBoard::Seconds kToTellOthers{1.0};
 /// Graces by which an inquiry is longer at most where it hears of more and more ranks.
 constexpr double kExtensions = 1.5;
 
-/// After so many rounds that failed, the store is left alone: it ends before some ranks do.
-constexpr int kMostFailures = 3;
+/// After rounds that failed, twice as many are left out each time, up to so many: the store ends before some
+/// ranks do, but it may also have been out of reach for a while only.
+constexpr int kMostRoundsLeftOut = 32;
 
 /// In front of the ranks of a verdict: their processes live.
 constexpr char kAlive = '+';
@@ -99,7 +100,8 @@ struct FaultBoard::Shared {
   Clock::time_point last_round = Clock::now();
   std::string last_movement;
   bool described = false;
-  int failures = 0;        ///< Rounds in a row that met an error of the store.
+  int rounds_left_out = 0;  ///< After the last round that met an error of the store.
+  int rounds_to_leave_out = 0;
   std::deque<int> unread;  ///< Ranks whose description is not known yet.
 
   mutable std::mutex mutex;
@@ -127,14 +129,17 @@ void FaultBoard::Shared::run() {
       lock.unlock();
       job();
       lock.lock();
-    } else if (!failed && failures < kMostFailures) {
+    } else if (!failed && rounds_to_leave_out > 0) {
+      --rounds_to_leave_out;
+    } else if (!failed) {
       lock.unlock();
       try {
         round();
-        failures = 0;
+        rounds_left_out = 0;
       } catch (const std::exception&) {
         // A wait will end in an error of its own, and the inquiry will find the store gone.
-        ++failures;
+        rounds_left_out = std::clamp(2 * rounds_left_out, 1, kMostRoundsLeftOut);
+        rounds_to_leave_out = rounds_left_out;
       }
       lock.lock();
     }
@@ -263,8 +268,8 @@ std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Sec
   if (options.size <= kFew) return std::nullopt;
   const std::string own = std::to_string(options.rank);
   if (shared.set_if_absent(shared.key("asks", -1), own) == own) return std::nullopt;
-  // The longest that an inquiry takes.
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>((1.5 + kExtensions) * grace);
+  // An inquiry hardly ever takes longer.
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(1.5 * grace);
   do {
     if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
     std::this_thread::sleep_for(grace / 8);

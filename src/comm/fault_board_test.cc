@@ -322,6 +322,17 @@ TEST(FaultBoard, ADeadStoreMeansItsHost) {
   EXPECT_EQ(world.fails(2, {1}).get().culprits, Ranks{0});
 }
 
+TEST(FaultBoard, BeatsGoOnWhenTheStoreIsBack) {
+  World world(2);
+  world.store->die();
+  EXPECT_TRUE(eventually([&] { return world.store->refused() >= 8; }));
+  world.store->revive();
+  for (const char* key : {"thinwire/fault/note/0", "thinwire/fault/note/1"}) {
+    const auto before = world.store->get(key);
+    EXPECT_TRUE(eventually([&] { return world.store->get(key) != before; })) << key;
+  }
+}
+
 TEST(FaultBoard, AFrozenStoreMeansItsHost) {
   World world(3);
   world.store->freeze();

@@ -50,6 +50,15 @@ class MemoryStore : public FaultBoard::Store {
     std::lock_guard lock(mutex_);
     dead_ = true;
   }
+  void revive() {
+    std::lock_guard lock(mutex_);
+    dead_ = false;
+  }
+  /// Operations that were asked of it while it was dead.
+  std::size_t refused() {
+    std::lock_guard lock(mutex_);
+    return refused_;
+  }
   void freeze() {
     std::lock_guard lock(mutex_);
     frozen_ = true;
@@ -63,13 +72,16 @@ class MemoryStore : public FaultBoard::Store {
  private:
   void pass(std::unique_lock<std::mutex>& lock) {
     thawed_.wait(lock, [&] { return !frozen_; });
-    if (dead_) throw std::runtime_error("connection reset");
+    if (!dead_) return;
+    ++refused_;
+    throw std::runtime_error("connection reset");
   }
   std::mutex mutex_;
   std::condition_variable thawed_;
   std::condition_variable all_set_;
   int setting_ = 0;
   std::size_t gets_ = 0;
+  std::size_t refused_ = 0;
   int together_ = 1;
   std::map<std::string, std::string> values_;
   bool dead_ = false;
