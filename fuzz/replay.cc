@@ -1,59 +1,16 @@
 #include "fuzz/replay.h"
 
-#include <random>
 #include <stdexcept>
 
 #include "comm/message_tags.h"
+#include "tests/seeded_steps.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::fuzz {
 namespace {
 
-constexpr std::size_t kElements = 200;
-constexpr std::size_t kRows = 40;
-constexpr std::size_t kWidth = 3;
-
 using Stream = std::pair<int, Communicator::Tag>;
-
-void add_bucket(Session& session, bool rows) {
-  if (rows) {
-    session.add_rows("table", kRows, kWidth);
-  } else {
-    session.add_bucket({{"a", 120, 12}, {"b", kElements - 120}});
-  }
-}
-
-/// One step of a rank with a gradient of its own; the mean as floats.
-std::vector<float> run_step(Session& session, bool rows) {
-  const auto seed = static_cast<std::uint32_t>(session.step() * 16 + 1) +
-                    static_cast<std::uint32_t>(session.communicator().rank());
-  std::minstd_rand random(seed);
-  const auto value = [&] { return static_cast<float>(random() % 2048) / 256.0f - 4.0f; };
-  std::vector<float> mean;
-  if (rows) {
-    std::vector<std::uint32_t> indices;
-    for (std::uint32_t row = 0; row < kRows; ++row) {
-      if (random() % 4 == 0) indices.push_back(row);
-    }
-    std::vector<float> values(indices.size() * kWidth);
-    for (auto& one : values) one = value();
-    const RowSparse result = session.synchronize_rows(
-        0, {.row_indices = indices, .values = values, .rows = kRows, .width = kWidth});
-    for (const std::uint32_t index : result.row_indices) mean.push_back(static_cast<float>(index));
-    mean.insert(mean.end(), result.values.begin(), result.values.end());
-  } else {
-    // Blocks of zeros, for those who look for them.
-    mean.resize(kElements);
-    for (std::size_t i = 0; i < kElements; ++i) {
-      const float one = value();
-      mean[i] = i / 20 % 3 == seed % 3 ? 0 : one;
-    }
-    session.synchronize(0, mean);
-  }
-  session.next_step();
-  return mean;
-}
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() &&

@@ -1,13 +1,11 @@
 #include "comm/fault_board.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <deque>
 #include <exception>
-#include <map>
-#include <mutex>
 #include <thread>
 #include <utility>
+
+#include "comm/fault_board_parts.h"
 
 namespace thinwire {
 namespace {
@@ -19,104 +17,12 @@ constexpr auto kParting = std::chrono::milliseconds(200);
 
 /// How long a silent store is waited for by a rank that knows whom to blame.
 constexpr FaultBoard::Seconds kToTellOthers{1.0};
-/// Graces by which an inquiry is longer at most where it hears of more and more ranks.
-constexpr double kExtensions = 1.5;
 
 /// After rounds that failed, twice as many are left out each time, up to so many: the store ends before some
 /// ranks do, but it may also have been out of reach for a while only.
 constexpr int kMostRoundsLeftOut = 32;
 
-/// In front of the ranks of a verdict: their processes live.
-constexpr char kAlive = '+';
-constexpr const char* kAway =
-    "its process is alive, but busy with something else: give ranks a longer deadline where one evaluates or "
-    "saves "
-    "by itself, and let all make the same calls";
-
 }  // namespace
-
-/// What is known of one awaited rank.
-struct Heard {
-  std::string last;  ///< The note that was read last.
-  Silence silence;
-};
-
-/// What outlives the board when its thread is stuck in the store.
-struct FaultBoard::Shared {
-  Shared(std::shared_ptr<Store> the_store, Options the_options)
-      : store(std::move(the_store)), options(std::move(the_options)) {
-    // Neighbours first: those are the connections that are used most.
-    for (int distance = 1; distance <= options.size / 2 && !options.description.empty(); ++distance) {
-      unread.push_back((options.rank + distance) % options.size);
-      if (2 * distance != options.size)
-        unread.push_back((options.rank + options.size - distance) % options.size);
-    }
-  }
-
-  std::string key(const char* kind, int rank) const {
-    return options.prefix + kind + (rank < 0 ? "" : std::to_string(rank));
-  }
-  /// One operation of the store; others can see that it is under way.
-  template <class Run>
-  auto ask(Run run) {
-    const struct Under {
-      explicit Under(Shared& the_shared) : shared(the_shared) { shared.asks = true; }
-      ~Under() {
-        shared.asks = false;
-        ++shared.answers;
-      }
-      Shared& shared;
-    } under(*this);
-    return run();
-  }
-  void set(const std::string& key, const std::string& value) {
-    ask([&] { store->set(key, value); });
-  }
-  std::optional<std::string> get(const std::string& key) {
-    return ask([&] { return store->get(key); });
-  }
-  std::string set_if_absent(const std::string& key, const std::string& value) {
-    return ask([&] { return store->set_if_absent(key, value); });
-  }
-
-  void run();
-  void round();
-  void beat(const std::vector<int>& awaited, bool is_waiting);
-  void listen(const std::vector<int>& awaited, double elapsed);
-  void read_descriptions();
-
-  const std::shared_ptr<Store> store;
-  const Options options;
-  std::atomic<std::uint64_t> answers{0};  ///< Store operations that came back.
-  std::atomic<bool> asks{false};          ///< One is under way.
-  std::atomic<double> period{0.5};        ///< Seconds between two rounds.
-  std::atomic<double> beat_period{0.3};
-  std::atomic<bool> moves{false};  ///< Movement that was not announced yet.
-
-  // Of the board's thread alone.
-  std::uint64_t beats = 0;
-  std::uint64_t announced = 0;
-  Clock::time_point last_beat{};
-  Clock::time_point last_round = Clock::now();
-  std::string last_movement;
-  bool described = false;
-  int rounds_left_out = 0;  ///< After the last round that met an error of the store.
-  int rounds_to_leave_out = 0;
-  std::deque<int> unread;  ///< Ranks whose description is not known yet.
-
-  mutable std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<std::function<void()>> jobs;
-  bool stop = false;
-  bool ended = false;
-  bool failed = false;  ///< This rank's note is final: no more beats.
-  bool waiting = false;
-  std::vector<int> waits_for;
-  std::map<int, Heard> heard;
-  std::uint64_t movements = 0;
-  bool concluded = false;
-  std::vector<std::pair<int, std::string>> descriptions;
-};
 
 void FaultBoard::Shared::run() {
   std::unique_lock lock(mutex);
@@ -217,133 +123,6 @@ void FaultBoard::Shared::read_descriptions() {
     } else {
       unread.push_back(rank);
     }
-  }
-}
-
-struct FaultBoard::Inquiry {
-  std::atomic<bool> done{false};
-  Verdict verdict;
-
-  static Verdict unreachable(const Options& options) {
-    if (options.store_host < 0) return {{}, "the rendezvous store does not answer"};
-    if (options.store_host == options.rank) return {{}, "this rank's own rendezvous store does not answer"};
-    return {{options.store_host}, "the rendezvous store that it hosts does not answer"};
-  }
-
-  static Verdict adopted(const std::string& known, const Options& options);
-  static Verdict conclude(Shared& shared, const Verdict& own);
-  static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
-  static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
-  static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds deadline);
-};
-
-/// Whoever concluded first has concluded for all, so that all name the same ranks.
-Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& options) {
-  const bool alive = known.starts_with(kAlive);
-  const std::vector<int> culprits = parse_ranks(alive ? known.substr(1) : known, options.size);
-  const bool me = std::find(culprits.begin(), culprits.end(), options.rank) != culprits.end();
-  std::string reason = "other ranks await it too and have heard nothing";
-  if (me) {
-    reason = "the others gave up on this rank: it was awaited and silent for too long";
-    if (alive) reason = "the others gave up on this rank: it was awaited and did not come in time";
-  } else if (alive) {
-    reason = kAway;
-  }
-  return {culprits, reason, alive};
-}
-
-/// Another rank may conclude at this moment, and otherwise: the first one's word stands.
-Verdict FaultBoard::Inquiry::conclude(Shared& shared, const Verdict& own) {
-  const std::string text = (own.alive ? std::string(1, kAlive) : "") + join_ranks(own.culprits, ",");
-  const std::string standing = shared.set_if_absent(shared.key("culprit", -1), text);
-  return standing == text ? own : adopted(standing, shared.options);
-}
-
-/// In a large world the first rank that asks does so for all, and the others wait for what it concludes: each
-/// asking all others would be as many requests as the square of the ranks. Nothing when it concludes nothing,
-/// since it may be gone itself, or await other ranks than this one.
-std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Seconds grace) {
-  constexpr int kFew = 64;
-  const Options& options = shared.options;
-  if (options.size <= kFew) return std::nullopt;
-  const std::string own = std::to_string(options.rank);
-  if (shared.set_if_absent(shared.key("asks", -1), own) == own) return std::nullopt;
-  // An inquiry hardly ever takes longer.
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(1.5 * grace);
-  do {
-    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
-    std::this_thread::sleep_for(grace / 8);
-  } while (Clock::now() < end);
-  return std::nullopt;
-}
-
-Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace) {
-  const Options& options = shared.options;
-  if (auto concluded = await_conclusion(shared, grace)) return std::move(*concluded);
-  auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace);
-  const auto latest = end + std::chrono::duration_cast<Clock::duration>(kExtensions * grace);
-  std::map<int, std::string> first;  // what ranks said when they were asked first
-  ChainEnds ends;
-  for (bool last_round = false; !last_round;) {
-    last_round = Clock::now() >= end;
-    bool new_rank = false;
-    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
-    ends = follow_chain(options.rank, options.size, awaited, [&](int rank) -> std::optional<FaultNote> {
-      const auto text = shared.get(shared.key("note/", rank));
-      if (!text) return std::nullopt;
-      auto note = FaultNote::parse(*text, options.size);
-      const auto [before, is_new] = first.try_emplace(rank, *text);
-      new_rank |= is_new;
-      // The note of a frozen rank stands still; one that moved is from a live rank. One that was never read
-      // before may still move.
-      if (note && note->state != FaultNote::State::failed && !is_new && *text == before->second)
-        return std::nullopt;
-      return note;
-    });
-    // On a busy machine notes come late, and each may lead to another rank.
-    if (last_round && new_rank && Clock::now() < latest) {
-      end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace / 2);
-      last_round = false;
-    }
-    if (!last_round) std::this_thread::sleep_for(grace / 8);
-  }
-  if (!ends.silent.empty()) {
-    return conclude(shared, {ends.silent, "it said nothing for another " + seconds_text(grace)});
-  }
-  if (!ends.busy.empty()) return conclude(shared, {ends.busy, kAway, true});
-  return {
-      {},
-      "every awaited rank is alive and waits itself: do all ranks make the same calls with the same sizes?"};
-}
-
-/// The store dies with its host, and ranks that still ask would blame the host. A rank that lives may ask as
-/// late as its own wait ends; one whose note stands still does not live, or has failed and asks now.
-void FaultBoard::Inquiry::stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace,
-                                       Seconds deadline) {
-  const auto duration = [](Seconds time) { return std::chrono::duration_cast<Clock::duration>(time); };
-  const auto end = Clock::now() + duration(deadline + 2 * grace);
-  struct Missing {
-    int rank;
-    std::optional<std::string> note{};
-    Clock::time_point since = Clock::now();  // that its note stands still
-  };
-  std::vector<Missing> missing;
-  for (int rank = 0; rank < shared.options.size; ++rank) {
-    const bool blamed = std::find(culprits.begin(), culprits.end(), rank) != culprits.end();
-    if (rank != shared.options.rank && !blamed) missing.push_back({.rank = rank});
-  }
-  for (;;) {
-    std::erase_if(missing, [&](Missing& one) {
-      if (shared.get(shared.key("done/", one.rank))) return true;
-      auto note = shared.get(shared.key("note/", one.rank));
-      if (note != one.note) {
-        one.note = std::move(note);
-        one.since = Clock::now();
-      }
-      return Clock::now() - one.since >= duration(2 * grace);
-    });
-    if (missing.empty() || Clock::now() >= end) return;
-    std::this_thread::sleep_for(grace / 20);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "session/contract_specs.h"
 #include "tests/hostile_messages.h"
 #include "tests/sanitized.h"
+#include "tests/seeded_steps.h"
 #include "tests/tapped_communicator.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
@@ -26,9 +27,6 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kElements = 300;
-constexpr std::size_t kRows = 50;
-constexpr std::size_t kWidth = 3;
 constexpr int kSteps = 3;
 
 struct Case {
@@ -120,30 +118,6 @@ class Damager {
   std::map<std::pair<int, Communicator::Tag>, bool> header_before_;
 };
 
-std::vector<float> run_step(Session& session, bool rows) {
-  std::minstd_rand random(static_cast<std::uint32_t>(session.step() * 16 + 1) +
-                          static_cast<std::uint32_t>(session.communicator().rank()));
-  const auto value = [&] { return static_cast<float>(random() % 2048) / 256.0f - 4.0f; };
-  std::vector<float> mean(rows ? 0 : kElements);
-  if (rows) {
-    std::vector<std::uint32_t> indices;
-    for (std::uint32_t row = 0; row < kRows; ++row) {
-      if (random() % 4 == 0) indices.push_back(row);
-    }
-    std::vector<float> values(indices.size() * kWidth);
-    for (auto& one : values) one = value();
-    const RowSparse result = session.synchronize_rows(
-        0, {.row_indices = indices, .values = values, .rows = kRows, .width = kWidth});
-    for (const std::uint32_t index : result.row_indices) mean.push_back(static_cast<float>(index));
-    mean.insert(mean.end(), result.values.begin(), result.values.end());
-  } else {
-    for (std::size_t i = 0; i < kElements; ++i) mean[i] = i / 30 % 3 == random() % 3 ? 0 : value();
-    session.synchronize(0, mean);
-  }
-  session.next_step();
-  return mean;
-}
-
 /// One rank, until the damaged step is over.
 void run_rank(const Case& one, const Plan& plan, Communicator& engine, Result& result) {
   const bool victim = engine.rank() == plan.victim;
@@ -152,11 +126,7 @@ void run_rank(const Case& one, const Plan& plan, Communicator& engine, Result& r
     if (victim) damager(place, message);
   });
   Session session(one.spec, tapped);
-  if (one.rows) {
-    session.add_rows("table", kRows, kWidth);
-  } else {
-    session.add_bucket({{"a", 120, 12}, {"b", kElements - 120}});
-  }
+  add_bucket(session, one.rows);
   session.start();
   for (int step = 0; step <= plan.step; ++step) {
     damager.begin(step);
@@ -285,7 +255,7 @@ TEST(HostileRows, AHeaderOfAnotherTypeIsRefusedBeforeItsLengthIsBelieved) {
       write_frame_header(message, header);
     });
     Session session("zen:scheme=push_pull", tapped);
-    session.add_rows("table", kRows, kWidth);
+    add_bucket(session, /*rows=*/true);
     try {
       run_step(session, true);
     } catch (const CorruptFrame& error) {

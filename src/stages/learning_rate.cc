@@ -4,13 +4,14 @@
 #include <stdexcept>
 
 #include "kernels/dense/dense.h"
+#include "stages/forwarding.h"
 
 namespace thinwire {
 namespace {
 
-class LearningRateInside final : public Synchronizer {
+class LearningRateInside final : public Forwarding {
  public:
-  explicit LearningRateInside(std::unique_ptr<Synchronizer> inner) : inner_(std::move(inner)) {}
+  using Forwarding::Forwarding;
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     const double rate = step.learning_rate;
@@ -23,30 +24,15 @@ class LearningRateInside final : public Synchronizer {
       throw std::invalid_argument(text.str());
     }
     if (rate == 1) {
-      inner_->synchronize(bucket, gradient, residual, step);
+      inner().synchronize(bucket, gradient, residual, step);
       return;
     }
     scale(step.executor, gradient, static_cast<float>(rate));
-    inner_->synchronize(bucket, gradient, residual, step);
+    inner().synchronize(bucket, gradient, residual, step);
     if (!step.report.finite) return;
     step.clock.enter(Phase::decompress);
     step.report.finite = scale(step.executor, gradient, static_cast<float>(1 / rate));
   }
-
-  void require_world(int world_size) const override { inner_->require_world(world_size); }
-  std::uint64_t payload_bytes(const Workload& workload) const override {
-    return inner_->payload_bytes(workload);
-  }
-  void save(BucketWriter& writer) const override { inner_->save(writer); }
-  void load(const BucketReader& reader) override { inner_->load(reader); }
-  void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }
-  void undo_step(BucketId bucket) override { inner_->undo_step(bucket); }
-  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
-    inner_->undo_step(bucket, begin, count);
-  }
-
- private:
-  std::unique_ptr<Synchronizer> inner_;
 };
 
 }  // namespace

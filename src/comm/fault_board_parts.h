@@ -1,0 +1,123 @@
+#pragma once
+// What a fault board is made of: what its thread works on, and the inquiry after a failure.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/fault_board.h"
+#include "comm/silence.h"
+
+namespace thinwire {
+
+/// What is known of one awaited rank.
+struct Heard {
+  std::string last;  ///< The note that was read last.
+  Silence silence;
+};
+
+/// What outlives the board when its thread is stuck in the store.
+struct FaultBoard::Shared {
+  Shared(std::shared_ptr<Store> the_store, Options the_options)
+      : store(std::move(the_store)), options(std::move(the_options)) {
+    // Neighbours first: those are the connections that are used most.
+    for (int distance = 1; distance <= options.size / 2 && !options.description.empty(); ++distance) {
+      unread.push_back((options.rank + distance) % options.size);
+      if (2 * distance != options.size)
+        unread.push_back((options.rank + options.size - distance) % options.size);
+    }
+  }
+
+  std::string key(const char* kind, int rank) const {
+    return options.prefix + kind + (rank < 0 ? "" : std::to_string(rank));
+  }
+  /// One operation of the store; others can see that it is under way.
+  template <class Run>
+  auto ask(Run run) {
+    const struct Under {
+      explicit Under(Shared& the_shared) : shared(the_shared) { shared.asks = true; }
+      ~Under() {
+        shared.asks = false;
+        ++shared.answers;
+      }
+      Shared& shared;
+    } under(*this);
+    return run();
+  }
+  void set(const std::string& key, const std::string& value) {
+    ask([&] { store->set(key, value); });
+  }
+  std::optional<std::string> get(const std::string& key) {
+    return ask([&] { return store->get(key); });
+  }
+  std::string set_if_absent(const std::string& key, const std::string& value) {
+    return ask([&] { return store->set_if_absent(key, value); });
+  }
+
+  void run();
+  void round();
+  void beat(const std::vector<int>& awaited, bool is_waiting);
+  void listen(const std::vector<int>& awaited, double elapsed);
+  void read_descriptions();
+
+  const std::shared_ptr<Store> store;
+  const Options options;
+  std::atomic<std::uint64_t> answers{0};  ///< Store operations that came back.
+  std::atomic<bool> asks{false};          ///< One is under way.
+  std::atomic<double> period{0.5};        ///< Seconds between two rounds.
+  std::atomic<double> beat_period{0.3};
+  std::atomic<bool> moves{false};  ///< Movement that was not announced yet.
+
+  // Of the board's thread alone.
+  std::uint64_t beats = 0;
+  std::uint64_t announced = 0;
+  std::chrono::steady_clock::time_point last_beat{};
+  std::chrono::steady_clock::time_point last_round = std::chrono::steady_clock::now();
+  std::string last_movement;
+  bool described = false;
+  int rounds_left_out = 0;  ///< After the last round that met an error of the store.
+  int rounds_to_leave_out = 0;
+  std::deque<int> unread;  ///< Ranks whose description is not known yet.
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> jobs;
+  bool stop = false;
+  bool ended = false;
+  bool failed = false;  ///< This rank's note is final: no more beats.
+  bool waiting = false;
+  std::vector<int> waits_for;
+  std::map<int, Heard> heard;
+  std::uint64_t movements = 0;
+  bool concluded = false;
+  std::vector<std::pair<int, std::string>> descriptions;
+};
+
+/// Who is to blame (fault_inquiry.cc). All of it runs on the board's thread.
+struct FaultBoard::Inquiry {
+  std::atomic<bool> done{false};
+  Verdict verdict;
+
+  static Verdict unreachable(const Options& options) {
+    if (options.store_host < 0) return {{}, "the rendezvous store does not answer"};
+    if (options.store_host == options.rank) return {{}, "this rank's own rendezvous store does not answer"};
+    return {{options.store_host}, "the rendezvous store that it hosts does not answer"};
+  }
+
+  static Verdict adopted(const std::string& known, const Options& options);
+  static Verdict conclude(Shared& shared, const Verdict& own);
+  static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
+  static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
+  static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds deadline);
+};
+
+}  // namespace thinwire
