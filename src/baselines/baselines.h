@@ -18,6 +18,7 @@ SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
 SystemInfo global_top_k_info();
 SystemInfo power_sgd_info();
+SystemInfo blocks_info();
 SystemInfo qsgd_info();
 SystemInfo terngrad_info();
 SystemInfo nuqsgd_info();

@@ -15,6 +15,14 @@
 // Bytes per rank: R * 4 * (sum over matrices of r (n + m) + elements that travel as they are), R = 2(W-1)/W.
 // They go in two all-reduces, or in one where there is no matrix.
 //
+// With bits=2 to 8 everything that travels is coded (exchange/block_average.h), 32 / bits times smaller:
+//
+//   P and Q through owners in codes; residual = p - P^ (what this rank's codes said of Q)^T
+//
+// The codes' error of P costs nothing but a little of the subspace, since P^ is the same on all ranks. That of Q stays
+// in the residual. The residual is what this rank has not said itself, and not p - mean: the latter takes up the
+// difference of ranks' gradients in every step, grows without bound, and with it would the scale of the codes.
+//
 // All ranks orthonormalise and multiply the same sums in the same way. So their means are equal to the last
 // bit, whatever their local products were rounded to.
 //
@@ -28,13 +36,16 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "baselines/baselines.h"
+#include "baselines/block_options.h"
 #include "core/bucket_states.h"
 #include "core/partition.h"
 #include "core/philox.h"
+#include "exchange/block_average.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/low_rank.h"
@@ -63,6 +74,9 @@ MatrixShape shape_of(std::size_t elements, std::size_t rows, std::size_t rank) {
   const MatrixShape shape{rows, elements / rows};
   return rank * (shape.rows + shape.columns) < shape.elements() ? shape : MatrixShape{};
 }
+
+/// How floats travel: as they are, or in codes.
+using Codes = std::optional<BlockCodes>;
 
 /// How a bucket is cut, and how many floats that comes to.
 class Plan {
@@ -169,14 +183,17 @@ class NearCopy {
 
 class PowerSgd final : public Synchronizer {
  public:
-  explicit PowerSgd(std::size_t rank) : rank_(rank) {}
+  PowerSgd(std::size_t rank, const Codes& codes) : rank_(rank), codes_(codes) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override;
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.world_size == 1) return 0;
     const Plan plan(workload.parameter_ends, workload.parameter_rows, workload.elements, rank_);
-    const auto sent = [&](std::size_t elements) { return workload.ring_sent_bytes(elements, sizeof(float)); };
+    const auto sent = [&](std::size_t elements) {
+      if (codes_) return block_average_bytes(elements, workload.world_size, workload.rank, *codes_);
+      return workload.ring_sent_bytes(elements, sizeof(float));
+    };
     return sent(plan.exact() + plan.left()) + sent(plan.right());
   }
 
@@ -208,15 +225,19 @@ class PowerSgd final : public Synchronizer {
   }
 
   std::size_t rank_;
+  Codes codes_;
   BucketStates<State> states_;
 };
 
 /// One step: the sums of both factors, and what they make.
 class PowerSgdStep {
  public:
-  PowerSgdStep(const Plan& plan, std::size_t rank, Span<float> gradient, Span<float> residual, Step& step)
+  PowerSgdStep(const Plan& plan, std::size_t rank, const Codes& codes, BucketId bucket, Span<float> gradient,
+               Span<float> residual, Step& step)
       : plan_(plan),
         rank_(rank),
+        codes_(codes),
+        bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
         step_(step),
@@ -228,11 +249,9 @@ class PowerSgdStep {
 
   /// Algorithm 1 from the right factors `start`. Fills in the report.
   void run(Span<float> start) {
-    multiply_right_and_sum(start);
-    // Every rank sees the same sums, so all come to the same verdict.
-    bool finite = scale(step_.executor, first_.first(plan_.exact()), 1.0f / world());
-    finite = all_finite(step_.executor, left()) && finite;
-    if (finite && !right_.empty()) finite = multiply_left_and_sum();
+    step_.report.formula_bytes = 0;
+    bool finite = multiply_right_and_average(start);
+    if (finite && !right_.empty()) finite = multiply_left_and_average();
     step_.report.finite = finite;
     if (finite) deliver();
   }
@@ -250,13 +269,37 @@ class PowerSgdStep {
     return near_first_.span().subspan(plan_.exact() + offset, rank_ * cut.shape.rows);
   }
   Span<float> matrix(const Cut& cut) const { return gradient_.subspan(cut.begin, cut.shape.elements()); }
+  Span<float> part(Span<float> values, const Cut& cut, std::size_t at_right) const {
+    return values.subspan(at_right, rank_ * cut.shape.columns);
+  }
+
+  /// Sums of floats travel from host memory. Every rank sees the same ones, so all come to the same verdict.
   void sum(Span<float> values) {
     all_reduce_sum(step_, values);
     step_.report.formula_bytes += step_.communicator.ring_sent_bytes(values.size(), sizeof(float));
   }
 
-  /// P = M Q of every matrix, summed over ranks together with what travels as it is.
-  void multiply_right_and_sum(Span<float> start) {
+  /// The mean of codes, on the executor's side and in the host's memory. unsaid: see average_blocks.
+  bool average_codes(const NearCopy& near, Span<float> unsaid, std::uint32_t exchange, bool finite) {
+    const auto values = near.span();
+    average_blocks(bucket_, values, unsaid, step_, *codes_, exchange, finite);
+    step_.report.formula_bytes +=
+        block_average_bytes(values.size(), step_.communicator.size(), step_.communicator.rank(), *codes_);
+    if (step_.report.finite) near.store();
+    return step_.report.finite;
+  }
+
+  /// Zeros, or nothing where no residual is kept.
+  Span<float> take_unsaid(std::size_t elements) {
+    if (residual_.empty()) return {};
+    const auto unsaid = step_.scratch.take<float>(elements);
+    fill(step_.executor, unsaid, 0.0f);
+    return unsaid;
+  }
+
+  /// P = M Q of every matrix, and what travels as it is. Afterwards the latter's mean, and a multiple of P's: its
+  /// columns are brought to length 1. Returns false where it is not finite.
+  bool multiply_right_and_average(Span<float> start) {
     // p takes the gradient's place. Half of the largest float leaves room for p - mean.
     const bool within =
         add_within(step_.executor, gradient_, residual_, residual_.empty() ? kLargest : kLargest / 2);
@@ -264,47 +307,80 @@ class PowerSgdStep {
     const NearCopy near_start(step_, start);
     near_start.load();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      multiply_right(step_.executor, cut.shape, rank_, matrix(cut),
-                     near_start.span().subspan(at_right, rank_ * cut.shape.columns), near_left(cut, at_left));
+      multiply_right(step_.executor, cut.shape, rank_, matrix(cut), part(near_start.span(), cut, at_right),
+                     near_left(cut, at_left));
     });
+    if (codes_) {
+      unsaid_first_ = take_unsaid(first_.size());
+      return average_codes(near_first_, unsaid_first_, 0, within) && all_finite(step_.executor, left());
+    }
     near_first_.store();
     if (!within) first_[0] = std::numeric_limits<float>::quiet_NaN();
-    step_.report.formula_bytes = 0;
     sum(first_);
+    const bool finite = scale(step_.executor, first_.first(plan_.exact()), 1.0f / world());
+    return all_finite(step_.executor, left()) && finite;
   }
 
   /// Q = M^T P^ of every matrix, the mean over ranks. Returns whether it can be multiplied without overflow.
-  bool multiply_left_and_sum() {
+  bool multiply_left_and_average() {
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t) {
       orthonormalise(cut.shape.rows, rank_, left().subspan(at_left, rank_ * cut.shape.rows));
     });
     near_first_.load();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
       multiply_left(step_.executor, cut.shape, rank_, matrix(cut), near_left(cut, at_left),
-                    near_right_.span().subspan(at_right, rank_ * cut.shape.columns));
+                    part(near_right_.span(), cut, at_right));
     });
-    near_right_.store();
-    sum(right_);
-    scale(step_.executor, right_, 1.0f / world());
+    if (codes_) {
+      keep_own_right();
+      if (!average_codes(near_right_, unsaid_right_, 1, true)) return false;
+    } else {
+      near_right_.store();
+      sum(right_);
+      scale(step_.executor, right_, 1.0f / world());
+    }
     // Within this limit no element of the mean exceeds half of the largest float.
     return add_within(step_.executor, right_, {}, kLargest / (4 * static_cast<float>(rank_)));
   }
 
-  /// mean = P^ Q^T, residual = p - mean.
+  void keep_own_right() {
+    unsaid_right_ = take_unsaid(right_.size());
+    if (residual_.empty()) return;
+    own_right_ = step_.scratch.take<float>(right_.size());
+    copy(step_.executor, Span<const float>(near_right_.span()), own_right_);
+  }
+
+  /// mean = P^ Q^T. residual = p - mean, or with codes p - P^ (own Q - unsaid)^T.
   void deliver() {
     step_.clock.enter(Phase::decompress);
     if (right_.empty()) near_first_.load();
     near_right_.load();
     scatter_chunks(step_.executor, chunks_, near_exact(), gradient_, residual_);
+    if (codes_ && !residual_.empty()) keep_unsaid();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
       apply_product(step_.executor, cut.shape, rank_, near_left(cut, at_left),
-                    near_right_.span().subspan(at_right, rank_ * cut.shape.columns), matrix(cut),
+                    part(near_right_.span(), cut, at_right), matrix(cut),
+                    codes_ ? Span<float>() : residual_.subspan(cut.begin, cut.shape.elements()));
+    });
+  }
+
+  void keep_unsaid() {
+    scatter_chunks(step_.executor, chunks_, unsaid_first_.first(plan_.exact()), residual_, {});
+    if (!right_.empty()) {
+      scale(step_.executor, unsaid_right_, -1);
+      add(step_.executor, own_right_, unsaid_right_);
+    }
+    plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
+      apply_product(step_.executor, cut.shape, rank_, near_left(cut, at_left),
+                    part(own_right_, cut, at_right), matrix(cut),
                     residual_.subspan(cut.begin, cut.shape.elements()));
     });
   }
 
   const Plan& plan_;
   std::size_t rank_;
+  const Codes& codes_;
+  BucketId bucket_;
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
@@ -313,13 +389,17 @@ class PowerSgdStep {
   NearCopy near_first_;
   NearCopy near_right_;
   Span<const VectorChunk> chunks_;
+  // With codes and a residual: what they left out, and this rank's own right factors.
+  Span<float> unsaid_first_;
+  Span<float> unsaid_right_;
+  Span<float> own_right_;
 };
 
 void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
   const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_);
   State& state = open(bucket, plan, step);
-  PowerSgdStep one(plan, rank_, gradient, residual, step);
+  PowerSgdStep one(plan, rank_, codes_, bucket, gradient, residual, step);
   one.run(state.right);
   if (step.report.finite) keep(one.right(), plan, bucket, step);
 }
@@ -419,9 +499,13 @@ SystemInfo power_sgd_info() {
   info.feedback_default = true;
   info.state = {kRightFactor};
   info.undoes_steps = true;
-  info.options = {{"rank", "4", "columns of the factors that travel, 1 to 1024"}};
+  info.options = {{"rank", "4", "columns of the factors that travel, 1 to 1024"},
+                  {"bits", "32", "of a float that travels: 32, or 2 to 8 in codes"},
+                  {"block", "128", "with codes: floats that share a scale, a multiple of 128"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<PowerSgd>(static_cast<std::size_t>(options.integer("rank", 1, kLargestRank)));
+    const auto rank = static_cast<std::size_t>(options.integer("rank", 1, kLargestRank));
+    const bool coded = options.integer("bits", QuantizationLevels::kLeastBits, 32) != 32;
+    return std::make_unique<PowerSgd>(rank, coded ? Codes(read_block_codes(options)) : Codes());
   };
   return info;
 }

@@ -365,5 +365,47 @@ TEST(PowerSgd, ADeviceArrivesAtWhatTheCpuDoes) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(of_rank[0][i], of_rank[1][i])) << i;
 }
 
+/// In codes the residual is what this rank has not said. What ranks' gradients differ by in every step must not gather
+/// in it, since the codes would have to span it.
+TEST(PowerSgd, InCodesADifferenceOfRanksThatStaysDoesNotGather) {
+  const auto common = matrix_of(64, 96, {1, 0.5});
+  const auto difference = matrix_of(96, 64, {1, 0.7});
+  run_in_process(2, [&](Communicator& communicator) {
+    Runner runner("power_sgd:rank=4:bits=4", communicator);
+    runner.rows = {64};
+    std::vector<float> residual(common.size());
+    std::vector<float> delivered(common.size());
+    for (int step = 0; step < 200; ++step) {
+      auto gradient = common;
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        gradient[i] += communicator.rank() == 0 ? difference[i] : -difference[i];
+      }
+      EXPECT_TRUE(runner.step(gradient, residual).finite);
+      for (std::size_t i = 0; i < gradient.size(); ++i) delivered[i] += gradient[i] / 200;
+    }
+    EXPECT_LT(norm(residual), 3 * norm(difference));
+    EXPECT_LT(distance(delivered, common), 0.05 * norm(common));
+  });
+}
+
+TEST(PowerSgd, SendsCodesThatAreAsManyTimesSmaller) {
+  run_in_process(4, [&](Communicator& communicator) {
+    const auto matrix = matrix_of(512, 512, {1, 0.5});
+    std::uint64_t sent[2] = {};
+    for (const int bits : {32, 8}) {
+      Runner runner("power_sgd:rank=4:bits=" + std::to_string(bits), communicator);
+      runner.rows = {512};
+      auto gradient = matrix;
+      std::vector<float> residual(matrix.size());
+      const StepReport report = runner.step(gradient, residual);
+      EXPECT_EQ(report.wire.sent_bytes, report.formula_bytes + report.frame_header_bytes);
+      EXPECT_LT(distance(gradient, matrix), 0.02 * norm(matrix));
+      sent[bits == 8 ? 1 : 0] = report.formula_bytes;
+    }
+    EXPECT_GT(sent[0], 31 * sent[1] / 8);
+    EXPECT_LT(sent[0], 4 * sent[1]);
+  });
+}
+
 }  // namespace
 }  // namespace thinwire

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "kernels/codes/quantize.h"
-#include "thinwire/errors.h"
 
 namespace thinwire {
 namespace {
@@ -78,15 +77,6 @@ Span<const QuantizedVector> quantized_vectors(Workspace& workspace, Span<const C
     vectors[rank] = {frames[rank].table(), frames[rank].codes()};
   }
   return vectors;
-}
-
-void require_norms(Span<const float> norms) {
-  for (std::size_t c = 0; c < norms.size(); ++c) {
-    if (!(norms[c] >= 0)) {
-      throw CorruptFrame("frame refused: norm " + std::to_string(c) + " is " + std::to_string(norms[c]) +
-                         ", expected not negative");
-    }
-  }
 }
 
 void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/philox.h"
+#include "exchange/block_average.h"
 #include "exchange/coded_exchange.h"
 #include "kernels/codes/dequantize.h"
 #include "kernels/codes/quantization_levels.h"
@@ -32,9 +33,6 @@ RandomStream rounding_stream(BucketId bucket, const Step& step);
 
 /// The frames with their tables as norms, in the workspace.
 Span<const QuantizedVector> quantized_vectors(Workspace& workspace, Span<const CodedFrame> frames);
-
-/// Throws CorruptFrame unless every norm is at least 0.
-void require_norms(Span<const float> norms);
 
 /// average_coded with these levels, which have as many bits as `chunked`.
 void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,

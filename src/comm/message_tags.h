@@ -17,6 +17,8 @@ enum MessageTag : Communicator::Tag {
   kPullTag = 51,
   kCasqUpTag = 52,
   kCasqDownTag = 53,
+  kBlocksUpTag = 56,
+  kBlocksDownTag = 57,
   kDoublingTag = 55,
   kRowListTag = 60,
   // Collectives.

@@ -36,6 +36,7 @@ const Registry& builtin_registry() {
     all.add(sparse_ps_info());
     all.add(global_top_k_info());
     all.add(power_sgd_info());
+    all.add(blocks_info());
     all.add(top_k_info());
     all.add(block_top_k_info());
     all.add(dgc_info());

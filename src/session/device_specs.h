@@ -54,7 +54,9 @@ inline const std::vector<std::string> kDeviceSpecs = {
     "block_top_k:ratio=0.1:block=64+s2_reducer",
     "dgc:ratio=0.05:momentum=0",
     "mc:momentum=0.5+block_top_k:ratio=0.1+omnireduce",
+    "blocks:bits=4",
     "power_sgd",
+    "power_sgd:rank=2:bits=4",
     "power_sgd:rank=3:feedback=off",
 };
 

@@ -19,6 +19,8 @@ inline constexpr std::uint32_t kMagicBits = 0x4B000000;  // of 0x1p23f
 /// With u's high bits added, y's low half is at most this (shifted to the top: 16 bits of it) where u's low
 /// bits matter: it is 0 or 1.
 inline constexpr std::uint32_t kLeastClear = 0x1FFFFu;
+/// In place of u's high bits where the nearest level is wanted: with the 1 that kMagic adds, 2^15.
+inline constexpr std::uint32_t kToNearest = 0x7FFFu;
 
 /// Infinity where a float cannot hold it.
 constexpr float float_of(double value) {

@@ -113,6 +113,8 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
   const auto even = hn::Set(du, ~1u);
   const auto lane_counters = hn::Iota(du, 0);
   const auto least_clear = hn::Set(du, kLeastClear);
+  const bool nearest = levels.nearest;
+  const auto to_nearest = hn::Set(du, kToNearest << 16 | kToNearest);
   // Copies that nothing points to: bytes may alias what the arguments refer to.
   const RandomStream local_stream = stream;
   const Placement local_placement = placement;
@@ -121,8 +123,14 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
     FetchPair(next_residual, pair);
     for (std::size_t lane = 0; lane < 16; lane += lanes) {
       const auto first = hn::Set(du, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane));
-      const auto random = philox_lanes(du, hn::Add(lane_counters, first), 0, local_stream);
-      const hn::Vec<decltype(du)> words[4] = {random.x0, random.x1, random.x2, random.x3};
+      hn::Vec<decltype(du)> words[4] = {to_nearest, to_nearest, to_nearest, to_nearest};
+      if (!nearest) {
+        const auto random = philox_lanes(du, hn::Add(lane_counters, first), 0, local_stream);
+        words[0] = random.x0;
+        words[1] = random.x1;
+        words[2] = random.x2;
+        words[3] = random.x3;
+      }
       // floor(y) or one more, plus u's high bits, plus 1: the low half is 0 or 1 where u's low bits matter.
       auto sum_of = [&](std::size_t at, hn::Vec<FloatTag> value, hn::Vec<decltype(du)>& below) HWY_ATTR {
         const auto word = words[at / 16 % 4];
@@ -146,7 +154,7 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
         }
         hn::StoreU(hn::TruncateTo(d8, code), d8, bytes + at);
       }
-      if (hn::AllTrue(du, hn::Gt(closest, least_clear))) continue;
+      if (nearest || hn::AllTrue(du, hn::Gt(closest, least_clear))) continue;
       for (std::size_t at = lane; at < kPair; at += 16) {
         auto below = hn::Zero(du);
         const auto sum = sum_of(at, hn::LoadU(d, p + at), below);

@@ -67,16 +67,18 @@ __device__ std::uint64_t encode_run(const QuantizationLevels& levels, const Rand
                                     std::size_t pair, const float (&p)[kOfLane], Inverse inverse,
                                     CodeBuffer& buffer) {
   const unsigned of_pair = lane_of_warp() % kHalf;
-  const PhiloxCounter random = stream.block(static_cast<std::uint32_t>(16 * pair) + of_pair, 0);
+  PhiloxCounter random{};
+  if (!levels.nearest) random = stream.block(static_cast<std::uint32_t>(16 * pair) + of_pair, 0);
   auto* bytes = reinterpret_cast<unsigned char*>(buffer.bytes) + first_of_lane();
 #pragma unroll
   for (unsigned q = 0; q < kOfLane; ++q) {
-    const std::uint32_t u = q < 4 ? random[q] & 0xFFFFu : random[q - 4] >> 16;
+    const std::uint32_t drawn = q < 4 ? random[q] & 0xFFFFu : random[q - 4] >> 16;
+    const std::uint32_t u = levels.nearest ? kToNearest : drawn;
     const float magnitude = fabsf(p[q]) * inverse(q);
     const std::uint32_t sign = __float_as_uint(p[q]) >> 31;
     std::uint32_t sum = 0;
     std::uint32_t code = code_of<kEqualSteps>(levels, magnitude, sign, u, sum);
-    if (sum << 16 <= kLeastClear) {
+    if (!levels.nearest && sum << 16 <= kLeastClear) {
       code = decide_finely_on_device(levels, stream, pair, q * kHalf + of_pair, magnitude, sign != 0);
     }
     bytes[q * kHalf] = static_cast<unsigned char>(code);

@@ -33,6 +33,12 @@ std::vector<QuantizationLevels> all_levels() {
     all.push_back(QuantizationLevels::halving(bits));
     all.push_back(without_zero(bits));
   }
+  const std::size_t random = all.size();
+  for (std::size_t i = 0; i < random; ++i) {
+    if (all[i].bits > 4) continue;
+    all.push_back(all[i]);
+    all.back().nearest = true;
+  }
   return all;
 }
 
@@ -62,7 +68,9 @@ unsigned scalar_code(const QuantizationLevels& levels, const RandomStream& strea
   const double coarse = i < 64 ? word & 0xFFFF : word >> 16;
   const std::uint32_t fine = stream.block(block, static_cast<std::uint32_t>(1 + i / 64))[i % 64 / 16] >> 8;
   const double u = coarse + static_cast<double>(fine) * 0x1p-24;
-  const auto up = static_cast<unsigned>(std::floor((static_cast<double>(y) + u) / 65536));
+  const double sum =
+      levels.nearest ? std::nearbyint(static_cast<double>(y)) + 32768 : static_cast<double>(y) + u;
+  const auto up = static_cast<unsigned>(std::floor(sum / 65536));
   const unsigned sign = std::signbit(p) ? 1u : 0u;
   return crosses ? (up != 0 ? sign : 1 - sign) : (j + up) << 1 | sign;
 }
