@@ -98,6 +98,21 @@ HWY_INLINE void FetchPair(const float* values, std::size_t pair) {
   }
 }
 
+/// The blocks of random words from `first` on, one to a lane; for the nearest level what rounds to it.
+template <class DU, class V>
+HWY_INLINE void DrawWords(DU du, const RandomStream& stream, std::uint32_t first, bool nearest,
+                          V (&words)[4]) {
+  if (nearest) {
+    for (V& word : words) word = hn::Set(du, kToNearest << 16 | kToNearest);
+    return;
+  }
+  const auto random = philox_lanes(du, hn::Add(hn::Iota(du, 0), hn::Set(du, first)), 0, stream);
+  words[0] = random.x0;
+  words[1] = random.x1;
+  words[2] = random.x2;
+  words[3] = random.x3;
+}
+
 /// Codes of `pairs` * kPair elements, one per byte: index * 2 + sign. Meanwhile as many elements from next_
 /// pointers on come into the cache, unless these are null.
 template <class Placement>
@@ -111,10 +126,8 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
   const auto factor = hn::Set(d, inverse);
   const auto magic = hn::Set(d, kMagic);
   const auto even = hn::Set(du, ~1u);
-  const auto lane_counters = hn::Iota(du, 0);
   const auto least_clear = hn::Set(du, kLeastClear);
   const bool nearest = levels.nearest;
-  const auto to_nearest = hn::Set(du, kToNearest << 16 | kToNearest);
   // Copies that nothing points to: bytes may alias what the arguments refer to.
   const RandomStream local_stream = stream;
   const Placement local_placement = placement;
@@ -122,15 +135,9 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
     FetchPair(next_gradient, pair);
     FetchPair(next_residual, pair);
     for (std::size_t lane = 0; lane < 16; lane += lanes) {
-      const auto first = hn::Set(du, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane));
-      hn::Vec<decltype(du)> words[4] = {to_nearest, to_nearest, to_nearest, to_nearest};
-      if (!nearest) {
-        const auto random = philox_lanes(du, hn::Add(lane_counters, first), 0, local_stream);
-        words[0] = random.x0;
-        words[1] = random.x1;
-        words[2] = random.x2;
-        words[3] = random.x3;
-      }
+      hn::Vec<decltype(du)> words[4];
+      DrawWords(du, local_stream, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane), nearest,
+                words);
       // floor(y) or one more, plus u's high bits, plus 1: the low half is 0 or 1 where u's low bits matter.
       auto sum_of = [&](std::size_t at, hn::Vec<FloatTag> value, hn::Vec<decltype(du)>& below) HWY_ATTR {
         const auto word = words[at / 16 % 4];
