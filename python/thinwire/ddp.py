@@ -101,7 +101,9 @@ def register(
         connections of its own.
     deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
         timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
-    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline.
+        The same on all ranks.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. The same
+        on all ranks.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.

@@ -43,7 +43,7 @@ TEST(GatherBytes, TellsAllRanksWhoCallsSomethingElse) {
 }
 
 TEST(GatherBytes, RefusesALengthBeforeItTakesMemory) {
-  constexpr std::uint64_t kClaimed = std::uint64_t{1} << 60;
+  static constexpr std::uint64_t kClaimed = std::uint64_t{1} << 60;
   const auto texts = complaints([](Communicator& communicator) {
     if (communicator.rank() != 1) {
       gather_bytes(communicator, {.step = 5, .kind = "texts"}, "mine", 10);
