@@ -251,6 +251,19 @@ class PythonEngine {
     return buckets;
   }
 
+  /// Every rank's bytes. Collective; see DdpEngine::gather.
+  py::list gather(const std::string& kind, const py::bytes& mine, std::size_t longest) {
+    const std::string own = mine;
+    std::vector<std::string> parts;
+    {
+      const py::gil_scoped_release release;
+      parts = engine_->gather(kind, own, longest);
+    }
+    py::list all;
+    for (const std::string& part : parts) all.append(py::bytes(part));
+    return all;
+  }
+
   DdpEngine& engine() { return *engine_; }
 
  private:
@@ -366,18 +379,7 @@ PYBIND11_MODULE(_C, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
-      .def("gather",
-           [](PythonEngine& self, const std::string& kind, const py::bytes& mine, std::size_t longest) {
-             const std::string own = mine;
-             std::vector<std::string> parts;
-             {
-               const py::gil_scoped_release release;
-               parts = self.engine().gather(kind, own, longest);
-             }
-             py::list all;
-             for (const std::string& part : parts) all.append(py::bytes(part));
-             return all;
-           })
+      .def("gather", &PythonEngine::gather)
       .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
