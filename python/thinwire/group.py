@@ -76,7 +76,9 @@ class _Keys:
     def set_if_absent(self, key: str, value: str) -> str:
         """What stands there afterwards."""
         with _in_words("write to"):
-            return self._store.compare_set(key, "", value).decode()
+            standing = self._store.compare_set(key, "", value).decode()
+            self._store.set(key, standing)  # wakes those that wait for it, which torch 1.13's compare_set does not
+            return standing
 
     def add(self, key: str, number: int) -> int:
         with _in_words("write to"):
