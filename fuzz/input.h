@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/fnv.h"
 #include "thinwire/span.h"
 
 namespace thinwire::fuzz {
@@ -40,13 +41,11 @@ class Input {
   std::size_t size_;
 };
 
-/// FNV-1a: the checksum of states and of gradient files.
+/// The checksum of states and of gradient files.
 inline std::uint64_t hash_of(const std::string& bytes, std::size_t begin = 0) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (std::size_t i = begin; i < bytes.size(); ++i) {
-    hash = (hash ^ static_cast<std::uint8_t>(bytes[i])) * 0x100000001b3u;
-  }
-  return hash;
+  Fnv1a hash;
+  if (begin < bytes.size()) hash.add(bytes.data() + begin, bytes.size() - begin);
+  return hash.value();
 }
 
 /// The bytes with their checksum behind them.

@@ -114,6 +114,41 @@ if subprocess.run([python, "-c", "import torch.distributed"], capture_output=Tru
     if fake.wait(HANG) != 0:
         failures.append("the rank that signs in and ends did not")
 
+# The store ends while ranks wait for one that does not come: c10d itself names a socket.
+WATCHES = """
+import datetime, sys, time
+from torch.distributed import PrefixStore, TCPStore
+base = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, datetime.timedelta(seconds=20))
+store = PrefixStore("thinwire//attempt_0", base)
+while store.add("joined", 0) < 2:
+    time.sleep(0.02)
+"""
+# An agent serves the store before rank 0 has come. Rank 1 of another job finds out when that one's rank 0 comes.
+SERVES_AND_CLAIMS = """
+import datetime, sys, time
+from torch.distributed import PrefixStore, TCPStore
+base = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, datetime.timedelta(seconds=20), wait_for_workers=False)
+store = PrefixStore("thinwire/second/attempt_0", base)
+while store.add("joined", 0) < 1:
+    time.sleep(0.02)
+base.compare_set("thinwire/job", "", "job first")
+sys.stdin.read()
+"""
+if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, check=False).returncode == 0:
+    port = free_port()
+    host, waiting = [start(ranks(port, rank, 3), 20) for rank in (0, 1)]
+    if subprocess.run([python, "-c", WATCHES, str(port)], capture_output=True, timeout=HANG, check=False).returncode != 0:
+        failures.append("the ranks did not join")
+    host.kill()
+    host.communicate()
+    expect("the store's rank ends while others join", waiting, "rank 0, whose process serves it, is gone or silent")
+
+    port = free_port()
+    agent = subprocess.Popen([python, "-c", SERVES_AND_CLAIMS, str(port)], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    other = start(ranks(port, 1, 2, THINWIRE_JOB="second", TORCHELASTIC_USE_AGENT_STORE="True"), 20)
+    expect("another job's agent", other, r"is of another job \(first; THINWIRE_JOB of this one: second\)")
+    agent.communicate()
+
 # On loopback nobody else is let in; elsewhere rank 0 listens for the others.
 own_addresses = [host for host in subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split() if "." in host]
 if own_addresses:

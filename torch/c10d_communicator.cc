@@ -86,11 +86,10 @@ C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d_compat::Group> group,
 
 void C10dCommunicator::open_board(c10::intrusive_ptr<::c10d::Store> store) {
   auto links = std::make_unique<TcpLinks>(options_.sockets);
-  board_ = std::make_unique<FaultBoard>(std::make_shared<C10dFaultStore>(std::move(store)),
-                                        FaultBoard::Options{.rank = rank(),
-                                                            .size = size(),
-                                                            .store_host = options_.store_host,
-                                                            .description = links->describe()});
+  board_ = std::make_unique<FaultBoard>(
+      std::make_shared<C10dFaultStore>(std::move(store), options_.store_host),
+      FaultBoard::Options{
+          .rank = rank(), .size = size(), .store_host = options_.store_host, .links = links->describe()});
   if (links->empty()) links.reset();
   watch_ = std::make_unique<WaitWatch>(
       *board_, std::move(links),
@@ -396,7 +395,11 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
     } catch (const std::exception&) {
     }
   }
-  if (ending.is_certain) fail(-1, ending.what);
+  if (ending.is_certain) {
+    // The others would wait for their own limits.
+    if (board_ && ending.evidence.says_something()) board_->judge(ending.evidence);
+    fail(-1, ending.what);
+  }
   const Verdict verdict =
       board_ ? board_->judge(ending.evidence) : Verdict{awaited, "there is no store to ask others"};
   if (verdict.culprits.empty()) fail(-1, ending.what + "; " + verdict.reason);

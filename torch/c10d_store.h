@@ -1,7 +1,10 @@
 #pragma once
 // The rendezvous store that a c10d job has anyway, seen as the board on which failing ranks leave their
-// notes.
+// notes. What c10d says of a store that is gone names a socket, and nobody: here it becomes words.
 
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "comm/fault_board.h"
@@ -9,16 +12,27 @@
 
 namespace thinwire {
 
+/// "rank 0, whose process serves it,", or the agent where no rank does (-1).
+std::string store_server(int store_host);
+
 class C10dFaultStore final : public FaultBoard::Store {
  public:
-  explicit C10dFaultStore(c10::intrusive_ptr<::c10d::Store> store) : store_(std::move(store)) {}
+  /// store_host: the rank whose process serves the store, -1: none of them.
+  C10dFaultStore(c10::intrusive_ptr<::c10d::Store> store, int store_host)
+      : store_(std::move(store)), store_host_(store_host) {}
 
+  // Each throws std::runtime_error that says whose process does not answer.
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> get(const std::string& key) override;
   std::string set_if_absent(const std::string& key, const std::string& value) override;
+  std::int64_t add(const std::string& key, std::int64_t number) override;
 
  private:
+  template <class Run>
+  auto ask(Run run) const;
+
   c10::intrusive_ptr<::c10d::Store> store_;
+  int store_host_;
 };
 
 }  // namespace thinwire

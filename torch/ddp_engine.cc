@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "exchange/gather_bytes.h"
 #include "torch/ddp_regroup.h"
 
 namespace thinwire {
@@ -57,10 +58,11 @@ void DdpEngine::close() {
     item.done({}, std::make_exception_ptr(std::runtime_error("Thinwire's engine was closed")));
   }
   // Each waits a little for the other ranks to come to this point: all at the same time. After a failure in
-  // one lane nobody comes to the others.
+  // one lane nobody comes to the others; and where this rank gave up its step, they wait in that.
+  const bool together = !board_.failure && !within_step_ && !gave_up_;
   std::vector<std::thread> leaving;
   for (auto& lane : lanes_)
-    leaving.emplace_back([&lane, this] { lane->tensor_session().leave(!board_.failure); });
+    leaving.emplace_back([&lane, together] { lane->tensor_session().leave(together); });
   for (auto& thread : leaving) thread.join();
 }
 
@@ -281,23 +283,21 @@ void DdpEngine::scale_state(float factor) {
   sessions_.scale_state(factor);
 }
 
-std::vector<std::uint64_t> DdpEngine::gather(std::uint64_t mine) {
+std::vector<std::string> DdpEngine::gather(std::string_view kind, std::string_view mine,
+                                           std::size_t longest) {
   Lock lock(board_.mutex);
   if (const auto error = refusal()) std::rethrow_exception(error);
   settle(lock);
+  const ExchangeCall call{.step = sessions_.step(), .kind = kind};
   lock.unlock();
   // The lanes are idle, and nobody but this thread gives them anything to do.
-  Communicator& communicator = lanes_[0]->tensor_session().communicator();
-  std::vector<std::uint64_t> all(static_cast<std::size_t>(communicator.size()));
   try {
-    communicator.all_gather(as_bytes(Span<const std::uint64_t>(&mine, 1)),
-                            as_writable_bytes(Span<std::uint64_t>(all)));
+    return gather_bytes(lanes_[0]->tensor_session().communicator(), call, mine, longest);
   } catch (...) {
     lock.lock();
     board_.fail(std::current_exception());
     throw;
   }
-  return all;
 }
 
 StateWriter DdpEngine::save() {

@@ -24,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "torch/c10d_communicator.h"
@@ -82,8 +83,9 @@ class DdpEngine {
   /// `device` is the one that compresses the bucket; nullopt for the CPU.
   std::vector<DdpLayout> buckets() const;
 
-  /// Every rank's value in order of rank, between steps. Collective; an error ends the engine's steps.
-  std::vector<std::uint64_t> gather(std::uint64_t mine);
+  /// Every rank's bytes in order of rank, between steps: see gather_bytes(). Bound to the step, as buckets are.
+  /// kind: what they are, for messages. Collective; an error ends the engine's steps.
+  std::vector<std::string> gather(std::string_view kind, std::string_view mine, std::size_t longest);
 
   /// Between steps, not collective: what Session::save writes, over all lanes.
   StateWriter save();

@@ -165,28 +165,30 @@ std::string local_address(const GlooEnvironment& environment) {
   return {};
 }
 
+int store_host_of(const GlooEnvironment& environment) {
+  return environment.agent_serves_store ? -1 : 0;
+}
+
 /// Two jobs may have been given one port. The keys of each stand under its own token, so none takes a rank of
-/// the other; this tells a rank that it has come to the wrong place.
-void require_own_job(const GlooEnvironment& environment, const StorePointer& store) {
-  C10dFaultStore book(store);
+/// the other; this tells a rank that it has come to the wrong place. False while nobody has said whose the
+/// rendezvous is: its rank 0 has not come yet, which it may do long after the port is open where an agent
+/// serves it.
+bool is_of_own_job(const GlooEnvironment& environment, const StorePointer& store) {
+  C10dFaultStore book(store, store_host_of(environment));
   const std::string key = "thinwire/job";
   const std::string own = "job " + environment.job;
-  std::string standing = own;
-  if (environment.rank == 0) {
-    standing = book.set_if_absent(key, own);
-  } else {
-    // Rank 0 writes it right after it has opened the port.
-    for (int tries = 0; tries < 20; ++tries) {
-      const auto found = book.get(key);
-      standing = found.value_or(own);
-      if (found) break;
-      std::this_thread::sleep_for(kRetry);
-    }
-  }
-  if (standing == own) return;
-  throw std::runtime_error("the rendezvous there is of another job (" + standing.substr(4) +
+  const auto standing = environment.rank == 0 ? std::optional(book.set_if_absent(key, own)) : book.get(key);
+  if (!standing || *standing == own) return standing.has_value();
+  throw std::runtime_error("cannot open the rendezvous at " + endpoint(environment) +
+                           ": the rendezvous there is of another job (" + standing->substr(4) +
                            "; THINWIRE_JOB of this one: " + environment.job +
                            "): choose another MASTER_PORT (thinwire launch --port)");
+}
+
+/// Where this job's keys stand.
+StorePointer keys_of(const GlooEnvironment& environment, const StorePointer& store) {
+  return c10::make_intrusive<::c10d::PrefixStore>(
+      "thinwire/" + environment.job + "/attempt_" + environment.restart_count, store);
 }
 
 enum class Role { own, client };
@@ -219,13 +221,14 @@ StorePointer open_store(const GlooEnvironment& environment, Clock::time_point en
             std::fprintf(stderr, "thinwire: the rendezvous at %s listens on all interfaces\n", where.c_str());
           }
           store->check({"thinwire/hello"});  // an answer proves that it is a store
-          require_own_job(environment, store);
-          return c10::make_intrusive<::c10d::PrefixStore>(
-              "thinwire/" + environment.job + "/attempt_" + environment.restart_count, store);
+          return store;
         } catch (const std::exception& error) {
           const std::string text = error.what();
+          const std::string brief = text.substr(0, text.find('\n'));
+          if (serves) throw std::runtime_error("cannot open the rendezvous at " + where + ": " + brief);
           throw std::runtime_error("cannot open the rendezvous at " + where + ": " +
-                                   text.substr(0, text.find('\n')));
+                                   store_server(store_host_of(environment)) + " is gone or silent (" + brief +
+                                   ")");
         }
       });
 }
@@ -247,25 +250,62 @@ void join(const GlooEnvironment& environment, C10dFaultStore& book) {
   throw std::runtime_error(first + ", " + own);
 }
 
-/// Every rank signs in, so that a missing one is named instead of timing out inside Gloo. A rank asks for two
-/// keys at a time, however many ranks there are.
-void await_ranks(const GlooEnvironment& environment, const StorePointer& store, Clock::time_point end,
-                 Seconds deadline) {
-  C10dFaultStore book(store);
-  join(environment, book);
-  store->add("joined", 1);
-  do {
-    if (const auto refused = book.get("refused")) throw std::runtime_error(*refused);
-    if (store->add("joined", 0) >= environment.world_size) return;
+/// What a rank waits for others to write.
+template <class Result>
+std::optional<Result> poll(Clock::time_point end, const std::function<std::optional<Result>()>& ask) {
+  for (;;) {
+    if (auto found = ask()) return found;
+    if (Clock::now() >= end) return std::nullopt;
     std::this_thread::sleep_for(kRetry);
-  } while (Clock::now() < end);
+  }
+}
+
+/// Why the ranks do not come together. The first rank whose patience ends asks who is missing, for all: each
+/// asking would be as many requests as the square of the ranks.
+std::string who_is_missing(const GlooEnvironment& environment, C10dFaultStore& book, Seconds deadline) {
+  constexpr std::chrono::seconds kToAsk{1};  // longer than the first one needs
+  if (book.add("asks who is missing", 1) > 1) {
+    const auto found = poll<std::string>(Clock::now() + kToAsk, [&] { return book.get("refused"); });
+    if (found) return *found;
+  }
   std::vector<int> missing;
   for (int rank = 0; rank < environment.world_size; ++rank) {
     if (!book.get("joined/" + std::to_string(rank))) missing.push_back(rank);
   }
-  throw std::runtime_error(name_ranks(missing) + " of " + std::to_string(environment.world_size) +
+  const std::string text = name_ranks(missing) + " of " + std::to_string(environment.world_size) +
                            " did not join the rendezvous at " + endpoint(environment) + " within " +
-                           seconds_text(deadline));
+                           seconds_text(deadline);
+  book.set("refused", text);
+  return text;
+}
+
+/// The store ends with the rank that serves it: that one stays until the others have read why, for a moment.
+[[noreturn]] void refuse(const GlooEnvironment& environment, C10dFaultStore& book, const std::string& text) {
+  constexpr std::chrono::seconds kToRead{1};
+  book.add("heard", 1);
+  if (store_host_of(environment) == environment.rank) {
+    poll<bool>(Clock::now() + kToRead, [&, all = book.add("joined", 0)] {
+      return book.add("heard", 0) >= all ? std::optional(true) : std::nullopt;
+    });
+  }
+  throw std::runtime_error(text);
+}
+
+/// Every rank signs in, so that a missing one is named instead of timing out inside Gloo. A rank asks for two
+/// or three keys at a time, however many ranks there are.
+void await_ranks(const GlooEnvironment& environment, const StorePointer& store, Clock::time_point end,
+                 Seconds deadline) {
+  bool own = is_of_own_job(environment, store);
+  C10dFaultStore book(keys_of(environment, store), store_host_of(environment));
+  join(environment, book);
+  book.add("joined", 1);
+  do {
+    if (const auto refused = book.get("refused")) refuse(environment, book, *refused);
+    if (book.add("joined", 0) >= environment.world_size) return;
+    std::this_thread::sleep_for(kRetry);
+    own = own || is_of_own_job(environment, store);
+  } while (Clock::now() < end);
+  refuse(environment, book, who_is_missing(environment, book, deadline));
 }
 
 using GroupPointer = c10::intrusive_ptr<::c10d::ProcessGroupGloo>;
@@ -302,17 +342,21 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
                                 ": this machine has no such network interface");
   }
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(deadline);
-  const StorePointer store = open_store(environment, end, deadline);
-  // Two seconds more than await_ranks takes, so that its own words are the ones that are read.
-  const auto latest = end + std::chrono::seconds(2);
+  const StorePointer server = open_store(environment, end, deadline);
+  const StorePointer store = keys_of(environment, server);
+  // More than await_ranks takes, so that its own words are the ones that are read.
+  const auto latest = end + std::chrono::seconds(3);
   const std::string where = endpoint(environment);
-  within<bool>(latest, "the rendezvous at " + where + " stopped answering", [=] {
-    await_ranks(environment, store, end, deadline);
-    return true;
-  });
-  const int store_host = environment.agent_serves_store ? -1 : 0;
+  const int store_host = store_host_of(environment);
+  within<bool>(
+      latest,
+      "the rendezvous at " + where + " stopped answering: " + store_server(store_host) + " is gone or silent",
+      [=] {
+        await_ranks(environment, server, end, deadline);
+        return true;
+      });
   // Of its own, since the other one waits for keys.
-  const StorePointer asking = open_store(environment, latest, deadline, Role::client);
+  const StorePointer asking = keys_of(environment, open_store(environment, latest, deadline, Role::client));
   StartWatch watch(asking, environment.rank, environment.world_size, store_host, deadline);
   watch.begins();
   const auto before = open_tcp_sockets();

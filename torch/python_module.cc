@@ -18,6 +18,7 @@
 #include "comm/link_probe.h"
 #include "comm/tcp_links.h"
 #include "core/content_hash.h"
+#include "session/replicas.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
 #include "thinwire/version.h"
@@ -250,6 +251,19 @@ class PythonEngine {
     return buckets;
   }
 
+  /// Every rank's bytes. Collective; see DdpEngine::gather.
+  py::list gather(const std::string& kind, const py::bytes& mine, std::size_t longest) {
+    const std::string own = mine;
+    std::vector<std::string> parts;
+    {
+      const py::gil_scoped_release release;
+      parts = engine_->gather(kind, own, longest);
+    }
+    py::list all;
+    for (const std::string& part : parts) all.append(py::bytes(part));
+    return all;
+  }
+
   DdpEngine& engine() { return *engine_; }
 
  private:
@@ -365,9 +379,7 @@ PYBIND11_MODULE(_C, module) {
           py::call_guard<py::gil_scoped_release>())
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
-      .def(
-          "gather", [](PythonEngine& self, std::uint64_t mine) { return self.engine().gather(mine); },
-          py::call_guard<py::gil_scoped_release>())
+      .def("gather", &PythonEngine::gather)
       .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
@@ -379,6 +391,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("tcp_sockets_since", &thinwire::tcp_sockets_since);
   thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
+  module.def("replica_difference", &thinwire::replica_difference);
   module.def("fail_future", &thinwire::fail_future);
   module.def("merge_states", &thinwire::merge_states);
   module.def("share_state", &thinwire::share_state);

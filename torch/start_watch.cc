@@ -1,8 +1,6 @@
 #include "torch/start_watch.h"
 
-#include <algorithm>
-#include <exception>
-#include <thread>
+#include <string>
 
 #include "comm/fault_board.h"
 #include "comm/fault_note.h"
@@ -15,24 +13,17 @@
 namespace thinwire {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 const std::string kPrefix = "start/";
 
 }  // namespace
 
 StartWatch::StartWatch(c10::intrusive_ptr<::c10d::Store> store, int rank, int size, int store_host,
                        std::chrono::duration<double> deadline)
-    : store_(std::move(store)),
-      rank_(rank),
-      size_(size),
-      store_host_(store_host),
-      deadline_(deadline),
-      start_(Clock::now()),
+    : deadline_(deadline),
       board_(std::make_unique<FaultBoard>(
-          std::make_shared<C10dFaultStore>(store_),
+          std::make_shared<C10dFaultStore>(std::move(store), store_host),
           FaultBoard::Options{
-              .rank = rank, .size = size, .store_host = store_host, .description = {}, .prefix = kPrefix})) {
+              .rank = rank, .size = size, .store_host = store_host, .links = {}, .prefix = kPrefix})) {
   board_->set_grace(fault_grace(deadline));
 }
 
@@ -47,29 +38,12 @@ void StartWatch::ends() {
 }
 
 std::string StartWatch::blame() {
-  board_->report({}, fault_grace(deadline_));
+  // A rank that waits inside Gloo notices nothing until the deadline, and asks only then.
+  board_->report({}, fault_grace(deadline_), deadline_);
   const Verdict verdict = board_->judge();
-  if (store_host_ == rank_) stay_as_host(verdict.culprits);
   if (verdict.culprits.empty()) return "no rank can be blamed (" + verdict.reason + ")";
   return name_ranks(verdict.culprits) + (verdict.culprits.size() == 1 ? " is" : " are") +
          " gone or silent (" + verdict.reason + ")";
-}
-
-/// A rank that waits inside Gloo notices nothing until the deadline, and asks only then.
-void StartWatch::stay_as_host(const std::vector<int>& culprits) {
-  const auto end =
-      start_ + std::chrono::duration_cast<Clock::duration>(deadline_ + 4 * fault_grace(deadline_));
-  try {
-    for (int rank = 0; rank < size_; ++rank) {
-      if (rank == rank_ || std::find(culprits.begin(), culprits.end(), rank) != culprits.end()) continue;
-      const std::string key = kPrefix + "done/" + std::to_string(rank);
-      while (!store_->check({key}) && Clock::now() < end) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      }
-    }
-  } catch (const std::exception&) {
-    // This process's own store is gone: there is nobody to stay for.
-  }
 }
 
 #ifdef THINWIRE_TORCH_HAS_GLOO

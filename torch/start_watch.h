@@ -5,7 +5,6 @@
 #include <chrono>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "torch/c10d_compat.h"
 
@@ -34,18 +33,12 @@ class StartWatch {
 
   /// After a step has failed, once. Tells the other ranks of it and finds out with them who is to blame: half
   /// a sentence, such as "rank 2 is gone or silent (it said nothing for another 2.5 s)". Takes a few seconds.
-  /// The store's host takes until the deadline or until all others have asked, since the store ends with it.
+  /// The store's host takes until all others that live have asked, since the store ends with it: the deadline
+  /// and a few seconds at most.
   std::string blame();
 
  private:
-  void stay_as_host(const std::vector<int>& culprits);
-
-  const c10::intrusive_ptr<::c10d::Store> store_;
-  const int rank_;
-  const int size_;
-  const int store_host_;
   const std::chrono::duration<double> deadline_;
-  const std::chrono::steady_clock::time_point start_;
   std::unique_ptr<FaultBoard> board_;
 };
 

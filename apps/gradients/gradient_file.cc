@@ -12,6 +12,8 @@
 #include <string_view>
 #include <utility>
 
+#include "core/fnv.h"
+
 namespace thinwire::apps {
 
 namespace {
@@ -21,18 +23,6 @@ constexpr std::uint32_t kDense = 0;
 constexpr std::uint32_t kRows = 1;
 constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();  // rows; and values of one row
 constexpr std::uint32_t kLongestName = 4096;
-
-class Hash {
- public:
-  void add(const void* data, std::size_t size) {
-    const auto* bytes = static_cast<const unsigned char*>(data);
-    for (std::size_t i = 0; i < size; ++i) value_ = (value_ ^ bytes[i]) * 0x100000001b3u;
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0xcbf29ce484222325u;
-};
 
 /// What is wrong with a tensor, if anything; the same for writing and reading.
 std::optional<std::string> fault_of(const RecordedTensor& tensor) {
@@ -217,7 +207,7 @@ class Reader {
   std::istream& stream_;
   const std::string& name_;
   std::uint64_t left_ = 0;
-  Hash hash_;
+  Fnv1a hash_;
 };
 
 }  // namespace
@@ -258,7 +248,7 @@ void GradientFileWriter::append(const RecordedStep& step) {
     if (const auto fault = fault_of(tensor)) refuse(fmt::format("tensor '{}' {}", tensor.name, *fault));
   }
   if (const auto fault = any_ ? fault_of(step, last_) : repeated_name(step)) refuse(*fault);
-  Hash hash;
+  Fnv1a hash;
   const auto put = [&](const void* data, std::size_t bytes) {
     stream_.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
     hash.add(data, bytes);

@@ -1,14 +1,13 @@
 #include "apps/train/agreement.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <stdexcept>
 
 #include "core/content_hash.h"
+#include "session/replicas.h"
 
 namespace thinwire::train {
 
@@ -62,16 +61,9 @@ std::uint64_t hash_model(const Model& model) {
 
 std::uint64_t require_agreement(const Model& model, Communicator& communicator, const std::string& when) {
   const std::vector<std::uint64_t> hashes = gather(communicator, hash_model(model));
-  std::vector<std::size_t> others;
-  for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
-    if (hashes[rank] != hashes[0]) others.push_back(rank);
-  }
-  if (!others.empty()) {
+  if (const auto difference = replica_difference(hashes)) {
     throw std::runtime_error(fmt::format(
-        "{}: rank{} {} of {} hold{} another model than rank 0; check that all run the same program "
-        "on the same kind of machine",
-        when, others.size() > 1 ? "s" : "", fmt::join(others, ", "), hashes.size(),
-        others.size() > 1 ? "" : "s"));
+        "{}: {}; check that all run the same program on the same kind of machine", when, *difference));
   }
   return hashes[0];
 }
@@ -80,23 +72,10 @@ void require_same_parameters(const Model& model, std::uint64_t step, Communicato
   std::uint64_t hash = step;
   for (const auto& parameter : model.parameters()) hash = content_hash(bytes_of(parameter), hash);
   const std::vector<std::uint64_t> hashes = gather(communicator, hash);
-  std::map<std::uint64_t, std::vector<std::size_t>> holders;
-  for (std::size_t rank = 0; rank < hashes.size(); ++rank) holders[hashes[rank]].push_back(rank);
-  if (holders.size() == 1) return;
-  const auto most = std::max_element(holders.begin(), holders.end(), [](const auto& one, const auto& other) {
-    return one.second.size() < other.second.size();
-  });
-  std::vector<std::size_t> others;
-  for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
-    if (hashes[rank] != most->first) others.push_back(rank);
+  if (const auto difference = replica_difference(hashes)) {
+    throw std::runtime_error(
+        fmt::format("replicas differ before step {}: {}; resume from a checkpoint", step, *difference));
   }
-  const bool majority = 2 * most->second.size() > hashes.size();
-  throw std::runtime_error(fmt::format(
-      "replicas differ before step {}: {}; resume from a checkpoint", step,
-      majority
-          ? fmt::format("rank{} {} of {} hold{} other parameters than the rest", others.size() > 1 ? "s" : "",
-                        fmt::join(others, ", "), hashes.size(), others.size() > 1 ? "" : "s")
-          : fmt::format("{} different sets of parameters among {} ranks", holders.size(), hashes.size())));
 }
 
 }  // namespace thinwire::train

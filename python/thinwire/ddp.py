@@ -1,5 +1,6 @@
 """The hook on DistributedDataParallel: ``register`` and the handle that it returns."""
 import atexit
+import io
 import json
 import warnings
 import weakref
@@ -17,6 +18,11 @@ from thinwire.replicas import ReplicaCheck
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
+
+
+def _forget(reference: "weakref.ref[Handle]") -> None:
+    if reference in _live:
+        _live.remove(reference)
 
 
 def systems() -> List[Dict[str, str]]:
@@ -95,7 +101,9 @@ def register(
         connections of its own.
     deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
         timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
-    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline.
+        The same on all ranks.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. The same
+        on all ranks.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
@@ -164,26 +172,19 @@ class Handle:
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
         self._private = private_group.open_private(
-            model.process_group, lanes, deadline_seconds, device, parameters, {"check_replicas_every": check_replicas_every}
+            model.process_group, lanes, deadline_seconds, device, parameters,
+            {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds},
         )
-        self._engine = _C.Engine(
-            groups=self._private.groups,
-            sockets=self._private.sockets,
-            stores=self._private.stores,
-            device_group=self._private.device_group,
-            store_host=self._private.store_host,
-            deadline_seconds=deadline_seconds,
-            step_limit_seconds=step_limit_seconds or 0,
-            spec=spec,
-            seed=seed,
-            threads=threads,
-            devices_compress=compress_on == "device",
-            # One that was frozen after it was wrapped is still in DDP's buckets.
-            parameters=list(model.module.named_parameters()),
-        )
+        try:
+            self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed, threads, compress_on)
+        except BaseException:
+            self._private.close()
+            raise
         self._rank = self._private.rank
         self._world_size = self._private.size
-        _live.append(weakref.ref(self))
+        # Forgotten when the handle ends.
+        self._reference = weakref.ref(self, _forget)
+        _live.append(self._reference)
         try:
             model.register_comm_hook(self, _hook)
         except RuntimeError as error:
@@ -194,6 +195,24 @@ class Handle:
             ) from error
         if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
             self._loss_scale.watch(model)
+
+    def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str, seed: int, threads: int,
+                      compress_on: str) -> Any:
+        return _C.Engine(
+            groups=self._private.groups,
+            sockets=self._private.sockets,
+            stores=self._private.stores,
+            device_group=self._private.device_group,
+            store_host=self._private.store_host,
+            deadline_seconds=deadline,
+            step_limit_seconds=step_limit,
+            spec=spec,
+            seed=seed,
+            threads=threads,
+            devices_compress=compress_on == "device",
+            # One that was frozen after it was wrapped is still in DDP's buckets.
+            parameters=list(model.module.named_parameters()),
+        )
 
     @property
     def spec(self) -> str:
@@ -259,8 +278,16 @@ class Handle:
         if not consolidate:
             return state
         # Without the scale, which all have in common: torch 1.13 reads no float where it trusts nobody.
-        everyones = self._private.gather({**state, "loss_scale": None})
-        return {**saved_state.merge(everyones), "loss_scale": self._scale}
+        buffer = io.BytesIO()
+        torch.save({**state, "loss_scale": None}, buffer)
+        everyones = self._engine.gather("ranks' states", buffer.getvalue(), self._longest_state())
+        parts = [torch.load(io.BytesIO(part), weights_only=True) for part in everyones]
+        return {**saved_state.merge(parts), "loss_scale": self._scale}
+
+    def _longest_state(self) -> int:
+        """Bytes that no rank's saved state exceeds: systems keep a few values for each of the gradient's."""
+        elements = sum(shape.numel() for shape in (*self._shapes.values(), *self._frozen_shapes.values()))
+        return 16 * 4 * elements + (16 << 20)
 
     def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
@@ -290,6 +317,7 @@ class Handle:
 
     def close(self) -> None:
         """Ends the threads and connections; a later step is an error. Happens by itself at exit."""
+        _forget(self._reference)
         self._engine.close()
         self._private.close()
 
@@ -409,7 +437,7 @@ def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.
 
 @atexit.register
 def _close_all() -> None:
-    for reference in _live:
+    for reference in list(_live):
         handle = reference()
         if handle is not None:
             handle.close()

@@ -6,11 +6,10 @@ do either: every rank of the job has to call it, also those outside of a sub-gro
 import contextlib
 import datetime
 import hashlib
-import io
 import json
 import os
 import time
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,9 @@ _GROUP_TIMEOUT = datetime.timedelta(hours=24)
 
 # Longer than a rank takes to write what it has concluded, shorter than anybody would mind.
 _COURTESY = datetime.timedelta(seconds=5)
+
+# What c10d raises when its store does not answer: in some versions, and for some calls, Python's TimeoutError.
+_STORE_ERRORS = (RuntimeError, OSError)
 
 
 def _brief(error: BaseException) -> str:
@@ -47,14 +49,59 @@ def _store_client(store: dist.Store, timeout: datetime.timedelta) -> dist.Store:
     return store
 
 
-def _await_keys(asking: dist.Store, keys: List[str]) -> bool:
-    """Waits for the keys, a few seconds at most, by asking again and again; whether they are there."""
+def _served_by_agent() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+@contextlib.contextmanager
+def _in_words(what: str) -> Iterator[None]:
+    """Around all that is asked of the rendezvous store: c10d's errors name a socket or a key, and nobody."""
+    try:
+        yield
+    except _STORE_ERRORS as error:
+        server = "the agent that serves it" if _served_by_agent() else "rank 0, whose process serves it,"
+        raise RuntimeError(f"register could not {what} the rendezvous store: {server} is gone or silent ({_brief(error)})") from None
+
+
+class _Keys:
+    """Keys under a prefix. Nothing here waits for a key; every error says whose process does not answer."""
+
+    def __init__(self, client: dist.Store, prefix: str):
+        self._store = dist.PrefixStore(prefix, client)
+
+    def set(self, key: str, value: str) -> None:
+        with _in_words("write to"):
+            self._store.set(key, value)
+
+    def set_if_absent(self, key: str, value: str) -> str:
+        """What stands there afterwards."""
+        with _in_words("write to"):
+            standing = self._store.compare_set(key, "", value).decode()
+            self._store.set(key, standing)  # wakes those that wait for it, which torch 1.13's compare_set does not
+            return standing
+
+    def add(self, key: str, number: int) -> int:
+        with _in_words("write to"):
+            return self._store.add(key, number)
+
+    def get(self, key: str) -> Optional[str]:
+        with _in_words("read from"):
+            return None if _C.missing_keys(self._store, [key]) else self._store.get(key).decode()
+
+    def missing(self, keys: List[str]) -> List[int]:
+        """Places of the keys that nobody has set."""
+        with _in_words("read from"):
+            return _C.missing_keys(self._store, keys)
+
+
+def _poll(ask: Callable[[], Any]) -> Any:
+    """What `ask` gives, a few seconds later at most."""
     end = time.monotonic() + _COURTESY.total_seconds()
-    while _C.missing_keys(asking, keys):
-        if time.monotonic() > end:
-            return False
+    while True:
+        found = ask()
+        if found or time.monotonic() > end:
+            return found
         time.sleep(0.02)
-    return True
 
 
 def _lengthen(group: Any) -> None:
@@ -86,7 +133,7 @@ class Signature:
 
 def _host_of_store(ranks: List[int]) -> int:
     """The rank, within `ranks`, whose process serves the default store; -1: none of them."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if _served_by_agent():
         return -1
     return ranks.index(0) if 0 in ranks else -1
 
@@ -94,8 +141,12 @@ def _host_of_store(ranks: List[int]) -> int:
 def timeout_of(group: Any) -> float:
     """Seconds that the operations of DDP's own ``group`` may take."""
     backend = group
-    if hasattr(group, "_get_backend"):
-        backend = group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
+    for device in ("cpu", "cuda") if hasattr(group, "_get_backend") else ():
+        try:
+            backend = group._get_backend(torch.device(device))
+            break
+        except RuntimeError:  # the group has none for this kind of device
+            pass
     backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
     options = getattr(backend, "options", None)
     timeout = getattr(options, "_timeout", None) or distributed_c10d.default_pg_timeout
@@ -156,14 +207,14 @@ class PrivateGroups:
             raise
 
     def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature, choices: Dict[str, Any]) -> None:
-        with self._naming_the_host("reach the rendezvous store"):
+        with _in_words("reach"):
             # A wait that was given up may be answered later, and its client takes that for the next answer. So one client waits,
             # and another asks without waiting.
             waiting = _store_client(self._default_store, self._deadline)
             client = _store_client(self._default_store, self._deadline)
             self._limit_answers(client, max(self._deadline / 4, _COURTESY))
         token = self._agree_on_token(ranks, waiting, client, choices, signature)
-        with self._naming_the_host("reach the rendezvous store"):
+        with _in_words("reach"):
             self._limit_answers(client, self._deadline)
         prefix = f"thinwire/{token}"
         watch = _C.StartWatch(
@@ -190,7 +241,7 @@ class PrivateGroups:
                 store.set_timeout(limit)
             if self.sums_by is not None:
                 self._open_device_group(f"{prefix}/device", device)
-        except (RuntimeError, ValueError) as error:
+        except (*_STORE_ERRORS, ValueError) as error:
             raise RuntimeError(
                 f"not all ranks opened their connections in register: {watch.blame()}. Ranks are those of the model's process group; "
                 f"this rank's own error was: {_brief(error)}"
@@ -204,14 +255,6 @@ class PrivateGroups:
         group = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=self._deadline)
         _lengthen(group)
         return group
-
-    @contextlib.contextmanager
-    def _naming_the_host(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            host = f"rank {self.store_host}, whose process serves it, is gone or silent" if self.store_host >= 0 else "its server is gone or silent"
-            raise RuntimeError(f"register could not {what}: {host} ({_brief(error)})") from None
 
     def _open_device_group(self, prefix: str, device: torch.device) -> None:
         # NCCL's threads ask their store now and then, also while another user of the same client would wait.
@@ -249,19 +292,18 @@ class PrivateGroups:
         number = _opened[name] = _opened.get(name, 0) + 1
         store = dist.PrefixStore(f"thinwire/{name}/{number}", waiting)
         own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary, "hash": signature.hash, **choices}
-        with self._naming_the_host("write to the rendezvous store"):
-            asking = dist.PrefixStore(f"thinwire/{name}/{number}", client)
-            asking.set(str(self.rank), json.dumps(own))
+        asking = _Keys(client, f"thinwire/{name}/{number}")
+        asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
             conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
-            with self._naming_the_host("write to the rendezvous store"):
-                asking.set("conclusion", json.dumps(conclusion))
-                if "token" not in conclusion:
-                    _await_keys(asking, [f"heard/{rank}" for rank in conclusion["came"]])
+            conclusion = json.loads(asking.set_if_absent("conclusion", json.dumps(conclusion)))
+            if "token" not in conclusion:
+                # The store may end with this process.
+                _poll(lambda: asking.add("heard", 0) >= conclusion["came"])
         else:
-            conclusion = self._read_conclusion(ranks, store, asking)
+            conclusion = json.loads(self._read_conclusion(ranks, store, asking))
             with contextlib.suppress(RuntimeError):  # rank 0 may be away with its error
-                asking.set(f"heard/{self.rank}", "")
+                asking.add("heard", 1)
         if "token" in conclusion:
             return conclusion["token"]
         if "missing" in conclusion:
@@ -278,21 +320,18 @@ class PrivateGroups:
         client.wait([key], limit)
 
     def _conclude(
-        self, ranks: List[int], store: dist.Store, asking: dist.Store, own: Dict[str, Any], choices: List[str], signature: Signature
+        self, ranks: List[int], store: dist.Store, asking: _Keys, own: Dict[str, Any], choices: List[str], signature: Signature
     ) -> Dict[str, Any]:
         """On the first rank: the token, or why there is none."""
         keys = [str(rank) for rank in range(self.size)]
         try:
             store.wait(keys, self._deadline)
-        except RuntimeError as error:
-            with self._naming_the_host("ask the rendezvous store which rank is missing"):
-                missing = _C.missing_keys(asking, keys)
-            came = [rank for rank in range(1, self.size) if rank not in missing]
-            return {"missing": True, "came": came, "text": self._missing(ranks, missing, error)}
+        except _STORE_ERRORS as error:
+            return self._missing(ranks, asking, error)
         for rank, key in enumerate(keys):
-            refused = self._refused(ranks, rank, json.loads(asking.get(key)), own, choices)
+            refused = self._refused(ranks, rank, json.loads(asking.get(key) or "{}"), own, choices)
             if refused is not None:
-                return {"came": list(range(1, self.size)), "text": refused, "hash": signature.hash, "parameters": signature.parameters}
+                return {"came": self.size - 1, "text": refused, "hash": signature.hash, "parameters": signature.parameters}
         return {"token": os.urandom(8).hex()}
 
     def _refused(self, ranks: List[int], rank: int, other: Dict[str, Any], own: Dict[str, Any], choices: List[str]) -> Optional[str]:
@@ -309,52 +348,29 @@ class PrivateGroups:
                     "register the same models in the same order on all ranks.")
         return None
 
-    def _read_conclusion(self, ranks: List[int], store: dist.Store, asking: dist.Store) -> Dict[str, Any]:
-        try:
+    def _read_conclusion(self, ranks: List[int], store: dist.Store, asking: _Keys) -> str:
+        """What the first rank has concluded, or another in its place where it does not come."""
+        with contextlib.suppress(*_STORE_ERRORS):
             store.wait(["conclusion"], self._deadline)
-        except RuntimeError as error:
-            with self._naming_the_host("ask the rendezvous store which rank is missing"):
-                # The first rank's deadline may end a moment later than this one's.
-                if not _await_keys(asking, ["conclusion"]):
-                    missing = _C.missing_keys(asking, [str(rank) for rank in range(self.size)])
-                    return {"missing": True, "text": self._missing(ranks, missing, error)}
-        with self._naming_the_host("read from the rendezvous store"):
-            return json.loads(asking.get("conclusion"))
+        # The first rank's deadline may end a moment later than this one's.
+        conclusion = _poll(lambda: asking.get("conclusion"))
+        # One rank asks for all who is missing: each asking would be as many requests as the square of the ranks.
+        if conclusion is None and asking.add("asks who is missing", 1) > 1:
+            conclusion = _poll(lambda: asking.get("conclusion"))
+        if conclusion is None:
+            conclusion = asking.set_if_absent("conclusion", json.dumps(self._missing(ranks, asking, None)))
+        return conclusion
 
-    def _missing(self, ranks: List[int], missing: List[int], error: RuntimeError) -> str:
-        who = ", ".join(str(ranks[place]) for place in missing) or f"none any more, but rank {ranks[0]} did not go on ({_brief(error)})"
-        return (
+    def _missing(self, ranks: List[int], asking: _Keys, error: Optional[BaseException]) -> Dict[str, Any]:
+        """The conclusion where not all have come within the deadline."""
+        missing = asking.missing([str(rank) for rank in range(self.size)])
+        why = f" ({_brief(error)})" if error is not None else ""
+        who = ", ".join(str(ranks[place]) for place in missing) or f"none any more, but rank {ranks[0]} did not go on{why}"
+        text = (
             f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, missing: {who}. Every rank of the "
             "model's process group has to call register, for the same models in the same order"
         )
-
-    def gather(self, value: Any) -> List[Any]:
-        """Every rank's ``value``, in order of ranks. Collective; between steps."""
-        if not self.groups:
-            raise RuntimeError("Thinwire's connections were closed: register the model again")
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        group = self.groups[0]
-        self._wait(group.allgather([sizes], [torch.tensor([own.numel()])]))
-        longest = int(max(size.item() for size in sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: own.numel()] = own
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        self._wait(group.allgather([parts], [padded]))
-        return [
-            torch.load(io.BytesIO(part[: int(size.item())].numpy().tobytes()), weights_only=True)
-            for part, size in zip(parts, sizes)
-        ]
-
-    def _wait(self, work: Any) -> None:
-        try:
-            work.wait(self._deadline)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"not all ranks called state_dict(consolidate=True) within {self._deadline.total_seconds():.0f} s, or one is gone: {_brief(error)}"
-            ) from None
+        return {"missing": True, "came": self.size - 1 - len([place for place in missing if place > 0]), "text": text}
 
     def close(self) -> None:
         self.groups = []

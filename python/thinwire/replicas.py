@@ -1,30 +1,9 @@
 """Whether all ranks still hold the same parameters, told by eight bytes of each."""
-from collections import Counter
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 
 from thinwire import _C
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """"rank 1", "ranks 1 and 3", "ranks 0, 1 and 3"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(str(rank) for rank in ranks[:-1])} and {ranks[-1]}"
-
-
-def difference(hashes: Sequence[int]) -> Optional[str]:
-    """Which ranks differ from the others; None where none does."""
-    counts = Counter(hashes).most_common()
-    if len(counts) == 1:
-        return None
-    if counts[0][1] == counts[1][1]:
-        groups = [[rank for rank, value in enumerate(hashes) if value == one] for one, _ in counts]
-        return f"no set of parameters is that of most ranks: {', '.join(name_ranks(group) for group in groups)} hold different ones"
-    others = [rank for rank, value in enumerate(hashes) if value != counts[0][0]]
-    verb = "holds" if len(others) == 1 else "hold"
-    return f"{name_ranks(others)} {verb} other parameters than the rest of {len(hashes)} ranks"
 
 
 class ReplicaCheck:
@@ -50,7 +29,9 @@ class ReplicaCheck:
         if getattr(getattr(model, "_join_config", None), "enable", False):
             return
         self._due = False
-        text = difference(engine.gather(_C.hash_tensors(self._parameters, step)))
+        own = _C.hash_tensors(self._parameters, step)
+        everyones = engine.gather("replica hashes", own.to_bytes(8, "little"), 8)
+        text = _C.replica_difference([int.from_bytes(one, "little") for one in everyones])
         if text is not None:
             raise RuntimeError(
                 f"replicas differ before step {step}: {text}. Load the same checkpoint on all ranks; what changed them is something that "

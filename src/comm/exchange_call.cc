@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstring>
 #include <exception>
 #include <string>
 #include <type_traits>
 
 #include "comm/message_tags.h"
+#include "core/content_hash.h"
 #include "thinwire/communicator.h"
 #include "thinwire/errors.h"
 #include "wire/crc32c.h"
@@ -35,17 +35,9 @@ struct Communicator::CallRecord {
   }
   bool operator==(const CallRecord&) const = default;
 
-  /// FNV-1a over everything, spread over all bits.
   std::uint64_t stamp() const {
     static_assert(std::has_unique_object_representations_v<CallRecord>);
-    std::array<std::uint64_t, sizeof(CallRecord) / 8> words;
-    std::memcpy(words.data(), this, sizeof words);
-    std::uint64_t hash = 0xcbf29ce484222325u;
-    for (const std::uint64_t word : words) {
-      hash = (hash ^ word) * 0x100000001b3u;
-      hash ^= hash >> 32;
-    }
-    return hash;
+    return content_hash(as_bytes(Span<const CallRecord>(this, 1)), 0);
   }
 
   std::string text() const {

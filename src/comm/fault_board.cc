@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/fault_board_parts.h"
+#include "comm/tcp_links.h"
 
 namespace thinwire {
 namespace {
@@ -71,7 +72,7 @@ void FaultBoard::Shared::round() {
     last_beat = now;
     beat(awaited, is_waiting);
   }
-  read_descriptions();
+  share_links();
   if (is_waiting) listen(awaited, elapsed);
 }
 
@@ -109,21 +110,37 @@ void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed)
   }
 }
 
-/// A few at a time, so that many ranks that start at once do not flood the store.
-void FaultBoard::Shared::read_descriptions() {
-  constexpr int kAtOnce = 4;
-  if (options.description.empty()) return;
-  if (!std::exchange(described, true)) set(key("links/", options.rank), options.description);
-  for (int i = 0; i < kAtOnce && !unread.empty(); ++i) {
-    const int rank = unread.front();
-    unread.pop_front();
-    if (auto text = get(key("links/", rank))) {
-      std::lock_guard lock(mutex);
-      descriptions.emplace_back(rank, std::move(*text));
-    } else {
-      unread.push_back(rank);
-    }
+/// Rank 0 finds out for all whose their connections are: each rank writes one key and reads one, however many
+/// there are.
+void FaultBoard::Shared::share_links() {
+  if (options.links.empty() || (knows_owners && owners.empty())) return;
+  if (!described) {
+    set(key("links/", options.rank), options.links);
+    described = true;
   }
+  if (options.rank == 0) match_everyones_links();
+  if (knows_owners) return;
+  auto text = get(key("owners/", options.rank));
+  if (!text) return;
+  knows_owners = true;
+  std::lock_guard lock(mutex);
+  link_owners = std::move(text);
+}
+
+/// A part of it in each round, so that beats go on.
+void FaultBoard::Shared::match_everyones_links() {
+  constexpr std::size_t kAtOnce = 64;
+  const auto size = static_cast<std::size_t>(options.size);
+  for (std::size_t i = 0; i < kAtOnce && owners.empty() && lists.size() < size; ++i) {
+    auto text = get(key("links/", static_cast<int>(lists.size())));
+    if (!text) return;
+    lists.push_back(std::move(*text));
+  }
+  if (lists.size() == size) owners = link_owners_of(std::exchange(lists, {}));
+  for (std::size_t i = 0; i < kAtOnce && told < owners.size(); ++i, ++told) {
+    set(key("owners/", static_cast<int>(told)), owners[told]);
+  }
+  if (!owners.empty() && told == owners.size()) owners.clear();
 }
 
 FaultBoard::FaultBoard(std::shared_ptr<Store> store, Options options)
@@ -189,9 +206,9 @@ FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
   return hearing;
 }
 
-std::vector<std::pair<int, std::string>> FaultBoard::take_descriptions() {
+std::optional<std::string> FaultBoard::take_link_owners() {
   std::lock_guard lock(shared_->mutex);
-  return std::exchange(shared_->descriptions, {});
+  return std::exchange(shared_->link_owners, std::nullopt);
 }
 
 void FaultBoard::report(std::vector<int> awaited, Seconds grace, Seconds deadline) {
@@ -232,17 +249,17 @@ Verdict FaultBoard::judge(const Verdict& evidence) {
   const auto inquiry = std::make_shared<Inquiry>();
   post([shared = shared_, inquiry, awaited = awaited_, grace = grace_, evidence] {
     try {
-      inquiry->verdict = evidence.culprits.empty() ? Inquiry::ask(*shared, awaited, grace)
-                                                   : Inquiry::conclude(*shared, evidence);
+      inquiry->verdict = evidence.says_something() ? Inquiry::conclude(*shared, evidence)
+                                                   : Inquiry::ask(*shared, awaited, grace);
       shared->set(shared->key("done/", shared->options.rank), "1");
     } catch (const std::exception&) {
-      inquiry->verdict = evidence.culprits.empty() ? Inquiry::unreachable(shared->options) : evidence;
+      inquiry->verdict = evidence.says_something() ? evidence : Inquiry::unreachable(shared->options);
     }
     inquiry->done = true;
   });
-  const Seconds silence = evidence.culprits.empty() ? grace_ : std::min(grace_, kToTellOthers);
+  const Seconds silence = evidence.says_something() ? std::min(grace_, kToTellOthers) : grace_;
   if (!await_store(inquiry->done, silence, 4 * grace_)) {
-    return evidence.culprits.empty() ? Inquiry::unreachable(shared_->options) : evidence;
+    return evidence.says_something() ? evidence : Inquiry::unreachable(shared_->options);
   }
   if (shared_->options.store_host == shared_->options.rank) {
     const auto stayed = std::make_shared<std::atomic<bool>>(false);
@@ -265,11 +282,12 @@ void FaultBoard::leave(Seconds patience) {
   post([shared = shared_, left, patience] {
     const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
     try {
-      shared->set(shared->key("left/", shared->options.rank), "1");
-      for (int rank = 0; rank < shared->options.size; ++rank) {
-        while (!shared->get(shared->key("left/", rank)) && Clock::now() < end) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        }
+      // As many ranks ask one store at the same time.
+      const auto pause = std::chrono::milliseconds(5 + shared->options.size / 16);
+      const std::string key = shared->key("left", -1);
+      for (auto left_so_far = shared->add(key, 1); left_so_far < shared->options.size && Clock::now() < end;
+           left_so_far = shared->add(key, 0)) {
+        std::this_thread::sleep_for(pause);
       }
     } catch (const std::exception&) {
       // The host has seen everyone leave and has gone first.

@@ -24,9 +24,11 @@ namespace thinwire {
 
 /// The end of an inquiry.
 struct Verdict {
-  std::vector<int> culprits;  ///< Empty: every awaited rank is alive, so they wait for each other.
+  std::vector<int> culprits;  ///< Empty: nobody is to blame, as ranks wait for each other.
   std::string reason;         ///< Half a sentence for the error message.
   bool alive = false;         ///< The culprits' processes live: they have not come, or not in time.
+
+  bool says_something() const { return !culprits.empty() || !reason.empty(); }
 };
 
 /// One rank's view of the board. Its methods are called by the thread that drives the communicator. Store
@@ -45,13 +47,15 @@ class FaultBoard {
     virtual std::optional<std::string> get(const std::string& key) = 0;
     /// Sets the key unless somebody has, in one operation of the store; returns what stands afterwards.
     virtual std::string set_if_absent(const std::string& key, const std::string& value) = 0;
+    /// Adds to a number that begins at 0; returns what it is then.
+    virtual std::int64_t add(const std::string& key, std::int64_t number) = 0;
   };
 
   struct Options {
     int rank = 0;
     int size = 1;
-    int store_host = 0;         ///< The rank whose process serves the store; -1: none of them.
-    std::string description{};  ///< Of this rank's connections, for the others; empty: none.
+    int store_host = 0;   ///< The rank whose process serves the store; -1: none of them.
+    std::string links{};  ///< What Links::describe() says of this rank's connections; empty: not known.
     std::string prefix = "thinwire/fault/";
   };
 
@@ -85,8 +89,8 @@ class FaultBoard {
   };
   Hearing hear(Seconds limit) const;
 
-  /// What other ranks wrote about the connections that they share with this one, each once: rank and text.
-  std::vector<std::pair<int, std::string>> take_descriptions();
+  /// Whose this rank's connections are, for Links::identify(); once, when it is known.
+  std::optional<std::string> take_link_owners();
 
   /// This rank has failed while awaiting these ranks (empty: unknown). Returns at once.
   /// deadline: others that live may notice, and ask, so much later.
@@ -96,8 +100,9 @@ class FaultBoard {
   /// store answers, another `grace` when it does not (then its host is the culprit). The store's host then
   /// stays until the others have their answers too: 2 * grace for one whose process does not beat, that and
   /// the deadline for one whose process does.
-  /// evidence: what this rank has seen itself, if that names anyone; else it asks the others. With evidence
-  /// a store that does not answer is waited for 1 s at most.
+  /// evidence: what this rank has seen itself, if that says something; else it asks the others. What it says
+  /// is what the others are told, also where it blames nobody. With evidence a store that does not answer is
+  /// waited for 1 s at most.
   Verdict judge(const Verdict& evidence = {});
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed

@@ -28,14 +28,7 @@ struct Heard {
 /// What outlives the board when its thread is stuck in the store.
 struct FaultBoard::Shared {
   Shared(std::shared_ptr<Store> the_store, Options the_options)
-      : store(std::move(the_store)), options(std::move(the_options)) {
-    // Neighbours first: those are the connections that are used most.
-    for (int distance = 1; distance <= options.size / 2 && !options.description.empty(); ++distance) {
-      unread.push_back((options.rank + distance) % options.size);
-      if (2 * distance != options.size)
-        unread.push_back((options.rank + options.size - distance) % options.size);
-    }
-  }
+      : store(std::move(the_store)), options(std::move(the_options)) {}
 
   std::string key(const char* kind, int rank) const {
     return options.prefix + kind + (rank < 0 ? "" : std::to_string(rank));
@@ -62,44 +55,51 @@ struct FaultBoard::Shared {
   std::string set_if_absent(const std::string& key, const std::string& value) {
     return ask([&] { return store->set_if_absent(key, value); });
   }
+  std::int64_t add(const std::string& key, std::int64_t number) {
+    return ask([&] { return store->add(key, number); });
+  }
 
   void run();
   void round();
   void beat(const std::vector<int>& awaited, bool is_waiting);
   void listen(const std::vector<int>& awaited, double elapsed);
-  void read_descriptions();
+  void share_links();
+  void match_everyones_links();
 
   const std::shared_ptr<Store> store;
   const Options options;
   std::atomic<std::uint64_t> answers{0};  ///< Store operations that came back.
-  std::atomic<bool> asks{false};          ///< One is under way.
   std::atomic<double> period{0.5};        ///< Seconds between two rounds.
   std::atomic<double> beat_period{0.3};
+  std::atomic<bool> asks{false};   ///< An operation of the store is under way.
   std::atomic<bool> moves{false};  ///< Movement that was not announced yet.
 
   // Of the board's thread alone.
+  bool described = false;     ///< This rank's connections are.
+  bool knows_owners = false;  ///< Of its connections.
+  int rounds_left_out = 0;    ///< After the last round that met an error of the store.
+  int rounds_to_leave_out = 0;
   std::uint64_t beats = 0;
   std::uint64_t announced = 0;
   std::chrono::steady_clock::time_point last_beat{};
   std::chrono::steady_clock::time_point last_round = std::chrono::steady_clock::now();
   std::string last_movement;
-  bool described = false;
-  int rounds_left_out = 0;  ///< After the last round that met an error of the store.
-  int rounds_to_leave_out = 0;
-  std::deque<int> unread;  ///< Ranks whose description is not known yet.
+  std::vector<std::string> lists;   ///< On rank 0: ranks' connections, those of the first ranks so far.
+  std::vector<std::string> owners;  ///< On rank 0, once it has all lists: what it tells each rank.
+  std::size_t told = 0;             ///< To so many.
 
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> jobs;
+  std::vector<int> waits_for;
+  std::map<int, Heard> heard;
+  std::optional<std::string> link_owners;  ///< Until it is taken.
+  std::uint64_t movements = 0;
   bool stop = false;
   bool ended = false;
   bool failed = false;  ///< This rank's note is final: no more beats.
   bool waiting = false;
-  std::vector<int> waits_for;
-  std::map<int, Heard> heard;
-  std::uint64_t movements = 0;
   bool concluded = false;
-  std::vector<std::pair<int, std::string>> descriptions;
 };
 
 /// Who is to blame (fault_inquiry.cc). All of it runs on the board's thread.
@@ -113,6 +113,7 @@ struct FaultBoard::Inquiry {
     return {{options.store_host}, "the rendezvous store that it hosts does not answer"};
   }
 
+  static std::string encode(const Verdict& verdict);
   static Verdict adopted(const std::string& known, const Options& options);
   static Verdict conclude(Shared& shared, const Verdict& own);
   static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);

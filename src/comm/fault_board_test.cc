@@ -258,21 +258,33 @@ TEST(FaultBoard, HearsWhoBeatsAndWhatMoves) {
   EXPECT_TRUE(board.hear(Seconds(1)).silent.empty());
 }
 
-TEST(FaultBoard, SaysWhichConnectionsItHas) {
+TEST(FaultBoard, EveryRankLearnsWhoseItsConnectionsAre) {
+  constexpr int kRanks = 20;
   auto store = std::make_shared<MemoryStore>();
   std::vector<std::unique_ptr<FaultBoard>> boards;
-  for (int rank = 0; rank < 3; ++rank) {
+  // A ring: rank r shares "link r" with the next one.
+  const auto token = [](int rank) {
+    const std::string text = "link" + std::to_string(rank);
+    return text + std::string(16 - text.size(), '.');
+  };
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const std::string links = token(rank) + token((rank + kRanks - 1) % kRanks);
     boards.push_back(std::make_unique<FaultBoard>(
-        store, FaultBoard::Options{.rank = rank, .size = 3, .description = "of " + std::to_string(rank)}));
+        store, FaultBoard::Options{.rank = rank, .size = kRanks, .links = links}));
     boards.back()->set_grace(kGrace);
   }
-  std::map<int, std::string> heard;
-  EXPECT_TRUE(eventually([&] {
-    for (auto& [rank, text] : boards[1]->take_descriptions()) heard[rank] = text;
-    return heard.size() == 2;
-  }));
-  EXPECT_EQ(heard[0], "of 0");
-  EXPECT_EQ(heard[2], "of 2");
+  for (int rank = 0; rank < kRanks; ++rank) {
+    std::optional<std::string> owners;
+    EXPECT_TRUE(eventually([&] {
+      owners = boards[static_cast<std::size_t>(rank)]->take_link_owners();
+      return owners.has_value();
+    }));
+    const int next = (rank + 1) % kRanks;
+    const int previous = (rank + kRanks - 1) % kRanks;
+    EXPECT_EQ(owners, std::to_string(next) + " " + std::to_string(previous) + " ");
+  }
+  // Rank 0 reads each list once, and again one that was not there yet; nobody else reads any.
+  EXPECT_LE(store->gets("thinwire/fault/links/"), 3u * kRanks);
 }
 
 TEST(FaultBoard, ARankFrozenWhileItWaitedIsBlamed) {
@@ -392,6 +404,20 @@ TEST(FaultBoard, AWaitingRankHearsThatAnotherHasConcluded) {
   EXPECT_TRUE(eventually([&] { return world.boards[0]->hear(kGrace).concluded; }));
 }
 
+TEST(FaultBoard, WhatBlamesNobodyIsToldToo) {
+  World world(3);
+  world.boards[0]->waits_for({2}, Seconds(0.05));
+  world.boards[1]->report({2}, kGrace);
+  const Verdict own = world.boards[1]->judge({{}, "on rank 1 a step has no end\n"});
+  EXPECT_EQ(own.reason, "on rank 1 a step has no end\n");
+  EXPECT_TRUE(eventually([&] { return world.boards[0]->hear(kGrace).concluded; }));
+  world.boards[0]->report({2}, kGrace);
+  for (const int rank : {1, 2}) world.is_dead(rank);
+  const Verdict heard = world.boards[0]->judge();
+  EXPECT_TRUE(heard.culprits.empty());
+  EXPECT_EQ(heard.reason, "on rank 1 a step has no end?");
+}
+
 TEST(FaultBoard, LeavingWaitsForAllWithinBounds) {
   World world(3);
   std::atomic<int> gone{0};
@@ -404,6 +430,8 @@ TEST(FaultBoard, LeavingWaitsForAllWithinBounds) {
   }
   for (auto& rank : ranks) rank.join();
   EXPECT_EQ(gone, 3);
+
+  EXPECT_EQ(world.store->gets("thinwire/fault/left/"), 0u);  // one counter, however many ranks there are
 
   World abandoned(2);
   abandoned.boards[0]->leave(Seconds(0.1));  // rank 1 never comes; this returns nevertheless

@@ -18,6 +18,11 @@ constexpr double kExtensions = 1.5;
 
 /// In front of the ranks of a verdict: their processes live.
 constexpr char kAlive = '+';
+/// In front of a reason that blames nobody.
+constexpr char kNobody = '=';
+/// Longer than any reason of ours: what comes from the store may be anything.
+constexpr std::size_t kLongestReason = 400;
+
 constexpr const char* kAway =
     "its process is alive, but busy with something else: give ranks a longer deadline where one evaluates or "
     "saves "
@@ -27,6 +32,12 @@ constexpr const char* kAway =
 
 /// Whoever concluded first has concluded for all, so that all name the same ranks.
 Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& options) {
+  if (known.starts_with(kNobody)) {
+    std::string reason = known.substr(1, kLongestReason);
+    std::replace_if(
+        reason.begin(), reason.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    return {{}, reason};
+  }
   const bool alive = known.starts_with(kAlive);
   const std::vector<int> culprits = parse_ranks(alive ? known.substr(1) : known, options.size);
   const bool me = std::find(culprits.begin(), culprits.end(), options.rank) != culprits.end();
@@ -40,9 +51,14 @@ Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& op
   return {culprits, reason, alive};
 }
 
+std::string FaultBoard::Inquiry::encode(const Verdict& verdict) {
+  if (verdict.culprits.empty()) return kNobody + verdict.reason;
+  return (verdict.alive ? std::string(1, kAlive) : "") + join_ranks(verdict.culprits, ",");
+}
+
 /// Another rank may conclude at this moment, and otherwise: the first one's word stands.
 Verdict FaultBoard::Inquiry::conclude(Shared& shared, const Verdict& own) {
-  const std::string text = (own.alive ? std::string(1, kAlive) : "") + join_ranks(own.culprits, ",");
+  const std::string text = encode(own);
   const std::string standing = shared.set_if_absent(shared.key("culprit", -1), text);
   return standing == text ? own : adopted(standing, shared.options);
 }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -26,6 +27,7 @@ class MemoryStore : public FaultBoard::Store {
     std::unique_lock lock(mutex_);
     pass(lock);
     ++gets_;
+    ++gets_of_kind_[key.substr(0, key.find_first_of("0123456789"))];
     const auto found = values_.find(key);
     return found == values_.end() ? std::nullopt : std::optional(found->second);
   }
@@ -38,6 +40,11 @@ class MemoryStore : public FaultBoard::Store {
     all_set_.wait(lock, [&] { return setting_ >= together_; });
     return values_.try_emplace(key, value).first->second;
   }
+  std::int64_t add(const std::string& key, std::int64_t number) override {
+    std::unique_lock lock(mutex_);
+    pass(lock);
+    return numbers_[key] += number;
+  }
   void let_conclude_together(int ranks) {
     std::lock_guard lock(mutex_);
     together_ = ranks;
@@ -45,6 +52,11 @@ class MemoryStore : public FaultBoard::Store {
   std::size_t gets() {
     std::lock_guard lock(mutex_);
     return gets_;
+  }
+  /// Of the keys that are this with a number behind it.
+  std::size_t gets(const std::string& kind) {
+    std::lock_guard lock(mutex_);
+    return gets_of_kind_[kind];
   }
   void die() {
     std::lock_guard lock(mutex_);
@@ -84,6 +96,8 @@ class MemoryStore : public FaultBoard::Store {
   std::size_t refused_ = 0;
   int together_ = 1;
   std::map<std::string, std::string> values_;
+  std::map<std::string, std::int64_t> numbers_;
+  std::map<std::string, std::size_t> gets_of_kind_;
   bool dead_ = false;
   bool frozen_ = false;
 };

@@ -1,6 +1,12 @@
 #include "comm/tcp_links.h"
 
 #include <algorithm>
+#include <array>
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/content_hash.h"
 
 #ifdef __linux__
 #include <arpa/inet.h>
@@ -16,7 +22,8 @@
 namespace thinwire {
 namespace {
 
-constexpr char kSeparator = ',';
+/// Of a connection in describe(), in digits: the same at both ends.
+constexpr std::size_t kTokenDigits = 16;
 
 #ifdef __linux__
 /// "10.0.0.1:80"; nothing for what is no address of the internet.
@@ -77,22 +84,16 @@ std::vector<int> open_descriptors() {
 }
 #endif
 
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find(kSeparator, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 std::string remote_of(const std::string& name) {
   return name.substr(name.find('>') + 1);
 }
 
-std::string other_end_of(const std::string& name) {
-  return remote_of(name) + ">" + name.substr(0, name.find('>'));
+std::string token_of(const std::string& name) {
+  const std::string turned = remote_of(name) + ">" + name.substr(0, name.find('>'));
+  const std::uint64_t hash = content_hash(as_bytes(Span<const char>(std::min(name, turned))), 0);
+  std::string digits(kTokenDigits, '0');
+  for (std::size_t i = 0; i < kTokenDigits; ++i) digits[i] = "0123456789abcdef"[hash >> (4 * i) & 15];
+  return digits;
 }
 
 }  // namespace
@@ -125,16 +126,45 @@ TcpLinks::TcpLinks(const std::vector<std::string>& sockets) {
 
 std::string TcpLinks::describe() const {
   std::string text;
-  for (const Link& link : links_) text += (text.empty() ? "" : std::string(1, kSeparator)) + link.name;
+  for (const Link& link : links_) text += token_of(link.name);
   return text;
 }
 
-void TcpLinks::identify(int rank, const std::string& description) {
-  for (const std::string& name : split(description)) {
-    for (Link& link : links_) {
-      if (other_end_of(link.name) == name) link.rank = rank;
-    }
+void TcpLinks::identify(const std::string& owners, int ranks) {
+  std::istringstream in(owners);
+  std::vector<int> found;
+  for (int rank = 0; found.size() < links_.size() && in >> rank;) {
+    if (rank < -1 || rank >= ranks) return;
+    found.push_back(rank);
   }
+  if (found.size() != links_.size()) return;
+  for (std::size_t i = 0; i < found.size(); ++i) links_[i].rank = found[i];
+}
+
+std::vector<std::string> link_owners_of(const std::vector<std::string>& lists) {
+  // Each token stands in the lists of two ranks.
+  std::unordered_map<std::string_view, std::array<int, 2>> ends;
+  const auto each = [&](std::size_t rank, auto take) {
+    const std::string_view list = lists[rank];
+    for (std::size_t at = 0; at < list.size(); at += kTokenDigits) take(list.substr(at, kTokenDigits));
+  };
+  for (std::size_t rank = 0; rank < lists.size(); ++rank) {
+    each(rank, [&](std::string_view token) {
+      const auto [known, is_new] = ends.try_emplace(token, std::array{static_cast<int>(rank), -1});
+      if (!is_new) known->second[1] = static_cast<int>(rank);
+    });
+  }
+  std::vector<std::string> owners(lists.size());
+  for (std::size_t rank = 0; rank < lists.size(); ++rank) {
+    each(rank, [&](std::string_view token) {
+      const std::array<int, 2> both = ends.at(token);
+      const bool is_first = both[0] == static_cast<int>(rank);
+      // Both ends in one process are no connection between ranks.
+      const int other = both[0] == both[1] ? -1 : both[is_first ? 1 : 0];
+      owners[rank] += std::to_string(other) + " ";
+    });
+  }
+  return owners;
 }
 
 #ifdef __linux__

@@ -27,14 +27,18 @@ struct LinkState {
   double since_answer = 0;  ///< Seconds since the other end's kernel was last heard of.
 };
 
+/// lists: what every rank's Links::describe() says, or any text. For each rank: who is at the other ends of its
+/// connections, for its Links::identify(). Only connections of two ranks are known.
+std::vector<std::string> link_owners_of(const std::vector<std::string>& lists);
+
 /// The connections of one communicator. One thread at a time.
 class Links {
  public:
   virtual ~Links() = default;
-  /// What the other ranks need to recognise the connections that they share with this one.
+  /// What link_owners_of() needs of this rank.
   virtual std::string describe() const = 0;
-  /// `description`: what describe() said on `rank`. May be any text.
-  virtual void identify(int rank, const std::string& description) = 0;
+  /// owners: what link_owners_of() says of this rank, of `ranks` in all. May be any text.
+  virtual void identify(const std::string& owners, int ranks) = 0;
   /// Has idle connections ask their other ends whether they are still there, every `interval`, and gives them
   /// up after `patience` without any answer.
   virtual void probe(std::chrono::seconds interval, std::chrono::seconds patience) = 0;
@@ -49,7 +53,7 @@ class TcpLinks final : public Links {
 
   bool empty() const { return links_.empty(); }
   std::string describe() const override;
-  void identify(int rank, const std::string& description) override;
+  void identify(const std::string& owners, int ranks) override;
   void probe(std::chrono::seconds interval, std::chrono::seconds patience) override;
   std::vector<LinkState> look() override;
 

@@ -90,13 +90,21 @@ TEST(TcpLinks, RecognisesTheOtherEndByWhatItSays) {
   ASSERT_EQ(names.size(), 2u);
   TcpLinks near({names[0]});
   const TcpLinks far({names[1]});
-  near.identify(7, "");
-  near.identify(7, "no addresses>at all,,>");
-  near.identify(7, near.describe());  // not the other end
-  ASSERT_EQ(near.look().size(), 1u);
+  for (const char* text : {"", "3", "-2", "2000000000000", "nobody", "0 0 0 0 3"}) {
+    near.identify(text, 3);
+    ASSERT_EQ(near.look().size(), 1u);
+    EXPECT_LT(near.look()[0].rank, 1) << text;
+  }
+  // Rank 1 has nothing to say of it; what rank 3 says is cut off.
+  const std::string other = "0123456789abcdef";
+  const auto owners = link_owners_of({near.describe(), "", other + far.describe(), other.substr(7)});
+  ASSERT_EQ(owners.size(), 4u);
+  EXPECT_EQ(owners[2], "-1 0 ");
+  near.identify(owners[0], 4);
+  EXPECT_EQ(near.look()[0].rank, 2);
+  // Of a list that was written twice.
+  near.identify(link_owners_of({near.describe() + near.describe()})[0], 4);
   EXPECT_EQ(near.look()[0].rank, -1);
-  near.identify(7, "10.9.8.7:1>10.9.8.7:2," + far.describe());
-  EXPECT_EQ(near.look()[0].rank, 7);
 }
 
 TEST(TcpLinks, ForgetsAConnectionThatWasClosed) {

@@ -166,7 +166,7 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
       links_->probe(std::chrono::seconds(1 + options_.size / kProbesPerSecond),
                     3 * deadline + std::chrono::seconds(10));
     }
-    for (const auto& [rank, text] : board_.take_descriptions()) links_->identify(rank, text);
+    if (const auto owners = board_.take_link_owners()) links_->identify(*owners, options_.size);
     states = links_->look();
   }
   // Bytes on those that no rank shares are somebody else's: the store's server has connections that came at
@@ -259,11 +259,11 @@ std::optional<Ending> WaitWatch::judge() {
   const LongWait& wait = *long_wait_;
   const Limits& limits = wait.limits;
   if (wait.waited >= limits.step.count()) {
-    return Ending{"this step has waited for more than " + seconds_text(limits.step) + " in all, lately for " +
-                      name_ranks(wait.peers) + (wait.unmoved < 2 ? ", though bytes still move" : "") +
-                      "; a longer step limit lets it go on",
-                  {},
-                  true};
+    const std::string what = "this step has waited for more than " + seconds_text(limits.step) +
+                             " in all, lately for " + name_ranks(wait.peers) +
+                             (wait.unmoved < 2 ? ", though bytes still move" : "") +
+                             "; a longer step limit lets it go on";
+    return Ending{what, {{}, "on " + name_ranks({options_.rank}) + " " + what}, true};
   }
   if (!wait.dead.empty()) {
     if (auto ending = dead_links_ending()) return ending;

@@ -25,7 +25,7 @@ namespace thinwire {
 /// Why a wait was ended.
 struct Ending {
   std::string what;         ///< Half a sentence: what this rank has seen.
-  Verdict evidence;         ///< Without culprits: the board has to ask.
+  Verdict evidence;         ///< What others are told; where it says nothing, the board has to ask.
   bool is_certain = false;  ///< There is nobody to blame and nothing to ask.
 };
 

@@ -38,7 +38,7 @@ struct FakeLinks final : Links {
   };
   explicit FakeLinks(std::shared_ptr<Script> the_script) : script(std::move(the_script)) {}
   std::string describe() const override { return {}; }
-  void identify(int, const std::string&) override {}
+  void identify(const std::string&, int) override {}
   void probe(std::chrono::seconds, std::chrono::seconds) override {}
   std::vector<LinkState> look() override {
     std::lock_guard lock(script->mutex);

@@ -6,6 +6,8 @@
 #include <ostream>
 #include <stdexcept>
 
+#include "core/fnv.h"
+
 namespace thinwire {
 namespace {
 
@@ -28,19 +30,6 @@ std::string text_of(const StateKind& kind) {
 std::string text_in(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-
-/// FNV-1a over everything written or read so far.
-class Checksum {
- public:
-  void add(const void* data, std::size_t size) {
-    const auto* bytes = static_cast<const unsigned char*>(data);
-    for (std::size_t i = 0; i < size; ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001b3u;
-  }
-  std::uint64_t value() const { return hash_; }
-
- private:
-  std::uint64_t hash_ = 0xcbf29ce484222325u;
-};
 
 [[noreturn]] void damaged(const std::string& what) {
   throw std::runtime_error("state file damaged: " + what);
@@ -75,7 +64,7 @@ class Source {
 
  private:
   std::istream& stream_;
-  Checksum checksum_;
+  Fnv1a checksum_;
 };
 
 }  // namespace
@@ -121,7 +110,7 @@ void StateWriter::copy(const StateReader& from, std::string_view name) {
 }
 
 void StateWriter::write(std::ostream& stream) const {
-  Checksum checksum;
+  Fnv1a checksum;
   auto emit = [&](const void* data, std::size_t size) {
     stream.write(static_cast<const char*>(data), static_cast<std::streamsize>(size));
     checksum.add(data, size);

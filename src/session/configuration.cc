@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "core/fnv.h"
 #include "thinwire/version.h"
 
 namespace thinwire {
@@ -23,9 +24,9 @@ using Hashes = std::array<std::uint64_t, kFields>;
 using Fields = std::array<std::string, kFields>;
 
 std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
+  Fnv1a hash;
+  hash.add(text.data(), text.size());
+  return hash.value();
 }
 
 std::string text_of(const std::vector<BucketLayout>& buckets) {

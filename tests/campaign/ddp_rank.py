@@ -130,6 +130,11 @@ class Striker:
         self._events.tell("fault")
         os.kill(os.getpid(), what)
 
+    def tell_flip(self):
+        """Whose bit was turned over, if any was."""
+        if _C.campaign_flipped():
+            self._events.tell("flipped", port=_C.campaign_flipped())
+
     def _now(self, fault, amount):
         if fault == "exception":
             raise RuntimeError("the user's own exception")
@@ -139,6 +144,7 @@ class Striker:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (amount, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         elif fault == "flip":
+            self._events.await_ack()  # the keeper looks who has which connection
             _C.campaign_flip(ctypes.c_long(amount))
         elif fault == "clock":
             _C.campaign_clock(ctypes.c_long(amount))
@@ -236,7 +242,8 @@ class Rank:
         with open(f"{self.folder}/final-{self.rank}", "wb") as file:
             for array in (given, self.applied, residual):
                 file.write(array.numpy().tobytes())
-        self.events.tell("final", flipped=bool(_C.campaign_flipped()))
+        self.striker.tell_flip()
+        self.events.tell("final")
 
     def inspect(self):
         """After an error: the state must be that of the last whole step, or be refused."""
@@ -270,6 +277,7 @@ def run(plan, folder, rank, start, steps, armed, deadline):
         traceback.print_exc()
         sys.stderr.flush()
         try:
+            one.striker.tell_flip()
             one.inspect()
         except Exception as error:  # a full disk is still full
             one.events.tell("inspection failed", why=str(error)[:200])

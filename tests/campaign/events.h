@@ -103,6 +103,7 @@ class Striker {
       signal(SIGXFSZ, SIG_IGN);
       limit(RLIMIT_FSIZE, static_cast<rlim_t>(amount));
     } else if (fault == "flip") {
+      events_.await_ack();  // the keeper looks who has which connection
       if (campaign_flip != nullptr) campaign_flip(amount);
     } else if (fault == "clock") {
       if (campaign_clock != nullptr) campaign_clock(amount);
@@ -111,6 +112,12 @@ class Striker {
     } else {
       events_.await_ack();  // the keeper's: links
     }
+  }
+
+  /// Tells whose bit was turned over, if any was.
+  void tell_flip() const {
+    const int port = campaign_flipped != nullptr ? campaign_flipped() : 0;
+    if (port != 0) events_.tell("flipped", ", \"port\": " + std::to_string(port));
   }
 
   /// Whether this rank's gradient of the bucket is NaN in this step.

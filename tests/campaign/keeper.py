@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 import network
 import trainer
@@ -45,13 +45,15 @@ class RankEnd:
     text: str = ""
     inspected: Optional[Dict[str, Any]] = None
     final: bool = False
-    flipped: bool = False
+    flipped_port: int = 0  # at the other end of the connection on which a bit was turned over; 0: none was
 
 
 @dataclasses.dataclass
 class Phase:
     ranks: List[RankEnd]
     struck: bool = False
+    ports: Dict[int, int] = dataclasses.field(default_factory=dict)  # ranks by local port, when a flip was armed
+    ports_before: Set[int] = dataclasses.field(default_factory=set)  # those of DDP's own connections
     hung: List[int] = dataclasses.field(default_factory=list)
     leaked: List[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
@@ -262,6 +264,8 @@ class Job:
             end.pid = event["pid"]
             self.ready += 1
             if self.ready == self.world:
+                if self.plan.fault == "flip" and self.plan.kind == "ddp":
+                    self.phase.ports_before = set(self._ports())
                 for one in range(self.world):
                     self._acknowledge(one)
         elif kind == "fault":
@@ -271,7 +275,9 @@ class Job:
         elif kind == "inspected":
             end.inspected = event
         elif kind == "final":
-            end.final, end.flipped = True, event["flipped"]
+            end.final = True
+        elif kind == "flipped":
+            end.flipped_port = event["port"]
 
     def _acknowledge(self, rank: int) -> None:
         os.write(self.acks[rank], b"a")
@@ -280,6 +286,9 @@ class Job:
         plan, pid = self.plan, self.ends[rank].pid
         if plan.fault in ("pause", "away"):
             self.later.append((time.monotonic() + plan.hold, lambda: self._signal(pid, signal.SIGCONT)))
+        if plan.fault == "flip":
+            self.phase.ports = self._ports()
+            self._acknowledge(rank)
         if plan.fault not in ON_LINKS:
             return
         if self.links is not None:
@@ -302,6 +311,12 @@ class Job:
         elif plan.fault == "disk":
             trainer.fill_disk(pid, plan.amount)
         self._strike(rank)
+
+    def _ports(self) -> Dict[int, int]:
+        """Ranks by the local ports of their connections; of ranks that share this machine's addresses."""
+        if self.plan.kind not in ("ddp", "gloo"):
+            return {}
+        return {port: rank for rank, end in enumerate(self.ends) for port in network.local_ports(end.pid)}
 
     @staticmethod
     def _signal(pid: int, what: int) -> None:

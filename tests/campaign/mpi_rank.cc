@@ -47,7 +47,7 @@ int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
   if (countdown >= 0) {
     if (countdown < bytes) {
       buffer[countdown] ^= static_cast<unsigned char>(1u << (countdown % 8));
-      flipped = 1;
+      flipped = 1;  // there are no ports
     }
     countdown -= bytes;
   }

@@ -3,10 +3,11 @@
 Nothing here has a name, so nothing can be left behind, and the machine's own network is not touched. Needs root; without it
 ranks share the machine's loopback.
 """
+import contextlib
 import ctypes
 import os
 import subprocess
-from typing import List
+from typing import List, Set
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEW_MOUNTS, _NEW_NETWORK = 0x00020000, 0x40000000
@@ -87,3 +88,20 @@ def open_sockets() -> List[str]:
         with open(f"/proc/self/net/{table}", encoding="ascii") as lines:
             found += [f"{table} {line.split()[1]}-{line.split()[2]}" for line in list(lines)[1:] if line.split()[3] not in ending]
     return found
+
+
+def local_ports(pid: int) -> Set[int]:
+    """Of the process's TCP connections."""
+    inodes = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                inodes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+        lines = []
+        for table in ("tcp", "tcp6"):
+            with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+                lines += [line.split() for line in file.readlines()[1:]]
+    except OSError:  # ended meanwhile
+        return set()
+    established = "01"
+    return {int(line[1].rsplit(":", 1)[1], 16) for line in lines if line[3] == established and f"socket:[{line[9]}]" in inodes}

@@ -120,12 +120,13 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
         places = PLACES["train"] if fault != "disk" else ["save"]
     place = draw.choice(places + ["step"] * (2 if "step" in places else 0))
     every = draw.randint(1, 3)
-    # In DDP's second step its own group takes part, which knows no names.
-    at_step = draw.randint(2, STEPS - 1)
+    at_step = draw.randint(0, STEPS - 1)
     if place == "save":
         at_step = every * draw.randint(1, STEPS // every) - 1
     if place == "load":
         at_step = draw.randint(every, STEPS - 1)
+    if kind == "ddp" and at_step == 0 and fault in ("stop", "away", "cut"):
+        at_step = 1  # before that step DDP sends its new buckets by its own group, whose waits have its own, long limit
     has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
     delay_us = draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000])
     return Plan(

@@ -86,6 +86,7 @@ class Rank {
 
   /// After an error: the state must be that of the last whole step, or be refused.
   void inspect() {
+    striker_.tell_flip();
     std::string more;
     try {
       const std::string now = state();
@@ -185,8 +186,8 @@ class Rank {
                    static_cast<std::streamsize>(elements_ * sizeof(double)));
     }
     stream.close();
-    const bool flipped = campaign_flipped != nullptr && campaign_flipped() != 0;
-    events_.tell("final", std::string(", \"flipped\": ") + (flipped ? "true" : "false"));
+    striker_.tell_flip();
+    events_.tell("final");
     striker_.at("close");
   }
 

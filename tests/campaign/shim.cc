@@ -1,7 +1,7 @@
 // Faults inside of one process that nothing outside can make; preloaded into the campaign's ranks, idle until called.
 //   campaign_flip(n)    turns over one bit of what the process receives, n payload bytes from now: between the sender, whose
 //                       checksums are made, and the receiver, who has not looked yet
-//   campaign_flipped()  whether that has happened
+//   campaign_flipped()  the sender's port, once that has happened; else 0
 //   campaign_clock(s)   lets the time of day jump by s seconds; the monotonic clock goes on as clocks do
 //   campaign_lose(n)    drops n of 1,000 packets that arrive at this process's TCP connections, as a bad cable would
 // Only reads from sockets of Gloo are touched: those of the rendezvous store have the port in MASTER_PORT at one end, and
@@ -84,7 +84,7 @@ static ssize_t pass_on(int descriptor, void* buffer, size_t wanted, ssize_t arri
     const long before = countdown.fetch_sub(arrived);
     if (before >= 0 && before < arrived) {
       static_cast<unsigned char*>(buffer)[before] ^= static_cast<unsigned char>(1u << (before % 8));
-      flipped = 1;
+      flipped = port_of(descriptor, getpeername);
     }
   }
   errno = error;

@@ -1,6 +1,7 @@
 """Scenarios of bad input, ranks that differ, sub-groups, and ranks that die."""
 import copy
 import datetime
+import gc
 import inspect
 import io
 import os
@@ -13,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import ddp, group
+from thinwire import _C, ddp, group
 from common import RANK, WORLD, Net, require_agreement, register, require_error, require_same, train, values_of, wrap
 
 
@@ -51,6 +52,72 @@ def ranks_that_differ():
     seeded = wrap(Net)
     register(seeded, "casq", seed=1 + RANK)
     require_error(RuntimeError, ["seed"], lambda: train(seeded, 1))
+
+
+    require_error(ValueError, ["deadline_seconds=30.0 on rank 0", "deadline_seconds=31.0 on rank 1"],
+                  lambda: thinwire.register(wrap(Net), "dense", deadline_seconds=30.0 + RANK))
+    require_error(ValueError, ["step_limit_seconds=100 on rank 0", "step_limit_seconds=101 on rank 1"],
+                  lambda: register(wrap(Net), step_limit_seconds=100 + RANK))
+
+
+def a_state_that_one_rank_gathers_alone():
+    """Not taken for a bucket: all ranks are told who calls what."""
+    model = wrap(Net)
+    handle = register(model, "casq")
+    train(model, 3)
+    words = ["do not synchronize the same", "ranks' states", "where rank"]
+    if RANK == 0:
+        require_error(RuntimeError, words, lambda: handle.state_dict(consolidate=True))
+    else:
+        require_error(RuntimeError, words, lambda: train(model, 1, first=3))
+
+
+def what_register_leaves_behind():
+    """Nothing of a spec that is refused, and no reference to handles that are gone."""
+    model = wrap(Net)
+    before = sorted(_C.open_tcp_sockets())
+    dist.barrier()
+    try:
+        register(model, "casq:bits=7")
+    except ValueError as error:
+        kept = error  # as an interpreter keeps the last one, and with it what its frames hold
+    dist.barrier()
+    assert sorted(_C.open_tcp_sockets()) == before, kept
+    del kept
+    live = len(ddp._live)
+    handles = [register(wrap(Net)) for _ in range(3)]
+    assert len(ddp._live) == live + 3
+    handles[0].close()
+    assert len(ddp._live) == live + 2
+    del handles
+    gc.collect()
+    assert len(ddp._live) == live, ddp._live
+
+
+def a_group_without_the_cpu():
+    class Sums:
+        options = None
+
+    class Group:
+        def _get_backend(self, device):
+            if device.type == "cpu":
+                raise RuntimeError("No backend type associated with device type cpu")
+            return Sums()
+
+    assert group.timeout_of(Group()) == min(dist.distributed_c10d.default_pg_timeout.total_seconds(), _C.longest_deadline_seconds)
+
+
+def a_step_limit_that_ends_on_one_rank():
+    """The others hear why."""
+    model = wrap(Net)
+    thinwire.register(model, "casq", deadline_seconds=30.0, step_limit_seconds=2)
+    train(model, 2)
+    if RANK == 0:
+        require_error(RuntimeError, ["this step has waited for more than 2 s in all, lately for rank 1"], lambda: train(model, 1, first=2))
+        dist.barrier()
+        return
+    dist.barrier()  # rank 0 has given up
+    require_error(RuntimeError, ["on rank 0 this step has waited for more than 2 s in all"], lambda: train(model, 1, first=2))
 
 
 def subgroups():
@@ -159,7 +226,8 @@ def a_group_waits_longer_than_it_was_opened():
 
 
 MISUSE = [bad_input, models_in_another_order, copies_are_plain_ddp, replicas_that_differ, a_load_of_different_models_is_found,
-          a_group_waits_longer_than_it_was_opened, ranks_that_differ, a_rank_that_does_not_register]
+          a_group_waits_longer_than_it_was_opened, a_group_without_the_cpu, what_register_leaves_behind,
+          a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ, a_rank_that_does_not_register]
 
 
 def dies(how, victim, spec="ef_signsgd"):

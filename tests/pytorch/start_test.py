@@ -61,7 +61,7 @@ def problems_of(place, victim):
 
 # Each way to end once; any other PLACE:VICTIM can be given. Rank 0's process serves the store.
 CASES = [
-    ("before_the_keys", 1), ("before_the_groups", 1), ("between_the_groups", 2), ("after_the_groups", 1), ("before_the_keys", 0),
+    ("before_the_clients", 0), ("before_the_keys", 1), ("before_the_groups", 1), ("between_the_groups", 2), ("after_the_groups", 1), ("before_the_keys", 0),
     ("between_the_groups", 0), ("frozen_between_the_groups", 1), ("frozen_between_the_groups", 0),
 ]
 

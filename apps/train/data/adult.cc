@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "core/fnv.h"
+
 namespace thinwire::train {
 
 namespace {
@@ -62,20 +64,19 @@ class NumberRows {
   std::vector<double> bounds_;  // ascending
 };
 
-/// FNV-1a, with a separator between the parts.
+/// With a separator between the parts.
 class CrossHash {
  public:
   void add(std::string_view part) {
-    for (const char c : part) add_byte(static_cast<std::uint8_t>(c));
-    add_byte(0);
+    hash_.add(part.data(), part.size());
+    hash_.add("", 1);
   }
   std::size_t row() const {
-    return static_cast<std::size_t>((hash_ ^ (hash_ >> 32)) % AdultDataset::kCrossRows);
+    return static_cast<std::size_t>((hash_.value() ^ (hash_.value() >> 32)) % AdultDataset::kCrossRows);
   }
 
  private:
-  void add_byte(std::uint8_t byte) { hash_ = (hash_ ^ byte) * 0x100000001b3u; }
-  std::uint64_t hash_ = 0xcbf29ce484222325u;
+  Fnv1a hash_;
 };
 
 /// What of a record is crossed: some categories, and a number's bucket of a few.
