@@ -160,7 +160,7 @@ TEST(WarmUp, ARampBehindItBeginsAtItsEnd) {
   });
 }
 
-/// Of each rank: gradients, residuals before and after, and means of so many steps, checked element by element.
+/// Holds so many steps against the stage's equation, element by element.
 void expect_decay(const std::string& spec, double factor, std::uint64_t steps) {
   constexpr int kWorkers = 3;
   constexpr std::size_t kElements = kWeight + kBias + kTable;

@@ -31,10 +31,10 @@ class Decay final : public Forwarding {
     if (residual.empty() || factor_ == 1) return inner().synchronize(bucket, gradient, residual, step);
     // The residual must be as it was where the step does not count, and a product cannot be undone to the bit.
     const auto faded = step.scratch.take<float>(residual.size());
-    copy(step.executor, residual, faded);
+    copy<float>(step.executor, residual, faded);
     scale(step.executor, faded, factor_);
     inner().synchronize(bucket, gradient, faded, step);
-    if (step.report.finite) copy(step.executor, faded, residual);
+    if (step.report.finite) copy<float>(step.executor, faded, residual);
   }
 
  private:

@@ -57,7 +57,7 @@ const Registry& registry() {
   static const Registry all = [] {
     Registry made;
     for (const auto& info : {top_k_info(), block_top_k_info(), dgc_info(), agsparse_info(), dense_info(),
-                             momentum_correction_info()}) {
+                             momentum_correction_info(), decay_info()}) {
       made.add(info);
     }
     for (const bool rows : {true, false}) {
@@ -348,6 +348,26 @@ TEST(Sparsifier, ARampsBytesAreThoseOfItsStep) {
   EXPECT_EQ(bytes, (std::vector<std::uint64_t>{100'000, 10'000, 1'000, 1'000}));
 }
 
+TEST(Decay, OfARankAloneLeavesAllThatIsNotDropped) {
+  run_in_process(1, [](Communicator& communicator) {
+    Worker worker("decay:factor=0.5+top_k:ratio=0.1", communicator, 1000);
+    for (std::uint32_t step = 0; step < 5; ++step) {
+      const std::vector<float> gradient = normal_values(1000, step);
+      std::vector<float> p = gradient;
+      for (std::size_t i = 0; i < p.size(); ++i) p[i] += 0.5f * worker.residual[i];
+      const std::vector<float> mean = worker.step(gradient);
+      EXPECT_EQ(worker.delivered.indices.size(), 100u);
+      for (std::size_t i = 0; i < p.size(); ++i) ASSERT_EQ(mean[i] + worker.residual[i], p[i]) << step;
+    }
+    const std::vector<float> before = worker.residual;
+    std::vector<float> bad = normal_values(1000, 9);
+    bad[3] = std::numeric_limits<float>::infinity();
+    worker.step(bad);
+    EXPECT_FALSE(worker.report.finite);
+    EXPECT_EQ(worker.residual, before);
+  });
+}
+
 TEST(Sparsifier, CombinationsWithoutMeaningAreRefused) {
   auto complaint = [](const std::string& spec) -> std::string {
     try {
@@ -360,6 +380,9 @@ TEST(Sparsifier, CombinationsWithoutMeaningAreRefused) {
   EXPECT_NE(complaint("top_k:ratio=0").find("ratio=0"), std::string::npos);
   EXPECT_NE(complaint("top_k:ratio=1.5").find("ratio=1.5"), std::string::npos);
   EXPECT_NE(complaint("top_k:k=-1").find("k=-1"), std::string::npos);
+  EXPECT_NE(complaint("decay+dense").find("feedback=on"), std::string::npos);
+  EXPECT_NE(complaint("top_k+decay+agsparse:feedback=on").find("put decay in front"), std::string::npos);
+  EXPECT_FALSE(registry().make("decay+top_k").conserves);
   EXPECT_NE(complaint("top_k:ramp_from=0").find("ramp_from=0"), std::string::npos);
   EXPECT_NE(complaint("block_top_k:ramp_steps=-1").find("ramp_steps=-1"), std::string::npos);
   EXPECT_NE(complaint("top_k+dense").find("saves nothing"), std::string::npos);
