@@ -36,6 +36,9 @@ def tables_say_when_the_loss_was_reached():
     assert lines["`plain`"] == ["2,000", "125.00", "1,000.0", "4.000", "40.0", "1.00", "1.00"], lines
     assert lines["`early`"] == ["500", "12.50", "100.0", "3.000 (-1.000)", "7.5", "4.00", "5.33"], lines
     assert lines["`late`"] == ["500", "12.50", "100.0", "4.500 (+0.500)", "not reached", "4.00", "-"], lines
+    # Plain has 4.5 after 17.5 steps of 2 s, the late one after all of its 20.
+    (row,) = [line for line in time_report.table([plain, late], "1Gbit", 0.5).splitlines() if line.startswith("| `late`")]
+    assert row.endswith("| 10.0 | 4.00 | 3.50 |"), row
     assert "communication is 75 % of it" in time_report.share_text(plain)
     assert time_report.seconds_to(made("rises", [4, 5, 3], 1.0, 1), 4) == 0
     for runs, named in (([early], "plain"), ([plain, dict(early, lr=0.2)], "early was run with lr 0.2, and now it is 0.1")):

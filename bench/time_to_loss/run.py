@@ -2,7 +2,7 @@
 """Loss against wall-clock on slow networks, beside plain DDP and torch's own hooks.
 
     bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--workers N] [--steps N] [--results DIR]
-                              [--python PATH] [--redraw] [options of settings.py]
+                              [--python PATH] [--margin NATS] [--redraw] [options of settings.py]
 
 RATE is of every link of an emulated network (testbed/up): 100Mbit, 1Gbit, 10Gbit; all three if none is given. `loopback` is the
 machine without a limit, and needs no root. Every way trains the same model from the same weights for the same number of steps
@@ -44,6 +44,8 @@ def parse(arguments: list):
     parser.add_argument("--steps", type=int, help="default 90 at 100Mbit, 300 otherwise")
     parser.add_argument("--results", default=os.path.join(ROOT, "results", "time_to_loss"))
     parser.add_argument("--python", default="/usr/bin/python3")
+    parser.add_argument("--margin", type=float, default=0.0, metavar="NATS",
+                        help="count a loss as reached that is so much above plain's last one, for plain too (default %(default)s)")
     parser.add_argument("--redraw", action="store_true", help="run nothing: tables and the picture anew from the results")
     settings.add_options(parser)
     given = parser.parse_args(arguments)
@@ -139,7 +141,8 @@ def main() -> int:
             for rate in given.rates:
                 run_rate(given, rate, environment)
         runs = {rate: stored(os.path.join(given.results, rate + ".json")) for rate in (*RATES, "loopback")}
-        time_report.write({rate: of_rate for rate, of_rate in runs.items() if of_rate}, os.path.join(given.results, "time_to_loss"))
+        time_report.write({rate: of_rate for rate, of_rate in runs.items() if of_rate}, os.path.join(given.results, "time_to_loss"),
+                          given.margin)
     except (OSError, RuntimeError, ValueError) as error:
         print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
         return 1

@@ -31,9 +31,10 @@ def bytes_per_step(run: dict):
     return sent / run["steps"] if sent else None
 
 
-def cells(run: dict, plain: dict, rate: str) -> list:
+def cells(run: dict, plain: dict, rate: str, margin: float) -> list:
     steps_seconds = run["points"][-1]["seconds"] / run["steps"]
-    reached = seconds_to(run, final_loss(plain))
+    reached = seconds_to(run, final_loss(plain) + margin)
+    base = seconds_to(plain, final_loss(plain) + margin)
     minus = final_loss(run) - final_loss(plain)
     sent = bytes_per_step(run)
     return [
@@ -44,7 +45,7 @@ def cells(run: dict, plain: dict, rate: str) -> list:
         f"{final_loss(run):.3f}" + ("" if run is plain else f" ({minus:+.3f})"),
         f"{reached:,.1f}" if reached is not None else "not reached",
         f"{plain['points'][-1]['seconds'] / run['points'][-1]['seconds']:.2f}",
-        f"{plain['points'][-1]['seconds'] / reached:.2f}" if reached else "-",
+        f"{base / reached:.2f}" if reached else "-",
     ]
 
 
@@ -67,14 +68,16 @@ def share_text(plain: dict) -> str:
             f"communication is {100 * max(0.0, 1 - local / step):.0f} % of it.")
 
 
-def table(runs: list, rate: str) -> str:
+def table(runs: list, rate: str, margin: float = 0) -> str:
     plain = plain_of(runs, rate)
     settings.require_same(runs, plain, rate)
     setting = (f"A decoder-only transformer of {plain['parameters']:,} parameters ({plain['layers']} layers of width {plain['width']}), "
                f"{plain['workers']} ranks with {plain['batch']} windows of {plain['context']} words each, {plain['steps']} steps of AdamW "
                f"at {plain['lr']:g}, clipped at {plain['clip']:g}, warm-up of a tenth of the steps and half a cosine, seed {plain['seed']}. "
                f"torch's PowerSGD hook has rank {plain['power_sgd_rank']}. All ranks are on one machine, {plain['threads']} threads each.")
-    rows = [HEAD, ["---"] * len(HEAD)] + [cells(run, plain, rate) for run in runs]
+    if margin:
+        setting += f" The loss to reach is {margin:g} nats above plain's last one, for plain as for all."
+    rows = [HEAD, ["---"] * len(HEAD)] + [cells(run, plain, rate, margin) for run in runs]
     return f"{setting}\n{share_text(plain)}\n\n" + "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
@@ -95,9 +98,9 @@ def picture(by_rate: dict):
     return made
 
 
-def write(by_rate: dict, to: str) -> None:
+def write(by_rate: dict, to: str, margin: float = 0) -> None:
     """to: path without an ending."""
-    parts = [f"## {rate}\n\n{table(runs, rate)}" for rate, runs in by_rate.items()]
+    parts = [f"## {rate}\n\n{table(runs, rate, margin)}" for rate, runs in by_rate.items()]
     with open(to + ".md", "w", encoding="utf-8") as file:
         file.write("# Time to plain DDP's final loss\n\n" + "\n".join(parts))
     picture(by_rate).savefig(to + ".png", dpi=110)
