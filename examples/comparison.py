@@ -1,4 +1,6 @@
 """What the examples share: training once per system from the same weights, with progress, and a table at the end."""
+import argparse
+import math
 import time
 from typing import Callable, Dict, List, Optional
 
@@ -19,6 +21,68 @@ def add_options(parser, epochs: int, compare: str) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are; ranks take CUDA devices in turn and may share one")
 
 
+def add_training_options(parser, sgd_lr: float) -> None:
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
+    parser.add_argument("--lr", type=float, help=f"highest learning rate (default {sgd_lr:g} for sgd, 0.001 for adamw)")
+    parser.add_argument("--momentum", type=float, default=0.0, help="of sgd (default %(default)s)")
+    parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--clip", type=float, default=0.0, metavar="NORM", help="largest norm of the mean gradient; 0: any")
+    parser.add_argument("--warm-up", type=int, default=0, metavar="STEPS", help="steps in which the rate rises from 0 (default %(default)s)")
+    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant", help="of the rate after the warm-up")
+    parser.set_defaults(sgd_lr=sgd_lr)
+
+
+class Training:
+    """How parameters are stepped: what add_training_options read."""
+
+    def __init__(self, parser: argparse.ArgumentParser, options: argparse.Namespace):
+        for name in ("momentum", "weight_decay", "clip", "warm_up"):
+            if not getattr(options, name) >= 0:
+                parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must not be negative")
+        if options.optimizer == "adamw" and options.momentum:
+            parser.error("--momentum is of --optimizer sgd: adamw has its own")
+        self.options = options
+        self.lr = options.lr if options.lr is not None else {"sgd": options.sgd_lr, "adamw": 1e-3}[options.optimizer]
+
+    def optimizers(self, module: nn.Module) -> List[torch.optim.Optimizer]:
+        """The first steps all parameters but those of sparse embeddings, which have one of their own, if there are any.
+
+        Momentum and weight decay would touch every row of a table, so the second goes without.
+        """
+        tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding) and layer.sparse]
+        rows = {id(table) for table in tables}
+        rest = [parameter for parameter in module.parameters() if id(parameter) not in rows]
+        decay = self.options.weight_decay
+        if self.options.optimizer == "adamw":
+            made: List[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=self.lr, weight_decay=decay)]
+            return made + ([torch.optim.SparseAdam(tables, lr=self.lr)] if tables else [])
+        made = [torch.optim.SGD(rest, lr=self.lr, momentum=self.options.momentum, weight_decay=decay)]
+        return made + ([torch.optim.SGD(tables, lr=self.lr)] if tables else [])
+
+    def set_rate(self, optimizers: List[torch.optim.Optimizer], step: int, steps: int) -> None:
+        """The learning rate of step `step` of `steps`: before backward, since Thinwire may read it there."""
+        rise = self.options.warm_up
+        rate = self.lr
+        if step < rise:
+            rate *= (step + 1) / (rise + 1)
+        elif self.options.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+
+    def clip(self, module: nn.Module) -> None:
+        """After backward the gradients are the mean's, the same on every rank: so all scale them alike."""
+        if not self.options.clip:
+            return
+        parts = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in module.parameters() if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
+        factor = (self.options.clip / (norm + 1e-6)).clamp(max=1.0)
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor.item())
+
+
 def device_of(options) -> torch.device:
     """This rank's, made the current one."""
     if options.device == "cpu":
@@ -35,7 +99,7 @@ def compare(
     make_model: Callable[[], nn.Module],
     batches: Callable[[int], List],
     epochs: int,
-    make_optimizers: Callable[[nn.Module], List[torch.optim.Optimizer]],
+    training: Training,
     loss_of: Callable[[nn.Module, object], torch.Tensor],
     score_of: Callable[[nn.Module], float],
     score_name: str,
@@ -50,17 +114,20 @@ def compare(
     for system in systems:
         torch.manual_seed(seed)
         model = DistributedDataParallel(make_model().to(device))
-        handle: Optional[thinwire.Handle] = None if system == "plain" else thinwire.register(model, system, rows=rows)
-        optimizers = make_optimizers(model.module)
+        optimizers = training.optimizers(model.module)
+        # Some systems work with the learning rate: they read it from the optimizer.
+        handle: Optional[thinwire.Handle] = None if system == "plain" else thinwire.register(model, system, rows=rows, optimizer=optimizers[0])
         started, steps = time.perf_counter(), 0
         for epoch in range(epochs):
             total = 0.0
             todo = batches(epoch)
             for number, batch in enumerate(todo):
+                training.set_rate(optimizers, steps, epochs * len(todo))
                 for optimizer in optimizers:
                     optimizer.zero_grad()
                 loss = loss_of(model, [part.to(device) for part in batch])
                 loss.backward()
+                training.clip(model.module)
                 for optimizer in optimizers:
                     optimizer.step()
                 total += loss.item()

@@ -4,7 +4,8 @@
     python3 -m thinwire.launch -n 4 examples/ddp_images.py        where torchrun does not work (Debian 12's own)
 
 The images are those of Debian's package dataset-fashion-mnist, or the four files of the data set in --data; or CIFAR-10's binary version in
---cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR --device cuda --epochs 30 --batch 32 --lr 0.1` is what the papers train.
+--cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR --device cuda --epochs 30 --batch 32 --lr 0.1` is what the papers train. What people train adds
+`--momentum 0.9 --weight-decay 1e-4 --warm-up 100 --schedule cosine`, or `--optimizer adamw --clip 1`.
 """
 import argparse
 import gzip
@@ -13,7 +14,7 @@ import struct
 
 import torch
 import torch.distributed as dist
-from comparison import add_options, compare, device_of
+from comparison import Training, add_options, add_training_options, compare, device_of
 from torch import nn
 from torch.nn import functional
 
@@ -90,8 +91,9 @@ def main() -> None:
     parser.add_argument("--cifar10", default="", help="folder of CIFAR-10's binary version, to take it instead")
     parser.add_argument("--model", choices=("cnn", "resnet20"), default="cnn")
     parser.add_argument("--batch", type=int, default=32, help="examples per rank and step")
-    parser.add_argument("--lr", type=float, default=0.05)
+    add_training_options(parser, sgd_lr=0.05)
     options = parser.parse_args()
+    training = Training(parser, options)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -121,7 +123,7 @@ def main() -> None:
 
     compare(
         options.compare.split(","), options.rows, options.seed, lambda: make_model(images.shape[1], images.shape[2]), batches,
-        options.epochs, lambda module: [torch.optim.SGD(module.parameters(), lr=options.lr)],
+        options.epochs, training,
         lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
         accuracy, "test accuracy", device,
     )

@@ -14,7 +14,7 @@ import subprocess
 
 import torch
 import torch.distributed as dist
-from comparison import add_options, compare, device_of
+from comparison import Training, add_options, add_training_options, compare, device_of
 from torch import nn
 from torch.nn import functional
 
@@ -48,8 +48,9 @@ def main() -> None:
     parser.add_argument("--text", default="", help="a file to learn from instead of the King James Bible")
     parser.add_argument("--vocabulary", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=16, help=f"windows of {WINDOW} words per rank and step")
-    parser.add_argument("--lr", type=float, default=2.0)
+    add_training_options(parser, sgd_lr=2.0)
     options = parser.parse_args()
+    training = Training(parser, options)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -60,13 +61,13 @@ def main() -> None:
     windows = numbers[: (len(numbers) - 1) // WINDOW * WINDOW].reshape(-1, WINDOW)
     targets = numbers[1: windows.numel() + 1].reshape(-1, WINDOW)
     held_out = len(windows) // 50
-    training = len(windows) - held_out
+    count = len(windows) - held_out
     if options.limit:
-        training = min(training, options.limit)
+        count = min(count, options.limit)
 
     def batches(epoch):
-        order = torch.randperm(training, generator=torch.Generator().manual_seed(options.seed + epoch))
-        steps = training // (options.batch * world)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(options.seed + epoch))
+        steps = count // (options.batch * world)
         own = order[: steps * options.batch * world].reshape(steps, world, options.batch)[:, rank]
         return [(windows[chosen], targets[chosen]) for chosen in own]
 
@@ -81,7 +82,7 @@ def main() -> None:
 
     compare(
         options.compare.split(","), options.rows, options.seed, lambda: Language(options.vocabulary), batches, options.epochs,
-        lambda module: [torch.optim.SGD(module.parameters(), lr=options.lr)], loss_of, perplexity, "perplexity", device,
+        training, loss_of, perplexity, "perplexity", device,
     )
 
 

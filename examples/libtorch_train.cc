@@ -2,11 +2,20 @@
 // network of two layers computes, and gradients are synchronized by any system.
 //
 //   thinwire launch -n 4 -- libtorch_train marsit:full_every=50
+//   thinwire launch -n 4 -- libtorch_train casq:bits=4 --optimizer adamw --lr 0.002 --clip 1 --warm-up 30
+//
+// Options: --optimizer sgd|adamw, --lr, --momentum (of sgd), --weight-decay, --clip NORM (the largest norm of the
+// mean gradient; 0: any), --warm-up STEPS (in which the rate rises; with it half a cosine brings it down to 0).
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <exception>
+#include <memory>
+#include <numbers>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,21 +27,112 @@ namespace {
 constexpr int kSteps = 300;
 constexpr int kBatch = 32;
 
+struct Options {
+  std::string spec = "dense";
+  std::string optimizer = "sgd";
+  double lr = 0.05;
+  double momentum = 0;
+  double weight_decay = 0;
+  double clip = 0;
+  int warm_up = 0;
+};
+
+double number(const std::string& name, const std::string& text) {
+  std::size_t read = 0;
+  double value = -1;
+  try {
+    value = std::stod(text, &read);
+  } catch (const std::exception&) {
+    read = 0;
+  }
+  if (read != text.size() || !(value >= 0)) {
+    throw std::invalid_argument(name + " " + text + ": give a number that is not negative");
+  }
+  return value;
+}
+
+Options parse(const std::vector<std::string>& words) {
+  Options options;
+  std::size_t at = 0;
+  if (!words.empty() && words[0].rfind("--", 0) != 0) options.spec = words[at++];
+  for (; at < words.size(); at += 2) {
+    const std::string& name = words[at];
+    if (at + 1 == words.size()) throw std::invalid_argument(name + " wants a value");
+    const std::string& value = words[at + 1];
+    if (name == "--optimizer") {
+      options.optimizer = value;
+    } else if (name == "--lr") {
+      options.lr = number(name, value);
+    } else if (name == "--momentum") {
+      options.momentum = number(name, value);
+    } else if (name == "--weight-decay") {
+      options.weight_decay = number(name, value);
+    } else if (name == "--clip") {
+      options.clip = number(name, value);
+    } else if (name == "--warm-up") {
+      options.warm_up = static_cast<int>(number(name, value));
+    } else {
+      throw std::invalid_argument("unknown option " + name);
+    }
+  }
+  return options;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
+                                                        const std::vector<torch::Tensor>& parameters) {
+  if (options.optimizer == "adamw") {
+    if (options.momentum != 0) throw std::invalid_argument("--momentum is of --optimizer sgd");
+    return std::make_unique<torch::optim::AdamW>(
+        parameters, torch::optim::AdamWOptions(options.lr).weight_decay(options.weight_decay));
+  }
+  if (options.optimizer != "sgd") {
+    throw std::invalid_argument("--optimizer " + options.optimizer + ": give sgd or adamw");
+  }
+  return std::make_unique<torch::optim::SGD>(
+      parameters,
+      torch::optim::SGDOptions(options.lr).momentum(options.momentum).weight_decay(options.weight_decay));
+}
+
+/// Of a step, counted from 0.
+double rate_at(const Options& options, int step) {
+  if (options.warm_up == 0) return options.lr;
+  if (step < options.warm_up) return options.lr * (step + 1) / (options.warm_up + 1);
+  const double done = static_cast<double>(step - options.warm_up) / std::max(1, kSteps - options.warm_up);
+  return options.lr * 0.5 * (1 + std::cos(std::numbers::pi * done));
+}
+
 torch::nn::Sequential make_network(std::uint64_t seed) {
   torch::manual_seed(seed);
   return torch::nn::Sequential(torch::nn::Linear(64, 256), torch::nn::Tanh(), torch::nn::Linear(256, 8));
 }
 
-void train(const std::string& spec) {
+/// All gradients, one after the other.
+void gather(const torch::nn::Sequential& network, std::vector<float>& gradients) {
+  gradients.clear();
+  for (const auto& parameter : network->parameters()) {
+    const auto flat = parameter.grad().contiguous().flatten();
+    gradients.insert(gradients.end(), flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
+  }
+}
+
+void scatter(std::vector<float>& mean, const torch::nn::Sequential& network) {
+  float* values = mean.data();
+  for (const auto& parameter : network->parameters()) {
+    parameter.grad().copy_(torch::from_blob(values, parameter.sizes()));
+    values += parameter.numel();
+  }
+}
+
+void train(const Options& options) {
   torch::set_num_threads(1);
   // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun and `thinwire launch` set them.
   const auto communicator = thinwire::open_gloo_from_environment(std::chrono::seconds(60));
   auto teacher = make_network(1);
   auto student = make_network(2);  // the same first weights on every rank
-  torch::optim::SGD optimizer(student->parameters(), torch::optim::SGDOptions(0.05));
+  const auto optimizer = make_optimizer(options, student->parameters());
 
   // One bucket of all parameters: their gradients lie one after the other in `gradients`.
-  thinwire::Session session(spec, *communicator);
+  thinwire::Session session(options.spec, *communicator);
   thinwire::BucketLayout layout;
   for (const auto& parameter : student->named_parameters()) {
     const auto elements = static_cast<std::size_t>(parameter.value().numel());
@@ -47,21 +147,18 @@ void train(const std::string& spec) {
   for (int step = 1; step <= kSteps; ++step) {
     const auto inputs = torch::randn({kBatch, 64});
     const auto loss = torch::mse_loss(student->forward(inputs), teacher->forward(inputs).detach());
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     loss.backward();
-    gradients.clear();
-    for (const auto& parameter : student->parameters()) {
-      const auto flat = parameter.grad().contiguous().flatten();
-      gradients.insert(gradients.end(), flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
-    }
+    gather(student, gradients);
+    const double rate = rate_at(options, step - 1);
+    session.set_learning_rate(rate);  // some systems work with it
     session.synchronize(bucket, gradients);
     session.next_step();
-    auto* mean = gradients.data();
-    for (const auto& parameter : student->parameters()) {
-      parameter.grad().copy_(torch::from_blob(mean, parameter.sizes()));
-      mean += parameter.numel();
-    }
-    optimizer.step();
+    scatter(gradients, student);
+    // The mean is the same on every rank, and so is its norm.
+    if (options.clip > 0) torch::nn::utils::clip_grad_norm_(student->parameters(), options.clip);
+    optimizer->param_groups()[0].options().set_lr(rate);
+    optimizer->step();
     loss_sum += loss.item<double>();
     if (step % 100 == 0 && communicator->rank() == 0) {
       std::printf("step %d, loss %.5f, %llu bytes sent in this step\n", step, loss_sum / 100,
@@ -75,7 +172,7 @@ void train(const std::string& spec) {
 
 int main(int argc, char** argv) {
   try {
-    train(argc > 1 ? argv[1] : "dense");
+    train(parse({argv + 1, argv + argc}));
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "libtorch_train: %s\n", error.what());

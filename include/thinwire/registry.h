@@ -82,6 +82,7 @@ struct SystemInfo {
   bool takes_rows = false;         ///< Gains from sparsity: rows, or the zeros of a dense bucket.
   bool stage = false;              ///< Goes in front of a system with '+'.
   bool sparsifies = false;         ///< A stage that hands on a part of the gradient and keeps the rest.
+  bool forgets = false;            ///< A stage that drops a part of the residual for good.
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
   std::string momentum_option;

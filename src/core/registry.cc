@@ -60,6 +60,10 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
       }
       momentum = &stage;
     }
+    if (stage.forgets && sparsifier != nullptr) {
+      throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
+                                  " would not meet its residual; put " + stage.name + " in front");
+    }
     if (stage.sparsifies) {
       if (sparsifier != nullptr) {
         throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
@@ -184,8 +188,11 @@ Pipeline Registry::make(std::string_view spec) const {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     with_momentum = with_momentum || corrects_momentum(parts[i], *infos[i]);
   }
-  pipeline.conserves = !with_momentum && ((made.feedback && last_keeps) ||
-                                          (infos.back()->lossless && (made.feedback || pipeline.lossless)));
+  const bool forgets =
+      std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->forgets; });
+  pipeline.conserves =
+      !with_momentum && !forgets &&
+      ((made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless)));
   return pipeline;
 }
 

@@ -43,6 +43,7 @@ const Registry& builtin_registry() {
     all.add(momentum_correction_info());
     all.add(whole_info());
     all.add(warm_up_info());
+    all.add(decay_info());
     return all;
   }();
   return registry;

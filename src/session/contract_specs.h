@@ -90,6 +90,11 @@ inline const std::vector<std::string> kContractSpecs = {
     "whole:below=150+mc:momentum=0.5+top_k:ratio=0.1+zen",
     "warm_up:steps=2+marsit:full_every=0",
     "warm_up:steps=3:with=qsgd/bits=4/feedback=on+power_sgd:rank=2",
+    "top_k:ratio=0.05:ramp_from=0.5:ramp_steps=3+zen",
+    "warm_up:steps=2+block_top_k:ratio=0.1:block=100:ramp_steps=2",
+    "decay:factor=0.9+top_k:ratio=0.1+zen",
+    "whole+mc:momentum=0.5+decay:factor=0.5+top_k:ratio=0.1+zen",
+    "decay+casq:interval=2",
     "cascading_sign",  // with feedback it diverges within steps, see below
 };
 

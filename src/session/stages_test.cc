@@ -1,4 +1,4 @@
-// The stages `whole` and `warm_up` in front of real systems.
+// The stages `whole`, `warm_up` and `decay` in front of real systems.
 
 #include <gtest/gtest.h>
 
@@ -142,6 +142,97 @@ TEST(WarmUp, BytesAreThoseOfTheStepsSystem) {
       session.next_step();
     }
   });
+}
+
+TEST(WarmUp, ARampBehindItBeginsAtItsEnd) {
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("warm_up:steps=2+top_k:ratio=0.01:ramp_from=0.16:ramp_steps=2+agsparse", communicator);
+    session.add_bucket({{"w", 10'000}});
+    std::vector<double> densities;
+    for (std::uint64_t step = 0; step < 6; ++step) {
+      std::vector<float> gradient = gradient_of(communicator.rank(), step);
+      gradient.resize(10'000, 0.5f);
+      densities.push_back(session.synchronize(0, gradient).density_in);
+      session.next_step();
+    }
+    EXPECT_EQ(std::vector<double>(densities.begin() + 2, densities.end()),
+              (std::vector<double>{0.16, 0.04, 0.01, 0.01}));
+  });
+}
+
+/// Holds so many steps against the stage's equation, element by element.
+void expect_decay(const std::string& spec, double factor, std::uint64_t steps) {
+  constexpr int kWorkers = 3;
+  constexpr std::size_t kElements = kWeight + kBias + kTable;
+  run_in_process(kWorkers, [&](Communicator& communicator) {
+    Session session(spec, communicator);
+    session.add_bucket(layout());
+    EXPECT_FALSE(session.pipeline(0).conserves);
+    double waited = 0;
+    for (std::uint64_t step = 0; step < steps; ++step) {
+      std::vector<float> gradient = gradient_of(communicator.rank(), step);
+      std::vector<float> balance(kElements);
+      for (std::size_t i = 0; i < kElements; ++i) {
+        const double left = static_cast<double>(session.residual(0)[i]);
+        balance[i] = static_cast<float>(static_cast<double>(gradient[i]) + factor * left);
+        waited += std::fabs(left);
+      }
+      session.synchronize(0, gradient);
+      for (std::size_t i = 0; i < kElements; ++i) balance[i] -= session.residual(0)[i];
+      session.next_step();
+      communicator.all_reduce_sum(balance);
+      for (std::size_t i = 0; i < kElements; ++i) {
+        ASSERT_NEAR(balance[i], kWorkers * gradient[i], 1e-4) << spec << ", step " << step << ", " << i;
+      }
+    }
+    EXPECT_GT(waited, 1) << "nothing waited, so nothing was tested";
+  });
+}
+
+TEST(Decay, MultipliesWhatWaitsAndKeepsTheRest) {
+  expect_decay("decay:factor=0.5+top_k:ratio=0.1+zen", 0.5, 5);
+  expect_decay("decay:factor=0+casq:interval=1", 0, 4);
+  expect_decay("decay:factor=0.9+casq:interval=1", 0.9, 5);
+  expect_decay("decay:factor=0.9+power_sgd:rank=1", 0.9, 5);
+  expect_decay("decay:factor=0.75+qsgd:bits=2:feedback=on", 0.75, 5);
+}
+
+TEST(Decay, OfOneIsNone) {
+  for (const std::string inner : {"top_k:ratio=0.1+zen", "casq:interval=1"}) {
+    EXPECT_EQ(means_of("decay:factor=1+" + inner, 4), means_of(inner, 4));
+    EXPECT_NE(means_of("decay:factor=0.9+" + inner, 4), means_of(inner, 4));
+  }
+}
+
+TEST(Decay, AStepThatDoesNotCountDecaysNothing) {
+  run_in_process(3, [&](Communicator& communicator) {
+    Session session("decay:factor=0.5+top_k:ratio=0.1+zen", communicator);
+    session.add_bucket(layout());
+    std::vector<float> gradient = gradient_of(communicator.rank(), 0);
+    session.synchronize(0, gradient);
+    session.next_step();
+    const std::vector<float> before(session.residual(0).begin(), session.residual(0).end());
+    gradient = gradient_of(communicator.rank(), 1);
+    if (communicator.rank() == 2) gradient[7] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_FALSE(session.synchronize(0, gradient).finite);
+    EXPECT_EQ(std::vector<float>(session.residual(0).begin(), session.residual(0).end()), before);
+  });
+}
+
+TEST(Decay, RefusesWhereItWouldDoNothing) {
+  const auto complaint = [](const std::string& spec) -> std::string {
+    try {
+      builtin_registry().make(spec);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(complaint("decay+dense").find("feedback=on"), std::string::npos);
+  EXPECT_NE(complaint("decay+top_k:feedback=off+zen").find("feedback=on"), std::string::npos);
+  EXPECT_NE(complaint("top_k+decay+zen:feedback=on").find("put decay in front"), std::string::npos);
+  EXPECT_NE(complaint("decay:factor=1.5+casq").find("factor=1.5"), std::string::npos);
+  EXPECT_EQ(complaint("decay+dgc+zen"), "");
 }
 
 TEST(WarmUp, RefusesSystemsThatItCannotRun) {

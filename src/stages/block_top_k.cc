@@ -15,11 +15,13 @@ namespace {
 
 class BlockTopK final : public Sparsifier {
  public:
-  BlockTopK(Inner inner, double ratio, std::size_t block)
-      : Sparsifier(std::move(inner), block), ratio_(ratio) {}
+  BlockTopK(Inner inner, double ratio, std::size_t block, Ramp ramp)
+      : Sparsifier(std::move(inner), block), ratio_(ratio), ramp_(ramp) {}
 
  protected:
-  std::size_t wanted(std::size_t units, std::uint64_t) const override { return share_of(ratio_, units); }
+  std::size_t wanted(std::size_t units, std::uint64_t step) const override {
+    return ramp_.units_at(step, share_of(ratio_, units), units);
+  }
 
   /// Norms decide which blocks; a block whose squares all vanish in float (|p| below 1e-22) waits.
   RowSparse select(BucketId, Span<const float> gradient, Span<const float> residual, std::size_t wanted,
@@ -35,6 +37,7 @@ class BlockTopK final : public Sparsifier {
 
  private:
   double ratio_;
+  Ramp ramp_;
 };
 
 }  // namespace
@@ -46,10 +49,12 @@ SystemInfo block_top_k_info() {
   info.paper = "S2 Reducer section 2.2; Vogels et al., NeurIPS 2019";
   info.options = {{"ratio", "0.03125", "share of a bucket's blocks to deliver, above 0, up to 1"},
                   {"block", "256", "elements per block"}};
+  for (auto& option : Ramp::options()) info.options.push_back(std::move(option));
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     const double ratio = options.real("ratio", Sparsifier::kSmallestRatio, 1);
     return std::make_unique<BlockTopK>(std::move(inner), ratio,
-                                       static_cast<std::size_t>(options.integer("block", 1, 1 << 20)));
+                                       static_cast<std::size_t>(options.integer("block", 1, 1 << 20)),
+                                       Ramp(options));
   };
   return info;
 }

@@ -11,6 +11,24 @@
 
 namespace thinwire {
 
+Ramp::Ramp(const Options& options)
+    : from(options.real("ramp_from", Sparsifier::kSmallestRatio, 1)),
+      steps(static_cast<std::uint64_t>(options.integer("ramp_steps", 0, 1'000'000'000))) {}
+
+std::vector<OptionInfo> Ramp::options() {
+  return {{"ramp_from", "0.25", "share with which the ramp begins, above 0, up to 1"},
+          {"ramp_steps", "0", "steps in which the share falls from there, exponentially; 0: no ramp"}};
+}
+
+std::size_t Ramp::units_at(std::uint64_t step, std::size_t last, std::size_t units) const {
+  const double all = static_cast<double>(units);
+  const double end = static_cast<double>(last);
+  if (step >= steps || from * all <= end) return last;
+  const double left = 1 - static_cast<double>(step) / static_cast<double>(steps);
+  const double wanted = std::round(end * std::pow(from * all / end, left));
+  return std::min(units, std::max(last, static_cast<std::size_t>(wanted)));
+}
+
 void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
   const std::size_t units = block_count(gradient.size(), width_);

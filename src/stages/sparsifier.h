@@ -4,10 +4,32 @@
 //
 //   p --select--> rows --inner system--> mean
 //    \-> residual: p outside the selection, 0 inside, plus what the inner system leaves when it has feedback
+//
+// At the start gradients turn quickly, so a ramp lets the share begin high and fall step by step, exponentially
+// (Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3, lets it fall by quarters, epoch by epoch).
+// It is an option of each sparsifier and no stage of its own: only what selects knows what a share is, and its last
+// value stands beside it already. Within `warm_up` its steps count from the end of the warm-up on, as all do.
+
+#include <vector>
 
 #include "thinwire/registry.h"
 
 namespace thinwire {
+
+/// How a share of units falls at the start.
+struct Ramp {
+  double from = 1;          ///< The first step's share.
+  std::uint64_t steps = 0;  ///< From which step on the share is the last one; 0: at once.
+
+  /// Reads "ramp_from" and "ramp_steps".
+  explicit Ramp(const Options& options);
+  /// Those two, for SystemInfo::options.
+  static std::vector<OptionInfo> options();
+
+  /// The units of a step: from * units at step 0, `last` from step `steps` on, each step in between the same
+  /// factor below the one before it. 1 to `units`; a `last` that is the larger one is taken at once.
+  std::size_t units_at(std::uint64_t step, std::size_t last, std::size_t units) const;
+};
 
 class Sparsifier : public Synchronizer {
  public:

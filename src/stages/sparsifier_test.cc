@@ -57,7 +57,7 @@ const Registry& registry() {
   static const Registry all = [] {
     Registry made;
     for (const auto& info : {top_k_info(), block_top_k_info(), dgc_info(), agsparse_info(), dense_info(),
-                             momentum_correction_info()}) {
+                             momentum_correction_info(), decay_info()}) {
       made.add(info);
     }
     for (const bool rows : {true, false}) {
@@ -315,6 +315,59 @@ TEST(Dgc, ASampledThresholdNeverSelectsTooMany) {
   });
 }
 
+TEST(Sparsifier, ARampFallsByTheSameFactorFromStepToStep) {
+  run_in_process(1, [](Communicator& communicator) {
+    // 8192 units from a half down to 1/512 in 8 steps: each halves.
+    Worker worker("top_k:ratio=0.001953125:ramp_from=0.5:ramp_steps=8", communicator, 8192);
+    std::size_t expected = 4096;
+    for (std::uint64_t step = 0; step < 10; ++step) {
+      worker.step(normal_values(8192, static_cast<std::uint32_t>(step)));
+      EXPECT_EQ(worker.delivered.indices.size(), expected) << step;
+      EXPECT_EQ(worker.report.density_in, static_cast<double>(expected) / 8192) << step;
+      if (step < 8) expected /= 2;
+    }
+    Worker blocks("block_top_k:ratio=0.0625:block=8:ramp_from=1:ramp_steps=2", communicator, 1024);
+    for (const double share : {1.0, 0.25, 0.0625, 0.0625}) {
+      blocks.step(normal_values(1024, 3));
+      EXPECT_EQ(blocks.report.density_in, share);
+    }
+    // A ramp that would rise is none.
+    Worker small("top_k:k=100:ramp_from=0.001:ramp_steps=8", communicator, 8192);
+    small.step(normal_values(8192, 1));
+    EXPECT_EQ(small.delivered.indices.size(), 100u);
+  });
+}
+
+TEST(Sparsifier, ARampsBytesAreThoseOfItsStep) {
+  const Pipeline pipeline =
+      registry().make("top_k:ratio=0.001:ramp_from=0.1:ramp_steps=2:feedback=on+half_of_rows");
+  std::vector<std::uint64_t> bytes;
+  for (const std::uint64_t step : {0u, 1u, 2u, 3u}) {
+    bytes.push_back(pipeline.synchronizer->payload_bytes({.elements = 100'000, .step = step}));
+  }
+  EXPECT_EQ(bytes, (std::vector<std::uint64_t>{100'000, 10'000, 1'000, 1'000}));
+}
+
+TEST(Decay, OfARankAloneLeavesAllThatIsNotDropped) {
+  run_in_process(1, [](Communicator& communicator) {
+    Worker worker("decay:factor=0.5+top_k:ratio=0.1", communicator, 1000);
+    for (std::uint32_t step = 0; step < 5; ++step) {
+      const std::vector<float> gradient = normal_values(1000, step);
+      std::vector<float> p = gradient;
+      for (std::size_t i = 0; i < p.size(); ++i) p[i] += 0.5f * worker.residual[i];
+      const std::vector<float> mean = worker.step(gradient);
+      EXPECT_EQ(worker.delivered.indices.size(), 100u);
+      for (std::size_t i = 0; i < p.size(); ++i) ASSERT_EQ(mean[i] + worker.residual[i], p[i]) << step;
+    }
+    const std::vector<float> before = worker.residual;
+    std::vector<float> bad = normal_values(1000, 9);
+    bad[3] = std::numeric_limits<float>::infinity();
+    worker.step(bad);
+    EXPECT_FALSE(worker.report.finite);
+    EXPECT_EQ(worker.residual, before);
+  });
+}
+
 TEST(Sparsifier, CombinationsWithoutMeaningAreRefused) {
   auto complaint = [](const std::string& spec) -> std::string {
     try {
@@ -327,13 +380,19 @@ TEST(Sparsifier, CombinationsWithoutMeaningAreRefused) {
   EXPECT_NE(complaint("top_k:ratio=0").find("ratio=0"), std::string::npos);
   EXPECT_NE(complaint("top_k:ratio=1.5").find("ratio=1.5"), std::string::npos);
   EXPECT_NE(complaint("top_k:k=-1").find("k=-1"), std::string::npos);
+  EXPECT_NE(complaint("decay+dense").find("feedback=on"), std::string::npos);
+  EXPECT_NE(complaint("top_k+decay+agsparse:feedback=on").find("put decay in front"), std::string::npos);
+  EXPECT_FALSE(registry().make("decay+top_k").conserves);
+  EXPECT_NE(complaint("top_k:ramp_from=0").find("ramp_from=0"), std::string::npos);
+  EXPECT_NE(complaint("block_top_k:ramp_steps=-1").find("ramp_steps=-1"), std::string::npos);
   EXPECT_NE(complaint("top_k+dense").find("saves nothing"), std::string::npos);
   EXPECT_NE(complaint("top_k+block_top_k+agsparse").find("sparse already"), std::string::npos);
   EXPECT_NE(complaint("mc+dgc").find("keep one"), std::string::npos);
   EXPECT_EQ(complaint("mc+block_top_k"), "");
   EXPECT_TRUE(registry().make("top_k").conserves);
   EXPECT_FALSE(registry().make("dgc").conserves);
-  EXPECT_EQ(registry().make("top_k").spec, "top_k:ratio=0.01:k=0:feedback=on+agsparse:feedback=off");
+  EXPECT_EQ(registry().make("top_k").spec,
+            "top_k:ratio=0.01:k=0:ramp_from=0.25:ramp_steps=0:feedback=on+agsparse:feedback=off");
 }
 
 }  // namespace

@@ -11,5 +11,6 @@ SystemInfo block_top_k_info();
 SystemInfo dgc_info();
 SystemInfo whole_info();
 SystemInfo warm_up_info();
+SystemInfo decay_info();
 
 }  // namespace thinwire

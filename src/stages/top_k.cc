@@ -14,11 +14,12 @@ namespace {
 class TopK final : public Sparsifier {
  public:
   /// k: 0 takes ratio.
-  TopK(Inner inner, double ratio, std::size_t k) : Sparsifier(std::move(inner), 1), ratio_(ratio), k_(k) {}
+  TopK(Inner inner, double ratio, std::size_t k, Ramp ramp)
+      : Sparsifier(std::move(inner), 1), ratio_(ratio), k_(k), ramp_(ramp) {}
 
  protected:
-  std::size_t wanted(std::size_t units, std::uint64_t) const override {
-    return k_ != 0 ? std::min(k_, units) : share_of(ratio_, units);
+  std::size_t wanted(std::size_t units, std::uint64_t step) const override {
+    return ramp_.units_at(step, k_ != 0 ? std::min(k_, units) : share_of(ratio_, units), units);
   }
 
   RowSparse select(BucketId, Span<const float> gradient, Span<const float> residual, std::size_t wanted,
@@ -30,6 +31,7 @@ class TopK final : public Sparsifier {
  private:
   double ratio_;
   std::size_t k_;
+  Ramp ramp_;
 };
 
 }  // namespace
@@ -41,10 +43,12 @@ SystemInfo top_k_info() {
   info.paper = "Aji and Heafield, EMNLP 2017";
   info.options = {{"ratio", "0.01", "share of a bucket's elements to deliver, above 0, up to 1"},
                   {"k", "0", "elements per bucket, at most all of it; 0: by ratio"}};
+  for (auto& option : Ramp::options()) info.options.push_back(std::move(option));
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     const double ratio = options.real("ratio", Sparsifier::kSmallestRatio, 1);
     return std::make_unique<TopK>(std::move(inner), ratio,
-                                  static_cast<std::size_t>(options.integer("k", 0, 0xffffffff)));
+                                  static_cast<std::size_t>(options.integer("k", 0, 0xffffffff)),
+                                  Ramp(options));
   };
   return info;
 }

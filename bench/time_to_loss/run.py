@@ -1,0 +1,153 @@
+#!/usr/bin/python3
+"""Loss against wall-clock on slow networks, beside plain DDP and torch's own hooks.
+
+    bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--workers N] [--steps N] [--results DIR]
+                              [--python PATH] [--margin NATS] [--redraw] [options of settings.py]
+
+RATE is of every link of an emulated network (testbed/up): 100Mbit, 1Gbit, 10Gbit; all three if none is given. `loopback` is the
+machine without a limit, and needs no root. Every way trains the same model from the same weights for the same number of steps
+with the same learning rates. Runs that the results hold already are not made again, so a call that was ended goes on where it was.
+
+Results: DIR/RATE.json, a line to a run; DIR/time_to_loss.md, a table for each rate; DIR/time_to_loss.png, loss against seconds.
+PATH (default /usr/bin/python3) has torch and thinwire; where thinwire is not installed, build/release/python is taken.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.dont_write_bytecode = True
+sys.path.append(os.path.join(ROOT, "apps", "plot"))
+
+sys.path.append(HERE)
+
+import settings  # noqa: E402
+import time_report  # noqa: E402
+
+WAYS = "plain,fp16_hook,power_sgd_hook,half"
+RATES = ("100Mbit", "1Gbit", "10Gbit")
+# Plain DDP of 25 million parameters takes 8 s for a step at 100 Mbit/s: fewer steps there, so that five ways take half an hour.
+STEPS = {"100Mbit": 90, "1Gbit": 300}
+
+
+def parse(arguments: list):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rates", nargs="*", metavar="RATE", help=f"of {', '.join(RATES)}, or loopback; without one: these three")
+    parser.add_argument("--recipe", action="append", default=[], dest="recipes", metavar="SPEC", help="one more way: a spec of Thinwire")
+    parser.add_argument("--ways", default=WAYS, help="to compare (default %(default)s)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="default 90 at 100Mbit, 300 otherwise")
+    parser.add_argument("--results", default=os.path.join(ROOT, "results", "time_to_loss"))
+    parser.add_argument("--python", default="/usr/bin/python3")
+    parser.add_argument("--margin", type=float, default=0.0, metavar="NATS",
+                        help="count a loss as reached that is so much above plain's last one, for plain too (default %(default)s)")
+    parser.add_argument("--redraw", action="store_true", help="run nothing: tables and the picture anew from the results")
+    settings.add_options(parser)
+    given = parser.parse_args(arguments)
+    for rate in given.rates:
+        if rate not in RATES and rate != "loopback":
+            parser.error(f"rate '{rate}': give {', '.join(RATES)} or loopback")
+    if given.workers < 2:
+        parser.error(f"--workers {given.workers}: at least 2, a single one sends nothing")
+    given.rates = given.rates or list(RATES)
+    given.ways = [way for way in given.ways.split(",") if way] + given.recipes
+    return given
+
+
+def environment_of(given) -> dict:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        probe = [given.python, "-c", "import thinwire"]
+        if subprocess.run(probe, cwd="/", capture_output=True, check=False).returncode != 0:
+            environment["PYTHONPATH"] = os.path.join(ROOT, "build", "release", "python")
+            if subprocess.run(probe, cwd="/", capture_output=True, check=False, env=environment).returncode != 0:
+                raise RuntimeError(f"{given.python} cannot import thinwire: build the release preset, or name another by --python")
+    except FileNotFoundError:
+        raise RuntimeError(f"--python {given.python}: there is no such program") from None
+    return environment
+
+
+class Network:
+    """Hosts behind links of a rate while it is entered; on `loopback` there are none."""
+
+    def __init__(self, rate: str, workers: int, environment: dict):
+        self.rate, self.workers = rate, workers
+        self.environment = {**environment, "THINWIRE_TESTBED": f"time-to-loss-{os.getpid()}"}
+
+    def __enter__(self):
+        if self.rate != "loopback":
+            burst = "64kb" if self.rate.endswith("Mbit") else "1mb"
+            up = subprocess.run([os.path.join(ROOT, "testbed", "up"), str(self.workers), self.rate, "--burst", burst],
+                                env=self.environment, capture_output=True, text=True, check=False)
+            if up.returncode != 0:
+                raise RuntimeError(up.stderr.strip())
+        return self
+
+    def __exit__(self, *_):
+        if self.rate != "loopback":
+            subprocess.run([os.path.join(ROOT, "testbed", "down")], env=self.environment, stdout=subprocess.DEVNULL, check=False)
+
+    def command(self, python: str) -> list:
+        if self.rate == "loopback":
+            return [python, "-m", "thinwire.launch", "-n", str(self.workers)]
+        return [os.path.join(ROOT, "testbed", "run"), "--", python]
+
+
+def stored(path: str) -> list:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def train(given, network: Network, way: str, steps: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "run.json")
+        command = [*network.command(given.python), os.path.join(HERE, "train.py"), "--way", way, "--json", path, "--steps", str(steps),
+                   *settings.arguments_of(given)]
+        done = subprocess.run(command, env=network.environment, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{network.rate}: {way} ended with status {done.returncode}")
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+
+
+def run_rate(given, rate: str, environment: dict) -> None:
+    path = os.path.join(given.results, rate + ".json")
+    steps = given.steps or STEPS.get(rate, 300)
+    settings.require_same(stored(path), {**settings.shared_of(given), "steps": steps, "workers": given.workers}, path)
+    missing = [way for way in given.ways if all(run["way"] != way for run in stored(path))]
+    if not missing:
+        return
+    with Network(rate, given.workers, environment) as network:
+        for way in missing:
+            print(f"{rate}: {way}", file=sys.stderr, flush=True)
+            result = train(given, network, way, steps)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"rate": rate, **result}, separators=(",", ":")) + "\n")
+
+
+def main() -> int:
+    given = parse(sys.argv[1:])
+    os.makedirs(given.results, exist_ok=True)
+    try:
+        if not given.redraw:
+            environment = environment_of(given)
+            for rate in given.rates:
+                run_rate(given, rate, environment)
+        runs = {rate: stored(os.path.join(given.results, rate + ".json")) for rate in (*RATES, "loopback")}
+        time_report.write({rate: of_rate for rate, of_rate in runs.items() if of_rate}, os.path.join(given.results, "time_to_loss"),
+                          given.margin)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

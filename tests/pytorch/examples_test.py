@@ -1,0 +1,102 @@
+"""How the DDP examples step parameters, without ranks: examples_test.py."""
+import argparse
+import contextlib
+import io
+import os
+import sys
+
+import torch
+from torch import nn
+
+sys.dont_write_bytecode = True
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples"))
+
+from comparison import Training, add_training_options  # noqa: E402
+
+
+def training(*arguments):
+    parser = argparse.ArgumentParser()
+    add_training_options(parser, sgd_lr=0.5)
+    return Training(parser, parser.parse_args(arguments))
+
+
+class Mixed(nn.Module):
+    """A table with sparse gradients and a layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.Embedding(20, 4, sparse=True)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, words):
+        return self.layer(self.table(words)).square().sum()
+
+
+def rates_rise_and_fall():
+    for arguments, expected in (
+        ([], [0.5] * 6),
+        (["--warm-up", "2"], [0.5 / 3, 1.0 / 3, 0.5, 0.5, 0.5, 0.5]),
+        (["--lr", "1", "--warm-up", "2", "--schedule", "cosine"], [1 / 3, 2 / 3, 1.0, 0.853553, 0.5, 0.146447]),
+        (["--optimizer", "adamw"], [0.001] * 6),
+    ):
+        how = training(*arguments)
+        optimizers = how.optimizers(Mixed())
+        for step, rate in enumerate(expected):
+            how.set_rate(optimizers, step, 6)
+            for optimizer in optimizers:
+                assert abs(optimizer.param_groups[0]["lr"] - rate) < 1e-6, (arguments, step, optimizer)
+
+
+def clipping_counts_every_gradient():
+    words = torch.tensor([3, 5, 3, 7])
+    free, clipped = Mixed(), Mixed()
+    for model in (free, clipped):
+        model(words).backward()
+    squares = sum(p.grad.to_dense().square().sum() for p in free.parameters())
+    assert squares > 1
+    training("--clip", "0.25").clip(clipped)
+    factor = 0.25 / squares.sqrt()
+    for before, after in zip(free.parameters(), clipped.parameters()):
+        assert torch.allclose(after.grad.to_dense(), factor * before.grad.to_dense(), rtol=1e-4), factor
+    training("--clip", "1e6").clip(free)
+    assert torch.allclose(squares, sum(p.grad.to_dense().square().sum() for p in free.parameters()))
+
+
+def each_optimizer_learns():
+    words = torch.tensor([3, 5, 3, 7])
+    for arguments in (["--lr", "0.01", "--momentum", "0.9", "--weight-decay", "1e-4"], ["--optimizer", "adamw", "--lr", "0.01"]):
+        how, model = training(*arguments, "--clip", "1"), Mixed()
+        optimizers = how.optimizers(model)
+        untouched = model.table.weight[0].clone()
+        losses = []
+        for step in range(60):
+            how.set_rate(optimizers, step, 60)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = model(words)
+            loss.backward()
+            how.clip(model)
+            for optimizer in optimizers:
+                optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.5 * losses[0], (arguments, losses[0], losses[-1])
+        assert torch.equal(model.table.weight[0], untouched)
+
+
+def wrong_options_are_named():
+    for arguments, named in ((["--clip", "-1"], "--clip -1"), (["--optimizer", "adamw", "--momentum", "0.9"], "--momentum"),
+                             (["--warm-up", "-3"], "--warm-up -3"), (["--weight-decay", "nan"], "--weight-decay nan")):
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                training(*arguments)
+            raise AssertionError(arguments)
+        except SystemExit as refused:
+            assert refused.code == 2 and named in said.getvalue(), said.getvalue()
+
+
+rates_rise_and_fall()
+clipping_counts_every_gradient()
+each_optimizer_learns()
+wrong_options_are_named()
