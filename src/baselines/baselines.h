@@ -18,6 +18,8 @@ SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
 SystemInfo global_top_k_info();
 SystemInfo power_sgd_info();
+SystemInfo one_bit_adam_info();
+SystemInfo zero_one_adam_info();
 SystemInfo qsgd_info();
 SystemInfo terngrad_info();
 SystemInfo nuqsgd_info();

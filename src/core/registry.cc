@@ -178,6 +178,7 @@ Pipeline Registry::make(std::string_view spec) const {
   pipeline.has_state =
       pipeline.feedback ||
       std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return !info->state.empty(); });
+  pipeline.freezes_variance = infos.back()->freezes_variance;
   const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);
   // With momentum, more is delivered than comes in.
   bool with_momentum = false;

@@ -36,10 +36,13 @@ const Registry& builtin_registry() {
     all.add(sparse_ps_info());
     all.add(global_top_k_info());
     all.add(power_sgd_info());
+    all.add(one_bit_adam_info());
+    all.add(zero_one_adam_info());
     all.add(top_k_info());
     all.add(block_top_k_info());
     all.add(dgc_info());
     all.add(momentum_correction_info());
+    all.add(inner_momentum_info());
     all.add(whole_info());
     all.add(warm_up_info());
     return all;
