@@ -36,6 +36,7 @@ const Registry& builtin_registry() {
     all.add(sparse_ps_info());
     all.add(global_top_k_info());
     all.add(power_sgd_info());
+    all.add(demo_info());
     all.add(one_bit_adam_info());
     all.add(zero_one_adam_info());
     all.add(top_k_info());
