@@ -363,6 +363,7 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "scale_state", [](PythonEngine& self, float factor) { self.engine().scale_state(factor); },
           py::call_guard<py::gil_scoped_release>())
+      .def("variance_is_frozen", [](PythonEngine& self) { return self.engine().variance_is_frozen(); })
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
       .def(
@@ -386,6 +387,8 @@ PYBIND11_MODULE(_C, module) {
   module.def("measure_link", &thinwire::measure);
   module.def("simd_targets", &thinwire::simd_targets);
   module.def("systems", &thinwire::systems);
+  module.def("freezes_variance",
+             [](const std::string& spec) { return thinwire::builtin_registry().freezes_variance(spec); });
 #if defined(THINWIRE_CUDA_EMULATED)
   module.attr("cuda") = "emulated";
 #elif defined(THINWIRE_HAS_CUDA)

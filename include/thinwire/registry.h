@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -127,6 +128,9 @@ class Registry {
   /// Throws std::invalid_argument for unknown names and options, values out of range and combinations of
   /// stages without meaning.
   Pipeline make(std::string_view spec) const;
+  /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any. Throws what
+  /// make() throws.
+  bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;
 
  private:
   const StateKind* find_kind(std::string_view name) const;

@@ -190,4 +190,13 @@ Pipeline Registry::make(std::string_view spec) const {
   return pipeline;
 }
 
+bool Registry::freezes_variance(std::string_view spec, std::optional<std::uint64_t> step) const {
+  const SpecPair pair = parse_spec_pair(spec);
+  for (const std::string& text : {pair.dense, pair.rows}) {
+    const Pipeline pipeline = make(text);
+    if (step ? pipeline.synchronizer->freezes_variance(*step) : pipeline.freezes_variance) return true;
+  }
+  return false;
+}
+
 }  // namespace thinwire
