@@ -37,8 +37,8 @@ double correction(double beta2, std::int64_t steps) {
 void HeldVariance::require_variance(OptimizerKind optimizer, const std::string& spec) {
   if (optimizer == OptimizerKind::adamw) return;
   if (!builtin_registry().freezes_variance(spec)) return;
-  throw std::invalid_argument(fmt::format(
-      "--sync {}: it freezes Adam's variance, and SGD has none; give --optimizer adamw", spec));
+  throw std::invalid_argument(
+      fmt::format("--sync {}: it freezes Adam's variance, and SGD has none; give --optimizer adamw", spec));
 }
 
 /// AMSGrad's maximum is what the step divides by. It is given the variance, and the second moment a value that is the

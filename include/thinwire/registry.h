@@ -84,7 +84,8 @@ struct SystemInfo {
   bool stage = false;              ///< Goes in front of a system with '+'.
   bool sparsifies = false;         ///< A stage that hands on a part of the gradient and keeps the rest.
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
-  bool freezes_variance = false;   ///< Synchronizer::freezes_variance says yes of some steps: it is made for Adam.
+  bool freezes_variance =
+      false;  ///< Synchronizer::freezes_variance says yes of some steps: it is made for Adam.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
   std::string momentum_option;
   /// A stage's: the option that names another system, which it runs in place of the one behind it. That

@@ -157,8 +157,6 @@ class Session {
   /// Whether the step that has begun, or else the next one, is one in which an Adam must leave its second moment as it
   /// is, see Synchronizer::freezes_variance. The same on all ranks.
   bool variance_is_frozen() const;
-  /// Whether there are such steps at all: then the optimizer must be an Adam whose variance is held.
-  bool freezes_variance() const;
   /// Between steps, for a loss scale that changes: multiplies all state in units of gradients, see StateKind.
   void scale_state(float factor);
   /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.

@@ -13,7 +13,8 @@ namespace {
 std::vector<double> coefficients(std::size_t rows, std::size_t columns, const std::vector<float>& block) {
   const auto basis = [](std::size_t k, std::size_t i, std::size_t n) {
     const double scale = std::sqrt((k == 0 ? 1.0 : 2.0) / static_cast<double>(n));
-    return scale * std::cos(std::numbers::pi * static_cast<double>((2 * i + 1) * k) / static_cast<double>(2 * n));
+    return scale *
+           std::cos(std::numbers::pi * static_cast<double>((2 * i + 1) * k) / static_cast<double>(2 * n));
   };
   std::vector<double> all(rows * columns, 0.0);
   for (std::size_t u = 0; u < rows; ++u) {
@@ -33,8 +34,7 @@ TEST(CosineTransform, IsTheDefinitionAndItsInverseBringsBack) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
   CosineTransform transform(64);
-  for (const auto& [rows, columns] :
-       {std::pair{1, 1}, {1, 64}, {7, 1}, {5, 12}, {32, 17}, {64, 64}}) {
+  for (const auto& [rows, columns] : {std::pair{1, 1}, {1, 64}, {7, 1}, {5, 12}, {32, 17}, {64, 64}}) {
     const auto m = static_cast<std::size_t>(rows);
     const auto n = static_cast<std::size_t>(columns);
     transform.prepare(m);

@@ -157,7 +157,11 @@ class DemoStep {
     frames_.for_peers([&](std::size_t peer) { frames_.receive(peer, kCodesTag, sent_by_[peer].message()); });
     const CodedFrame& own = sent_by_[frames_.self()];
     frames_.note(choose());
-    frames_.finite() ? pack() : blank(own);
+    if (frames_.finite()) {
+      pack();
+    } else {
+      blank(own);
+    }
     own.close();
     frames_.seal(own.message(), contents);
     frames_.send_to_all(kCodesTag, own.message());
@@ -203,7 +207,8 @@ class DemoStep {
     step_.executor.parallel_for(parts_, 1, [&](std::size_t begin, std::size_t end) {
       for (std::size_t part = begin; part < end; ++part) {
         const auto memory = memory_.subspan(part * kBuffers * area, kBuffers * area);
-        const Buffers buffers{memory.first(area), memory.subspan(area, area), order_.subspan(part * area, area)};
+        const Buffers buffers{memory.first(area), memory.subspan(area, area),
+                              order_.subspan(part * area, area)};
         const std::size_t first = part_begin(blocks_.size(), parts_, part);
         const std::size_t count = part_size(blocks_.size(), parts_, part);
         for (const Block& block : blocks_.subspan(first, count)) body(block, buffers);
@@ -303,7 +308,8 @@ class DemoStep {
   void add_sent(std::size_t rank, const Block& block, Span<float> coefficients) const {
     const auto values = sent_by_[rank].table();
     const auto indices = indices_of(rank);
-    for (std::size_t i = block.first; i < block.first + block.sent; ++i) coefficients[indices[i]] += values[i];
+    for (std::size_t i = block.first; i < block.first + block.sent; ++i)
+      coefficients[indices[i]] += values[i];
   }
 
   /// The mean, or its sign, to mean_. Returns whether the mean is finite.
@@ -332,11 +338,11 @@ class DemoStep {
         std::fill_n(with.block.begin(), block.elements(), 0.0f);
         add_sent(frames_.self(), block, with.block);
         transform_.inverse(block.rows, block.columns, with.block, with.scratch);
-        for_each_element(block, [&](std::size_t at, std::size_t from) {
-          residual_[at] = p(at) - with.block[from];
-        });
+        for_each_element(block,
+                         [&](std::size_t at, std::size_t from) { residual_[at] = p(at) - with.block[from]; });
       });
-      if (residual_.data() != far_residual_.data()) copy(step_.executor, Span<const float>(residual_), far_residual_);
+      if (residual_.data() != far_residual_.data())
+        copy(step_.executor, Span<const float>(residual_), far_residual_);
     }
     copy(step_.executor, Span<const float>(mean_), far_gradient_);
   }

@@ -30,7 +30,8 @@ namespace {
 
 class OneBitSteps : public Synchronizer {
  public:
-  OneBitSteps(SignScale scale, std::unique_ptr<Synchronizer> dense) : scale_(scale), dense_(std::move(dense)) {}
+  OneBitSteps(SignScale scale, std::unique_ptr<Synchronizer> dense)
+      : scale_(scale), dense_(std::move(dense)) {}
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return freezes_variance(workload.step) ? sign_shards_payload_bytes(workload)
@@ -125,8 +126,9 @@ SystemInfo one_bit_adam_info() {
   info.summary = "dense, then Adam's momentum in one bit per element both ways while its variance is frozen";
   info.paper = "Tang et al., ICML 2021";
   info.formula = "2(W-1)/W * 4d in the first steps, then 2(W-1)/W * (d/8 + 4 * parameters)";
-  info.options.insert(info.options.begin(),
-                      {"freeze", "100", "steps of dense training, after which the variance is frozen; 1 or more"});
+  info.options.insert(
+      info.options.begin(),
+      {"freeze", "100", "steps of dense training, after which the variance is frozen; 1 or more"});
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto freeze = static_cast<std::uint64_t>(options.integer("freeze", 1, kMostSteps));
     return keep_momentum(beta1_of(options),
@@ -138,7 +140,8 @@ SystemInfo one_bit_adam_info() {
 SystemInfo zero_one_adam_info() {
   SystemInfo info = common_info();
   info.name = "zero_one_adam";
-  info.summary = "dense steps ever further apart, in which Adam's variance moves; one bit per element between them";
+  info.summary =
+      "dense steps ever further apart, in which Adam's variance moves; one bit per element between them";
   info.paper = "Lu et al., 0/1 Adam, ICLR 2023";
   info.formula = "2(W-1)/W * 4d where the variance moves, else 2(W-1)/W * (d/8 + 4 * parameters)";
   info.options.insert(

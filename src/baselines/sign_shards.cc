@@ -69,8 +69,7 @@ class SignShards {
         gradient_(gradient),
         residual_(residual),
         step_(step),
-        shards_(step.parameter_ends, gradient.size(),
-                static_cast<std::size_t>(step.communicator.size())),
+        shards_(step.parameter_ends, gradient.size(), static_cast<std::size_t>(step.communicator.size())),
         frames_(bucket, step),
         up_(step.workspace.take<CodedFrame>(frames_.world())),
         down_(step.workspace.take<CodedFrame>(frames_.world())),
@@ -122,7 +121,8 @@ class SignShards {
                               ? sum_of_magnitudes(step_.executor, values, more) / count
                               : std::sqrt(sum_of_squares(step_.executor, values, more) / count);
       const auto scale = static_cast<float>(factor * size);
-      finite = pack_signs(step_.executor, values, more, bits_of(frame, piece)) && std::isfinite(scale) && finite;
+      finite =
+          pack_signs(step_.executor, values, more, bits_of(frame, piece)) && std::isfinite(scale) && finite;
       frame.table()[piece.number] = scale;
     });
     frames_.note(finite);
@@ -200,13 +200,15 @@ class SignShards {
       const auto values = gradient_.subspan(piece.begin, piece.count);
       const auto left = residual_.empty() ? residual_ : residual_.subspan(piece.begin, piece.count);
       if (owner != self() && !left.empty()) {
-        apply_signs(step_.executor, bits_of(up_[owner], piece), up_[owner].table()[piece.number], values, left);
+        apply_signs(step_.executor, bits_of(up_[owner], piece), up_[owner].table()[piece.number], values,
+                    left);
       }
-      apply_signs(step_.executor, bits_of(down_[owner], piece), down_[owner].table()[piece.number], values, {});
+      apply_signs(step_.executor, bits_of(down_[owner], piece), down_[owner].table()[piece.number], values,
+                  {});
       if (owner != self() || left.empty()) return;
       fill(step_.executor, left, 0);
-      add_remainder(step_.executor, sums_.subspan(piece.begin - shards_.begin(owner), piece.count), world(), values,
-                    left);
+      add_remainder(step_.executor, sums_.subspan(piece.begin - shards_.begin(owner), piece.count), world(),
+                    values, left);
     });
   }
 

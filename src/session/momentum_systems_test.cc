@@ -76,7 +76,8 @@ std::vector<Seen> run(const std::string& spec, std::uint64_t steps) {
   return all;
 }
 
-void expect_near(const std::vector<float>& found, const std::vector<double>& expected, const std::string& what) {
+void expect_near(const std::vector<float>& found, const std::vector<double>& expected,
+                 const std::string& what) {
   for (std::size_t i = 0; i < expected.size(); ++i) {
     ASSERT_NEAR(static_cast<double>(found[i]), expected[i], 1e-5) << what << ", element " << i;
   }
@@ -150,7 +151,8 @@ TEST(ZeroOneAdam, TheVarianceMovesWithExactMeansEverFurtherApart) {
 
 TEST(ZeroOneAdam, TheVarianceMovesNoMoreWhenItIsFrozen) {
   std::uint64_t step = 0;
-  for (const Seen& seen : run("zero_one_adam:kappa=1:freeze=3", 8)) EXPECT_EQ(seen.frozen, step++ >= 2) << step;
+  for (const Seen& seen : run("zero_one_adam:kappa=1:freeze=3", 8))
+    EXPECT_EQ(seen.frozen, step++ >= 2) << step;
 }
 
 /// Of an element of a block, row after row: what it contributes to coefficient (u, v).
@@ -210,7 +212,8 @@ TEST(Demo, SendsTheLargestCoefficientsAndKeepsTheRest) {
       const auto gradient = gradient_of(static_cast<int>(rank), step);
       std::vector<double> p(kElements);
       for (std::size_t i = 0; i < kElements; ++i) {
-        p[i] = static_cast<double>(gradient[i]) + kMomentum * static_cast<double>(plain[step].before[rank][i]);
+        p[i] =
+            static_cast<double>(gradient[i]) + kMomentum * static_cast<double>(plain[step].before[rank][i]);
       }
       const std::vector<double> sent = largest(p, 3);
       std::vector<double> left(kElements);

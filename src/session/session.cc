@@ -309,11 +309,6 @@ bool Session::sums_plainly(BucketId bucket) const {
          residual(bucket).empty();
 }
 
-bool Session::freezes_variance() const {
-  return std::any_of(pipelines_.begin(), pipelines_.end(),
-                     [](const Pipeline& one) { return one.freezes_variance; });
-}
-
 bool Session::variance_is_frozen() const {
   return std::any_of(pipelines_.begin(), pipelines_.end(),
                      [this](const Pipeline& one) { return one.synchronizer->freezes_variance(step_); });

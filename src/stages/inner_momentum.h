@@ -8,8 +8,10 @@
 namespace thinwire {
 
 /// V below. It follows what was delivered, so another system behind the stage goes on with it.
-inline constexpr StateKind kDeliveredMomentum = {
-    .name = "delivered_momentum", .unit = StateKind::Unit::gradient, .ranks = StateKind::Ranks::same, .moves = true};
+inline constexpr StateKind kDeliveredMomentum = {.name = "delivered_momentum",
+                                                 .unit = StateKind::Unit::gradient,
+                                                 .ranks = StateKind::Ranks::same,
+                                                 .moves = true};
 
 /// Stage `momentum:momentum=M`. V is the momentum of all means delivered so far, the same on all ranks. Rank i hands
 /// M V + gradient to the inner system, with the residual; V' is the mean that comes back. Delivered is V' - M V. So
