@@ -16,15 +16,19 @@ std::vector<double> coefficients(std::size_t rows, std::size_t columns, const st
     return scale *
            std::cos(std::numbers::pi * static_cast<double>((2 * i + 1) * k) / static_cast<double>(2 * n));
   };
+  std::vector<double> half(rows * columns, 0.0);  // of the rows alone
   std::vector<double> all(rows * columns, 0.0);
+  for (std::size_t i = 0; i < rows; ++i) {
+    for (std::size_t v = 0; v < columns; ++v) {
+      for (std::size_t j = 0; j < columns; ++j) {
+        half[i * columns + v] += basis(v, j, columns) * static_cast<double>(block[i * columns + j]);
+      }
+    }
+  }
   for (std::size_t u = 0; u < rows; ++u) {
     for (std::size_t v = 0; v < columns; ++v) {
-      for (std::size_t i = 0; i < rows; ++i) {
-        for (std::size_t j = 0; j < columns; ++j) {
-          all[u * columns + v] +=
-              basis(u, i, rows) * basis(v, j, columns) * static_cast<double>(block[i * columns + j]);
-        }
-      }
+      for (std::size_t i = 0; i < rows; ++i)
+        all[u * columns + v] += basis(u, i, rows) * half[i * columns + v];
     }
   }
   return all;

@@ -5,7 +5,8 @@
 // ICML 2021 (arXiv 2102.02888), algorithm 1. Y. Lu et al., "Maximizing Communication Efficiency for Large-scale
 // Training via 0/1 Adam" (arXiv 2202.06009), algorithm 1.
 //
-//   gradient --+ beta1 V--> v --dense, or signs on both legs--> V' --- beta1 V--> what Adam is given
+//   gradient --+ beta1 V--> v --signs on both legs--> V' --- beta1 V--> what Adam is given
+//   gradient --dense--> what Adam is given, + beta1 V --> V'
 //
 // V is the momentum delivered so far (stages/inner_momentum.h). Adam makes it its own again: m = (1 - beta1) V'.
 // Whoever steps the optimizer asks Session::variance_is_frozen() and holds the second moment in these steps.
@@ -131,7 +132,7 @@ SystemInfo one_bit_adam_info() {
       {"freeze", "100", "steps of dense training, after which the variance is frozen; 1 or more"});
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto freeze = static_cast<std::uint64_t>(options.integer("freeze", 1, kMostSteps));
-    return keep_momentum(beta1_of(options),
+    return keep_momentum(beta1_of(options), MomentumTravels::while_variance_is_frozen,
                          std::make_unique<OneBitAdam>(freeze, scale_of(options), make_dense()));
   };
   return info;
@@ -151,7 +152,7 @@ SystemInfo zero_one_adam_info() {
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto kappa = static_cast<std::uint64_t>(options.integer("kappa", 1, kMostSteps));
     const auto freeze = static_cast<std::uint64_t>(options.integer("freeze", 1, kMostSteps));
-    return keep_momentum(beta1_of(options),
+    return keep_momentum(beta1_of(options), MomentumTravels::while_variance_is_frozen,
                          std::make_unique<ZeroOneAdam>(kappa, freeze, scale_of(options), make_dense()));
   };
   return info;

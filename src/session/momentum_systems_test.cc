@@ -110,6 +110,12 @@ TEST(OneBitAdam, IsDenseUntilItsMomentumIsOneBitForEachShardAndParameter) {
   }
 }
 
+TEST(OneBitAdam, DenseStepsAreDensesToTheLastBit) {
+  const auto dense = run("dense", 6);
+  const auto one_bit = run("one_bit_adam:freeze=6", 6);
+  for (std::size_t step = 0; step < 6; ++step) EXPECT_EQ(one_bit[step].mean, dense[step].mean) << step;
+}
+
 TEST(OneBitAdam, AnotherSystemGoesOnWithItsMomentum) {
   run_in_process(2, [&](Communicator& communicator) {
     Session first("one_bit_adam:freeze=5:beta1=0.5", communicator);

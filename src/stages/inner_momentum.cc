@@ -8,12 +8,19 @@ namespace {
 
 class InnerMomentum final : public Synchronizer {
  public:
-  InnerMomentum(float momentum, std::unique_ptr<Synchronizer> inner)
-      : momentum_(momentum), inner_(std::move(inner)) {}
+  InnerMomentum(float momentum, MomentumTravels travels, std::unique_ptr<Synchronizer> inner)
+      : momentum_(momentum), travels_(travels), inner_(std::move(inner)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
     const Span<float> delivered = momenta_.open(step.executor, bucket, gradient.size());
+    if (travels_ == MomentumTravels::while_variance_is_frozen && !inner_->freezes_variance(step.index)) {
+      inner_->synchronize(bucket, gradient, residual, step);
+      if (!step.report.finite) return;
+      scale(step.executor, delivered, momentum_);
+      add(step.executor, delivered, gradient);
+      return;
+    }
     const Span<float> decayed = step.scratch.take<float>(gradient.size());
     copy(step.executor, Span<const float>(delivered), decayed);
     scale(step.executor, decayed, momentum_);
@@ -56,14 +63,16 @@ class InnerMomentum final : public Synchronizer {
 
  private:
   float momentum_;
+  MomentumTravels travels_;
   std::unique_ptr<Synchronizer> inner_;
   BucketVectors momenta_{kDeliveredMomentum};
 };
 
 }  // namespace
 
-std::unique_ptr<Synchronizer> keep_momentum(float momentum, std::unique_ptr<Synchronizer> inner) {
-  return std::make_unique<InnerMomentum>(momentum, std::move(inner));
+std::unique_ptr<Synchronizer> keep_momentum(float momentum, MomentumTravels travels,
+                                            std::unique_ptr<Synchronizer> inner) {
+  return std::make_unique<InnerMomentum>(momentum, travels, std::move(inner));
 }
 
 SystemInfo inner_momentum_info() {
@@ -77,7 +86,8 @@ SystemInfo inner_momentum_info() {
   info.undoes_steps = true;
   info.options = {{"momentum", "0.9", "the optimizer's momentum, or Adam's beta1, 0 to 1"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
-    return keep_momentum(static_cast<float>(options.real("momentum", 0, 1)), std::move(inner.synchronizer));
+    return keep_momentum(static_cast<float>(options.real("momentum", 0, 1)), MomentumTravels::always,
+                         std::move(inner.synchronizer));
   };
   return info;
 }

@@ -21,7 +21,14 @@ inline constexpr StateKind kDeliveredMomentum = {.name = "delivered_momentum",
 /// one float per element.
 SystemInfo inner_momentum_info();
 
+enum class MomentumTravels {
+  always,
+  /// Else the gradient does, as it is, and V follows the mean.
+  while_variance_is_frozen,
+};
+
 /// The stage itself, around `inner`; for systems that contain it. momentum: 0 to 1.
-std::unique_ptr<Synchronizer> keep_momentum(float momentum, std::unique_ptr<Synchronizer> inner);
+std::unique_ptr<Synchronizer> keep_momentum(float momentum, MomentumTravels travels,
+                                            std::unique_ptr<Synchronizer> inner);
 
 }  // namespace thinwire
