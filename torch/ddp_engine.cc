@@ -252,6 +252,14 @@ std::string DdpEngine::spec() const {
   return next_spec_.value_or(sessions_.spec());
 }
 
+bool DdpEngine::variance_is_frozen() const {
+  const std::string coming = spec();
+  const Lock lock(board_.mutex);
+  // The number of a step that was given up is passed over.
+  const bool gave_up = gave_up_ || within_step_;
+  return options_.registry->freezes_variance(coming, sessions_.step() + (gave_up ? 1 : 0));
+}
+
 std::uint64_t DdpEngine::step() const {
   const Lock lock(board_.mutex);
   return sessions_.step();

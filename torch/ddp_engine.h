@@ -67,6 +67,10 @@ class DdpEngine {
   void set_spec(const std::string& spec);
   std::string spec() const;
 
+  /// Whether the step that is about to begin is one in which Adam's second moment must stand still, see
+  /// Synchronizer::freezes_variance.
+  bool variance_is_frozen() const;
+
   /// See Session::set_learning_rate.
   void set_learning_rate(double rate) { board_.learning_rate = rate; }
 

@@ -333,6 +333,13 @@ py::list systems() {
   return all;
 }
 
+/// What can be asked about specs without an engine.
+void add_systems(py::module& module) {
+  module.def("systems", &systems);
+  module.def("freezes_variance",
+             [](const std::string& spec) { return builtin_registry().freezes_variance(spec); });
+}
+
 /// What opening connections needs.
 void add_start(py::module& module) {
   py::class_<StartWatch>(module, "StartWatch")
@@ -377,6 +384,7 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "scale_state", [](PythonEngine& self, float factor) { self.engine().scale_state(factor); },
           py::call_guard<py::gil_scoped_release>())
+      .def("variance_is_frozen", [](PythonEngine& self) { return self.engine().variance_is_frozen(); })
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
       .def("gather", &PythonEngine::gather)
@@ -398,7 +406,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("fit_state", &thinwire::fit_state);
   module.def("measure_link", &thinwire::measure);
   module.def("simd_targets", &thinwire::simd_targets);
-  module.def("systems", &thinwire::systems);
+  thinwire::add_systems(module);
 #if defined(THINWIRE_CUDA_EMULATED)
   module.attr("cuda") = "emulated";
 #elif defined(THINWIRE_HAS_CUDA)

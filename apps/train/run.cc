@@ -18,6 +18,7 @@
 #include "apps/train/checkpoint.h"
 #include "apps/train/data/batches.h"
 #include "apps/train/data/dataset.h"
+#include "apps/train/held_variance.h"
 #include "apps/train/models/models.h"
 #include "apps/train/over_seeds.h"
 #include "apps/train/results.h"
@@ -197,7 +198,10 @@ void write_plot(const std::vector<RunResult>& results, const Options& options) {
 
 void run(const Options& options) {
   check_numbers(options);
-  for (const auto& spec : options.specs) canonical_spec(spec);
+  for (const auto& spec : options.specs) {
+    canonical_spec(spec);
+    HeldVariance::require_variance(options.optimizer, spec);
+  }
   input_of(options.model);  // says which ones are known
   apps::require_writable(options.json);
   apps::require_picture(options.plot);

@@ -17,6 +17,7 @@
 #include "apps/train/data/batches.h"
 #include "apps/train/evaluation.h"
 #include "apps/train/gradients.h"
+#include "apps/train/held_variance.h"
 #include "apps/train/model_state.h"
 #include "apps/train/models/models.h"
 #include "apps/train/optimizer.h"
@@ -58,7 +59,8 @@ class Worker {
   void check_replicas(std::uint64_t step);
   double forward_backward(Span<const std::uint32_t> indices, std::uint64_t pass);
   /// False when some rank's gradient was not finite; then no rank's parameters may change.
-  bool synchronize(Costs& costs);
+  /// frozen: whether Adam's variance has to stand still in this step.
+  bool synchronize(Costs& costs, bool& frozen);
   void note_residuals();
   void finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted, const Costs& costs,
               Clock::time_point start);
@@ -72,6 +74,7 @@ class Worker {
   Session session_;
   Gradients gradients_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;  // of all but the tables
+  HeldVariance held_variance_;
   bool replicas_unchecked_ = true;
   Recorder recorder_;
   std::uint64_t pass_steps_;  // of one pass over the data
@@ -152,10 +155,11 @@ bool Worker::train_epoch(std::uint64_t epoch) {
     const double rate =
         learning_rate_at(options_, in_all, static_cast<std::uint64_t>(options_.epochs) * steps_);
     session_.set_learning_rate(rate);
-    if (synchronize(costs)) {
+    bool frozen = false;
+    if (synchronize(costs, frozen)) {
       const double factor = options_.clip > 0 ? gradients_.clip(options_.clip) : 1;
       optimizer_->param_groups()[0].options().set_lr(rate);
-      optimizer_->step();
+      held_variance_.step(*optimizer_, frozen);
       gradients_.apply_rows(factor * rate);
       loss_sum += loss;
       ++counted;
@@ -194,7 +198,8 @@ void Worker::check_replicas(std::uint64_t step) {
   require_same_parameters(*model_, step, communicator_);
 }
 
-bool Worker::synchronize(Costs& costs) {
+bool Worker::synchronize(Costs& costs, bool& frozen) {
+  frozen = session_.variance_is_frozen();
   recorder_.step(gradients_, session_.step());
   gradients_.synchronize();
   for (std::size_t i = 0; i < gradients_.buckets(); ++i) {
@@ -292,6 +297,7 @@ void Worker::save(std::uint64_t epoch) {
     shared.put("skipped_steps", result_.skipped_steps);
     put_history(shared, result_.epochs);
     put_model(shared, *model_, *optimizer_);
+    shared.put("frozen_variance_steps", held_variance_.frozen_steps());
   }
   StateWriter mine;
   mine.put("epoch", epoch);
@@ -310,6 +316,8 @@ void Worker::resume() {
   const StateReader& shared = found.shared;
   require_same_trajectory(shared.get_text("trajectory"), trajectory_, job_.checkpoint);
   get_model(shared, *model_, *optimizer_);
+  const std::string_view frozen = "frozen_variance_steps";  // earlier versions had none
+  held_variance_.set_frozen_steps(shared.contains(frozen) ? shared.get_integer(frozen) : 0);
   result_.epochs = get_history(shared);
   result_.skipped_steps = shared.get_integer("skipped_steps");
   const StateReader& mine = found.mine;

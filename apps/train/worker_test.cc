@@ -110,6 +110,19 @@ TEST(Worker, ResumesBitForBit) {
   }
 }
 
+TEST(Worker, ResumesWithAVarianceThatStoodStill) {
+  const ImageDataset dataset(banded_set(240, 50));
+  Options options = small_options();
+  options.optimizer = OptimizerKind::adamw;
+  options.learning_rate = 1e-3;
+  const std::string spec = "zero_one_adam:kappa=2";  // moves in 0, 1, 2, 4, 6, 10, 14 of 20 steps
+  const RunResult straight = train(options, dataset, spec);
+  const apps::TestFolder folder;
+  options.stop_after = 1;
+  train(options, dataset, spec, folder.path());
+  EXPECT_EQ(train(options, dataset, spec, folder.path(), /*resume=*/true).model_hash, straight.model_hash);
+}
+
 Options table_options(const std::string& model) {
   Options options = small_options();
   options.model = model;

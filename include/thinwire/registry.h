@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -84,6 +85,8 @@ struct SystemInfo {
   bool sparsifies = false;         ///< A stage that hands on a part of the gradient and keeps the rest.
   bool forgets = false;            ///< A stage that drops a part of the residual for good.
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
+  bool freezes_variance =
+      false;  ///< Synchronizer::freezes_variance says yes of some steps: it is made for Adam.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
   std::string momentum_option;
   /// A stage's: the option that names another system, which it runs in place of the one behind it. That
@@ -110,6 +113,7 @@ struct Pipeline {
   bool undoes_steps = false;  ///< By keep_step() and undo_step(): true for all parts that have state.
   bool has_state =
       false;  ///< Whether anything is kept from step to step: a residual, or state of the system.
+  bool freezes_variance = false;  ///< Of some steps: see Synchronizer::freezes_variance.
   bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
 };
 
@@ -126,6 +130,9 @@ class Registry {
   /// Throws std::invalid_argument for unknown names and options, values out of range and combinations of
   /// stages without meaning.
   Pipeline make(std::string_view spec) const;
+  /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any. Throws what
+  /// make() throws.
+  bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;
 
  private:
   const StateKind* find_kind(std::string_view name) const;

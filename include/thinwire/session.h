@@ -154,6 +154,9 @@ class Session {
   /// Whether synchronize() would only take the engine's sum of gradient / W: the system is one that does, and nothing
   /// undelivered waits to be added. Then a gradient of another type may be summed past the session, in its type.
   bool sums_plainly(BucketId bucket) const;
+  /// Whether the step that has begun, or else the next one, is one in which an Adam must leave its second moment as it
+  /// is, see Synchronizer::freezes_variance. The same on all ranks.
+  bool variance_is_frozen() const;
   /// Between steps, for a loss scale that changes: multiplies all state in units of gradients, see StateKind.
   void scale_state(float factor);
   /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.

@@ -106,6 +106,10 @@ class Synchronizer {
   /// Whether synchronize_rows works on the rows as they are. False: whoever holds rows densifies them.
   virtual bool takes_rows() const { return false; }
 
+  /// Whether the second moment of an Adam that is given this step's mean must stand still (Step::index), since the
+  /// squares of what is delivered are those of compression's noise. The default says no.
+  virtual bool freezes_variance(std::uint64_t step) const;
+
   /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W. Whoever holds gradients of
   /// another type than float32 may then sum them in that type.
   virtual bool is_plain_sum() const { return false; }

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
+from thinwire import variance
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
 
@@ -104,7 +105,9 @@ def register(
         The same on all ranks.
     step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. The same
         on all ranks.
-    optimizer: where systems with an option lr_after read the learning rate, of the first parameter group.
+    optimizer: where systems with an option lr_after read the learning rate, of the first parameter group. Those that freeze Adam's
+        variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step`` then leaves the second moment as it
+        is in the steps in which they say so. Register before the first step.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
 
@@ -160,6 +163,8 @@ class Handle:
         self._optimizer = optimizer
         self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
         self._scale: Optional[float] = None
+        self._variance_is_held = False
+        self._variance_is_frozen = False  # in the step whose means the parameters have
         self._writer: Any = None
         self._every = 1
         self._logged = 0
@@ -186,7 +191,11 @@ class Handle:
         self._reference = weakref.ref(self, _forget)
         _live.append(self._reference)
         try:
+            self._hold_variance(self._engine.spec())
             model.register_comm_hook(self, _hook)
+        except ValueError:
+            self.close()
+            raise
         except RuntimeError as error:
             self.close()
             raise RuntimeError(
@@ -230,7 +239,19 @@ class Handle:
         The old system's residuals become the new one's; one that keeps none delivers them in the next step. Raises
         ValueError for a bad spec, which changes nothing.
         """
-        self._engine.set_spec(join_spec(spec, rows))
+        joined = join_spec(spec, rows)
+        self._hold_variance(joined)
+        self._engine.set_spec(joined)
+
+    def _hold_variance(self, spec: str) -> None:
+        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it. ValueError where it has none."""
+        if not _C.freezes_variance(spec):
+            return
+        variance.require_adam(self._optimizer, spec)
+        if not self._variance_is_held:
+            own = weakref.ref(self)  # the optimizer may live longer
+            variance.hold(self._optimizer, lambda: getattr(own(), "_variance_is_frozen", False))
+            self._variance_is_held = True
 
     def report(self) -> Dict[str, Any]:
         """What synchronization cost this rank. Not collective; can be written as JSON.
@@ -341,6 +362,7 @@ class Handle:
         if not getattr(self._model(), "_divide_by_initial_world_size", True):
             raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
         self._replicas.before_step(self.step, self._model(), self._engine)
+        self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
         if self._loss_scale is not None:

@@ -12,6 +12,8 @@ enum MessageTag : Communicator::Tag {
   kHalfDownTag = 21,
   kVotesTag = 30,
   kCascadeTag = 40,
+  kSignsUpTag = 46,
+  kSignsDownTag = 47,
   kCodesTag = 48,
   kPushTag = 50,
   kPullTag = 51,

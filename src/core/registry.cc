@@ -182,6 +182,7 @@ Pipeline Registry::make(std::string_view spec) const {
   pipeline.has_state =
       pipeline.feedback ||
       std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return !info->state.empty(); });
+  pipeline.freezes_variance = infos.back()->freezes_variance;
   const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);
   // With momentum, more is delivered than comes in.
   bool with_momentum = false;
@@ -194,6 +195,15 @@ Pipeline Registry::make(std::string_view spec) const {
       !with_momentum && !forgets &&
       ((made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless)));
   return pipeline;
+}
+
+bool Registry::freezes_variance(std::string_view spec, std::optional<std::uint64_t> step) const {
+  const SpecPair pair = parse_spec_pair(spec);
+  for (const std::string& text : {pair.dense, pair.rows}) {
+    const Pipeline pipeline = make(text);
+    if (step ? pipeline.synchronizer->freezes_variance(*step) : pipeline.freezes_variance) return true;
+  }
+  return false;
 }
 
 }  // namespace thinwire

@@ -13,6 +13,10 @@ std::uint64_t Workload::ring_sent_bytes(std::uint64_t n, std::size_t element_byt
          element_bytes;
 }
 
+bool Synchronizer::freezes_variance(std::uint64_t) const {
+  return false;
+}
+
 void Synchronizer::require_world(int) const {}
 
 RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>, Step&) {

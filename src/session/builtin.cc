@@ -37,10 +37,14 @@ const Registry& builtin_registry() {
     all.add(global_top_k_info());
     all.add(power_sgd_info());
     all.add(blocks_info());
+    all.add(demo_info());
+    all.add(one_bit_adam_info());
+    all.add(zero_one_adam_info());
     all.add(top_k_info());
     all.add(block_top_k_info());
     all.add(dgc_info());
     all.add(momentum_correction_info());
+    all.add(inner_momentum_info());
     all.add(whole_info());
     all.add(warm_up_info());
     all.add(decay_info());

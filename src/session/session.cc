@@ -309,6 +309,11 @@ bool Session::sums_plainly(BucketId bucket) const {
          residual(bucket).empty();
 }
 
+bool Session::variance_is_frozen() const {
+  return std::any_of(pipelines_.begin(), pipelines_.end(),
+                     [this](const Pipeline& one) { return one.synchronizer->freezes_variance(step_); });
+}
+
 void Session::scale_state(float factor) {
   StateWriter writer;
   save(writer);

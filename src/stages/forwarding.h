@@ -13,6 +13,7 @@ class Forwarding : public Synchronizer {
   explicit Forwarding(std::unique_ptr<Synchronizer> inner) : inner_(std::move(inner)) {}
 
   void require_world(int world_size) const override { inner_->require_world(world_size); }
+  bool freezes_variance(std::uint64_t step) const override { return inner_->freezes_variance(step); }
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return inner_->payload_bytes(workload);
   }

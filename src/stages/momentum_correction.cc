@@ -26,6 +26,8 @@ class MomentumCorrection final : public Synchronizer {
 
   void require_world(int world_size) const override { inner_->require_world(world_size); }
 
+  bool freezes_variance(std::uint64_t step) const override { return inner_->freezes_variance(step); }
+
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return inner_->payload_bytes(workload);
   }

@@ -39,6 +39,10 @@ class WarmUp final : public Forwarding {
     inner().require_world(world_size);
   }
 
+  bool freezes_variance(std::uint64_t step) const override {
+    return step >= steps_ && inner().freezes_variance(step - steps_);
+  }
+
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.step < steps_) return first_->payload_bytes(workload);
     Workload later = workload;

@@ -93,7 +93,7 @@ constexpr std::uint64_t code_bytes(std::uint64_t count, std::uint64_t bits) {
   return (count * bits + 7) / 8;
 }
 /// Most bits that a code may have.
-inline constexpr std::uint32_t kMostCodeBits = 8;
+inline constexpr std::uint32_t kMostCodeBits = 16;
 
 /// Bit planes that count 0 to `workers` positive signs: ceil(log2(workers + 1)).
 int vote_planes(std::uint32_t workers);

@@ -7,6 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+from adam import ADAM
 from common import RANK
 from compression import COMPRESSION, nothing_is_lost
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
@@ -25,6 +26,7 @@ GROUPS = {
     "states": STATES,
     "misuse": MISUSE,
     "steps": STEPS,
+    "adam": ADAM,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
               replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],

@@ -1,0 +1,87 @@
+"""Adam's second moment, held still in steps in which the synchronized gradient says nothing about it."""
+import functools
+import types
+from typing import Any, Callable, List, Optional, Tuple
+
+import torch
+
+# Of a parameter, in the optimizer's state: steps in which its second moment stood still. So it is in the optimizer's checkpoints.
+FROZEN_STEPS = "thinwire_frozen_steps"
+
+
+def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> None:
+    """Raises ValueError unless the second moment of ``optimizer`` can be held, which ``spec`` asks for."""
+    if optimizer is None:
+        raise ValueError(f"spec {spec!r} freezes Adam's variance: give register the Adam, optimizer=...")
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        raise ValueError(
+            f"spec {spec!r} freezes Adam's variance, which {type(optimizer).__name__} has not: torch.optim.Adam or AdamW is needed"
+        )
+    if any(group["amsgrad"] for group in optimizer.param_groups):
+        raise ValueError(f"spec {spec!r} freezes Adam's variance, and amsgrad=True keeps another beside it: amsgrad=False is needed")
+
+
+def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], bool]) -> None:
+    """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so. Once per optimizer.
+
+    In such a step the second moment and its bias correction are those of the last step in which it moved, and the first moment is
+    Adam's own. In later steps in which it moves both moments are corrected for the number of steps in which it moved.
+    """
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def held_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return (_frozen_step if is_frozen() else _moving_step)(self, functools.partial(step, *args, **kwargs))
+
+    # A bound method, as learning rate schedulers expect when they count its calls.
+    optimizer.step = types.MethodType(held_step, optimizer)  # type: ignore[method-assign]
+
+
+def _stepped(optimizer: torch.optim.Optimizer) -> List[Tuple[Any, Any]]:
+    """Group and state of every parameter that the next step moves, and that has been moved before."""
+    return [
+        (group, optimizer.state[parameter])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None and "exp_avg_sq" in optimizer.state.get(parameter, {})
+    ]
+
+
+def _moving_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+    held = [(state, state[FROZEN_STEPS]) for _, state in _stepped(optimizer) if state.get(FROZEN_STEPS, 0)]
+    for state, frozen in held:
+        state["step"] -= frozen
+    try:
+        return step()
+    finally:
+        for state, frozen in held:
+            state["step"] += frozen
+
+
+def _frozen_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+    """With AMSGrad the step divides by the maximum of second moments: it finds the held one there, and in the second moment's place a
+    value that is smaller, whatever is added to it."""
+    stepped = _stepped(optimizer)
+    if not stepped and any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+        raise RuntimeError("Adam's variance is to stand still in this step, and the optimizer has none yet: load its state_dict as well")
+    before = []
+    for group, state in stepped:
+        variance, steps = state["exp_avg_sq"], int(state["step"])
+        beta2 = group["betas"][1]
+        moved = steps - state.get(FROZEN_STEPS, 0)
+        state["max_exp_avg_sq"] = variance * ((1 - beta2 ** (steps + 1)) / (1 - beta2**moved))
+        state["exp_avg_sq"] = torch.full_like(variance, torch.finfo(variance.dtype).min / 4)
+        before.append((state, variance, steps))
+    for group in optimizer.param_groups:
+        group["amsgrad"] = True
+    try:
+        return step()
+    finally:
+        for group in optimizer.param_groups:
+            group["amsgrad"] = False
+            for parameter in group["params"]:
+                optimizer.state.get(parameter, {}).pop("max_exp_avg_sq", None)
+        for state, variance, steps in before:
+            state["exp_avg_sq"] = variance
+            # A fused step leaves itself out where the loss scaler says so.
+            state[FROZEN_STEPS] = state.get(FROZEN_STEPS, 0) + int(state["step"]) - steps

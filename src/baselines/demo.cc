@@ -1,0 +1,411 @@
+// DeMo: momentum that stays where it is, but for its few largest cosine coefficients, which travel.
+//
+// Source: B. Peng, J. Quesnelle, D. P. Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.19870v2, algorithm 1
+// and section 3.
+//
+//   p = gradient + momentum * residual --blocks, DCT--> `top` largest of each --index, value--> all
+//   sum of everybody's --inverse DCT--> / W, or its sign --> mean;   residual = p - inverse DCT of this rank's own
+//
+// The residual is DeMo's momentum: what is not sent stays in it and decays. A matrix is cut into blocks of chunk x
+// chunk elements, everything else into runs of `chunk`; what remains at the edges are smaller blocks.
+//
+// With sign=on the mean is the sign of the sum, -1, 0 or 1 (the paper's form). Without it
+//
+//   sum over ranks of (gradient + momentum * residual_in) = W * mean + sum over ranks of residual_out
+//
+// which is the contract's equation for momentum=1.
+//
+// Deviations: the paper's gradient is multiplied by the learning rate before it joins the momentum, here it is not.
+// Where several ranks send the same coefficient, the authors' code averages over these, here all are summed as in the
+// paper's text.
+//
+// Bytes per rank: (W-1) * (4 K + ceil(bits K / 8)). K: coefficients of all blocks, `top` of each, or all of a block
+// that has no more. bits: of an index within the largest block.
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+
+#include "baselines/baselines.h"
+#include "baselines/cosine_transform.h"
+#include "core/partition.h"
+#include "exchange/coded_exchange.h"
+#include "exchange/frames.h"
+#include "thinwire/errors.h"
+
+namespace thinwire {
+namespace {
+
+struct DemoOptions {
+  std::size_t chunk = 64;
+  std::size_t top = 32;
+  float momentum = 0.999f;
+  bool sign = true;
+};
+
+/// One block of a parameter, and where its coefficients lie among all that are sent.
+struct Block {
+  std::size_t begin = 0;   // first element in the bucket
+  std::size_t stride = 0;  // from row to row
+  std::size_t rows = 0;
+  std::size_t columns = 0;
+  std::size_t first = 0;
+  std::size_t sent = 0;
+
+  std::size_t elements() const { return rows * columns; }
+};
+
+/// How a bucket is cut, by a Step's or a Workload's description of its parameters.
+template <class Parameters>
+class Cut {
+ public:
+  Cut(const Parameters& parameters, std::size_t elements, const DemoOptions& options)
+      : parameters_(parameters), elements_(elements), options_(options) {
+    std::size_t largest = 0;
+    for_each([&](const Block& block) {
+      ++blocks_;
+      sent_ += block.sent;
+      largest = std::max(largest, block.elements());
+    });
+    bits_ = largest < 2 ? 1 : static_cast<std::size_t>(std::bit_width(largest - 1));
+  }
+
+  /// body(block) in order.
+  template <class Body>
+  void for_each(Body&& body) const {
+    const auto& ends = parameters_.parameter_ends;
+    const std::size_t count = ends.empty() ? 1 : ends.size();
+    std::size_t begin = 0;
+    std::size_t sent = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t size = (ends.empty() ? elements_ : ends[i]) - begin;
+      const std::size_t given = parameters_.parameter_rows.empty() ? 0 : parameters_.parameter_rows[i];
+      const std::size_t rows = given == 0 || given == size ? 1 : given;
+      for_each_block(begin, rows, size / rows, sent, body);
+      begin += size;
+    }
+  }
+
+  std::size_t blocks() const { return blocks_; }
+  std::size_t sent() const { return sent_; }  ///< Coefficients, of all blocks.
+  std::size_t bits() const { return bits_; }  ///< Of an index.
+  CodedShape shape() const { return {.bits = bits_, .table_floats = sent_, .type = FrameType::codes}; }
+
+ private:
+  template <class Body>
+  void for_each_block(std::size_t begin, std::size_t rows, std::size_t columns, std::size_t& sent,
+                      Body& body) const {
+    if (columns == 0) return;
+    for (std::size_t row = 0; row < rows; row += options_.chunk) {
+      for (std::size_t column = 0; column < columns; column += options_.chunk) {
+        Block block{.begin = begin + row * columns + column,
+                    .stride = columns,
+                    .rows = std::min(options_.chunk, rows - row),
+                    .columns = std::min(options_.chunk, columns - column),
+                    .first = sent};
+        block.sent = std::min(options_.top, block.elements());
+        sent += block.sent;
+        body(static_cast<const Block&>(block));
+      }
+    }
+  }
+
+  const Parameters& parameters_;
+  std::size_t elements_;
+  const DemoOptions& options_;
+  std::size_t blocks_ = 0;
+  std::size_t sent_ = 0;
+  std::size_t bits_ = 1;
+};
+
+/// One step. Works in host memory: a device's gradient and residual come here and go back.
+class DemoStep {
+ public:
+  DemoStep(const DemoOptions& options, CosineTransform& transform, BucketId bucket, Span<float> gradient,
+           Span<float> residual, Step& step)
+      : options_(options),
+        transform_(transform),
+        step_(step),
+        cut_(step, gradient.size(), options),
+        frames_(bucket, step),
+        blocks_(step.workspace.take<Block>(cut_.blocks())),
+        sent_by_(step.workspace.take<CodedFrame>(frames_.world())),
+        indices_(step.workspace.take<std::uint32_t>(cut_.sent() * frames_.world())),
+        far_gradient_(gradient),
+        far_residual_(residual),
+        gradient_(near(gradient)),
+        residual_(near(residual)),
+        mean_(step.workspace.take<float>(gradient.size())),
+        parts_(static_cast<std::size_t>(step.executor.concurrency())),
+        memory_(step.workspace.take<float>(parts_ * kBuffers * options.chunk * options.chunk)),
+        order_(step.workspace.take<std::uint32_t>(parts_ * options.chunk * options.chunk)) {
+    std::size_t used = 0;
+    cut_.for_each([&](const Block& block) {
+      blocks_[used++] = block;
+      transform_.prepare(block.rows);
+      transform_.prepare(block.columns);
+    });
+    for (auto& frame : sent_by_) frame = CodedFrame(step.workspace, cut_.sent(), cut_.sent(), cut_.bits());
+  }
+
+  void run() {
+    const FrameContents contents = cut_.shape().contents(cut_.sent());
+    frames_.for_peers([&](std::size_t peer) { frames_.receive(peer, kCodesTag, sent_by_[peer].message()); });
+    const CodedFrame& own = sent_by_[frames_.self()];
+    frames_.note(choose());
+    if (frames_.finite()) {
+      pack();
+    } else {
+      blank(own);
+    }
+    own.close();
+    frames_.seal(own.message(), contents);
+    frames_.send_to_all(kCodesTag, own.message());
+    for (std::size_t rank = 0; rank < frames_.world(); ++rank) {
+      if (rank == frames_.self()) continue;
+      frames_.await(rank, sent_by_[rank].message(), contents);
+      bound_of_table(sent_by_[rank].table(), rank);
+      sent_by_[rank].open();
+      unpack(rank);
+    }
+    frames_.finish();
+    step_.report.finite = frames_.finite();
+    if (!frames_.finite()) return;
+    step_.clock.enter(Phase::decompress);
+    // All ranks add up the same values, so all come to the same verdict.
+    step_.report.finite = add_up();
+    if (step_.report.finite) keep_rest();
+  }
+
+ private:
+  static constexpr std::size_t kBuffers = 2;
+  /// No coefficient of values up to here, and no sum on the way to it, leaves the range of float.
+  static constexpr float kLargest = std::numeric_limits<float>::max() / 65536;
+
+  /// What one thread works with.
+  struct Buffers {
+    Span<float> block{};
+    Span<float> scratch{};
+    Span<std::uint32_t> order{};
+  };
+
+  Span<float> near(Span<float> values) const {
+    if (step_.executor.memory() == Memory::host || values.empty()) return values;
+    const auto host = step_.workspace.take<float>(values.size());
+    copy(step_.executor, Span<const float>(values), host);
+    return host;
+  }
+
+  /// body(block, buffers) for all blocks, on several threads.
+  template <class Body>
+  void for_each_block(Body&& body) {
+    const std::size_t area = options_.chunk * options_.chunk;
+    step_.executor.parallel_for(parts_, 1, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t part = begin; part < end; ++part) {
+        const auto memory = memory_.subspan(part * kBuffers * area, kBuffers * area);
+        const Buffers buffers{memory.first(area), memory.subspan(area, area),
+                              order_.subspan(part * area, area)};
+        const std::size_t first = part_begin(blocks_.size(), parts_, part);
+        const std::size_t count = part_size(blocks_.size(), parts_, part);
+        for (const Block& block : blocks_.subspan(first, count)) body(block, buffers);
+      }
+    });
+  }
+
+  /// body(place in the bucket, place in the block).
+  template <class Body>
+  static void for_each_element(const Block& block, Body&& body) {
+    for (std::size_t row = 0; row < block.rows; ++row) {
+      for (std::size_t column = 0; column < block.columns; ++column) {
+        body(block.begin + row * block.stride + column, row * block.columns + column);
+      }
+    }
+  }
+
+  float p(std::size_t at) const {
+    return residual_.empty() ? gradient_[at] : gradient_[at] + options_.momentum * residual_[at];
+  }
+
+  /// This rank's largest coefficients. False where p holds a value that is not finite, or too large to transform.
+  bool choose() {
+    std::atomic<bool> finite{true};
+    for_each_block([&](const Block& block, const Buffers& with) {
+      bool within = true;
+      for_each_element(block, [&](std::size_t at, std::size_t to) {
+        with.block[to] = p(at);
+        within = within && std::fabs(with.block[to]) <= kLargest;
+      });
+      if (within) {
+        transform_.forward(block.rows, block.columns, with.block, with.scratch);
+        choose_of(block, with);
+      } else {
+        finite = false;
+      }
+    });
+    return finite;
+  }
+
+  void choose_of(const Block& block, const Buffers& with) {
+    const auto order = with.order.first(block.elements());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
+    const auto larger = [&](std::uint32_t a, std::uint32_t b) {
+      const float left = std::fabs(with.block[a]);
+      const float right = std::fabs(with.block[b]);
+      return left > right || (left == right && a < b);
+    };
+    auto* const last = order.begin() + block.sent;
+    if (block.sent < order.size()) std::nth_element(order.begin(), last, order.end(), larger);
+    std::sort(order.begin(), last);
+    const auto values = sent_by_[frames_.self()].table();
+    for (std::size_t i = 0; i < block.sent; ++i) {
+      values[block.first + i] = with.block[order[i]];
+      indices_of(frames_.self())[block.first + i] = order[i];
+    }
+  }
+
+  Span<std::uint32_t> indices_of(std::size_t rank) const {
+    return indices_.subspan(rank * cut_.sent(), cut_.sent());
+  }
+
+  /// This rank's indices as planes of bits.
+  void pack() {
+    const auto codes = sent_by_[frames_.self()].codes();
+    const auto indices = indices_of(frames_.self());
+    std::fill(codes.begin(), codes.end(), 0);
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      for (std::size_t bit = 0; bit < cut_.bits(); ++bit) {
+        codes[i / 64 * cut_.bits() + bit] |= std::uint64_t{indices[i] >> bit & 1} << (i % 64);
+      }
+    }
+  }
+
+  void unpack(std::size_t rank) {
+    const auto codes = sent_by_[rank].codes();
+    const auto indices = indices_of(rank);
+    for (const Block& block : blocks_) {
+      for (std::size_t i = block.first; i < block.first + block.sent; ++i) {
+        std::uint32_t index = 0;
+        for (std::size_t bit = 0; bit < cut_.bits(); ++bit) {
+          index |= static_cast<std::uint32_t>(codes[i / 64 * cut_.bits() + bit] >> (i % 64) & 1) << bit;
+        }
+        if (index >= block.elements()) refuse(rank, index, block);
+        indices[i] = index;
+      }
+    }
+  }
+
+  [[noreturn]] static void refuse(std::size_t rank, std::uint32_t index, const Block& block) {
+    throw CorruptFrame("frame refused: an index of rank " + std::to_string(rank) + " is " +
+                       std::to_string(index) + ", its block has " + std::to_string(block.elements()) +
+                       " coefficients");
+  }
+
+  /// Adds what `rank` has sent of the block to its coefficients.
+  void add_sent(std::size_t rank, const Block& block, Span<float> coefficients) const {
+    const auto values = sent_by_[rank].table();
+    const auto indices = indices_of(rank);
+    for (std::size_t i = block.first; i < block.first + block.sent; ++i)
+      coefficients[indices[i]] += values[i];
+  }
+
+  /// The mean, or its sign, to mean_. Returns whether the mean is finite.
+  bool add_up() {
+    std::atomic<bool> finite{true};
+    const float factor = 1.0f / static_cast<float>(frames_.world());
+    for_each_block([&](const Block& block, const Buffers& with) {
+      std::fill_n(with.block.begin(), block.elements(), 0.0f);
+      for (std::size_t rank = 0; rank < frames_.world(); ++rank) add_sent(rank, block, with.block);
+      transform_.inverse(block.rows, block.columns, with.block, with.scratch);
+      bool all = true;
+      for_each_element(block, [&](std::size_t at, std::size_t from) {
+        const float value = with.block[from] * factor;
+        all = all && std::isfinite(value);
+        mean_[at] = options_.sign ? static_cast<float>(value > 0) - static_cast<float>(value < 0) : value;
+      });
+      if (!all) finite = false;
+    });
+    return finite;
+  }
+
+  /// residual = p - what this rank has sent, gradient = mean.
+  void keep_rest() {
+    if (!residual_.empty()) {
+      for_each_block([&](const Block& block, const Buffers& with) {
+        std::fill_n(with.block.begin(), block.elements(), 0.0f);
+        add_sent(frames_.self(), block, with.block);
+        transform_.inverse(block.rows, block.columns, with.block, with.scratch);
+        for_each_element(block,
+                         [&](std::size_t at, std::size_t from) { residual_[at] = p(at) - with.block[from]; });
+      });
+      if (residual_.data() != far_residual_.data())
+        copy(step_.executor, Span<const float>(residual_), far_residual_);
+    }
+    copy(step_.executor, Span<const float>(mean_), far_gradient_);
+  }
+
+  const DemoOptions& options_;
+  CosineTransform& transform_;
+  Step& step_;
+  Cut<Step> cut_;
+  Frames frames_;
+  Span<Block> blocks_;
+  Span<CodedFrame> sent_by_;
+  Span<std::uint32_t> indices_;  // of all ranks, one behind the other
+  Span<float> far_gradient_;
+  Span<float> far_residual_;
+  Span<float> gradient_;  // in host memory
+  Span<float> residual_;
+  Span<float> mean_;
+  std::size_t parts_;
+  Span<float> memory_;
+  Span<std::uint32_t> order_;
+};
+
+class Demo final : public Synchronizer {
+ public:
+  explicit Demo(const DemoOptions& options) : options_(options), transform_(options.chunk) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    DemoStep(options_, transform_, bucket, gradient, residual, step).run();
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const Cut<Workload> cut(workload, workload.elements, options_);
+    return coded_bytes(cut.sent(), cut.shape(), workload.world_size);
+  }
+
+ private:
+  DemoOptions options_;
+  CosineTransform transform_;
+};
+
+}  // namespace
+
+SystemInfo demo_info() {
+  SystemInfo info;
+  info.name = "demo";
+  info.summary = "the largest cosine coefficients of a momentum that is kept back, and the sign of their sum";
+  info.paper = "Peng et al., DeMo, arXiv 2411.19870v2";
+  info.formula = "(W-1) * (4 K + ceil(bits K / 8)), K = top coefficients of each block";
+  info.feedback_default = true;
+  info.corrects_momentum = true;
+  info.options = {{"chunk", "64", "rows and columns of a block, elements of one of a vector, 2 to 128"},
+                  {"top", "32", "coefficients of each block that travel, 1 to 16384"},
+                  {"momentum", "0.999", "what stays of the residual from step to step, 0 to 1"},
+                  {"sign", "on", "deliver the sign of the sum, for plain SGD without momentum"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+    return std::make_unique<Demo>(
+        DemoOptions{.chunk = static_cast<std::size_t>(options.integer("chunk", 2, 128)),
+                    .top = static_cast<std::size_t>(options.integer("top", 1, 16384)),
+                    .momentum = static_cast<float>(options.real("momentum", 0, 1)),
+                    .sign = options.flag("sign")});
+  };
+  return info;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,150 @@
+"""Scenarios of systems that hold Adam's variance."""
+import copy
+
+import torch
+
+import thinwire
+from common import RANK, WORLD, Given, Net, register, require_agreement, require_error, require_same, wrap
+
+SIZES = (700, 33, 1200, 5)
+BETAS, EPS, DECAY, RATE = (0.8, 0.95), 1e-8, 0.1, 1e-2
+
+
+def gradients_of(step):
+    generator = torch.Generator().manual_seed(31 * step + RANK)
+    return [torch.randn(size, generator=generator) for size in SIZES]
+
+
+class Reference:
+    """Adam by its definition, in double, whose second moment moves only where it is told to."""
+
+    def __init__(self, parameters, decoupled):
+        self.x = [parameter.detach().double().clone() for parameter in parameters]
+        self.m = [torch.zeros_like(x) for x in self.x]
+        self.v = [torch.zeros_like(x) for x in self.x]
+        self.steps = self.moved = 0
+        self.decoupled = decoupled
+
+    def step(self, gradients, frozen):
+        self.steps += 1
+        self.moved += not frozen
+        corrected = self.steps if frozen else self.moved
+        for i, gradient in enumerate(gradients):
+            g = gradient.double()
+            if self.decoupled:
+                self.x[i] *= 1 - RATE * DECAY
+            else:
+                g = g + DECAY * self.x[i]
+            self.m[i] = BETAS[0] * self.m[i] + (1 - BETAS[0]) * g
+            if not frozen:
+                self.v[i] = BETAS[1] * self.v[i] + (1 - BETAS[1]) * g * g
+            held = self.v[i] / (1 - BETAS[1] ** self.moved)
+            self.x[i] -= RATE * self.m[i] / (1 - BETAS[0] ** corrected) / (held.sqrt() + EPS)
+
+
+def make(kind, model, **options):
+    return kind(model.parameters(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, **options)
+
+
+def the_variance_stands_still():
+    """Of Adam and AdamW, one parameter at a time and all at once, with a schedule made before and after."""
+    for kind in (torch.optim.Adam, torch.optim.AdamW):
+        for foreach in (False, True):
+            for spec, moves in (("one_bit_adam:freeze=3:beta1=0.8", range(3)), ("zero_one_adam:kappa=2:beta1=0.8", (0, 1, 2, 4, 6, 10))):
+                model = wrap(Given)
+                optimizer = make(kind, model, foreach=foreach)
+                schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)]
+                handle = register(model, spec, optimizer=optimizer)
+                schedules.append(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0))
+                parameters = list(model.module.weights)
+                reference = Reference(parameters, kind is torch.optim.AdamW)
+                for step in range(12):
+                    model.zero_grad()
+                    model(gradients_of(step)).backward()
+                    before = [optimizer.state[p]["exp_avg_sq"].clone() for p in parameters] if step else None
+                    reference.step([p.grad for p in parameters], step not in moves)
+                    optimizer.step()
+                    for schedule in schedules:
+                        schedule.step()
+                    now = [optimizer.state[p]["exp_avg_sq"] for p in parameters]
+                    if before is not None:
+                        same = all(torch.equal(a, b) for a, b in zip(before, now))
+                        assert same == (step not in moves), f"{spec}, step {step}: the variance {'stood' if same else 'moved'}"
+                assert not optimizer.param_groups[0]["amsgrad"]
+                for parameter, expected in zip(parameters, reference.x):
+                    assert torch.allclose(parameter.detach().double(), expected, atol=2e-5), f"{spec}, {kind.__name__}"
+                require_agreement(model, spec)
+                handle.close()
+
+
+def adams_momentum_is_what_travelled():
+    """One size for each shard of each parameter, though many gradients were added to it."""
+    model = wrap(Given)
+    optimizer = make(torch.optim.AdamW, model)
+    handle = register(model, "one_bit_adam:freeze=3:beta1=0.8", optimizer=optimizer)
+    for step in range(9):
+        model.zero_grad()
+        model(gradients_of(step)).backward()
+        optimizer.step()
+    for parameter in model.module.weights:
+        sizes = optimizer.state[parameter]["exp_avg"].abs().flatten()
+        groups = torch.unique((sizes / sizes.max() * 1e4).round())
+        assert len(groups) <= WORLD, f"{len(groups)} sizes in a momentum of {sizes.numel()} elements"
+    handle.close()
+
+
+def resumes_with_its_optimizer():
+    """The steps in which the variance stood still are in the optimizer's own state."""
+    spec = "zero_one_adam:kappa=2:beta1=0.8"
+
+    def started():
+        torch.manual_seed(5)
+        model = wrap(Given)
+        optimizer = make(torch.optim.AdamW, model)
+        return model, optimizer, register(model, spec, optimizer=optimizer)
+
+    def train(model, optimizer, first, last):
+        for step in range(first, last):
+            model.zero_grad()
+            model(gradients_of(step)).backward()
+            optimizer.step()
+
+    model, optimizer, handle = started()
+    train(model, optimizer, 0, 6)
+    saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict(), handle.state_dict()))
+    train(model, optimizer, 6, 12)
+    resumed, other, another = started()
+    resumed.module.load_state_dict(saved[0])
+    other.load_state_dict(saved[1])
+    another.load_state_dict(saved[2])
+    train(resumed, other, 6, 12)
+    require_same(list(resumed.module.parameters()), list(model.module.parameters()), "resumed", 0)
+    handle.close()
+    another.close()
+    fresh, new, third = started()
+    train(fresh, new, 0, 3)
+    new.state.clear()
+    fresh.zero_grad()
+    fresh(gradients_of(3)).backward()
+    require_error(RuntimeError, ["variance", "state_dict"], new.step)
+    third.close()
+
+
+def an_adam_is_needed():
+    for spec in ("one_bit_adam", "warm_up:steps=5+zero_one_adam"):
+        model = wrap(Net)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        require_error(ValueError, ["variance", "optimizer=..."], lambda: thinwire.register(model, spec))
+        model = wrap(Net)
+        require_error(ValueError, ["SGD", "AdamW"], lambda: thinwire.register(model, spec, optimizer=sgd))
+        model = wrap(Net)
+        amsgrad = torch.optim.Adam(model.parameters(), amsgrad=True)
+        require_error(ValueError, ["amsgrad=False"], lambda: thinwire.register(model, spec, optimizer=amsgrad))
+    model = wrap(Net)
+    handle = register(model, "dense")
+    require_error(ValueError, ["variance", "optimizer=..."], lambda: handle.set("one_bit_adam"))
+    assert handle.spec.endswith("dense=dense:sum=type:feedback=off")
+    handle.close()
+
+
+ADAM = [the_variance_stands_still, adams_momentum_is_what_travelled, resumes_with_its_optimizer, an_adam_is_needed]
