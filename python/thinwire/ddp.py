@@ -102,9 +102,8 @@ def register(
         connections of its own.
     deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
         timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
-        The same on all ranks.
-    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. The same
-        on all ranks.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. Both limits
+        are the same on all ranks.
     optimizer: where systems with an option lr_after read the learning rate, of the first parameter group. Those that freeze Adam's
         variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step`` then leaves the second moment as it
         is in the steps in which they say so. Register before the first step.

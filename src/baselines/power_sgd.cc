@@ -15,13 +15,15 @@
 // Bytes per rank: R * 4 * (sum over matrices of r (n + m) + elements that travel as they are), R = 2(W-1)/W.
 // They go in two all-reduces, or in one where there is no matrix.
 //
-// With bits=2 to 8 everything that travels is coded (exchange/block_average.h), 32 / bits times smaller:
+// With bits=2 to 8 everything that travels is coded (exchange/block_average.h):
 //
-//   P and Q through owners in codes; residual = p - P^ (what this rank's codes said of Q)^T
+//   P, 8 bits --through owners--> P^; Q, `bits` bits --through owners--> Q / W
+//   residual = p - P^ (what this rank's codes said of Q)^T
 //
-// The codes' error of P costs nothing but a little of the subspace, since P^ is the same on all ranks. That of Q stays
-// in the residual. The residual is what this rank has not said itself, and not p - mean: the latter takes up the
-// difference of ranks' gradients in every step, grows without bound, and with it would the scale of the codes.
+// An error of P's codes turns the subspace, which nothing makes good in the same step: so P has 8 bits. That of Q's
+// stays in the residual. A matrix with more rows than columns is transposed first, so that P is the smaller factor.
+// The residual is what this rank has not said itself within P^'s span, and not p - mean. The latter takes up, in every
+// step, what this rank's gradient differs by from the mean. With it the scale of Q's codes would grow without bound.
 //
 // All ranks orthonormalise and multiply the same sums in the same way. So their means are equal to the last
 // bit, whatever their local products were rounded to.
@@ -62,9 +64,13 @@ struct Cut {
   std::size_t parameter = 0;
   std::size_t begin = 0;
   std::size_t elements = 0;
-  MatrixShape shape{};  ///< No rows: there is no matrix.
+  MatrixShape shape{};      ///< No rows: there is no matrix.
+  bool transposed = false;  ///< The algorithm's matrix is this one's transpose.
 
   std::size_t exact() const { return elements - shape.elements(); }
+  /// Floats of a column of P and of Q.
+  std::size_t left() const { return transposed ? shape.columns : shape.rows; }
+  std::size_t right() const { return transposed ? shape.rows : shape.columns; }
 };
 
 /// `rows`: the parameter's leading dimension, or 0.
@@ -75,18 +81,24 @@ MatrixShape shape_of(std::size_t elements, std::size_t rows, std::size_t rank) {
   return rank * (shape.rows + shape.columns) < shape.elements() ? shape : MatrixShape{};
 }
 
-/// How floats travel: as they are, or in codes.
-using Codes = std::optional<BlockCodes>;
+/// Nothing: floats travel as they are.
+struct FactorCodes {
+  BlockCodes left;  ///< And what is always sent.
+  BlockCodes right;
+};
+using Codes = std::optional<FactorCodes>;
 
 /// How a bucket is cut, and how many floats that comes to.
 class Plan {
  public:
-  Plan(Span<const std::size_t> ends, Span<const std::size_t> rows, std::size_t elements, std::size_t rank)
-      : ends_(ends), rows_(rows), elements_(elements), rank_(rank) {
+  /// transposes: matrices with more rows than columns.
+  Plan(Span<const std::size_t> ends, Span<const std::size_t> rows, std::size_t elements, std::size_t rank,
+       bool transposes)
+      : ends_(ends), rows_(rows), elements_(elements), rank_(rank), transposes_(transposes) {
     for_each([&](const Cut& cut) {
       exact_ += cut.exact();
-      left_ += rank * cut.shape.rows;
-      right_ += rank * cut.shape.columns;
+      left_ += rank * cut.left();
+      right_ += rank * cut.right();
     });
   }
 
@@ -96,7 +108,8 @@ class Plan {
     std::size_t begin = 0;
     for (std::size_t i = 0; i < parameters(); ++i) {
       const std::size_t count = (ends_.empty() ? elements_ : ends_[i]) - begin;
-      body(Cut{i, begin, count, shape_of(count, rows_.empty() ? 0 : rows_[i], rank_)});
+      const MatrixShape shape = shape_of(count, rows_.empty() ? 0 : rows_[i], rank_);
+      body(Cut{i, begin, count, shape, transposes_ && shape.rows > shape.columns});
       begin += count;
     }
   }
@@ -110,8 +123,8 @@ class Plan {
     for_each([&](const Cut& cut) {
       if (cut.shape.rows == 0) return;
       body(cut, left, right);
-      left += rank_ * cut.shape.rows;
-      right += rank_ * cut.shape.columns;
+      left += rank_ * cut.left();
+      right += rank_ * cut.right();
     });
   }
 
@@ -137,6 +150,7 @@ class Plan {
   Span<const std::size_t> rows_;
   std::size_t elements_;
   std::size_t rank_;
+  bool transposes_;
   std::size_t exact_ = 0;
   std::size_t left_ = 0;
   std::size_t right_ = 0;
@@ -189,12 +203,15 @@ class PowerSgd final : public Synchronizer {
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.world_size == 1) return 0;
-    const Plan plan(workload.parameter_ends, workload.parameter_rows, workload.elements, rank_);
-    const auto sent = [&](std::size_t elements) {
-      if (codes_) return block_average_bytes(elements, workload.world_size, workload.rank, *codes_);
-      return workload.ring_sent_bytes(elements, sizeof(float));
-    };
-    return sent(plan.exact() + plan.left()) + sent(plan.right());
+    const Plan plan(workload.parameter_ends, workload.parameter_rows, workload.elements, rank_,
+                    codes_.has_value());
+    const std::size_t first = plan.exact() + plan.left();
+    if (codes_) {
+      return block_average_bytes(first, workload.world_size, workload.rank, codes_->left) +
+             block_average_bytes(plan.right(), workload.world_size, workload.rank, codes_->right);
+    }
+    return workload.ring_sent_bytes(first, sizeof(float)) +
+           workload.ring_sent_bytes(plan.right(), sizeof(float));
   }
 
   void save(BucketWriter& writer) const override;
@@ -266,11 +283,11 @@ class PowerSgdStep {
   Span<float> left() const { return first_.subspan(plan_.exact(), plan_.left()); }
   Span<float> near_exact() const { return near_first_.span().first(plan_.exact()); }
   Span<float> near_left(const Cut& cut, std::size_t offset) const {
-    return near_first_.span().subspan(plan_.exact() + offset, rank_ * cut.shape.rows);
+    return near_first_.span().subspan(plan_.exact() + offset, rank_ * cut.left());
   }
   Span<float> matrix(const Cut& cut) const { return gradient_.subspan(cut.begin, cut.shape.elements()); }
   Span<float> part(Span<float> values, const Cut& cut, std::size_t at_right) const {
-    return values.subspan(at_right, rank_ * cut.shape.columns);
+    return values.subspan(at_right, rank_ * cut.right());
   }
 
   /// Sums of floats travel from host memory. Every rank sees the same ones, so all come to the same verdict.
@@ -280,11 +297,12 @@ class PowerSgdStep {
   }
 
   /// The mean of codes, on the executor's side and in the host's memory. unsaid: see average_blocks.
-  bool average_codes(const NearCopy& near, Span<float> unsaid, std::uint32_t exchange, bool finite) {
+  bool average_codes(const NearCopy& near, Span<float> unsaid, const BlockCodes& codes, std::size_t base,
+                     bool finite) {
     const auto values = near.span();
-    average_blocks(bucket_, values, unsaid, step_, *codes_, exchange, finite);
+    average_blocks(bucket_, values, unsaid, step_, codes, base, finite);
     step_.report.formula_bytes +=
-        block_average_bytes(values.size(), step_.communicator.size(), step_.communicator.rank(), *codes_);
+        block_average_bytes(values.size(), step_.communicator.size(), step_.communicator.rank(), codes);
     if (step_.report.finite) near.store();
     return step_.report.finite;
   }
@@ -307,12 +325,18 @@ class PowerSgdStep {
     const NearCopy near_start(step_, start);
     near_start.load();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      multiply_right(step_.executor, cut.shape, rank_, matrix(cut), part(near_start.span(), cut, at_right),
-                     near_left(cut, at_left));
+      const auto from = part(near_start.span(), cut, at_right);
+      const auto to = near_left(cut, at_left);
+      if (cut.transposed) {
+        multiply_left(step_.executor, cut.shape, rank_, matrix(cut), from, to);
+      } else {
+        multiply_right(step_.executor, cut.shape, rank_, matrix(cut), from, to);
+      }
     });
     if (codes_) {
       unsaid_first_ = take_unsaid(first_.size());
-      return average_codes(near_first_, unsaid_first_, 0, within) && all_finite(step_.executor, left());
+      return average_codes(near_first_, unsaid_first_, codes_->left, 0, within) &&
+             all_finite(step_.executor, left());
     }
     near_first_.store();
     if (!within) first_[0] = std::numeric_limits<float>::quiet_NaN();
@@ -324,16 +348,21 @@ class PowerSgdStep {
   /// Q = M^T P^ of every matrix, the mean over ranks. Returns whether it can be multiplied without overflow.
   bool multiply_left_and_average() {
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t) {
-      orthonormalise(cut.shape.rows, rank_, left().subspan(at_left, rank_ * cut.shape.rows));
+      orthonormalise(cut.left(), rank_, left().subspan(at_left, rank_ * cut.left()));
     });
     near_first_.load();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      multiply_left(step_.executor, cut.shape, rank_, matrix(cut), near_left(cut, at_left),
-                    part(near_right_.span(), cut, at_right));
+      const auto from = near_left(cut, at_left);
+      const auto to = part(near_right_.span(), cut, at_right);
+      if (cut.transposed) {
+        multiply_right(step_.executor, cut.shape, rank_, matrix(cut), from, to);
+      } else {
+        multiply_left(step_.executor, cut.shape, rank_, matrix(cut), from, to);
+      }
     });
     if (codes_) {
       keep_own_right();
-      if (!average_codes(near_right_, unsaid_right_, 1, true)) return false;
+      if (!average_codes(near_right_, unsaid_right_, codes_->right, first_.size(), true)) return false;
     } else {
       near_right_.store();
       sum(right_);
@@ -358,10 +387,15 @@ class PowerSgdStep {
     scatter_chunks(step_.executor, chunks_, near_exact(), gradient_, residual_);
     if (codes_ && !residual_.empty()) keep_unsaid();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      apply_product(step_.executor, cut.shape, rank_, near_left(cut, at_left),
-                    part(near_right_.span(), cut, at_right), matrix(cut),
-                    codes_ ? Span<float>() : residual_.subspan(cut.begin, cut.shape.elements()));
+      multiply_out(cut, near_left(cut, at_left), part(near_right_.span(), cut, at_right),
+                   codes_ ? Span<float>() : residual_.subspan(cut.begin, cut.shape.elements()));
     });
+  }
+
+  /// matrix = left right^T, residual, unless empty, what it was without it.
+  void multiply_out(const Cut& cut, Span<const float> left, Span<const float> right, Span<float> residual) {
+    apply_product(step_.executor, cut.shape, rank_, cut.transposed ? right : left,
+                  cut.transposed ? left : right, matrix(cut), residual);
   }
 
   void keep_unsaid() {
@@ -371,9 +405,8 @@ class PowerSgdStep {
       add(step_.executor, own_right_, unsaid_right_);
     }
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      apply_product(step_.executor, cut.shape, rank_, near_left(cut, at_left),
-                    part(own_right_, cut, at_right), matrix(cut),
-                    residual_.subspan(cut.begin, cut.shape.elements()));
+      multiply_out(cut, near_left(cut, at_left), part(own_right_, cut, at_right),
+                   residual_.subspan(cut.begin, cut.shape.elements()));
     });
   }
 
@@ -397,7 +430,7 @@ class PowerSgdStep {
 
 void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
   require_matching(gradient, residual);
-  const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_);
+  const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_, codes_.has_value());
   State& state = open(bucket, plan, step);
   PowerSgdStep one(plan, rank_, codes_, bucket, gradient, residual, step);
   one.run(state.right);
@@ -409,14 +442,12 @@ PowerSgd::State& PowerSgd::open(BucketId bucket, const Plan& plan, const Step& s
   const bool created = !states_.contains(bucket);
   State& state = states_.open(bucket);
   if (created) {
-    plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t) {
-      state.add(cut.parameter, rank_ * cut.shape.columns);
-    });
+    plan.for_each_matrix(
+        [&](const Cut& cut, std::size_t, std::size_t) { state.add(cut.parameter, rank_ * cut.right()); });
     plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
       const auto all = Span<float>(state.right);
       for (std::size_t k = 0; k < rank_; ++k) {
-        draw(all.subspan(at_right + k * cut.shape.columns, cut.shape.columns),
-             stream(step, bucket, cut.parameter, k));
+        draw(all.subspan(at_right + k * cut.right(), cut.right()), stream(step, bucket, cut.parameter, k));
       }
     });
   }
@@ -432,9 +463,9 @@ void PowerSgd::keep(Span<const float> right, const Plan& plan, BucketId bucket, 
   State& state = states_.open(bucket);
   plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
     for (std::size_t k = 0; k < rank_; ++k) {
-      const std::size_t begin = at_right + k * cut.shape.columns;
-      const auto column = right.subspan(begin, cut.shape.columns);
-      const auto kept = Span<float>(state.right).subspan(begin, cut.shape.columns);
+      const std::size_t begin = at_right + k * cut.right();
+      const auto column = right.subspan(begin, cut.right());
+      const auto kept = Span<float>(state.right).subspan(begin, cut.right());
       double squares = 0;
       for (const float value : column) squares += static_cast<double>(value) * static_cast<double>(value);
       if (squares == 0) {
@@ -471,9 +502,10 @@ void PowerSgd::load(const BucketReader& reader) {
       const MatrixShape shape = shape_of(parameter.elements, parameter.rows, rank_);
       if (shape.rows == 0) continue;
       const std::size_t begin = state.right.size();
-      state.add(i, rank_ * shape.columns);
-      const bool there = reader.array(kRightFactor, bucket, i,
-                                      Span<float>(state.right).subspan(begin, rank_ * shape.columns));
+      const std::size_t floats = rank_ * (codes_ ? std::max(shape.rows, shape.columns) : shape.columns);
+      state.add(i, floats);
+      const bool there =
+          reader.array(kRightFactor, bucket, i, Span<float>(state.right).subspan(begin, floats));
       if (!there) missing = i;
       found += there ? 1 : 0;
     }
@@ -499,13 +531,17 @@ SystemInfo power_sgd_info() {
   info.feedback_default = true;
   info.state = {kRightFactor};
   info.undoes_steps = true;
-  info.options = {{"rank", "4", "columns of the factors that travel, 1 to 1024"},
-                  {"bits", "32", "of a float that travels: 32, or 2 to 8 in codes"},
-                  {"block", "128", "with codes: floats that share a scale, a multiple of 128"}};
+  info.options = {
+      {"rank", "4", "columns of the factors that travel, 1 to 1024"},
+      {"bits", "32", "of a float of the larger factor: 32, or 2 to 8 in codes; the smaller one has 8 then"},
+      {"block", "128", "with codes: floats that share a scale, a multiple of 128"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto rank = static_cast<std::size_t>(options.integer("rank", 1, kLargestRank));
     const bool coded = options.integer("bits", QuantizationLevels::kLeastBits, 32) != 32;
-    return std::make_unique<PowerSgd>(rank, coded ? Codes(read_block_codes(options)) : Codes());
+    if (!coded) return std::make_unique<PowerSgd>(rank, Codes());
+    const BlockCodes codes = read_block_codes(options);
+    const FactorCodes factors{{QuantizationLevels::uniform(8), codes.block}, codes};
+    return std::make_unique<PowerSgd>(rank, factors);
   };
   return info;
 }

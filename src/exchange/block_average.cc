@@ -17,14 +17,14 @@ namespace {
 class BlockAverage {
  public:
   BlockAverage(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-               const BlockCodes& codes, std::uint32_t exchange)
+               const BlockCodes& codes, std::size_t base)
       : bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
         step_(step),
         codes_(codes),
         levels_(codes.levels),
-        exchange_(exchange),
+        base_(base),
         frames_(bucket, step),
         up_(step.workspace.take<CodedFrame>(frames_.world())),
         down_(step.workspace.take<CodedFrame>(frames_.world())),
@@ -57,7 +57,8 @@ class BlockAverage {
   }
   FrameContents contents(std::size_t owner, std::size_t workers) const {
     const std::size_t count = part_size_of(owner);
-    return codes_.shape(count).contents(count, part_begin(gradient_.size(), frames_.world(), owner), workers);
+    return codes_.shape(count).contents(count, base_ + part_begin(gradient_.size(), frames_.world(), owner),
+                                        workers);
   }
   CodedFrame frame_for(std::size_t owner) const {
     const std::size_t count = part_size_of(owner);
@@ -71,10 +72,9 @@ class BlockAverage {
   /// Fills the frame with codes of `values`. leg: 0 on the way to the owner, 1 from it.
   void encode(const CodedFrame& frame, std::size_t owner, std::uint32_t leg, Span<const float> values,
               Span<const float> residual) {
-    const auto place = static_cast<std::uint32_t>(owner);
-    const RandomStream stream =
-        random_stream(step_.seed, step_.index, bucket_, RandomPurpose::rounding,
-                      static_cast<std::uint32_t>(self()), 4 * place + 2 * exchange_ + leg + 1);
+    const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::rounding,
+                                              static_cast<std::uint32_t>(self()),
+                                              static_cast<std::uint32_t>(base_ + 2 * owner) + leg + 1);
     frames_.note(quantize_chunks(step_.executor, stream, levels_, QuantizationNorm::largest, codes_.block,
                                  values, residual, frame.table(), frame.codes()));
     if (!frames_.finite()) blank(frame);
@@ -171,7 +171,7 @@ class BlockAverage {
   Step& step_;
   const BlockCodes& codes_;
   QuantizationLevels levels_;
-  std::uint32_t exchange_;
+  std::size_t base_;
   Frames frames_;
   Span<CodedFrame> up_;    // this rank's, of every part
   Span<CodedFrame> down_;  // the mean, of every part
@@ -190,8 +190,8 @@ void require_norms(Span<const float> norms) {
 }
 
 void average_blocks(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                    const BlockCodes& codes, std::uint32_t exchange, bool finite) {
-  BlockAverage(bucket, gradient, residual, step, codes, exchange).run(finite);
+                    const BlockCodes& codes, std::size_t base, bool finite) {
+  BlockAverage(bucket, gradient, residual, step, codes, base).run(finite);
 }
 
 std::uint64_t block_average_bytes(std::uint64_t elements, int world_size, int rank, const BlockCodes& codes) {

@@ -29,9 +29,10 @@ void require_norms(Span<const float> norms);
 /// or empty: becomes p - Q(p). In the part that this rank owns it also has what the result's codes left out, times
 /// W: so the equation of thinwire/synchronizer.h holds. Where any rank has a value that is not finite, or `finite`
 /// is false on any, report.finite becomes false, residual stays, and gradient is without meaning. Collective.
-/// exchange: numbers several of one bucket in one step. Throws CorruptFrame, CommError.
+/// base: the number of the first value, so that of several calls for one bucket in one step none takes another's
+/// messages: how many values the calls before had. Throws CorruptFrame, CommError.
 void average_blocks(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                    const BlockCodes& codes, std::uint32_t exchange = 0, bool finite = true);
+                    const BlockCodes& codes, std::size_t base = 0, bool finite = true);
 
 /// What average_blocks sends from `rank`, headers of frames not counted.
 std::uint64_t block_average_bytes(std::uint64_t elements, int world_size, int rank, const BlockCodes& codes);
