@@ -131,6 +131,11 @@ void train(const Options& options) {
   auto student = make_network(2);  // the same first weights on every rank
   const auto optimizer = make_optimizer(options, student->parameters());
 
+  if (thinwire::builtin_registry().freezes_variance(options.spec)) {
+    throw std::invalid_argument(options.spec +
+                                " needs an Adam whose variance stands still in some steps "
+                                "(Session::variance_is_frozen), and this example has none");
+  }
   // One bucket of all parameters: their gradients lie one after the other in `gradients`.
   thinwire::Session session(options.spec, *communicator);
   thinwire::BucketLayout layout;

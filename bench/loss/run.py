@@ -25,7 +25,7 @@ sys.path.append(HERE)
 import loss_report  # noqa: E402
 from recipes import RECIPES  # noqa: E402
 
-TRANSFORMER = ["--model", "transformer", "--vocabulary", "4000", "--epochs", "20", "--epoch-steps", "100"]
+TRANSFORMER = ["--model", "transformer", "--vocabulary", "4000", "--epochs", "5", "--epoch-steps", "100"]
 IMAGES = ["--momentum", "0.9"]
 
 # name: options of `thinwire train`, and the data that must be given by path.

@@ -162,6 +162,7 @@ class Handle:
         self._optimizer = optimizer
         self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
         self._scale: Optional[float] = None
+        self._is_closed = False
         self._variance_is_held = False
         self._variance_is_frozen = False  # in the step whose means the parameters have
         self._writer: Any = None
@@ -190,7 +191,7 @@ class Handle:
         self._reference = weakref.ref(self, _forget)
         _live.append(self._reference)
         try:
-            self._hold_variance(self._engine.spec())
+            self._fit_to_optimizer(self._engine.spec())
             model.register_comm_hook(self, _hook)
         except ValueError:
             self.close()
@@ -239,17 +240,25 @@ class Handle:
         ValueError for a bad spec, which changes nothing.
         """
         joined = join_spec(spec, rows)
-        self._hold_variance(joined)
+        self._fit_to_optimizer(joined)
         self._engine.set_spec(joined)
 
-    def _hold_variance(self, spec: str) -> None:
-        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it. ValueError where it has none."""
+    def _fit_to_optimizer(self, spec: str) -> None:
+        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it. ValueError where it has none, and
+        for a mean of signs under a loss scale, by which the scaler would divide them."""
+        if self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec and "sign=off" not in spec:
+            raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: give sign=off, or no grad_scaler")
         if not _C.freezes_variance(spec):
             return
         variance.require_adam(self._optimizer, spec)
         if not self._variance_is_held:
             own = weakref.ref(self)  # the optimizer may live longer
-            variance.hold(self._optimizer, lambda: getattr(own(), "_variance_is_frozen", False))
+
+            def is_frozen() -> Optional[bool]:
+                handle = own()
+                return None if handle is None or handle._is_closed else handle._variance_is_frozen
+
+            variance.hold(self._optimizer, is_frozen)
             self._variance_is_held = True
 
     def report(self) -> Dict[str, Any]:
@@ -337,6 +346,7 @@ class Handle:
 
     def close(self) -> None:
         """Ends the threads and connections; a later step is an error. Happens by itself at exit."""
+        self._is_closed = True
         _forget(self._reference)
         self._engine.close()
         self._private.close()

@@ -17,6 +17,9 @@ class LossScale:
         self._at_forward: Optional[Tuple[torch.Tensor, int, Any]] = None  # the scale, its version, the event
         self._beside: Any = None
 
+    def is_enabled(self) -> bool:
+        return bool(getattr(self._scaler, "is_enabled", lambda: True)())
+
     def watch(self, model: torch.nn.Module) -> None:
         """Learns when forward begins, from now on."""
         model.register_forward_pre_hook(self)

@@ -7,6 +7,8 @@ import torch
 
 # Of a parameter, in the optimizer's state: steps in which its second moment stood still. So it is in the optimizer's checkpoints.
 FROZEN_STEPS = "thinwire_frozen_steps"
+# Of the optimizer: who says whether the variance is frozen.
+_ASKED = "_thinwire_variance_is_frozen"
 
 
 def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> None:
@@ -21,17 +23,27 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> None:
         raise ValueError(f"spec {spec!r} freezes Adam's variance, and amsgrad=True keeps another beside it: amsgrad=False is needed")
 
 
-def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], bool]) -> None:
-    """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so. Once per optimizer.
+def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool]]) -> None:
+    """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so. None: whoever could say so
+    is gone, and another may take its place. ValueError while there is one.
 
     In such a step the second moment and its bias correction are those of the last step in which it moved, and the first moment is
     Adam's own. In later steps in which it moves both moments are corrected for the number of steps in which it moved.
     """
+    earlier = getattr(optimizer, _ASKED, None)
+    if earlier is not None and earlier() is not None:
+        raise ValueError(
+            "the optimizer's variance is held for another model: close() that model's handle first, or give each model an optimizer "
+            "of its own"
+        )
+    setattr(optimizer, _ASKED, is_frozen)
+    if earlier is not None:
+        return  # step is wrapped already, and asks the new one
     step = optimizer.step
 
     @functools.wraps(step)
     def held_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return (_frozen_step if is_frozen() else _moving_step)(self, functools.partial(step, *args, **kwargs))
+        return (_frozen_step if getattr(self, _ASKED)() else _moving_step)(self, functools.partial(step, *args, **kwargs))
 
     # A bound method, as learning rate schedulers expect when they count its calls.
     optimizer.step = types.MethodType(held_step, optimizer)  # type: ignore[method-assign]
@@ -63,7 +75,10 @@ def _frozen_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> A
     value that is smaller, whatever is added to it."""
     stepped = _stepped(optimizer)
     if not stepped and any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
-        raise RuntimeError("Adam's variance is to stand still in this step, and the optimizer has none yet: load its state_dict as well")
+        raise RuntimeError(
+            "Adam's variance is to stand still in this step, and the optimizer has none yet. After a resumption: load the optimizer's "
+            "state_dict as well. Otherwise all steps before were skipped: give a larger freeze="
+        )
     before = []
     for group, state in stepped:
         variance, steps = state["exp_avg_sq"], int(state["step"])

@@ -5,7 +5,7 @@
 // block, so that an outlier spoils its own block alone); G. Wang et al., "ZeRO++", 2023, section 3.3 (gradients in
 // blocks of 4 bits, all-to-all in place of a ring, so that they are coded twice and not W times).
 //
-//   block of p, its largest magnitude n: p / n rounded to one of 2^bits - 1 equal steps
+//   block of p, its largest magnitude n: p / n rounded to one of 2^bits - 1 values equally far apart
 //     --to the part's owner--> mean of all Q(p), coded in the same way --to all--> mean
 //   residual = p - Q(p); the owner's also has W times what the result's codes left out
 //

@@ -15,9 +15,8 @@
 //
 // which is the contract's equation for momentum=1.
 //
-// Deviations: the paper's gradient is multiplied by the learning rate before it joins the momentum, here it is not.
-// Where several ranks send the same coefficient, the authors' code averages over these, here all are summed as in the
-// paper's text.
+// Deviations: the authors' code multiplies the gradient by the learning rate before it joins the momentum.
+// Where several ranks send the same coefficient, it averages over these; here all are summed as in the paper's text.
 //
 // Bytes per rank: (W-1) * (4 K + ceil(bits K / 8)). K: coefficients of all blocks, `top` of each, or all of a block
 // that has no more. bits: of an index within the largest block.

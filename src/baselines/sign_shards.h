@@ -7,7 +7,7 @@
 //
 // Each rank owns part `rank` of the bucket. Every parameter has a scale of its own in each shard, since layers differ
 // by orders of magnitude. residual = p - Q(p) of the others' shards, and s - W * mean of its own: the server's error
-// waits there. Deviations: the paper has one scale for each shard, and codes the owner's own part like the others'
+// waits there. Deviations: the papers have one scale for a whole vector or shard, and codes the owner's own part like the others'
 // although it does not travel.
 //
 // Bytes per rank: for each of the others' shards, and W - 1 times for its own, 4 for each parameter that has elements

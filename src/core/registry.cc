@@ -36,6 +36,17 @@ void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
       " behind " + first->name + ": the second would correct the first's correction; keep one");
 }
 
+/// A state file could not tell them apart.
+void refuse_same_state(const SystemInfo& first, const SystemInfo& second) {
+  for (const StateKind& kind : first.state) {
+    const bool both = std::any_of(second.state.begin(), second.state.end(),
+                                  [&](const StateKind& other) { return other.name == kind.name; });
+    if (!both) continue;
+    throw std::invalid_argument(second.name + " behind " + first.name + ": both keep '" +
+                                std::string(kind.name) + "'; keep one of them");
+  }
+}
+
 void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<const SystemInfo*>& infos,
                         const std::vector<SystemInfo>& known) {
   const SystemInfo& last = *infos.back();
@@ -71,6 +82,9 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
       }
       sparsifier = &stage;
     }
+  }
+  for (std::size_t i = 0; i < infos.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) refuse_same_state(*infos[j], *infos[i]);
   }
   if (sparsifier != nullptr && !last.takes_rows) {
     throw std::invalid_argument(

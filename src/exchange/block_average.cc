@@ -1,5 +1,6 @@
 #include "exchange/block_average.h"
 
+#include <cmath>
 #include <string>
 
 #include "core/partition.h"
@@ -73,8 +74,8 @@ class BlockAverage {
   void encode(const CodedFrame& frame, std::size_t owner, std::uint32_t leg, Span<const float> values,
               Span<const float> residual) {
     const RandomStream stream = random_stream(step_.seed, step_.index, bucket_, RandomPurpose::rounding,
-                                              static_cast<std::uint32_t>(self()),
-                                              static_cast<std::uint32_t>(base_ + 2 * owner) + leg + 1);
+                                              static_cast<std::uint32_t>(self() + base_ * frames_.world()),
+                                              static_cast<std::uint32_t>(2 * owner) + leg + 1);
     frames_.note(quantize_chunks(step_.executor, stream, levels_, QuantizationNorm::largest, codes_.block,
                                  values, residual, frame.table(), frame.codes()));
     if (!frames_.finite()) blank(frame);
@@ -132,6 +133,9 @@ class BlockAverage {
     const CodedFrame& own = down_[self()];
     if (!average_.empty()) {
       encode(own, self(), 1, average_, {});
+      // What its codes leave out counts W times.
+      frames_.note(std::isfinite(bound_of_table(own.table(), self()) * static_cast<float>(frames_.world())));
+      if (!frames_.finite()) blank(own);
       own.close();
       frames_.seal(own.message(), contents(self(), frames_.world()));
       frames_.send_to_all(kBlocksDownTag, own.message());

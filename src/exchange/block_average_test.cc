@@ -134,6 +134,21 @@ TEST(BlockAverage, WithoutAResidualNothingIsLostOnAverage) {
   });
 }
 
+TEST(BlockAverage, AMeanOfWhichWIsNoFloatIsRefusedByAll) {
+  const BlockCodes codes{QuantizationLevels::uniform(2), 128};
+  run_in_process(4, [&](Communicator& communicator) {
+    const auto executor = make_cpu_executor(1);
+    Workspace workspace;
+    Step step{.communicator = communicator, .executor = *executor, .workspace = workspace};
+    std::vector<float> gradient(700, 1.0f);
+    gradient[300] = std::numeric_limits<float>::max() / 3;
+    std::vector<float> residual(700, 0.25f);
+    average_blocks(0, gradient, residual, step, codes);
+    EXPECT_FALSE(step.report.finite);
+    for (const float value : residual) EXPECT_EQ(value, 0.25f);
+  });
+}
+
 TEST(BlockAverage, ABadValueAnywhereIsHeardOfEverywhere) {
   const BlockCodes codes{QuantizationLevels::uniform(4), 128};
   constexpr std::size_t kElements = 700;

@@ -235,6 +235,20 @@ TEST(Decay, RefusesWhereItWouldDoNothing) {
   EXPECT_EQ(complaint("decay+dgc+zen"), "");
 }
 
+TEST(InnerMomentum, TwiceIsRefused) {
+  for (const std::string spec :
+       {"momentum+one_bit_adam", "momentum+zero_one_adam", "momentum+momentum+casq"}) {
+    try {
+      builtin_registry().make(spec);
+      ADD_FAILURE() << spec << " was made";
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find("both keep 'delivered_momentum'; keep one of them"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(WarmUp, RefusesSystemsThatItCannotRun) {
   const auto complaint = [](const std::string& spec) -> std::string {
     try {

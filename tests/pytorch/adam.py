@@ -1,7 +1,9 @@
 """Scenarios of systems that hold Adam's variance."""
 import copy
+import gc
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from common import RANK, WORLD, Given, Net, register, require_agreement, require_error, require_same, wrap
@@ -147,4 +149,59 @@ def an_adam_is_needed():
     handle.close()
 
 
-ADAM = [the_variance_stands_still, adams_momentum_is_what_travelled, resumes_with_its_optimizer, an_adam_is_needed]
+def an_optimizer_is_held_for_one_model():
+    """Whoever held it may end, and another model's handle takes its place: variance and bias correction stay right."""
+    spec = "one_bit_adam:freeze=3"
+    model = wrap(Given)
+    optimizer = make(torch.optim.AdamW, model)
+    handle = register(model, spec, optimizer=optimizer)
+    require_error(ValueError, ["another model", "close()"], lambda: register(wrap(Given), spec, optimizer=optimizer))
+    for step in range(5):
+        model.zero_grad()
+        model(gradients_of(step)).backward()
+        optimizer.step()
+    handle.close()
+    frozen = [state["exp_avg_sq"].clone() for state in optimizer.state.values()]
+    module = model.module
+    del model, handle  # DDP takes its own hooks off the parameters when it ends
+    gc.collect()
+    again = DistributedDataParallel(module)
+    second = register(again, spec, optimizer=optimizer)
+    for step in range(3):
+        again.zero_grad()
+        again(gradients_of(step)).backward()
+        optimizer.step()
+    moved = [state["exp_avg_sq"].clone() for state in optimizer.state.values()]
+    assert all(not torch.equal(a, b) for a, b in zip(frozen, moved)), "the second handle's first steps are dense"
+    for step in range(2):
+        again.zero_grad()
+        again(gradients_of(step)).backward()
+        optimizer.step()
+    assert all(torch.equal(a, state["exp_avg_sq"]) for a, state in zip(moved, optimizer.state.values()))
+    assert all(int(state["step"]) == 10 and state["thinwire_frozen_steps"] == 4 for state in optimizer.state.values())
+    assert all(bool(parameter.isfinite().all()) for parameter in again.parameters())
+    second.close()
+    # Nobody says any more that it stands still.
+    for parameter in again.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert all(not torch.equal(a, state["exp_avg_sq"]) for a, state in zip(moved, optimizer.state.values()))
+
+
+class Scale:
+    """What is read from a GradScaler."""
+
+    def get_scale(self):
+        return 65536.0
+
+
+def signs_are_refused_under_a_loss_scale():
+    model = wrap(Net)
+    require_error(ValueError, ["demo", "sign=off"], lambda: thinwire.register(model, "demo", grad_scaler=Scale()))
+    handle = register(wrap(Net), "demo:sign=off", grad_scaler=Scale())
+    require_error(ValueError, ["demo", "sign=off"], lambda: handle.set("demo:top=8"))
+    handle.close()
+
+
+ADAM = [an_optimizer_is_held_for_one_model, signs_are_refused_under_a_loss_scale,
+        the_variance_stands_still, adams_momentum_is_what_travelled, resumes_with_its_optimizer, an_adam_is_needed]
