@@ -60,9 +60,9 @@ struct Block {
 
 /// How a bucket is cut, by a Step's or a Workload's description of its parameters.
 template <class Parameters>
-class Cut {
+class BlockCut {
  public:
-  Cut(const Parameters& parameters, std::size_t elements, const DemoOptions& options)
+  BlockCut(const Parameters& parameters, std::size_t elements, const DemoOptions& options)
       : parameters_(parameters), elements_(elements), options_(options) {
     std::size_t largest = 0;
     for_each([&](const Block& block) {
@@ -349,7 +349,7 @@ class DemoStep {
   const DemoOptions& options_;
   CosineTransform& transform_;
   Step& step_;
-  Cut<Step> cut_;
+  BlockCut<Step> cut_;
   Frames frames_;
   Span<Block> blocks_;
   Span<CodedFrame> sent_by_;
@@ -374,7 +374,7 @@ class Demo final : public Synchronizer {
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
-    const Cut<Workload> cut(workload, workload.elements, options_);
+    const BlockCut<Workload> cut(workload, workload.elements, options_);
     return coded_bytes(cut.sent(), cut.shape(), workload.world_size);
   }
 

@@ -19,12 +19,12 @@ class BlockAverage {
  public:
   BlockAverage(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                const BlockCodes& codes, std::size_t base)
-      : bucket_(bucket),
+      : levels_(codes.levels),
+        bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
         step_(step),
         codes_(codes),
-        levels_(codes.levels),
         base_(base),
         frames_(bucket, step),
         up_(step.workspace.take<CodedFrame>(frames_.world())),
@@ -42,7 +42,7 @@ class BlockAverage {
     step_.report.finite = frames_.finite();
     if (!frames_.finite()) return;
     step_.clock.enter(Phase::decompress);
-    for (std::size_t owner = 0; owner < frames_.world(); ++owner) apply(owner);
+    for (std::size_t owner = 0; owner < down_.size(); ++owner) apply(owner);
     keep_remainder();
     step_.clock.enter(Phase::compress);
   }
@@ -169,12 +169,12 @@ class BlockAverage {
     add_remainder(step_.executor, average_, world, part(gradient_, self()), part(residual_, self()));
   }
 
+  QuantizationLevels levels_;
   BucketId bucket_;
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
   const BlockCodes& codes_;
-  QuantizationLevels levels_;
   std::size_t base_;
   Frames frames_;
   Span<CodedFrame> up_;    // this rank's, of every part
