@@ -206,7 +206,7 @@ TEST(CasqServer, ShardsCoverTheBucketInWholeGroups) {
     for (const std::size_t world : {1u, 2u, 3u, 5u, 8u}) {
       std::size_t end = 0;
       for (std::size_t rank = 0; rank < world; ++rank) {
-        const Shard shard = shard_of(elements, world, rank);
+        const Shard shard = shard_of(elements, world, rank, kShardRun);
         EXPECT_EQ(shard.begin, end);
         EXPECT_TRUE(shard.begin % 64 == 0 || shard.size() == 0);
         end = shard.end;
