@@ -103,18 +103,7 @@ Json epochs_to_json(const std::vector<EpochResult>& epochs) {
 }  // namespace
 
 Costs& Costs::operator+=(const Costs& other) {
-  steps += other.steps;
-  bytes_sent += other.bytes_sent;
-  bytes_received += other.bytes_received;
-  messages_sent += other.messages_sent;
-  formula_bytes += other.formula_bytes;
-  bytes_sent_rows += other.bytes_sent_rows;
-  row_elements += other.row_elements;
-  row_elements_in += other.row_elements_in;
-  row_elements_out += other.row_elements_out;
-  seconds_compress += other.seconds_compress;
-  seconds_communicate += other.seconds_communicate;
-  seconds_decompress += other.seconds_decompress;
+  for_each_member([&](const char*, auto member) { this->*member += other.*member; });
   return *this;
 }
 
