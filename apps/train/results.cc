@@ -117,13 +117,6 @@ std::string system_name(const std::string& spec) {
   return name;
 }
 
-std::string canonical_spec(const std::string& spec) {
-  const SpecPair pair = parse_spec_pair(spec);
-  const std::string dense = builtin_registry().make(pair.dense).spec;
-  if (pair.rows == pair.dense) return dense;
-  return fmt::format("rows={},dense={}", builtin_registry().make(pair.rows).spec, dense);
-}
-
 std::string perplexity_text(double perplexity) {
   return perplexity < 1e6 ? fmt::format("{:.2f}", perplexity) : fmt::format("{:.1e}", perplexity);
 }

@@ -111,10 +111,6 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options);
 /// What a training is called where people read of it: its spec, and its seed where there are several.
 std::string title(const std::string& spec, const Options& options);
 
-/// The spec with all options, as sessions and checkpoints have it. Throws
-/// std::invalid_argument for a bad one.
-std::string canonical_spec(const std::string& spec);
-
 /// A row per system: what its seeds have on average, and their standard deviation where there are several.
 /// Bytes are relative to the system called dense, else to the first.
 std::string table(const std::vector<RunResult>& results);
