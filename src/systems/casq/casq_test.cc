@@ -13,20 +13,13 @@
 
 #include "systems/casq/clusters.h"
 #include "systems/casq/server.h"
+#include "tests/random_values.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 #include "thinwire/state.h"
 
 namespace thinwire {
 namespace {
-
-std::vector<float> heavy_tailed(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = 1e-3f * normal(random) * std::exp(1.5f * normal(random));
-  return values;
-}
 
 std::unique_ptr<Synchronizer> make(const std::string& spec) {
   Registry registry;
