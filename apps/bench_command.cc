@@ -125,11 +125,7 @@ void warn_of_lonely_processes(const BenchOptions& options) {
 
 void run_bench(BenchOptions options) {
   const auto specs = split_specs(options.sync);
-  for (const auto& spec : specs) {  // all of them, before any runs
-    const SpecPair pair = parse_spec_pair(spec);
-    builtin_registry().make(pair.dense);
-    builtin_registry().make(pair.rows);
-  }
+  for (const auto& spec : specs) builtin_registry().canonical(spec);  // refuses any before the first runs
   if (!options.link.empty()) options.engine.link = parse_link(options.link);
   require_writable(options.json);
   warn_of_lonely_processes(options);

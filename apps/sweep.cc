@@ -37,11 +37,7 @@ bool is_dense(const std::string& spec) {
 /// The yardstick first when the list lacks it. A rate for all is not for dense, which has no codec.
 std::vector<System> list_systems(const SweepOptions& options) {
   const auto specs = split_specs(options.sync);
-  for (const auto& spec : specs) {
-    const SpecPair pair = parse_spec_pair(spec);
-    builtin_registry().make(pair.dense);
-    builtin_registry().make(pair.rows);
-  }
+  for (const auto& spec : specs) builtin_registry().canonical(spec);  // refuses any before the first runs
   const auto codecs = parse_codec(options.codec, specs.size());
   std::vector<System> systems;
   if (std::none_of(specs.begin(), specs.end(), is_dense)) {

@@ -41,9 +41,7 @@ struct Data {
         received(kManyWords),
         masks(kManyWords) {
     std::mt19937 random(1);
-    for (auto* vector : {&gradient, &residual, &copy}) {
-      for (auto& value : *vector) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
-    }
+    for (auto* vector : {&gradient, &residual, &copy}) fill_randomly(random, *vector);
     for (auto* vector : {&bits, &own, &received, &masks}) {
       for (auto& word : *vector) word = std::uint64_t{random()} << 32 | random();
     }
@@ -53,15 +51,6 @@ struct Data {
 Data& data() {
   static Data all;
   return all;
-}
-
-void copy(benchmark::State& state) {
-  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
-}
-
-void read(benchmark::State& state) {
-  data().copy = data().gradient;
-  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
 }
 
 void pack(benchmark::State& state) {
@@ -151,8 +140,8 @@ void decode(benchmark::State& state) {
           });
 }
 
-BENCHMARK(copy)->UseManualTime();
-BENCHMARK(read)->UseManualTime();
+BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime();
+BENCHMARK(measure_read<data>)->Name("read")->UseManualTime();
 BENCHMARK(pack)->UseManualTime()->Name("pack_signs/gradient");
 BENCHMARK(pack_with_residual)->UseManualTime()->Name("pack_signs/gradient+residual");
 BENCHMARK(apply)->UseManualTime()->Name("apply_signs");

@@ -23,30 +23,19 @@ constexpr std::size_t kElements = 25'000'000;
 constexpr std::size_t kLargestRank = 8;
 
 struct Data {
-  std::vector<float> matrix, copy, left, right;
+  std::vector<float> gradient, copy, left, right;
   std::unique_ptr<Executor> executor = make_cpu_executor(1);
 
-  Data() : matrix(kElements), copy(kElements), left(kLargestRank * 5000), right(kLargestRank * 5000) {
+  Data() : gradient(kElements), copy(kElements), left(kLargestRank * 5000), right(kLargestRank * 5000) {
     std::mt19937 random(1);
-    for (auto* vector : {&matrix, &left, &right}) {
-      for (auto& value : *vector) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
-    }
-    copy = matrix;
+    for (auto* vector : {&gradient, &left, &right}) fill_randomly(random, *vector);
+    copy = gradient;
   }
 };
 
 Data& data() {
   static Data all;
   return all;
-}
-
-void copy(benchmark::State& state) {
-  measure_copy(state, data().copy.data(), data().matrix.data(), kElements);
-}
-
-void read(benchmark::State& state) {
-  data().copy = data().matrix;
-  measure_read(state, data().copy.data(), data().matrix.data(), kElements);
 }
 
 struct Case {
@@ -69,13 +58,13 @@ void product(benchmark::State& state, Run run) {
 
 void right_product(benchmark::State& state) {
   product(state, [](const Case& one) {
-    multiply_right(*data().executor, one.shape, one.rank, data().matrix, data().right, data().left);
+    multiply_right(*data().executor, one.shape, one.rank, data().gradient, data().right, data().left);
   });
 }
 
 void left_product(benchmark::State& state) {
   product(state, [](const Case& one) {
-    multiply_left(*data().executor, one.shape, one.rank, data().matrix, data().left, data().right);
+    multiply_left(*data().executor, one.shape, one.rank, data().gradient, data().left, data().right);
   });
 }
 
@@ -99,8 +88,8 @@ void gemm(const Case& one, const char* transpose, std::size_t m, std::size_t k, 
   const int columns = static_cast<int>(one.shape.columns);
   const float alpha = 1;
   const float beta = 0;
-  sgemm_(transpose, "N", &rows, &rank, &inner, &alpha, data().matrix.data(), &columns, factor, &inner, &beta,
-         result, &rows);
+  sgemm_(transpose, "N", &rows, &rank, &inner, &alpha, data().gradient.data(), &columns, factor, &inner,
+         &beta, result, &rows);
 }
 
 void right_product_blas(benchmark::State& state) {
@@ -123,8 +112,8 @@ void cases(benchmark::internal::Benchmark* all) {
   }
 }
 
-BENCHMARK(copy)->UseManualTime()->Unit(benchmark::kMicrosecond);
-BENCHMARK(read)->UseManualTime()->Unit(benchmark::kMicrosecond);
+BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime()->Unit(benchmark::kMicrosecond);
+BENCHMARK(measure_read<data>)->Name("read")->UseManualTime()->Unit(benchmark::kMicrosecond);
 BENCHMARK(right_product)->Apply(cases);
 #if THINWIRE_HAVE_BLAS
 BENCHMARK(right_product_blas)->Apply(cases);

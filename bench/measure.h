@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <random>
+#include <vector>
 
 namespace thinwire {
 
@@ -40,17 +42,28 @@ void against(benchmark::State& state, const char* counter, double bound, double 
   state.counters["Melements/s"] = best / bytes * elements / 1e6;
 }
 
-/// memcpy from one array to the other: each byte is read once and written once.
-inline void measure_copy(benchmark::State& state, float* target, const float* source, std::size_t elements) {
-  copy_bandwidth =
-      measure(state, 8.0 * static_cast<double>(elements), [&] { std::memcpy(target, source, 4 * elements); });
+/// memcpy from one array to the other: each byte is read once and written once. data(): has two vectors of floats,
+/// `gradient` and `copy`.
+template <auto& data>
+void measure_copy(benchmark::State& state) {
+  const auto& source = data().gradient;
+  copy_bandwidth = measure(state, 8.0 * static_cast<double>(source.size()),
+                           [&] { std::memcpy(data().copy.data(), source.data(), 4 * source.size()); });
 }
 
 /// The fastest read that the C library has: memcmp of two equal arrays touches every byte of both.
-inline void measure_read(benchmark::State& state, const float* one, const float* equal,
-                         std::size_t elements) {
-  read_bandwidth = measure(state, 8.0 * static_cast<double>(elements),
-                           [&] { benchmark::DoNotOptimize(std::memcmp(one, equal, 4 * elements)); });
+template <auto& data>
+void measure_read(benchmark::State& state) {
+  const auto& one = data().gradient;
+  const auto& equal = data().copy = one;
+  read_bandwidth = measure(state, 8.0 * static_cast<double>(one.size()), [&] {
+    benchmark::DoNotOptimize(std::memcmp(one.data(), equal.data(), 4 * one.size()));
+  });
+}
+
+/// Values from -1 to 1, the same in every run.
+inline void fill_randomly(std::mt19937& random, std::vector<float>& values) {
+  for (auto& value : values) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
 }
 
 }  // namespace thinwire

@@ -36,15 +36,6 @@ Data& data() {
   return all;
 }
 
-void copy(benchmark::State& state) {
-  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
-}
-
-void read(benchmark::State& state) {
-  data().copy = data().gradient;
-  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
-}
-
 /// One group with as many cells for each cluster.
 struct OneGroup {
   ClusterGroup group;
@@ -127,8 +118,8 @@ void kmeans(benchmark::State& state) {
   });
 }
 
-BENCHMARK(copy)->UseManualTime()->Iterations(5);
-BENCHMARK(read)->UseManualTime()->Iterations(5);
+BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime()->Iterations(5);
+BENCHMARK(measure_read<data>)->Name("read")->UseManualTime()->Iterations(5);
 BENCHMARK(cluster_encode)
     ->ArgNames({"bits", "residual"})
     ->ArgsProduct({{1, 2, 3, 4}, {0, 1}})

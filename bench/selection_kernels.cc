@@ -24,24 +24,13 @@ struct Data {
 
   Data() : gradient(kElements), residual(kElements), copy(kElements) {
     std::mt19937 random(1);
-    for (auto* vector : {&gradient, &residual, &copy}) {
-      for (auto& value : *vector) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
-    }
+    for (auto* vector : {&gradient, &residual, &copy}) fill_randomly(random, *vector);
   }
 };
 
 Data& data() {
   static Data all;
   return all;
-}
-
-void copy(benchmark::State& state) {
-  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
-}
-
-void read(benchmark::State& state) {
-  data().copy = data().gradient;
-  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
 }
 
 /// lambda = 0.5: half a cell per element. An insertion reads every element, and per row of the table fetches
@@ -229,8 +218,8 @@ void scalar_top_k(benchmark::State& state) {
   });
 }
 
-BENCHMARK(copy)->UseManualTime();
-BENCHMARK(read)->UseManualTime();
+BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime();
+BENCHMARK(measure_read<data>)->Name("read")->UseManualTime();
 BENCHMARK(sketch_insert)
     ->UseManualTime()
     ->Name("count_sketch_insert")

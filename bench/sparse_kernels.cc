@@ -70,15 +70,6 @@ double count_of(const std::vector<std::uint32_t>& indices) {
   return static_cast<double>(indices.size());
 }
 
-void copy(benchmark::State& state) {
-  measure_copy(state, data().copy.data(), data().gradient.data(), kElements);
-}
-
-void read(benchmark::State& state) {
-  data().copy = data().gradient;
-  measure_read(state, data().copy.data(), data().gradient.data(), kElements);
-}
-
 /// Reads every element once, writes an index and a value per non-zero.
 void nonzeros(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
@@ -244,8 +235,8 @@ void scatter(benchmark::State& state) {
 #define SPARSE(function, name) \
   BENCHMARK(function)->UseManualTime()->Name(name)->ArgName("one_in")->Arg(100)->Arg(10)
 
-BENCHMARK(copy)->UseManualTime();
-BENCHMARK(read)->UseManualTime();
+BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime();
+BENCHMARK(measure_read<data>)->Name("read")->UseManualTime();
 SPARSE(nonzeros, "find_nonzeros");
 SPARSE(nonzeros_loop, "find_nonzeros/scalar_loop");
 SPARSE(permutation, "permute");

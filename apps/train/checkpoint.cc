@@ -146,6 +146,13 @@ void write_together(const std::string& folder, const fs::path& place, const fs::
   });
 }
 
+void get(const StateReader& reader, const std::string& name, std::uint64_t& value) {
+  value = reader.get_integer(name);
+}
+void get(const StateReader& reader, const std::string& name, double& value) {
+  value = reader.get_real(name);
+}
+
 }  // namespace
 
 std::vector<std::uint64_t> checkpoints(const std::string& folder) {
@@ -257,70 +264,33 @@ void require_same_trajectory(const std::string& saved, const std::string& asked,
 void put_history(StateWriter& writer, const std::vector<EpochResult>& epochs) {
   writer.put("history", std::uint64_t{epochs.size()});
   for (std::size_t i = 0; i < epochs.size(); ++i) {
-    const std::string name = fmt::format("history/{}/", i);
-    writer.put(name + "epoch", epochs[i].epoch);
-    writer.put(name + "steps", epochs[i].steps);
-    writer.put(name + "loss", epochs[i].loss);
-    writer.put(name + "test_accuracy", epochs[i].test_accuracy);
-    writer.put(name + "test_loss", epochs[i].test_loss);
-    writer.put(name + "perplexity", epochs[i].perplexity);
-    writer.put(name + "seconds", epochs[i].seconds);
-    writer.put(name + "seconds_step_median", epochs[i].seconds_step_median);
-    writer.put(name + "wire_bytes", epochs[i].wire_bytes);
-    writer.put(name + "wire_bytes_rows", epochs[i].wire_bytes_rows);
-    writer.put(name + "wire_bytes_dense", epochs[i].wire_bytes_dense);
-    writer.put(name + "wire_bytes_so_far", epochs[i].wire_bytes_so_far);
+    EpochResult::for_each_member([&](const char* name, auto member) {
+      writer.put(fmt::format("history/{}/{}", i, name), epochs[i].*member);
+    });
   }
 }
 
 std::vector<EpochResult> get_history(const StateReader& reader) {
   std::vector<EpochResult> epochs;
   for (std::uint64_t i = 0; i < reader.get_integer("history"); ++i) {
-    const std::string name = fmt::format("history/{}/", i);
-    epochs.push_back({.epoch = reader.get_integer(name + "epoch"),
-                      .steps = reader.get_integer(name + "steps"),
-                      .loss = reader.get_real(name + "loss"),
-                      .test_accuracy = reader.get_real(name + "test_accuracy"),
-                      .test_loss = reader.get_real(name + "test_loss"),
-                      .perplexity = reader.get_real(name + "perplexity"),
-                      .seconds = reader.get_real(name + "seconds"),
-                      .seconds_step_median = reader.get_real(name + "seconds_step_median"),
-                      .wire_bytes = reader.get_real(name + "wire_bytes"),
-                      .wire_bytes_rows = reader.get_real(name + "wire_bytes_rows"),
-                      .wire_bytes_dense = reader.get_real(name + "wire_bytes_dense"),
-                      .wire_bytes_so_far = reader.get_integer(name + "wire_bytes_so_far")});
+    EpochResult& epoch = epochs.emplace_back();
+    EpochResult::for_each_member([&](const char* name, auto member) {
+      get(reader, fmt::format("history/{}/{}", i, name), epoch.*member);
+    });
   }
   return epochs;
 }
 
 void put_costs(StateWriter& writer, const Costs& costs) {
-  writer.put("costs/steps", costs.steps);
-  writer.put("costs/bytes_sent", costs.bytes_sent);
-  writer.put("costs/bytes_received", costs.bytes_received);
-  writer.put("costs/messages_sent", costs.messages_sent);
-  writer.put("costs/formula_bytes", costs.formula_bytes);
-  writer.put("costs/bytes_sent_rows", costs.bytes_sent_rows);
-  writer.put("costs/row_elements", costs.row_elements);
-  writer.put("costs/row_elements_in", costs.row_elements_in);
-  writer.put("costs/row_elements_out", costs.row_elements_out);
-  writer.put("costs/seconds_compress", costs.seconds_compress);
-  writer.put("costs/seconds_communicate", costs.seconds_communicate);
-  writer.put("costs/seconds_decompress", costs.seconds_decompress);
+  Costs::for_each_member(
+      [&](const char* name, auto member) { writer.put(fmt::format("costs/{}", name), costs.*member); });
 }
 
 Costs get_costs(const StateReader& reader) {
-  return {.steps = reader.get_integer("costs/steps"),
-          .bytes_sent = reader.get_integer("costs/bytes_sent"),
-          .bytes_received = reader.get_integer("costs/bytes_received"),
-          .messages_sent = reader.get_integer("costs/messages_sent"),
-          .formula_bytes = reader.get_integer("costs/formula_bytes"),
-          .bytes_sent_rows = reader.get_integer("costs/bytes_sent_rows"),
-          .seconds_compress = reader.get_real("costs/seconds_compress"),
-          .seconds_communicate = reader.get_real("costs/seconds_communicate"),
-          .seconds_decompress = reader.get_real("costs/seconds_decompress"),
-          .row_elements = reader.get_real("costs/row_elements"),
-          .row_elements_in = reader.get_real("costs/row_elements_in"),
-          .row_elements_out = reader.get_real("costs/row_elements_out")};
+  Costs costs;
+  Costs::for_each_member(
+      [&](const char* name, auto member) { get(reader, fmt::format("costs/{}", name), costs.*member); });
+  return costs;
 }
 
 }  // namespace thinwire::train

@@ -103,18 +103,7 @@ Json epochs_to_json(const std::vector<EpochResult>& epochs) {
 }  // namespace
 
 Costs& Costs::operator+=(const Costs& other) {
-  steps += other.steps;
-  bytes_sent += other.bytes_sent;
-  bytes_received += other.bytes_received;
-  messages_sent += other.messages_sent;
-  formula_bytes += other.formula_bytes;
-  bytes_sent_rows += other.bytes_sent_rows;
-  row_elements += other.row_elements;
-  row_elements_in += other.row_elements_in;
-  row_elements_out += other.row_elements_out;
-  seconds_compress += other.seconds_compress;
-  seconds_communicate += other.seconds_communicate;
-  seconds_decompress += other.seconds_decompress;
+  for_each_member([&](const char*, auto member) { this->*member += other.*member; });
   return *this;
 }
 
@@ -126,13 +115,6 @@ std::string system_name(const std::string& spec) {
   std::string name;
   for (const auto& part : parse_spec(pair.dense)) name += (name.empty() ? "" : "+") + part.name;
   return name;
-}
-
-std::string canonical_spec(const std::string& spec) {
-  const SpecPair pair = parse_spec_pair(spec);
-  const std::string dense = builtin_registry().make(pair.dense).spec;
-  if (pair.rows == pair.dense) return dense;
-  return fmt::format("rows={},dense={}", builtin_registry().make(pair.rows).spec, dense);
 }
 
 std::string perplexity_text(double perplexity) {

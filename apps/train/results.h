@@ -27,6 +27,23 @@ struct Costs {
   double row_elements_out = 0;
 
   Costs& operator+=(const Costs& other);
+
+  /// body(name, pointer to member) for each of them.
+  template <class Body>
+  static void for_each_member(Body body) {
+    body("steps", &Costs::steps);
+    body("bytes_sent", &Costs::bytes_sent);
+    body("bytes_received", &Costs::bytes_received);
+    body("messages_sent", &Costs::messages_sent);
+    body("formula_bytes", &Costs::formula_bytes);
+    body("bytes_sent_rows", &Costs::bytes_sent_rows);
+    body("row_elements", &Costs::row_elements);
+    body("row_elements_in", &Costs::row_elements_in);
+    body("row_elements_out", &Costs::row_elements_out);
+    body("seconds_compress", &Costs::seconds_compress);
+    body("seconds_communicate", &Costs::seconds_communicate);
+    body("seconds_decompress", &Costs::seconds_decompress);
+  }
 };
 
 struct EpochResult {
@@ -42,6 +59,22 @@ struct EpochResult {
   double wire_bytes_rows = 0;           ///< The same of the embeddings alone,
   double wire_bytes_dense = 0;          ///< and of all else.
   std::uint64_t wire_bytes_so_far = 0;  ///< Sent since the start of training, by the rank that sent most.
+
+  template <class Body>
+  static void for_each_member(Body body) {
+    body("epoch", &EpochResult::epoch);
+    body("steps", &EpochResult::steps);
+    body("loss", &EpochResult::loss);
+    body("test_accuracy", &EpochResult::test_accuracy);
+    body("test_loss", &EpochResult::test_loss);
+    body("perplexity", &EpochResult::perplexity);
+    body("seconds", &EpochResult::seconds);
+    body("seconds_step_median", &EpochResult::seconds_step_median);
+    body("wire_bytes", &EpochResult::wire_bytes);
+    body("wire_bytes_rows", &EpochResult::wire_bytes_rows);
+    body("wire_bytes_dense", &EpochResult::wire_bytes_dense);
+    body("wire_bytes_so_far", &EpochResult::wire_bytes_so_far);
+  }
 };
 
 struct RunResult {
@@ -77,10 +110,6 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options);
 
 /// What a training is called where people read of it: its spec, and its seed where there are several.
 std::string title(const std::string& spec, const Options& options);
-
-/// The spec with all options, as sessions and checkpoints have it. Throws
-/// std::invalid_argument for a bad one.
-std::string canonical_spec(const std::string& spec);
 
 /// A row per system: what its seeds have on average, and their standard deviation where there are several.
 /// Bytes are relative to the system called dense, else to the first.

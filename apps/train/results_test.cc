@@ -105,13 +105,6 @@ TEST(Results, PerplexitiesStayShort) {
   EXPECT_EQ(perplexity_text(INFINITY), "inf");
 }
 
-TEST(Results, CanonicalSpecsHaveAllOptions) {
-  EXPECT_EQ(canonical_spec("dense"), "dense:sum=type:feedback=off");
-  EXPECT_EQ(canonical_spec("rows=dense,dense=half"),
-            "rows=dense:sum=type:feedback=off,dense=half:format=fp16:feedback=off");
-  EXPECT_THROW(canonical_spec("rows=dense,dense=nonsense"), std::invalid_argument);
-}
-
 TEST(Results, SystemNameLeavesOptionsOut) {
   EXPECT_EQ(system_name("mc:momentum=0.9+sketched_sgd:k=10"), "mc+sketched_sgd");
 }

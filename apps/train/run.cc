@@ -23,6 +23,7 @@
 #include "apps/train/over_seeds.h"
 #include "apps/train/results.h"
 #include "apps/train/worker.h"
+#include "thinwire/registry.h"
 
 namespace thinwire::train {
 
@@ -199,7 +200,7 @@ void write_plot(const std::vector<RunResult>& results, const Options& options) {
 void run(const Options& options) {
   check_numbers(options);
   for (const auto& spec : options.specs) {
-    canonical_spec(spec);
+    builtin_registry().canonical(spec);
     HeldVariance::require_variance(options.optimizer, spec);
   }
   input_of(options.model);  // says which ones are known

@@ -22,6 +22,7 @@
 #include "apps/train/models/models.h"
 #include "apps/train/optimizer.h"
 #include "apps/train/recorder.h"
+#include "thinwire/registry.h"
 #include "thinwire/session.h"
 
 namespace thinwire::train {
@@ -91,7 +92,7 @@ Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
       communicator_(communicator),
       progress_(progress),
       model_(make_model(options_.model, job.dataset.shape(), options_.seed, options_.transformer)),
-      trajectory_(trajectory(options_, canonical_spec(job.spec), count_parameters(*model_))),
+      trajectory_(trajectory(options_, builtin_registry().canonical(job.spec), count_parameters(*model_))),
       session_(
           job.spec, communicator,
           {.seed = options_.seed, .threads = options_.threads, .configuration = on_one_line(trajectory_)}),

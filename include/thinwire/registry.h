@@ -130,6 +130,8 @@ class Registry {
   /// Throws std::invalid_argument for unknown names and options, values out of range and combinations of
   /// stages without meaning.
   Pipeline make(std::string_view spec) const;
+  /// The spec, or pair of specs, with all options, as sessions and states have it. Throws what make() throws.
+  std::string canonical(std::string_view spec) const;
   /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any. Throws what
   /// make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;

@@ -12,112 +12,56 @@
 
 #include "kernels/dense/half.h"
 
+#include <algorithm>
 #include <string>
 
 #include "baselines/baselines.h"
 #include "core/partition.h"
-#include "exchange/frames.h"
+#include "exchange/shard_exchange.h"
 #include "kernels/dense/dense.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {
 namespace {
 
-/// A frame whose payload is 16-bit floats.
-struct HalfFrame {
-  Span<std::byte> bytes;
-  Span<std::uint16_t> values;
-};
-
-HalfFrame take_frame(Workspace& workspace, std::size_t elements) {
-  const auto bytes = workspace.take<std::byte>(FrameHeader::kBytes + 2 * elements);
-  return {bytes, {reinterpret_cast<std::uint16_t*>(bytes.data() + FrameHeader::kBytes), elements}};
+/// The payload of a frame whose codes are 16-bit floats, one after the other.
+Span<std::uint16_t> halves_in(const CodedFrame& frame) {
+  return {reinterpret_cast<std::uint16_t*>(frame.codes().data()), frame.payload_bytes() / 2};
 }
 
-/// One step. Shard s belongs to rank s; shards without elements do not travel.
-class HalfExchange {
+class HalfExchange final : public ShardExchange {
  public:
   HalfExchange(HalfFormat format, BucketId bucket, Span<float> gradient, Span<float> residual, Step& step)
-      : format_(format),
+      : ShardExchange(bucket, gradient, residual, step, {kHalfUpTag, kHalfDownTag}),
+        format_(format),
         bucket_(bucket),
-        gradient_(gradient),
-        residual_(residual),
-        step_(step),
-        frames_(bucket, step),
-        up_(step.workspace.take<HalfFrame>(frames_.world())),
-        down_(step.workspace.take<HalfFrame>(frames_.world())) {
-    take_frames(self());
-    frames_.for_peers([&](std::size_t peer) { take_frames(peer); });
-  }
-
-  void run() {
-    const auto parts = step_.workspace.take<Span<const std::uint16_t>>(frames_.world());
-    send_up(parts);
-    // Only the owner's residual needs the sums.
-    const auto sums = step_.workspace.take<float>(residual_.empty() ? 0 : shard_size(self()));
-    frames_.note(mean_of_halves(step_.executor, format_, parts, sums, down_[self()].values));
-    send_down();
-    step_.report.finite = frames_.finite();
-    if (!frames_.finite()) return;
-    step_.clock.enter(Phase::decompress);
-    for (std::size_t owner = 0; owner < down_.size(); ++owner) {
-      apply_half(step_.executor, format_, down_[owner].values, shard(gradient_, owner),
-                 shard(residual_, owner));
-    }
-    if (residual_.empty()) return;
-    add_remainder(step_.executor, sums, static_cast<float>(frames_.world()), shard(gradient_, self()),
-                  shard(residual_, self()));
-  }
+        // Only the owner's residual needs the sums.
+        sums_(step.workspace.take<float>(residual.empty() ? 0 : shard(self()).size())) {}
 
  private:
-  std::size_t self() const { return frames_.self(); }
-  void take_frames(std::size_t owner) {
-    up_[owner] = take_frame(step_.workspace, shard_size(owner));
-    down_[owner] = take_frame(step_.workspace, shard_size(owner));
-  }
-  std::size_t shard_size(std::size_t owner) const {
-    return part_size(gradient_.size(), frames_.world(), owner);
-  }
-  Span<float> shard(Span<float> span, std::size_t owner) const {
-    return span.subspan(part_begin(gradient_.size(), frames_.world(), owner), shard_size(owner));
-  }
-  FrameContents contents(std::size_t owner, std::size_t workers) const {
-    return {.type = format_ == HalfFormat::fp16 ? FrameType::half_fp16 : FrameType::half_bf16,
-            .workers = static_cast<std::uint32_t>(workers),
-            .first = part_begin(gradient_.size(), frames_.world(), owner),
-            .count = shard_size(owner),
-            .payload_bytes = 2 * shard_size(owner)};
+  Codes codes(std::size_t owner, Leg) const override {
+    const FrameType type = format_ == HalfFormat::fp16 ? FrameType::half_fp16 : FrameType::half_bf16;
+    return {{.bits = 16, .type = type}, shard(owner).size()};
   }
 
-  /// Q(p) of every shard to its owner. parts: of this rank's shard, what every rank says of it.
-  void send_up(Span<Span<const std::uint16_t>> parts) {
-    const auto from = step_.workspace.take<HalfFrame>(frames_.world());
-    parts[self()] = up_[self()].values;
-    frames_.for_peers([&](std::size_t peer) {
-      from[peer] = take_frame(step_.workspace, shard_size(self()));
-      parts[peer] = from[peer].values;
-      if (shard_size(self()) != 0) frames_.receive(peer, kHalfUpTag, from[peer].bytes);
-    });
-    const auto encode = [&](std::size_t owner) {
-      frames_.note(encode_half(step_.executor, format_, shard(gradient_, owner), shard(residual_, owner),
-                               up_[owner].values));
-    };
-    frames_.for_peers([&](std::size_t peer) {
-      encode(peer);
-      if (shard_size(peer) == 0) return;
-      frames_.seal(up_[peer].bytes, contents(peer, 1));
-      frames_.send(peer, kHalfUpTag, up_[peer].bytes);
-    });
-    encode(self());  // last: the others can start when theirs have arrived
-    if (shard_size(self()) == 0) return;
-    frames_.for_peers([&](std::size_t peer) { frames_.await(peer, from[peer].bytes, contents(self(), 1)); });
+  void encode(std::size_t owner) override {
+    if (owner == self()) arrived_[owner] = up_[owner] = take_frame(owner, Leg::up);
+    frames_.note(encode_half(step_.executor, format_, shard_in(gradient_, owner), shard_in(residual_, owner),
+                             halves_in(up_[owner])));
+  }
+
+  void encode_result() override {
+    const auto parts = step_.workspace.take<Span<const std::uint16_t>>(world());
+    std::transform(arrived_.begin(), arrived_.end(), parts.begin(), halves_in);
+    frames_.note(mean_of_halves(step_.executor, format_, parts, sums_, halves_in(down_[self()])));
   }
 
   /// An owner flags a mean that is not finite. One that does not would spoil gradients and residuals.
-  void require_finite(std::size_t owner) const {
+  void accept(std::size_t owner, const CodedFrame& frame, Leg leg) override {
+    if (leg == Leg::up || !frames_.finite()) return;
     const std::uint16_t exponent = format_ == HalfFormat::fp16 ? 0x7C00 : 0x7F80;
     std::uint16_t bad = 0;  // as wide as the values, so that compilers take many at a time
-    for (const std::uint16_t value : down_[owner].values) {
+    for (const std::uint16_t value : halves_in(frame)) {
       bad |= static_cast<std::uint16_t>((value & exponent) == exponent);
     }
     if (bad == 0) return;
@@ -126,32 +70,17 @@ class HalfExchange {
                        " holds inf or NaN, and its flags say that all is finite");
   }
 
-  /// The owners' means to everyone.
-  void send_down() {
-    const std::size_t world = frames_.world();
-    frames_.for_peers([&](std::size_t peer) {
-      if (shard_size(peer) != 0) frames_.receive(peer, kHalfDownTag, down_[peer].bytes);
-    });
-    if (shard_size(self()) != 0) {
-      frames_.seal(down_[self()].bytes, contents(self(), world));
-      frames_.send_to_all(kHalfDownTag, down_[self()].bytes);
-    }
-    frames_.for_peers([&](std::size_t peer) {
-      if (shard_size(peer) == 0) return;
-      frames_.await(peer, down_[peer].bytes, contents(peer, world));
-      if (frames_.finite()) require_finite(peer);
-    });
-    frames_.finish();
+  void apply(std::size_t owner) override {
+    const auto mean = shard_in(gradient_, owner);
+    const auto left = shard_in(residual_, owner);
+    apply_half(step_.executor, format_, halves_in(down_[owner]), mean, left);
+    if (owner != self() || left.empty()) return;
+    add_remainder(step_.executor, sums_, static_cast<float>(world()), mean, left);
   }
 
   HalfFormat format_;
   BucketId bucket_;
-  Span<float> gradient_;
-  Span<float> residual_;
-  Step& step_;
-  Frames frames_;
-  Span<HalfFrame> up_;    // this rank's, of every shard
-  Span<HalfFrame> down_;  // the mean, of every shard
+  Span<float> sums_;  // of this rank's shard
 };
 
 class Half final : public Synchronizer {

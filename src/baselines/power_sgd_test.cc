@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <sstream>
 
 #include "baselines/baselines.h"
+#include "tests/random_values.h"
 #include "thinwire/cuda.h"
 #include "thinwire/in_process.h"
 #include "thinwire/registry.h"
@@ -15,14 +15,6 @@
 
 namespace thinwire {
 namespace {
-
-std::vector<float> normal_values(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = normal(random);
-  return values;
-}
 
 /// Sum over k of singular[k] u_k v_k^T with random u and v, [rows x columns].
 std::vector<float> matrix_of(std::size_t rows, std::size_t columns, const std::vector<double>& singular) {

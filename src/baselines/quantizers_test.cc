@@ -6,11 +6,11 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "baselines/baselines.h"
 #include "baselines/stochastic_quantizer.h"
+#include "tests/random_values.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 
@@ -25,14 +25,6 @@ const Registry& quantizers() {
     return all;
   }();
   return registry;
-}
-
-std::vector<float> heavy_tailed(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = 1e-3f * normal(random) * std::exp(1.5f * normal(random));
-  return values;
 }
 
 /// One rank that calls a system as often as a test wants.

@@ -9,7 +9,7 @@ namespace {
 
 const char* const kFeedback = "feedback";
 
-std::string canonical(const SpecPart& part, const SystemInfo& info) {
+std::string with_all_options(const SpecPart& part, const SystemInfo& info) {
   const Options options(part, info.options);
   std::string text = info.name;
   for (const auto& option : info.options) text += ":" + option.name + "=" + options.text(option.name);
@@ -183,7 +183,7 @@ Pipeline Registry::make(std::string_view spec) const {
     if (!info.other_option.empty()) made.other = make_other(info, options.text(info.other_option));
     std::unique_ptr<Synchronizer> outer = info.make(options, std::exchange(made, Inner{}));
     made = {std::move(outer), feedback};
-    pipeline.spec = canonical(parts[i], info) + (pipeline.spec.empty() ? "" : "+" + pipeline.spec);
+    pipeline.spec = with_all_options(parts[i], info) + (pipeline.spec.empty() ? "" : "+" + pipeline.spec);
   }
   pipeline.synchronizer = std::move(made.synchronizer);
   pipeline.feedback = made.feedback;
@@ -209,6 +209,12 @@ Pipeline Registry::make(std::string_view spec) const {
       !with_momentum && !forgets &&
       ((made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless)));
   return pipeline;
+}
+
+std::string Registry::canonical(std::string_view spec) const {
+  const SpecPair pair = parse_spec_pair(spec);
+  const std::string dense = make(pair.dense).spec;
+  return pair.rows == pair.dense ? dense : "rows=" + make(pair.rows).spec + ",dense=" + dense;
 }
 
 bool Registry::freezes_variance(std::string_view spec, std::optional<std::uint64_t> step) const {

@@ -1,5 +1,5 @@
-// Masks of vector lanes to and from 64-bit words, for every vector length up to 16 lanes. Included once per
-// target.
+// What most kernels do with vectors of up to 16 lanes: sums of gradient and residual, masks of lanes to and from
+// 64-bit words. Included once per target.
 
 #if defined(THINWIRE_KERNELS_BITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_KERNELS_BITS_INL_H_
@@ -10,6 +10,7 @@
 
 #include <hwy/highway.h>
 
+#include <cstddef>
 #include <cstdint>
 
 HWY_BEFORE_NAMESPACE();
@@ -18,6 +19,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 /// 16 lanes at most, so that a word is a whole number of vectors on every target.
 using FloatTag = HWY_CAPPED(float, 16);
+
+/// gradient[i] + residual[i] and its neighbours; residual may be null.
+template <class D>
+HWY_INLINE hn::Vec<D> load_sum(D d, const float* gradient, const float* residual, std::size_t i) {
+  const auto g = hn::LoadU(d, gradient + i);
+  return residual == nullptr ? g : hn::Add(g, hn::LoadU(d, residual + i));
+}
+HWY_INLINE float sum_at(const float* gradient, const float* residual, std::size_t i) {
+  return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+}
 
 /// The word whose lanes [shift, shift + N) are `mask`, other bits 0.
 template <class D>

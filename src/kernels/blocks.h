@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "thinwire/executor.h"
+#include "thinwire/span.h"
 
 namespace thinwire {
 
@@ -27,6 +28,12 @@ inline double sum_over_blocks(Executor& executor, std::size_t count,
   double total = 0;
   for (std::size_t b = 0; b < blocks; ++b) total += sums[b];
   return total;
+}
+
+/// Where a block of an operand begins; null where the operand is empty.
+template <class T>
+T* data_at(Span<T> operand, std::size_t offset = 0) {
+  return operand.empty() ? nullptr : operand.data() + offset;
 }
 
 }  // namespace thinwire

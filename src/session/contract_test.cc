@@ -10,11 +10,11 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <random>
 #include <sstream>
 
 #include "session/contract_specs.h"
 #include "session/count_allocations.h"
+#include "tests/random_values.h"
 #include "tests/sanitized.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
@@ -23,14 +23,6 @@ namespace thinwire {
 namespace {
 
 const std::vector<int> kWorlds = {1, 2, 3, 4, 5, 8};
-
-std::vector<float> normal_values(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = normal(random);
-  return values;
-}
 
 /// Everything that ranks saw in a run of several steps: [rank][step].
 struct Trace {

@@ -359,10 +359,7 @@ void Session::save_within_step(StateWriter& writer) const {
 /// The spec as this version writes it: an earlier one knew fewer options.
 std::string Session::canonical(const std::string& saved) const {
   try {
-    const SpecPair pair = parse_spec_pair(saved);
-    std::string dense = options_.registry->make(pair.dense).spec;
-    if (pair.rows == pair.dense) return dense;
-    return "rows=" + options_.registry->make(pair.rows).spec + ",dense=" + dense;
+    return options_.registry->canonical(saved);
   } catch (const std::invalid_argument&) {
     return saved;
   }

@@ -11,6 +11,13 @@
 namespace thinwire {
 namespace {
 
+TEST(Registry, CanonicalSpecsHaveAllOptions) {
+  EXPECT_EQ(builtin_registry().canonical("dense"), "dense:sum=type:feedback=off");
+  EXPECT_EQ(builtin_registry().canonical("rows=dense,dense=half"),
+            "rows=dense:sum=type:feedback=off,dense=half:format=fp16:feedback=off");
+  EXPECT_THROW(builtin_registry().canonical("rows=dense,dense=nonsense"), std::invalid_argument);
+}
+
 TEST(Session, MisuseIsRefusedWithTheRemedy) {
   run_in_process(1, [](Communicator& communicator) {
     EXPECT_THROW(Session("nothing", communicator), std::invalid_argument);

@@ -1,9 +1,10 @@
 #pragma once
-// A stage with one system behind it that has no state of its own: whatever is not its affair is that system's.
+// A stage with one system behind it: whatever is not its affair is that system's.
 
 #include <memory>
 #include <utility>
 
+#include "core/bucket_vectors.h"
 #include "thinwire/synchronizer.h"
 
 namespace thinwire {
@@ -17,11 +18,11 @@ class Forwarding : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return inner_->payload_bytes(workload);
   }
-  void save(BucketWriter& writer) const final { inner_->save(writer); }
-  void load(const BucketReader& reader) final { inner_->load(reader); }
-  void keep_step(BucketId bucket) final { inner_->keep_step(bucket); }
-  void undo_step(BucketId bucket) final { inner_->undo_step(bucket); }
-  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) final {
+  void save(BucketWriter& writer) const override { inner_->save(writer); }
+  void load(const BucketReader& reader) override { inner_->load(reader); }
+  void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }
+  void undo_step(BucketId bucket) override { inner_->undo_step(bucket); }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
     inner_->undo_step(bucket, begin, count);
   }
 
@@ -30,6 +31,37 @@ class Forwarding : public Synchronizer {
 
  private:
   std::unique_ptr<Synchronizer> inner_;
+};
+
+/// One whose only state is a vector as long as the bucket.
+class ForwardingWithVector : public Forwarding {
+ public:
+  ForwardingWithVector(const StateKind& kind, std::unique_ptr<Synchronizer> inner)
+      : Forwarding(std::move(inner)), vectors_(kind) {}
+
+  void save(BucketWriter& writer) const final {
+    vectors_.save(writer);
+    Forwarding::save(writer);
+  }
+  void load(const BucketReader& reader) final {
+    vectors_.load(reader);
+    Forwarding::load(reader);
+  }
+  void keep_step(BucketId bucket) final {
+    vectors_.keep(bucket);
+    Forwarding::keep_step(bucket);
+  }
+  void undo_step(BucketId bucket) final {
+    vectors_.undo(bucket);
+    Forwarding::undo_step(bucket);
+  }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) final {
+    vectors_.undo(bucket, begin, count);
+    Forwarding::undo_step(bucket, begin, count);
+  }
+
+ protected:
+  BucketVectors vectors_;
 };
 
 }  // namespace thinwire

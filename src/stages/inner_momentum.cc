@@ -1,21 +1,21 @@
 #include "stages/inner_momentum.h"
 
-#include "core/bucket_vectors.h"
 #include "kernels/dense/dense.h"
+#include "stages/forwarding.h"
 
 namespace thinwire {
 namespace {
 
-class InnerMomentum final : public Synchronizer {
+class InnerMomentum final : public ForwardingWithVector {
  public:
   InnerMomentum(float momentum, MomentumTravels travels, std::unique_ptr<Synchronizer> inner)
-      : momentum_(momentum), travels_(travels), inner_(std::move(inner)) {}
+      : ForwardingWithVector(kDeliveredMomentum, std::move(inner)), momentum_(momentum), travels_(travels) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    const Span<float> delivered = momenta_.open(step.executor, bucket, gradient.size());
-    if (travels_ == MomentumTravels::while_variance_is_frozen && !inner_->freezes_variance(step.index)) {
-      inner_->synchronize(bucket, gradient, residual, step);
+    const Span<float> delivered = vectors_.open(step.executor, bucket, gradient.size());
+    if (travels_ == MomentumTravels::while_variance_is_frozen && !inner().freezes_variance(step.index)) {
+      inner().synchronize(bucket, gradient, residual, step);
       if (!step.report.finite) return;
       scale(step.executor, delivered, momentum_);
       add(step.executor, delivered, gradient);
@@ -25,47 +25,16 @@ class InnerMomentum final : public Synchronizer {
     copy(step.executor, Span<const float>(delivered), decayed);
     scale(step.executor, decayed, momentum_);
     add(step.executor, gradient, decayed);
-    inner_->synchronize(bucket, gradient, residual, step);
+    inner().synchronize(bucket, gradient, residual, step);
     if (!step.report.finite) return;
     copy(step.executor, Span<const float>(gradient), delivered);
     scale(step.executor, decayed, -1);
     add(step.executor, gradient, decayed);
   }
 
-  void require_world(int world_size) const override { inner_->require_world(world_size); }
-  bool freezes_variance(std::uint64_t step) const override { return inner_->freezes_variance(step); }
-
-  std::uint64_t payload_bytes(const Workload& workload) const override {
-    return inner_->payload_bytes(workload);
-  }
-
-  void save(BucketWriter& writer) const override {
-    momenta_.save(writer);
-    inner_->save(writer);
-  }
-  void load(const BucketReader& reader) override {
-    momenta_.load(reader);
-    inner_->load(reader);
-  }
-
-  void keep_step(BucketId bucket) override {
-    momenta_.keep(bucket);
-    inner_->keep_step(bucket);
-  }
-  void undo_step(BucketId bucket) override {
-    momenta_.undo(bucket);
-    inner_->undo_step(bucket);
-  }
-  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
-    momenta_.undo(bucket, begin, count);
-    inner_->undo_step(bucket, begin, count);
-  }
-
  private:
   float momentum_;
   MomentumTravels travels_;
-  std::unique_ptr<Synchronizer> inner_;
-  BucketVectors momenta_{kDeliveredMomentum};
 };
 
 }  // namespace

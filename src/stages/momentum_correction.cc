@@ -1,58 +1,27 @@
 #include "stages/momentum_correction.h"
 
-#include "core/bucket_vectors.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/row_access.h"
+#include "stages/forwarding.h"
 
 namespace thinwire {
 namespace {
 
-class MomentumCorrection final : public Synchronizer {
+class MomentumCorrection final : public ForwardingWithVector {
  public:
   MomentumCorrection(float momentum, std::unique_ptr<Synchronizer> inner)
-      : momentum_(momentum), inner_(std::move(inner)) {}
+      : ForwardingWithVector(kVelocity, std::move(inner)), momentum_(momentum) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    const Span<float> velocity = velocities_.open(step.executor, bucket, gradient.size());
+    const Span<float> velocity = vectors_.open(step.executor, bucket, gradient.size());
     // The corrected gradient is overwritten with the mean, and whether the step counts is known only
     // afterwards.
     const Span<float> corrected = step.scratch.take<float>(gradient.size());
     correct_by_momentum(step.executor, momentum_, velocity, gradient, corrected);
-    inner_->synchronize(bucket, gradient, residual, step);
+    inner().synchronize(bucket, gradient, residual, step);
     if (!step.report.finite) return;
     keep_undelivered(step, corrected, velocity);
-  }
-
-  void require_world(int world_size) const override { inner_->require_world(world_size); }
-
-  bool freezes_variance(std::uint64_t step) const override { return inner_->freezes_variance(step); }
-
-  std::uint64_t payload_bytes(const Workload& workload) const override {
-    return inner_->payload_bytes(workload);
-  }
-
-  void save(BucketWriter& writer) const override {
-    velocities_.save(writer);
-    inner_->save(writer);
-  }
-
-  void load(const BucketReader& reader) override {
-    velocities_.load(reader);
-    inner_->load(reader);
-  }
-
-  void keep_step(BucketId bucket) override {
-    velocities_.keep(bucket);
-    inner_->keep_step(bucket);
-  }
-  void undo_step(BucketId bucket) override {
-    velocities_.undo(bucket);
-    inner_->undo_step(bucket);
-  }
-  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
-    velocities_.undo(bucket, begin, count);
-    inner_->undo_step(bucket, begin, count);
   }
 
  private:
@@ -75,8 +44,6 @@ class MomentumCorrection final : public Synchronizer {
   }
 
   float momentum_;
-  std::unique_ptr<Synchronizer> inner_;
-  BucketVectors velocities_{kVelocity};
 };
 
 }  // namespace

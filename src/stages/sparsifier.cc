@@ -34,14 +34,13 @@ void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> 
   const std::size_t units = block_count(gradient.size(), width_);
   const RowSparse own = select(bucket, gradient, residual, wanted(units, step.index), step);
   Span<float> left;
-  if (inner_.feedback && !residual.empty()) {
+  if (inner_feedback_ && !residual.empty()) {
     left = step.scratch.take<float>(own.elements());
     fill(step.executor, left, 0);
   }
 
-  Synchronizer& inner = *inner_.synchronizer;
-  const RowSparse mean = inner.takes_rows() ? inner.synchronize_rows(bucket, own, left, step)
-                                            : synchronize_densified(inner, bucket, own, left, step);
+  const RowSparse mean = inner().takes_rows() ? inner().synchronize_rows(bucket, own, left, step)
+                                              : synchronize_densified(inner(), bucket, own, left, step);
   step.clock.enter(Phase::decompress);
   if (!step.report.finite) return;
   if (!residual.empty()) keep_rest(own, left, gradient, residual, step);
@@ -85,13 +84,13 @@ std::uint64_t Sparsifier::payload_bytes(const Workload& workload) const {
   Workload of_inner = workload;
   of_inner.elements = units * width_;
   of_inner.row_width = width_;
-  of_inner.row_sparse = inner_.synchronizer->takes_rows();
+  of_inner.row_sparse = inner().takes_rows();
   of_inner.density = std::min(workload.density,
                               static_cast<double>(wanted(units, workload.step)) / static_cast<double>(units));
-  of_inner.feedback = workload.feedback && inner_.feedback;
+  of_inner.feedback = workload.feedback && inner_feedback_;
   of_inner.parameter_ends = {};
   of_inner.parameter_rows = {};
-  return inner_.synchronizer->payload_bytes(of_inner);
+  return inner().payload_bytes(of_inner);
 }
 
 std::size_t Sparsifier::share_of(double ratio, std::size_t units) {

@@ -12,6 +12,7 @@
 
 #include <vector>
 
+#include "stages/forwarding.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {
@@ -31,24 +32,17 @@ struct Ramp {
   std::size_t units_at(std::uint64_t step, std::size_t last, std::size_t units) const;
 };
 
-class Sparsifier : public Synchronizer {
+class Sparsifier : public Forwarding {
  public:
   /// A unit of selection is `width` elements; of a bucket's last unit the missing ones count as 0.
-  Sparsifier(Inner inner, std::size_t width) : inner_(std::move(inner)), width_(width) {}
+  Sparsifier(Inner inner, std::size_t width)
+      : Forwarding(std::move(inner.synchronizer)), inner_feedback_(inner.feedback), width_(width) {}
 
   /// Least value of a ratio option.
   static constexpr double kSmallestRatio = 1e-9;
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) final;
   std::uint64_t payload_bytes(const Workload& workload) const final;
-  void require_world(int world_size) const final { inner_.synchronizer->require_world(world_size); }
-  void save(BucketWriter& writer) const final { inner_.synchronizer->save(writer); }
-  void load(const BucketReader& reader) final { inner_.synchronizer->load(reader); }
-  void keep_step(BucketId bucket) final { inner_.synchronizer->keep_step(bucket); }
-  void undo_step(BucketId bucket) final { inner_.synchronizer->undo_step(bucket); }
-  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) final {
-    inner_.synchronizer->undo_step(bucket, begin, count);
-  }
 
  protected:
   /// Units to send out of `units` (at least one) in a step: 1 to `units`.
@@ -70,7 +64,7 @@ class Sparsifier : public Synchronizer {
   void write_mean(const RowSparse& mean, Span<float> gradient, Step& step) const;
   Delivered delivered(const RowSparse& own, std::size_t elements, Step& step) const;
 
-  Inner inner_;
+  bool inner_feedback_;
   std::size_t width_;
 };
 

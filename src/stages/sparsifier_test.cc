@@ -6,12 +6,12 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <random>
 
 #include "baselines/baselines.h"
 #include "kernels/selection/select.h"
 #include "stages/momentum_correction.h"
 #include "stages/stages.h"
+#include "tests/random_values.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire {
@@ -112,14 +112,6 @@ struct Worker {
   StepReport report;
   std::uint64_t index = 0;
 };
-
-std::vector<float> normal_values(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = normal(random);
-  return values;
-}
 
 TEST(Sparsifier, TopKDeliversTheLargestAndKeepsTheRest) {
   run_in_process(1, [](Communicator& communicator) {

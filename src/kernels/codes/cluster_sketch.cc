@@ -125,12 +125,11 @@ void EncodeRange(const RandomStream& stream, const ClusterRange& range, const fl
     if (present != ~std::uint64_t{0}) {
       for (std::size_t t = 0; t < kClusterRun; ++t) {
         const bool in_range = ((present >> t) & 1) != 0;
-        p[t] = !in_range ? 0.0f : r == nullptr ? g[t] : g[t] + r[t];
+        p[t] = in_range ? sum_at(g, r, t) : 0.0f;
       }
     } else {
       for (std::size_t t = 0; t < kClusterRun; t += lanes) {
-        const auto value = hn::LoadU(d, g + t);
-        hn::Store(r == nullptr ? value : hn::Add(value, hn::LoadU(d, r + t)), d, p + t);
+        hn::Store(load_sum(d, g, r, t), d, p + t);
       }
     }
     std::uint64_t planes[kBits];
@@ -376,9 +375,8 @@ bool encode_clusters(Executor& executor, Workspace& workspace, const ClusterSket
         if (range.begin >= range.end) continue;
         const std::size_t run = range.begin / kClusterRun * kClusterRun - first;
         HWY_DYNAMIC_DISPATCH(EncodeClusters)
-        (sketch.bits, sketch.stream, range, gradient.data() + run,
-         residual.empty() ? nullptr : residual.data() + run, codes.data() + run / kClusterRun * sketch.bits,
-         all.behind(layout.first_sum(slab, g)));
+        (sketch.bits, sketch.stream, range, gradient.data() + run, data_at(residual, run),
+         codes.data() + run / kClusterRun * sketch.bits, all.behind(layout.first_sum(slab, g)));
       }
     }
   });

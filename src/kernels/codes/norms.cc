@@ -21,12 +21,6 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class D>
-HWY_INLINE hn::Vec<D> load(D d, const float* gradient, const float* residual, std::size_t i) {
-  const auto g = hn::LoadU(d, gradient + i);
-  return residual == nullptr ? g : hn::Add(g, hn::LoadU(d, residual + i));
-}
-
 /// Bits of the largest |p|, which order like the values; inf and NaN are the largest.
 std::uint32_t LargestMagnitude(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
                                std::size_t count) {
@@ -38,12 +32,12 @@ std::uint32_t LargestMagnitude(const float* HWY_RESTRICT gradient, const float* 
   auto most1 = most0;
   std::size_t i = 0;
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    most0 = hn::Max(most0, hn::And(hn::BitCast(du, load(d, gradient, residual, i)), magnitude));
-    most1 = hn::Max(most1, hn::And(hn::BitCast(du, load(d, gradient, residual, i + lanes)), magnitude));
+    most0 = hn::Max(most0, hn::And(hn::BitCast(du, load_sum(d, gradient, residual, i)), magnitude));
+    most1 = hn::Max(most1, hn::And(hn::BitCast(du, load_sum(d, gradient, residual, i + lanes)), magnitude));
   }
   std::uint32_t most = hn::GetLane(hn::MaxOfLanes(du, hn::Max(most0, most1)));
   for (; i < count; ++i) {
-    const float p = residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+    const float p = sum_at(gradient, residual, i);
     std::uint32_t bits = 0;
     std::memcpy(&bits, &p, sizeof bits);
     most = std::max(most, bits & 0x7FFFFFFFu);
@@ -61,7 +55,7 @@ double SumOfSquares(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
   auto sum2 = sum0;
   auto sum3 = sum0;
   auto square = [&](std::size_t i, hn::Vec<decltype(d)>& sum) HWY_ATTR {
-    const auto p = hn::PromoteTo(d, load(df, gradient, residual, i));
+    const auto p = hn::PromoteTo(d, load_sum(df, gradient, residual, i));
     sum = hn::MulAdd(p, p, sum);
   };
   std::size_t i = 0;
@@ -73,7 +67,7 @@ double SumOfSquares(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
   }
   double total = hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3))));
   for (; i < count; ++i) {
-    const float p = residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+    const float p = sum_at(gradient, residual, i);
     total += static_cast<double>(p) * static_cast<double>(p);
   }
   return total;
@@ -90,10 +84,6 @@ HWY_EXPORT(SumOfSquares);
 
 namespace {
 
-const float* at(Span<const float> span, std::size_t offset) {
-  return span.empty() ? nullptr : span.data() + offset;
-}
-
 float float_of_bits(std::uint32_t bits) {
   float value = 0;
   std::memcpy(&value, &bits, sizeof value);
@@ -104,7 +94,7 @@ float float_of_bits(std::uint32_t bits) {
 
 float norm_serially(QuantizationNorm norm, Span<const float> gradient, Span<const float> residual) {
   const float* g = gradient.data();
-  const float* r = at(residual, 0);
+  const float* r = data_at(residual, 0);
   return norm == QuantizationNorm::largest
              ? float_of_bits(HWY_DYNAMIC_DISPATCH(LargestMagnitude)(g, r, gradient.size()))
              : float_of(std::sqrt(HWY_DYNAMIC_DISPATCH(SumOfSquares)(g, r, gradient.size())));
@@ -126,8 +116,8 @@ float largest_magnitude(Executor& executor, Span<const float> gradient, Span<con
   THINWIRE_ON_DEVICE(largest_magnitude, executor, gradient, residual);
   std::atomic<std::uint32_t> most{0};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    const std::uint32_t own =
-        HWY_DYNAMIC_DISPATCH(LargestMagnitude)(gradient.data() + begin, at(residual, begin), end - begin);
+    const std::uint32_t own = HWY_DYNAMIC_DISPATCH(LargestMagnitude)(gradient.data() + begin,
+                                                                     data_at(residual, begin), end - begin);
     std::uint32_t seen = most.load(std::memory_order_relaxed);
     while (seen < own && !most.compare_exchange_weak(seen, own, std::memory_order_relaxed)) {
     }

@@ -27,12 +27,6 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class D>
-HWY_INLINE hn::Vec<D> load(D d, const float* gradient, const float* residual, std::size_t i) {
-  const auto g = hn::LoadU(d, gradient + i);
-  return residual == nullptr ? g : hn::Add(g, hn::LoadU(d, residual + i));
-}
-
 /// Where a magnitude lies between equal steps: its place in units of 2^-16 of a step.
 class EqualSteps {
  public:
@@ -209,8 +203,8 @@ void EncodeWith(const QuantizationLevels& levels, const Placement& placement, co
     if (residual != nullptr || valid % kPair != 0) {
       const float* r = residual == nullptr ? nullptr : residual + begin;
       std::size_t i = 0;
-      for (; i + lanes <= valid; i += lanes) hn::StoreU(load(d, p, r, i), d, staged + i);
-      for (; i < valid; ++i) staged[i] = r == nullptr ? p[i] : p[i] + r[i];
+      for (; i + lanes <= valid; i += lanes) hn::StoreU(load_sum(d, p, r, i), d, staged + i);
+      for (; i < valid; ++i) staged[i] = sum_at(p, r, i);
       for (; i < pairs * kPair; ++i) staged[i] = 0;
       p = staged;
     }
@@ -260,14 +254,6 @@ namespace thinwire {
 
 HWY_EXPORT(Encode);
 
-namespace {
-
-const float* at(Span<const float> span, std::size_t offset) {
-  return span.empty() ? nullptr : span.data() + offset;
-}
-
-}  // namespace
-
 bool quantize_chunks(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      QuantizationNorm norm, std::size_t chunk, Span<const float> gradient,
                      Span<const float> residual, Span<float> norms, Span<std::uint64_t> codes) {
@@ -290,7 +276,7 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
       const float inverse = inverse_of(length);
       norms[c] = inverse == 0.0f ? 0.0f : length;
       HWY_DYNAMIC_DISPATCH(Encode)
-      (levels, stream, begin / kPair, gradient.data() + begin, at(residual, begin), count,
+      (levels, stream, begin / kPair, gradient.data() + begin, data_at(residual, begin), count,
        gradient.size() - begin - count, inverse, codes.data() + begin / 64 * levels.bits);
     }
   });
@@ -308,7 +294,7 @@ void quantize_ranges(Executor& executor, const RandomStream& stream, const Quant
       const std::size_t run = whole == end ? end - begin : (whole - begin) / kPair * kPair;
       if (run != 0) {
         HWY_DYNAMIC_DISPATCH(Encode)
-        (levels, stream, begin / kPair, gradient.data() + begin, at(residual, begin), run, 0,
+        (levels, stream, begin / kPair, gradient.data() + begin, data_at(residual, begin), run, 0,
          inverse_of(norms[range]), codes.data() + begin / 64 * levels.bits);
         begin += run;
         if (begin == end) return;

@@ -12,11 +12,11 @@
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
+#include "kernels/bits-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using FloatTag = HWY_CAPPED(float, 16);
 
 /// Float partial sums cover this many elements before they go into a double.
 constexpr std::size_t kRun = 4096;
@@ -75,10 +75,7 @@ double Reduce(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT resi
     const std::size_t end = count - i < kRun ? count : i + kRun;
     auto sum0 = hn::Zero(d);
     auto sum1 = sum0;
-    auto load = [&](std::size_t k) HWY_ATTR {
-      const auto g = hn::LoadU(d, gradient + k);
-      return residual == nullptr ? g : hn::Add(g, hn::LoadU(d, residual + k));
-    };
+    auto load = [&](std::size_t k) HWY_ATTR { return load_sum(d, gradient, residual, k); };
     for (; i + 2 * lanes <= end; i += 2 * lanes) {
       sum0 = vector_op(load(i), sum0);
       sum1 = vector_op(load(i + lanes), sum1);
@@ -87,7 +84,7 @@ double Reduce(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT resi
     total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1))));
   }
   for (; i < count; ++i) {
-    total += scalar_op(static_cast<double>(residual == nullptr ? gradient[i] : gradient[i] + residual[i]));
+    total += scalar_op(static_cast<double>(sum_at(gradient, residual, i)));
   }
   return total;
 }
@@ -204,16 +201,14 @@ void fill(Executor& executor, Span<float> values, float value) {
 double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   THINWIRE_ON_DEVICE(sum_of_magnitudes, executor, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(Magnitudes)(
-        gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin, end - begin);
+    return HWY_DYNAMIC_DISPATCH(Magnitudes)(gradient.data() + begin, data_at(residual, begin), end - begin);
   });
 }
 
 double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   THINWIRE_ON_DEVICE(sum_of_squares, executor, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin,
-                                         residual.empty() ? nullptr : residual.data() + begin, end - begin);
+    return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin, data_at(residual, begin), end - begin);
   });
 }
 
@@ -230,7 +225,7 @@ double apply_average(Executor& executor, Span<const float> own, Span<const float
 double apply_average_serially(Span<const float> own, Span<const float> sums, float factor,
                               Span<float> gradient, Span<float> residual) {
   return HWY_DYNAMIC_DISPATCH(ApplyAverage)(own.data(), sums.data(), factor, gradient.data(),
-                                            residual.empty() ? nullptr : residual.data(), gradient.size());
+                                            data_at(residual), gradient.size());
 }
 
 void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,

@@ -224,8 +224,7 @@ bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradie
   THINWIRE_ON_DEVICE(encode_half, executor, format, gradient, residual, out);
   std::atomic<bool> finite{true};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(EncodeHalf)(format, gradient.data() + begin,
-                                          residual.empty() ? nullptr : residual.data() + begin,
+    if (!HWY_DYNAMIC_DISPATCH(EncodeHalf)(format, gradient.data() + begin, data_at(residual, begin),
                                           out.data() + begin, end - begin)) {
       finite.store(false, std::memory_order_relaxed);
     }
@@ -245,8 +244,7 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
   THINWIRE_ON_DEVICE(mean_of_halves, executor, format, parts, sums, mean);
   std::atomic<bool> finite{true};
   executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(MeanOfHalves)(format, parts, sums.empty() ? nullptr : sums.data(), mean.data(),
-                                            begin, end)) {
+    if (!HWY_DYNAMIC_DISPATCH(MeanOfHalves)(format, parts, data_at(sums), mean.data(), begin, end)) {
       finite.store(false, std::memory_order_relaxed);
     }
   });
@@ -258,8 +256,7 @@ void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t>
   THINWIRE_ON_DEVICE(apply_half, executor, format, mean, gradient, residual);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(ApplyHalf)
-    (format, mean.data() + begin, gradient.data() + begin,
-     residual.empty() ? nullptr : residual.data() + begin, end - begin);
+    (format, mean.data() + begin, gradient.data() + begin, data_at(residual, begin), end - begin);
   });
 }
 

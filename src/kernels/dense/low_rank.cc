@@ -403,7 +403,7 @@ void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span
           const std::size_t at = i * shape.columns + j;
           HWY_DYNAMIC_DISPATCH(ApplyProduct)
           (rank, left.data() + i, shape.rows, right.data() + j, shape.columns, gradient.data() + at,
-           residual.empty() ? nullptr : residual.data() + at, count);
+           data_at(residual, at), count);
         }
       }
     }
@@ -414,8 +414,7 @@ bool add_within(Executor& executor, Span<float> target, Span<const float> values
   THINWIRE_ON_DEVICE(add_within, executor, target, values, limit);
   std::atomic<bool> within{true};
   executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(AddWithin)(
-            target.data() + begin, values.empty() ? nullptr : values.data() + begin, limit, end - begin)) {
+    if (!HWY_DYNAMIC_DISPATCH(AddWithin)(target.data() + begin, data_at(values, begin), limit, end - begin)) {
       within.store(false, std::memory_order_relaxed);
     }
   });

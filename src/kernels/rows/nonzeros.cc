@@ -11,27 +11,24 @@
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
+#include "kernels/bits-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline float Sum(const float* gradient, const float* residual, std::size_t i) {
-  return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
-}
-
 std::size_t Count(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t begin,
                   std::size_t end) {
-  const HWY_CAPPED(float, 16) d;
+  const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto zero = hn::Zero(d);
   std::size_t count = 0;
   std::size_t i = begin;
   for (; i + lanes <= end; i += lanes) {
-    auto p = hn::LoadU(d, gradient + i);
-    if (residual != nullptr) p = hn::Add(p, hn::LoadU(d, residual + i));
+    const auto p = load_sum(d, gradient, residual, i);
     count += hn::CountTrue(d, hn::Not(hn::Eq(p, zero)));
   }
-  for (; i < end; ++i) count += Sum(gradient, residual, i) != 0 ? 1 : 0;
+  for (; i < end; ++i) count += sum_at(gradient, residual, i) != 0 ? 1 : 0;
   return count;
 }
 
@@ -39,7 +36,7 @@ std::size_t Count(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT 
 std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t begin,
                     std::size_t end, std::uint32_t* HWY_RESTRICT indices, float* HWY_RESTRICT values,
                     std::size_t room) {
-  const HWY_CAPPED(float, 16) d;
+  const FloatTag d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const std::size_t lanes = hn::Lanes(d);
   const auto zero = hn::Zero(d);
@@ -47,8 +44,7 @@ std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
   std::size_t out = 0;
   std::size_t i = begin;
   for (; i + lanes <= end && out + lanes <= room; i += lanes) {
-    auto p = hn::LoadU(d, gradient + i);
-    if (residual != nullptr) p = hn::Add(p, hn::LoadU(d, residual + i));
+    const auto p = load_sum(d, gradient, residual, i);
     const auto found = hn::Not(hn::Eq(p, zero));  // Ne is false for NaN on some targets
     // Sparse gradients are mostly vectors without any.
     if (hn::AllFalse(d, found)) continue;
@@ -59,7 +55,7 @@ std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
     out += hn::CountTrue(d, found);
   }
   for (; i < end; ++i) {
-    const float p = Sum(gradient, residual, i);
+    const float p = sum_at(gradient, residual, i);
     if (p == 0) continue;
     indices[out] = static_cast<std::uint32_t>(i);
     values[out++] = p;
@@ -82,7 +78,7 @@ namespace {
 std::size_t find_into(Executor& executor, Span<const float> gradient, Span<const float> residual,
                       Span<std::uint32_t> indices, Span<float> values) {
   const std::size_t n = gradient.size();
-  const float* left = residual.empty() ? nullptr : residual.data();
+  const float* left = data_at(residual);
   auto compact = [&](std::size_t begin, std::size_t end, std::size_t at, std::size_t room) {
     return HWY_DYNAMIC_DISPATCH(Compact)(gradient.data(), left, begin, end, indices.data() + at,
                                          values.data() + at, room);

@@ -27,13 +27,9 @@ struct BlockInput {
   const float* HWY_RESTRICT residual;  // or null
 
   HWY_INLINE hn::Vec<FloatTag> vector(std::size_t i) const {
-    const FloatTag d;
-    const auto g = hn::LoadU(d, gradient + i);
-    return residual == nullptr ? g : hn::Add(g, hn::LoadU(d, residual + i));
+    return load_sum(FloatTag(), gradient, residual, i);
   }
-  HWY_INLINE float scalar(std::size_t i) const {
-    return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
-  }
+  HWY_INLINE float scalar(std::size_t i) const { return sum_at(gradient, residual, i); }
 };
 
 float SumOfSquares(const BlockInput& input, std::size_t begin, std::size_t end) {
@@ -142,8 +138,7 @@ void block_norms(Executor& executor, Span<const float> gradient, Span<const floa
   const std::size_t grain = std::max<std::size_t>(1, kBlockElements / block);
   executor.parallel_for(norms.size(), grain, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(Norms)
-    (gradient.data(), residual.empty() ? nullptr : residual.data(), gradient.size(), block, norms.data(),
-     begin, end);
+    (gradient.data(), data_at(residual), gradient.size(), block, norms.data(), begin, end);
   });
 }
 
@@ -153,9 +148,8 @@ bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<co
   std::atomic<bool> finite{true};
   const std::size_t grain = std::max<std::size_t>(1, kBlockElements / 64 / block);
   executor.parallel_for(bitmap.size(), grain, [&](std::size_t begin, std::size_t end) {
-    const bool all_finite =
-        HWY_DYNAMIC_DISPATCH(FlagNonzero)(gradient.data(), residual.empty() ? nullptr : residual.data(),
-                                          gradient.size(), block, bitmap.data(), begin, end);
+    const bool all_finite = HWY_DYNAMIC_DISPATCH(FlagNonzero)(
+        gradient.data(), data_at(residual), gradient.size(), block, bitmap.data(), begin, end);
     if (!all_finite) finite.store(false, std::memory_order_relaxed);
   });
   return finite.load(std::memory_order_relaxed);

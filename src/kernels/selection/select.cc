@@ -22,13 +22,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using BitsTag = hn::RebindToUnsigned<FloatTag>;
 
-HWY_INLINE hn::Vec<FloatTag> LoadSum(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
-                                     std::size_t i) {
-  const FloatTag d;
-  const auto g = hn::LoadU(d, gradient + i);
-  return residual == nullptr ? g : hn::Add(g, hn::LoadU(d, residual + i));
-}
-
 HWY_INLINE hn::Vec<BitsTag> Magnitude(hn::Vec<FloatTag> p) {
   const BitsTag du;
   return hn::And(hn::BitCast(du, p), hn::Set(du, 0x7fffffffu));
@@ -46,11 +39,11 @@ void CountFirstDigit(const float* HWY_RESTRICT gradient, const float* HWY_RESTRI
   HWY_ALIGN std::uint32_t digits[16];
   std::size_t i = begin;
   for (; i + lanes <= end; i += lanes) {
-    hn::Store(hn::ShiftRight<kShift>(Magnitude(LoadSum(gradient, residual, i))), du, digits);
+    hn::Store(hn::ShiftRight<kShift>(Magnitude(load_sum(FloatTag(), gradient, residual, i))), du, digits);
     for (std::size_t lane = 0; lane < lanes; ++lane) ++tables[lane % 4][digits[lane]];
   }
   for (; i < end; ++i) {
-    const float p = residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+    const float p = sum_at(gradient, residual, i);
     ++tables[0][magnitude_bits(p) >> kShift];
   }
   for (std::size_t bin = 0; bin < kMostBins; ++bin) {
@@ -73,7 +66,7 @@ void CountLaterDigit(const float* HWY_RESTRICT gradient, const float* HWY_RESTRI
   HWY_ALIGN std::uint32_t bits[16];
   std::size_t i = begin;
   for (; i + lanes <= end; i += lanes) {
-    const auto magnitude = Magnitude(LoadSum(gradient, residual, i));
+    const auto magnitude = Magnitude(load_sum(FloatTag(), gradient, residual, i));
     const auto match = hn::Eq(hn::And(magnitude, mask), wanted);
     if (hn::AllFalse(du, match)) continue;
     hn::Store(magnitude, du, bits);
@@ -82,7 +75,7 @@ void CountLaterDigit(const float* HWY_RESTRICT gradient, const float* HWY_RESTRI
     }
   }
   for (; i < end; ++i) {
-    const float p = residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+    const float p = sum_at(gradient, residual, i);
     const std::uint32_t magnitude = magnitude_bits(p);
     if ((magnitude & before_mask) == before) ++bins[(magnitude >> digit.shift) & digit_mask];
   }
@@ -102,7 +95,7 @@ std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
   std::size_t out = 0;
   std::size_t i = begin;
   for (; i + lanes <= end; i += lanes) {
-    const auto p = LoadSum(gradient, residual, i);
+    const auto p = load_sum(d, gradient, residual, i);
     const auto keep = hn::Gt(hn::BitCast(di, Magnitude(p)), below);
     if (hn::AllFalse(di, keep)) continue;
     // Whole vectors are stored: out <= i - begin, so they end inside the room.
@@ -112,7 +105,7 @@ std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRIC
     out += hn::CountTrue(di, keep);
   }
   for (; i < end; ++i) {
-    const float p = residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+    const float p = sum_at(gradient, residual, i);
     values[out] = p;
     indices[out] = static_cast<std::uint32_t>(i);
     out += magnitude_bits(p) >= least ? 1 : 0;
@@ -172,18 +165,14 @@ HWY_EXPORT(Cut);
 
 namespace {
 
-const float* data_or_null(Span<const float> residual) {
-  return residual.empty() ? nullptr : residual.data();
-}
-
 /// select_at_least into `out`, which has room for all elements.
 Selection select_into(Executor& executor, Span<const float> gradient, Span<const float> residual,
                       std::uint32_t least_bits, const Selection& out) {
   const std::uint32_t least = std::max(least_bits, 1u);
   return select_by_blocks(executor, gradient.size(), out,
                           [&](std::size_t begin, std::size_t end, std::uint32_t* indices, float* values) {
-                            return HWY_DYNAMIC_DISPATCH(Compact)(gradient.data(), data_or_null(residual),
-                                                                 begin, end, least, indices, values);
+                            return HWY_DYNAMIC_DISPATCH(Compact)(gradient.data(), data_at(residual), begin,
+                                                                 end, least, indices, values);
                           });
 }
 
@@ -205,10 +194,10 @@ MagnitudeCut cut_of_largest(Executor& executor, Span<const float> gradient, Span
       std::array<std::uint32_t, kMostBins> own;
       if (pass == 0) {
         HWY_DYNAMIC_DISPATCH(CountFirstDigit)
-        (gradient.data(), data_or_null(residual), begin, end, own.data());
+        (gradient.data(), data_at(residual), begin, end, own.data());
       } else {
         HWY_DYNAMIC_DISPATCH(CountLaterDigit)
-        (gradient.data(), data_or_null(residual), begin, end, digit, prefix, own.data());
+        (gradient.data(), data_at(residual), begin, end, digit, prefix, own.data());
       }
       for (std::size_t bin = 0; bin < used; ++bin) {
         if (own[bin] != 0) bins[bin].fetch_add(own[bin], std::memory_order_relaxed);

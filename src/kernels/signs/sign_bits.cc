@@ -36,8 +36,7 @@ bool PackSigns(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT res
   for (; i + 64 <= count; i += 64) {
     std::uint64_t word = 0;
     for (std::size_t lane = 0; lane < 64; lane += lanes) {
-      auto p = hn::LoadU(d, gradient + i + lane);
-      if (residual != nullptr) p = hn::Add(p, hn::LoadU(d, residual + i + lane));
+      const auto p = load_sum(d, gradient, residual, i + lane);
       check = hn::MulAdd(p, zero, check);
       word |= mask_to_word(d, hn::Ge(p, zero), lane);
     }
@@ -47,7 +46,7 @@ bool PackSigns(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT res
   if (i < count) {
     std::uint64_t word = 0;
     for (std::size_t lane = 0; i + lane < count; ++lane) {
-      const float p = gradient[i + lane] + (residual != nullptr ? residual[i + lane] : 0.0f);
+      const float p = sum_at(gradient, residual, i + lane);
       finite = finite && std::isfinite(p);
       word |= static_cast<std::uint64_t>(p >= 0.0f) << lane;
     }
@@ -141,21 +140,12 @@ HWY_EXPORT(MergeSigns);
 HWY_EXPORT(ApplySigns);
 HWY_EXPORT(AccumulateSigns);
 
-namespace {
-
-template <class T>
-T* at(Span<T> span, std::size_t offset) {
-  return span.empty() ? nullptr : span.data() + offset;
-}
-
-}  // namespace
-
 bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
                 Span<std::uint64_t> bits) {
   THINWIRE_ON_DEVICE(pack_signs, executor, gradient, residual, bits);
   std::atomic<bool> finite{true};
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(PackSigns)(gradient.data() + begin, at(residual, begin), end - begin,
+    if (!HWY_DYNAMIC_DISPATCH(PackSigns)(gradient.data() + begin, data_at(residual, begin), end - begin,
                                          bits.data() + begin / 64)) {
       finite.store(false, std::memory_order_relaxed);
     }
@@ -177,7 +167,7 @@ double apply_signs(Executor& executor, Span<const std::uint64_t> bits, float sca
   THINWIRE_ON_DEVICE(apply_signs, executor, bits, scale, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(ApplySigns)(bits.data() + begin / 64, scale, nullptr, end - begin,
-                                            gradient.data() + begin, at(residual, begin));
+                                            gradient.data() + begin, data_at(residual, begin));
   });
 }
 
@@ -204,9 +194,9 @@ double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::s
         (vector.bits.data() + first / 64, vector.scale, count, sums.data());
       }
       for (float& sum : sums) sum *= factor;
-      squares +=
-          HWY_DYNAMIC_DISPATCH(ApplySigns)(vectors[self].bits.data() + first / 64, vectors[self].scale,
-                                           sums.data(), count, gradient.data() + first, at(residual, first));
+      squares += HWY_DYNAMIC_DISPATCH(ApplySigns)(vectors[self].bits.data() + first / 64, vectors[self].scale,
+                                                  sums.data(), count, gradient.data() + first,
+                                                  data_at(residual, first));
     }
     return squares;
   });

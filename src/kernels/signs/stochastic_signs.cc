@@ -33,7 +33,7 @@ void StochasticSigns(const RandomStream& stream, std::size_t first_word, const f
     HWY_ALIGN float p[64] = {};
     const float* g = gradient + word * 64;
     const float* r = residual == nullptr ? nullptr : residual + word * 64;
-    for (std::size_t e = 0; e < valid; ++e) p[e] = r == nullptr ? g[e] : g[e] + r[e];
+    for (std::size_t e = 0; e < valid; ++e) p[e] = sum_at(g, r, e);
     std::uint64_t result = 0;
     for (std::size_t lane = 0; lane < 16; lane += lanes) {
       const auto first = hn::Set(du, static_cast<std::uint32_t>((first_word + word) * 16 + lane));
@@ -66,8 +66,8 @@ void stochastic_signs(Executor& executor, const RandomStream& stream, Span<const
   THINWIRE_ON_DEVICE(stochastic_signs, executor, stream, gradient, residual, half_inverse_norm, bits);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(StochasticSigns)
-    (stream, begin / 64, gradient.data() + begin, residual.empty() ? nullptr : residual.data() + begin,
-     half_inverse_norm, bits.data() + begin / 64, end - begin);
+    (stream, begin / 64, gradient.data() + begin, data_at(residual, begin), half_inverse_norm,
+     bits.data() + begin / 64, end - begin);
   });
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/blocks.h"
 #include "kernels/device/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -92,8 +93,7 @@ HWY_INLINE void AddRun(float* HWY_RESTRICT cells, const float* HWY_RESTRICT valu
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
   for (; i + lanes <= length; i += lanes) {
-    auto p = hn::LoadU(d, values + i);
-    if (residual != nullptr) p = hn::Add(p, hn::LoadU(d, residual + i));
+    const auto p = load_sum(d, values, residual, i);
     hn::StoreU(hn::Add(hn::LoadU(d, cells + i), FlipSigns(d, p, signs, i)), d, cells + i);
   }
   if (length - i > kFewElements) {
@@ -105,7 +105,7 @@ HWY_INLINE void AddRun(float* HWY_RESTRICT cells, const float* HWY_RESTRICT valu
     return;
   }
   for (; i < length; ++i) {
-    const float p = residual != nullptr ? values[i] + residual[i] : values[i];
+    const float p = sum_at(values, residual, i);
     cells[i] += ((signs >> i) & 1) != 0 ? -p : p;
   }
 }
@@ -281,8 +281,8 @@ void insert_blocks(Executor& executor, const CountSketch& sketch, const BlockLis
       const std::size_t row = range / parts * rows_at_once;
       const std::size_t part = range % parts;
       HWY_DYNAMIC_DISPATCH(InsertPart)
-      (task, values.data(), residual.empty() ? nullptr : residual.data(), table.data(), row,
-       row + rows_at_once, sketch.columns * part / parts, sketch.columns * (part + 1) / parts);
+      (task, values.data(), data_at(residual), table.data(), row, row + rows_at_once,
+       sketch.columns * part / parts, sketch.columns * (part + 1) / parts);
     }
   });
 }

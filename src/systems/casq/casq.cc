@@ -321,7 +321,7 @@ void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient
     average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.cells()}, coder);
     return;
   }
-  const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()));
+  const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()), kShardRun);
   auto set_shard_thresholds = [&](Span<const float> average, Span<ClusterGroup> results) {
     std::optional<ClusterFinder> finder;
     if (clusters_shard) finder.emplace(step.executor, step.workspace);
@@ -356,7 +356,7 @@ bool Casq::through_server(const GroupEnds& ends, std::size_t elements, std::size
   const std::uint64_t gather = world * (4 * cells + code_bytes(elements, settings_.bits));
   std::uint64_t server = 0;
   for (std::size_t owner = 0; owner < world; ++owner) {
-    const Shard shard = shard_of(elements, world, owner);
+    const Shard shard = shard_of(elements, world, owner, kShardRun);
     if (shard.size() == 0) continue;
     const std::uint64_t codes = code_bytes(shard.size(), settings_.bits);
     server += 4 * cells + codes;

@@ -13,20 +13,13 @@
 
 #include "systems/casq/clusters.h"
 #include "systems/casq/server.h"
+#include "tests/random_values.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 #include "thinwire/state.h"
 
 namespace thinwire {
 namespace {
-
-std::vector<float> heavy_tailed(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = 1e-3f * normal(random) * std::exp(1.5f * normal(random));
-  return values;
-}
 
 std::unique_ptr<Synchronizer> make(const std::string& spec) {
   Registry registry;
@@ -206,7 +199,7 @@ TEST(CasqServer, ShardsCoverTheBucketInWholeGroups) {
     for (const std::size_t world : {1u, 2u, 3u, 5u, 8u}) {
       std::size_t end = 0;
       for (std::size_t rank = 0; rank < world; ++rank) {
-        const Shard shard = shard_of(elements, world, rank);
+        const Shard shard = shard_of(elements, world, rank, kShardRun);
         EXPECT_EQ(shard.begin, end);
         EXPECT_TRUE(shard.begin % 64 == 0 || shard.size() == 0);
         end = shard.end;

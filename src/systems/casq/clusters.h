@@ -7,17 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "exchange/shard_exchange.h"
 #include "kernels/codes/kmeans.h"
 
 namespace thinwire {
-
-/// Elements [begin, end) of a bucket.
-struct Shard {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-
-  std::size_t size() const { return end - begin; }
-};
 
 /// Where the groups of a bucket end: its parameters, or the bucket as a whole.
 class GroupEnds {

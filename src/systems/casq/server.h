@@ -7,8 +7,8 @@
 
 namespace thinwire {
 
-/// What a rank owns: nearly equal shares of the bucket's runs of 64 elements.
-Shard shard_of(std::size_t elements, std::size_t world, std::size_t rank);
+/// Shards end at multiples of so many elements, where their codes begin with a word.
+inline constexpr std::size_t kShardRun = 64;
 
 /// What the ranks have agreed on for one step.
 struct ServerPlan {
