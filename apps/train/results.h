@@ -60,6 +60,7 @@ struct EpochResult {
   double wire_bytes_dense = 0;          ///< and of all else.
   std::uint64_t wire_bytes_so_far = 0;  ///< Sent since the start of training, by the rank that sent most.
 
+  /// body(name, pointer to member) for each of them.
   template <class Body>
   static void for_each_member(Body body) {
     body("epoch", &EpochResult::epoch);
