@@ -176,16 +176,20 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
     return found
 
 
+#: Systems and stages of which some part is a sum: warm_up's first steps unless `with` says otherwise, the variance of the Adams,
+#: the parameters that whole sends, marsit's full steps and step sizes.
+SUMMED = r"\b(?:dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|sketched_sgd|global_top_k|s2_reducer|marsit)\b"
+
+
 def sums_by_engine(plan: Plan) -> bool:
     """Whether Gloo itself sums what the plan's systems send: nothing but TCP's checksum guards that (docs/wire_formats.md)."""
-    pattern = r"\b(?:dense|power_sgd|sketched_sgd|global_top_k|s2_reducer|marsit(?!:full_every=0))\b"
-    return plan.kind != "mpi" and any(re.search(pattern, spec) for spec in (plan.spec, plan.set_spec) if spec)
+    return plan.kind != "mpi" and any(re.search(SUMMED, spec) for spec in (plan.spec, plan.set_spec) if spec)
 
 
 def compare_training(mine: str, reference: Callable[[int], str]) -> List[str]:
     """The same of `thinwire train`, which compares its ranks itself."""
     result, undisturbed = trainer.result_of(mine), trainer.result_of(reference(0))
-    if result == undisturbed or trainer.result_of(reference(1)) != undisturbed:
+    if trainer.is_same(result, undisturbed) or not trainer.is_same(trainer.result_of(reference(1)), undisturbed):
         return []
     return [f"the result differs from that of the undisturbed run: {result}, {undisturbed}"]
 
