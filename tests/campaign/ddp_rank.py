@@ -47,16 +47,10 @@ def gradients_of(step, rank):
     return [sum(torch.randn(size, generator=draw) for draw in draws) / 2 for size in SIZES]
 
 
-#: Of a state's values, those that say which parameters are in which bucket. DDP makes its buckets anew after a process's first step.
-LAYOUT = ("ddp_bucket/", "ddp_place/")
-
-
 def digest(values):
-    """Of a state's values but its layout, whatever order they stand in."""
+    """Of a state's values, whatever order they stand in."""
     result = hashlib.sha256()
     for name in sorted(values):
-        if name.startswith(LAYOUT):
-            continue
         value = values[name]
         result.update(name.encode())
         result.update(value.contiguous().numpy().tobytes() if torch.is_tensor(value) else repr(value).encode())

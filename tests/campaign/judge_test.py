@@ -51,6 +51,15 @@ assert named is False and violations[0].startswith("nobody named by rank 1"), vi
 violations, named = verdict_on(["", own, lost(2, 1)], "kill", "ddp", 1)
 assert violations[0].startswith("wrong rank named by rank 2"), violations
 
+# What a thread of torch's store client throws is no crash of ours, in the one place where it can.
+reset = "terminate called after throwing an instance of 'std::system_error'\n  what():  Connection reset by peer\n"
+for place, ends in (("register", []), ("step", ["crash"])):
+    plan = draw_plan(1, 1, 3.0, ["ddp"], ["kill"])
+    plan.world, plan.victim, plan.place, plan.at_step = 3, 0, place, 5
+    verdict = Verdict(plan, Phase([RankEnd(status=-9), RankEnd(status=-6, text=reset), RankEnd(status=1, text=lost(2, 0))], struck=True))
+    verdict.ends()
+    assert [one.split(":")[0] for one in verdict.violations if one.startswith("crash")] == ends, verdict.violations
+
 # What Gloo sums has no checksum of ours.
 plan = draw_plan(1, 1, 3.0, ["gloo"], ["flip"])
 plan.set_spec = None
