@@ -319,6 +319,21 @@ TEST(DdpEngine, ABackwardThatIsGivenUpLeavesNoTrace) {
   });
 }
 
+TEST(DdpEngine, AStateIsInTheBucketsOfTheLastWholeStep) {
+  run(2, "holder", [](Rank& rank, std::size_t) {
+    const auto bucket_of_b = [&] { return rank.state().get_integer("ddp_bucket/b"); };
+    for (int step = 0; step < 2; ++step) rank.step({kBoth});
+    EXPECT_EQ(bucket_of_b(), 0u);
+    // Another rank may have ended before it learned of these buckets.
+    rank.part({0, 1, 2}, Rank::End::given_up);
+    EXPECT_EQ(bucket_of_b(), 0u);
+    rank.part({0, 1, 2});
+    EXPECT_EQ(bucket_of_b(), 1u);
+    rank.step({kBoth});
+    EXPECT_EQ(bucket_of_b(), 0u);
+  });
+}
+
 TEST(DdpEngine, AnErrorOfOneLaneUndoesTheStepOfAll) {
   run(1, "failing", [](Rank& rank, std::size_t) {
     for (int step = 0; step < 3; ++step) EXPECT_EQ(rank.part({0, 1, 2}), nullptr);

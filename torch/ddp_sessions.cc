@@ -136,6 +136,10 @@ void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spe
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) made.push_back(make(layouts, spec, lane));
   StateReader waiting(move_state(layouts, made));
   std::vector<StepReport> reports(layouts.size());
+  const bool took_steps = have_sessions() && !loaded_ && step_ > laid_out_at_;
+  std::vector<DdpLayout> of_whole_step = loaded_      ? std::vector<DdpLayout>()
+                                         : took_steps ? layouts_
+                                                      : of_whole_step_;
   // From here on nothing throws.
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
     lanes_[lane]->tensor_session().set(std::move(made[lane].session), made[lane].device);
@@ -146,6 +150,8 @@ void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spe
   waiting_ = std::move(waiting);
   board_.reports = std::move(reports);
   layouts_ = std::move(layouts);
+  of_whole_step_ = std::move(of_whole_step);
+  laid_out_at_ = step_;
 }
 
 void DdpSessions::pass_over_step() {
@@ -220,7 +226,8 @@ StateWriter DdpSessions::save() const {
     writer.put("seed", options_.seed);
     writer.put("step", step_);
   }
-  save_layouts(layouts_, writer);
+  const bool took_steps = step_ > laid_out_at_ || of_whole_step_.empty();
+  save_layouts(took_steps ? layouts_ : of_whole_step_, writer);
   return writer;
 }
 

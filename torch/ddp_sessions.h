@@ -55,7 +55,8 @@ class DdpSessions {
   /// See Session. All or nothing, over all lanes.
   void scale_state(float factor);
 
-  /// What Session::save writes, over all lanes, and the buckets.
+  /// What Session::save writes, over all lanes, and the buckets of the last whole step: those of a step that
+  /// was undone may be others, and other ranks may have saved before it.
   StateWriter save() const;
   /// Takes effect at once, or in the rebuild() that first learns of buckets. Returns whether the next step is
   /// to be in the state's buckets; these are layouts() then, or unknown so far. A state of another spec gives
@@ -83,8 +84,10 @@ class DdpSessions {
   const DdpOptions options_;
   std::string spec_;
   std::vector<DdpLayout> layouts_;
-  std::optional<StateReader> loaded_;   // until buckets are known
-  StateReader waiting_{StateWriter()};  // of parameters that are in no bucket
+  std::uint64_t laid_out_at_ = 0;         // step_ when layouts_ were made
+  std::vector<DdpLayout> of_whole_step_;  // of the last step in others; empty: there was none
+  std::optional<StateReader> loaded_;     // until buckets are known
+  StateReader waiting_{StateWriter()};    // of parameters that are in no bucket
   std::uint64_t step_ = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "comm/fault_board.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <thread>
 #include <utility>
@@ -190,7 +191,37 @@ void FaultBoard::announce_movement() {
 
 void FaultBoard::out_of_reach_for(double seconds) {
   std::lock_guard lock(shared_->mutex);
+  shared_->store_silence.out_of_reach_for(seconds);
   for (auto& [rank, one] : shared_->heard) one.silence.out_of_reach_for(seconds);
+}
+
+void FaultBoard::time_passes(Seconds time, Seconds awake, Seconds deadline) {
+  Shared& shared = *shared_;
+  const Options& options = shared.options;
+  const std::uint64_t answers = shared.answers;
+  std::lock_guard lock(shared.mutex);
+  const bool has_answered = std::exchange(shared.answers_before, answers) != answers || !shared.asks;
+  const bool was_away = time - awake >= deadline;
+  if (has_answered || was_away) {
+    shared.store_silence.heard();
+  } else {
+    shared.store_silence.nothing_for(awake.count());
+  }
+  const double silence = shared.store_silence.seconds();
+  if (was_away) {
+    shared.absence = {options.rank, time.count(), Clock::now()};
+  } else if (options.store_host >= 0 && options.store_host != options.rank && silence >= deadline.count()) {
+    shared.absence = {options.store_host, silence, Clock::now()};
+  }
+}
+
+/// Whoever was away within the last deadline; else it says nothing.
+Verdict FaultBoard::Shared::away_lately(Seconds deadline) const {
+  std::lock_guard lock(mutex);
+  if (!absence || Seconds(Clock::now() - absence->until) > deadline) return {};
+  const std::string time = seconds_text(Seconds(std::round(10 * absence->seconds) / 10));
+  if (absence->rank == options.rank) return {{absence->rank}, "this process itself was stopped for " + time};
+  return {{absence->rank}, "the store that it serves did not answer for " + time + ": its process was away"};
 }
 
 FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
@@ -247,10 +278,12 @@ bool FaultBoard::await_store(const std::atomic<bool>& done, Seconds silence, Sec
 
 Verdict FaultBoard::judge(const Verdict& evidence) {
   const auto inquiry = std::make_shared<Inquiry>();
-  post([shared = shared_, inquiry, awaited = awaited_, grace = grace_, evidence] {
+  post([shared = shared_, inquiry, awaited = awaited_, grace = grace_, deadline = deadline_, evidence] {
     try {
-      inquiry->verdict = evidence.says_something() ? Inquiry::conclude(*shared, evidence)
-                                                   : Inquiry::ask(*shared, awaited, grace);
+      // A silent store has come back by now, if it does at all.
+      const Verdict own = evidence.says_something() ? evidence : shared->away_lately(deadline);
+      inquiry->verdict =
+          own.says_something() ? Inquiry::conclude(*shared, own) : Inquiry::ask(*shared, awaited, grace);
       shared->set(shared->key("done/", shared->options.rank), "1");
     } catch (const std::exception&) {
       inquiry->verdict = evidence.says_something() ? evidence : Inquiry::unreachable(shared->options);

@@ -78,6 +78,11 @@ class FaultBoard {
   /// While this rank cannot reach others, it knows nothing of their silence; see Silence. 0: nor while the
   /// network is busy.
   void out_of_reach_for(double seconds);
+  /// Called every so often, with the time since the last call and the part of it that this process is sure to
+  /// have run for. What has stood still for the deadline was away: this process, or the store's host. A
+  /// failure soon afterwards is laid to it: while the store is silent no rank's note can move, and ranks may
+  /// have given up and gone since, so that notes say nothing of the others.
+  void time_passes(Seconds time, Seconds awake, Seconds deadline);
 
   /// What the store has said since waits_for(); at once, however slow the store is.
   struct Hearing {
@@ -100,9 +105,9 @@ class FaultBoard {
   /// store answers, another `grace` when it does not (then its host is the culprit). The store's host then
   /// stays until the others have their answers too: 2 * grace for one whose process does not beat, that and
   /// the deadline for one whose process does.
-  /// evidence: what this rank has seen itself, if that says something; else it asks the others. What it says
-  /// is what the others are told, also where it blames nobody. With evidence a store that does not answer is
-  /// waited for 1 s at most.
+  /// evidence: what this rank has seen itself. Where that says nothing, whoever was away, see time_passes(), or
+  /// else what the others' notes say. The evidence is what the others are told, also where it blames nobody.
+  /// With evidence a store that does not answer is waited for 1 s at most.
   Verdict judge(const Verdict& evidence = {});
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed

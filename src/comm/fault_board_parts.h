@@ -25,6 +25,13 @@ struct Heard {
   Silence silence;
 };
 
+/// A process that has stood still for the deadline.
+struct Absence {
+  int rank;
+  double seconds;
+  std::chrono::steady_clock::time_point until;
+};
+
 /// What outlives the board when its thread is stuck in the store.
 struct FaultBoard::Shared {
   Shared(std::shared_ptr<Store> the_store, Options the_options)
@@ -65,6 +72,7 @@ struct FaultBoard::Shared {
   void listen(const std::vector<int>& awaited, double elapsed);
   void share_links();
   void match_everyones_links();
+  Verdict away_lately(std::chrono::duration<double> deadline) const;
 
   const std::shared_ptr<Store> store;
   const Options options;
@@ -93,6 +101,9 @@ struct FaultBoard::Shared {
   std::deque<std::function<void()>> jobs;
   std::vector<int> waits_for;
   std::map<int, Heard> heard;
+  Silence store_silence;
+  std::uint64_t answers_before = 0;        ///< When time_passes() was called last.
+  std::optional<Absence> absence;          ///< The latest.
   std::optional<std::string> link_owners;  ///< Until it is taken.
   std::uint64_t movements = 0;
   bool stop = false;

@@ -91,9 +91,12 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
   for (bool last_round = false; !last_round;) {
     last_round = Clock::now() >= end;
     bool new_rank = false;
+    bool store_paused = false;
     if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
     ends = follow_chain(options.rank, options.size, awaited, [&](int rank) -> std::optional<FaultNote> {
+      const auto asked = Clock::now();
       const auto text = shared.get(shared.key("note/", rank));
+      store_paused |= Seconds(Clock::now() - asked) > grace / 4;
       if (!text) return std::nullopt;
       auto note = FaultNote::parse(*text, options.size);
       const auto [before, is_new] = first.try_emplace(rank, *text);
@@ -104,9 +107,10 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
         return std::nullopt;
       return note;
     });
-    // On a busy machine notes come late, and each may lead to another rank.
-    if (last_round && new_rank && Clock::now() < latest) {
-      end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace / 2);
+    // On a busy machine notes come late, and each may lead to another rank. While the store paused, no rank's
+    // note could move.
+    if (((last_round && new_rank) || store_paused) && Clock::now() < latest) {
+      end = std::max(end, Clock::now() + std::chrono::duration_cast<Clock::duration>(grace / 2));
       last_round = false;
     }
     if (!last_round) std::this_thread::sleep_for(grace / 8);

@@ -4,9 +4,14 @@
 #include <mpi-ext.h>  // of Open MPI, what it was built with
 #endif
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <condition_variable>
+#include <cstdio>
 #include <deque>
 #include <exception>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -270,6 +275,39 @@ MPI_Comm duplicate(MPI_Comm group) {
   return copy;
 }
 
+/// At the end there is nobody to throw to.
+void complain(const std::string& what) {
+  std::fprintf(stderr, "%s\n", what.c_str());
+  std::fflush(stderr);
+}
+
+/// Ends the process when it still lives after the limit: nothing else ends a call of MPI that waits for a
+/// stopped rank.
+class LastResort {
+ public:
+  LastResort(std::chrono::duration<double> limit, std::string what)
+      : thread_([this, limit, what = std::move(what)] {
+          std::unique_lock lock(mutex_);
+          if (done_.wait_for(lock, limit, [this] { return is_done_; })) return;
+          complain(what);
+          _exit(1);
+        }) {}
+  ~LastResort() {
+    {
+      std::lock_guard lock(mutex_);
+      is_done_ = true;
+    }
+    done_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool is_done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
 }  // namespace
 
 std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm group) {
@@ -310,12 +348,25 @@ MpiWorld::MpiWorld() : exceptions_at_start_(std::uncaught_exceptions()) {
 MpiWorld::~MpiWorld() {
   const bool failed = static_cast<MpiCommunicator&>(*communicator_).failed() || abandoned_ ||
                       std::uncaught_exceptions() > exceptions_at_start_;
-  if (failed) {
+  if (failed || !leave())
     communicator_.release();  // freeing its MPI communicators would wait for the dead rank
-    return;
+}
+
+/// Whether all ranks have come, and MPI is left in order.
+bool MpiWorld::leave() noexcept {
+  try {
+    communicator_->barrier();
+    const LastResort last_resort(communicator_->deadline(), "rank " + std::to_string(communicator_->rank()) +
+                                                                ": the end of MPI is not reached within " +
+                                                                seconds_text(communicator_->deadline()) +
+                                                                ": a rank is stopped or gone");
+    communicator_.reset();
+    if (initialised_here_) MPI_Finalize();
+    return true;
+  } catch (const std::exception& error) {
+    complain(error.what() + std::string(" at the end of the job"));
+    return false;
   }
-  communicator_.reset();
-  if (initialised_here_) MPI_Finalize();
 }
 
 }  // namespace thinwire

@@ -26,6 +26,9 @@ namespace {
 constexpr std::size_t kTokenDigits = 16;
 
 #ifdef __linux__
+/// Of tcp_info's states; <netinet/tcp.h>, which names it, does not go with <linux/tcp.h>.
+constexpr std::uint8_t kEstablished = 1;
+
 /// "10.0.0.1:80"; nothing for what is no address of the internet.
 std::string name_of(const sockaddr_storage& address) {
   char text[INET6_ADDRSTRLEN] = "";
@@ -193,6 +196,8 @@ std::vector<LinkState> TcpLinks::look() {
     tcp_info info{};
     socklen_t length = sizeof info;
     if (getsockopt(link.descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
+    // Closed by the other end, and not yet by this one.
+    if (info.tcpi_state != kEstablished) continue;
     LinkState state;
     state.rank = link.rank;
     state.remote = remote_of(link.name);

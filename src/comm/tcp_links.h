@@ -42,7 +42,7 @@ class Links {
   /// Has idle connections ask their other ends whether they are still there, every `interval`, and gives them
   /// up after `patience` without any answer.
   virtual void probe(std::chrono::seconds interval, std::chrono::seconds patience) = 0;
-  /// Of those that are still open.
+  /// Of those that are still open at both ends.
   virtual std::vector<LinkState> look() = 0;
 };
 

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace thinwire {
@@ -117,6 +118,14 @@ TEST(TcpLinks, ForgetsAConnectionThatWasClosed) {
   const Connection other;  // with the same descriptors
   EXPECT_TRUE(links.look().empty());
   links.probe(std::chrono::seconds(1), std::chrono::seconds(10));
+}
+
+TEST(TcpLinks, ForgetsAConnectionThatTheOtherEndHasClosed) {
+  const auto before = open_tcp_sockets();
+  Connection connection;
+  TcpLinks links(tcp_sockets_since(before));
+  close(std::exchange(connection.far, -1));
+  EXPECT_TRUE(links.look().empty());
 }
 
 }  // namespace

@@ -91,6 +91,7 @@ void WaitWatch::run() {
     const auto now = Clock::now();
     // When this process was frozen itself, that time says nothing about the others.
     const double elapsed = std::min(Seconds(now - last), 2 * period).count();
+    board_.time_passes(now - last, Seconds(elapsed), limits_.deadline);
     last = now;
     const std::uint64_t number = number_;
     const bool is_waiting = number % 2 == 1 && !ending_;
@@ -158,7 +159,6 @@ void WaitWatch::something_moves() {
 std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
   LongWait& wait = *long_wait_;
   std::vector<LinkState> states;
-  std::uint64_t moved = 0;
   double out_of_reach = 0;
   if (links_) {
     if (!std::exchange(probing_, true)) {
@@ -174,15 +174,12 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
   settled_ = settled_ || !std::all_of(states.begin(), states.end(), is_unknown) ||
              wait.waited >= kSettling * wait.limits.deadline.count();
   for (const LinkState& link : states) {
-    if (!settled_ || !is_unknown(link)) moved += link.moved;
     if (link.unanswered) out_of_reach = std::max(out_of_reach, link.since_answer);
   }
-  // The sum falls when a connection ends.
-  const bool has_moved = moved_ && moved > *moved_;
-  moved_ = moved;
+  const bool moves = has_moved(states);
   wait.in_trouble = out_of_reach > 0;
-  wait.unmoved = has_moved ? 0 : wait.unmoved + elapsed;
-  if (has_moved) {
+  wait.unmoved = moves ? 0 : wait.unmoved + elapsed;
+  if (moves) {
     something_moves();
   } else {
     wait.progress.nothing_for(elapsed);
@@ -193,8 +190,28 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
     board_.out_of_reach_for(out_of_reach);
   }
   // Others shall not end a wait that this rank still has hope for.
-  if (has_moved || wait.in_trouble) board_.announce_movement();
+  if (moves || wait.in_trouble) board_.announce_movement();
   return states;
+}
+
+/// Whether bytes had moved at the look before, on a connection that is still there. A rank that gives up sends
+/// a last few before it closes its connections, and those are no sign of life.
+bool WaitWatch::has_moved(const std::vector<LinkState>& links) {
+  LongWait& wait = *long_wait_;
+  std::map<std::string, std::uint64_t> moved;
+  for (const LinkState& link : links) {
+    if (!settled_ || !is_unknown(link)) moved.emplace(link.remote, link.moved);
+  }
+  const bool lasts = std::any_of(wait.moving.begin(), wait.moving.end(),
+                                 [&](const std::string& remote) { return moved.contains(remote); });
+  wait.moving.clear();
+  for (const auto& [remote, bytes] : moved) {
+    if (!moved_) break;
+    const auto before = moved_->find(remote);
+    if (before != moved_->end() && bytes > before->second) wait.moving.push_back(remote);
+  }
+  moved_ = std::move(moved);
+  return lasts;
 }
 
 /// A connection is given up when its other end has not answered for the deadline, nor one retransmission more:
@@ -269,7 +286,8 @@ std::optional<Ending> WaitWatch::judge() {
     if (auto ending = dead_links_ending()) return ending;
   }
   if (wait.others_gave_up) return Ending{"another rank has given up", {}};
-  if (wait.in_trouble) return std::nullopt;
+  // What has just moved counts at the next look.
+  if (wait.in_trouble || !wait.moving.empty()) return std::nullopt;
   const auto heard = board_.hear(limits.silence);
   const std::string silence = seconds_text(limits.silence);
   const bool is_elsewhere = options_.store_host >= 0 && options_.store_host != options_.rank;

@@ -10,6 +10,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -79,6 +80,7 @@ class WaitWatch {
   void forget();
   void look(double elapsed);
   std::vector<LinkState> look_at_links(double elapsed);
+  bool has_moved(const std::vector<LinkState>& links);
   void something_moves();
   void note_dead_links(const std::vector<LinkState>& links, double elapsed);
   std::optional<Ending> judge();
@@ -109,6 +111,7 @@ class WaitWatch {
     Silence progress;    ///< Since anything has moved, outages excused.
     double unmoved = 0;  ///< Since anything has moved on this rank's connections.
     bool in_trouble = false;
+    std::vector<std::string> moving;  ///< Connections on which bytes moved at the last look.
     bool others_gave_up = false;
     std::uint64_t movements = 0;
     std::uint64_t store_answers = 0;
@@ -123,8 +126,8 @@ class WaitWatch {
     std::uint32_t tries;     ///< When the deadline passed.
     double since_retry = 0;  ///< Seconds that an answer to one more has had.
   };
-  std::vector<Overdue> overdue_;  ///< Connections whose deadline has passed.
-  std::optional<std::uint64_t> moved_;
+  std::vector<Overdue> overdue_;                               ///< Connections whose deadline has passed.
+  std::optional<std::map<std::string, std::uint64_t>> moved_;  ///< Bytes, by the connection's other end.
   bool settled_ = false;  ///< Whose connections are whose is known by now, or will not be.
   bool probing_ = false;
 

@@ -26,6 +26,7 @@ struct FakeLinks final : Links {
     int moving_rank = -2;
     bool retries = true;  ///< What is not answered is sent again now and then.
     int looks = 0;
+    std::function<void(Script&)> at_look{};  ///< Changes something; called first, with the lock.
 
     void set(std::vector<LinkState> now) {
       std::lock_guard lock(mutex);
@@ -43,6 +44,7 @@ struct FakeLinks final : Links {
   std::vector<LinkState> look() override {
     std::lock_guard lock(script->mutex);
     ++script->looks;
+    if (script->at_look) script->at_look(*script);
     for (LinkState& state : script->states) {
       state.moved += script->moves || script->moving_rank == state.rank ? 1 : 0;
       // As a retransmission now and then.
@@ -324,6 +326,34 @@ TEST(WaitWatch, AConnectionThatEndsIsNoMovement) {
   EXPECT_TRUE(rank.watch->ends().has_value());
   // Were it movement, there would be ten looks from then on.
   EXPECT_LT(rank.script->seen(), 15);
+}
+
+TEST(WaitWatch, TheLastBytesOfAConnectionThatEndsAreNoMovement) {
+  Watched rank;
+  // A rank that gives up sends something before it closes, and a look may come between.
+  rank.script->at_look = [](FakeLinks::Script& script) {
+    if (script.looks == 7) script.states[1].moved += 48;
+    if (script.looks == 8) script.states.pop_back();
+  };
+  const auto ending = rank.wait(1, {Seconds(1), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "nothing arrived within 1 s");
+  EXPECT_LT(rank.script->seen(), 15);
+}
+
+TEST(WaitWatch, AHostOfTheStoreThatWasAwayIsNamedWhenItIsBack) {
+  Watched rank;  // rank 1 serves the store
+  rank.watch->begins(2, {Seconds(0.5), kNever, kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(2));
+  rank.store->freeze();
+  EXPECT_TRUE(eventually([&] { return rank.watch->ended(); }));
+  // While it was away rank 2 has given up, and gone.
+  EXPECT_TRUE(rank.watch->ends().has_value());
+  rank.boards[2].reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  rank.store->thaw();
+  rank.boards[0]->report({2}, Seconds(0.3), Seconds(1000));
+  EXPECT_EQ(rank.boards[0]->judge().culprits, Ranks{1});
 }
 
 TEST(WaitWatch, WhenAnotherRankHasGivenUpNobodyWaits) {

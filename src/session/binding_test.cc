@@ -113,6 +113,42 @@ Outcome run_flipped(const std::string& spec, std::uint64_t nth) {
   return outcome;
 }
 
+/// What rank 1 of three says where the nth message that it receives at the start is changed, and how many it has
+/// received.
+std::pair<std::string, std::uint64_t> start_flipped(std::uint64_t nth) {
+  std::pair<std::string, std::uint64_t> outcome;
+  const auto start = [&](Communicator& engine) {
+    Flipping communicator(engine);
+    Session session("dense", communicator);
+    session.add_bucket({{"matrix", 40}});
+    if (engine.rank() == 1) communicator.flip(nth);
+    try {
+      session.start();
+    } catch (const std::exception& error) {
+      if (engine.rank() == 1) outcome.first = error.what();
+      throw;
+    }
+    if (engine.rank() == 1) outcome.second = communicator.received();
+  };
+  try {
+    run_in_process(3, start, std::chrono::seconds(2));
+  } catch (const std::exception&) {
+    // outcome has it.
+  }
+  return outcome;
+}
+
+TEST(BindingStart, AFlippedBitIsAnErrorThatNamesItsSender) {
+  const auto [none, received] = start_flipped(0);
+  ASSERT_EQ(none, "");
+  ASSERT_GT(received, 0u);
+  for (std::uint64_t nth = 1; nth <= received; ++nth) {
+    const std::string error = start_flipped(nth).first;
+    EXPECT_NE(error.find("bytes changed on the way"), std::string::npos) << nth << ": " << error;
+    EXPECT_NE(error.find("(rank "), std::string::npos) << nth << ": " << error;
+  }
+}
+
 /// Zen measures the link first, by messages whose bytes mean nothing; with a given link it does not.
 std::string without_probes(const std::string& spec) {
   const std::size_t at = spec.rfind("zen");

@@ -120,6 +120,9 @@ void compare_configurations(Communicator& communicator, const Configuration& con
   std::transform(mine.begin(), mine.end(), hashes.begin(),
                  [](const std::string& text) { return hash_of(text); });
   std::vector<Hashes> all(static_cast<std::size_t>(communicator.size()));
+  // Its messages have checksums. Without them a rank that got a changed bit would ask the others for texts, and
+  // those know of no difference.
+  Exchange exchange(communicator, {.kind = "start"});
   communicator.all_gather(as_bytes(Span<const Hashes>(&hashes, 1)), as_writable_bytes(Span<Hashes>(all)));
   // Every rank finds the same one, so all take part in what follows.
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
@@ -137,6 +140,7 @@ void compare_configurations(Communicator& communicator, const Configuration& con
     }
     throw std::runtime_error(message + "; start all ranks alike");
   }
+  exchange.finish();
 }
 
 }  // namespace thinwire

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
+from thinwire._C import freezes_variance
 
 SIZES = (700, 33, 1200, 5)
 _C = ctypes.CDLL(None)
@@ -163,6 +164,8 @@ class Rank:
         self.applied = torch.zeros(sum(SIZES), dtype=torch.float64)
         self.done = start
         self.handle = None
+        self.optimizer = None  # an Adam, where a system freezes its variance
+        self.optimizer_done = start  # the steps that it has taken part in
         self.left_out = set()  # steps that were not finite
         self.last = None  # digest of the state at the end of the last whole step
         self.last_undelivered = None
@@ -174,13 +177,15 @@ class Rank:
         self.model = DistributedDataParallel(Given(), bucket_cap_mb=0.001)
         for position, weight in enumerate(self.model.module.weights):
             weight.register_hook(lambda gradient, position=position: self._in_backward(gradient, position))
+        if any(one and freezes_variance(one) for one in (plan.spec, plan.set_spec)):
+            self.optimizer = torch.optim.Adam(self.model.parameters())
         self.events.tell("ready", pid=os.getpid())
         self.events.await_ack()
         self.striker.at("register")
         resumed_after_set = plan.set_spec is not None and self.start > STEP_OF_SET
         spec = plan.set_spec if resumed_after_set else plan.spec
         self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes, deadline_seconds=self.deadline,
-                                        grad_scaler=NoScaler() if plan.fault == "overflow" else None)
+                                        optimizer=self.optimizer, grad_scaler=NoScaler() if plan.fault == "overflow" else None)
         if self.start:
             self._load()
         for step in range(self.start, self.steps):
@@ -211,6 +216,10 @@ class Rank:
         state = self.handle.state_dict()
         self.last = digest(state["values"])
         self.last_undelivered = undelivered(state["values"])
+        # The variance is frozen in earnest. What becomes of the parameters changes no gradient, see Given.
+        if self.optimizer is not None and step not in self.left_out:
+            self.optimizer.step()
+        self.optimizer_done = self.done
         if self.done % self.plan.every == 0 or self.done == self.steps:
             self.striker.at("save", step)
             self._save(state)
@@ -222,7 +231,8 @@ class Rank:
         partial = self._path(self.done) + ".partial"
         # At once: torch ends the process where a file cannot take more.
         buffer = io.BytesIO()
-        torch.save({"thinwire": state, "applied": self.applied, "step": self.done}, buffer)
+        optimizer = self.optimizer and self.optimizer.state_dict()
+        torch.save({"thinwire": state, "applied": self.applied, "step": self.done, "optimizer": optimizer}, buffer)
         with open(partial, "wb") as file:
             file.write(buffer.getvalue())
         os.rename(partial, self._path(self.done))
@@ -231,6 +241,8 @@ class Rank:
         self.striker.at("load")
         saved = torch.load(self._path(self.start))
         self.applied = saved["applied"]
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(saved["optimizer"])
         self.handle.load_state_dict(saved["thinwire"])
         if self.handle.step != self.start:
             raise RuntimeError(f"a state of step {self.start} was saved, and goes on at step {self.handle.step}")
@@ -259,7 +271,7 @@ class Rank:
         now = undelivered(state["values"]) if is_set else digest(state["values"])
         whole = now == (self.last_undelivered if is_set else self.last) and self.handle.step == self.done
         self.events.tell("inspected", step=self.handle.step, done=self.done, whole=whole)
-        if whole and not is_set:
+        if whole and not is_set and self.optimizer_done == self.done:
             self._save(state)
 
 

@@ -4,9 +4,10 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from judge import Verdict
+import trainer
+from judge import Verdict, sums_by_engine
 from keeper import Phase, RankEnd
-from plan import draw_plan
+from plan import WEIGHTS, draw_plan, refuses_scaler
 
 PORTS = {4000: 0, 4001: 1, 4002: 2}
 
@@ -49,4 +50,35 @@ violations, named = verdict_on(["", own, lost(2, 0)], "kill", "ddp", 2)
 assert named is False and violations[0].startswith("nobody named by rank 1"), violations
 violations, named = verdict_on(["", own, lost(2, 1)], "kill", "ddp", 1)
 assert violations[0].startswith("wrong rank named by rank 2"), violations
-print("ok     the campaign's names")
+
+# What a thread of torch's store client throws is no crash of ours, in the one place where it can.
+reset = "terminate called after throwing an instance of 'std::system_error'\n  what():  Connection reset by peer\n"
+for place, ends in (("register", []), ("step", ["crash"])):
+    plan = draw_plan(1, 1, 3.0, ["ddp"], ["kill"])
+    plan.world, plan.victim, plan.place, plan.at_step = 3, 0, place, 5
+    verdict = Verdict(plan, Phase([RankEnd(status=-9), RankEnd(status=-6, text=reset), RankEnd(status=1, text=lost(2, 0))], struck=True))
+    verdict.ends()
+    assert [one.split(":")[0] for one in verdict.violations if one.startswith("crash")] == ends, verdict.violations
+
+# What Gloo sums has no checksum of ours.
+plan = draw_plan(1, 1, 3.0, ["gloo"], ["flip"])
+plan.set_spec = None
+for spec, sums in (("ef_signsgd", False), ("whole:below=300:names=*+qsgd", True), ("warm_up:steps=2+qsgd", True),
+                   ("one_bit_adam:freeze=2", True), ("zero_one_adam:kappa=1", True), ("marsit:full_every=0", True)):
+    plan.spec = spec
+    assert sums_by_engine(plan) == sums, spec
+
+# A residual that one of two runs has not measured is not compared; one that both have is.
+known, unknown = {"model_hash": "1", "residual_norm": 2.0}, {"model_hash": "1", "residual_norm": None}
+assert trainer.is_same(known, unknown) and trainer.is_same(unknown, known) and trainer.is_same(known, known)
+assert not trainer.is_same(known, {**known, "residual_norm": 3.0}) and not trainer.is_same(known, {**unknown, "model_hash": "2"})
+
+# Plans that register refuses are not drawn.
+plans = [draw_plan(1, number, 3.0, ["ddp"], ["overflow"]) for number in range(2000)]
+assert not any(refuses_scaler(spec) for plan in plans for spec in (plan.spec, plan.set_spec) if spec)
+assert len({plan.spec for plan in plans}) > 50
+# The same number gives the same plan, and all faults are drawn.
+plans = [draw_plan(1, number, 3.0, ["ddp", "gloo"], list(WEIGHTS)) for number in range(500)]
+assert plans == [draw_plan(1, number, 3.0, ["ddp", "gloo"], list(WEIGHTS)) for number in range(500)]
+assert {plan.fault for plan in plans} == set(WEIGHTS)
+print("ok     the campaign's judge and plans")

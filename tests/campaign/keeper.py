@@ -56,6 +56,7 @@ class Phase:
     ports_before: Set[int] = dataclasses.field(default_factory=set)  # those of DDP's own connections
     hung: List[int] = dataclasses.field(default_factory=list)
     leaked: List[str] = dataclasses.field(default_factory=list)
+    alone: bool = False  # the stopped rank was left, and whoever waits for it as a parent, mpirun
     seconds: float = 0.0
 
     def ended_well(self) -> bool:
@@ -234,12 +235,22 @@ class Job:
                 return
             if self.running and all(self._frozen(ranks[0]) for ranks in self.running.values()):
                 return
+            if self._is_stopped() and self.plan.kind == "mpi" and self._others_are_gone():
+                self.phase.alone = True
+                return
             self._wait_a_little()
             self._reap()
 
+    def _is_stopped(self) -> bool:
+        return self.armed and self.plan.fault == "stop" and self.phase.struck
+
     def _frozen(self, rank: int) -> bool:
-        stopped = self.armed and self.plan.fault == "stop" and self.phase.struck
-        return stopped and rank == self.plan.victim and self.plan.kind != "mpi"
+        return self._is_stopped() and rank == self.plan.victim and self.plan.kind != "mpi"
+
+    def _others_are_gone(self) -> bool:
+        """Under mpirun, which reaps its ranks. A rank that is stopped after the others have left leaves nobody who could notice."""
+        pids = [one.pid for rank, one in enumerate(self.ends) if rank != self.plan.victim]
+        return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
     def _wait_a_little(self) -> None:
         ready, _, _ = select.select([*self.streams, *self.spoken], [], [], 0.02)

@@ -88,6 +88,16 @@ def contract_specs() -> List[str]:
         return re.findall(r'^    "([^"]+)",', header.read(), re.MULTILINE)
 
 
+def holds_variance(spec: str) -> bool:
+    """Whether the system has to be given an Adam."""
+    return re.search(r"one_adam|one_bit_adam", spec) is not None
+
+
+def refuses_scaler(spec: str) -> bool:
+    """Whether register refuses the spec with a GradScaler, which would divide its signs by the scale."""
+    return "demo" in spec and "sign=off" not in spec
+
+
 def _amount(fault: str, kind: str, draw: random.Random) -> int:
     return {
         "memory": lambda: draw.choice([0, 1 << 16, 1 << 20, 4 << 20]),
@@ -105,6 +115,11 @@ def _hold(fault: str, deadline: float, draw: random.Random) -> float:
     return deadline * draw.uniform(2.0, 2.5) if fault == "away" else 0.0
 
 
+def _set_after(specs: List[str], index: int) -> str:
+    """What a job is set to in mid-run."""
+    return specs[(index * 7 + 3) % len(specs)]
+
+
 def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults: List[str]) -> Plan:
     """The run of this number. The same arguments give the same plan."""
     draw = random.Random(f"{seed}/{number}")
@@ -114,6 +129,8 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     specs = TRAINED if kind == "train" else contract_specs()
     # Each system with one number of ranks for each seed, so that undisturbed runs serve many others.
     index = draw.randrange(len(specs))
+    while kind == "ddp" and fault == "overflow" and any(map(refuses_scaler, (specs[index], _set_after(specs, index)))):
+        index = draw.randrange(len(specs))
     world = 3 + (index + seed) % 3
     places = [place for place in PLACES[kind] if place in WHERE.get(fault, PLACES[kind])]
     if kind == "train":
@@ -127,6 +144,8 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
         at_step = draw.randint(every, STEPS - 1)
     if kind == "ddp" and at_step == 0 and fault in ("stop", "away", "cut"):
         at_step = 1  # before that step DDP sends its new buckets by its own group, whose waits have its own, long limit
+    if kind == "ddp" and fault == "overflow" and holds_variance(specs[index]):
+        at_step = max(at_step, 1)  # a step that is left out is none of Adam's, which needs one before its variance is frozen
     has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
     delay_us = draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000])
     return Plan(
@@ -134,7 +153,7 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
         place=place, at_step=at_step, at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=delay_us,
         amount=_amount(fault, kind, draw), hold=_hold(fault, deadline, draw), every=every, deadline=deadline,
         lanes=draw.choice([1, 2, 2, 3]),
-        set_spec=specs[(index * 7 + 3) % len(specs)] if has_set else None,
+        set_spec=_set_after(specs, index) if has_set else None,
     )
 
 

@@ -52,3 +52,8 @@ def result_of(folder: str) -> Dict[str, Any]:
         run = json.load(file)[0]
     return {**{key: run[key] for key in ("model_hash", "residual_norm", "residual_deviation", "ranks_agree")},
             "losses": [epoch["loss"] for epoch in run["epochs"]]}
+
+
+def is_same(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
+    """What one of them does not know is not compared: a job that resumes after its last step has taken none that measured residuals."""
+    return all(one[key] == other[key] or None in (one[key], other[key]) for key in one)
