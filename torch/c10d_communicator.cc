@@ -103,6 +103,10 @@ C10dCommunicator::~C10dCommunicator() {
   board_->leave(fault_grace(deadline()));
 }
 
+void C10dCommunicator::tell(const Verdict& verdict) {
+  if (board_) board_->tell(verdict);
+}
+
 void C10dCommunicator::check_memory(Memory memory) const {
   if (memory != Memory::host) {
     throw std::invalid_argument("the " + backend_ +
@@ -402,6 +406,7 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
   }
   const Verdict verdict =
       board_ ? board_->judge(ending.evidence) : Verdict{awaited, "there is no store to ask others"};
+  verdict_ = verdict;
   if (verdict.culprits.empty()) fail(-1, ending.what + "; " + verdict.reason);
   const bool one = verdict.culprits.size() == 1;
   const std::string how = verdict.alive ? (one ? " has not come" : " have not come")

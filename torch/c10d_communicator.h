@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "comm/fault_board.h"
 #include "thinwire/communicator.h"
 #include "torch/c10d_compat.h"
 
 namespace thinwire {
 
-class FaultBoard;
 class WaitWatch;
 struct Ending;
 
@@ -41,6 +41,10 @@ class C10dCommunicator : public Communicator {
   ~C10dCommunicator() override;
   /// The end does not wait for other ranks: something else of this process has failed.
   void leave_alone() { options_.leave_together = false; }
+  /// Whom this communicator has blamed when it failed; nobody where it has not.
+  const Verdict& verdict() const { return verdict_; }
+  /// Another communicator of this process has failed, and this one ends with it; see FaultBoard. For any thread.
+  void tell(const Verdict& verdict);
 
   std::string engine() const override { return backend_; }
 
@@ -96,6 +100,7 @@ class C10dCommunicator : public Communicator {
   std::string backend_;
   Options options_;
   bool failed_ = false;
+  Verdict verdict_;
   int exceptions_at_start_;
 };
 

@@ -32,6 +32,9 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicator
   for (auto& communicator : communicators) {
     tensor_sessions.push_back(std::make_unique<TensorSession>(std::move(communicator), options_.threads));
   }
+  board_.tell = [this](const Verdict& verdict) {
+    for (auto& lane : lanes_) lane->tensor_session().communicator().tell(verdict);
+  };
   for (auto& tensor_session : tensor_sessions) {
     lanes_.push_back(std::make_unique<DdpLane>(board_, std::move(tensor_session)));
     if (!device_group) continue;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "thinwire/errors.h"
+
 namespace thinwire {
 
 DdpLane::DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session)
@@ -47,7 +49,7 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   // Before anyone learns of it, so that a report taken after backward holds this step.
   lock.lock();
   if (error) {
-    board_.fail(error);
+    fail(error);
   } else {
     report.bucket = static_cast<std::uint32_t>(item.bucket.index);
     board_.reports[item.bucket.index] = report;
@@ -66,6 +68,27 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   lock.lock();
   if (error) board_.fail(error);
   busy_ = false;
+}
+
+/// With the lock held.
+void DdpLane::fail(const std::exception_ptr& error) {
+  const bool is_first = board_.failure == nullptr;
+  board_.fail(error);
+  if (!is_first) return;
+  const C10dCommunicator& communicator = tensor_session_->communicator();
+  try {
+    Verdict verdict = communicator.verdict();
+    try {
+      if (verdict.culprits.empty()) std::rethrow_exception(error);
+    } catch (const CommError& failure) {
+      if (failure.peer() >= 0) verdict.culprits = {failure.peer()};
+    } catch (...) {
+      verdict = {{communicator.rank()}, "it has ended with an error of its own"};
+    }
+    if (!verdict.culprits.empty()) board_.tell(verdict);
+  } catch (...) {
+    // No memory. The others find out for themselves.
+  }
 }
 
 /// With the lock at its beginning and end. What the session copies for the next step it copies here, while

@@ -6,12 +6,14 @@
 #include <cstddef>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "comm/fault_board.h"
 #include "thinwire/report.h"
 #include "torch/ddp_layout.h"
 #include "torch/tensor_session.h"
@@ -28,6 +30,9 @@ struct DdpBoard {
   std::vector<StepReport> reports;  // of each bucket's last step
   StepReport total;
   std::atomic<double> learning_rate{1};
+  /// Tells the ranks at the other ends of all lanes whom the first failure is laid to: this process ends with it,
+  /// and they would lay it to this rank.
+  std::function<void(const Verdict&)> tell;
 
   void fail(std::exception_ptr error) {
     if (!failure) failure = std::move(error);
@@ -79,6 +84,7 @@ class DdpLane {
   };
   void run();
   void take(DdpItem item, Lock& lock);
+  void fail(const std::exception_ptr& error);
   void end_step(DdpStepEnd& end, Lock& lock);
 
   DdpBoard& board_;

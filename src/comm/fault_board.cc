@@ -310,6 +310,16 @@ Verdict FaultBoard::judge(const Verdict& evidence) {
   return inquiry->verdict;
 }
 
+void FaultBoard::tell(const Verdict& verdict) {
+  post([shared = shared_, verdict] {
+    try {
+      Inquiry::conclude(*shared, verdict);
+    } catch (const std::exception&) {
+      // Ranks that ask find the store gone, too.
+    }
+  });
+}
+
 void FaultBoard::leave(Seconds patience) {
   const auto left = std::make_shared<std::atomic<bool>>(false);
   post([shared = shared_, left, patience] {

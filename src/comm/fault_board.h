@@ -110,6 +110,10 @@ class FaultBoard {
   /// With evidence a store that does not answer is waited for 1 s at most.
   Verdict judge(const Verdict& evidence = {});
 
+  /// This rank ends although nothing has failed here, since something else of its process has. Other ranks that
+  /// ask hear this verdict: they would blame this one, whose note stands still. Returns at once; for any thread.
+  void tell(const Verdict& verdict);
+
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
   /// earlier would cut off ranks that are still reading their last message.
   void leave(Seconds patience);

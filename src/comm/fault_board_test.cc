@@ -496,6 +496,15 @@ TEST(FaultBoard, AWaitingRankHearsThatAnotherHasConcluded) {
   EXPECT_TRUE(eventually([&] { return world.boards[0]->hear(kGrace).concluded; }));
 }
 
+TEST(FaultBoard, ARankThatEndsForAnotherReasonSaysWhoIsToBlame) {
+  World world(3);
+  world.boards[1]->tell({{2}, "its machine does not answer"});
+  EXPECT_TRUE(eventually([&] { return world.store->get("thinwire/fault/culprit").has_value(); }));
+  world.is_dead(1);
+  // Left to itself it would blame rank 1, which has closed its connections and is gone.
+  EXPECT_EQ(world.fails(0, {1}).get().culprits, Ranks{2});
+}
+
 TEST(FaultBoard, WhatBlamesNobodyIsToldToo) {
   World world(3);
   world.boards[0]->waits_for({2}, Seconds(0.05));
