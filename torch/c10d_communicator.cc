@@ -388,7 +388,9 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
   if (backend_ == "gloo") {
     // An engine's own collective does not say whom it awaited, but a broken connection does.
     const std::vector<int> broken = close_pairs();
-    if (awaited.empty() && broken.size() + 1 < static_cast<std::size_t>(size())) awaited = broken;
+    if (awaited.empty()) {
+      awaited = awaited_in_collective(broken, watch_ ? watch_->neighbours() : std::vector<int>(), size());
+    }
   }
   if (awaited.empty() && watch_) awaited = watch_->neighbours();
   if (board_) board_->report(awaited, grace, deadline());

@@ -80,6 +80,19 @@ TEST(SilentRanks, NearestFirst) {
   EXPECT_EQ(silent_ranks(3, {2, 1}, notes), (Ranks{2, 0}));
 }
 
+TEST(SilentRanks, InACollectiveThoseThatGaveUpFirstDoNotHideTheOneThatIsGone) {
+  // Rank 1 is frozen. Rank 3 gives up first and closes its connections, then rank 2, then rank 0.
+  const Ranks three = awaited_in_collective({}, {2, 0}, 4);
+  const Ranks two = awaited_in_collective({3}, {1, 3}, 4);
+  const Ranks zero = awaited_in_collective({2, 3}, {3, 1}, 4);
+  const Notes notes{failed(zero), std::nullopt, failed(two), failed(three)};
+  EXPECT_EQ(silent_ranks(3, three, notes), Ranks{1});
+  EXPECT_EQ(silent_ranks(2, two, notes), Ranks{1});
+  EXPECT_EQ(silent_ranks(0, zero, notes), Ranks{1});
+  // This rank's own network may be what is broken: that says nothing of the others.
+  EXPECT_EQ(awaited_in_collective({0, 1, 3}, {1, 3}, 4), (Ranks{1, 3}));
+}
+
 TEST(SilentRanks, CyclesEnd) {
   const Notes notes{failed({1}), failed({2}), failed({0})};
   for (int self = 0; self < 3; ++self) EXPECT_TRUE(silent_ranks(self, {(self + 1) % 3}, notes).empty());

@@ -113,6 +113,19 @@ ChainEnds follow_chain(int self, int size, const std::vector<int>& awaited, Note
   return ends;
 }
 
+/// Whom a rank awaited in a collective of the engine's own, which does not say: the ranks whose connections are
+/// broken, and its neighbours in the ring. Some may be broken only because their ranks have given up before: those
+/// await others, but not always the one that is gone.
+inline std::vector<int> awaited_in_collective(const std::vector<int>& broken,
+                                              const std::vector<int>& neighbours, int size) {
+  if (broken.size() + 1 >= static_cast<std::size_t>(size)) return neighbours;
+  std::vector<int> awaited = broken;
+  for (const int rank : neighbours) {
+    if (std::find(awaited.begin(), awaited.end(), rank) == awaited.end()) awaited.push_back(rank);
+  }
+  return awaited;
+}
+
 /// How long a rank may stay silent before it is blamed: a quarter of the deadline, within [1 s, 5 s].
 inline std::chrono::duration<double> fault_grace(std::chrono::duration<double> deadline) {
   return std::clamp(deadline / 4, std::chrono::duration<double>(1.0), std::chrono::duration<double>(5.0));
