@@ -9,9 +9,9 @@
 #include "apps/commands.h"
 #include "apps/engine.h"
 #include "apps/gradients/synthetic.h"
-#include "apps/link.h"
 #include "apps/output.h"
 #include "apps/simulation.h"
+#include "planner/link_text.h"
 #include "thinwire/registry.h"
 
 namespace thinwire::apps {

@@ -22,6 +22,7 @@ void add_systems_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 void add_simulate_command(CLI::App& app);
+void add_plan_command(CLI::App& app);
 void add_launch_command(CLI::App& app);
 
 }  // namespace thinwire::apps

@@ -151,6 +151,7 @@ class Launcher {
     if (number <= 0 || number == SIGCHLD) return;
     // The terminal sends Ctrl-C to the whole foreground group, the ranks included.
     if (info.si_code != SI_KERNEL) signal_all(number);
+    forwarded_ = number;
     if (stage_ == Stage::draining) stage_end_ = Clock::now();  // asked twice: no more patience
     fail(128 + number);
   }
@@ -170,12 +171,20 @@ class Launcher {
     if (WIFSTOPPED(how) || WIFCONTINUED(how)) return;
     child.ended = true;
     const int status = WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
-    if (status == 0 || stage_ != Stage::running) return;
-    if (WIFSIGNALED(how)) {
+    if (status == 0) return;
+    // A crash is told of whenever it comes. What the launcher ends itself is not.
+    if (WIFSIGNALED(how) && !sent(WTERMSIG(how))) {
       std::fprintf(stderr, "thinwire launch: rank %zu (process %d) was killed by signal %d (%s)\n", rank,
                    child.pid, WTERMSIG(how), strsignal(WTERMSIG(how)));
     }
     fail(status);
+  }
+
+  /// Whether the launcher itself may have ended a rank by that signal.
+  bool sent(int signal) const {
+    if (signal == forwarded_) return true;
+    if (stage_ == Stage::terminated) return signal == SIGTERM;
+    return stage_ == Stage::killed && (signal == SIGTERM || signal == SIGKILL);
   }
 
   /// The first failure decides the status; from then on the others' time is limited.
@@ -231,6 +240,7 @@ class Launcher {
   Stage stage_ = Stage::running;
   Clock::time_point stage_end_{};
   int status_ = 0;
+  int forwarded_ = 0;  // the signal that asked this process to end, and with it the ranks
 };
 
 int launch(const LaunchOptions& options) {

@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
   thinwire::apps::add_train_command(app);
   thinwire::apps::add_bench_command(app);
   thinwire::apps::add_simulate_command(app);
+  thinwire::apps::add_plan_command(app);
   thinwire::apps::add_systems_command(app);
   thinwire::apps::add_launch_command(app);
   int status = 0;

@@ -8,7 +8,7 @@
 #include <stdexcept>
 
 #include "apps/gradients/recorded.h"
-#include "apps/link.h"
+#include "planner/link_text.h"
 #include "thinwire/registry.h"
 
 namespace thinwire::apps {

@@ -220,8 +220,9 @@ class Bench {
         0);
     add("multiply_left, rank 4", time([&] { multiply_left(*executor_, shape, 4, matrix, left, right); }), 4,
         0);
-    add("apply_product, rank 4",
-        time([&] { apply_product(*executor_, shape, 4, left, right, other_.first(shape.elements()), {}); }),
+    add("apply_products, rank 4", time([&] {
+          apply_products(*executor_, shape, 4, {left, right}, {}, other_.first(shape.elements()), {});
+        }),
         4, 0);
   }
 

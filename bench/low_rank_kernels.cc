@@ -20,7 +20,7 @@ namespace thinwire {
 namespace {
 
 constexpr std::size_t kElements = 25'000'000;
-constexpr std::size_t kLargestRank = 8;
+constexpr std::size_t kLargestRank = 32;
 
 struct Data {
   std::vector<float> gradient, copy, left, right;
@@ -74,8 +74,33 @@ void apply(benchmark::State& state) {
   const auto elements = static_cast<double>(one.shape.elements());
   std::vector<float> gradient(one.shape.elements());
   against(state, "of_copy", copy_bandwidth, 12 * elements, elements, [&] {
-    apply_product(*data().executor, one.shape, one.rank, data().left, data().right, gradient, data().copy);
+    const Factors factors{data().left, data().right};
+    apply_products(*data().executor, one.shape, one.rank, factors, factors, gradient, data().copy);
   });
+}
+
+/// With a second product for the residual.
+void apply_both(benchmark::State& state) {
+  const Case one = case_of(state);
+  const auto elements = static_cast<double>(one.shape.elements());
+  std::vector<float> gradient(one.shape.elements());
+  const std::vector<float> own(data().right);
+  against(state, "of_copy", copy_bandwidth, 12 * elements, elements, [&] {
+    apply_products(*data().executor, one.shape, one.rank, {data().left, data().right}, {data().left, own},
+                   gradient, data().copy);
+  });
+}
+
+/// Of a left factor: its floats are what is counted.
+void orthonormal_columns(benchmark::State& state) {
+  const Case one = case_of(state);
+  const std::size_t floats = one.shape.rows * one.rank;
+  std::vector<float> left(floats);
+  against(state, "of_copy", copy_bandwidth, 8 * static_cast<double>(floats), static_cast<double>(floats),
+          [&] {
+            std::copy_n(data().left.begin(), floats, left.begin());
+            orthonormalise(one.shape.rows, one.rank, left);
+          });
 }
 
 #if THINWIRE_HAVE_BLAS
@@ -107,8 +132,8 @@ void left_product_blas(benchmark::State& state) {
 
 void cases(benchmark::internal::Benchmark* all) {
   all->UseManualTime()->Unit(benchmark::kMicrosecond)->MinTime(0.2);
-  for (const auto& [rows, columns] : {std::pair{64, 576}, {512, 4608}, {5000, 5000}}) {
-    for (const int rank : {1, 2, 4, 8}) all->Args({rows, columns, rank});
+  for (const auto& [rows, columns] : {std::pair{64, 576}, {512, 2048}, {512, 4608}, {5000, 5000}}) {
+    for (const int rank : {1, 2, 4, 8, 32}) all->Args({rows, columns, rank});
   }
 }
 
@@ -123,6 +148,8 @@ BENCHMARK(left_product)->Apply(cases);
 BENCHMARK(left_product_blas)->Apply(cases);
 #endif
 BENCHMARK(apply)->Apply(cases);
+BENCHMARK(apply_both)->Apply(cases);
+BENCHMARK(orthonormal_columns)->Apply(cases);
 
 }  // namespace
 }  // namespace thinwire

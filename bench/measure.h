@@ -42,8 +42,8 @@ void against(benchmark::State& state, const char* counter, double bound, double 
   state.counters["Melements/s"] = best / bytes * elements / 1e6;
 }
 
-/// memcpy from one array to the other: each byte is read once and written once. data(): has two vectors of floats,
-/// `gradient` and `copy`.
+/// memcpy from one array to the other: each byte is read once and written once. data(): has two vectors of
+/// floats, `gradient` and `copy`.
 template <auto& data>
 void measure_copy(benchmark::State& state) {
   const auto& source = data().gradient;

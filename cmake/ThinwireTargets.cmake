@@ -48,6 +48,12 @@ function(thinwire_test name)
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # their helpers share names
+  if(NOT TARGET unit_tests)
+    add_custom_target(unit_tests)  # what the sanitizers' build takes: all but those labelled unsanitized
+  endif()
+  if(NOT "unsanitized" IN_LIST arg_LABELS)
+    add_dependencies(unit_tests ${name})
+  endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")
 endfunction()

@@ -1,5 +1,5 @@
-// What the other ranks say of themselves at the start, made of any bytes: a session refuses with an error that
-// can be read, or starts.
+// What the other ranks say of themselves at the start, made of any bytes: a session refuses with an error
+// that can be read, or starts.
 
 #include <stdexcept>
 
@@ -10,8 +10,8 @@ namespace {
 
 using namespace thinwire;
 
-/// Every message that arrives is what is left of the input, over and over. A length, in eight bytes, is mostly
-/// below 4096: texts of megabytes take seconds.
+/// Every message that arrives is what is left of the input, over and over. A length, in eight bytes, is
+/// mostly below 4096: texts of megabytes take seconds.
 class Fed final : public Communicator {
  public:
   Fed(int rank, std::string bytes, bool short_texts)

@@ -1,5 +1,5 @@
-// Files of data sets, made of any bytes: a reader throws std::runtime_error, or returns examples of which every
-// label is one of the classes.
+// Files of data sets, made of any bytes: a reader throws std::runtime_error, or returns examples of which
+// every label is one of the classes.
 
 #include <unistd.h>
 

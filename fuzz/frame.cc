@@ -1,5 +1,5 @@
-// Any bytes, with a checksum that is right for them: read_frame_header either throws CorruptFrame or returns a
-// header whose every promise holds. With any other checksum the frame is refused.
+// Any bytes, with a checksum that is right for them: read_frame_header either throws CorruptFrame or returns
+// a header whose every promise holds. With any other checksum the frame is refused.
 
 #include "wire/frame.h"
 

@@ -124,8 +124,8 @@ class Attacker {
     }
   }
 
-  /// Whether a checksum covers whatever has changed: that of a frame, or the one that is a message behind its own.
-  /// Where two messages of a stream have changed, the second may be the first one's checksum.
+  /// Whether a checksum covers whatever has changed: that of a frame, or the one that is a message behind its
+  /// own. Where two messages of a stream have changed, the second may be the first one's checksum.
   bool all_protected() const {
     std::map<Stream, std::size_t> changed;
     for (const auto& [place, bytes] : damaged_) {

@@ -47,8 +47,8 @@ struct Attack {
 
 enum class Outcome { refused, right, wrong };
 
-/// What the rank makes of it: CorruptFrame or CommError, or a mean. Lets other errors out. protected_only: set to
-/// whether whatever was changed is part of a frame whose checksum covers it.
+/// What the rank makes of it: CorruptFrame or CommError, or a mean. Lets other errors out. protected_only:
+/// set to whether whatever was changed is part of a frame whose checksum covers it.
 Outcome replay(const Scenario& scenario, const Received& honest, const Attack& attack, bool& protected_only);
 
 }  // namespace thinwire::fuzz

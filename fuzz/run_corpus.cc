@@ -1,5 +1,6 @@
-// Stands in for libFuzzer where there is none: runs the target over every input of a folder. A file is an input,
-// and so is every beginning of it, since frames are cut short in real life; a file *.hex has one on each line.
+// Stands in for libFuzzer where there is none: runs the target over every input of a folder. A file is an
+// input, and so is every beginning of it, since frames are cut short in real life; a file *.hex has one on
+// each line.
 
 #include <cstdint>
 #include <cstdio>

@@ -1,5 +1,5 @@
-// A state whose checksum is right and whose entries are not: a session refuses it with an error and stays as it
-// was, or loads it, goes on, and saves again. The same for what changes states as a whole.
+// A state whose checksum is right and whose entries are not: a session refuses it with an error and stays as
+// it was, or loads it, goes on, and saves again. The same for what changes states as a whole.
 
 #include <cmath>
 #include <deque>

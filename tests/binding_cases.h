@@ -1,6 +1,6 @@
 #pragma once
-// Ranks that do not synchronize the same thing, with every system over a real engine: every rank gets an error that
-// says so, and none a mean.
+// Ranks that do not synchronize the same thing, with every system over a real engine: every rank gets an
+// error that says so, and none a mean.
 
 #include <cstring>
 #include <functional>

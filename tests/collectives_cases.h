@@ -50,6 +50,9 @@ class CollectivesCases {
     in_case(0, "many messages in flight", &CollectivesCases::many_in_flight);
     in_case(0, "misuse", &CollectivesCases::misuse);
     in_case(1000, "all_reduce_sum after misuse", &CollectivesCases::all_reduce_sum);
+    in_case(1000, "exchanges given up", &CollectivesCases::given_up);
+    in_case(1000, "all_reduce_sum after them", &CollectivesCases::all_reduce_sum);
+    in_case(0, "an exchange given up at the end", &CollectivesCases::begins_only);
   }
 
  private:
@@ -275,6 +278,34 @@ class CollectivesCases {
       refused("memory of a device", [&] { communicator_.send(peer, 1, on_device); });
     }
   }
+
+  /// What a rank does whose work failed before its first message.
+  void begin_and_give_up(std::uint32_t bucket) {
+    const Exchange exchange(communicator_, {.bucket = bucket, .step = 3, .elements = 10});
+  }
+
+  void whole_exchange(std::uint32_t bucket, std::size_t size) {
+    Exchange exchange(communicator_, {.bucket = bucket, .step = 3, .elements = 10});
+    std::vector<float> values(size, static_cast<float>(bucket));
+    communicator_.all_reduce_sum(values);
+    exchange.finish();
+    for (std::size_t i = 0; i < size; ++i) {
+      require_element(values[i] == static_cast<float>(bucket * world_), "sum of an exchange", i);
+    }
+  }
+
+  void given_up(std::size_t size) {
+    begin_and_give_up(1);
+    whole_exchange(1, size);  // the same again
+    if (communicator_.rank() == 0) begin_and_give_up(2);
+    whole_exchange(2, size);  // where only one rank had given up
+    begin_and_give_up(3);
+    whole_exchange(4, size);  // another one
+    if (communicator_.rank() == 0) begin_and_give_up(5);
+    whole_exchange(6, size);  // where only one rank had begun another
+  }
+
+  void begins_only(std::size_t) { begin_and_give_up(7); }
 
   Communicator& communicator_;
   std::size_t world_;

@@ -162,7 +162,9 @@ def main():
     victim = int(victim)
     if engine == "gloo":
         starter = os.path.abspath(starter)
-    ranks = [os.path.abspath(worker), engine, mode, *(str(seconds) for seconds in LIMITS[how])]
+    preload = os.environ.get("THINWIRE_TEST_PRELOAD")  # into the ranks: see slow_sockets.cc
+    slowed = ["env", f"LD_PRELOAD={preload}"] if preload else []
+    ranks = [*slowed, os.path.abspath(worker), engine, mode, *(str(seconds) for seconds in LIMITS[how])]
     if engine == "gloo":
         command = [starter, "launch", "-n", str(RANKS), "--", *ranks]
     else:

@@ -43,8 +43,8 @@ inline bool is_frame(Span<const std::byte> message) {
   return magic == FrameHeader::kMagic;
 }
 
-/// Changes the field of a header that `at` names. Fields: type, flags, bucket, sender, step, first, count, payload
-/// length, workers, width.
+/// Changes the field of a header that `at` names. Fields: type, flags, bucket, sender, step, first, count,
+/// payload length, workers, width.
 inline void damage_field(Span<std::byte> header, std::size_t at, std::uint64_t value) {
   struct Field {
     std::size_t at;

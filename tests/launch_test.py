@@ -77,6 +77,18 @@ check("first failure's status", shell(2, "[ $RANK = 0 ] || exit 7").returncode =
 killed = shell(2, "[ $RANK = 0 ] || kill -9 $$")
 check("128 + signal", killed.returncode == 137, killed)
 check("says who was killed", re.search(r"rank 1 .* was killed by signal 9", killed.stderr), killed)
+# By its parent, which is the launcher, a rank sees that the one before it is gone.
+crashed = shell(
+    3,
+    """[ $RANK = 0 ] && exit 3
+    while [ $(cat /proc/$PPID/task/$PPID/children | wc -w) -gt 2 ]; do sleep 0.05; done
+    [ $RANK = 1 ] && sleep 1000
+    kill -SEGV $$""",
+    "--grace",
+    "2",
+)
+check("says who crashed after another's failure", re.search(r"rank 2 .* was killed by signal 11", crashed.stderr), crashed)
+check("the first failure's status all the same", crashed.returncode == 3, crashed)
 
 unknown = launch("-n", "2", "--", "no-such-command")
 check("unknown command", unknown.returncode == 127 and len(unknown.stderr.splitlines()) == 1, unknown)
@@ -98,17 +110,20 @@ def interrupted(number, script):
     process = subprocess.Popen(
         [THINWIRE, "launch", "-n", "2", "--grace", "5", "--", "sh", "-c", script],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     pids = [process.stdout.readline().strip() for _ in range(2)]
     process.send_signal(number)
-    return process.wait(HANG), pids
+    errors = process.communicate(timeout=HANG)[1]
+    return process.returncode, pids, errors
 
 
 for number in (signal.SIGINT, signal.SIGTERM):
-    status, pids = interrupted(number, "echo $$; exec sleep 1000")
+    status, pids, errors = interrupted(number, "echo $$; exec sleep 1000")
     check(f"forwards {number.name}", status == 128 + number and all_gone(pids), status)
-_, pids = interrupted(signal.SIGKILL, "echo $$; exec sleep 1000")
+    check(f"{number.name} is no crash", not errors, errors)
+_, pids, _ = interrupted(signal.SIGKILL, "echo $$; exec sleep 1000")
 check("ranks end with a killed launcher", all_gone(pids), pids)
 
 if failures:

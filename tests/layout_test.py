@@ -97,6 +97,12 @@ def documents_are_held_to_their_width_and_links():
                               "docs/b.md:4: ../README.md#nothing: README.md has no such heading"]
 
 
+def comments_are_held_to_their_width():
+    code, comment = "x" * 120 + ";", "// " + "x" * 107
+    assert findings({"src/wire/a.h": f"{code}\n{comment}\n"}) == []
+    assert findings({"src/wire/a.h": f"{comment}\n  {comment}\n"}) == ["src/wire/a.h:2: a comment of 112 columns, the most is 110"]
+
+
 long_functions_are_found()
 tables_are_not_functions()
 what_cannot_be_measured_is_said()
@@ -104,3 +110,4 @@ exceptions_that_are_not_needed_are_found()
 full_folders_are_found()
 upward_includes_are_found()
 documents_are_held_to_their_width_and_links()
+comments_are_held_to_their_width()

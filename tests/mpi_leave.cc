@@ -1,5 +1,5 @@
-// Three ranks under mpirun that leave, of which rank 1 is stopped: mpi_leave before|within. before: when it has yet
-// to come to its end; within: in MPI_Finalize, when all have come. Nobody may wait for it for ever.
+// Three ranks under mpirun that leave, of which rank 1 is stopped: mpi_leave before|within. before: when it
+// has yet to come to its end; within: in MPI_Finalize, when all have come. Nobody may wait for it for ever.
 
 #include <signal.h>
 

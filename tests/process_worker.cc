@@ -8,6 +8,7 @@
 //   casq          a session's steps with casq in a loop until something fails
 //                 In these three a rank that gets SIGUSR1 is busy by itself until SIGUSR2. Every rank says
 //                 "rank r went on at N" after a step that took longer than a second.
+//   broken-pipe   writes to a connection that has no other end, which is an error and not the process's end
 //   reopen        two runs on the engine in one process
 //   golden        prints the lines of golden_cases.h, each after "golden "
 //                 (ENGINE may be threads then, with WORLD_SIZE ranks)
@@ -19,6 +20,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -131,6 +133,15 @@ void give_up_a_message(Communicator& communicator) {
   }
 }
 
+void write_to_nobody() {
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+  close(ends[0]);
+  const bool refused = write(ends[1], "x", 1) == -1 && errno == EPIPE;
+  close(ends[1]);
+  if (!refused) throw std::runtime_error("a write that nobody can read gave no error");
+}
+
 void work(Communicator& communicator, const std::string& mode) {
   const int rank = communicator.rank();
   if (mode == "golden") {
@@ -152,6 +163,8 @@ void work(Communicator& communicator, const std::string& mode) {
     thinwire::testing::check_wrong_size(communicator, 4, 100'000);
   } else if (mode == "abandoned") {
     give_up_a_message(communicator);
+  } else if (mode == "broken-pipe") {
+    write_to_nobody();
   } else if (mode == "reduce") {
     reduce_for_ever(communicator);
   } else if (mode == "ring") {
@@ -190,6 +203,7 @@ int main(int argc, char** argv) {
   options.deadline_seconds = argc > 3 ? std::atof(argv[3]) : 30;
   const double silence_seconds = argc > 4 ? std::atof(argv[4]) : 0;
   listen_to_signals();
+  if (mode == "broken-pipe") signal(SIGPIPE, SIG_DFL);  // whatever this process has inherited
   try {
     for (int run = 0; run < (mode == "reopen" ? 2 : 1); ++run) {
       thinwire::apps::run_on_engine(options, [&](Communicator& communicator) {

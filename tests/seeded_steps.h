@@ -1,5 +1,6 @@
 #pragma once
-// Steps of a session whose gradients follow from rank and step alone: for tests and fuzzers of whole exchanges.
+// Steps of a session whose gradients follow from rank and step alone: for tests and fuzzers of whole
+// exchanges.
 
 #include <cstddef>
 #include <cstdint>

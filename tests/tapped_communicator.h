@@ -1,5 +1,6 @@
 #pragma once
-// An engine with a tap: every message that one rank receives can be seen, and changed, before the rank sees it.
+// An engine with a tap: every message that one rank receives can be seen, and changed, before the rank sees
+// it.
 
 #include <cstddef>
 #include <deque>

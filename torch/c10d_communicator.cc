@@ -81,6 +81,7 @@ C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d_compat::Group> group,
       backend_(group_->getBackendName()),
       options_(std::move(options)),
       exceptions_at_start_(std::uncaught_exceptions()) {
+  survive_broken_connections();
   if (store) open_board(std::move(store));
 }
 

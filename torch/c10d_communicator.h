@@ -43,7 +43,8 @@ class C10dCommunicator : public Communicator {
   void leave_alone() { options_.leave_together = false; }
   /// Whom this communicator has blamed when it failed; nobody where it has not.
   const Verdict& verdict() const { return verdict_; }
-  /// Another communicator of this process has failed, and this one ends with it; see FaultBoard. For any thread.
+  /// Another communicator of this process has failed, and this one ends with it; see FaultBoard. For any
+  /// thread.
   void tell(const Verdict& verdict);
 
   std::string engine() const override { return backend_; }

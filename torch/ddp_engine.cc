@@ -207,6 +207,7 @@ void DdpEngine::conclude_step(Lock& lock) {
 
 void DdpEngine::end_step(DdpStepEnd end) {
   end.lanes = lanes_.size();
+  end.first = lanes_[0].get();
   gave_up_ = end.abandoned;
   const auto shared = std::make_shared<DdpStepEnd>(std::move(end));
   for (auto& lane : lanes_) lane->push(shared);
@@ -266,6 +267,14 @@ bool DdpEngine::variance_is_frozen() const {
 std::uint64_t DdpEngine::step() const {
   const Lock lock(board_.mutex);
   return sessions_.step();
+}
+
+std::string DdpEngine::explain() {
+  Lock lock(board_.mutex);
+  settle(lock);
+  // It decides for all lanes.
+  const Session* session = lanes_[0]->session();
+  return session == nullptr ? "" : session->explain();
 }
 
 std::string DdpEngine::report() const {

@@ -81,13 +81,18 @@ class DdpEngine {
   /// has begun: until then everything is as at the end of the step before it.
   std::uint64_t step() const;
 
+  /// What the systems decided by themselves and why, a line for each decision,
+  /// waits for a step that is under way. See Synchronizer::explain.
+  std::string explain();
+
   /// {"buckets": [last step's report of each], "last_step": sums over them, "total": sums over steps}, as
   /// JSON.
   std::string report() const;
   /// `device` is the one that compresses the bucket; nullopt for the CPU.
   std::vector<DdpLayout> buckets() const;
 
-  /// Every rank's bytes in order of rank, between steps: see gather_bytes(). Bound to the step, as buckets are.
+  /// Every rank's bytes in order of rank, between steps: see gather_bytes(). Bound to the step, as buckets
+  /// are.
   /// kind: what they are, for messages. Collective; an error ends the engine's steps.
   std::vector<std::string> gather(std::string_view kind, std::string_view mine, std::size_t longest);
 

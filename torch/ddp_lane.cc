@@ -95,6 +95,7 @@ void DdpLane::fail(const std::exception_ptr& error) {
 /// the optimizer and forward are at work.
 void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
   ending_ = true;
+  if (this == end.first && end.lanes > 1 && session() != nullptr) end.decisions = session()->decisions();
   ++end.arrived;
   board_.changed.notify_all();
   board_.changed.wait(lock, [&] { return end.arrived == end.lanes; });
@@ -103,7 +104,10 @@ void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
   lock.unlock();
   std::exception_ptr error;
   try {
-    if (session() != nullptr) tensor_session_->end_step(ended, counts, end.unused);
+    if (session() != nullptr) {
+      tensor_session_->end_step(ended, counts, end.unused);
+      if (ended && counts && this != end.first) session()->follow(end.decisions);
+    }
   } catch (...) {
     error = std::current_exception();
   }

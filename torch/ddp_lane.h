@@ -30,14 +30,16 @@ struct DdpBoard {
   std::vector<StepReport> reports;  // of each bucket's last step
   StepReport total;
   std::atomic<double> learning_rate{1};
-  /// Tells the ranks at the other ends of all lanes whom the first failure is laid to: this process ends with it,
-  /// and they would lay it to this rank.
+  /// Tells the ranks at the other ends of all lanes whom the first failure is laid to: this process ends with
+  /// it, and they would lay it to this rank.
   std::function<void(const Verdict&)> tell;
 
   void fail(std::exception_ptr error) {
     if (!failure) failure = std::move(error);
   }
 };
+
+class DdpLane;
 
 /// The end of a step, which all lanes come to before any of them ends its session's: it counts in all of them
 /// or in none.
@@ -46,6 +48,8 @@ struct DdpStepEnd {
   std::size_t arrived = 0;
   bool abandoned = false;           // backward did not come to its end
   std::vector<std::string> unused;  // parameters that take no part, see Session::leave_out
+  const DdpLane* first = nullptr;   // whose session decides for all, see Session::follow
+  std::vector<std::vector<float>> decisions;
 };
 
 class DdpLane {

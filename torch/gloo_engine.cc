@@ -341,6 +341,7 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
     throw std::invalid_argument("GLOO_SOCKET_IFNAME=" + interface +
                                 ": this machine has no such network interface");
   }
+  survive_broken_connections();
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(deadline);
   const StorePointer server = open_store(environment, end, deadline);
   const StorePointer store = keys_of(environment, server);

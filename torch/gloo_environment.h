@@ -34,9 +34,11 @@ struct GlooEnvironment {
 
 /// MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME -> a communicator over Gloo with that
 /// deadline. Collective. Throws std::invalid_argument as read() does; std::runtime_error, within the deadline
-/// and a few seconds, when the port is taken, the master cannot be reached or serves another job, ranks do not
-/// join or leave while connections are opened (naming them), or torch was built without Gloo. The rendezvous
-/// that rank 0 serves listens on loopback alone where MASTER_ADDR is a loopback address.
+/// and a few seconds, when the port is taken, the master cannot be reached or serves another job, ranks do
+/// not join or leave while connections are opened (naming them), or torch was built without Gloo. The
+/// rendezvous that rank 0 serves listens on loopback alone where MASTER_ADDR is a loopback address. The
+/// process ignores SIGPIPE afterwards, unless it has a handler of its own: Gloo writes to connections that a
+/// dead rank has left.
 std::unique_ptr<Communicator> open_gloo_from_environment(std::chrono::duration<double> deadline);
 
 }  // namespace thinwire

@@ -1,6 +1,6 @@
 #pragma once
-// c10d's store listens on every interface, whatever address it is given, and offers no way to say otherwise in
-// all versions that are supported.
+// c10d's store listens on every interface, whatever address it is given, and offers no way to say otherwise
+// in all versions that are supported.
 
 namespace thinwire {
 

@@ -26,6 +26,7 @@
 #include "torch/c10d_compat.h"
 #include "torch/ddp_engine.h"
 #include "torch/loopback_listener.h"
+#include "torch/python_plan.h"
 #include "torch/start_watch.h"
 
 namespace py = pybind11;
@@ -151,8 +152,8 @@ std::exception_ptr in_one_line(const std::exception_ptr& error) {
   }
 }
 
-/// Ends a torch.futures.Future with an error, as C++ does. What Python sets DDP does not take for one; and what a
-/// hook raises reaches the user among the frames of everybody who called it.
+/// Ends a torch.futures.Future with an error, as C++ does. What Python sets DDP does not take for one; and
+/// what a hook raises reaches the user among the frames of everybody who called it.
 void fail_future(const py::object& future, const std::string& text) {
   const Future plain = future.cast<torch::jit::PythonFutureWrapper&>().fut;
   const py::gil_scoped_release release;
@@ -338,6 +339,7 @@ void add_systems(py::module& module) {
   module.def("systems", &systems);
   module.def("freezes_variance",
              [](const std::string& spec) { return builtin_registry().freezes_variance(spec); });
+  add_plan(module);
 }
 
 /// What opening connections needs.
@@ -353,6 +355,8 @@ void add_start(py::module& module) {
   });
   module.def("restrict_to_loopback", &restrict_to_loopback);
   module.def("missing_keys", &missing_keys);
+  module.def("open_tcp_sockets", &open_tcp_sockets);
+  module.def("tcp_sockets_since", &tcp_sockets_since);
 }
 
 }  // namespace
@@ -387,6 +391,9 @@ PYBIND11_MODULE(_C, module) {
       .def("variance_is_frozen", [](PythonEngine& self) { return self.engine().variance_is_frozen(); })
       .def("step", [](PythonEngine& self) { return self.engine().step(); })
       .def("report", [](PythonEngine& self) { return self.engine().report(); })
+      .def(
+          "explain", [](PythonEngine& self) { return self.engine().explain(); },
+          py::call_guard<py::gil_scoped_release>())
       .def("gather", &PythonEngine::gather)
       .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
@@ -395,8 +402,6 @@ PYBIND11_MODULE(_C, module) {
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
   module.attr("longest_deadline_seconds") = thinwire::Communicator::kLongestDeadlineSeconds;
-  module.def("open_tcp_sockets", &thinwire::open_tcp_sockets);
-  module.def("tcp_sockets_since", &thinwire::tcp_sockets_since);
   thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
   module.def("replica_difference", &thinwire::replica_difference);

@@ -42,8 +42,8 @@ class StartWatch {
   std::unique_ptr<FaultBoard> board_;
 };
 
-/// Gives a Gloo group kGlooTimeout, which was opened with a shorter limit so that opening it ends. False where
-/// this build does not reach into the group; its limit is then what it was.
+/// Gives a Gloo group kGlooTimeout, which was opened with a shorter limit so that opening it ends. False
+/// where this build does not reach into the group; its limit is then what it was.
 bool lengthen_gloo_timeout(c10d_compat::Group& group);
 
 }  // namespace thinwire

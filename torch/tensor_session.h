@@ -19,7 +19,8 @@ namespace thinwire {
 
 /// Float32 in host memory goes into the session as it is, and so does float32 on the session's device. Halves
 /// go through a float32 copy, and what lies on a device that the session does not have through pinned host
-/// memory. What no system takes, and halves of which only the sum is wanted, is summed past the session. All calls of a step are made by one thread.
+/// memory. What no system takes, and halves of which only the sum is wanted, is summed past the session. All
+/// calls of a step are made by one thread.
 class TensorSession {
  public:
   /// threads: for the kernels that convert types.
@@ -42,8 +43,8 @@ class TensorSession {
   /// The bucket's mean over ranks, as DdpDone gets it. Collective.
   at::Tensor synchronize(const DdpBucket& bucket, StepReport& report);
 
-  /// Ends the session's step, see Session::next_step; one that failed somewhere, or was given up, is undone and
-  /// has not `ended`. unused: names of parameters that take no part in it.
+  /// Ends the session's step, see Session::next_step; one that failed somewhere, or was given up, is undone
+  /// and has not `ended`. unused: names of parameters that take no part in it.
   void end_step(bool ended, bool counts, const std::vector<std::string>& unused);
 
   /// Makes the stream on which synchronize() computes the device's current one. Nothing for host memory.
@@ -53,7 +54,8 @@ class TensorSession {
   void synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report);
   void synchronize_on_device(const DdpBucket& bucket, StepReport& report);
   at::Tensor synchronize_rows(const DdpBucket& bucket, StepReport& report);
-  /// Whether the bucket is summed past the session: no system takes its type, or `dense` would only add it up.
+  /// Whether the bucket is summed past the session: no system takes its type, or `dense` would only add it
+  /// up.
   bool is_summed_plainly(const DdpBucket& bucket) const;
   void sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report);
 

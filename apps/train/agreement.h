@@ -33,8 +33,8 @@ std::uint64_t hash_model(const Model& model);
 /// differs from rank 0's, with `when` saying at which point.
 std::uint64_t require_agreement(const Model& model, Communicator& communicator, const std::string& when);
 
-/// Compares hashes of all parameters' bits and of `step`. Collective. Throws std::runtime_error on every rank,
-/// naming the ranks that differ from most others.
+/// Compares hashes of all parameters' bits and of `step`. Collective. Throws std::runtime_error on every
+/// rank, naming the ranks that differ from most others.
 void require_same_parameters(const Model& model, std::uint64_t step, Communicator& communicator);
 
 }  // namespace thinwire::train

@@ -41,8 +41,8 @@ void HeldVariance::require_variance(OptimizerKind optimizer, const std::string& 
       fmt::format("--sync {}: it freezes Adam's variance, and SGD has none; give --optimizer adamw", spec));
 }
 
-/// AMSGrad's maximum is what the step divides by. It is given the variance, and the second moment a value that is the
-/// smaller one whatever is added to it.
+/// AMSGrad's maximum is what the step divides by. It is given the variance, and the second moment a value
+/// that is the smaller one whatever is added to it.
 void HeldVariance::step(torch::optim::Optimizer& optimizer, bool frozen) {
   if (!frozen && frozen_steps_ == 0) {
     optimizer.step();

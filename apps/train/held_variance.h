@@ -11,13 +11,13 @@ namespace thinwire::train {
 
 class HeldVariance {
  public:
-  /// Throws std::invalid_argument where `spec` freezes a variance (Synchronizer::freezes_variance) and the optimizer has
-  /// none.
+  /// Throws std::invalid_argument where `spec` freezes a variance (Synchronizer::freezes_variance) and the
+  /// optimizer has none.
   static void require_variance(OptimizerKind optimizer, const std::string& spec);
 
-  /// One step of `optimizer`. frozen: the second moment of an AdamW stays what it is to the last bit, and is corrected
-  /// as in the last step in which it moved. In later steps in which it moves both moments are corrected for the steps
-  /// in which it moved.
+  /// One step of `optimizer`. frozen: the second moment of an AdamW stays what it is to the last bit, and is
+  /// corrected as in the last step in which it moved. In later steps in which it moves both moments are
+  /// corrected for the steps in which it moved.
   void step(torch::optim::Optimizer& optimizer, bool frozen);
 
   /// Steps in which it stood still: part of a checkpoint.

@@ -182,6 +182,7 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"residual_deviation", number_or_null(result.residual_deviation)},
           {"ranks_agree", result.ranks_agree},
           {"model_hash", fmt::format("{:016x}", result.model_hash)},
+          {"explanation", result.explanation.empty() ? Json(nullptr) : Json(result.explanation)},
           {"failure", result.failure.empty() ? Json(nullptr) : Json(result.failure)},
           {"epochs", epochs_to_json(result.epochs)},
           {"test_accuracy", done ? Json(result.epochs.back().test_accuracy) : Json(nullptr)}};

@@ -94,7 +94,8 @@ struct RunResult {
   double residual_deviation = -1;
   std::uint64_t model_hash = 0;
   bool ranks_agree = false;
-  std::string failure;  ///< Why training ended early; empty if it did not.
+  std::string explanation;  ///< What the systems decided by themselves, see Session::explain.
+  std::string failure;      ///< Why training ended early; empty if it did not.
 };
 
 /// The name without options: "marsit", "block_top_k+s2_reducer", "rows=zen,dense=marsit".

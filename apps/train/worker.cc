@@ -125,6 +125,8 @@ RunResult Worker::run() {
   result_.model_hash = require_agreement(*model_, communicator_, job_.spec + " at the end");
   result_.ranks_agree = true;
   result_.costs = gather(communicator_, costs_);
+  result_.explanation = session_.explain();
+  if (progress_ && !result_.explanation.empty()) progress_->note(result_.explanation);
   if (!step_seconds_.empty()) {
     const std::vector<double> medians = gather(communicator_, median(step_seconds_));
     const std::vector<double> minima =

@@ -109,8 +109,8 @@ class Communicator {
   /// Names the work under way in the errors thrown from now on.
   void set_context(std::uint32_t bucket, std::uint64_t step);
 
-  /// All that is sent and received from now on belongs to `call`, until end_exchange() or abandon_exchange(): see
-  /// Exchange, which calls them. Not collective.
+  /// All that is sent and received from now on belongs to `call`, until end_exchange() or abandon_exchange():
+  /// see Exchange, which calls them. Not collective.
   void begin_exchange(const ExchangeCall& call);
   void end_exchange();
   void abandon_exchange() noexcept { stage_ = Stage::outside; }
@@ -119,8 +119,8 @@ class Communicator {
   Pending send_guard(int peer, Tag tag, Span<const std::byte> bytes);
   /// Bytes sent so far that guard others: stamps of exchanges, checksums of collectives.
   std::uint64_t guard_bytes() const { return guard_bytes_; }
-  /// Whether collectives send a checksum (CRC-32C, 4 bytes) behind each of their messages: in an exchange, where the
-  /// engine moves bytes over a network. The same on all ranks.
+  /// Whether collectives send a checksum (CRC-32C, 4 bytes) behind each of their messages: in an exchange,
+  /// where the engine moves bytes over a network. The same on all ranks.
   bool seals() const { return stage_ == Stage::bound && size_ > 1 && may_lose_bits(); }
   /// Throws CorruptFrame, naming the peer, bucket and step, unless `seal` is the checksum of what arrived.
   void check_seal(int peer, Span<const std::byte> arrived, std::uint32_t seal) const;
@@ -148,9 +148,9 @@ class Communicator {
   /// engine's own complaint as CommError) in wait().
   Pending receive(int peer, Tag tag, Span<std::byte> bytes);
 
-  // --- Collectives: every rank calls the same ones in the same order with the same sizes. In an exchange that is
-  // checked before anything is sent. Errors beside those of send() and receive(): CorruptFrame for bytes that
-  // changed on the way, in collectives that are not the engine's own.
+  // --- Collectives: every rank calls the same ones in the same order with the same sizes. In an exchange
+  // that is checked before anything is sent. Errors beside those of send() and receive(): CorruptFrame for
+  // bytes that changed on the way, in collectives that are not the engine's own.
 
   /// values[i] becomes the sum over ranks, bit-identical on all ranks. Ring bound: 2 (W-1)/W * 4 n bytes
   /// sent. Values on a device: only where reduces() says so, with send()'s conditions.
@@ -193,8 +193,9 @@ class Communicator {
 
   /// False: messages stay in this process's memory and need no checksum.
   virtual bool may_lose_bits() const { return true; }
-  /// For an engine's own collectives, before anything else: where an exchange has begun and nothing of it was sent,
-  /// finds out whether all ranks make the same call. Collective then. Throws CommError on every rank if not.
+  /// For an engine's own collectives, before anything else: where an exchange has begun and nothing of it was
+  /// sent, finds out whether all ranks make the same call. Collective then. Throws CommError on every rank if
+  /// not.
   void bind_exchange() {
     if (stage_ == Stage::announced) compare_calls();
   }
@@ -233,10 +234,10 @@ class Communicator {
   Span<std::byte> scratch(std::size_t bytes);
 };
 
-/// Binds everything that is exchanged while it lives to one call. Before the first message the ranks compare what they
-/// call, by a stamp of 20 bytes that goes to at most seven ranks in each of ceil(log8 W) hops. Where any two differ,
-/// every rank gets a CommError that names who differs in what, and nothing is added up; so no rank hands out a mean of
-/// different buckets, steps, sizes or parameters.
+/// Binds everything that is exchanged while it lives to one call. Before the first message the ranks compare
+/// what they call, by a stamp of 20 bytes that goes to at most seven ranks in each of ceil(log8 W) hops.
+/// Where any two differ, every rank gets a CommError that names who differs in what, and nothing is added up;
+/// so no rank hands out a mean of different buckets, steps, sizes or parameters.
 class Exchange {
  public:
   /// Not collective. call.first_name lives as long as the exchange.

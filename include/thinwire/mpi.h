@@ -27,10 +27,10 @@ std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm group);
 
 /// Initialises MPI and finalises it at the end, unless a rank has failed. One per process.
 ///
-/// MPI_Finalize waits for all ranks, without a limit of its own. So the destructor first waits for them as any
-/// blocking call does. When one does not come within the deadline, the destructor says so on stderr and leaves
-/// MPI unfinalised, and mpirun then ends all ranks. A rank that is stopped later still makes MPI_Finalize wait;
-/// where that takes longer than the deadline, the process says so and ends with status 1.
+/// MPI_Finalize waits for all ranks, without a limit of its own. So the destructor first waits for them as
+/// any blocking call does. When one does not come within the deadline, the destructor says so on stderr and
+/// leaves MPI unfinalised, and mpirun then ends all ranks. A rank that is stopped later still makes
+/// MPI_Finalize wait; where that takes longer than the deadline, the process says so and ends with status 1.
 class MpiWorld {
  public:
   /// Uses MPI as it is where it was initialised elsewhere. Throws

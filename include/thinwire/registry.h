@@ -65,11 +65,26 @@ class Options {
   std::vector<std::pair<std::string, std::string>> values_;
 };
 
-/// What a stage wraps.
+/// A spec turned into something that runs.
+struct Pipeline {
+  std::string spec;  ///< Canonical: all options with their values, in declared order.
+  std::unique_ptr<Synchronizer> synchronizer;
+  bool feedback = false;
+  bool lossless = false;
+  bool undoes_steps = false;    ///< By keep_step() and undo_step(): true for all parts that have state.
+  bool turns_residual = false;  ///< SystemInfo::turns_residual of all parts.
+  bool has_state =
+      false;  ///< Whether anything is kept from step to step: a residual, or state of the system.
+  bool freezes_variance = false;  ///< Of some steps: see Synchronizer::freezes_variance.
+  bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
+};
+
+/// What a stage wraps, or what a system chooses among.
 struct Inner {
   std::unique_ptr<Synchronizer> synchronizer;
   bool feedback = false;                  ///< Whether it shall be given a residual.
   std::unique_ptr<Synchronizer> other{};  ///< What SystemInfo::other_option names.
+  std::vector<Pipeline> members{};        ///< What SystemInfo::members names, in that order.
 };
 
 struct SystemInfo {
@@ -92,29 +107,22 @@ struct SystemInfo {
   /// A stage's: the option that names another system, which it runs in place of the one behind it. That
   /// system keeps no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
   std::string other_option;
+  /// Specs of the systems that it runs one or another of; empty: none. Their state counts as its own.
+  std::function<std::vector<std::string>(const Options&)> members{};
   /// A stage's: what stands behind it when the spec names nothing; empty: something must be named.
   std::string alone;
   std::vector<OptionInfo> options;
   /// Every kind that Synchronizer::save writes, for Registry::state_kind.
   std::vector<StateKind> state{};
-  /// Whether Synchronizer::keep_step and undo_step bring back all of that state. Otherwise a session that undoes steps
-  /// keeps what save() writes after each step and undoes by load(): slower, and right for every system.
+  /// Whether Synchronizer::keep_step and undo_step bring back all of that state. Otherwise a session that
+  /// undoes steps keeps what save() writes after each step and undoes by load(): slower, and right for every
+  /// system.
   bool undoes_steps = false;
+  /// It never writes to the residual that it is given: a new one goes where Step::turn says, or there is none
+  /// and the old one stays. A stage's: it passes the residual on as it is.
+  bool turns_residual = false;
   /// For a stage, `inner` is what it wraps; else it is empty.
   std::function<std::unique_ptr<Synchronizer>(const Options&, Inner inner)> make;
-};
-
-/// A spec turned into something that runs.
-struct Pipeline {
-  std::string spec;  ///< Canonical: all options with their values, in declared order.
-  std::unique_ptr<Synchronizer> synchronizer;
-  bool feedback = false;
-  bool lossless = false;
-  bool undoes_steps = false;  ///< By keep_step() and undo_step(): true for all parts that have state.
-  bool has_state =
-      false;  ///< Whether anything is kept from step to step: a residual, or state of the system.
-  bool freezes_variance = false;  ///< Of some steps: see Synchronizer::freezes_variance.
-  bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
 };
 
 class Registry {
@@ -132,8 +140,8 @@ class Registry {
   Pipeline make(std::string_view spec) const;
   /// The spec, or pair of specs, with all options, as sessions and states have it. Throws what make() throws.
   std::string canonical(std::string_view spec) const;
-  /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any. Throws what
-  /// make() throws.
+  /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any.
+  /// Throws what make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;
 
  private:

@@ -49,11 +49,11 @@ struct SessionOptions {
   /// Whatever else must be the same on all ranks (a data set's name, a learning rate): compared at start().
   std::string configuration{};
   const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
-  /// Whether a step is all or nothing, see next_step(): what the step changed is then copied. For large buckets on
-  /// the host a thread of the session's own does so after next_step() has returned; a call that touches the same
-  /// state waits for it. Without memory for the copy the next synchronize() throws std::runtime_error.
-  /// Without it a step that is not finite leaves the residuals of its finite buckets moved, and after an error
-  /// there may be no state left that could be saved.
+  /// Whether a step is all or nothing, see next_step(): what the step changed is then copied. For large
+  /// buckets on the host a thread of the session's own does so after next_step() has returned; a call that
+  /// touches the same state waits for it. Without memory for the copy the next synchronize() throws
+  /// std::runtime_error. Without it a step that is not finite leaves the residuals of its finite buckets
+  /// moved, and after an error there may be no state left that could be saved.
   bool undoes_steps = true;
 };
 
@@ -92,10 +92,10 @@ class Session {
   ///
   /// After an exception, but for std::invalid_argument about sizes and memory, which comes before anything is
   /// sent, the step has failed as a whole: what its buckets changed is undone, and the means that they
-  /// returned must not be used. CommError, CorruptFrame and whatever else came from the exchange leave ranks at
-  /// different places: every later synchronize() then throws std::runtime_error with the first error's text,
-  /// and training goes on with a new communicator. A system's own std::invalid_argument, about a learning rate
-  /// for instance, is for the step alone: next_step() ends it.
+  /// returned must not be used. CommError, CorruptFrame and whatever else came from the exchange leave ranks
+  /// at different places: every later synchronize() then throws std::runtime_error with the first error's
+  /// text, and training goes on with a new communicator. A system's own std::invalid_argument, about a
+  /// learning rate for instance, is for the step alone: next_step() ends it.
   const StepReport& synchronize(BucketId bucket, Span<float> gradient);
 
   /// gradient: this rank's rows, in any order; rows that come more than once are added up in the order in
@@ -128,8 +128,8 @@ class Session {
   /// a step does not end.
   bool next_step(bool counts = true);
   /// Gives up the step that is under way: state is as at the end of the step before, and so is step(). For a
-  /// step that this rank cannot go on with, before save(). Without undoes_steps, std::logic_error when buckets
-  /// were synchronized in it.
+  /// step that this rank cannot go on with, before save(). Without undoes_steps, std::logic_error when
+  /// buckets were synchronized in it.
   void undo_step();
   /// Before next_step(): the parameter takes no part in this step, on no rank, whatever was synchronized of
   /// it. Its residual and velocity become what they were before, and its part of the mean must not be used.
@@ -144,6 +144,13 @@ class Session {
 
   /// Canonical: all options with their values.
   std::string spec() const;
+  /// What the systems have decided by themselves and why, a line for each decision: see
+  /// Synchronizer::explain.
+  std::string explain() const;
+  /// Of sessions with the same spec that synchronize parts of one model, on one rank: after a step that
+  /// counts, the first one's decisions go to the others, so that all buckets have one (Synchronizer::follow).
+  std::vector<std::vector<float>> decisions() const;
+  void follow(const std::vector<std::vector<float>>& decisions);
   /// What runs on the bucket.
   const Pipeline& pipeline(BucketId bucket) const;
   Communicator& communicator() { return communicator_; }
@@ -151,16 +158,15 @@ class Session {
   /// is empty, unless a state held something that waits for the next step.
   Span<const float> residual(BucketId bucket) const;
 
-  /// Whether synchronize() would only take the engine's sum of gradient / W: the system is one that does, and nothing
-  /// undelivered waits to be added. Then a gradient of another type may be summed past the session, in its type.
+  /// Whether synchronize() would only take the engine's sum of gradient / W: the system is one that does, and
+  /// nothing undelivered waits to be added. Then a gradient of another type may be summed past the session,
+  /// in its type.
   bool sums_plainly(BucketId bucket) const;
-  /// Whether the step that has begun, or else the next one, is one in which an Adam must leave its second moment as it
-  /// is, see Synchronizer::freezes_variance. The same on all ranks.
+  /// Whether the step that has begun, or else the next one, is one in which an Adam must leave its second
+  /// moment as it is, see Synchronizer::freezes_variance. The same on all ranks.
   bool variance_is_frozen() const;
   /// Between steps, for a loss scale that changes: multiplies all state in units of gradients, see StateKind.
   void scale_state(float factor);
-  /// Sum over buckets of how often a workspace asked the allocator; constant after the first steps.
-  std::size_t workspace_allocations() const;
 
   /// Not collective. This rank's residuals (by parameter name), the system's own state, and the step. Always
   /// the state at the end of a step: std::logic_error within one, and std::runtime_error that names the step
@@ -196,6 +202,7 @@ class Session {
   void fail(BucketId bucket, const std::exception_ptr& cause);
   void keep();
   void keep_buckets();
+  bool turns(const Bucket& bucket) const;
   void finish_keeping();
   void refuse_unkept(const std::exception& cause);
   void undo();

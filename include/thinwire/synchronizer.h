@@ -15,6 +15,7 @@
 #include "thinwire/communicator.h"
 #include "thinwire/executor.h"
 #include "thinwire/report.h"
+#include "thinwire/residual_span.h"
 #include "thinwire/row_sparse.h"
 #include "thinwire/span.h"
 #include "thinwire/step_clock.h"
@@ -32,6 +33,28 @@ struct Delivered {
   Span<const std::uint64_t> bits;
   /// indices: ascending, each below n. Lies in the step's workspace.
   Span<const std::uint32_t> indices;
+};
+
+/// Where the residual that a step leaves goes: to other memory than the old one's where the caller keeps that
+/// for undoing the step, which saves it a copy.
+class ResidualTurn {
+ public:
+  ResidualTurn() = default;  // in place
+  ResidualTurn(Span<const float> from, Span<float> to) : from_(from), to_(to) {}
+
+  /// For a system that writes all of it, and only once all ranks have agreed that the step is finite. In
+  /// place where `residual` is not the one that the caller has given.
+  ResidualSpan write(Span<float> residual) {
+    if (to_.empty() || residual.data() != from_.data() || residual.size() != to_.size()) return residual;
+    written_ = true;
+    return {from_, to_};
+  }
+  bool written() const { return written_; }
+
+ private:
+  Span<const float> from_;
+  Span<float> to_;
+  bool written_ = false;
 };
 
 /// Everything ambient, explicitly: there are no globals, and the library reads no environment variables.
@@ -56,6 +79,7 @@ struct Step {
   /// device's than the CPU's where gradients are. Reset with `workspace`.
   Workspace& scratch = workspace;
   Delivered delivered{};  ///< Filled in by the system.
+  ResidualTurn turn{};    ///< Where systems with SystemInfo::turns_residual write what they leave.
   StepReport report{};    ///< Filled in by the system and its caller; seconds by the caller, from the clock.
   StepClock clock{};      ///< A system enters Phase::decompress when it begins to make the mean.
 };
@@ -106,12 +130,12 @@ class Synchronizer {
   /// Whether synchronize_rows works on the rows as they are. False: whoever holds rows densifies them.
   virtual bool takes_rows() const { return false; }
 
-  /// Whether the second moment of an Adam that is given this step's mean must stand still (Step::index), since the
-  /// squares of what is delivered are those of compression's noise. The default says no.
+  /// Whether the second moment of an Adam that is given this step's mean must stand still (Step::index),
+  /// since the squares of what is delivered are those of compression's noise. The default says no.
   virtual bool freezes_variance(std::uint64_t step) const;
 
-  /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W. Whoever holds gradients of
-  /// another type than float32 may then sum them in that type.
+  /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W. Whoever holds
+  /// gradients of another type than float32 may then sum them in that type.
   virtual bool is_plain_sum() const { return false; }
 
   /// synchronize for a row-sparse gradient.
@@ -130,13 +154,25 @@ class Synchronizer {
   /// formula's value for the very data of a step is report.formula_bytes.
   virtual std::uint64_t payload_bytes(const Workload& workload) const = 0;
 
-  /// What must survive a restart besides residuals, by the kinds that SystemInfo::state lists. Default: nothing.
+  /// What it has decided by itself and why, a line for each decision; most decide nothing. Between calls of
+  /// others.
+  virtual std::string explain() const;
+
+  /// What a system that decides by itself has decided for the coming step; empty: nothing. Where several
+  /// sessions of a process synchronize parts of one model, the first one's goes to the others after each step
+  /// that counts: they follow.
+  virtual std::vector<float> decision() const;
+  /// decision: of the same system with the same options, on this rank.
+  virtual void follow(Span<const float> decision);
+
+  /// What must survive a restart besides residuals, by the kinds that SystemInfo::state lists. Default:
+  /// nothing.
   virtual void save(BucketWriter& writer) const;
   virtual void load(const BucketReader& reader);
 
   /// After a step that counts and after load(), with SystemInfo::undoes_steps: what the system has of the
-  /// bucket now is what undo_step() returns to. Of large buckets it is called on a thread of the session's, while
-  /// the session calls nothing else of the system's. The default does nothing.
+  /// bucket now is what undo_step() returns to. Of large buckets it is called on a thread of the session's,
+  /// while the session calls nothing else of the system's. The default does nothing.
   virtual void keep_step(BucketId bucket);
   /// The bucket's state becomes what it was at the last keep_step(); without one, that of a bucket that never
   /// came. What load() reads is a change like others. The default does nothing.

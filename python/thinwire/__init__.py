@@ -5,27 +5,36 @@ One line on an existing script puts a compressing system under DDP::
     model = torch.nn.parallel.DistributedDataParallel(model)
     handle = thinwire.register(model, "marsit:full_every=100")
 
+``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who train through these frameworks.
+
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
 """
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.ddp import Handle, register, systems
+    from thinwire.lazy import comm_hook
 
-__all__ = ["Handle", "register", "systems", "__version__"]
+__all__ = ["Handle", "comm_hook", "register", "systems", "__version__"]
+_ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
 def __getattr__(name: str) -> Any:
     # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an extension that does not load.
+    if name in _ADAPTERS:
+        return importlib.import_module(f"thinwire.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     import torch
 
     try:
-        from thinwire import _C, ddp
+        from thinwire import _C, ddp, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
             "source folder: pip install --no-build-isolation --force-reinstall --no-deps ."
         ) from error
-    return _C.version if name == "__version__" else getattr(ddp, name)
+    if name == "__version__":
+        return _C.version
+    return getattr(lazy if name == "comm_hook" else ddp, name)

@@ -16,9 +16,14 @@ from thinwire import state as saved_state
 from thinwire import variance
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
+from thinwire.wrappers import ddp_within, named_parameters, refuse_other_reducers, refuse_other_wrappers
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
+
+
+# What torch calls with every bucket: it takes one hook for the life of a model.
+_hooked: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = weakref.WeakKeyDictionary()
 
 
 def _forget(reference: "weakref.ref[Handle]") -> None:
@@ -44,11 +49,13 @@ def _require_arguments(
     model: Any, spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any, check_replicas_every: Any
 ) -> None:
     """What ``register`` says of arguments that cannot be."""
+    refuse_other_wrappers(model)
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
             f"register takes a DistributedDataParallel model, not {type(model).__name__}: wrap it first, "
             "thinwire.register(DistributedDataParallel(model), ...)"
         )
+    refuse_other_reducers(model)
     if not isinstance(spec, str):
         raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
     for name, value in (("threads", threads), ("lanes", lanes)):
@@ -65,7 +72,7 @@ def _require_arguments(
 
 def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch.nn.Parameter]]:
     """Those that have gradients, by name."""
-    parameters = [(name, parameter) for name, parameter in model.module.named_parameters() if parameter.requires_grad]
+    parameters = [(name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad]
     for name, parameter in parameters:
         if parameter.device.type not in ("cpu", "cuda"):
             raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
@@ -91,8 +98,8 @@ def register(
 ) -> "Handle":
     """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
 
-    model: wrapped in DistributedDataParallel, without another communication hook. Parameters in host memory or on CUDA
-        devices, which compress their gradients where Thinwire was built with CUDA; otherwise those go through pinned host memory
+    model: wrapped in DistributedDataParallel, without another communication hook; torch.compile may be around it or
+        within. Parameters in host memory or on CUDA devices, which compress their gradients where Thinwire was built with CUDA; otherwise those go through pinned host memory
         to the CPU, while backward goes on. DDP's own group may be Gloo's or NCCL's.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
@@ -109,7 +116,6 @@ def register(
         is in the steps in which they say so. Register before the first step.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
-
     check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
         of all parameters that DDP keeps equal, before any gradient of that step is sent; 0: never. Buffers are not compared. The
         same on all ranks.
@@ -120,11 +126,12 @@ def register(
 
     A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``) is plain DDP without a hook.
 
-    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option or, at once and on every rank, when
-    ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
+    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option, for DDP's own mixed_precision or, at
+    once and on every rank, when ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
     meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
     in spec or options.
     """
+    model = ddp_within(model) or model
     if deadline_seconds is None and isinstance(model, DistributedDataParallel):
         deadline_seconds = private_group.timeout_of(model.process_group)
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
@@ -134,6 +141,21 @@ def register(
         model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
         compress_on, check_replicas_every,
     )
+
+
+class HookState:
+    """What DDP gives ``_hook`` with every bucket. A handle that was closed can make room for another."""
+
+    def __init__(self) -> None:
+        self.handle: Optional["Handle"] = None
+
+    def handle_for(self, bucket: dist.GradBucket) -> "Handle":
+        assert self.handle is not None
+        return self.handle
+
+    def __reduce__(self) -> Any:
+        # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
+        return _copy_without_hook, ()
 
 
 class CopiedHandle:
@@ -173,7 +195,7 @@ class Handle:
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         # Those that were frozen after wrapping are still in DDP's buckets, and have state.
-        self._frozen_shapes = {name: parameter.shape for name, parameter in model.module.named_parameters() if name not in self._shapes}
+        self._frozen_shapes = {name: parameter.shape for name, parameter in named_parameters(model) if name not in self._shapes}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
         self._private = private_group.open_private(
@@ -192,16 +214,10 @@ class Handle:
         _live.append(self._reference)
         try:
             self._fit_to_optimizer(self._engine.spec())
-            model.register_comm_hook(self, _hook)
-        except ValueError:
+            self._take_hook(model)
+        except (ValueError, RuntimeError):
             self.close()
             raise
-        except RuntimeError as error:
-            self.close()
-            raise RuntimeError(
-                f"the model has a communication hook already, and DDP takes one: handle.set(spec) of the handle that register returned "
-                f"changes the system ({error})"
-            ) from error
         if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
             self._loss_scale.watch(model)
 
@@ -220,8 +236,24 @@ class Handle:
             threads=threads,
             devices_compress=compress_on == "device",
             # One that was frozen after it was wrapped is still in DDP's buckets.
-            parameters=list(model.module.named_parameters()),
+            parameters=list(named_parameters(model)),
         )
+
+    def _take_hook(self, model: DistributedDataParallel) -> None:
+        state = _hooked.get(model)
+        try:
+            if state is None:
+                state = HookState()
+                model.register_comm_hook(state, _hook)
+                _hooked[model] = state
+            elif state.handle is not None and not state.handle._is_closed:
+                raise RuntimeError("it is that of a handle which is not closed")
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the model has a communication hook already, and DDP takes one: handle.set(spec) of the handle that register returned "
+                f"changes the system ({error})"
+            ) from error
+        state.handle = self
 
     @property
     def spec(self) -> str:
@@ -261,6 +293,14 @@ class Handle:
             variance.hold(self._optimizer, is_frozen)
             self._variance_is_held = True
 
+    def explain(self) -> str:
+        """What the system has decided by itself and why, a line for each decision; empty for systems that decide nothing.
+
+        Of ``auto``: which system it chose at which step, and how long a step took with each. Buckets are shared among lanes
+        (threads), and each lane decides for its own. Not collective; between steps.
+        """
+        return self._engine.explain()
+
     def report(self) -> Dict[str, Any]:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
@@ -282,6 +322,10 @@ class Handle:
             **report,
         }
 
+    def scalars(self) -> Dict[str, float]:
+        """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not collective. Empty before the first step."""
+        return scalars_of(json.loads(self._engine.report())) if self.step > 0 else {}
+
     def log_to(self, writer: Any, every: int = 1) -> None:
         """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its ``add_scalar(tag, value,
         step)``, when the next step begins; so the last step is not written. ``None`` ends it. Give it to one rank only."""
@@ -295,8 +339,21 @@ class Handle:
         Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``. With
         ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved once; a run resumed from it
         goes on correctly, though not bit for bit.
+
+        ``torch.distributed.checkpoint`` saves and loads the handle itself, ``save({"thinwire": handle}, ...)``: it gets all ranks' states
+        (collective), and as many ranks go on bit for bit.
         """
-        state = {
+        asked = saved_state.asked_by_dcp()
+        if asked:
+            return self._for_dcp(asked)
+        state = self._own_state()
+        return saved_state.merge(self._states_of_ranks(state)) if consolidate else state
+
+    def _for_dcp(self, asked: str) -> Dict[str, Any]:
+        return saved_state.pack([] if asked == "load" else self._states_of_ranks(self._own_state()))
+
+    def _own_state(self) -> Dict[str, Any]:
+        return {
             "format": saved_state.FORMAT,
             "rank": self._rank,
             "world_size": self._world_size,
@@ -304,14 +361,14 @@ class Handle:
             "parameters": {name: shape.numel() for name, shape in self._shapes_in_buckets().items()},
             "values": self._engine.state(),
         }
-        if not consolidate:
-            return state
+
+    def _states_of_ranks(self, mine: Dict[str, Any]) -> List[Dict[str, Any]]:
+        """Everyone's, on every rank. Collective."""
         # Without the scale, which all have in common: torch 1.13 reads no float where it trusts nobody.
         buffer = io.BytesIO()
-        torch.save({**state, "loss_scale": None}, buffer)
+        torch.save({**mine, "loss_scale": None}, buffer)
         everyones = self._engine.gather("ranks' states", buffer.getvalue(), self._longest_state())
-        parts = [torch.load(io.BytesIO(part), weights_only=True) for part in everyones]
-        return {**saved_state.merge(parts), "loss_scale": self._scale}
+        return [{**torch.load(io.BytesIO(part), weights_only=True), "loss_scale": self._scale} for part in everyones]
 
     def _longest_state(self) -> int:
         """Bytes that no rank's saved state exceeds: systems keep a few values for each of the gradient's."""
@@ -329,7 +386,7 @@ class Handle:
         Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and RuntimeError for one
         of the same spec and another seed; nothing has changed then.
         """
-        own = saved_state.for_rank(state, self._rank, self._world_size)
+        own = saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size)
         shapes = {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
         self._engine.load_state(saved_state.fit(own, shapes, strict))
         self._replicas.after_load()
@@ -345,8 +402,13 @@ class Handle:
         return _copy_without_hook, ()
 
     def close(self) -> None:
-        """Ends the threads and connections; a later step is an error. Happens by itself at exit."""
+        """Ends the threads and connections; a later step is an error until ``register`` is called again. Happens by itself at exit.
+
+        ``state_dict()`` still gives the state of the last step.
+        """
         self._is_closed = True
+        if self._loss_scale is not None:
+            self._loss_scale.unwatch()
         _forget(self._reference)
         self._engine.close()
         self._private.close()
@@ -415,7 +477,7 @@ class Handle:
             return {}
         return {
             name: (parameter, None if parameter.grad is None else parameter.grad._version)
-            for name, parameter in model.module.named_parameters()
+            for name, parameter in named_parameters(model)
         }
 
     def _unused(self, before: Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]) -> List[str]:
@@ -433,15 +495,25 @@ class Handle:
 
     def _log(self, step: int) -> None:
         self._logged = step
-        report = json.loads(self._engine.report())
-        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress", "seconds_total"):
-            self._writer.add_scalar(f"thinwire/{key}", report["last_step"][key], step)
-        sent = report["last_step"]["wire_bytes_sent"]
-        if sent:
-            self._writer.add_scalar("thinwire/compression", report["last_step"]["raw_bytes"] / sent, step)
+        for name, value in scalars_of(json.loads(self._engine.report())).items():
+            self._writer.add_scalar(name, value, step)
 
 
-def _hook(state: Handle, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def scalars_of(report: Mapping[str, Any]) -> Dict[str, float]:
+    """What a logger shows of a step."""
+    last = report["last_step"]
+    keys = ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress", "seconds_total")
+    scalars = {f"thinwire/{key}": last[key] for key in keys}
+    if last["wire_bytes_sent"]:
+        scalars["thinwire/compression"] = last["raw_bytes"] / last["wire_bytes_sent"]
+    return scalars
+
+
+def _hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if isinstance(bucket, tuple):  # DDP's other reducer gives a gradient and its parameter
+        raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: set it to "ddp_optimizer", torch\'s default, '
+                           "before DistributedDataParallel(model)")
+    state = hooked.handle_for(bucket)
     gradient = bucket.buffer()
     # With devices a future's completion is of the stream that completes it, and who waits for it waits on a stream as well.
     devices = None if gradient.device.type == "cpu" else [gradient.device]

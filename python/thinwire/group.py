@@ -6,8 +6,10 @@ do either: every rank of the job has to call it, also those outside of a sub-gro
 import contextlib
 import datetime
 import hashlib
+import inspect
 import json
 import os
+import sys
 import time
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -51,6 +53,21 @@ def _store_client(store: dist.Store, timeout: datetime.timedelta) -> dist.Store:
 
 def _served_by_agent() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _attempt() -> str:
+    """What sets a restart's keys apart where torchrun's agent keeps one store for all of them.
+
+    Such a version of torch sets its own keys apart by a prefix, which a client of our own has not. Newer ones open a store for each
+    restart. There the count must not be a part of keys, since each host counts its own restarts.
+    """
+    if not _served_by_agent():
+        return ""
+    # Versions differ in this alone, and none says which it does.
+    with contextlib.suppress(OSError, TypeError):
+        if "/worker/attempt_" in inspect.getsource(sys.modules["torch.distributed.rendezvous"]):
+            return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+    return ""
 
 
 @contextlib.contextmanager
@@ -290,9 +307,10 @@ class PrivateGroups:
         """
         name = ",".join(str(rank) for rank in ranks)
         number = _opened[name] = _opened.get(name, 0) + 1
-        store = dist.PrefixStore(f"thinwire/{name}/{number}", waiting)
+        prefix = f"thinwire/{_attempt()}{name}/{number}"
+        store = dist.PrefixStore(prefix, waiting)
         own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary, "hash": signature.hash, **choices}
-        asking = _Keys(client, f"thinwire/{name}/{number}")
+        asking = _Keys(client, prefix)
         asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
             conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)

@@ -16,13 +16,18 @@ class LossScale:
         self._scaler = scaler
         self._at_forward: Optional[Tuple[torch.Tensor, int, Any]] = None  # the scale, its version, the event
         self._beside: Any = None
+        self._watched: Any = None
 
     def is_enabled(self) -> bool:
         return bool(getattr(self._scaler, "is_enabled", lambda: True)())
 
     def watch(self, model: torch.nn.Module) -> None:
         """Learns when forward begins, from now on."""
-        model.register_forward_pre_hook(self)
+        self._watched = model.register_forward_pre_hook(self)
+
+    def unwatch(self) -> None:
+        if self._watched is not None:
+            self._watched.remove()
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         self._at_forward = None

@@ -4,7 +4,9 @@ A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "value
 None; ``parameters`` has the elements of each parameter of the model by name. ``values`` has flat tensors, keyed ``KIND/PARAMETER``, and
 for each kind a text ``kind/KIND`` that says whether ranks have it in common; ``spec``, ``seed`` and ``step`` stand beside them.
 """
+import io
 import math
+import sys
 from typing import Any, Dict, List, Mapping, Sequence, Union
 
 import torch
@@ -14,6 +16,8 @@ from thinwire import _C
 FORMAT = 1
 #: ``rank`` of a consolidated state.
 _ALL = -1
+#: Of what ``pack`` gives.
+_PACKED = "states_of_ranks"
 
 
 def _damaged(what: str) -> ValueError:
@@ -127,3 +131,32 @@ def fit(state: Mapping[str, Any], shapes: Mapping[str, torch.Size], strict: bool
         if name in shapes and shapes[name].numel() != elements:
             raise ValueError(f"parameter {name!r} had {elements} elements when the state was saved, and has {shapes[name].numel()}")
     return _C.fit_state(state["values"], {name: shape.numel() for name, shape in shapes.items()}, list(saved))
+
+
+def asked_by_dcp() -> str:
+    """"save" or "load" where torch.distributed.checkpoint has called the function that calls this one, else "".
+
+    It takes values of one name for the same on all ranks and keeps one rank's, so what it saves has to be everyone's. It loads names that
+    are there already, whatever they hold. Its protocol, ``Stateful``, does not say who asks.
+    """
+    module = str(sys._getframe(2).f_globals.get("__name__", ""))
+    if not module.startswith("torch.distributed.checkpoint."):
+        return ""
+    return "load" if module.endswith(".state_dict_loader") else "save"
+
+
+def pack(states: Sequence[Mapping[str, Any]]) -> Dict[str, bytes]:
+    """All ranks' states for torch.distributed.checkpoint: one entry, the same on all ranks."""
+    buffer = io.BytesIO()
+    torch.save(list(states), buffer)
+    return {_PACKED: buffer.getvalue()}
+
+
+def unpack(state: Any) -> Any:
+    """What was packed; anything else as it is. Raises ValueError for what is damaged."""
+    if not isinstance(state, Mapping) or set(state) != {_PACKED}:
+        return state
+    try:
+        return torch.load(io.BytesIO(state[_PACKED]), map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch says of bytes that are none of its own
+        raise _damaged((str(error) or type(error).__name__).splitlines()[0]) from error

@@ -1,9 +1,10 @@
-// Blocks: an all-reduce in a few bits. Blocks of values share a scale, both on the way to the rank that adds them up
-// and on the way back.
+// Blocks: an all-reduce in a few bits. Blocks of values share a scale, both on the way to the rank that adds
+// them up and on the way back.
 //
-// Sources: T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.1 (a scale to each
-// block, so that an outlier spoils its own block alone); G. Wang et al., "ZeRO++", 2023, section 3.3 (gradients in
-// blocks of 4 bits, all-to-all in place of a ring, so that they are coded twice and not W times).
+// Sources: T. Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022, section 2.1 (a
+// scale to each block, so that an outlier spoils its own block alone); G. Wang et al., "ZeRO++", 2023,
+// section 3.3 (gradients in blocks of 4 bits, all-to-all in place of a ring, so that they are coded twice and
+// not W times).
 //
 //   block of p, its largest magnitude n: p / n rounded to one of 2^bits - 1 values equally far apart
 //     --to the part's owner--> mean of all Q(p), coded in the same way --to all--> mean
@@ -11,7 +12,8 @@
 //
 // Bytes per rank: 2(W-1)/W * (ceil(bits d/8) + 4 ceil(d/block)), whatever the number of ranks.
 //
-// Rounding is to the nearest step where a residual keeps the rest, and at random, unbiased, with feedback=off.
+// Rounding is to the nearest step where a residual keeps the rest, and at random, unbiased, with
+// feedback=off.
 
 #include <stdexcept>
 

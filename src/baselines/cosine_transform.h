@@ -1,6 +1,6 @@
 #pragma once
-// The orthonormal discrete cosine transform (DCT-II) of small blocks, and its inverse. Additions and multiplications
-// in one fixed order and nothing else: the same bits on every machine.
+// The orthonormal discrete cosine transform (DCT-II) of small blocks, and its inverse. Additions and
+// multiplications in one fixed order and nothing else: the same bits on every machine.
 
 #include <cstddef>
 #include <vector>
@@ -17,8 +17,8 @@ class CosineTransform {
   /// Makes ready for blocks with sides of this length, 1 to `largest`. Allocates the first time.
   void prepare(std::size_t length);
 
-  /// block [rows x columns], row after row, is replaced by its coefficients. Both lengths have been prepared. scratch:
-  /// [rows x columns]. The sum of squares stays the same. May run on several threads.
+  /// block [rows x columns], row after row, is replaced by its coefficients. Both lengths have been prepared.
+  /// scratch: [rows x columns]. The sum of squares stays the same. May run on several threads.
   void forward(std::size_t rows, std::size_t columns, Span<float> block, Span<float> scratch) const;
   /// The reverse. Takes less time the fewer coefficients differ from 0.
   void inverse(std::size_t rows, std::size_t columns, Span<float> block, Span<float> scratch) const;

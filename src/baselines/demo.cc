@@ -1,13 +1,14 @@
 // DeMo: momentum that stays where it is, but for its few largest cosine coefficients, which travel.
 //
-// Source: B. Peng, J. Quesnelle, D. P. Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.19870v2, algorithm 1
-// and section 3.
+// Source: B. Peng, J. Quesnelle, D. P. Kingma, "DeMo: Decoupled Momentum Optimization", arXiv 2411.19870v2,
+// algorithm 1 and section 3.
 //
 //   p = gradient + momentum * residual --blocks, DCT--> `top` largest of each --index, value--> all
-//   sum of everybody's --inverse DCT--> / W, or its sign --> mean;   residual = p - inverse DCT of this rank's own
+//   sum of everybody's --inverse DCT--> / W, or its sign --> mean
+//   residual = p - inverse DCT of this rank's own
 //
-// The residual is DeMo's momentum: what is not sent stays in it and decays. A matrix is cut into blocks of chunk x
-// chunk elements, everything else into runs of `chunk`; what remains at the edges are smaller blocks.
+// The residual is DeMo's momentum: what is not sent stays in it and decays. A matrix is cut into blocks of
+// chunk x chunk elements, everything else into runs of `chunk`; what remains at the edges are smaller blocks.
 //
 // With sign=on the mean is the sign of the sum, -1, 0 or 1 (the paper's form). Without it
 //
@@ -16,10 +17,11 @@
 // which is the contract's equation for momentum=1.
 //
 // Deviations: the authors' code multiplies the gradient by the learning rate before it joins the momentum.
-// Where several ranks send the same coefficient, it averages over these; here all are summed as in the paper's text.
+// Where several ranks send the same coefficient, it averages over these; here all are summed as in the
+// paper's text.
 //
-// Bytes per rank: (W-1) * (4 K + ceil(bits K / 8)). K: coefficients of all blocks, `top` of each, or all of a block
-// that has no more. bits: of an index within the largest block.
+// Bytes per rank: (W-1) * (4 K + ceil(bits K / 8)). K: coefficients of all blocks, `top` of each, or all of a
+// block that has no more. bits: of an index within the largest block.
 
 #include <algorithm>
 #include <atomic>
@@ -229,7 +231,8 @@ class DemoStep {
     return residual_.empty() ? gradient_[at] : gradient_[at] + options_.momentum * residual_[at];
   }
 
-  /// This rank's largest coefficients. False where p holds a value that is not finite, or too large to transform.
+  /// This rank's largest coefficients. False where p holds a value that is not finite, or too large to
+  /// transform.
   bool choose() {
     std::atomic<bool> finite{true};
     for_each_block([&](const Block& block, const Buffers& with) {

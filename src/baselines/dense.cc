@@ -2,8 +2,8 @@
 // What every system is compared with. Divided first, as DistributedDataParallel does: then training is the
 // same as under plain DDP to the last bit, and a sum does not overflow where the mean would not.
 //
-// A gradient of 16-bit floats is summed in its type unless sum=float32, which is for whoever holds such a gradient to do
-// (Synchronizer::is_plain_sum); what comes here is float32.
+// A gradient of 16-bit floats is summed in its type unless sum=float32, which is for whoever holds such a
+// gradient to do (Synchronizer::is_plain_sum); what comes here is float32.
 //
 // Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
 
@@ -33,7 +33,7 @@ class Dense final : public Synchronizer {
     }
     all_reduce_sum(step, gradient);
     step.report.finite = all_finite(step.executor, first);
-    if (step.report.finite && !residual.empty()) fill(step.executor, residual, 0);
+    if (step.report.finite && !residual.empty()) fill(step.executor, step.turn.write(residual).after, 0);
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
@@ -53,6 +53,7 @@ SystemInfo dense_info() {
   info.paper = "the baseline of all five papers";
   info.formula = "2(W-1)/W * 4d";
   info.lossless = true;
+  info.turns_residual = true;
   info.options = {
       {"sum", "type", "gradients in 16 bits: summed in their type, as plain DDP does, or in float32"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {

@@ -42,6 +42,7 @@ SystemInfo ef_signsgd_info() {
   info.paper = "Karimireddy et al., ICML 2019";
   info.formula = "(W-1) * (ceil(d/8) + 8)";
   info.feedback_default = true;
+  info.turns_residual = true;
   info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<EfSignSgd>();
   };

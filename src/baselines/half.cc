@@ -72,10 +72,10 @@ class HalfExchange final : public ShardExchange {
 
   void apply(std::size_t owner) override {
     const auto mean = shard_in(gradient_, owner);
-    const auto left = shard_in(residual_, owner);
+    const ResidualSpan left = turned_shard(owner);
     apply_half(step_.executor, format_, halves_in(down_[owner]), mean, left);
     if (owner != self() || left.empty()) return;
-    add_remainder(step_.executor, sums_, static_cast<float>(world()), mean, left);
+    add_remainder(step_.executor, sums_, static_cast<float>(world()), mean, left.after);
   }
 
   HalfFormat format_;
@@ -110,6 +110,7 @@ SystemInfo half_info() {
   info.summary = "16-bit floats on the wire, float32 sums";
   info.paper = "baseline; compare PyTorch's fp16_compress_hook";
   info.formula = "2(W-1)/W * 2d";
+  info.turns_residual = true;
   info.options = {{"format", "fp16", "fp16 or bf16"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const bool fp16 = options.choice("format", {"fp16", "bf16"}) == "fp16";

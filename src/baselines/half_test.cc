@@ -36,7 +36,8 @@ std::vector<std::byte> frame_of(FrameType type, std::uint64_t first, std::uint32
   return frame;
 }
 
-/// Rank 1 of two owns elements 2 and 3 and sends their mean as given. What rank 0 says, and what it then holds.
+/// Rank 1 of two owns elements 2 and 3 and sends their mean as given. What rank 0 says, and what it then
+/// holds.
 std::string outcome_of(const std::string& format, std::uint16_t flags, std::uint16_t second_value) {
   const FrameType type = format == "fp16" ? FrameType::half_fp16 : FrameType::half_bf16;
   std::string outcome;

@@ -1,22 +1,23 @@
-// 1-bit Adam and 0/1 Adam, as far as whoever synchronizes gradients can hold them: Adam's momentum travels in one bit
-// per element, and Adam's variance stands still meanwhile.
+// 1-bit Adam and 0/1 Adam, as far as whoever synchronizes gradients can hold them: Adam's momentum travels in
+// one bit per element, and Adam's variance stands still meanwhile.
 //
-// Sources: H. Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
-// ICML 2021 (arXiv 2102.02888), algorithm 1. Y. Lu et al., "Maximizing Communication Efficiency for Large-scale
-// Training via 0/1 Adam" (arXiv 2202.06009), algorithm 1.
+// Sources: H. Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
+// Speed", ICML 2021 (arXiv 2102.02888), algorithm 1. Y. Lu et al., "Maximizing Communication Efficiency for
+// Large-scale Training via 0/1 Adam" (arXiv 2202.06009), algorithm 1.
 //
 //   gradient --+ beta1 V--> v --signs on both legs--> V' --- beta1 V--> what Adam is given
 //   gradient --dense--> what Adam is given, + beta1 V --> V'
 //
-// V is the momentum delivered so far (stages/inner_momentum.h). Adam makes it its own again: m = (1 - beta1) V'.
-// Whoever steps the optimizer asks Session::variance_is_frozen() and holds the second moment in these steps.
+// V is the momentum delivered so far (stages/inner_momentum.h). Adam makes it its own again: m = (1 - beta1)
+// V'. Whoever steps the optimizer asks Session::variance_is_frozen() and holds the second moment in these
+// steps.
 //
 // one_bit_adam: dense in the first `freeze` steps, then signs. The variance is frozen with the first signs.
 //
-// zero_one_adam: dense in the steps k_0 = 0, k_(j+1) = k_j + 2^floor(j / kappa) up to `freeze`, where the variance
-// moves; signs in all others. The dense steps leave the residual where it is, so that the variance sees the mean of
-// gradients and nothing else. The paper's steps without any exchange are not here: all ranks get the same mean in
-// every step.
+// zero_one_adam: dense in the steps k_0 = 0, k_(j+1) = k_j + 2^floor(j / kappa) up to `freeze`, where the
+// variance moves; signs in all others. The dense steps leave the residual where it is, so that the variance
+// sees the mean of gradients and nothing else. The paper's steps without any exchange are not here: all ranks
+// get the same mean in every step.
 //
 // Bytes per rank: dense's, or those of sign_shards.h.
 

@@ -20,10 +20,11 @@
 //   P, 8 bits --through owners--> P^; Q, `bits` bits --through owners--> Q / W
 //   residual = p - P^ (what this rank's codes said of Q)^T
 //
-// An error of P's codes turns the subspace, which nothing makes good in the same step: so P has 8 bits. That of Q's
-// stays in the residual. A matrix with more rows than columns is transposed first, so that P is the smaller factor.
-// The residual is what this rank has not said itself within P^'s span, and not p - mean. The latter takes up, in every
-// step, what this rank's gradient differs by from the mean. With it the scale of Q's codes would grow without bound.
+// An error of P's codes turns the subspace, which nothing makes good in the same step: so P has 8 bits. That
+// of Q's stays in the residual. A matrix with more rows than columns is transposed first, so that P is the
+// smaller factor. The residual is what this rank has not said itself within P^'s span, and not p - mean. The
+// latter takes up, in every step, what this rank's gradient differs by from the mean. With it the scale of
+// Q's codes would grow without bound.
 //
 // All ranks orthonormalise and multiply the same sums in the same way. So their means are equal to the last
 // bit, whatever their local products were rounded to.
@@ -315,8 +316,8 @@ class PowerSgdStep {
     return unsaid;
   }
 
-  /// P = M Q of every matrix, and what travels as it is. Afterwards the latter's mean, and a multiple of P's: its
-  /// columns are brought to length 1. Returns false where it is not finite.
+  /// P = M Q of every matrix, and what travels as it is. Afterwards the latter's mean, and a multiple of P's:
+  /// its columns are brought to length 1. Returns false where it is not finite.
   bool multiply_right_and_average(Span<float> start) {
     // p takes the gradient's place. Half of the largest float leaves room for p - mean.
     const bool within =
@@ -382,32 +383,29 @@ class PowerSgdStep {
   /// mean = P^ Q^T. residual = p - mean, or with codes p - P^ (own Q - unsaid)^T.
   void deliver() {
     step_.clock.enter(Phase::decompress);
+    const ResidualSpan left = step_.turn.write(residual_);
     if (right_.empty()) near_first_.load();
     near_right_.load();
-    scatter_chunks(step_.executor, chunks_, near_exact(), gradient_, residual_);
-    if (codes_ && !residual_.empty()) keep_unsaid();
+    scatter_chunks(step_.executor, chunks_, near_exact(), gradient_, left.after);
+    if (!own_right_.empty()) take_unsaid_away();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      multiply_out(cut, near_left(cut, at_left), part(near_right_.span(), cut, at_right),
-                   codes_ ? Span<float>() : residual_.subspan(cut.begin, cut.shape.elements()));
+      const auto factors = [&](Span<float> all) {
+        const Factors of_algorithm{near_left(cut, at_left), part(all, cut, at_right)};
+        return cut.transposed ? Factors{of_algorithm.right, of_algorithm.left} : of_algorithm;
+      };
+      apply_products(step_.executor, cut.shape, rank_, factors(near_right_.span()),
+                     factors(own_right_.empty() ? near_right_.span() : own_right_), matrix(cut),
+                     left.subspan(cut.begin, cut.shape.elements()));
     });
-  }
-
-  /// matrix = left right^T, residual, unless empty, what it was without it.
-  void multiply_out(const Cut& cut, Span<const float> left, Span<const float> right, Span<float> residual) {
-    apply_product(step_.executor, cut.shape, rank_, cut.transposed ? right : left,
-                  cut.transposed ? left : right, matrix(cut), residual);
-  }
-
-  void keep_unsaid() {
-    scatter_chunks(step_.executor, chunks_, unsaid_first_.first(plan_.exact()), residual_, {});
-    if (!right_.empty()) {
-      scale(step_.executor, unsaid_right_, -1);
-      add(step_.executor, own_right_, unsaid_right_);
+    if (codes_ && !left.empty()) {
+      scatter_chunks(step_.executor, chunks_, unsaid_first_.first(plan_.exact()), left.after, {});
     }
-    plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      multiply_out(cut, near_left(cut, at_left), part(own_right_, cut, at_right),
-                   residual_.subspan(cut.begin, cut.shape.elements()));
-    });
+  }
+
+  /// From this rank's own right factors.
+  void take_unsaid_away() {
+    scale(step_.executor, unsaid_right_, -1);
+    add(step_.executor, own_right_, unsaid_right_);
   }
 
   const Plan& plan_;
@@ -531,6 +529,7 @@ SystemInfo power_sgd_info() {
   info.feedback_default = true;
   info.state = {kRightFactor};
   info.undoes_steps = true;
+  info.turns_residual = true;
   info.options = {
       {"rank", "4", "columns of the factors that travel, 1 to 1024"},
       {"bits", "32", "of a float of the larger factor: 32, or 2 to 8 in codes; the smaller one has 8 then"},

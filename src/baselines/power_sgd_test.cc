@@ -357,8 +357,9 @@ TEST(PowerSgd, ADeviceArrivesAtWhatTheCpuDoes) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(of_rank[0][i], of_rank[1][i])) << i;
 }
 
-/// In codes the residual is what this rank has not said. What ranks' gradients differ by in every step must not gather
-/// in it where codes have to span it: the columns of what they differ by are those of what they have in common.
+/// In codes the residual is what this rank has not said. What ranks' gradients differ by in every step must
+/// not gather in it where codes have to span it: the columns of what they differ by are those of what they
+/// have in common.
 TEST(PowerSgd, InCodesADifferenceOfRanksThatStaysDoesNotGather) {
   const auto column = normal_values(64, 1);
   const auto shared = normal_values(96, 2);

@@ -51,6 +51,7 @@ SystemInfo qsgd_info() {
   info.summary = "random rounding to equal steps of a chunk's norm, unbiased";
   info.paper = "Alistarh et al., QSGD, NeurIPS 2017";
   info.formula = "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk))";
+  info.turns_residual = true;
   info.options = chunked_options("max");
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const ChunkedQuantization chunked = read_chunked_options(options);
@@ -65,6 +66,7 @@ SystemInfo nuqsgd_info() {
   info.summary = "random rounding to powers of 1/2 of a chunk's norm, unbiased";
   info.paper = "Ramezani-Kebrya et al., NUQSGD, JMLR 2021";
   info.formula = "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk))";
+  info.turns_residual = true;
   info.options = chunked_options("l2");
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const ChunkedQuantization chunked = read_chunked_options(options);

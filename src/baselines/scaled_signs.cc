@@ -28,7 +28,7 @@ class ScaledSignCoder final : public Coder {
   void prepare(std::size_t, Span<const float> table) override { require_scale(table); }
 
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
-                 Span<float> residual) const override {
+                 ResidualSpan residual) const override {
     const auto vectors = workspace_.take<ScaledSigns>(frames.size());
     for (std::size_t rank = 0; rank < frames.size(); ++rank) {
       vectors[rank] = {frames[rank].codes(), frames[rank].table()[0]};

@@ -20,7 +20,8 @@ struct Piece {
   std::size_t word = 0;    // where its bits begin: pieces share no word
 };
 
-/// Calls body(piece) for what each parameter has in the shard, in order. Returns how many there are, and words of all.
+/// Calls body(piece) for what each parameter has in the shard, in order. Returns how many there are, and
+/// words of all.
 template <class Body>
 std::pair<std::size_t, std::size_t> for_pieces(Span<const std::size_t> ends, const Shard& shard,
                                                Body&& body) {
@@ -69,8 +70,8 @@ class SignShards final : public ShardExchange {
     }
   }
 
-  /// Signs and scales of gradient + residual, whose scales are multiplied by `factor`. A value that is not finite
-  /// blanks the frame.
+  /// Signs and scales of gradient + residual, whose scales are multiplied by `factor`. A value that is not
+  /// finite blanks the frame.
   void write_signs(std::size_t owner, Span<const float> gradient, Span<const float> residual, double factor,
                    const CodedFrame& frame) {
     bool finite = true;

@@ -45,6 +45,7 @@ SystemInfo ssdm_info() {
   info.summary = "unbiased stochastic signs scaled by |p|_2, all-gathered";
   info.paper = "Safaryan and Richtarik, ICML 2021";
   info.formula = "(W-1) * (ceil(d/8) + 8)";
+  info.turns_residual = true;
   info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> { return std::make_unique<Ssdm>(); };
   return info;
 }

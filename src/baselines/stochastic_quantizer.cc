@@ -28,7 +28,7 @@ class ChunkCoder final : public Coder {
   void prepare(std::size_t, Span<const float> table) override { require_norms(table); }
 
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
-                 Span<float> residual) const override {
+                 ResidualSpan residual) const override {
     return average_dequantized(executor, levels_, {.chunk = chunked_.chunk},
                                quantized_vectors(workspace_, frames), self, gradient, residual);
   }

@@ -61,7 +61,7 @@ class TernaryCoder final : public Coder {
   void prepare(std::size_t, Span<const float> table) override { require_norms(table); }
 
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
-                 Span<float> residual) const override {
+                 ResidualSpan residual) const override {
     return average_dequantized(executor, levels_, {.ends = ends_}, quantized_vectors(workspace_, frames),
                                self, gradient, residual);
   }
@@ -114,6 +114,7 @@ SystemInfo terngrad_info() {
   info.summary = "-n, 0 or n per element at random, n the largest of its parameter; unbiased";
   info.paper = "Wen et al., TernGrad, NeurIPS 2017";
   info.formula = "(W-1) * (ceil(d/4) + 4 scales)";
+  info.turns_residual = true;
   info.options = {
       {"scale", "parameter", "elements that share n: those of a parameter, or of the bucket"},
       {"clip", "0",

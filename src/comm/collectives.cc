@@ -87,7 +87,8 @@ void Communicator::ring_all_reduce(Span<T> values, Combine combine) {
   const std::size_t chunk_elements =
       std::min(std::max(kChunkBytes / sizeof(T), longest / kMostChunks + 1), longest + 1);
   bind_exchange();
-  // The chunks of all segments begin at different multiples of chunk_elements, but for one that two may share.
+  // The chunks of all segments begin at different multiples of chunk_elements, but for one that two may
+  // share.
   seals_.resize(seals() ? values.size() / chunk_elements + group.size() + 1 : 0);
   InPlaceCodec<T, Combine> codec(values, scratch(kRingWindow * chunk_elements * sizeof(T)), chunk_elements,
                                  seals_, combine);

@@ -1,8 +1,9 @@
 // How ranks find out that they do not exchange the same thing, before any of it is sent.
 //
-// Each rank hashes its call to a stamp. The smallest and the largest stamp spread to all ranks by dissemination: in each
-// hop a rank sends what it has heard to those 1, 2, ..., 7 times `reach` further on, and then `reach` grows eightfold.
-// Two ranks differ if and only if the smallest is not the largest; every rank comes to the same verdict.
+// Each rank hashes its call to a stamp. The smallest and the largest stamp spread to all ranks by
+// dissemination: in each hop a rank sends what it has heard to those 1, 2, ..., 7 times `reach` further on,
+// and then `reach` grows eightfold. Two ranks differ if and only if the smallest is not the largest; every
+// rank comes to the same verdict.
 
 #include <algorithm>
 #include <array>

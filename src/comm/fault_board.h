@@ -105,13 +105,14 @@ class FaultBoard {
   /// store answers, another `grace` when it does not (then its host is the culprit). The store's host then
   /// stays until the others have their answers too: 2 * grace for one whose process does not beat, that and
   /// the deadline for one whose process does.
-  /// evidence: what this rank has seen itself. Where that says nothing, whoever was away, see time_passes(), or
-  /// else what the others' notes say. The evidence is what the others are told, also where it blames nobody.
-  /// With evidence a store that does not answer is waited for 1 s at most.
+  /// evidence: what this rank has seen itself. Where that says nothing, whoever was away, see time_passes(),
+  /// or else what the others' notes say. The evidence is what the others are told, also where it blames
+  /// nobody. With evidence a store that does not answer is waited for 1 s at most.
   Verdict judge(const Verdict& evidence = {});
 
-  /// This rank ends although nothing has failed here, since something else of its process has. Other ranks that
-  /// ask hear this verdict: they would blame this one, whose note stands still. Returns at once; for any thread.
+  /// This rank ends although nothing has failed here, since something else of its process has. Other ranks
+  /// that ask hear this verdict: they would blame this one, whose note stands still. Returns at once; for any
+  /// thread.
   void tell(const Verdict& verdict);
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed

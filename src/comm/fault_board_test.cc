@@ -117,7 +117,8 @@ TEST(NameRanks, ReadsAsEnglish) {
   EXPECT_EQ(name_ranks({0, 1, 3}), "ranks 0, 1 and 3");
 }
 
-/// Rank 2's note comes slowly, and each time leads to another rank: the last is rank 1, whose note stands still.
+/// Rank 2's note comes slowly, and each time leads to another rank: the last is rank 1, whose note stands
+/// still.
 class SlowStore final : public MemoryStore {
  public:
   std::optional<std::string> get(const std::string& key) override {
@@ -436,8 +437,8 @@ TEST(FaultBoard, ARankThatWasAwayItselfBlamesNobodyElse) {
   EXPECT_EQ(verdict.reason, "this process itself was stopped for 7 s");
 }
 
-/// Pauses once in an inquiry, so that a last look comes just after the store is back. Rank 2's note moves again
-/// a little later.
+/// Pauses once in an inquiry, so that a last look comes just after the store is back. Rank 2's note moves
+/// again a little later.
 class PausingStore final : public MemoryStore {
  public:
   std::optional<std::string> get(const std::string& key) override {

@@ -113,9 +113,9 @@ ChainEnds follow_chain(int self, int size, const std::vector<int>& awaited, Note
   return ends;
 }
 
-/// Whom a rank awaited in a collective of the engine's own, which does not say: the ranks whose connections are
-/// broken, and its neighbours in the ring. Some may be broken only because their ranks have given up before: those
-/// await others, but not always the one that is gone.
+/// Whom a rank awaited in a collective of the engine's own, which does not say: the ranks whose connections
+/// are broken, and its neighbours in the ring. Some may be broken only because their ranks have given up
+/// before: those await others, but not always the one that is gone.
 inline std::vector<int> awaited_in_collective(const std::vector<int>& broken,
                                               const std::vector<int>& neighbours, int size) {
   if (broken.size() + 1 >= static_cast<std::size_t>(size)) return neighbours;

@@ -64,8 +64,8 @@ class RingCodec {
   virtual std::size_t message_bytes(const RingChunk& chunk) const = 0;
   /// The message to send. Stays untouched until the phase returns.
   virtual Span<const std::byte> outgoing(const RingChunk& chunk) = 0;
-  /// Where the checksum of an outgoing chunk lies until the phase returns; it travels in a message of its own behind
-  /// the chunk's. Null, for all chunks alike: messages have no checksum, or bring their own.
+  /// Where the checksum of an outgoing chunk lies until the phase returns; it travels in a message of its own
+  /// behind the chunk's. Null, for all chunks alike: messages have no checksum, or bring their own.
   virtual std::uint32_t* seal_of(const RingChunk&) { return nullptr; }
   /// Work for a chunk that can be done while it is in flight.
   virtual void prepare(const RingChunk&) {}
@@ -78,8 +78,8 @@ class RingCodec {
 };
 
 /// Collective over the group's members. Empty parts are not sent. No message when the group has one member.
-/// Uses pending_storage(). Throws what the codec and the communicator throw; a chunk whose checksum is wrong is
-/// refused before the codec sees it.
+/// Uses pending_storage(). Throws what the codec and the communicator throw; a chunk whose checksum is wrong
+/// is refused before the codec sees it.
 void ring_reduce_scatter(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
                          Communicator::Tag tag, RingCodec& codec);
 void ring_all_gather(Communicator& communicator, const RingGroup& group, const RingLayout& layout,

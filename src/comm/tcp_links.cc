@@ -1,5 +1,7 @@
 #include "comm/tcp_links.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <array>
 #include <sstream>
@@ -100,6 +102,13 @@ std::string token_of(const std::string& name) {
 }
 
 }  // namespace
+
+void survive_broken_connections() {
+  struct sigaction now {};
+  if (sigaction(SIGPIPE, nullptr, &now) != 0) return;
+  const bool ends_the_process = (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL;
+  if (ends_the_process) signal(SIGPIPE, SIG_IGN);
+}
 
 std::vector<std::string> open_tcp_sockets() {
   std::vector<std::string> names;

@@ -18,6 +18,11 @@ std::vector<std::string> open_tcp_sockets();
 /// open_tcp_sockets() without those of `before`.
 std::vector<std::string> tcp_sockets_since(const std::vector<std::string>& before);
 
+/// A write to a connection whose other end is gone becomes an error of that write from now on. The default of
+/// SIGPIPE would end this process without a word, and Gloo writes without MSG_NOSIGNAL. A handler that the
+/// process has installed itself stays. For the whole process; may be called again.
+void survive_broken_connections();
+
 struct LinkState {
   int rank = -1;            ///< At the other end; -1: not known yet.
   std::string remote;       ///< Its address and port.
@@ -27,8 +32,8 @@ struct LinkState {
   double since_answer = 0;  ///< Seconds since the other end's kernel was last heard of.
 };
 
-/// lists: what every rank's Links::describe() says, or any text. For each rank: who is at the other ends of its
-/// connections, for its Links::identify(). Only connections of two ranks are known.
+/// lists: what every rank's Links::describe() says, or any text. For each rank: who is at the other ends of
+/// its connections, for its Links::identify(). Only connections of two ranks are known.
 std::vector<std::string> link_owners_of(const std::vector<std::string>& lists);
 
 /// The connections of one communicator. One thread at a time.

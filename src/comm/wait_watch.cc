@@ -12,8 +12,9 @@ constexpr int kProbesPerSecond = 64;
 /// For so many deadlines bytes on connections count before it is known who shares them.
 constexpr double kSettling = 5;
 
-/// The longest that one more retransmission is waited for after the deadline. TCP's pause between two is about
-/// as long as the outage, so a deadline that is longer than this has the limit, and a shorter one itself.
+/// The longest that one more retransmission is waited for after the deadline. TCP's pause between two is
+/// about as long as the outage, so a deadline that is longer than this has the limit, and a shorter one
+/// itself.
 constexpr double kLongestPause = 4;
 
 /// Between two looks while the other end of a connection does not answer.
@@ -194,8 +195,8 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
   return states;
 }
 
-/// Whether bytes had moved at the look before, on a connection that is still there. A rank that gives up sends
-/// a last few before it closes its connections, and those are no sign of life.
+/// Whether bytes had moved at the look before, on a connection that is still there. A rank that gives up
+/// sends a last few before it closes its connections, and those are no sign of life.
 bool WaitWatch::has_moved(const std::vector<LinkState>& links) {
   LongWait& wait = *long_wait_;
   std::map<std::string, std::uint64_t> moved;
@@ -214,8 +215,8 @@ bool WaitWatch::has_moved(const std::vector<LinkState>& links) {
   return lasts;
 }
 
-/// A connection is given up when its other end has not answered for the deadline, nor one retransmission more:
-/// the last one before may have been lost just before the end of an outage.
+/// A connection is given up when its other end has not answered for the deadline, nor one retransmission
+/// more: the last one before may have been lost just before the end of an outage.
 void WaitWatch::note_dead_links(const std::vector<LinkState>& links, double elapsed) {
   LongWait& wait = *long_wait_;
   wait.dead.clear();

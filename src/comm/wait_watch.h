@@ -6,7 +6,8 @@
 //     pause between two retransmissions, but at most 4 s;
 //   - another rank that has given up: the wait ends, and the fault board knows whom that one blames;
 //   - a rank whose machine answers and whose process does not beat: it is frozen;
-//   - silence although everybody answers: a rank is busy by itself or makes other calls. The fault board asks.
+//   - silence although everybody answers: a rank is busy by itself or makes other calls. The fault board
+//     asks.
 
 #include <condition_variable>
 #include <cstdint>
@@ -44,7 +45,8 @@ class WaitWatch {
   class Call {
    public:
     virtual ~Call() = default;
-    /// Makes the call return soon, from another thread, while it lasts or just before it begins. Must not block.
+    /// Makes the call return soon, from another thread, while it lasts or just before it begins. Must not
+    /// block.
     virtual void end() noexcept = 0;
   };
 
@@ -61,8 +63,8 @@ class WaitWatch {
   WaitWatch& operator=(const WaitWatch&) = delete;
 
   /// Around every blocking call of the thread that drives the communicator. peer -1: a collective of the
-  /// engine, which awaits both neighbours. call: ended when there is no hope; null: the caller asks ended() now
-  /// and then, at least every look_period(). A wait that is over before the next look costs two locks and
+  /// engine, which awaits both neighbours. call: ended when there is no hope; null: the caller asks ended()
+  /// now and then, at least every look_period(). A wait that is over before the next look costs two locks and
   /// two looks at a clock.
   void begins(int peer, const Limits& limits, std::uint64_t step, Call* call) noexcept;
   /// Nothing, or why the watch has ended the wait.

@@ -1,6 +1,7 @@
 #include "core/bucket_vectors.h"
 
 #include <stdexcept>
+#include <utility>
 
 namespace thinwire {
 
@@ -36,7 +37,19 @@ Span<float> BucketVectors::open(Executor& executor, std::uint32_t bucket, std::s
   return vector.span();
 }
 
+bool BucketVectors::is_kept(std::uint32_t bucket) const {
+  const auto found = vectors_.find(bucket);
+  return found != vectors_.end() && found->second.is_kept;
+}
+
+void BucketVectors::part(std::uint32_t bucket) {
+  if (!is_kept(bucket)) return;
+  kept_[bucket] = std::move(vectors_.at(bucket));
+  kept_[bucket].is_kept = false;
+}
+
 void BucketVectors::erase(std::uint32_t bucket) {
+  part(bucket);
   vectors_.erase(bucket);
   loaded_.erase(bucket);
 }
@@ -46,6 +59,26 @@ Span<const float> BucketVectors::find(std::uint32_t bucket) const {
   return found == vectors_.end() ? Span<float>() : found->second.span();
 }
 
+void BucketVectors::keep_in_turn(std::uint32_t bucket) {
+  const auto found = vectors_.find(bucket);
+  if (found == vectors_.end()) return keep(bucket);
+  found->second.is_kept = true;
+}
+
+Span<float> BucketVectors::next(std::uint32_t bucket) {
+  if (!is_kept(bucket)) return {};
+  const Vector& now = vectors_.at(bucket);
+  auto kept = kept_.find(bucket);
+  if (kept == kept_.end()) kept = kept_.emplace(bucket, make(*now.executor, now.size)).first;
+  return kept->second.span();
+}
+
+void BucketVectors::turn(std::uint32_t bucket) {
+  Vector& now = vectors_.at(bucket);
+  now.is_kept = false;
+  std::swap(now, kept_.at(bucket));
+}
+
 void BucketVectors::keep(std::uint32_t bucket) {
   const auto found = vectors_.find(bucket);
   if (found == vectors_.end()) {
@@ -53,6 +86,7 @@ void BucketVectors::keep(std::uint32_t bucket) {
     if (const auto loaded = loaded_.find(bucket); loaded != loaded_.end()) loaded->second.kept = true;
     return;
   }
+  found->second.is_kept = false;
   const Vector& now = found->second;
   auto kept = kept_.find(bucket);
   if (kept == kept_.end()) kept = kept_.emplace(bucket, make(*now.executor, now.size)).first;
@@ -64,6 +98,7 @@ void BucketVectors::undo(std::uint32_t bucket) {
     if (loaded->second.kept) return;
     loaded_.erase(loaded);
   }
+  if (is_kept(bucket)) return;
   const auto kept = kept_.find(bucket);
   if (kept == kept_.end()) {
     vectors_.erase(bucket);
@@ -74,6 +109,7 @@ void BucketVectors::undo(std::uint32_t bucket) {
 }
 
 void BucketVectors::undo(std::uint32_t bucket, std::size_t begin, std::size_t count) {
+  if (is_kept(bucket)) return;
   const auto kept = kept_.find(bucket);
   if (kept != kept_.end()) {
     const Vector& before = kept->second;
@@ -109,6 +145,7 @@ void BucketVectors::load(const BucketReader& reader) {
     if (reader.elements(kind_, bucket, Span<float>(values), BucketReader::Absent::zeros))
       loaded[bucket] = {std::move(values)};
   }
+  for (const auto& entry : vectors_) part(entry.first);
   vectors_.clear();
   loaded_ = std::move(loaded);
 }

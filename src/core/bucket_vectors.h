@@ -19,8 +19,8 @@ class BucketVectors {
   explicit BucketVectors(const StateKind& kind) : kind_(kind) {}
 
   /// The bucket's vector: zeros when it is opened for the first time, or what was loaded. The span stays
-  /// valid until load(), erase() or undo(). The executor must outlive its use, and is the same in later calls. Throws
-  /// std::invalid_argument when the bucket had another size before.
+  /// valid until load(), erase() or undo(). The executor must outlive its use, and is the same in later
+  /// calls. Throws std::invalid_argument when the bucket had another size before.
   Span<float> open(Executor& executor, std::uint32_t bucket, std::size_t elements);
 
   /// Makes the bucket one that was never opened, and frees its memory.
@@ -32,7 +32,18 @@ class BucketVectors {
   /// What the bucket has now is what undo() returns to: a copy, of which the memory stays for the next one.
   void keep(std::uint32_t bucket);
 
-  /// Makes the bucket's vector what it was when it was kept last; never kept, one that was never opened. Copies; allocates only where the vector has been erased since.
+  /// The same without a copy, for a caller that from now on changes the vector by turn() alone.
+  void keep_in_turn(std::uint32_t bucket);
+
+  /// Memory for the bucket's next vector, as long as the one that it has; empty where the last one that was
+  /// kept lies apart, so that the bucket changes in place. Its values are of no meaning.
+  Span<float> next(std::uint32_t bucket);
+
+  /// What next() gave is the bucket's vector. The one before is what undo() returns to.
+  void turn(std::uint32_t bucket);
+
+  /// Makes the bucket's vector what it was when it was kept last; never kept, one that was never opened.
+  /// Copies; allocates only where the vector has been erased since.
   void undo(std::uint32_t bucket);
   /// The same for elements [begin, begin + count) alone; those that were not there before are zeros.
   void undo(std::uint32_t bucket, std::size_t begin, std::size_t count);
@@ -48,15 +59,20 @@ class BucketVectors {
     Executor* executor = nullptr;
     std::unique_ptr<std::byte, detail::Release> memory;
     std::size_t size = 0;
+    bool is_kept = false;  // this is what undo() returns to, and kept_ has memory for the next one
 
     Span<float> span() const { return {reinterpret_cast<float*>(memory.get()), size, executor->memory()}; }
   };
 
   static Vector make(Executor& executor, std::size_t elements);
+  /// Before a bucket's vector goes: what was kept lies apart.
+  void part(std::uint32_t bucket);
+  bool is_kept(std::uint32_t bucket) const;
 
   StateKind kind_;
   std::map<std::uint32_t, Vector> vectors_;
-  std::map<std::uint32_t, Vector> kept_;  // the state at the end of the last step; never saved
+  std::map<std::uint32_t, Vector>
+      kept_;  // but for those that are kept themselves, the state at the end of the last step; never saved
   struct Loaded {
     std::vector<float> values;
     bool kept = false;

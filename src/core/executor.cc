@@ -1,8 +1,13 @@
 #include "thinwire/executor.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -115,9 +120,25 @@ class CpuExecutor final : public Executor {
   std::exception_ptr error_;
 };
 
+/// Asks for pages of 2 MiB where whole ones lie in it. Passes over vectors of a bucket's length wait for
+/// memory, and a processor fetches ahead within a page alone.
+void advise_large_pages([[maybe_unused]] void* begin, [[maybe_unused]] std::size_t bytes) {
+#ifdef __linux__
+  constexpr std::uintptr_t kPage = std::uintptr_t{2} << 20;
+  const auto first = (reinterpret_cast<std::uintptr_t>(begin) + kPage - 1) / kPage * kPage;
+  const auto last = (reinterpret_cast<std::uintptr_t>(begin) + bytes) / kPage * kPage;
+  // A kernel without such pages refuses, and the memory is as good as before.
+  if (first < last) static_cast<void>(madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE));
+#endif
+}
+
 class HostAllocator final : public Allocator {
  public:
-  void* allocate(std::size_t bytes) override { return ::operator new (bytes, std::align_val_t{64}); }
+  void* allocate(std::size_t bytes) override {
+    void* memory = ::operator new (bytes, std::align_val_t{64});
+    advise_large_pages(memory, bytes);
+    return memory;
+  }
   void release(void* pointer) noexcept override { ::operator delete (pointer, std::align_val_t{64}); }
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// FNV-1a of 64 bits, byte by byte: the checksum of files, and a hash of texts that every build agrees on. Slow on
-// large data, where content_hash.h and crc32c.h serve.
+// FNV-1a of 64 bits, byte by byte: the checksum of files, and a hash of texts that every build agrees on.
+// Slow on large data, where content_hash.h and crc32c.h serve.
 
 #include <cstddef>
 #include <cstdint>

@@ -174,6 +174,11 @@ Pipeline Registry::make(std::string_view spec) const {
   refuse_meaningless(parts, infos, systems_);
 
   Pipeline pipeline;
+  pipeline.undoes_steps = std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
+    return info->undoes_steps || info->state.empty();
+  });
+  pipeline.turns_residual =
+      std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->turns_residual; });
   Inner made;
   for (std::size_t i = parts.size(); i-- > 0;) {
     const SystemInfo& info = *infos[i];
@@ -181,6 +186,14 @@ Pipeline Registry::make(std::string_view spec) const {
     // A stage that keeps no residual of its own hands its inner system's through.
     const bool feedback = !info.stage || info.sparsifies ? options.flag(kFeedback) : made.feedback;
     if (!info.other_option.empty()) made.other = make_other(info, options.text(info.other_option));
+    if (info.members) {
+      for (const std::string& member : info.members(options)) made.members.push_back(make(member));
+    }
+    for (const Pipeline& member : made.members) {
+      pipeline.undoes_steps = pipeline.undoes_steps && member.undoes_steps;
+      pipeline.has_state = pipeline.has_state || member.has_state;
+      pipeline.turns_residual = pipeline.turns_residual && member.turns_residual;
+    }
     std::unique_ptr<Synchronizer> outer = info.make(options, std::exchange(made, Inner{}));
     made = {std::move(outer), feedback};
     pipeline.spec = with_all_options(parts[i], info) + (pipeline.spec.empty() ? "" : "+" + pipeline.spec);
@@ -190,11 +203,8 @@ Pipeline Registry::make(std::string_view spec) const {
   pipeline.lossless = std::none_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
     return info->stage ? info->sparsifies : !info->lossless;
   });
-  pipeline.undoes_steps = std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
-    return info->undoes_steps || info->state.empty();
-  });
   pipeline.has_state =
-      pipeline.feedback ||
+      pipeline.has_state || pipeline.feedback ||
       std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return !info->state.empty(); });
   pipeline.freezes_variance = infos.back()->freezes_variance;
   const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);

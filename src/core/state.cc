@@ -48,8 +48,8 @@ class Source {
     read(&value, sizeof value, what);
     return value;
   }
-  /// A block whose length the file claims: read in steps that double, so that a wrong length ends with the file
-  /// instead of an allocation much larger than the file.
+  /// A block whose length the file claims: read in steps that double, so that a wrong length ends with the
+  /// file instead of an allocation much larger than the file.
   template <class Container>
   void read_block(Container& block, std::uint64_t size, const char* what) {
     constexpr std::uint64_t kFirst = 1u << 12;

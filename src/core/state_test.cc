@@ -179,6 +179,64 @@ TEST(BucketVectors, KeepTheirSize) {
   EXPECT_THROW(vectors.open(*executor, 0, 6), std::invalid_argument);
 }
 
+class InTurn : public testing::Test {
+ protected:
+  /// A step that leaves this value everywhere.
+  void turn_to(float value) {
+    const Span<float> next = vectors.next(0);
+    ASSERT_EQ(next.size(), 3u);
+    EXPECT_NE(next.data(), vectors.find(0).data());
+    std::fill(next.begin(), next.end(), value);
+    vectors.turn(0);
+  }
+  std::vector<float> values() const {
+    const Span<const float> now = vectors.find(0);
+    return {now.begin(), now.end()};
+  }
+  static std::vector<float> threes(float value) { return std::vector<float>(3, value); }
+
+  std::unique_ptr<Executor> executor = make_cpu_executor(1);
+  BucketVectors vectors{kResidual};
+};
+
+TEST_F(InTurn, AStepIsUndoneWhollyOrInPart) {
+  vectors.open(*executor, 0, 3);
+  EXPECT_TRUE(vectors.next(0).empty()) << "nothing was kept: the first step changes in place";
+  vectors.keep_in_turn(0);
+  turn_to(1);
+  EXPECT_EQ(values(), threes(1));
+  EXPECT_TRUE(vectors.next(0).empty()) << "a second change in this step goes on in place";
+  vectors.undo(0);
+  EXPECT_EQ(values(), threes(0));
+
+  vectors.keep_in_turn(0);
+  turn_to(2);
+  vectors.keep_in_turn(0);
+  vectors.undo(0);
+  EXPECT_EQ(values(), threes(2)) << "what was kept last stays";
+  turn_to(3);
+  vectors.undo(0, 1, 2);
+  EXPECT_EQ(values(), (std::vector<float>{3, 2, 2}));
+}
+
+TEST_F(InTurn, WhatWasKeptOutlivesErasingAndLoading) {
+  vectors.open(*executor, 0, 3);
+  vectors.keep_in_turn(0);
+  turn_to(4);
+  vectors.keep_in_turn(0);
+  vectors.erase(0);
+  EXPECT_TRUE(vectors.find(0).empty());
+  vectors.undo(0);
+  EXPECT_EQ(values(), threes(4));
+
+  vectors.keep_in_turn(0);
+  vectors.load(BucketReader(StateReader(StateWriter()), {{{"a", 3}}}));
+  vectors.undo(0);
+  EXPECT_EQ(values(), threes(4));
+  vectors.keep(0);
+  EXPECT_TRUE(vectors.next(0).empty()) << "a copy lies apart";
+}
+
 TEST(BucketVectors, GoFromOneMemoryToAnother) {
   const std::vector<BucketLayout> layouts = {{{"a", 3}, {"b", 2}}, {{"c", 4}}};
   for_each_executor([&](Executor& from, const std::string& saved_on) {

@@ -23,6 +23,15 @@ RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>
   throw std::logic_error("this system takes no rows: densify them first");
 }
 
+std::string Synchronizer::explain() const {
+  return {};
+}
+
+std::vector<float> Synchronizer::decision() const {
+  return {};
+}
+void Synchronizer::follow(Span<const float>) {}
+
 void Synchronizer::save(BucketWriter&) const {}
 void Synchronizer::load(const BucketReader&) {}
 

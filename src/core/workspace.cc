@@ -14,7 +14,8 @@ void* Workspace::take_bytes(std::size_t size) {
   // One line more than asked for: kernels may load whole vectors at the end.
   const std::size_t needed = (size + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
   if (blocks_.empty() || offset_ + needed > blocks_.back().size) {
-    // Twice as much each time: few blocks, and pages that nobody touches cost nothing.
+    // Twice as much each time: few blocks, and pages that nobody touches cost nothing, but for the large one
+    // that the last touched byte lies in.
     add_block(std::max({needed, kSmallestBlock, capacity_bytes()}));
   }
   void* result = blocks_.back().bytes.get() + offset_;

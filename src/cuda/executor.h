@@ -6,6 +6,7 @@
 
 #include "cuda/runtime.h"
 #include "thinwire/cuda.h"
+#include "thinwire/residual_span.h"
 
 namespace thinwire::cuda {
 
@@ -72,6 +73,12 @@ class CudaExecutor final : public Executor {
 /// The executor behind a span of device memory. Throws std::invalid_argument for one of the CPU, which cannot
 /// work on it.
 CudaExecutor& executor_on_device(Executor& executor);
+
+/// Where a kernel that knows one residual only changes it in place.
+inline Span<float> in_place(CudaExecutor& executor, const ResidualSpan& residual) {
+  if (!residual.in_place()) copy(executor, residual.before, residual.after);
+  return residual.after;
+}
 
 /// Temporary memory of the device, from CUDA's pool in the order of the stream.
 template <class T>

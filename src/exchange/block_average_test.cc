@@ -34,7 +34,8 @@ std::vector<float> rounded(const std::vector<float>& values, std::size_t block, 
   return result;
 }
 
-/// What owners have before they code it, and what each rank's own codes left out. Parts are coded by themselves.
+/// What owners have before they code it, and what each rank's own codes left out. Parts are coded by
+/// themselves.
 struct Uplink {
   std::vector<float> average;
   std::vector<std::vector<float>> residuals;

@@ -56,7 +56,8 @@ void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, 
   step.report.finite = frames.finite() && std::isfinite(bound);
   if (!step.report.finite) return;
   step.clock.enter(Phase::decompress);
-  const double squares = coder.average(step.executor, coded, frames.self(), gradient, residual);
+  const double squares =
+      coder.average(step.executor, coded, frames.self(), gradient, step.turn.write(residual));
   if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
 }
 

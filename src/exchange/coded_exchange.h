@@ -27,7 +27,7 @@ class Coder {
   /// gradient becomes the mean over ranks of Q(p), added in rank order; residual, unless empty, p - Q(p) of
   /// rank `self`. frames: of all ranks, readable. Returns the new residual's sum of squares.
   virtual double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
-                         Span<float> gradient, Span<float> residual) const = 0;
+                         Span<float> gradient, ResidualSpan residual) const = 0;
 };
 
 /// The largest magnitude in a table of rank `source`. Throws CorruptFrame where a float is not finite.

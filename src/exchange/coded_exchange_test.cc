@@ -40,7 +40,7 @@ class TwoMagnitudes final : public Coder {
     if (table[0] > table[1]) throw CorruptFrame("rank " + std::to_string(rank) + ": magnitudes descend");
   }
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
-                 Span<float> residual) const override {
+                 ResidualSpan residual) const override {
     return average_tiles(executor, frames.size(), self, gradient, residual,
                          [&](std::size_t rank, std::size_t first, bool add, Span<float> values) {
                            const auto table = frames[rank].table();
@@ -187,7 +187,7 @@ TEST(CodedExchange, WhatIsNotFiniteOnOneRankOrInTheSumIsToldToAll) {
           return true;
         }
         double average(Executor&, Span<const CodedFrame>, std::size_t, Span<float>,
-                       Span<float>) const override {
+                       ResidualSpan) const override {
           ADD_FAILURE() << "the sum of three such values is not finite";
           return 0;
         }

@@ -35,8 +35,8 @@ class FrameHeaders {
 
   /// The header of a frame of rank `source`.
   FrameHeader header(std::size_t source, const FrameContents& contents) const;
-  /// Writes this rank's header in front of the finished payload. Before the frame goes to anyone: a message under
-  /// way may not be written to.
+  /// Writes this rank's header in front of the finished payload. Before the frame goes to anyone: a message
+  /// under way may not be written to.
   void seal(Span<std::byte> frame, const FrameContents& contents) const;
   /// The same for a payload that goes in a message of its own; header: 64 bytes.
   void seal_alone(Span<std::byte> header, const FrameContents& contents, Span<const std::byte> payload) const;

@@ -149,7 +149,7 @@ RowMean PushPull::pull() {
 /// The headers of all owners' results, checked.
 void PushPull::await_results(RowMessages& results) {
   results.for_peers([&](std::size_t owner) {
-    const FrameHeader& arrived = results.await_header(owner, owned_slots(owner));
+    const FrameHeader& arrived = results.await_header(owner, owned_slots(owner), world_);
     if (scheme_.pull_bitmaps && arrived.type == FrameType::row_bitmap) {
       require_field(arrived, "slots", arrived.count, owned_slots(owner));
     } else {

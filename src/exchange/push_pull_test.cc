@@ -78,6 +78,7 @@ TEST(PushPull, ForgedFramesAreRefused) {
       {[](Forged& f) { f.header.bucket = 5; }, "bucket is 5, expected 4"},
       {[](Forged& f) { f.header.step = 8; }, "step is 8, expected 9"},
       {[](Forged& f) { f.header.source = 0; }, "source rank is 0, expected 1"},
+      {[](Forged& f) { f.header.workers = 2; }, "workers is 2, expected 1"},
       {[](Forged& f) { f.header.width = 2; }, "row width is 2, expected 1"},
       {[](Forged& f) { f.header.count = 51; }, "count is 51, at most 50"},
       {[](Forged& f) { f.header.first = 1; }, "1 rows in all, expected at least the 2 listed"},
@@ -140,6 +141,7 @@ std::string complaint_about_pull(const std::function<void(FrameHeader&, std::vec
         swap_headers(kPushTag, push, {});
         FrameHeader pull = push;
         pull.type = FrameType::row_bitmap;
+        pull.workers = 2;
         pull.first = 50;
         pull.count = 50;
         std::vector<std::byte> payload(row_bitmap_bytes(50, 1, 1), std::byte{0});
@@ -170,6 +172,7 @@ TEST(PushPull, ForgedPullsAreRefused) {
   using Spoil = std::function<void(FrameHeader&, std::vector<std::byte>&)>;
   EXPECT_EQ(complaint_about_pull([](FrameHeader&, std::vector<std::byte>&) {}), "none");
   const std::vector<std::pair<Spoil, std::string>> cases = {
+      {[](FrameHeader& h, std::vector<std::byte>&) { h.workers = 1; }, "workers is 1, expected 2"},
       {[](FrameHeader& h, std::vector<std::byte>&) { h.first = 49; }, "first slot is 49, expected 50"},
       {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 49; }, "slots is 49, expected 50"},
       {[](FrameHeader& h, std::vector<std::byte>&) { h.count = 51; }, "count is 51, at most 50"},

@@ -47,7 +47,7 @@ void RowMessages::expect(std::size_t peer) {
   headers_[peer] = step_.communicator.receive(static_cast<int>(peer), tag_, header_bytes_of(peer));
 }
 
-const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t most_rows) {
+const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t most_rows, std::size_t workers) {
   headers_[peer].wait();
   Incoming& incoming = incoming_[peer];
   const FrameHeader expected = frames_.header(peer, {});
@@ -60,7 +60,9 @@ const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t mos
   require_field(header, "bucket", header.bucket, expected.bucket);
   require_field(header, "step", header.step, expected.step);
   require_field(header, "source rank", header.source, expected.source);
-  // Of other types the number of rows says nothing about the payload's length, which is about to be allocated.
+  require_field(header, "workers", header.workers, workers);
+  // Of other types the number of rows says nothing about the payload's length, which is about to be
+  // allocated.
   if (header.type != FrameType::row_bitmap) {
     require_field(header, "type", static_cast<std::uint64_t>(header.type),
                   static_cast<std::uint64_t>(FrameType::row_list));
@@ -80,7 +82,7 @@ const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t mos
 }
 
 const FrameHeader& RowMessages::await_list_header(std::size_t peer, std::uint64_t most_rows) {
-  const FrameHeader& header = await_header(peer, most_rows);
+  const FrameHeader& header = await_header(peer, most_rows, 1);
   require_field(header, "type", static_cast<std::uint64_t>(header.type),
                 static_cast<std::uint64_t>(FrameType::row_list));
   return header;

@@ -34,10 +34,11 @@ class RowMessages {
 
   /// Announces that a frame from `peer` will come. Before send() where both happen.
   void expect(std::size_t peer);
-  /// Waits for the peer's header, checks it (bucket, step, sender, row width), hears whether all is finite
-  /// and starts receiving the payload. most_rows: what count may at most be. Throws CorruptFrame, CommError.
-  const FrameHeader& await_header(std::size_t peer, std::uint64_t most_rows);
-  /// The same for a frame that must be a list of rows.
+  /// Waits for the peer's header, checks it (bucket, step, sender, workers, row width), hears whether all is
+  /// finite and starts receiving the payload. most_rows: what count may at most be. workers: how many ranks'
+  /// data it stands for, so that nobody's part is taken for a result. Throws CorruptFrame, CommError.
+  const FrameHeader& await_header(std::size_t peer, std::uint64_t most_rows, std::size_t workers);
+  /// The same for a frame that must be a list of one rank's rows.
   const FrameHeader& await_list_header(std::size_t peer, std::uint64_t most_rows);
   /// What await_header returned.
   const FrameHeader& header_of(std::size_t peer) const { return incoming_[peer].header; }

@@ -28,6 +28,7 @@ ShardExchange::ShardExchange(BucketId bucket, Span<float> gradient, Span<float> 
                              Tags tags, std::size_t run, std::size_t first)
     : gradient_(gradient),
       residual_(residual),
+      turned_(residual),
       step_(step),
       frames_(bucket, step),
       up_(step.workspace.take<CodedFrame>(frames_.world())),
@@ -44,6 +45,7 @@ void ShardExchange::run() {
   step_.report.finite = frames_.finite();
   if (!frames_.finite()) return;
   step_.clock.enter(Phase::decompress);
+  turned_ = step_.turn.write(residual_);
   for (std::size_t owner = 0; owner < world(); ++owner) {
     if (owns(owner)) apply(owner);
   }

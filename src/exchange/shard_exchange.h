@@ -1,11 +1,11 @@
 #pragma once
-// A bucket through owners: every rank owns a shard of it. Each rank sends every owner its codes of the shard, the
-// owner makes the mean of them, and sends codes of that to all ranks.
+// A bucket through owners: every rank owns a shard of it. Each rank sends every owner its codes of the shard,
+// the owner makes the mean of them, and sends codes of that to all ranks.
 //
 //   p --codes of each shard, up--> its owner: mean --codes of it, down--> all ranks
 //
-// This is the order in which frames are received, made, sent and awaited, so that ranks work while frames travel.
-// Systems derive from it and say what a frame holds.
+// This is the order in which frames are received, made, sent and awaited, so that ranks work while frames
+// travel. Systems derive from it and say what a frame holds.
 
 #include "exchange/coded_exchange.h"
 #include "thinwire/function_ref.h"
@@ -55,14 +55,14 @@ class ShardExchange {
   ~ShardExchange() = default;
 
   virtual Codes codes(std::size_t owner, Leg leg) const = 0;
-  /// Fills up_[owner]. This rank's own shard comes last, when the others' are on their way: it has no frame unless
-  /// one is taken here, and put into arrived_ too where that is of use.
+  /// Fills up_[owner]. This rank's own shard comes last, when the others' are on their way: it has no frame
+  /// unless one is taken here, and put into arrived_ too where that is of use.
   virtual void encode(std::size_t owner) = 0;
   /// Fills down_[self()] from arrived_.
   virtual void encode_result() = 0;
   /// A frame that another rank made: throws CorruptFrame where values are out of bounds, and opens it.
   virtual void accept(std::size_t source, const CodedFrame& frame, Leg leg) = 0;
-  /// The shard's mean to the gradient, and what did not arrive to the residual.
+  /// The shard's mean to the gradient, and what did not arrive to turned_.
   virtual void apply(std::size_t owner) = 0;
 
   // The parts of run(), in this order.
@@ -77,10 +77,15 @@ class ShardExchange {
   Span<float> shard_in(Span<float> values, std::size_t owner) const {
     return values.empty() ? values : values.subspan(shard(owner).begin, shard(owner).size());
   }
+  /// The same of the residual as apply() writes it.
+  ResidualSpan turned_shard(std::size_t owner) const {
+    return turned_.empty() ? turned_ : turned_.subspan(shard(owner).begin, shard(owner).size());
+  }
   CodedFrame take_frame(std::size_t owner, Leg leg) const;
 
   Span<float> gradient_;
   Span<float> residual_;
+  ResidualSpan turned_;  // of the residual, from the first apply() on
   Step& step_;
   Frames frames_;
   Span<CodedFrame> up_;       // this rank's, by owner

@@ -1,5 +1,5 @@
-// What most kernels do with vectors of up to 16 lanes: sums of gradient and residual, masks of lanes to and from
-// 64-bit words. Included once per target.
+// What most kernels do with vectors of up to 16 lanes: sums of gradient and residual, masks of lanes to and
+// from 64-bit words. Included once per target.
 
 #if defined(THINWIRE_KERNELS_BITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_KERNELS_BITS_INL_H_
@@ -8,6 +8,7 @@
 #define THINWIRE_KERNELS_BITS_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -28,6 +29,21 @@ HWY_INLINE hn::Vec<D> load_sum(D d, const float* gradient, const float* residual
 }
 HWY_INLINE float sum_at(const float* gradient, const float* residual, std::size_t i) {
   return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+}
+
+/// Whether vectors of a residual can go past the caches from here on: Stream wants aligned memory.
+template <class D>
+HWY_INLINE bool goes_past_caches(D d, bool large, const float* to) {
+  return large && reinterpret_cast<std::uintptr_t>(to) % (hn::Lanes(d) * sizeof(float)) == 0;
+}
+/// After the last of them, finish_stores() or hwy::FlushStream() is called before another thread may read.
+template <class D>
+HWY_INLINE void store_residual(hn::Vec<D> value, D d, float* to, bool past_caches) {
+  if (past_caches) {
+    hn::Stream(value, d, to);
+  } else {
+    hn::StoreU(value, d, to);
+  }
 }
 
 /// The word whose lanes [shift, shift + N) are `mask`, other bits 0.

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "thinwire/executor.h"
+#include "thinwire/residual_span.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
@@ -34,6 +35,17 @@ inline double sum_over_blocks(Executor& executor, std::size_t count,
 template <class T>
 T* data_at(Span<T> operand, std::size_t offset = 0) {
   return operand.empty() ? nullptr : operand.data() + offset;
+}
+
+/// A residual's block: where it is read and where it is written; null where it is empty.
+struct ResidualBlock {
+  const float* before = nullptr;
+  float* after = nullptr;
+  bool large = false;  // see ResidualSpan
+};
+
+inline ResidualBlock data_at(const ResidualSpan& residual, std::size_t offset = 0) {
+  return {data_at(residual.before, offset), data_at(residual.after, offset), residual.large};
 }
 
 }  // namespace thinwire

@@ -1,5 +1,5 @@
-// What is exchanged is what every rank means: other buckets, steps and names are refused by all ranks before anything
-// is added up, and so are bytes that changed on the way.
+// What is exchanged is what every rank means: other buckets, steps and names are refused by all ranks before
+// anything is added up, and so are bytes that changed on the way.
 
 #include "tests/binding_cases.h"
 
@@ -113,8 +113,8 @@ Outcome run_flipped(const std::string& spec, std::uint64_t nth) {
   return outcome;
 }
 
-/// What rank 1 of three says where the nth message that it receives at the start is changed, and how many it has
-/// received.
+/// What rank 1 of three says where the nth message that it receives at the start is changed, and how many it
+/// has received.
 std::pair<std::string, std::uint64_t> start_flipped(std::uint64_t nth) {
   std::pair<std::string, std::uint64_t> outcome;
   const auto start = [&](Communicator& engine) {

@@ -1,6 +1,7 @@
 // The list of everything that this library can run. A new system joins by one line.
 
 #include "baselines/baselines.h"
+#include "planner/auto.h"
 #include "stages/stages.h"
 #include "systems/casq/casq.h"
 #include "systems/marsit/marsit.h"
@@ -14,6 +15,7 @@ namespace thinwire {
 const Registry& builtin_registry() {
   static const Registry registry = [] {
     Registry all;
+    all.add(auto_info());
     all.add(zen_info());
     all.add(marsit_info());
     all.add(s2_reducer_info());

@@ -72,8 +72,8 @@ Fields fields_of(const Configuration& configuration) {
           configuration.other};
 }
 
-/// The fields of rank `root`, on all ranks. They come from another rank: lengths are bounded, and only printable
-/// characters are shown. Collective.
+/// The fields of rank `root`, on all ranks. They come from another rank: lengths are bounded, and only
+/// printable characters are shown. Collective.
 Fields fields_from(Communicator& communicator, const Fields& mine, int root) {
   std::string joined;
   for (const auto& field : mine) joined += field + '\n';
@@ -120,8 +120,8 @@ void compare_configurations(Communicator& communicator, const Configuration& con
   std::transform(mine.begin(), mine.end(), hashes.begin(),
                  [](const std::string& text) { return hash_of(text); });
   std::vector<Hashes> all(static_cast<std::size_t>(communicator.size()));
-  // Its messages have checksums. Without them a rank that got a changed bit would ask the others for texts, and
-  // those know of no difference.
+  // Its messages have checksums. Without them a rank that got a changed bit would ask the others for texts,
+  // and those know of no difference.
   Exchange exchange(communicator, {.kind = "start"});
   communicator.all_gather(as_bytes(Span<const Hashes>(&hashes, 1)), as_writable_bytes(Span<Hashes>(all)));
   // Every rank finds the same one, so all take part in what follows.

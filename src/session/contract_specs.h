@@ -8,6 +8,8 @@
 namespace thinwire {
 
 inline const std::vector<std::string> kContractSpecs = {
+    "auto",
+    "auto:settle=0:steps=2",  // another system in every third step
     "dense",
     "dense:feedback=on",
     "half",

@@ -1,9 +1,9 @@
-// What reaches one rank is damaged on its way: for every system all ranks end with an error or the right mean,
-// none crashes, waits for ever or asks for far too much memory.
+// What reaches one rank is damaged on its way: for every system all ranks end with an error or the right
+// mean, none crashes, waits for ever or asks for far too much memory.
 //
-// Sums are those of Thinwire's own ring, whose messages have checksums. What an engine sums by itself passes by no
-// tap. A rank that lies may send different frames to different ranks, whose means then differ: that no checksum
-// finds, so of lies only crashes, endless waits and large allocations are looked for.
+// Sums are those of Thinwire's own ring, whose messages have checksums. What an engine sums by itself passes
+// by no tap. A rank that lies may send different frames to different ranks, whose means then differ: that no
+// checksum finds, so of lies only crashes, endless waits and large allocations are looked for.
 // fuzz/exchange.cc does the same to one rank by itself, for long.
 
 #include <gtest/gtest.h>
@@ -68,8 +68,8 @@ class Damager {
     if (step_ < 0) return;
     const std::vector<std::byte> original(message.begin(), message.end());
     if (step_ == plan_.step && result_.messages++ == plan_.message && !message.empty()) {
-      // A stamp of the step before has its checksum in itself: the rank asks the others what they do, who know of
-      // no difference, and all wait until the deadline.
+      // A stamp of the step before has its checksum in itself: the rank asks the others what they do, who
+      // know of no difference, and all wait until the deadline.
       const bool stamp = place.tag == kStampTag;
       damage(message, plan_.how, other_of(message.size()), before_of(stamp ? 0 : message.size()));
       result_.damaged = !std::equal(original.begin(), original.end(), message.begin());

@@ -1,4 +1,5 @@
-// Systems that keep a momentum: `one_bit_adam`, `zero_one_adam` and `demo`, held against their papers' equations.
+// Systems that keep a momentum: `one_bit_adam`, `zero_one_adam` and `demo`, held against their papers'
+// equations.
 
 #include <gtest/gtest.h>
 

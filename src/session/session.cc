@@ -166,6 +166,7 @@ void Session::run(BucketId bucket, Run&& run) {
             .parameter_rows = own.parameter_rows,
             .parameter_names = own.parameter_names,
             .scratch = own.executor.memory() == Memory::host ? own.workspace : own.scratch};
+  if (turns(own)) step.turn = {residual, undelivered_->residuals.next(bucket)};
   step.report.bucket = bucket;
   step.report.step = step_;
   step.report.elements = own.elements();
@@ -194,6 +195,7 @@ void Session::run(BucketId bucket, Run&& run) {
     fail(bucket, std::current_exception());
     throw;
   }
+  if (step.turn.written()) undelivered_->residuals.turn(bucket);
   StepReport& report = step.report;
   report.take_seconds(step.clock);
   report.wire = communicator_.traffic() - before;
@@ -280,6 +282,28 @@ std::string Session::spec() const {
   return "rows=" + pipelines_[1].spec + ",dense=" + pipelines_[0].spec;
 }
 
+std::string Session::explain() const {
+  std::string text;
+  for (const Pipeline& pipeline : pipelines_) {
+    const std::string lines = pipeline.synchronizer->explain();
+    if (!lines.empty()) text += (text.empty() ? "" : "\n") + lines;
+  }
+  return text;
+}
+
+std::vector<std::vector<float>> Session::decisions() const {
+  std::vector<std::vector<float>> all;
+  for (const Pipeline& pipeline : pipelines_) all.push_back(pipeline.synchronizer->decision());
+  return all;
+}
+
+void Session::follow(const std::vector<std::vector<float>>& decisions) {
+  finish_keeping();
+  for (std::size_t i = 0; i < pipelines_.size() && i < decisions.size(); ++i) {
+    if (!decisions[i].empty()) pipelines_[i].synchronizer->follow(decisions[i]);
+  }
+}
+
 const Pipeline& Session::pipeline(BucketId bucket) const {
   return pipelines_[buckets_.at(bucket)->pipeline];
 }
@@ -320,14 +344,6 @@ void Session::scale_state(float factor) {
   const bool started = started_;
   load(StateReader(scaled_state(StateReader(std::move(writer)), factor, *options_.registry)));
   started_ = started;
-}
-
-std::size_t Session::workspace_allocations() const {
-  std::size_t total = 0;
-  for (const auto& bucket : buckets_) {
-    total += bucket->workspace.allocations() + bucket->scratch.allocations();
-  }
-  return total;
 }
 
 void Session::save(StateWriter& writer) const {

@@ -36,7 +36,8 @@ struct Session::Bucket {
 
 struct Session::Undelivered {
   BucketVectors residuals{kResidual};
-  /// Whose changes next_step() keeps. While `keeper` is at work nothing else of this is touched, nor any system.
+  /// Whose changes next_step() keeps. While `keeper` is at work nothing else of this is touched, nor any
+  /// system.
   std::vector<BucketId> to_keep;
   std::exception_ptr keep_error;
   /// Of each pipeline that cannot undo by itself, what it saved after the last step that counts.

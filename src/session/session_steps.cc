@@ -61,6 +61,12 @@ void Session::fail(BucketId bucket, const std::exception_ptr& cause) {
   for (auto& own : buckets_) own->ran = false;
 }
 
+/// Whether the bucket's residual changes by turns between two memories, so that undoing needs no copy.
+bool Session::turns(const Bucket& bucket) const {
+  const Pipeline& own = pipelines_[bucket.pipeline];
+  return options_.undoes_steps && own.feedback && own.turns_residual;
+}
+
 /// What a pipeline saves, for want of keep().
 void Session::keep_by_state(std::size_t pipeline) {
   StateWriter writer;
@@ -104,7 +110,11 @@ void Session::keep() {
 void Session::keep_buckets() {
   for (const BucketId bucket : undelivered_->to_keep) {
     Bucket& own = *buckets_[bucket];
-    undelivered_->residuals.keep(bucket);
+    if (turns(own)) {
+      undelivered_->residuals.keep_in_turn(bucket);
+    } else {
+      undelivered_->residuals.keep(bucket);
+    }
     pipelines_[own.pipeline].synchronizer->keep_step(bucket);
     own.executor.wait();
   }

@@ -1,5 +1,5 @@
-// A step is all or nothing: after one that was not finite or that failed, every system's state is, to the bit,
-// that of the end of the step before.
+// A step is all or nothing: after one that was not finite or that failed, every system's state is, to the
+// bit, that of the end of the step before.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A residual that fades: before each step it is multiplied by a factor. What waits long was computed for weights
-// that have moved on meanwhile; a factor below 1 has it count for less with every step that it waits.
+// A residual that fades: before each step it is multiplied by a factor. What waits long was computed for
+// weights that have moved on meanwhile; a factor below 1 has it count for less with every step that it waits.
 //
 //   p = gradient + factor * residual --> inner system --> mean, residual
 //
@@ -7,9 +7,9 @@
 //
 //   sum over ranks of (gradient_in + factor * residual_in) = W * mean + sum over ranks of residual_out
 //
-// What waits k steps is delivered with the weight factor^k. Of a constant gradient that a system delivers every k
-// steps, (1 - factor^k) / (k (1 - factor)) comes through: 0.63 of it for 0.99 and k = 100. The factor of a step
-// without effect (a value that is not finite, an error) does not count.
+// What waits k steps is delivered with the weight factor^k. Of a constant gradient that a system delivers
+// every k steps, (1 - factor^k) / (k (1 - factor)) comes through: 0.63 of it for 0.99 and k = 100. The factor
+// of a step without effect (a value that is not finite, an error) does not count.
 //
 // Bytes per rank: those of the inner system.
 
@@ -29,7 +29,8 @@ class Decay final : public Forwarding {
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
     if (residual.empty() || factor_ == 1) return inner().synchronize(bucket, gradient, residual, step);
-    // The residual must be as it was where the step does not count, and a product cannot be undone to the bit.
+    // The residual must be as it was where the step does not count, and a product cannot be undone to the
+    // bit.
     const auto faded = step.scratch.take<float>(residual.size());
     copy<float>(step.executor, residual, faded);
     scale(step.executor, faded, factor_);

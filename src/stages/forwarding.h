@@ -18,6 +18,9 @@ class Forwarding : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return inner_->payload_bytes(workload);
   }
+  std::string explain() const override { return inner_->explain(); }
+  std::vector<float> decision() const override { return inner_->decision(); }
+  void follow(Span<const float> decision) override { inner_->follow(decision); }
   void save(BucketWriter& writer) const override { inner_->save(writer); }
   void load(const BucketReader& reader) override { inner_->load(reader); }
   void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }

@@ -1,7 +1,7 @@
 #pragma once
 // Momentum in front of compression for optimizers that keep their own: what travels is the momentum, which
-// turns slowly, and what is delivered is the gradient that makes the optimizer's momentum the one that arrived.
-// H. Tang et al., "1-bit Adam", ICML 2021 (arXiv 2102.02888), algorithm 1, lines 8 to 13.
+// turns slowly, and what is delivered is the gradient that makes the optimizer's momentum the one that
+// arrived. H. Tang et al., "1-bit Adam", ICML 2021 (arXiv 2102.02888), algorithm 1, lines 8 to 13.
 
 #include "thinwire/registry.h"
 
@@ -13,12 +13,12 @@ inline constexpr StateKind kDeliveredMomentum = {.name = "delivered_momentum",
                                                  .ranks = StateKind::Ranks::same,
                                                  .moves = true};
 
-/// Stage `momentum:momentum=M`. V is the momentum of all means delivered so far, the same on all ranks. Rank i hands
-/// M V + gradient to the inner system, with the residual; V' is the mean that comes back. Delivered is V' - M V. So
-/// the contract's equation holds as it stands: M V is added on both sides. An optimizer that sets m = M m + gradient
-/// (torch's SGD without dampening, and Adam's first moment with the factor 1 - beta1) has m = V', to rounding, if it
-/// began with the stage and nothing changes the means in between. A step that is not finite leaves V as it was. Keeps
-/// one float per element.
+/// Stage `momentum:momentum=M`. V is the momentum of all means delivered so far, the same on all ranks. Rank
+/// i hands M V + gradient to the inner system, with the residual; V' is the mean that comes back. Delivered
+/// is V' - M V. So the contract's equation holds as it stands: M V is added on both sides. An optimizer that
+/// sets m = M m + gradient (torch's SGD without dampening, and Adam's first moment with the factor 1 - beta1)
+/// has m = V', to rounding, if it began with the stage and nothing changes the means in between. A step that
+/// is not finite leaves V as it was. Keeps one float per element.
 SystemInfo inner_momentum_info();
 
 enum class MomentumTravels {

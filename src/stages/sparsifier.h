@@ -5,10 +5,11 @@
 //   p --select--> rows --inner system--> mean
 //    \-> residual: p outside the selection, 0 inside, plus what the inner system leaves when it has feedback
 //
-// At the start gradients turn quickly, so a ramp lets the share begin high and fall step by step, exponentially
-// (Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3, lets it fall by quarters, epoch by epoch).
-// It is an option of each sparsifier and no stage of its own: only what selects knows what a share is, and its last
-// value stands beside it already. Within `warm_up` its steps count from the end of the warm-up on, as all do.
+// At the start gradients turn quickly, so a ramp lets the share begin high and fall step by step,
+// exponentially (Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3, lets it fall by
+// quarters, epoch by epoch). It is an option of each sparsifier and no stage of its own: only what selects
+// knows what a share is, and its last value stands beside it already. Within `warm_up` its steps count from
+// the end of the warm-up on, as all do.
 
 #include <vector>
 

@@ -1,13 +1,14 @@
-// A milder system for the first steps. At the start gradients turn quickly, and what is held back arrives when
-// it no longer fits; later it does. (Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3, ramps
-// a sparsifier for the same reason.)
+// A milder system for the first steps. At the start gradients turn quickly, and what is held back arrives
+// when it no longer fits; later it does. (Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3,
+// ramps a sparsifier for the same reason.)
 //
 //   p --step < steps--> the system of `with` --> mean
 //    \--afterwards-----> inner system ----------> mean
 //
 // Both are given the same residual, so nothing is lost where they change. The inner system counts its steps
-// from the end of the warm-up on: so what it does in its first step, or every so many, it does then. For a ramp
-// stages follow each other: "warm_up:steps=50+warm_up:steps=150:with=qsgd/bits=4+casq" has casq from step 200 on.
+// from the end of the warm-up on: so what it does in its first step, or every so many, it does then. For a
+// ramp stages follow each other: "warm_up:steps=50+warm_up:steps=150:with=qsgd/bits=4+casq" has casq from
+// step 200 on.
 //
 // Bytes per rank: those of the system whose step it is.
 

@@ -38,7 +38,8 @@ struct Choice {
   }
 };
 
-/// body(begin, elements) for each chosen parameter in order. parameters: a Step's or a Workload's description.
+/// body(begin, elements) for each chosen parameter in order. parameters: a Step's or a Workload's
+/// description.
 template <class Parameters, class Body>
 void for_each_chosen(const Choice& choice, const Parameters& parameters, std::size_t elements, Body&& body) {
   const auto& ends = parameters.parameter_ends;

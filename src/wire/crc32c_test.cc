@@ -31,6 +31,7 @@ TEST(Crc32c, PublishedValues) {
   const std::string_view digits = "123456789";
   const Span<const std::byte> text(reinterpret_cast<const std::byte*>(digits.data()), digits.size());
   EXPECT_EQ(crc32c(text), 0xE3069283u);
+  EXPECT_EQ(crc32c_by_words(text), 0xE3069283u);
   EXPECT_EQ(crc32c_by_tables(text), 0xE3069283u);
   const std::vector<std::byte> zeros(32);
   EXPECT_EQ(crc32c(zeros), 0x8A9136AAu);  // RFC 3720, B.4
@@ -41,12 +42,13 @@ TEST(Crc32c, PublishedValues) {
 
 TEST(Crc32c, EveryLengthAndAlignmentIsTheDefinitions) {
   const auto bytes = random_bytes(70'000);
-  for (const std::size_t size :
-       {0u, 1u, 7u, 8u, 9u, 63u, 767u, 768u, 775u, 1537u, 12'288u, 12'289u, 13'063u, 69'000u}) {
+  for (const std::size_t size : {0u, 1u, 7u, 8u, 9u, 63u, 511u, 512u, 513u, 767u, 768u, 775u, 1537u, 12'288u,
+                                 12'289u, 13'063u, 69'000u}) {
     for (const std::size_t first : {0u, 1u, 5u}) {
       const auto part = Span<const std::byte>(bytes).subspan(first, size);
       const std::uint32_t expected = crc_by_bits(part);
       EXPECT_EQ(crc32c(part), expected) << size << " bytes from " << first;
+      EXPECT_EQ(crc32c_by_words(part), expected) << size << " bytes from " << first;
       EXPECT_EQ(crc32c_by_tables(part), expected) << size << " bytes from " << first;
       EXPECT_EQ(crc32c(part.subspan(size / 3, size - size / 3), crc32c(part.first(size / 3))), expected);
     }

@@ -42,8 +42,8 @@ T get(Span<const std::byte> frame, std::size_t at) {
   return value;
 }
 
-/// Of the header's other fields. Not against malice, which checks of each field must withstand, but it tells a
-/// torn or misaligned message from a wrong one.
+/// Of the header's other fields. Not against malice, which checks of each field must withstand, but it tells
+/// a torn or misaligned message from a wrong one.
 std::uint32_t checksum(Span<const std::byte> frame) {
   return crc32c(frame.first(kChecksumAt));
 }

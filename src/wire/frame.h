@@ -45,12 +45,13 @@ struct FrameHeader {
   bool non_finite() const { return (flags & kNonFinite) != 0; }
 };
 
-/// Writes the header into frame[0, 64). frame: with the finished payload behind the header, whose checksum is taken
-/// then; or 64 bytes alone, for a payload in a message of its own, whose checksum header.payload_checksum is.
+/// Writes the header into frame[0, 64). frame: with the finished payload behind the header, whose checksum is
+/// taken then; or 64 bytes alone, for a payload in a message of its own, whose checksum
+/// header.payload_checksum is.
 void write_frame_header(Span<std::byte> frame, const FrameHeader& header);
 
-/// Makes magic, version and checksums right for whatever the header's other fields and the payload are now: how
-/// tests and fuzzers play a rank that lies. header: 64 bytes; payload: of the same frame.
+/// Makes magic, version and checksums right for whatever the header's other fields and the payload are now:
+/// how tests and fuzzers play a rank that lies. header: 64 bytes; payload: of the same frame.
 void seal_as_it_is(Span<std::byte> header, Span<const std::byte> payload);
 
 /// Where a frame's payload is: behind the header, or in a message of its own that follows, where the receiver
@@ -59,8 +60,8 @@ enum class PayloadPlace : std::uint8_t { behind_header, next_message };
 
 /// Reads and checks everything that does not depend on the receiver: size, magic, version, type, known flags,
 /// checksum of the header, payload length against the frame's size, count against the payload length for the
-/// type, checksum of the payload. With PayloadPlace::next_message, frame is the header alone, and check_payload() is
-/// for what follows. Throws CorruptFrame, saying which field.
+/// type, checksum of the payload. With PayloadPlace::next_message, frame is the header alone, and
+/// check_payload() is for what follows. Throws CorruptFrame, saying which field.
 FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place = PayloadPlace::behind_header);
 
 /// read_frame_header, then compares with what the receiver expects: type, bucket, step, source, workers,

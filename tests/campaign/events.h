@@ -1,8 +1,8 @@
 #pragma once
 // What a rank of the campaign tells the keeper of its run, and the faults that it does to itself.
 //
-// Each rank writes lines of JSON to the FIFO events-RANK and reads a byte from acks-RANK when it waits for the
-// keeper. Both lie in the run's folder.
+// Each rank writes lines of JSON to the FIFO events-RANK and reads a byte from acks-RANK when it waits for
+// the keeper. Both lie in the run's folder.
 
 #include <fcntl.h>
 #include <signal.h>

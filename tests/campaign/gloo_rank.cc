@@ -1,5 +1,5 @@
-// campaign_gloo_rank(KEY=VALUE...): one rank of the campaign on a Session over Gloo, see session_rank.h. In a library, since
-// a process that has loaded libtorch already forks into a rank in no time.
+// campaign_gloo_rank(KEY=VALUE...): one rank of the campaign on a Session over Gloo, see session_rank.h. In a
+// library, since a process that has loaded libtorch already forks into a rank in no time.
 
 #include "apps/engine.h"
 #include "tests/campaign/session_rank.h"

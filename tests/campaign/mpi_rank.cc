@@ -1,5 +1,5 @@
-// mpi_rank KEY=VALUE...: one rank of the campaign on a Session under mpirun, see session_rank.h. Turns over a bit of what MPI
-// delivers, as shim.cc does of what sockets deliver, through MPI's interface for profilers.
+// mpi_rank KEY=VALUE...: one rank of the campaign on a Session under mpirun, see session_rank.h. Turns over a
+// bit of what MPI delivers, as shim.cc does of what sockets deliver, through MPI's interface for profilers.
 
 #include <atomic>
 #include <map>

@@ -3,12 +3,13 @@
 //   world, deadline           of the engine
 //   spec, seed                of the session
 //   folder                    of the run: FIFOs, states, results
-//   start, steps, every       first step (a state of it is loaded unless 0), number of steps, steps from save to save
+//   start, steps, every       first step (a state of it is loaded unless 0), number of steps, and steps
+//                             from save to save
 //   victim, fault, place, at_step, at_bucket, delay_us, amount   what happens to whom, see events.h
 //
-// It trains "parameters" that are the sum of all means. After its last step it writes final-RANK: the elements as
-// three arrays of double, the sum of its own gradients over all steps, the sum of means, the residual. Status
-// 1 and one line on stderr after an error, after which it looks at its state once more.
+// It trains "parameters" that are the sum of all means. After its last step it writes final-RANK: the
+// elements as three arrays of double, the sum of its own gradients over all steps, the sum of means, the
+// residual. Status 1 and one line on stderr after an error, after which it looks at its state once more.
 
 #include <unistd.h>
 

@@ -1,11 +1,13 @@
-// Faults inside of one process that nothing outside can make; preloaded into the campaign's ranks, idle until called.
-//   campaign_flip(n)    turns over one bit of what the process receives, n payload bytes from now: between the sender, whose
-//                       checksums are made, and the receiver, who has not looked yet
+// Faults inside of one process that nothing outside can make; preloaded into the campaign's ranks, idle until
+// called.
+//   campaign_flip(n)    turns over one bit of what the process receives, n payload bytes from now: between
+//                       the sender, whose checksums are made, and the receiver, who has not looked yet
 //   campaign_flipped()  the sender's port, once that has happened; else 0
 //   campaign_clock(s)   lets the time of day jump by s seconds; the monotonic clock goes on as clocks do
-//   campaign_lose(n)    drops n of 1,000 packets that arrive at this process's TCP connections, as a bad cable would
-// Only reads from sockets of Gloo are touched: those of the rendezvous store have the port in MASTER_PORT at one end, and
-// Gloo's own headers, of 48 bytes, are no payload.
+//   campaign_lose(n)    drops n of 1,000 packets that arrive at this process's TCP connections, as a bad
+//                       cable would
+// Only reads from sockets of Gloo are touched: those of the rendezvous store have the port in MASTER_PORT at
+// one end, and Gloo's own headers, of 48 bytes, are no payload.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -128,8 +130,8 @@ time_t time(time_t* result) {
   return now.tv_sec;
 }
 
-// A wait until a time of day that begins after a jump ends by this process's clock. The kernel knows nothing of the jump, so
-// it waits a little at a time; that a wait may end early is any caller's to expect.
+// A wait until a time of day that begins after a jump ends by this process's clock. The kernel knows nothing
+// of the jump, so it waits a little at a time; that a wait may end early is any caller's to expect.
 int pthread_cond_timedwait(pthread_cond_t* __restrict condition, pthread_mutex_t* __restrict mutex,
                            const timespec* __restrict end) {
   static decltype(&pthread_cond_timedwait) next;

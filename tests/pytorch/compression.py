@@ -10,7 +10,7 @@ from common import (
 SPECS = ["dense", "half", "marsit:full_every=3", "casq", "sketched_sgd:ratio=0.1", "power_sgd:rank=2", "ef_signsgd", "signsgd", "ssdm",
          "qsgd:bits=3", "terngrad", "nuqsgd:bits=3", "alq:bits=3", "amq:bits=3", "zen", "agsparse", "top_k:ratio=0.1+zen",
          "dgc:ratio=0.1+agsparse", "block_top_k:ratio=0.25:block=16+s2_reducer:lambda=exact", "global_top_k:ratio=0.1", "omnireduce",
-         "sparcml", "sparse_ps"]
+         "sparcml", "sparse_ps", "auto", "auto:settle=0:steps=2"]
 
 
 def every_system_agrees():
@@ -25,6 +25,37 @@ def every_system_agrees():
         headers = report["last_step"]["frame_header_bytes"]
         assert sent == formula + headers, f"{spec}: {sent} bytes, formula {formula} and {headers} of headers"
         handle.close()
+
+
+def auto_chooses_and_says_why():
+    """Whatever the times say: all ranks choose alike, every bucket is told of, and a resumed run keeps the choice."""
+    spec = "auto:settle=1:rounds=1:steps=2:interval=64"
+    model = wrap(Net)
+    handle = register(model, spec)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    used = []
+    for step in range(11):
+        assert step in (0, 10) or "nothing is chosen yet" in handle.explain(), handle.explain()
+        train(model, 1, first=step, optimizer=optimizer)
+        schemes = {bucket["scheme"] for bucket in handle.report()["buckets"]}
+        assert len(schemes) == 1, f"lanes differ: {schemes}"
+        used.append(schemes.pop())
+    require_agreement(model, spec)
+    assert [one.split(":")[0] for one in used[:9]] == ["dense"] * 3 + ["half"] * 3 + ["power_sgd"] * 3, used
+    (line,) = handle.explain().splitlines()
+    assert line.startswith("step 9: " + used[10].split(":")[0]), (line, used)
+    for name in ("with dense", "with half:feedback=on", "with power_sgd:rank=32:bits=8"):
+        assert name in line or used[10].startswith("power_sgd"), (name, line)
+    known = [None] * WORLD
+    torch.distributed.all_gather_object(known, used)
+    assert all(one == used for one in known), known
+    state = handle.state_dict()
+    again = wrap(Net)
+    resumed = register(again, spec)
+    resumed.load_state_dict(state)
+    train(again, 2, first=11)
+    assert {bucket["scheme"] for bucket in resumed.report()["buckets"]} == {used[10]}
+    assert "as in the state that was loaded" in resumed.explain(), resumed.explain()
 
 
 def given(step, sizes, scale=1.0):
@@ -326,7 +357,7 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
+COMPRESSION = [every_system_agrees, auto_chooses_and_says_why, compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
                loss_scaling, overflow_in_the_first_step,
                overflow_where_buckets_are_rebuilt, a_backward_that_raises, means_beyond_float16, skipped_steps,
                tiny_model, reports_and_logs]

@@ -19,7 +19,7 @@ from compression import residuals_of
 def resumes_bit_for_bit():
     """As a new process does: its first step is in the buckets that DDP begins with, which are others than those of later steps."""
     specs = ["dense", "half", "casq", "marsit", "marsit:full_every=3", "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2"]
-    specs += ["whole+casq", "warm_up:steps=3:with=qsgd/bits=4+power_sgd:rank=2", "qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0", "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd"]
+    specs += ["auto:settle=0:steps=2", "whole+casq", "warm_up:steps=3:with=qsgd/bits=4+power_sgd:rank=2", "qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0", "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd"]
     for spec in specs:
         cases = [(Net, 0)]
         if spec in ("casq", "sketched_sgd:ratio=0.1:dense_below=0"):

@@ -8,8 +8,11 @@ import torch
 import torch.distributed as dist
 
 from adam import ADAM
-from common import RANK
+from common import RANK, end
 from compression import COMPRESSION, nothing_is_lost
+from dcp import DCP
+from exits import EXITS
+from hooks import HOOKS
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
 from loss_scale import LOSS_SCALE
 from misuse import MISUSE, dies, replicas_that_differ, subgroups
@@ -23,10 +26,12 @@ GROUPS = {
     "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],  # which have models on the host, too
     "plain": PLAIN,
     "compression": COMPRESSION + LOSS_SCALE,
-    "states": STATES,
+    "states": STATES + DCP,
     "misuse": MISUSE,
     "steps": STEPS,
     "adam": ADAM,
+    "hooks": HOOKS,
+    "exits": EXITS,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
               replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],
@@ -54,6 +59,8 @@ def main():
             raise
         if RANK == 0:
             print(f"{verdict} {name}", flush=True)
+    if sys.argv[1] != "exits":
+        end()
 
 
 main()

@@ -17,9 +17,9 @@ struct TransformerSizes {
 };
 
 /// words [n, length], int64, length at most shape.length -> logits of the next word [n * length, classes].
-/// Radford et al. 2019 (GPT-2): learned places, a norm before each attention and each perceptron of 4 * width,
-/// GELU, and one table for reading words and for foretelling them. Throws std::invalid_argument for sizes
-/// below 1 and for heads that do not divide the width.
+/// Radford et al. 2019 (GPT-2): learned places, a norm before each attention and each perceptron of 4 *
+/// width, GELU, and one table for reading words and for foretelling them. Throws std::invalid_argument for
+/// sizes below 1 and for heads that do not divide the width.
 std::shared_ptr<Model> make_transformer(const ModelShape& shape, const TransformerSizes& sizes);
 
 }  // namespace thinwire::train

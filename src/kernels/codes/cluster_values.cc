@@ -52,7 +52,7 @@ void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::
 }
 
 double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
-                      Span<float> gradient, Span<float> residual) {
+                      Span<float> gradient, ResidualSpan residual) {
   THINWIRE_ON_DEVICE(apply_clusters, executor, coded, self, gradient, residual);
   return average_tiles(executor, coded.size(), self, gradient, residual,
                        [&](std::size_t rank, std::size_t at, bool add, Span<float> values) {
@@ -61,7 +61,7 @@ double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::
 }
 
 double subtract_clusters(Executor& executor, const CodedClusters& own, const RecodedShard& shard,
-                         Span<const float> results, Span<float> gradient, Span<float> residual) {
+                         Span<const float> results, Span<float> gradient, ResidualSpan residual) {
   THINWIRE_ON_DEVICE(subtract_clusters, executor, own, shard, results, gradient, residual);
   const std::size_t shard_end = shard.begin + shard.average.size();
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
@@ -78,6 +78,7 @@ double subtract_clusters(Executor& executor, const CodedClusters& own, const Rec
       squares += apply_average_serially(part, results.subspan(at, count), 1.0f, gradient.subspan(at, count),
                                         residual.subspan(at, count));
     });
+    finish_stores(residual);
     return squares;
   });
 }

@@ -272,8 +272,9 @@ void average_clusters_on_cuda(Executor& executor, Span<const CodedClusters> code
 }
 
 double apply_clusters_on_cuda(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
-                              Span<float> gradient, Span<float> residual) {
+                              Span<float> gradient, ResidualSpan turned) {
   CudaExecutor& own = executor_on_device(executor);
+  const Span<float> residual = in_place(own, turned);
   const Brought brought(own, coded);
   const Grid grid = grid_for_runs(gradient.size());
   const Findings findings(own, grid);
@@ -288,12 +289,13 @@ double apply_clusters_on_cuda(Executor& executor, Span<const CodedClusters> code
 }
 
 double subtract_clusters_on_cuda(Executor& executor, const CodedClusters& coded, const RecodedShard& shard,
-                                 Span<const float> results, Span<float> gradient, Span<float> residual) {
-  if (residual.empty()) {
+                                 Span<const float> results, Span<float> gradient, ResidualSpan turned) {
+  if (turned.empty()) {
     copy(executor, results, gradient);
     return 0;
   }
   CudaExecutor& own = executor_on_device(executor);
+  const Span<float> residual = in_place(own, turned);
   const Brought brought(own, {&coded, 1});
   const Operand a(own, shard.average);
   const Grid grid = grid_for_runs(gradient.size());

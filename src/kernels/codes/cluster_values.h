@@ -2,6 +2,7 @@
 // What CASQ's codes and the means of its cells say, for whole vectors.
 
 #include "kernels/codes/cluster_sketch.h"
+#include "thinwire/residual_span.h"
 
 namespace thinwire {
 
@@ -29,7 +30,7 @@ void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::
 /// be empty. Returns the new residual's sum of squares, 0 where there is none. The same mean on every
 /// machine.
 double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
-                      Span<float> gradient, Span<float> residual);
+                      Span<float> gradient, ResidualSpan residual);
 
 /// The elements from `begin` on of which `average` was known, and was coded again for all ranks.
 struct RecodedShard {
@@ -42,6 +43,6 @@ struct RecodedShard {
 /// shard less world * (average - results). residual may be empty, `own` is not looked at then. Returns the
 /// new residual's sum of squares, 0 where there is none.
 double subtract_clusters(Executor& executor, const CodedClusters& own, const RecodedShard& shard,
-                         Span<const float> results, Span<float> gradient, Span<float> residual);
+                         Span<const float> results, Span<float> gradient, ResidualSpan residual);
 
 }  // namespace thinwire

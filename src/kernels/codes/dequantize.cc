@@ -176,7 +176,7 @@ void dequantize(Executor& executor, const QuantizationLevels& levels, const Quan
 
 double average_dequantized(Executor& executor, const QuantizationLevels& levels,
                            const QuantizationScales& scales, Span<const QuantizedVector> vectors,
-                           std::size_t self, Span<float> gradient, Span<float> residual) {
+                           std::size_t self, Span<float> gradient, ResidualSpan residual) {
   THINWIRE_ON_DEVICE(average_dequantized, executor, levels, scales, vectors, self, gradient, residual);
   return average_tiles(executor, vectors.size(), self, gradient, residual,
                        [&](std::size_t rank, std::size_t first, bool add, Span<float> values) {

@@ -154,8 +154,9 @@ void dequantize_on_cuda(Executor& executor, const QuantizationLevels& levels,
 
 double average_dequantized_on_cuda(Executor& executor, const QuantizationLevels& levels,
                                    const QuantizationScales& scales, Span<const QuantizedVector> vectors,
-                                   std::size_t self, Span<float> gradient, Span<float> residual) {
+                                   std::size_t self, Span<float> gradient, ResidualSpan turned) {
   CudaExecutor& own = executor_on_device(executor);
+  const Span<float> residual = in_place(own, turned);
   const TableOnDevice<std::size_t> e(own, scales.ends);
   std::vector<std::unique_ptr<TableOnDevice<float>>> norms;
   std::vector<std::unique_ptr<Operand<const std::uint64_t>>> codes;

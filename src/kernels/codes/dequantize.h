@@ -6,6 +6,7 @@
 
 #include "kernels/codes/quantization_levels.h"
 #include "thinwire/executor.h"
+#include "thinwire/residual_span.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
@@ -27,6 +28,6 @@ struct QuantizedVector {
 /// residual's sum of squares.
 double average_dequantized(Executor& executor, const QuantizationLevels& levels,
                            const QuantizationScales& scales, Span<const QuantizedVector> vectors,
-                           std::size_t self, Span<float> gradient, Span<float> residual);
+                           std::size_t self, Span<float> gradient, ResidualSpan residual);
 
 }  // namespace thinwire

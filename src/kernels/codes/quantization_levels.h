@@ -14,9 +14,9 @@
 // Levels may leave out 0. Then a < values[0] is rounded between -values[0] and values[0]: y = 2^15 * (a +
 // values[0]) / values[0], and floor((y + u) / 2^16) = 0 means index 0 with the other sign.
 //
-// Where `nearest` is set, y is rounded to an integer and u is 2^15: the result is the nearer level, for those who
-// keep what rounding leaves out. Without it E[Q(p)] is exact to 2^-24 relative. Of u's 40 bits, 16 are drawn for every element; the others
-// only for the one element in 30,000 that they can decide.
+// Where `nearest` is set, y is rounded to an integer and u is 2^15: the result is the nearer level, for those
+// who keep what rounding leaves out. Without it E[Q(p)] is exact to 2^-24 relative. Of u's 40 bits, 16 are
+// drawn for every element; the others only for the one element in 30,000 that they can decide.
 //
 // u of element e (of 128 k + i, i < 128): the 16 bits are the low (i < 64) or high half of word (i % 64) / 16
 // of stream.block(16 k + i % 16, 0), the 24 bits are the high ones of the same word of

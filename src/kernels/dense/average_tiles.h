@@ -14,7 +14,7 @@ namespace thinwire {
 /// of 64) on, or it is added; called by several threads at a time. residual may be empty. Host memory.
 /// Returns the residual's sum of squares.
 inline double average_tiles(
-    Executor& executor, std::size_t ranks, std::size_t self, Span<float> gradient, Span<float> residual,
+    Executor& executor, std::size_t ranks, std::size_t self, Span<float> gradient, ResidualSpan residual,
     FunctionRef<void(std::size_t rank, std::size_t first, bool add, Span<float> values)> decode) {
   constexpr std::size_t kTile = 2048;  // stays in the first-level cache
   const float factor = 1.0f / static_cast<float>(ranks);
@@ -31,6 +31,7 @@ inline double average_tiles(
       squares += apply_average_serially(own_part, sum, factor, gradient.subspan(at, count),
                                         residual.subspan(at, count));
     }
+    finish_stores(residual);
     return squares;
   });
 }

@@ -103,31 +103,32 @@ double Squares(const float* gradient, const float* residual, std::size_t count) 
 
 /// residual = gradient + residual - own and gradient = sums * factor; residual may be null.
 double ApplyAverage(const float* HWY_RESTRICT own, const float* HWY_RESTRICT sums, float factor,
-                    float* HWY_RESTRICT gradient, float* HWY_RESTRICT residual, std::size_t count) {
+                    float* HWY_RESTRICT gradient, ResidualBlock residual, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto scale = hn::Set(d, factor);
+  const bool past_caches = goes_past_caches(d, residual.large, residual.after);
   double total = 0;
   std::size_t i = 0;
   while (i + lanes <= count) {
     const std::size_t end = count - i < kRun ? count : i + kRun;
     auto squares = hn::Zero(d);
     for (; i + lanes <= end; i += lanes) {
-      if (residual != nullptr) {
-        const auto p = hn::Add(hn::LoadU(d, gradient + i), hn::LoadU(d, residual + i));
+      if (residual.after != nullptr) {
+        const auto p = hn::Add(hn::LoadU(d, gradient + i), hn::LoadU(d, residual.before + i));
         const auto left = hn::Sub(p, hn::LoadU(d, own + i));
         squares = hn::MulAdd(left, left, squares);
-        hn::StoreU(left, d, residual + i);
+        store_residual(left, d, residual.after + i, past_caches);
       }
       hn::StoreU(hn::Mul(hn::LoadU(d, sums + i), scale), d, gradient + i);
     }
     total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, squares)));
   }
   for (; i < count; ++i) {
-    if (residual != nullptr) {
-      const float left = gradient[i] + residual[i] - own[i];
+    if (residual.after != nullptr) {
+      const float left = gradient[i] + residual.before[i] - own[i];
       total += static_cast<double>(left) * static_cast<double>(left);
-      residual[i] = left;
+      residual.after[i] = left;
     }
     gradient[i] = sums[i] * factor;
   }
@@ -213,19 +214,26 @@ double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const
 }
 
 double apply_average(Executor& executor, Span<const float> own, Span<const float> sums, float factor,
-                     Span<float> gradient, Span<float> residual) {
+                     Span<float> gradient, ResidualSpan residual) {
   THINWIRE_ON_DEVICE(apply_average, executor, own, sums, factor, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     const std::size_t count = end - begin;
-    return apply_average_serially(own.subspan(begin, count), sums.subspan(begin, count), factor,
-                                  gradient.subspan(begin, count), residual.subspan(begin, count));
+    const double squares =
+        apply_average_serially(own.subspan(begin, count), sums.subspan(begin, count), factor,
+                               gradient.subspan(begin, count), residual.subspan(begin, count));
+    finish_stores(residual);
+    return squares;
   });
 }
 
 double apply_average_serially(Span<const float> own, Span<const float> sums, float factor,
-                              Span<float> gradient, Span<float> residual) {
+                              Span<float> gradient, ResidualSpan residual) {
   return HWY_DYNAMIC_DISPATCH(ApplyAverage)(own.data(), sums.data(), factor, gradient.data(),
                                             data_at(residual), gradient.size());
+}
+
+void finish_stores(const ResidualSpan& residual) {
+  if (residual.large) hwy::FlushStream();
 }
 
 void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,

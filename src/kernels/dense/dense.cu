@@ -179,8 +179,9 @@ double sum_of_squares_on_cuda(Executor& executor, Span<const float> gradient, Sp
 }
 
 double apply_average_on_cuda(Executor& executor, Span<const float> own_part, Span<const float> sums,
-                             float factor, Span<float> gradient, Span<float> residual) {
+                             float factor, Span<float> gradient, ResidualSpan turned) {
   CudaExecutor& own = executor_on_device(executor);
+  const Span<float> residual = in_place(own, turned);
   const Grid grid = grid_for_elements(gradient.size());
   const Findings findings(own, grid);
   run(own, grid, average_kernel, own_part, sums, factor, gradient.size(), gradient, residual,

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "thinwire/executor.h"
+#include "thinwire/residual_span.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
@@ -30,11 +31,16 @@ double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const
 /// then gradient[i] = sums[i] * factor. residual may be empty, and own with it. Returns the new residual's
 /// sum of squares.
 double apply_average(Executor& executor, Span<const float> own, Span<const float> sums, float factor,
-                     Span<float> gradient, Span<float> residual);
+                     Span<float> gradient, ResidualSpan residual);
 
-/// The same on the calling thread, for parts of a vector in host memory.
+/// The same on the calling thread, for parts of a vector in host memory. The caller calls finish_stores()
+/// after the last of them.
 double apply_average_serially(Span<const float> own, Span<const float> sums, float factor,
-                              Span<float> gradient, Span<float> residual);
+                              Span<float> gradient, ResidualSpan residual);
+
+/// From now on other threads see what this one has written to the residual past the caches. It waits for
+/// memory, so it is no call for every few elements.
+void finish_stores(const ResidualSpan& residual);
 
 /// residual[i] += sums[i] - factor * mean[i]: what is lost where the mean of `factor` ranks' sums is rounded.
 void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,

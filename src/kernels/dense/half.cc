@@ -11,12 +11,16 @@
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
+#include "kernels/bits-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A 16-bit float in the low half of each 32-bit lane. Integer arithmetic throughout: not every target
-// converts in hardware, and those that do need not round alike.
+// A 16-bit float in the low half of each 32-bit lane. Integer arithmetic where a target does not convert in
+// hardware. Where it does (F16C comes with AVX2), the processor rounds to nearest even and keeps subnormals
+// whatever its modes: the same bits but for those of a NaN.
+constexpr bool kConverts = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL;
 
 struct Bf16 {
   static constexpr std::uint32_t kExponent = 0x7F80;
@@ -43,6 +47,11 @@ struct Fp16 {
   static HWY_INLINE V encode(D, V bits) {
     const D d;
     const hn::Rebind<float, D> df;
+    if constexpr (kConverts) {
+      const hn::Rebind<hwy::float16_t, D> d16;
+      const hn::Rebind<std::uint16_t, D> dh;
+      return hn::PromoteTo(d, hn::BitCast(dh, hn::DemoteTo(d16, hn::BitCast(df, bits))));
+    }
     const V sign = hn::And(bits, hn::Set(d, 0x80000000u));
     const V magnitude = hn::Xor(bits, sign);
     // Normal results: rebias the exponent by 15 - 127 and round to nearest even at bit 13.
@@ -65,6 +74,12 @@ struct Fp16 {
   static HWY_INLINE V decode(D, V half) {
     const D d;
     const hn::Rebind<float, D> df;
+    if constexpr (kConverts) {
+      const hn::Rebind<hwy::float16_t, D> d16;
+      const hn::Rebind<std::uint16_t, D> dh;
+      const hn::RebindToSigned<D> di;
+      return hn::BitCast(d, hn::PromoteTo(df, hn::BitCast(d16, hn::DemoteTo(dh, hn::BitCast(di, half)))));
+    }
     const V sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(d, 0x8000u)));
     const V shifted = hn::ShiftLeft<13>(hn::And(half, hn::Set(d, 0x7FFFu)));
     const V exponent = hn::And(shifted, hn::Set(d, 0x7C00u << 13));
@@ -166,24 +181,31 @@ bool Mean(Span<const Span<const std::uint16_t>> parts, float* HWY_RESTRICT sums,
 }
 
 template <class Format>
-void Apply(const std::uint16_t* HWY_RESTRICT mean, float* HWY_RESTRICT gradient, float* HWY_RESTRICT residual,
+void Apply(const std::uint16_t* HWY_RESTRICT mean, float* HWY_RESTRICT gradient, ResidualBlock residual,
            std::size_t count) {
   const WordTag d;
   const HalfTag dh;
   const hn::Rebind<float, WordTag> df;
   const std::size_t lanes = hn::Lanes(d);
+  const bool past_caches = goes_past_caches(df, residual.large, residual.after);
   for (std::size_t i = 0; i < count; i += lanes) {
     const std::size_t valid = count - i < lanes ? count - i : lanes;
-    if (residual != nullptr) {
+    if (residual.after != nullptr) {
       const auto p =
-          hn::Add(load_run(df, gradient + i, lanes, valid), load_run(df, residual + i, lanes, valid));
+          hn::Add(load_run(df, gradient + i, lanes, valid), load_run(df, residual.before + i, lanes, valid));
       const auto carried = hn::BitCast(df, Format::decode(d, Format::encode(d, hn::BitCast(d, p))));
-      store_run(hn::Sub(p, carried), df, residual + i, lanes, valid);
+      const auto left = hn::Sub(p, carried);
+      if (past_caches && valid == lanes) {
+        hn::Stream(left, df, residual.after + i);
+      } else {
+        store_run(left, df, residual.after + i, lanes, valid);
+      }
     }
     const auto value =
         hn::BitCast(df, Format::decode(d, hn::PromoteTo(d, load_run(dh, mean + i, lanes, valid))));
     store_run(value, df, gradient + i, lanes, valid);
   }
+  if (past_caches) hwy::FlushStream();
 }
 
 bool EncodeHalf(HalfFormat format, const float* gradient, const float* residual, std::uint16_t* out,
@@ -202,7 +224,7 @@ bool MeanOfHalves(HalfFormat format, Span<const Span<const std::uint16_t>> parts
                                     : Mean<Bf16>(parts, sums, mean, begin, end);
 }
 
-void ApplyHalf(HalfFormat format, const std::uint16_t* mean, float* gradient, float* residual,
+void ApplyHalf(HalfFormat format, const std::uint16_t* mean, float* gradient, ResidualBlock residual,
                std::size_t count) {
   format == HalfFormat::fp16 ? Apply<Fp16>(mean, gradient, residual, count)
                              : Apply<Bf16>(mean, gradient, residual, count);
@@ -252,7 +274,7 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
 }
 
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
-                Span<float> residual) {
+                ResidualSpan residual) {
   THINWIRE_ON_DEVICE(apply_half, executor, format, mean, gradient, residual);
   executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(ApplyHalf)

@@ -258,8 +258,9 @@ bool mean_of_halves_on_cuda(Executor& executor, HalfFormat format,
 }
 
 void apply_half_on_cuda(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean,
-                        Span<float> gradient, Span<float> residual) {
+                        Span<float> gradient, ResidualSpan turned) {
   CudaExecutor& own = executor_on_device(executor);
+  const Span<float> residual = in_place(own, turned);
   Operand m(own, mean);
   Operand g(own, gradient);
   Operand r(own, residual);

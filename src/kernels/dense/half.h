@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "thinwire/executor.h"
+#include "thinwire/residual_span.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
@@ -26,6 +27,6 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
 /// residual[i] = p - Q(p) with p = gradient[i] + residual[i], then gradient[i] = mean[i]. residual may be
 /// empty.
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
-                Span<float> residual);
+                ResidualSpan residual);
 
 }  // namespace thinwire

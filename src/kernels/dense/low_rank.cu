@@ -150,10 +150,15 @@ void multiply_left_on_cuda(Executor& executor, MatrixShape shape, std::size_t ra
   finish(own, m, l, r);
 }
 
-void apply_product_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
-                           Span<const float> right, Span<float> gradient, Span<float> residual) {
-  run(executor, grid_for((shape.rows + kRows - 1) / kRows * shape.columns), product_kernel, shape, rank, left,
-      right, gradient, residual);
+void apply_products_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Factors mean,
+                            Factors own, Span<float> gradient, const ResidualSpan& turned) {
+  const Span<float> residual = turned.after;
+  const Grid grid = grid_for((shape.rows + kRows - 1) / kRows * shape.columns);
+  const bool differ =
+      !residual.empty() && (own.left.data() != mean.left.data() || own.right.data() != mean.right.data());
+  if (differ) run(executor, grid, product_kernel, shape, rank, own.left, own.right, gradient, residual);
+  run(executor, grid, product_kernel, shape, rank, mean.left, mean.right, gradient,
+      differ ? Span<float>() : residual);
 }
 
 bool add_within_on_cuda(Executor& executor, Span<float> target, Span<const float> values, float limit) {

@@ -9,7 +9,9 @@
 
 #include <cstddef>
 
+#include "kernels/device/on_device.h"
 #include "thinwire/executor.h"
+#include "thinwire/residual_span.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
@@ -31,16 +33,28 @@ void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Spa
 void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
                    Span<const float> left, Span<float> right);
 
-/// Replaces the columns of left [rank * rows] by orthonormal ones that span the same space: modified
-/// Gram-Schmidt in double, every column twice. A column that depends on those before it, to within float
+/// Replaces the columns of left [rank * rows] by orthonormal ones that span the same space: Gram-Schmidt with
+/// sums in double, every column twice. A column that depends on those before it, to within float
 /// rounding, becomes 0. The values must be finite. The same bits on every machine. Serial, in host memory,
 /// where an all-reduce leaves its sums: it is one long chain of short sums, and no work for a device.
 void orthonormalise(std::size_t rows, std::size_t rank, Span<float> left);
 
-/// With m = left right^T: residual = gradient - m where there is one (empty: none), gradient = m. gradient
-/// [rows * columns]. The same m, to the bit, on every machine.
-void apply_product(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> left,
-                   Span<const float> right, Span<float> gradient, Span<float> residual);
+/// Two thin factors of the same matrix.
+struct Factors {
+  Span<const float> left;
+  Span<const float> right;
+};
+
+inline bool on_device(const Factors& factors) {
+  return on_device(factors.left) || on_device(factors.right);
+}
+
+/// residual = gradient - own.left own.right^T where there is one (empty: none, and `own` is not read),
+/// gradient = mean.left mean.right^T. `own` may be `mean`. gradient [rows * columns]. gradient has the same
+/// bits on every machine; so has residual where `own` is `mean`, and otherwise its rounding depends on the
+/// machine. Of residual only `after` is used.
+void apply_products(Executor& executor, MatrixShape shape, std::size_t rank, Factors mean, Factors own,
+                    Span<float> gradient, const ResidualSpan& residual);
 
 /// target[i] += values[i] (empty: nothing is added). Returns whether every |target[i]| <= limit; false for
 /// NaN.

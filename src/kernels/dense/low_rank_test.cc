@@ -17,10 +17,12 @@ struct Case {
   std::size_t rank;
 };
 
-/// Every path: single rows, groups of four and two, tails of columns, several runs and blocks of columns.
-const std::vector<Case> kCases = {{{1, 1}, 1},    {{1, 7}, 2},     {{3, 70}, 3},    {{4, 64}, 4},
-                                  {{5, 65}, 5},   {{17, 33}, 8},   {{64, 9}, 4},    {{33, 1025}, 6},
-                                  {{7, 5000}, 4}, {{200, 130}, 1}, {{130, 2100}, 2}};
+/// Every path: single rows, groups of four and two, tails of columns, several runs, blocks and bands of
+/// columns, more columns of factors than a vector has lanes.
+const std::vector<Case> kCases = {{{1, 1}, 1},     {{1, 7}, 2},      {{3, 70}, 3},     {{4, 64}, 4},
+                                  {{5, 65}, 5},    {{17, 33}, 8},    {{64, 9}, 4},     {{33, 1025}, 6},
+                                  {{7, 5000}, 4},  {{200, 130}, 1},  {{130, 2100}, 2}, {{37, 200}, 12},
+                                  {{50, 129}, 16}, {{41, 2101}, 32}, {{19, 70}, 45},   {{3, 5}, 9}};
 
 void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b, const std::string& where) {
   ASSERT_EQ(a.size(), b.size());
@@ -90,35 +92,72 @@ TEST(LowRank, ABadValueSpoilsItsRowInEveryColumn) {
   });
 }
 
+/// left right^T, added in the order of the factors' columns.
+std::vector<float> product_of(MatrixShape shape, std::size_t rank, const std::vector<float>& left,
+                              const std::vector<float>& right) {
+  std::vector<float> product(shape.elements());
+  for (std::size_t i = 0; i < shape.rows; ++i) {
+    for (std::size_t j = 0; j < shape.columns; ++j) {
+      float m = left[i] * right[j];
+      for (std::size_t k = 1; k < rank; ++k) {
+        const float summand = left[k * shape.rows + i] * right[k * shape.columns + j];
+        m += summand;
+      }
+      product[i * shape.columns + j] = m;
+    }
+  }
+  return product;
+}
+
 TEST(LowRank, MeansHaveTheSameBitsOnEveryExecutor) {
   for_each_executor([&](Executor& executor, const std::string& name) {
     for (const auto& [shape, rank] : kCases) {
       const auto left = test_values(rank * shape.rows, 1);
       const auto right = test_values(rank * shape.columns, 2);
+      const auto own_left = test_values(rank * shape.rows, 4);
+      const auto own_right = test_values(rank * shape.columns, 5);
       const auto p = test_values(shape.elements(), 3);
-      std::vector<float> mean(p.size());
-      std::vector<float> rest(p.size());
-      for (std::size_t i = 0; i < shape.rows; ++i) {
-        for (std::size_t j = 0; j < shape.columns; ++j) {
-          float m = left[i] * right[j];
-          for (std::size_t k = 1; k < rank; ++k) {
-            const float product = left[k * shape.rows + i] * right[k * shape.columns + j];
-            m += product;
-          }
-          mean[i * shape.columns + j] = m;
-          rest[i * shape.columns + j] = p[i * shape.columns + j] - m;
+      const auto mean = product_of(shape, rank, left, right);
+      const auto less = [&](const std::vector<float>& m) {
+        std::vector<float> rest(p);
+        for (std::size_t i = 0; i < rest.size(); ++i) rest[i] -= m[i];
+        return rest;
+      };
+      Placed placed(executor, left);
+      const Factors factors{placed, right};
+      const auto check = [&](const Factors& own, const std::vector<float>& rest, const std::string& which) {
+        Placed gradient(executor, p);
+        Placed residual(executor, std::vector<float>(p.size(), 7.0f));
+        apply_products(executor, shape, rank, factors, own, gradient, residual);
+        expect_same_bits(gradient.read(), mean, name + ", mean, " + which);
+        const auto left_over = residual.read();
+        if (own.left.data() == factors.left.data() && own.right.data() == factors.right.data()) {
+          expect_same_bits(left_over, rest, name + ", residual, " + which);
         }
-      }
-      Placed gradient(executor, p);
-      Placed residual(executor, std::vector<float>(p.size(), 7.0f));
-      apply_product(executor, shape, rank, Placed(executor, left), right, gradient, residual);
-      expect_same_bits(gradient.read(), mean, name);
-      expect_same_bits(residual.read(), rest, name);
-      Placed again(executor, p);
-      apply_product(executor, shape, rank, left, Placed(executor, right), again, {});
-      expect_same_bits(again.read(), mean, name);
+        for (std::size_t i = 0; i < rest.size(); ++i) {
+          ASSERT_NEAR(left_over[i], rest[i], 1e-5f * static_cast<float>(rank)) << name << which << i;
+        }
+      };
+      check(factors, less(mean), "own is the mean");
+      check({placed, own_right}, less(product_of(shape, rank, left, own_right)), "another right factor");
+      Placed placed_own(executor, own_left);
+      check({placed_own, right}, less(product_of(shape, rank, own_left, right)), "another left factor");
+      Placed alone(executor, p);
+      apply_products(executor, shape, rank, {left, Placed(executor, right)}, {}, alone, {});
+      expect_same_bits(alone.read(), mean, name + ", no residual");
     }
   });
+}
+
+TEST(LowRank, OrthonormalColumnsHaveTheSameBitsOnEveryMachine) {
+  for (const auto& [rows, rank] : {std::pair{std::size_t{1}, std::size_t{1}}, {7, 3}, {16, 5}, {501, 33}}) {
+    std::vector<std::vector<float>> results;
+    for_each_executor([&](Executor&, const std::string&) {
+      results.push_back(test_values(rows * rank, 9));
+      orthonormalise(rows, rank, results.back());
+    });
+    for (const auto& result : results) expect_same_bits(result, results.front(), std::to_string(rows));
+  }
 }
 
 TEST(LowRank, ThreadsDoNotChangeABit) {

@@ -10,7 +10,7 @@
 
 #include <stdexcept>
 
-#include "thinwire/span.h"
+#include "thinwire/residual_span.h"
 
 namespace thinwire {
 
@@ -23,6 +23,10 @@ constexpr bool on_device(const T&) {
 template <class T>
 bool on_device(Span<T> operand) {
   return operand.memory() == Memory::cuda && !operand.empty();
+}
+
+inline bool on_device(const ResidualSpan& residual) {
+  return on_device(residual.after);
 }
 
 /// A list in host memory of operands.

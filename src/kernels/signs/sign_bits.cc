@@ -72,7 +72,7 @@ void MergeSigns(std::uint64_t* HWY_RESTRICT own, const std::uint64_t* HWY_RESTRI
 /// For every element: step = bit ? scale : -scale, p = gradient + residual, residual = p - step and
 /// gradient = mean != nullptr ? mean : step. Returns the residual's sum of squares.
 double ApplySigns(const std::uint64_t* HWY_RESTRICT bits, float scale, const float* HWY_RESTRICT mean,
-                  std::size_t count, float* HWY_RESTRICT gradient, float* HWY_RESTRICT residual) {
+                  std::size_t count, float* HWY_RESTRICT gradient, ResidualBlock residual) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto plus = hn::Set(d, scale);
@@ -83,14 +83,15 @@ double ApplySigns(const std::uint64_t* HWY_RESTRICT bits, float scale, const flo
   auto squares = hn::Zero(d);
   double total = 0;
   std::size_t i = 0;
+  const bool past_caches = goes_past_caches(d, residual.large, residual.after);
   for (; i + 64 <= count; i += 64) {
     const std::uint64_t word = bits[i / 64];
     for (std::size_t lane = 0; lane < 64; lane += lanes) {
       const auto step = hn::IfThenElse(word_to_mask(d, word, lane), plus, minus);
-      if (residual != nullptr) {
-        const auto p = hn::Add(hn::LoadU(d, gradient + i + lane), hn::LoadU(d, residual + i + lane));
+      if (residual.after != nullptr) {
+        const auto p = hn::Add(hn::LoadU(d, gradient + i + lane), hn::LoadU(d, residual.before + i + lane));
         const auto left = hn::Sub(p, step);
-        hn::StoreU(left, d, residual + i + lane);
+        store_residual(left, d, residual.after + i + lane, past_caches);
         squares = hn::MulAdd(left, left, squares);
       }
       hn::StoreU(mean != nullptr ? hn::LoadU(d, mean + i + lane) : step, d, gradient + i + lane);
@@ -102,13 +103,14 @@ double ApplySigns(const std::uint64_t* HWY_RESTRICT bits, float scale, const flo
   }
   for (; i < count; ++i) {
     const float step = ((bits[i / 64] >> (i % 64)) & 1) != 0 ? scale : -scale;
-    if (residual != nullptr) {
-      const float left = gradient[i] + residual[i] - step;
-      residual[i] = left;
+    if (residual.after != nullptr) {
+      const float left = gradient[i] + residual.before[i] - step;
+      residual.after[i] = left;
       total += static_cast<double>(left) * static_cast<double>(left);
     }
     gradient[i] = mean != nullptr ? mean[i] : step;
   }
+  if (past_caches) hwy::FlushStream();
   return total;
 }
 
@@ -163,7 +165,7 @@ void merge_signs(Executor& executor, Span<std::uint64_t> own, Span<const std::ui
 }
 
 double apply_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> gradient,
-                   Span<float> residual) {
+                   ResidualSpan residual) {
   THINWIRE_ON_DEVICE(apply_signs, executor, bits, scale, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     return HWY_DYNAMIC_DISPATCH(ApplySigns)(bits.data() + begin / 64, scale, nullptr, end - begin,
@@ -179,7 +181,7 @@ void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float 
 }
 
 double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
-                     Span<float> gradient, Span<float> residual) {
+                     Span<float> gradient, ResidualSpan residual) {
   THINWIRE_ON_DEVICE(average_signs, executor, vectors, self, gradient, residual);
   constexpr std::size_t kTile = 4096;  // stays in the first-level cache
   const float factor = 1.0f / static_cast<float>(vectors.size());

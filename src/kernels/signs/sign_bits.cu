@@ -201,8 +201,9 @@ void merge_signs_on_cuda(Executor& executor, Span<std::uint64_t> own_bits, Span<
 }
 
 double apply_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits, float scale,
-                           Span<float> gradient, Span<float> residual) {
+                           Span<float> gradient, ResidualSpan turned) {
   CudaExecutor& own = executor_on_device(executor);
+  const Span<float> residual = in_place(own, turned);
   const Grid grid = grid_for_words(sign_words(gradient.size()));
   const Findings findings(own, grid);
   run(own, grid, residual.empty() ? apply_kernel<false> : apply_kernel<true>, bits, scale, gradient.size(),
@@ -216,8 +217,9 @@ void accumulate_signs_on_cuda(Executor& executor, Span<const std::uint64_t> bits
 }
 
 double average_signs_on_cuda(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
-                             Span<float> gradient, Span<float> residual) {
+                             Span<float> gradient, ResidualSpan turned) {
   CudaExecutor& own = executor_on_device(executor);
+  const Span<float> residual = in_place(own, turned);
   std::vector<std::unique_ptr<Operand<const std::uint64_t>>> bits;
   std::vector<Signs> ranks;
   for (const ScaledSigns& vector : vectors) {

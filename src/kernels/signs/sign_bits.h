@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "thinwire/executor.h"
+#include "thinwire/residual_span.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
@@ -30,7 +31,7 @@ void merge_signs(Executor& executor, Span<std::uint64_t> own, Span<const std::ui
 /// mean[i] = bits[i] ? scale : -scale; residual[i] = gradient[i] + residual[i] - mean[i]; gradient[i] =
 /// mean[i]. One pass; residual may be empty. Returns the sum of squares of the new residual (0 when empty).
 double apply_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> gradient,
-                   Span<float> residual);
+                   ResidualSpan residual);
 
 /// sums[i] += bits[i] ? scale : -scale.
 void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums);
@@ -45,6 +46,6 @@ struct ScaledSigns {
 /// gradient[i] = the sum of what all say of it, from 0 in their order, times 1 / vectors.size(). residual may
 /// be empty. Returns the new residual's sum of squares.
 double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
-                     Span<float> gradient, Span<float> residual);
+                     Span<float> gradient, ResidualSpan residual);
 
 }  // namespace thinwire

@@ -129,7 +129,7 @@ class CasqCoder final : public Coder {
   }
 
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
-                 Span<float> residual) const override {
+                 ResidualSpan residual) const override {
     for (std::size_t rank = 0; rank < frames.size(); ++rank) coded_[rank].codes = frames[rank].codes();
     return apply_clusters(executor, coded_, self, gradient, residual);
   }
@@ -441,6 +441,7 @@ SystemInfo casq_info() {
   info.momentum_option = "double_momentum";
   info.state = {kKinds[0], kKinds[1], kKinds[2], kMomentum};
   info.undoes_steps = true;
+  info.turns_residual = true;
   info.options = {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
       {"buckets", "0.005", "cells per element, 0 to 1; 0: one for each cluster"},

@@ -41,7 +41,8 @@ class OwnersStep final : public ShardExchange {
     step_.clock.enter(Phase::decompress);
     if (plan_.requantised) decode_results();
     const RecodedShard recoded{own_shard_.begin, average_, static_cast<float>(world())};
-    const double squares = subtract_clusters(step_.executor, own_, recoded, results_, gradient_, residual_);
+    const double squares =
+        subtract_clusters(step_.executor, own_, recoded, results_, gradient_, step_.turn.write(residual_));
     if (!residual_.empty()) step_.report.residual_norm = std::sqrt(squares);
   }
 

@@ -91,7 +91,7 @@ std::size_t parameter_count(const Step& step) {
 
 /// apply_signs for elements [begin, end) of a chunk's bits, which need not begin at a word.
 double apply_range(Step& step, Span<const std::uint64_t> words, std::size_t begin, std::size_t end, float eta,
-                   Span<float> gradient, Span<float> residual) {
+                   Span<float> gradient, ResidualSpan residual) {
   double squares = 0;
   if (begin % 64 != 0) {
     const std::size_t head = std::min(64 - begin % 64, end - begin);
@@ -258,7 +258,7 @@ class Marsit final : public Synchronizer {
     if (!step.report.finite) return;
     keep(bucket, etas.empty() ? etas_of(gradient, step) : etas, gradient.size(), step);
     if (!residual.empty()) {
-      fill(step.executor, residual, 0);
+      fill(step.executor, step.turn.write(residual).after, 0);
       step.report.residual_norm = 0;
     }
   }
@@ -283,15 +283,15 @@ class Marsit final : public Synchronizer {
                          std::all_of(etas.begin(), etas.end(), [](float eta) { return std::isfinite(eta); });
     if (!step.report.finite) return;
     double squares = 0;
+    const ResidualSpan turned = step.turn.write(residual);
     bits.for_each_chunk([&](const RingChunk& chunk) {
       for_each_parameter(
           step.parameter_ends, gradient.size(), [&](std::size_t i, std::size_t first, std::size_t last) {
             const std::size_t begin = std::max(first, chunk.begin);
             const std::size_t end = std::min(last, chunk.end);
             if (begin >= end) return;
-            squares +=
-                apply_range(step, bits.words(chunk), begin - chunk.begin, end - chunk.begin, etas[i],
-                            gradient.subspan(begin, end - begin), residual.subspan(begin, end - begin));
+            squares += apply_range(step, bits.words(chunk), begin - chunk.begin, end - chunk.begin, etas[i],
+                                   gradient.subspan(begin, end - begin), turned.subspan(begin, end - begin));
           });
     });
     keep(bucket, etas, gradient.size(), step);
@@ -315,6 +315,7 @@ SystemInfo marsit_info() {
   info.feedback_default = true;
   info.state = {kEta};
   info.undoes_steps = true;
+  info.turns_residual = true;
   info.options = {{"full_every", "100", "full-precision step every K steps; 0: never"},
                   {"eta_s", "auto",
                    "step size of a one-bit step; auto: eta_factor * mean |average gradient| per parameter, "

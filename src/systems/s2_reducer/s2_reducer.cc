@@ -22,8 +22,8 @@
 //   is kept by the stage in front (block_top_k). With shrink=on, estimates are scaled by 1 / (1 + (N-1) /
 //   columns), N = |U|, one row: that does contract, and allows feedback=on, residual = p - mean.
 // - Hashes are drawn anew for every step and bucket; with fixed ones the same elements collide for ever.
-// - Elements are hashed in runs (kernels/sketches/count_sketch.h). That is as accurate as one by one, and ten times
-//   as fast.
+// - Elements are hashed in runs (kernels/sketches/count_sketch.h). That is as accurate as one by one, and ten
+//   times as fast.
 // - Ranks hold different numbers of non-zeros: columns come from their mean.
 // - An even number of rows takes the mean of the two middle values; one of them alone would be biased.
 

@@ -1,4 +1,4 @@
-#include "apps/link.h"
+#include "planner/link_text.h"
 
 #include <array>
 #include <charconv>
@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-namespace thinwire::apps {
+namespace thinwire {
 namespace {
 
 template <std::size_t N>
@@ -45,4 +45,4 @@ VirtualLink parse_link(std::string_view text) {
   return link;
 }
 
-}  // namespace thinwire::apps
+}  // namespace thinwire

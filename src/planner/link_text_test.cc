@@ -1,10 +1,10 @@
-#include "apps/link.h"
+#include "planner/link_text.h"
 
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 
-namespace thinwire::apps {
+namespace thinwire {
 namespace {
 
 TEST(Link, RatesAndLatencies) {
@@ -22,4 +22,4 @@ TEST(Link, AnythingElseIsRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire::apps
+}  // namespace thinwire

@@ -1,0 +1,103 @@
+"""Hugging Face's Accelerate: one line after ``accelerator.prepare``.
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    thinwire.accelerate.register(accelerator, model, "power_sgd:rank=32:bits=8")
+"""
+from typing import Any, Dict, List, Optional
+
+try:
+    from accelerate import Accelerator
+except ImportError as error:
+    raise ImportError(f"thinwire.accelerate needs Accelerate ({error}): pip install accelerate") from error
+
+from thinwire.adapter import Synchronization, log
+from thinwire.wrappers import ddp_within
+
+_REMEDY = (
+    "give what accelerator.prepare(model) returned. Without GPUs Accelerate wraps it, and synchronizes, only by Accelerator(cpu=True) or under "
+    "accelerate launch --cpu"
+)
+
+
+def register(accelerator: Accelerator, model: Any, spec: str, rows: Optional[str] = None, **options: Any) -> Synchronization:
+    """Synchronizes the gradients of a model that ``accelerator.prepare`` returned by the system ``spec``. On all ranks.
+
+    The learning rate and Adam's variance are of the prepared optimizer that has the model's parameters, and the loss scale is the
+    accelerator's. ``save_state`` writes every rank's state into the folder, and ``load_state`` reads it, on any number of ranks.
+    ``accelerator.log`` logs what the last step cost as well. ``end_training`` closes.
+
+    options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint without a state of Thinwire is no error.
+
+    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process, where nothing is done.
+    Raises what ``thinwire.register`` raises, and TypeError for what is not wrapped in DistributedDataParallel.
+    """
+    handler = getattr(accelerator, "ddp_handler", None)
+    hook = str(getattr(getattr(handler, "comm_hook", None), "value", "no"))
+    if hook.lower() != "no":
+        raise ValueError(f"DistributedDataParallelKwargs(comm_hook={hook!r}) gives the model a hook already, and DDP takes one: leave comm_hook out")
+    options.setdefault("optimizer", _optimizer_of(accelerator, model))
+    options.setdefault("grad_scaler", accelerator.scaler)
+    run = Synchronization(model, spec, rows, remedy=_REMEDY, **options)
+    if not hasattr(accelerator, "_thinwire"):
+        accelerator._thinwire = _Attached(accelerator)
+    accelerator._thinwire.add(run)
+    return run
+
+
+def _optimizer_of(accelerator: Accelerator, model: Any) -> Any:
+    """The prepared one that has this model's parameters; None where there is none, or several are."""
+    own = {id(parameter) for parameter in model.parameters()} if hasattr(model, "parameters") else set()
+    found = [one for one in accelerator._optimizers if any(id(parameter) in own for group in one.param_groups for parameter in group["params"])]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_of(run: Synchronization, model: Any) -> bool:
+    """Whether a prepared model is the one of a run: Accelerate's list has it as it was before it was wrapped."""
+    wrapped = run.model
+    return wrapped is not None and (ddp_within(model) is wrapped or getattr(model, "_orig_mod", model) is wrapped.module)
+
+
+class _Attached:
+    """What an accelerator does for the models that were registered with it."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._runs: List[Synchronization] = []
+        self._log, self._end_training = accelerator.log, accelerator.end_training
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
+        accelerator.log = self._log_with_cost
+        accelerator.end_training = self._end
+
+    def add(self, run: Synchronization) -> None:
+        for one in self._runs:
+            if one.is_over():
+                one.close()
+        self._runs = [one for one in self._runs if one.handle is not None and not one.is_over()] + [run]
+
+    def _named(self, models: List[Any]) -> Dict[str, Synchronization]:
+        """By the place of the model among the prepared ones, as Accelerate names its own files."""
+        named = {f"thinwire_{place}": run for run in self._runs for place, model in enumerate(models) if _is_of(run, model)}
+        if not named and self._runs and self._runs[-1].handle is None:
+            named["thinwire_0"] = self._runs[-1]  # with one process
+        return named
+
+    def _save(self, models: List[Any], weights: List[Any], output_dir: str) -> None:
+        named = self._named(models)
+        for run in self._runs:
+            if run.handle is not None and not run.is_over() and run not in named.values():
+                log.warning("Thinwire: a model that is registered is none of the accelerator's any more, so its state is not saved")
+        for name, run in named.items():
+            run.save(output_dir, name)
+
+    def _load(self, models: List[Any], input_dir: str) -> None:
+        for name, run in self._named(models).items():
+            run.load(input_dir, name)
+
+    def _log_with_cost(self, values: Dict[str, Any], *arguments: Any, **more: Any) -> Any:
+        costs = {name: value for run in self._runs[-1:] for name, value in run.scalars().items()}
+        return self._log({**costs, **values}, *arguments, **more)
+
+    def _end(self) -> Any:
+        for run in self._runs:
+            run.close()
+        return self._end_training()

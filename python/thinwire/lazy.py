@@ -1,0 +1,91 @@
+"""``comm_hook``: for whoever calls ``register_comm_hook`` by himself, or gives a framework a hook and its state."""
+import gc
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire import _C, ddp
+from thinwire import state as saved_state
+
+
+class LazyState(ddp.HookState):
+    """A hook's state whose handle comes with the first backward: only then is it known of which model it is.
+
+    ``handle`` is None until then. A state for it can be given before.
+    """
+
+    def __init__(self, spec: str, rows: Optional[str], options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._arguments: Dict[str, Any] = {"spec": spec, "rows": rows, **options}
+        self._to_load: Optional[Tuple[Any, bool]] = None
+
+    def handle_for(self, bucket: dist.GradBucket) -> ddp.Handle:
+        return self.handle or self._open(bucket)
+
+    def _open(self, bucket: dist.GradBucket) -> ddp.Handle:
+        model = self._model_of(bucket)
+        ddp._hooked[model] = self
+        handle = ddp.register(model, **self._arguments)
+        if self._to_load is not None:
+            state, strict = self._to_load
+            try:
+                handle.load_state_dict(state, strict)
+            except BaseException:
+                handle.close()  # a later step must not begin without it
+                raise
+            self._to_load = None
+        return handle
+
+    def _model_of(self, bucket: dist.GradBucket) -> DistributedDataParallel:
+        """torch tells a hook the parameters, and not the model."""
+        wanted = bucket.parameters()[0]
+        found: List[DistributedDataParallel] = []
+        for one in gc.get_objects():
+            if not issubclass(type(one), DistributedDataParallel) or "module" not in one.__dict__.get("_modules", {}):
+                continue
+            hooks = one.__dict__.get("_comm_hooks")  # of newer versions of torch
+            is_ours = hooks is None or any(state is self for _, state in hooks)
+            if is_ours and one not in ddp._hooked and any(parameter is wanted for parameter in one.module.parameters()):
+                found.append(one)
+        if len(found) != 1:
+            raise RuntimeError(
+                f"the hook finds {len(found)} DistributedDataParallel models with this gradient's parameter: one hook and state is of one "
+                "model. thinwire.register(model, spec) is told the model"
+            )
+        return found[0]
+
+    def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
+        """As ``Handle.state_dict``; RuntimeError before the first backward."""
+        asked = saved_state.asked_by_dcp()
+        if asked == "load":
+            return saved_state.pack([])
+        if self.handle is None:
+            raise RuntimeError("there is no state before the first backward, in which the hook learns its model")
+        return self.handle._for_dcp(asked) if asked else self.handle.state_dict(consolidate)
+
+    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
+        """As ``Handle.load_state_dict``. Before the first backward the state is kept for it, and what is wrong with it is said there."""
+        if self.handle is None:
+            self._to_load = (state, strict)
+        else:
+            self.handle.load_state_dict(state, strict)
+
+    def close(self) -> None:
+        """As ``Handle.close``."""
+        if self.handle is not None:
+            self.handle.close()
+
+
+def comm_hook(spec: str, rows: Optional[str] = None, **options: Any) -> Tuple[Callable[..., Any], LazyState]:
+    """A hook and its state for DDP's ``register_comm_hook(state, hook)``, which synchronizes by the system ``spec``.
+
+    The first backward on all ranks does what ``register`` does, and takes the same ``options``; errors of ``register`` other than that
+    the spec is bad are raised by that backward. ``state.handle`` is the handle from then on. One pair is of one model.
+
+    Raises TypeError and ValueError for a bad spec.
+    """
+    if not isinstance(spec, str):
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
+    _C.freezes_variance(ddp.join_spec(spec, rows))  # reads the spec
+    return ddp._hook, LazyState(spec, rows, options)

@@ -1,0 +1,128 @@
+"""Lightning: a callback for its Trainer, and one line for Fabric.
+
+    Trainer(strategy="ddp", callbacks=[thinwire.lightning.ThinwireCallback("power_sgd:rank=32:bits=8")])
+
+    model, optimizer = fabric.setup(model, optimizer)
+    run = thinwire.lightning.register(fabric, model, "power_sgd:rank=32:bits=8", optimizer=optimizer)
+"""
+import sys
+import weakref
+from typing import Any, Dict, Mapping, Optional
+
+try:
+    # Lightning has two packages, which do not know each other: that of the script.
+    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+        from pytorch_lightning import Callback
+    else:
+        from lightning.pytorch import Callback
+except ImportError as error:
+    raise ImportError(f"thinwire.lightning needs Lightning ({error}): pip install lightning") from error
+
+from thinwire.adapter import Synchronization
+
+_REMEDY = "Trainer(strategy='ddp') or Fabric(strategy='ddp') is needed"
+
+
+class ThinwireCallback(Callback):
+    """Synchronizes the gradients of the trainer's model by the system ``spec`` whenever it fits. On all ranks.
+
+    All ranks' states are in the trainer's checkpoints, and ``fit(ckpt_path=...)`` reads them, on any number of ranks. What the last step
+    cost goes to the trainer's loggers every ``log_every_n_steps``. The end of ``fit`` closes, an exception's too. With one process
+    nothing is done.
+    """
+
+    def __init__(self, spec: str, rows: Optional[str] = None, **options: Any) -> None:
+        """options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint without a state of Thinwire is no error."""
+        self.run: Optional[Synchronization] = None
+        self._arguments = (spec, rows)
+        self._options = options
+        self._loaded: Optional[Dict[str, Any]] = None
+        self._loads_without_state = False
+        self._logged = -1
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        _refuse_hook(trainer.strategy)
+        optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+        options = {"optimizer": optimizer, "grad_scaler": getattr(trainer.precision_plugin, "scaler", None), **self._options}
+        self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY, **options)
+        # The checkpoint is read before the model is wrapped.
+        loaded, self._loaded = self._loaded, None
+        without, self._loads_without_state = self._loads_without_state, False
+        if loaded is not None:
+            self.run.load_state_dict(loaded)
+        elif without:
+            self.run.missing("the checkpoint has no state of Thinwire")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step
+        if self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers or step % trainer.log_every_n_steps:
+            return
+        self._logged = step
+        costs = self.run.scalars()
+        for logger in trainer.loggers if costs else []:
+            logger.log_metrics(costs, step=step)
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"ranks": 1, "states": None} if self.run is None else self.run.state_dict()
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        self._loads_without_state = False
+        if self.run is None or self.run.handle is None or self.run.handle._is_closed:
+            self._loaded = state_dict
+        else:
+            self.run.load_state_dict(state_dict)
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+        # load_state_dict follows where there is a state.
+        self._loads_without_state = self.state_key not in checkpoint.get("callbacks", {})
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._loaded, self._loads_without_state = None, False  # of a validation
+        if stage == "fit":
+            self._close()
+
+    def _close(self) -> None:
+        if self.run is not None:
+            self.run.close()
+
+
+def _refuse_hook(strategy: Any) -> None:
+    if getattr(strategy, "_ddp_comm_hook", None) is not None:
+        raise ValueError("DDPStrategy(ddp_comm_hook=...) gives the model a hook already, and DDP takes one: leave ddp_comm_hook out")
+
+
+def register(fabric: Any, model: Any, spec: str, rows: Optional[str] = None, **options: Any) -> Synchronization:
+    """Synchronizes the gradients of a model that ``fabric.setup`` returned by the system ``spec``. On all ranks.
+
+    ``fabric.log`` and ``fabric.log_dict`` log what the last step cost as well. Put what this returns into what Fabric saves and loads:
+    it has all ranks' states, and loads them on any number of ranks::
+
+        state = {"model": model, "optimizer": optimizer, "thinwire": run}
+        fabric.save("checkpoint.ckpt", state)
+        fabric.load("checkpoint.ckpt", state)
+
+    options: those of ``thinwire.register``; ``optimizer`` may be Fabric's. The loss scale is Fabric's.
+
+    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process, where nothing is done.
+    ``close()`` ends it. Raises what ``thinwire.register`` raises, and TypeError for what is not wrapped in DistributedDataParallel.
+    """
+    options.setdefault("grad_scaler", getattr(getattr(fabric.strategy, "precision", None), "scaler", None))
+    run = Synchronization(model, spec, rows, remedy=_REMEDY, **options)
+    if run.handle is not None and fabric.is_global_zero and fabric.loggers:
+        _log_cost_of(run.handle, fabric)
+    return run
+
+
+def _log_cost_of(handle: Any, fabric: Any) -> None:
+    own = weakref.ref(handle)  # Fabric may live longer
+    log_dict = fabric.log_dict
+
+    def log_dict_with_cost(metrics: Mapping[str, Any], step: Optional[int] = None) -> None:
+        handle = own()
+        costs = {} if handle is None or handle._is_closed else handle.scalars()
+        log_dict({**costs, **metrics}, step=step)
+
+    fabric.log_dict = log_dict_with_cost

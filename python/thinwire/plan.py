@@ -1,0 +1,300 @@
+"""What a step of your own script would cost with each system, before it runs on many machines: ``python3 -m thinwire.plan --workers 4
+--link 10Gbit:50us train.py --epochs 3``.
+
+Runs the script as the only rank, by itself, until DistributedDataParallel has made some steps, and ends it. Nothing is sent and no
+communication hook of the script's is used. Whatever the script writes in these steps is written. Prints ``thinwire plan``'s table for
+the buckets and times that were seen.
+"""
+import argparse
+import os
+import runpy
+import statistics
+import sys
+import time
+from typing import Any, Dict, List, Optional, Tuple
+
+_SETTLE = 3  # DDP groups its parameters anew after the first step, and caches are cold
+
+
+class _Enough(BaseException):
+    """Ends the script. No Exception, which a script may catch."""
+
+
+class _NoHandle:
+    """What ``thinwire.register`` returns to the script: it synchronizes nothing."""
+
+    spec = "dense"
+    step = 0
+
+    def report(self) -> Dict[str, Any]:
+        sums = {key: 0 for key in ("wire_bytes_sent", "raw_bytes", "formula_bytes", "frame_header_bytes", "seconds_total", "seconds_compress",
+                                   "seconds_communicate", "seconds_decompress", "seconds_wait")}
+        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0, "engines": {}, "buckets": [], "last_step": sums, "total": dict(sums)}
+
+    def explain(self) -> str:
+        return ""
+
+    def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
+        return {}
+
+    def set(self, *_: Any, **__: Any) -> None:
+        pass
+
+    load_state_dict = log_to = close = set
+
+
+class Recorder:
+    """When buckets of a DDP model become ready, and what is in them. Times are seconds from a step's beginning."""
+
+    def __init__(self, model: Any, steps: int):
+        self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        self._wanted = _SETTLE + steps
+        self._begun: Optional[float] = None  # of the step that is under way
+        self._ready: Dict[int, float] = {}
+        self._layouts: Dict[int, List[Tuple[str, int, int]]] = {}
+        self._backward_end: Optional[float] = None
+        self.steps: List[Dict[str, Any]] = []
+        self.has_rows = False
+        self.on_device = False
+        self.types: set = set()
+
+    def forward_begins(self) -> None:
+        """The first one after a backward begins a step. Raises _Enough in its place after the last step."""
+        now = time.perf_counter()
+        if self._backward_end is not None and self._begun is not None:
+            self.steps.append({"ready": dict(self._ready), "layouts": dict(self._layouts), "backward_end": self._backward_end - self._begun,
+                               "rest": now - self._backward_end})
+            if len(self.steps) >= self._wanted:
+                raise _Enough
+        if self._begun is None or self._backward_end is not None:
+            self._begun, self._backward_end = now, None
+            self._ready.clear()
+            self._layouts.clear()
+
+    def bucket(self, bucket: Any) -> Any:
+        """DDP's hook: the mean over one rank is the gradient itself."""
+        import torch
+
+        gradient = bucket.buffer()
+        if gradient.is_cuda:
+            self.on_device = True
+            torch.cuda.synchronize(gradient.device)  # it is computed when it is, and not when it was asked for
+        if gradient.is_sparse:
+            self.has_rows = True
+        elif self._begun is not None:
+            index = bucket.index()
+            self.types.add(str(gradient.dtype).replace("torch.", ""))
+            self._ready[index] = time.perf_counter() - self._begun
+            self._layouts[index] = [
+                (self._names.get(id(one), f"bucket {index}, parameter {place}"), one.numel(), one.shape[0] if one.dim() > 0 else 1)
+                for place, one in enumerate(bucket.parameters())
+            ]
+        if bucket.is_last():
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            queue(lambda: queue(self._backward_ends))
+        future: Any = torch.futures.Future(devices=[gradient.device] if gradient.is_cuda else None)
+        future.set_result(gradient)
+        return future
+
+    def _backward_ends(self) -> None:
+        import torch
+
+        if self.on_device:
+            torch.cuda.synchronize()
+        self._backward_end = time.perf_counter()
+
+    def profile(self) -> Dict[str, Any]:
+        """Medians over the steps that count, those with the last one's buckets."""
+        steps = self.steps[_SETTLE:]
+        layouts = steps[-1]["layouts"]
+        steps = [step for step in steps if step["layouts"] == layouts]
+        order = sorted(layouts)
+        backward_end = statistics.median(step["backward_end"] for step in steps)
+        ready = [min(backward_end, statistics.median(step["ready"][index] for step in steps)) for index in order]
+        return {
+            "steps": len(steps),
+            "buckets": [layouts[index] for index in order],
+            "ready": [max(ready[: place + 1]) for place in range(len(ready))],
+            "backward_end": backward_end,
+            "rest": statistics.median(step["rest"] for step in steps),
+        }
+
+
+class Watch:
+    """Puts a recorder on the first DDP model that the script wraps, and keeps hooks of others away."""
+
+    def __init__(self, steps: int):
+        self.recorder: Optional[Recorder] = None
+        self._steps = steps
+
+    def install(self) -> None:
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        from thinwire import ddp
+
+        watch = self
+        wrap, forward, register_hook = DDP.__init__, DDP.forward, DDP.register_comm_hook
+
+        def patched_init(model: Any, *arguments: Any, **options: Any) -> None:
+            wrap(model, *arguments, **options)
+            if watch.recorder is None:
+                watch.recorder = Recorder(model, watch._steps)
+                model.__dict__["_thinwire_plan"] = watch.recorder
+                register_hook(model, watch.recorder, lambda state, bucket: state.bucket(bucket))
+
+        def patched_forward(model: Any, *inputs: Any, **options: Any) -> Any:
+            recorder = model.__dict__.get("_thinwire_plan")
+            if recorder is not None:
+                recorder.forward_begins()
+            return forward(model, *inputs, **options)
+
+        DDP.__init__, DDP.forward = patched_init, patched_forward
+        DDP.register_comm_hook = lambda *_, **__: None
+        ddp.register = lambda *_, **__: _NoHandle()
+
+
+def run_script(script: str, arguments: List[str], is_module: bool) -> None:
+    """As ``python3 SCRIPT ARGUMENTS`` would, as the only rank of a job."""
+    from thinwire.launch import environments, free_port
+
+    os.environ.update(environments(1, free_port())[0])
+    # Whatever a launcher around this told its own ranks is not for this job.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    sys.argv = [script, *arguments]
+    sys.path[0] = "" if is_module else os.path.dirname(os.path.abspath(script))
+    try:
+        if is_module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
+    except _Enough:
+        pass
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            print(f"thinwire.plan: the script ended by itself: {end.code}", file=sys.stderr)
+    sys.stdout.flush()
+
+
+def _refusal(recorder: Optional[Recorder]) -> str:
+    """Why there is nothing to plan; empty where there is."""
+    if recorder is None:
+        return "the script wrapped no model in DistributedDataParallel in this process (a script that starts processes of its own is not seen)"
+    if len(recorder.steps) <= _SETTLE:
+        return (f"the script ended after {len(recorder.steps)} steps of DistributedDataParallel and another forward, and {_SETTLE + 1} are needed "
+                "at least: give it more to do")
+    if not recorder.steps[-1]["layouts"]:
+        return "no dense gradients were seen: rows of embeddings are not planned"
+    return ""
+
+
+def _candidates(options: argparse.Namespace) -> List[str]:
+    return [spec for spec in options.sync.split(",") if spec]
+
+
+def _describe(recorder: Recorder, profile: Dict[str, Any], stretch: float) -> List[str]:
+    ready = profile["ready"]
+    lines = [f"seen in {profile['steps']} step{'s' if profile['steps'] > 1 else ''} on this machine: {len(ready)} buckets, ready {1e3 * ready[0]:.1f} to {1e3 * ready[-1]:.1f} ms after a step's "
+             f"beginning; backward ends at {1e3 * profile['backward_end']:.1f} ms; {1e3 * profile['rest']:.1f} ms until the next step"]
+    if stretch > 1:
+        lines.append(f"assumed: ranks of a host share its cores, so that a step computes {stretch:.2g} times as long")
+    if recorder.has_rows:
+        lines.append("left out: rows of sparse embeddings")
+    if recorder.types - {"float32"}:
+        lines.append(f"gradients are {', '.join(sorted(recorder.types))}: bytes are those of float32, and plain DDP's are as many fewer")
+    return lines
+
+
+def _plan(recorder: Recorder, options: argparse.Namespace, threads: float) -> List[Tuple[str, str]]:
+    from thinwire import _C
+
+    profile = recorder.profile()
+    stretch = 1.0 if recorder.on_device else max(1.0, threads * options.ranks_per_host / options.cores)
+    print(*_describe(recorder, profile, stretch), sep="\n")
+    return _C.plan(
+        buckets=profile["buckets"],
+        ready=[stretch * one for one in profile["ready"]],
+        backward_end=stretch * profile["backward_end"],
+        rest=stretch * profile["rest"],
+        threads=0.0 if recorder.on_device else threads,
+        specs=_candidates(options),
+        workers=options.workers,
+        link=options.link,
+        ranks_per_host=options.ranks_per_host,
+        cores=options.cores,
+        lanes=options.lanes,
+    )
+
+
+def _parse() -> argparse.Namespace:
+    def numbers(text: str) -> List[int]:
+        values = [int(one) for one in text.split(",")]
+        if min(values) < 1:
+            raise ValueError(text)
+        return values
+
+    def positive(text: str) -> int:
+        return numbers(text)[0]
+
+    parser = argparse.ArgumentParser(prog="python3 -m thinwire.plan", description=__doc__.split("\n\n", 1)[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--workers", type=numbers, required=True, help="numbers of ranks, separated by commas")
+    parser.add_argument("--link", required=True, help="each host's link, RATE:LATENCY, as 10Gbit:50us")
+    parser.add_argument("--sync", default="", help="candidates, the one that changes gradients least first; those of auto if not given")
+    parser.add_argument("--steps", type=positive, default=8, help="steps that are measured, after the first three")
+    parser.add_argument("--ranks-per-host", type=positive, default=1, help="ranks that share a host's cores and link")
+    parser.add_argument("--cores", type=float, default=float(os.cpu_count() or 1), help="of a host")
+    parser.add_argument("--lanes", type=positive, default=2, help="as register's")
+    parser.add_argument("--json", help="write results to this file")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        parser.error("it runs the script as the only rank: start it without a launcher")
+    if not options.module and not os.path.isfile(options.script):
+        parser.error(f"there is no script {options.script}")
+    if not options.cores > 0:
+        parser.error(f"--cores {options.cores}: more than 0 is needed")
+    return options
+
+
+def _refuse_bad_words(options: argparse.Namespace) -> None:
+    """Before the script runs: ValueError for a link, candidates or numbers that cannot be planned."""
+    from thinwire import _C
+
+    for workers in options.workers:
+        if workers > options.ranks_per_host and workers % options.ranks_per_host != 0:
+            raise ValueError(f"{workers} workers do not fill hosts of {options.ranks_per_host} ranks each: give a multiple")
+    _C.plan(buckets=[[("tiny", 4, 2)]], ready=[0.0], backward_end=0.0, rest=0.0, threads=0.0, specs=_candidates(options), workers=[1],
+            link=options.link, ranks_per_host=1, cores=1.0, lanes=1)
+
+
+def main() -> int:
+    options = _parse()
+    import torch
+
+    try:
+        _refuse_bad_words(options)
+    except ValueError as error:
+        print(f"thinwire.plan: {error}", file=sys.stderr)
+        return 2
+    if options.ranks_per_host > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # as launchers do
+    watch = Watch(options.steps)
+    watch.install()
+    run_script(options.script, options.arguments, options.module)
+    refusal = _refusal(watch.recorder)
+    if refusal:
+        print(f"thinwire.plan: {refusal}", file=sys.stderr)
+        return 1
+    texts = _plan(watch.recorder, options, float(torch.get_num_threads()))
+    for table, _ in texts:
+        print("\n" + table, end="")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            file.write("[\n" + ",\n".join(rows for _, rows in texts) + "\n]\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,545 @@
+// A system that chooses among systems by what they bring here: this model, this machine, this network.
+//
+//   step 0 --> settle with dense --> each candidate for some steps, timed --> the mildest of the fastest
+//                                     ^                                         |
+//                                     '---- steps take another time, for long --'
+//
+// Candidates stand in the order of what they leave out; dense, the first, leaves out nothing. The choice is
+// the first one whose step takes at most (1 + within + error) times the fastest one's. error is how well the
+// times are known. So compression stays off where it does not pay. A candidate that is far behind after the
+// first round is dropped. Which candidates there are is what training runs have shown to keep the loss
+// (docs/loss.md).
+//
+// All candidates are given the same residual. So nothing is lost where they change.
+//
+// Times are means over ranks of each rank's own, so all ranks choose alike. A choice is part of the state,
+// with the time of a step and the number of ranks that it rests on: a resumed run keeps it, and looks whether
+// these are still true.
+//
+// Steps that take another time than when the choice was made start the trial again. A rank that alone has
+// become slower does not: it spends no more time in the exchange, where all others wait for it.
+//
+// Where a process has several sessions for parts of one model, the first one decides for all
+// (Synchronizer::follow). So what the coming step uses is known one step earlier.
+//
+// Bytes per rank: those of the candidate whose step it is. Times are counted with the headers.
+
+#include "planner/auto.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exchange/collectives.h"
+#include "planner/trials.h"
+
+namespace thinwire {
+namespace {
+
+/// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
+/// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds,
+/// whose step comes, and where the trial is.
+constexpr StateKind kPlan = {.name = "auto_plan"};
+constexpr std::size_t kPlanNumbers = 5 + Trial::kNumbers;
+
+/// Looks in a row that see another step time before the trial is made again. Twice as many after each trial
+/// that confirms the choice, since that was noise; half as many after a calm time.
+constexpr int kLooksToRetry = 2;
+constexpr int kMostLooksToRetry = 64;
+constexpr int kCalmLooks = 20;
+
+/// Times that are known worse than this say nothing about candidates.
+constexpr double kMostError = 0.1;
+
+/// A candidate that takes so many times the fastest one's time after the first round has no second one.
+constexpr double kHopeless = 1.5;
+
+constexpr std::size_t kMostInterval = 64;
+
+/// What no step takes.
+constexpr double kMostSeconds = 1e7;
+constexpr double kUnknown = 2 * kMostSeconds;
+
+std::string percent(double share) {
+  return std::to_string(std::lround(100 * share)) + " %";
+}
+
+std::string milliseconds(double seconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f ms", 1e3 * seconds);
+  return text.data();
+}
+
+bool is_time(double seconds) {
+  return seconds >= 0 && seconds < kMostSeconds;
+}
+
+/// Time of this rank's steps since the choice.
+struct Times {
+  std::array<double, kMostInterval> steps{};
+  std::array<double, kMostInterval> inside{};  // in the exchange, codec included
+  std::size_t count = 0;
+
+  void add(double step, double inside_step) {
+    if (count == kMostInterval) return;
+    steps[count] = step;
+    inside[count++] = inside_step;
+  }
+};
+
+/// What a rank tells at a look.
+struct Seen {
+  double step = 0;
+  double inside = 0;
+  double inside_before = 0;  // at the choice; negative: not known
+};
+
+/// The rank that alone explains why steps take another time: the others spend more, or less, time in the
+/// exchange as they wait for it, and it does not.
+std::optional<std::size_t> rank_that_changed(Span<const Seen> ranks, double change) {
+  std::size_t least = 0;
+  double least_growth = 0, most_growth = 0;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i].inside_before < 0) return {};
+    const double growth = (ranks[i].inside - ranks[i].inside_before) / change;
+    if (i == 0 || growth < least_growth) {
+      least = i;
+      least_growth = growth;
+    }
+    most_growth = i == 0 ? growth : std::max(most_growth, growth);
+  }
+  if (most_growth < 0.5 || least_growth > 0.2) return {};
+  return least;
+}
+
+class Auto final : public Synchronizer {
+ public:
+  struct Rules {
+    TrialOptions trial;
+    double within = 0;
+    std::size_t interval = 0;
+  };
+
+  Auto(const Rules& rules, std::vector<std::string> names, std::vector<Pipeline> members)
+      : rules_(rules), names_(std::move(names)), members_(std::move(members)), plan_(rules.trial) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    const std::uint64_t sent = begin_step(step);
+    BucketState& own = buckets_[bucket];
+    own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    own.used = plan_.use;
+    const Pipeline& member = members_[plan_.use];
+    // What has delivered everything leaves nothing to add; reading it would cost a pass.
+    const bool skip = residual.empty() || (member.lossless && own.delivered_all);
+    const double began = step.communicator.now_seconds();
+    member.synchronizer->synchronize(bucket, gradient, skip ? Span<float>() : residual, step);
+    inside_ += step.communicator.now_seconds() - began;
+    own.delivered_all = member.lossless && step.report.finite;
+    step.report.scheme = member.spec.c_str();
+    step.report.frame_header_bytes += sent;
+  }
+
+  void require_world(int world_size) const override {
+    for (const Pipeline& member : members_) member.synchronizer->require_world(world_size);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const bool begun = timed_ && workload.step == index_;
+    return members_[begun ? plan_.use : plan_.coming].synchronizer->payload_bytes(workload);
+  }
+
+  std::string explain() const override;
+
+  std::vector<float> decision() const override { return numbers(); }
+  void follow(Span<const float> decision) override {
+    plan_ = read_plan(decision).value_or(plan_);
+    plan_.loaded = false;
+    follows_ = true;
+  }
+
+  void save(BucketWriter& writer) const override;
+  void load(const BucketReader& reader) override;
+
+  void keep_step(BucketId bucket) override {
+    for_each_used(bucket, [&](Synchronizer& member) { member.keep_step(bucket); });
+    if (const auto found = buckets_.find(bucket); found != buckets_.end()) found->second.counted = true;
+    before_.reset();
+  }
+  void undo_step(BucketId bucket) override {
+    for_each_used(bucket, [&](Synchronizer& member) { member.undo_step(bucket); });
+    forget_delivery(bucket);
+    const auto found = buckets_.find(bucket);
+    if (found != buckets_.end() && !found->second.counted) buckets_.erase(found);
+    take_back();
+  }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
+    for_each_used(bucket, [&](Synchronizer& member) { member.undo_step(bucket, begin, count); });
+    forget_delivery(bucket);
+  }
+
+ private:
+  /// What is true of all buckets. A step that does not count takes back what it changed of it.
+  struct Plan {
+    explicit Plan(const TrialOptions& options) : trial(options) {}
+
+    std::size_t use = 0;     // in this step
+    std::size_t coming = 0;  // in the next one
+    bool chosen = false;     // else the trial goes on
+    bool tried = false;      // there is a choice, of a trial before this one or of a state
+    std::size_t choice = 0;
+    double usual = 0;          // seconds of a step with the choice; 0: not known yet
+    double usual_inside = -1;  // of this rank, in the exchange
+    int ranks = 0;             // that the choice was made with
+    bool loaded = false;       // and not looked at since
+    Trial trial;
+    Times times;           // since the last look
+    bool changed = false;  // the step before had another candidate
+    int drifted = 0;       // looks in a row
+    int looks_to_retry = kLooksToRetry;
+    int calm = 0;
+    std::size_t events = 0;
+  };
+
+  struct BucketState {
+    std::optional<std::size_t> used;  // in the last step
+    std::size_t parameters = 1;
+    bool delivered_all = false;  // the residual is 0
+    bool counted = false;        // a step of its has not been undone, or it was loaded
+  };
+
+  template <class Body>
+  void for_each_used(BucketId bucket, Body body) {
+    const auto found = buckets_.find(bucket);
+    const bool known = found != buckets_.end() && found->second.used;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (!known || *found->second.used == i) body(*members_[i].synchronizer);
+    }
+  }
+
+  void forget_delivery(BucketId bucket) {
+    const auto found = buckets_.find(bucket);
+    if (found != buckets_.end()) found->second.delivered_all = false;
+  }
+
+  void take_back() {
+    if (!before_) return;
+    plan_ = *before_;
+    events_.resize(plan_.events);
+    before_.reset();
+    timed_ = false;
+  }
+
+  bool decides(const Step& step) const {
+    return !follows_ && members_.size() > 1 && step.communicator.size() > 1;
+  }
+  std::vector<float> numbers() const;
+  std::optional<Plan> read_plan(Span<const float> numbers) const;
+  /// A trial that is not the first one has nothing to settle.
+  TrialOptions again() const {
+    TrialOptions options = rules_.trial;
+    options.settle = 0;
+    return options;
+  }
+  std::uint64_t begin_step(Step& step);
+  std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
+  std::uint64_t after_round(Step& step);
+  void choose(const Step& step, const std::vector<double>& seconds, double error);
+  std::uint64_t look(Step& step);
+  void judge(const Step& step, Span<const Seen> ranks);
+  void try_again(const Step& step, const std::string& why);
+  void event(const Step& step, const std::string& text) {
+    events_.push_back("step " + std::to_string(step.index) + ": " + text);
+    plan_.events = events_.size();
+  }
+
+  Rules rules_;
+  std::vector<std::string> names_;  // of the candidates, as short as can be
+  std::vector<Pipeline> members_;
+  std::map<BucketId, BucketState> buckets_;
+  std::vector<std::string> events_;
+  Plan plan_;
+  std::optional<Plan> before_;  // this step, which may not count
+  bool follows_ = false;
+
+  bool begun_ = false;
+  bool alone_ = false;
+  bool timed_ = false;       // the step that began last was not undone
+  std::uint64_t index_ = 0;  // of it
+  double began_ = 0;         // by the communicator's clock
+  double inside_ = 0;        // seconds of this step in the exchange
+};
+
+/// At a step's first bucket. Returns the bytes that were sent to agree.
+std::uint64_t Auto::begin_step(Step& step) {
+  if (timed_ && step.index == index_) return 0;
+  const double now = step.communicator.now_seconds();
+  const bool follows_on = timed_ && step.index == index_ + 1;
+  before_ = plan_;
+  plan_.changed = plan_.use != plan_.coming;
+  plan_.use = plan_.coming;
+  std::uint64_t sent = 0;
+  alone_ = step.communicator.size() == 1;
+  if (decides(step)) {
+    sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
+  }
+  begun_ = timed_ = true;
+  index_ = step.index;
+  inside_ = 0;
+  began_ = step.communicator.now_seconds();
+  return sent;
+}
+
+/// seconds: of the step before, if they are known, of which `inside` were the exchange's.
+std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double inside) {
+  if (plan_.loaded) {
+    plan_.loaded = false;
+    const int now = step.communicator.size();
+    if (plan_.ranks != now) {
+      try_again(step, std::to_string(now) + " ranks, and " + names_[plan_.choice] + " was chosen with " +
+                          std::to_string(plan_.ranks));
+    } else {
+      event(step, names_[plan_.choice] + ", as in the state that was loaded. A step took " +
+                      milliseconds(plan_.usual) + " then");
+    }
+  }
+  if (!plan_.chosen) {
+    plan_.trial.begin_step(seconds);
+    const std::uint64_t sent = plan_.trial.round_is_over() ? after_round(step) : 0;
+    if (!plan_.chosen) plan_.coming = plan_.trial.coming();
+    return sent;
+  }
+  if (seconds && !before_->changed) plan_.times.add(*seconds, inside);
+  return plan_.times.count >= rules_.interval ? look(step) : 0;
+}
+
+/// Every candidate has had one turn more.
+std::uint64_t Auto::after_round(Step& step) {
+  struct Measured {
+    std::array<double, Trial::kMostCandidates> seconds{};
+    std::array<double, Trial::kMostCandidates> error{};
+  };
+  Measured own;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const auto times = plan_.trial.times(i);
+    // None where its steps did not count, or came before the run was resumed.
+    const Timing timing = times.empty() ? Timing{kUnknown, 0} : timing_of(times);
+    own.seconds[i] = timing.seconds;
+    own.error[i] = timing.error;
+  }
+  const Span<Measured> all = gather(step, own);
+  const auto world = static_cast<double>(all.size());
+  std::vector<double> seconds(members_.size());
+  double error = 0;
+  bool known = true;
+  for (const Measured& one : all) {
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      known = known && is_time(one.seconds[i]) && one.error[i] >= 0 && std::isfinite(one.error[i]);
+      seconds[i] += one.seconds[i] / world;
+      error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
+    }
+  }
+  const std::uint64_t sent = sizeof(Measured) * (all.size() - 1);
+  const double fastest = *std::min_element(seconds.begin(), seconds.end());
+  if (!known) {
+    // Some candidate's steps did not count, or a clock told nonsense.
+    plan_.trial = Trial(again(), plan_.use);
+    return sent;
+  }
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (seconds[i] > kHopeless * fastest && plan_.trial.has(i)) plan_.trial.drop(i);
+  }
+  if (plan_.trial.is_over()) choose(step, seconds, error);
+  return sent;
+}
+
+void Auto::choose(const Step& step, const std::vector<double>& seconds, double error) {
+  const double allowed = rules_.within + std::min(error, kMostError);
+  const double bound = (1 + allowed) * *std::min_element(seconds.begin(), seconds.end());
+  const auto mildest = std::find_if(seconds.begin(), seconds.end(), [&](double one) { return one <= bound; });
+  const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
+  const bool confirmed = plan_.tried && choice == plan_.choice;
+  plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
+  plan_.choice = plan_.coming = choice;
+  plan_.chosen = plan_.tried = true;
+  plan_.ranks = step.communicator.size();
+  plan_.usual = seconds[choice];
+  plan_.usual_inside = -1;
+  plan_.times = Times();
+  plan_.drifted = plan_.calm = 0;
+  std::string all;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    all += (all.empty() ? "" : ", ") + milliseconds(seconds[i]) + " with " + names_[i];
+  }
+  event(step, names_[choice] + ". A step takes " + all + ". The mildest is taken whose step takes at most " +
+                  percent(rules_.within) + " more than the shortest, and " +
+                  percent(allowed - rules_.within) + " for what is not known better");
+}
+
+std::uint64_t Auto::look(Step& step) {
+  Seen own;
+  own.step = median({plan_.times.steps.data(), plan_.times.count});
+  own.inside = median({plan_.times.inside.data(), plan_.times.count});
+  own.inside_before = plan_.usual_inside;
+  plan_.times.count = 0;
+  const Span<Seen> all = gather(step, own);
+  if (std::all_of(all.begin(), all.end(), [](const Seen& one) {
+        return is_time(one.step) && is_time(one.inside) && std::abs(one.inside_before) < kMostSeconds;
+      })) {
+    judge(step, all);
+    // What a rank spends in the exchange is known from the first calm look on.
+    if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) plan_.usual_inside = own.inside;
+  }
+  return sizeof(Seen) * (all.size() - 1);
+}
+
+void Auto::judge(const Step& step, Span<const Seen> ranks) {
+  double now = 0;
+  for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
+  if (plan_.usual == 0) plan_.usual = now;
+  if (!has_drifted(plan_.usual, now)) {
+    plan_.drifted = 0;
+    if (++plan_.calm < kCalmLooks) return;
+    plan_.calm = 0;
+    plan_.looks_to_retry = std::max(plan_.looks_to_retry / 2, kLooksToRetry);
+    return;
+  }
+  plan_.calm = 0;
+  const int patience = has_drifted_far(plan_.usual, now) ? kLooksToRetry : plan_.looks_to_retry;
+  if (++plan_.drifted < patience) return;
+  const std::string what =
+      "a step takes " + milliseconds(now) + " where it took " + milliseconds(plan_.usual);
+  if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
+    event(step, what + ", by rank " + std::to_string(*rank) +
+                    " alone, for which the others wait: " + names_[plan_.choice] + " stays");
+    plan_.usual = now;
+    plan_.usual_inside = -1;
+    plan_.drifted = 0;
+    return;
+  }
+  try_again(step, what);
+}
+
+void Auto::try_again(const Step& step, const std::string& why) {
+  event(step, why + ": the candidates are tried again");
+  plan_.trial = Trial(again(), plan_.use);
+  plan_.chosen = false;
+  plan_.coming = plan_.trial.coming();
+}
+
+std::string Auto::explain() const {
+  if (follows_ || !begun_) return "";
+  if (alone_) return "dense: one rank sends nothing";
+  if (events_.empty()) return "the candidates are being tried, nothing is chosen yet";
+  std::string text;
+  for (const std::string& line : events_) text += (text.empty() ? "" : "\n") + line;
+  return text;
+}
+
+void Auto::save(BucketWriter& writer) const {
+  for (const Pipeline& member : members_) member.synchronizer->save(writer);
+  const std::vector<float> numbers = this->numbers();
+  for (const auto& [bucket, state] : buckets_) {
+    for (std::size_t i = 0; i < state.parameters; ++i) {
+      writer.array(kPlan, bucket, i, Span<const float>(numbers));
+    }
+  }
+}
+
+void Auto::load(const BucketReader& reader) {
+  for (const Pipeline& member : members_) member.synchronizer->load(reader);
+  plan_ = Plan(rules_.trial);
+  before_.reset();
+  events_.clear();
+  buckets_.clear();
+  begun_ = timed_ = follows_ = false;
+  // Parameters may come from sessions that had chosen otherwise: the mildest of all.
+  std::optional<Plan> mildest;
+  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
+      std::array<float, kPlanNumbers> numbers{};
+      if (!reader.array(kPlan, bucket, i, Span<float>(numbers))) return;
+      buckets_[bucket].parameters = reader.parameters(bucket);
+      buckets_[bucket].counted = true;
+      const std::optional<Plan> read = read_plan(numbers);
+      if (!read) return;
+      if (!mildest || read->coming < mildest->coming) mildest = read;
+    }
+  }
+  if (mildest) plan_ = *mildest;
+}
+
+std::vector<float> Auto::numbers() const {
+  std::vector<float> numbers = {plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
+                                static_cast<float>(plan_.usual), static_cast<float>(plan_.ranks),
+                                plan_.chosen ? 1.0f : 0.0f, static_cast<float>(plan_.coming)};
+  const auto trial = plan_.trial.numbers();
+  numbers.insert(numbers.end(), trial.begin(), trial.end());
+  return numbers;
+}
+
+/// Nothing for numbers that no plan has.
+std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
+  const auto candidates = static_cast<float>(members_.size());
+  Plan plan(rules_.trial);
+  if (!(numbers[0] >= 0 && numbers[0] <= candidates && is_time(static_cast<double>(numbers[1])) &&
+        numbers[2] >= 0 && numbers[2] < 1e7f && numbers[4] >= 0 && numbers[4] < candidates) ||
+      !plan.trial.resume(numbers.subspan(5, Trial::kNumbers))) {
+    return {};
+  }
+  plan.tried = numbers[0] >= 1;
+  plan.chosen = plan.tried && numbers[3] != 0;
+  plan.choice = plan.tried ? static_cast<std::size_t>(numbers[0]) - 1 : 0;
+  plan.usual = static_cast<double>(numbers[1]);
+  plan.ranks = static_cast<int>(numbers[2]);
+  plan.coming = static_cast<std::size_t>(numbers[4]);
+  plan.loaded = plan.chosen;
+  return plan;
+}
+
+/// Mildest first.
+std::vector<std::string> candidates(const Options& options) {
+  if (options.flag("lossless")) return {"dense", "zen"};
+  return {"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"};
+}
+
+}  // namespace
+
+SystemInfo auto_info() {
+  SystemInfo info;
+  info.name = "auto";
+  info.summary =
+      "measures steps with dense and with what keeps the loss, and takes the mildest of the fastest";
+  info.paper = "src/planner/auto.cc";
+  info.formula = "that of the system whose step it is";
+  info.feedback_default = true;
+  info.state = {kPlan};
+  info.undoes_steps = true;
+  info.turns_residual = true;
+  info.options = {{"lossless", "off", "on: exact systems only, dense and zen"},
+                  {"within", "0.02", "how much longer than the fastest a milder candidate's step may take"},
+                  {"settle", "2", "first steps of all that do not count"},
+                  {"rounds", "2", "turns of each candidate"},
+                  {"steps", "2", "of a turn that count; one before them does not"},
+                  {"interval", "10", "steps from one look at the step's time to the next"}};
+  info.members = candidates;
+  info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
+    Auto::Rules rules;
+    rules.trial.candidates = inner.members.size();
+    rules.trial.settle = static_cast<std::size_t>(options.integer("settle", 0, 1'000'000));
+    rules.trial.rounds = static_cast<std::size_t>(options.integer("rounds", 1, 1000));
+    rules.trial.steps = static_cast<std::size_t>(options.integer("steps", 1, Trial::kMostTimes));
+    rules.within = options.real("within", 0, 1);
+    rules.interval = static_cast<std::size_t>(options.integer("interval", 2, kMostInterval));
+    return std::make_unique<Auto>(rules, candidates(options), std::move(inner.members));
+  };
+  return info;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,9 @@
+#pragma once
+
+#include "thinwire/registry.h"
+
+namespace thinwire {
+
+SystemInfo auto_info();
+
+}  // namespace thinwire

@@ -1,0 +1,314 @@
+// The system `auto` on networks whose time is computed, so that every run decides alike.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "thinwire/session.h"
+#include "thinwire/virtual_network.h"
+
+namespace thinwire {
+namespace {
+
+constexpr std::size_t kElements = 90'000;
+constexpr int kWorkers = 4;
+/// Dense for 4 steps, the others for 3 each, and where none is far behind 2, 3 and 3 on the way back: the
+/// choice is made in step 18 and is used from the next one on.
+const std::string kSpec = "auto:settle=2:steps=2:interval=4";
+constexpr int kTrial = 19;
+
+constexpr VirtualLink kSlow{.bytes_per_second = 1e6, .latency_seconds = 1e-4};
+constexpr VirtualLink kFast{.bytes_per_second = 1e12, .latency_seconds = 1e-6};
+
+/// A training whose ranks hold different gradients.
+class Training {
+ public:
+  explicit Training(VirtualCommunicator& communicator, const std::string& spec = kSpec)
+      : communicator_(communicator), session_(spec, communicator) {
+    session_.add_bucket({{"a", kElements / 3, 100}, {"b", kElements / 3, 300}, {"c", kElements / 3}});
+    session_.add_bucket({{"d", 700}});
+  }
+
+  /// Steps that take `compute` seconds beside the network.
+  void run(int steps, double compute) {
+    for (int i = 0; i < steps; ++i) {
+      communicator_.advance(compute);
+      std::vector<float> large = gradient(kElements);
+      std::vector<float> small = gradient(700);
+      session_.synchronize(0, large);
+      session_.synchronize(1, small);
+      ASSERT_TRUE(session_.next_step());
+      used_.push_back(session_.report(0).scheme);
+    }
+  }
+
+  Session& session() { return session_; }
+  /// Of each step.
+  const std::vector<std::string>& used() const { return used_; }
+  /// Steps with this system.
+  std::ptrdiff_t count(const std::string& system) const {
+    return std::count_if(used_.begin(), used_.end(),
+                         [&](const auto& one) { return one.starts_with(system); });
+  }
+  std::string system() const { return used_.back().substr(0, used_.back().find(':')); }
+
+ private:
+  std::vector<float> gradient(std::size_t elements) {
+    std::vector<float> values(elements);
+    std::uint32_t random = static_cast<std::uint32_t>(session_.step()) * 7919 +
+                           static_cast<std::uint32_t>(communicator_.rank()) * 104729 + 1;
+    for (float& value : values) {
+      random = random * 1664525u + 1013904223u;
+      value = static_cast<float>(static_cast<std::int32_t>(random)) * 0x1p-31f;
+    }
+    return values;
+  }
+
+  VirtualCommunicator& communicator_;
+  Session session_;
+  std::vector<std::string> used_;
+};
+
+TEST(Auto, OverAThinWireCompressionPays) {
+  std::map<int, std::string> explained;
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 3, 0.01);
+    EXPECT_EQ(training.used().front().substr(0, 5), "dense");
+    EXPECT_EQ(training.system(), "power_sgd");
+    EXPECT_EQ(training.count("dense"), 4) << "they are far behind after one round";
+    EXPECT_EQ(training.count("half"), 3);
+    explained[communicator.rank()] = training.session().explain();
+  });
+  EXPECT_NE(explained[0].find("step 10: power_sgd"), std::string::npos) << explained[0];
+  for (const auto& [rank, text] : explained) EXPECT_EQ(text, explained[0]) << rank;
+}
+
+TEST(Auto, WhereTheWireIsNotTheBottleneckItStaysOff) {
+  run_virtual(kWorkers, kFast, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 3, 0.01);
+    EXPECT_EQ(training.system(), "dense");
+  });
+}
+
+/// Dense takes 0.54 s of wire for a step, half 0.27 s.
+TEST(Auto, TheMildestWithinTheBoundIsTaken) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, "auto:settle=2:steps=2:within=0.1");
+    training.run(kTrial + 3, 3.0);
+    EXPECT_EQ(training.system(), "half");
+  });
+}
+
+TEST(Auto, OneRankAloneNeedsNoCompression) {
+  run_virtual(1, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 3, 0.01);
+    EXPECT_EQ(training.system(), "dense");
+    EXPECT_EQ(training.session().explain(), "dense: one rank sends nothing");
+  });
+}
+
+TEST(Auto, ExactSystemsAloneWhereToldSo) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, kSpec + ":lossless=on");
+    training.run(kTrial + 3, 0.01);
+    for (const std::string& used : training.used()) {
+      EXPECT_TRUE(used.starts_with("dense") || used.starts_with("zen")) << used;
+    }
+    EXPECT_EQ(training.system(), "dense") << "no value is 0";
+  });
+}
+
+/// As if the network became ten times faster next to what is computed.
+TEST(Auto, WhenStepsTakeAnotherTimeTheCandidatesAreTriedAgain) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 12, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+    training.run(40, 100.0);
+    EXPECT_EQ(training.system(), "dense");
+    EXPECT_NE(training.session().explain().find("tried again"), std::string::npos);
+    training.run(40, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+  });
+}
+
+TEST(Auto, AFewSlowStepsChangeNothing) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 12, 0.01);
+    for (int i = 0; i < 4; ++i) {
+      training.run(1, 30.0);  // an evaluation, a checkpoint
+      training.run(6, 0.01);
+    }
+    EXPECT_EQ(training.system(), "power_sgd");
+    EXPECT_EQ(training.session().explain().find("tried again"), std::string::npos);
+  });
+}
+
+/// sum of gradients = W * sum of means + sum of residuals, over all candidates and what comes between them.
+TEST(Auto, NothingIsLostWhereCandidatesChange) {
+  std::vector<double> given(kElements), mean(kElements), left(kElements);
+  run_virtual(2, kSlow, [&](VirtualCommunicator& communicator) {
+    Session session("auto:settle=1:rounds=1:steps=1:interval=2", communicator);
+    session.add_bucket({{"a", kElements, 300}});
+    for (int step = 0; step < 30; ++step) {
+      communicator.advance(step < 16 ? 0.01 : 50.0);  // back to dense
+      std::vector<float> gradient(kElements);
+      for (std::size_t i = 0; i < kElements; ++i) {
+        gradient[i] =
+            std::sin(static_cast<float>(i * 7 + static_cast<std::size_t>(step * 13 + communicator.rank())));
+        given[i] += static_cast<double>(gradient[i]);
+      }
+      session.synchronize(0, gradient);
+      ASSERT_TRUE(session.next_step());
+      if (communicator.rank() != 0) continue;
+      for (std::size_t i = 0; i < kElements; ++i) mean[i] += static_cast<double>(gradient[i]);
+    }
+    const auto residual = session.residual(0);
+    for (std::size_t i = 0; i < residual.size(); ++i) left[i] += static_cast<double>(residual[i]);
+    EXPECT_NE(session.explain().find("power_sgd"), std::string::npos);
+  });
+  for (std::size_t i = 0; i < kElements; ++i) ASSERT_NEAR(given[i], 2 * mean[i] + left[i], 2e-3) << i;
+}
+
+StateReader state_of(const Session& session) {
+  StateWriter writer;
+  session.save(writer);
+  return StateReader(std::move(writer));
+}
+
+TEST(Auto, AResumedRunKeepsTheChoice) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 2, 0.01);
+    Training resumed(communicator);
+    resumed.session().load(state_of(training.session()));
+    resumed.run(30, 0.01);
+    EXPECT_EQ(resumed.used(), std::vector<std::string>(30, training.used().back()));
+    EXPECT_NE(resumed.session().explain().find("as in the state that was loaded"), std::string::npos);
+  });
+}
+
+TEST(Auto, AChoiceIsNotKeptOnAnotherNetwork) {
+  std::string state;
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 2, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+    if (communicator.rank() != 0) return;
+    StateWriter writer;
+    training.session().save(writer);
+    std::ostringstream out;
+    writer.write(out);
+    state = out.str();
+  });
+  const auto resume = [&](int workers, const VirtualLink& link, int steps) {
+    std::string system, explained;
+    run_virtual(workers, link, [&](VirtualCommunicator& communicator) {
+      std::istringstream in(state);
+      Training resumed(communicator);
+      resumed.session().load(StateReader(in));
+      resumed.run(steps, 0.01);
+      if (communicator.rank() != 0) return;
+      system = resumed.system();
+      explained = resumed.session().explain();
+    });
+    EXPECT_NE(explained.find("tried again"), std::string::npos) << explained;
+    return system;
+  };
+  EXPECT_EQ(resume(kWorkers, kFast, 2 * 4 + kTrial), "dense") << "steps take another time than in the state";
+  EXPECT_EQ(resume(2, kFast, kTrial), "dense") << "another number of ranks";
+}
+
+TEST(Auto, ARunThatIsResumedInTheMidstOfTheTrialGoesOnInItAndTriesAllAgain) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(6, 0.01);
+    Training resumed(communicator);
+    resumed.session().load(state_of(training.session()));
+    resumed.run(30, 0.01);
+    training.run(4, 0.01);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(resumed.used()[i], training.used()[6 + i]) << i;
+    EXPECT_EQ(resumed.count("dense"), 3) << "of a trial that begins where the first one ends";
+    EXPECT_EQ(resumed.system(), "power_sgd");
+  });
+}
+
+/// Looks come every 4 steps; the second one that sees other times begins the trial.
+TEST(Auto, AnotherNetworkIsFoundWithinFiftySteps) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, "auto");
+    training.run(30, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+    training.run(50, 30.0);
+    EXPECT_EQ(training.system(), "dense");
+    training.run(50, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+  });
+}
+
+TEST(Auto, ARankThatIsSlowIsNamedAndNoSystemIsBlamed) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 12, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+    const std::ptrdiff_t dense = training.count("dense");
+    training.run(30, communicator.rank() == 2 ? 3.0 : 0.01);
+    EXPECT_NE(training.session().explain().find("by rank 2 alone"), std::string::npos)
+        << training.session().explain();
+    training.run(30, 0.01);
+    EXPECT_EQ(training.count("dense"), dense) << training.session().explain();
+    EXPECT_EQ(training.session().explain().find("tried again"), std::string::npos);
+  });
+}
+
+/// A step that does not count leaves nothing behind of what was decided in it.
+TEST(Auto, AStepThatIsUndoneDecidesNothing) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(10, 0.01);
+    EXPECT_EQ(training.session().explain(), "the candidates are being tried, nothing is chosen yet");
+    std::vector<float> large(kElements, std::numeric_limits<float>::quiet_NaN());
+    training.session().synchronize(0, large);
+    EXPECT_NE(training.session().explain().find("step 10: "), std::string::npos);
+    EXPECT_FALSE(training.session().next_step());
+    EXPECT_EQ(training.session().explain(), "the candidates are being tried, nothing is chosen yet");
+    training.run(4, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+  });
+}
+
+/// Two sessions for parts of one model, as a process under DDP has them.
+TEST(Auto, OneSessionDecidesForAll) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Session first(kSpec, communicator), second(kSpec, communicator);
+    first.add_bucket({{"a", kElements, 300}});
+    second.add_bucket({{"b", kElements, 300}});
+    std::vector<float> gradient(kElements, 1.0f);
+    for (int step = 0; step < kTrial; ++step) {
+      // The second one alone would see the time of a step otherwise.
+      first.synchronize(0, gradient);
+      communicator.advance(0.1 * step);
+      second.synchronize(0, gradient);
+      EXPECT_STREQ(first.report(0).scheme, second.report(0).scheme) << step;
+      first.next_step();
+      second.next_step();
+      second.follow(first.decisions());
+    }
+    EXPECT_NE(first.explain(), "");
+    EXPECT_EQ(second.explain(), "");
+    const StateReader state = state_of(second);
+    EXPECT_TRUE(state.contains("auto_plan/b")) << "what is saved is the same everywhere";
+  });
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,183 @@
+#include "session/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "thinwire/session.h"
+
+namespace thinwire {
+namespace {
+
+/// Two buckets, the second with a vector behind its matrix. Backward covers a part of the first one's way.
+PlanRequest small_model() {
+  PlanRequest request{.buckets = {{{"b", 10'000, 100}}, {{"a", 22'500, 150}, {"v", 300, 300}}},
+                      .compute = {.ready = {0.0002, 0.0004}, .backward_end = 0.0004, .rest = 0.0001},
+                      .specs = candidates_of_auto(),
+                      .cores = 1e6,
+                      .lanes = 1,
+                      .sockets = false};
+  request.codecs.assign(request.specs.size(), {.measured = false});
+  return request;
+}
+
+constexpr VirtualLink kGbit{.bytes_per_second = 1e9 / 8, .latency_seconds = 50e-6};
+
+TEST(Plan, TheCandidatesAreThoseOfAuto) {
+  const auto specs = candidates_of_auto();
+  ASSERT_GE(specs.size(), 3u);
+  EXPECT_EQ(specs.front(), "dense");
+  for (const std::string& spec : candidates_of_auto(true))
+    EXPECT_TRUE(builtin_registry().make(spec).lossless) << spec;
+}
+
+/// What the model says against what the virtual network does, from a few ranks to more than rounds are
+/// counted on.
+TEST(Plan, APredictedStepIsTheSimulatedOne) {
+  PlanRequest request = small_model();
+  request.specs = {"dense",  "half",      "power_sgd:rank=32:bits=8", "power_sgd:rank=4", "casq",
+                   "marsit", "ef_signsgd"};
+  request.codecs.assign(request.specs.size(), {.measured = false, .elements_per_second = 3e8});
+  request.codecs[0].elements_per_second = 0;
+  StepPlanner planner(request);
+  const VirtualLink fast{.bytes_per_second = 25e9 / 8, .latency_seconds = 20e-6};
+  const std::vector<std::pair<int, VirtualLink>> places = {{2, kGbit}, {5, fast}, {24, kGbit}, {24, fast}};
+  for (const auto& [workers, link] : places) {
+    const Plan plan = planner.plan(workers, link);
+    for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+      EXPECT_NEAR(plan.rows[i].cost.step / planner.simulate(i, workers, link), 1, 0.03)
+          << plan.rows[i].spec << ", " << workers << " workers at " << link.bytes_per_second * 8e-9
+          << " Gbit/s";
+    }
+  }
+}
+
+/// By the virtual network: no other candidate is more than 2 % faster than the one that was chosen.
+void expect_the_fastest(StepPlanner& planner, int workers, double gbit) {
+  const VirtualLink link{.bytes_per_second = gbit * 1e9 / 8, .latency_seconds = 20e-6};
+  const Plan plan = planner.plan(workers, link);
+  std::vector<double> simulated;
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) simulated.push_back(planner.simulate(i, workers, link));
+  EXPECT_LE(simulated[plan.choice], 1.02 * *std::min_element(simulated.begin(), simulated.end()))
+      << plan.rows[plan.choice].spec << ", " << workers << " workers, " << gbit << " Gbit/s";
+}
+
+TEST(Plan, TheChoiceIsTheFastestWithinTheBound) {
+  StepPlanner little(small_model());
+  expect_the_fastest(little, 16, 1);
+  expect_the_fastest(little, 16, 100);
+  expect_the_fastest(little, 128, 25);
+  PlanRequest request = small_model();
+  for (double& ready : request.compute.ready) ready *= 20;  // enough to compute to hide some of it
+  request.compute.backward_end *= 20;
+  StepPlanner much(request);
+  for (const double gbit : {0.1, 1.0, 25.0}) expect_the_fastest(much, 16, gbit);
+}
+
+TEST(Plan, BytesAreThoseThatASessionSends) {
+  PlanRequest request = small_model();
+  request.buckets.pop_back();
+  request.compute.ready.pop_back();
+  StepPlanner planner(request);
+  const Plan plan = planner.plan(4, kGbit);
+  for (const PlanRow& row : plan.rows) {
+    double sent = 0;
+    run_virtual(4, kGbit, [&](VirtualCommunicator& communicator) {
+      Session session(row.spec, communicator);
+      session.add_bucket(request.buckets[0]);
+      for (int step = 0; step < 3; ++step) {
+        std::vector<float> gradient(10'000, static_cast<float>(communicator.rank() + 1));
+        const double now = static_cast<double>(session.synchronize(0, gradient).wire.sent_bytes);
+        sent = step == 0 ? now : std::max(sent, now);
+        session.next_step();
+      }
+    });
+    EXPECT_NEAR(static_cast<double>(row.payload_bytes) + row.header_bytes, sent, 0.001 * sent + 200)
+        << row.spec;
+  }
+}
+
+TEST(Plan, SaysWhereCompressionCannotHelp) {
+  PlanRequest request = small_model();
+  const VirtualLink fast{.bytes_per_second = 1e12, .latency_seconds = 0};
+  const Plan off = StepPlanner(request).plan(4, fast);
+  EXPECT_EQ(off.choice, 0u);
+  EXPECT_NE(off.reason.find("compression cannot help you here: 0 % of a step"), std::string::npos)
+      << off.reason;
+  EXPECT_NE(StepPlanner(request).plan(1, kGbit).reason.find("one worker"), std::string::npos);
+  request.codecs.assign(request.specs.size(), {.measured = false, .elements_per_second = 1e6});
+  request.codecs[0].elements_per_second = 0;
+  const Plan slow = StepPlanner(request).plan(4, kGbit);
+  EXPECT_EQ(slow.choice, 0u);
+  EXPECT_NE(slow.reason.find("every other candidate costs more"), std::string::npos) << slow.reason;
+}
+
+TEST(Plan, SaysWhatIsGained) {
+  const Plan plan = StepPlanner(small_model()).plan(4, kGbit);
+  EXPECT_EQ(plan.rows[plan.choice].spec, "power_sgd:rank=32:bits=8");
+  EXPECT_NE(plan.reason.find(" % less time than with dense"), std::string::npos) << plan.reason;
+}
+
+/// A bucket of which computing is timed on a part is charged for all of it; every candidate computes
+/// something.
+TEST(Plan, ComputingIsTimedOnThisMachine) {
+  PlanRequest request = small_model();
+  request.buckets = {{{"a", 4'000'000, 2000}}, {{"b", 1'000'000, 1000}}};
+  request.codecs.clear();
+  StepPlanner planner(request);
+  const Plan plan = planner.plan(2, kGbit);
+  for (const PlanRow& row : plan.rows) {
+    EXPECT_GT(row.codec_seconds, 1e-5) << row.spec;
+    EXPECT_LT(row.codec_seconds, 60) << row.spec;
+  }
+  EXPECT_GT(plan.rows.back().codec_seconds, plan.rows.front().codec_seconds);
+}
+
+TEST(Plan, RanksOfAHostShareItsLinkAndCores) {
+  PlanRequest request = small_model();
+  const Plan apart = StepPlanner(request).plan(8, kGbit);
+  request.ranks_per_host = 4;
+  const Plan together = StepPlanner(request).plan(8, kGbit);
+  EXPECT_NEAR(together.rows[0].cost.step, apart.rows[0].cost.step, 1e-12) << "a ring leaves a host once";
+  EXPECT_GT(together.rows[1].cost.wire, apart.rows[1].cost.wire) << "owners are on all hosts";
+  EXPECT_EQ(StepPlanner(request).plan(4, kGbit).rows[0].cost.wire, 0) << "one host";
+  EXPECT_THROW(StepPlanner(request).plan(6, kGbit), std::invalid_argument);
+}
+
+TEST(Plan, RefusesWhatCannotBePlanned) {
+  const auto refused = [](auto change) {
+    PlanRequest request = small_model();
+    change(request);
+    request.codecs.assign(request.specs.size(), {.measured = false});
+    EXPECT_THROW(StepPlanner planner(request), std::invalid_argument);
+  };
+  refused([](PlanRequest& request) { request.specs = {"dense", "auto"}; });
+  refused([](PlanRequest& request) { request.specs = {"rows=zen,dense=half"}; });
+  refused([](PlanRequest& request) { request.specs = {"nonsense"}; });
+  refused([](PlanRequest& request) { request.specs.clear(); });
+  refused([](PlanRequest& request) { request.buckets.clear(); });
+  refused([](PlanRequest& request) { request.density = 0; });
+  refused([](PlanRequest& request) { request.within = -1; });
+  refused([](PlanRequest& request) { request.compute.ready.pop_back(); });
+  refused([](PlanRequest& request) { request.ranks_per_host = 0; });
+  EXPECT_THROW(StepPlanner(small_model()).plan(0, kGbit), std::invalid_argument);
+}
+
+TEST(PlanText, TheChoiceIsMarkedOnEveryLink) {
+  StepPlanner planner(small_model());
+  const Plan slow = planner.plan(4, kGbit);
+  const Plan fast = planner.plan(4, {.bytes_per_second = 1e12, .latency_seconds = 0});
+  const std::string table = plan_table(planner.request(), slow, {{"fast", fast}});
+  EXPECT_NE(table.find("4 workers, 1 Gbit/s and 50 us; 32800 elements in 2 buckets; a step computes 0.50 ms"),
+            std::string::npos)
+      << table;
+  EXPECT_NE(table.find("choice (*): power_sgd:rank=32:bits=8: "), std::string::npos) << table;
+  EXPECT_EQ(std::count(table.begin(), table.end(), '*'), 3);
+  const std::string json = plan_json(planner.request(), slow, {{"fast", fast}});
+  EXPECT_NE(json.find("\"seconds_step_at\": {\"fast\": "), std::string::npos) << json;
+  EXPECT_EQ(std::count(json.begin(), json.end(), '{'), std::count(json.begin(), json.end(), '}'));
+}
+
+}  // namespace
+}  // namespace thinwire

@@ -1,0 +1,193 @@
+"""One rank of frameworks_test.py: framework_worker.py FRAMEWORK PHASE FOLDER. Phases share the folder, and each is of new processes."""
+import logging
+import os
+import shutil
+import sys
+
+import torch
+import torch.distributed as dist
+
+import framework_scripts
+from common import RANK, WORLD, end, require_error, require_same
+from thinwire import adapter
+
+LOSSY = ["top_k:ratio=0.05+zen", "casq", "power_sgd:rank=4"]
+FRAMEWORK, PHASE, FOLDER = sys.argv[1:4]
+LIMITS = {"deadline_seconds": 60.0}
+
+
+def folder_of(script, what):
+    folder = os.path.join(FOLDER, script.__name__, what.replace(":", "_").replace("+", "_"))
+    if RANK == 0:
+        os.makedirs(folder, exist_ok=True)
+    barrier()
+    return folder
+
+
+def barrier():
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def residual_sums(states):
+    sums = {}
+    for state in states:
+        for name, value in state["values"].items():
+            if name.startswith("residual/") and isinstance(value, torch.Tensor):
+                sums[name] = sums.get(name, 0) + value.double()
+    return sums
+
+
+def of_all_ranks(state):
+    states = [None] * WORLD
+    dist.all_gather_object(states, state)
+    return states
+
+
+# --- Phases --------------------------------------------------------------------------------------------------------------
+
+def two(script):
+    """dense is the framework's own run; lossy systems train, and leave a checkpoint. All in one process, one after another."""
+    plain = script(folder_of(script, "plain"), None)
+    dense = script(folder_of(script, "dense"), "dense", **LIMITS)
+    require_same(dense.values, plain.values, "dense, beside the framework's own run")
+    assert plain.losses == dense.losses, (plain.losses, dense.losses)
+    for spec in LOSSY:
+        result = script(folder_of(script, spec), spec, **LIMITS)
+        assert result.losses[1] < 0.8 * result.losses[0], (spec, result.losses)
+        assert any(not torch.equal(a, b) for a, b in zip(result.values, plain.values)), spec
+        if RANK == 0:
+            assert result.logged["thinwire/wire_bytes_sent"] > 0 and "loss" in result.logged, result.logged
+            torch.save({"values": result.values, "checkpoint": result.checkpoint}, os.path.join(folder_of_uninterrupted(script, spec)))
+            states = framework_scripts.states_in(result.checkpoint)
+            assert [state["rank"] for state in states] == list(range(WORLD)), states
+            if "casq" not in spec and "power" not in spec:
+                assert all(value.abs().sum() > 0 for value in residual_sums(states).values())
+        barrier()
+
+
+def folder_of_uninterrupted(script, spec):
+    return os.path.join(FOLDER, f"{script.__name__}-{LOSSY.index(spec)}.pt")
+
+
+def resumed(script):
+    """In new processes, bit for bit."""
+    for spec in LOSSY:
+        saved = torch.load(folder_of_uninterrupted(script, spec))
+        result = script(folder_of(script, spec + "-resumed"), spec, resume=saved["checkpoint"], **LIMITS)
+        require_same(result.values, saved["values"], f"{script.__name__}, {spec}: resumed")
+    refuses_what_is_not_all_there(script)
+
+
+def refuses_what_is_not_all_there(script):
+    without = folder_of(script, "without")
+    plain = script(without, None).checkpoint
+    again = folder_of(script, "without-again")
+    if script is framework_scripts.fabric:  # which says it by itself
+        require_error(KeyError, ["'thinwire'", "strict=False"], lambda: script(again, "casq", resume=plain, **LIMITS))
+        return
+    require_error(ValueError, ["no state of Thinwire", "require_state=False"], lambda: script(again, "casq", resume=plain, **LIMITS))
+    script(again, "casq", resume=plain, require_state=False, **LIMITS)
+    checkpoint = torch.load(folder_of_uninterrupted(script, LOSSY[0]))["checkpoint"]
+    if not os.path.isdir(checkpoint):
+        return
+    damaged = os.path.join(FOLDER, script.__name__, "damaged")
+    for damage, words in ((os.remove, ["rank_1_of_2.pt"]), (cut, ["rank 1 cannot load its state of Thinwire"])):
+        if RANK == 0:
+            shutil.rmtree(damaged, ignore_errors=True)
+            shutil.copytree(checkpoint, damaged)
+            damage(next(os.path.join(damaged, name) for name in os.listdir(damaged) if name.endswith("rank_1_of_2.pt")))
+        barrier()
+        require_error(ValueError, words, lambda: script(again, LOSSY[0], resume=damaged, **LIMITS))
+        barrier()
+
+
+def cut(path):
+    with open(path, "r+b") as file:
+        file.truncate(100)
+
+
+def three(script):
+    """A checkpoint of two ranks: what they had not delivered is there, whole."""
+    for spec in LOSSY:
+        checkpoint = torch.load(folder_of_uninterrupted(script, spec))["checkpoint"]
+        expected = residual_sums(framework_scripts.states_in(checkpoint))
+        seen = []
+
+        def probe(run):
+            seen.append(run.handle.step)
+            found = residual_sums(of_all_ranks(run.handle.state_dict()))
+            assert found.keys() == expected.keys(), (spec, found.keys(), expected.keys())
+            for name, value in expected.items():
+                require_same([found[name]], [value], f"{spec}: {name} on {WORLD} ranks", 1e-6)
+
+        result = script(folder_of(script, spec + "-three"), spec, resume=checkpoint, probe=probe, **LIMITS)
+        assert seen == [6], seen
+        for value in result.values:
+            require_same([value], [of_all_ranks(value)[0]], f"{spec} on {WORLD} ranks")
+
+
+class Said(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        adapter.log.addHandler(self)
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def one(script):
+    """Nothing is done, and that is said once; a checkpoint of several ranks and one of one both load."""
+    said = Said()
+    plain = script(folder_of(script, "one-plain"), None)
+    ours = script(folder_of(script, "one"), "casq")
+    script(folder_of(script, "one-again"), "casq", probe=lambda run: None)
+    require_same(ours.values, plain.values, "one process")
+    assert script is not framework_scripts.SCRIPTS[FRAMEWORK][0] or [line for line in said.lines if "there is one process, so" in line] == said.lines[:1], said.lines
+    script(folder_of(script, "one-resumed"), "casq", resume=ours.checkpoint)
+    assert not any("dropped" in line for line in said.lines), said.lines
+    several = torch.load(folder_of_uninterrupted(script, LOSSY[0]))["checkpoint"]
+    script(folder_of(script, "one-of-two"), LOSSY[0], resume=several)
+    assert any("what 2 ranks had not delivered yet is dropped" in line for line in said.lines), said.lines
+
+
+def fails(script):
+    """An exception on rank 1 in the middle: rank 0 hears of it, and whoever trains again can."""
+    action = lambda: script(folder_of(script, "fails"), "casq", fails_at=5, deadline_seconds=20.0)  # noqa: E731
+    if RANK == 1:
+        try:
+            action()
+        except ArithmeticError:
+            print(f"survivor: {script.__name__}", flush=True)
+            os._exit(0)
+        raise AssertionError("nothing was raised")
+    require_error(RuntimeError, ["rank 1"], action)
+
+
+def main():
+    scripts = framework_scripts.SCRIPTS[FRAMEWORK]
+    if PHASE != "one":
+        dist.init_process_group("gloo")
+    # One at a time where ranks end.
+    chosen = [scripts[int(sys.argv[4])]] if len(sys.argv) > 4 else scripts
+    for script in chosen:
+        {"two": two, "resumed": resumed, "three": three, "one": one, "fails": fails, "more": more}[PHASE](script)
+        if RANK == 0:
+            print(f"ok     {script.__name__}: {PHASE}", flush=True)
+    if PHASE == "fails":
+        os._exit(0)
+    end()
+
+
+def more(script):
+    import framework_misuse
+
+    for scenario in framework_misuse.SCENARIOS[script.__name__]:
+        scenario()
+        if RANK == 0:
+            print(f"ok     {scenario.__name__}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Scenarios of hooks: ``comm_hook``, and a model that is registered again."""
+import copy
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import thinwire
+from thinwire import wrappers
+from common import DEADLINE, Net, register, require_agreement, require_error, require_same, sgd, train, values_of, wrap
+
+LOSSY = ["casq", "top_k:ratio=0.05+zen", "power_sgd:rank=4"]
+
+
+def hooked(spec, **options):
+    model = wrap(Net)
+    hook, state = thinwire.comm_hook(spec, deadline_seconds=DEADLINE, **options)
+    model.register_comm_hook(state, hook)
+    return model, state
+
+
+def a_hook_of_ones_own():
+    for spec in ["dense", *LOSSY]:
+        model, state = hooked(spec)
+        registered = wrap(Net)
+        register(registered, spec)
+        assert state.handle is None
+        for one in (model, registered):
+            train(one, 4)
+        require_same(values_of(model), values_of(registered), f"comm_hook({spec!r})")
+        assert state.handle.step == 4 and state.handle.scalars()["thinwire/wire_bytes_sent"] > 0
+
+
+def its_state_comes_before_its_handle():
+    for spec in LOSSY:
+        model, state = hooked(spec)
+        require_error(RuntimeError, ["before the first backward"], state.state_dict)
+        optimizer = train(model, 4)
+        saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict(), state.state_dict()))
+        train(model, 3, first=4, optimizer=optimizer)
+        again, resumed = hooked(spec)
+        again.module.load_state_dict(saved[0])
+        optimizer = sgd(again)
+        optimizer.load_state_dict(saved[1])
+        resumed.load_state_dict(saved[2])
+        train(again, 3, first=4, optimizer=optimizer)
+        require_same(values_of(again), values_of(model), f"{spec}: resumed with a hook of one's own")
+
+
+def hooks_that_cannot_be():
+    require_error(TypeError, ["spec=5"], lambda: thinwire.comm_hook(5))
+    require_error(ValueError, ["nosuch"], lambda: thinwire.comm_hook("nosuch"))
+    require_error(ValueError, ["bits=7"], lambda: thinwire.comm_hook("casq:bits=7"))
+    hook, state = thinwire.comm_hook("casq", deadline_seconds=DEADLINE)
+    one, other = wrap(Net), wrap(Net)
+    for model in (one, other):
+        model.register_comm_hook(state, hook)
+    train(one, 2)
+    require_error(RuntimeError, ["a parameter that the model did not have", "register"], lambda: train(other, 1))
+    model, state = hooked("casq")
+    state.load_state_dict({"values": {}})
+    require_error((RuntimeError, ValueError), ["state_dict()"], lambda: train(model, 1))
+    require_error(RuntimeError, [], lambda: train(model, 1))  # not without the state
+    assert state.handle._is_closed
+
+
+def a_copy_of_a_hooked_model():
+    model, _ = hooked("casq")
+    train(model, 2)
+    copied = copy.deepcopy(model)
+    train(copied, 2, first=2)
+    require_agreement(copied, "a copy")
+
+
+def registered_again():
+    """A model whose handle was closed takes another, which begins as on a new model."""
+    for before, spec in (("dense", "casq"), ("casq", "top_k:ratio=0.05+zen"), ("power_sgd:rank=4", "power_sgd:rank=4")):
+        model = wrap(Net)
+        first = register(model, before)
+        train(model, 3)
+        require_error(RuntimeError, ["a communication hook already", "handle.set"], lambda: register(model, spec))
+        first.close()
+        state = first.state_dict()
+        assert state["values"]["step"] == 3
+        require_error(RuntimeError, ["closed"], lambda: train(model, 1))
+        fresh = wrap(Net)
+        fresh.module.load_state_dict(model.module.state_dict())
+        handle, other = register(model, spec), register(fresh, spec)
+        handle.load_state_dict(state)
+        other.load_state_dict(state)
+        for one in (model, fresh):
+            train(one, 3, first=3)
+        require_same(values_of(model), values_of(fresh), f"{spec}, registered again after {before}")
+        assert handle.step == 6, handle.step
+        first.close()
+        require_error(RuntimeError, ["a communication hook already"], lambda: register(model, spec))
+
+
+class FSDPModule(nn.Module):
+    pass
+
+
+class DeepSpeedEngine(nn.Module):
+    pass
+
+
+FSDPModule.__module__, DeepSpeedEngine.__module__ = "torch.distributed.fsdp", "deepspeed.runtime.engine"
+
+
+def wrappers_that_synchronize_themselves():
+    for model, words in (
+        (FSDPModule(), ["FSDP2", "DistributedDataParallel"]), (DeepSpeedEngine(), ["DeepSpeed's engine", "DistributedDataParallel"]),
+        (nn.Sequential(nn.Linear(2, 2), FSDPModule()), ["FSDP2"]), (nn.DataParallel(nn.Linear(2, 2)), ["one process per device"]),
+    ):
+        require_error(TypeError, words, lambda: register(model))
+    wrapped = DDP(Net())
+    assert wrappers.ddp_within(wrapped) is wrapped and wrappers.ddp_within(Net()) is None and wrappers.ddp_within(None) is None
+    if not hasattr(torch, "compile"):
+        return
+    assert wrappers.ddp_within(torch.compile(wrapped)) is wrapped
+
+
+def compiled_models():
+    """torch.compile around DDP, before and after register, and within it: as without, and states are each other's."""
+    if not hasattr(torch, "compile"):
+        return "skipped"
+
+    def trained(spec, around, within=False):
+        torch.manual_seed(7)
+        net = Net(600)  # of several buckets, between which torch divides what it compiles
+        model = DDP(torch.compile(net, backend="aot_eager") if within else net, bucket_cap_mb=1)
+        handle = register(torch.compile(model, backend="aot_eager") if around == "before" else model, spec)
+        whole = torch.compile(model, backend="aot_eager") if around else model
+        train(whole, 4)
+        assert handle.step == 4 and handle.report()["last_step"]["wire_bytes_sent"] > 0
+        return values_of(model), handle
+
+    for spec in ("dense", *LOSSY):
+        plain, handle = trained(spec, None)
+        state = handle.state_dict()
+        for around, within in (("before", False), ("after", False), (None, True)):
+            values, compiled = trained(spec, around, within)
+            require_same(values, plain, f"{spec}, torch.compile {around} register, within: {within}", 1e-6 if spec == "dense" else 0.05)
+            compiled.load_state_dict(state)
+            assert compiled.state_dict()["parameters"] == state["parameters"], "names with torch.compile"
+            compiled.close()
+        handle.close()
+
+
+def reducers_without_buckets():
+    model = wrap(Net)
+    model.mixed_precision = object()  # CPUs have none
+    require_error(ValueError, ["mixed_precision", "torch.autocast"], lambda: register(model))
+    if not hasattr(torch, "compile"):
+        return
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    try:
+        model = wrap(Net)
+        if not getattr(model, "_use_python_reducer", False):  # of an older torch
+            return
+        require_error(ValueError, ["python_reducer", "ddp_optimizer"], lambda: register(model))
+        hook, state = thinwire.comm_hook("casq")
+        model.register_comm_hook(state, hook)
+        require_error(RuntimeError, ["python_reducer", "ddp_optimizer"], lambda: train(model, 1))
+    finally:
+        torch._dynamo.config.optimize_ddp = True
+
+
+HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again,
+         wrappers_that_synchronize_themselves, compiled_models, reducers_without_buckets]

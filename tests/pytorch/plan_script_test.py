@@ -1,0 +1,152 @@
+"""python3 -m thinwire.plan on scripts as people write them."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import thinwire
+
+dist.init_process_group("gloo")
+assert dist.get_world_size() == 1
+torch.manual_seed(1)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10)))
+handle = thinwire.register(model, "casq")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(int(sys.argv[1])):
+    with model.no_sync():  # accumulation
+        model(torch.randn(8, 64)).square().mean().backward()
+    model(torch.randn(8, 64)).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    try:
+        print("step", step, handle.report()["total"]["wire_bytes_sent"])
+    except Exception:
+        pass
+open(sys.argv[2], "w").close()
+"""
+PARAMETERS = 64 * 600 + 600 + 600 * 600 + 600 + 600 * 10 + 10
+
+ROWS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(100, 8, sparse=True)
+        self.scale = nn.Parameter(torch.ones(9, 8, dtype=torch.float16))
+    def forward(self, words):
+        return self.words(words) * self.scale.float().sum(0)
+model = DDP(Model())
+model.register_comm_hook(None, lambda state, bucket: 1 / 0)
+while True:
+    model(torch.randint(100, (4,))).sum().backward()
+    model.zero_grad()
+"""
+
+SEVERAL = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(12)]), bucket_cap_mb=2)
+try:
+    while True:
+        model(torch.randn(4, 512)).sum().backward()
+except Exception:
+    raise SystemExit("the end of the dry run was taken for an error")
+"""
+
+
+class Bench:
+    def __init__(self, folder):
+        self.folder = folder
+        self.marker = os.path.join(folder, "ended")
+        self.json = os.path.join(folder, "plan.json")
+
+    def run(self, script, *arguments, options=(), status=0):
+        path = os.path.join(self.folder, "script.py")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(script)
+        done = subprocess.run([sys.executable, "-m", "thinwire.plan", *options, "--json", self.json, path, *arguments], capture_output=True,
+                              text=True, timeout=150, check=False)
+        assert done.returncode == status, f"{options}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout + done.stderr
+
+    def rows(self):
+        with open(self.json, encoding="utf-8") as file:
+            return json.load(file)
+
+
+def a_training_is_ended_and_planned(bench):
+    text = bench.run(SCRIPT, "1000", bench.marker, options=("--workers", "2,64", "--link", "1Mbit:1ms", "--steps", "4"))
+    assert not os.path.exists(bench.marker), "the script went on"
+    assert "step 6 0" in text and "step 7" not in text, text  # the eighth step's forward ends it
+    assert "seen in 4 steps on this machine" in text and "choice (*): power_sgd:rank=32:bits=8: a step takes" in text, text
+    rows = bench.rows()
+    assert [(row["workers"], row["spec"].split(":")[0]) for row in rows] == [(w, s) for w in (2, 64) for s in ("dense", "half", "power_sgd")]
+    for row in rows:
+        assert row["elements"] == PARAMETERS and row["seconds_compute"] > 0, row
+        parts = row["seconds_compute"] + row["exposed_codec"] + row["exposed_wire"] + row["exposed_wait"]
+        assert abs(parts / row["seconds_step"] - 1) < 1e-6, row
+        assert list(row["seconds_step_at"]) == ["1 Gbit", "10 Gbit", "25 Gbit"], row
+    # 2 (W-1)/W * 4 bytes, at 1 Mbit/s.
+    assert rows[0]["wire_bytes_formula"] == 4 * PARAMETERS and rows[0]["seconds_step"] > 4 * PARAMETERS * 8 / 1e6, rows[0]
+    assert [row["chosen"] for row in rows] == [False, False, True] * 2, rows
+
+
+def where_a_step_computes_for_long_compression_cannot_help(bench):
+    """A small model, and half a second of other work in every step."""
+    script = SCRIPT.replace("    optimizer.step()", "    __import__('time').sleep(0.5)\n    optimizer.step()")
+    assert script != SCRIPT
+    text = bench.run(script, "1000", bench.marker, options=("--workers", "4", "--link", "100Gbit:1us", "--steps", "3", "--sync", "dense,casq"))
+    assert "choice (*): dense: compression cannot help you here" in text, text
+
+
+def buckets_are_those_of_ddp(bench):
+    bench.run(SEVERAL, options=("--workers", "4", "--link", "1Gbit:50us"))
+    row = bench.rows()[0]
+    assert row["elements"] == 12 * (512 * 512 + 512), row
+    assert row["buckets"] >= 5, row  # one of 1 MB, then 2 MB each
+
+
+def rows_are_left_out_and_types_told(bench):
+    text = bench.run(ROWS, options=("--workers", "4", "--link", "1Gbit:50us"))
+    assert "left out: rows of sparse embeddings" in text and "gradients are float16" in text, text
+    assert bench.rows()[0]["elements"] == 9 * 8
+
+
+def what_cannot_be_planned_is_told(bench):
+    good = ("--workers", "4", "--link", "1Gbit:50us")
+    text = bench.run(SCRIPT, "4", bench.marker, options=good, status=1)
+    assert "ended after 3 steps" in text and "4 are needed" in text, text
+    assert "seen in 1 step on" in bench.run(SCRIPT, "5", bench.marker, options=good)
+    os.remove(bench.marker)
+    assert "wrapped no model" in bench.run("print('nothing')", options=good, status=1)
+    for options, word in [(("--workers", "4", "--link", "fast"), "'fast' is not RATE:LATENCY"),
+                          ((*good, "--sync", "nonsense"), "nonsense"),
+                          ((*good, "--sync", "auto"), "it is what chooses"),
+                          (("--workers", "0", "--link", "1Gbit:50us"), "--workers"),
+                          ((*good, "--ranks-per-host", "3"), "4 workers do not fill hosts of 3")]:
+        text = bench.run(SCRIPT, "1000", bench.marker, options=options, status=2)
+        assert word in text and "step 0" not in text, text
+
+
+for test in (a_training_is_ended_and_planned, where_a_step_computes_for_long_compression_cannot_help,
+             buckets_are_those_of_ddp, rows_are_left_out_and_types_told, what_cannot_be_planned_is_told):
+    with tempfile.TemporaryDirectory() as temporary:
+        test(Bench(temporary))
+    print(test.__name__, "ok", flush=True)
