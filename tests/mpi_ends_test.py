@@ -60,8 +60,8 @@ def main():
     if not re.search(text, output):
         failures.append(f"nobody says: {text}")
     crashed = set(re.findall(r"^\[[^\]:]*:(\d+)\] \*\*\* Process received signal", output, re.M)) - {str(job.pid)}
-    if crashed or "exited on signal" in output or "terminate called" in output:
-        failures.append(f"a rank crashed {sorted(crashed)}")
+    if crashed or job.returncode > 128 or "terminate called" in output:
+        failures.append(f"a rank crashed {sorted(crashed)}, mpirun's status is {job.returncode}")
     for failure in failures:
         print("FAILED:", failure)
     return 1 if failures else 0
