@@ -205,7 +205,7 @@ class Synchronization:
         if given is not None:
             self.handle.load_state_dict(given)
 
-    def _agree(self, error: Optional[str], step: Any) -> None:
+    def _agree(self, error: Optional[str], step: object) -> None:
         """Raises ValueError on all ranks where one has an error, or a state of another step."""
         assert self.handle is not None
         mine = json.dumps([error and error[:_LONGEST_ERROR], step]).encode()

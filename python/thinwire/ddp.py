@@ -134,11 +134,10 @@ def register(
     in spec or options.
     """
     model = ddp_within(model) or model
-    if deadline_seconds is None and isinstance(model, DistributedDataParallel):
-        deadline_seconds = private_group.timeout_of(model.process_group)
+    if deadline_seconds is None:  # of what is no DDP model it does not matter
+        deadline_seconds = private_group.timeout_of(model.process_group) if isinstance(model, DistributedDataParallel) else 1.0
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
     _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
-    assert deadline_seconds is not None  # it is a DDP model
     parameters = _trained_parameters(model)
     return Handle(
         model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,

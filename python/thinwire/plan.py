@@ -67,7 +67,7 @@ class _NoHandle:
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
         return {}
 
-    def set(self, *_: Any, **__: Any) -> None:
+    def set(self, *_: object, **__: object) -> None:
         pass
 
     load_state_dict = log_to = close = set
