@@ -14,7 +14,7 @@ from thinwire import _C
 
 STUB = os.path.join(os.path.dirname(os.path.abspath(thinwire.__file__)), "_C.pyi")
 # By what pybind11 calls a type: what a stub calls it. Versions differ.
-SAME = {"List": "list", "Sequence": "list", "Tuple": "tuple", "Dict": "dict", "SupportsInt": "int", "SupportsFloat": "float"}
+SAME = {"List": "list", "Sequence": "list", "Tuple": "tuple", "Dict": "dict", "Mapping": "dict", "SupportsInt": "int", "SupportsFloat": "float"}
 # What pybind11 knows nothing more of.
 ANY = {"object", "handle"}
 
