@@ -43,7 +43,6 @@ class AdapterOptions(CommonOptions, total=False):
     require_state: bool
 
 
-
 class Costs(TypedDict):
     """Of this rank: bytes that crossed its network interface, and seconds of lanes' threads."""
 
