@@ -13,10 +13,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from thinwire.cluster import cluster_environment
     from thinwire.ddp import Handle, register, systems
     from thinwire.lazy import comm_hook
 
-__all__ = ["Handle", "comm_hook", "register", "systems", "__version__"]
+__all__ = ["Handle", "cluster_environment", "comm_hook", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
@@ -29,7 +30,7 @@ def __getattr__(name: str) -> Any:
     import torch
 
     try:
-        from thinwire import _C, ddp, lazy
+        from thinwire import _C, cluster, ddp, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
@@ -37,4 +38,5 @@ def __getattr__(name: str) -> Any:
         ) from error
     if name == "__version__":
         return _C.version
-    return getattr(lazy if name == "comm_hook" else ddp, name)
+    homes = {"cluster_environment": cluster, "comm_hook": lazy}
+    return getattr(homes.get(name, ddp), name)
