@@ -1,5 +1,5 @@
-// thinwire launch -n W -- COMMAND...: W local processes with the environment that torchrun would give them. Where
-// srun starts several launchers, their processes make one job.
+// thinwire launch -n W -- COMMAND...: W local processes with the environment that torchrun would give them.
+// Where Slurm's srun starts several launchers, their processes make one job.
 // It owns them: whatever happens to one of them, or to the launcher, none is left running.
 
 #include <arpa/inet.h>
@@ -88,7 +88,8 @@ struct Place {
   std::string job;  ///< What tells its ranks from those of another job at the same port.
 };
 
-/// A job of the launcher's own, or its part of the one that srun started with a launcher in each of its tasks.
+/// A job of the launcher's own; its part of a common one where srun started a launcher in each of several
+/// tasks.
 Place place_of(const LaunchOptions& options) {
   const auto srun = srun_variables(process_variable);
   if (srun.empty() || srun.at("WORLD_SIZE") == "1") {
