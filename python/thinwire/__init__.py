@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from thinwire import accelerate, lightning, transformers
+    from thinwire.cluster import cluster_environment
     from thinwire.ddp import Handle, register, systems
     from thinwire.lazy import comm_hook
 
     __version__: str
 
-__all__ = ["Handle", "comm_hook", "register", "systems", "__version__"]
+__all__ = ["Handle", "cluster_environment", "comm_hook", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
@@ -32,7 +33,7 @@ def _load(name: str) -> object:
     import torch
 
     try:
-        from thinwire import _C, ddp, lazy
+        from thinwire import _C, cluster, ddp, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
@@ -40,7 +41,8 @@ def _load(name: str) -> object:
         ) from error
     if name == "__version__":
         return _C.version
-    return getattr(lazy if name == "comm_hook" else ddp, name)
+    homes = {"cluster_environment": cluster, "comm_hook": lazy}
+    return getattr(homes.get(name, ddp), name)
 
 
 if not TYPE_CHECKING:  # else every misspelled name would be one that may be there
