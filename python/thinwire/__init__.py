@@ -5,6 +5,7 @@ One line on an existing script puts a compressing system under DDP::
     model = torch.nn.parallel.DistributedDataParallel(model)
     handle = thinwire.register(model, "marsit:full_every=100")
 
+``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2): it synchronizes them between hosts.
 ``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who train through these frameworks.
 
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.ddp import Handle, register, systems
+    from thinwire.fsdp import fully_shard
     from thinwire.lazy import comm_hook
 
-__all__ = ["Handle", "comm_hook", "register", "systems", "__version__"]
+__all__ = ["Handle", "comm_hook", "fully_shard", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
@@ -29,7 +31,7 @@ def __getattr__(name: str) -> Any:
     import torch
 
     try:
-        from thinwire import _C, ddp, lazy
+        from thinwire import _C, ddp, fsdp, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
@@ -37,4 +39,4 @@ def __getattr__(name: str) -> Any:
         ) from error
     if name == "__version__":
         return _C.version
-    return getattr(lazy if name == "comm_hook" else ddp, name)
+    return getattr({"comm_hook": lazy, "fully_shard": fsdp}.get(name, ddp), name)
