@@ -7,6 +7,7 @@ import importlib
 import io
 import math
 import re
+import warnings
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, cast
 
 import torch
@@ -73,7 +74,9 @@ def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
     wanted: Dict[str, Any] = {name: b"" for name in reader.read_metadata().state_dict_metadata if _ENTRY.search(name)}
     if not wanted:
         raise ValueError(f"the checkpoint {checkpoint!r} has no state of a handle of thinwire.fully_shard: save it with {{'thinwire': handle}}")
-    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads by itself, on purpose
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
     return unpack(wanted)
 
 

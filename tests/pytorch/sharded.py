@@ -19,7 +19,7 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy
     from torch.distributed.fsdp import fully_shard as torchs
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import Replicate, distribute_tensor
 except ImportError:  # of an older torch, which runs none of these
     torchs = None
 
@@ -554,6 +554,15 @@ def what_cannot_be_sharded():
     inner = net()
     torchs(inner.layers[0], mesh=mesh["shard"])
     require_error(ValueError, ["not to the model itself"], lambda: shard(inner, "casq", mesh))
+    tensor_parallel = net()
+    bias = nn.Parameter(distribute_tensor(tensor_parallel.layers[4].bias.data, flat, [Replicate()]))
+    tensor_parallel.layers[4].register_parameter("bias", bias)
+    require_error(TypeError, ["layers.4.bias is a DTensor", "tp_plan"], lambda: shard(tensor_parallel, "casq", mesh))
+    used = plain(net(), mesh["shard"])
+    used(batch(0))
+    require_error(ValueError, ["holds whole parameters", "reshard()"], lambda: shard(used, "casq", mesh, modules=()))
+    used.reshard()
+    shard(used, "casq", mesh, modules=())
     model = net()
     early = adamw(model)
     require_error(ValueError, ["none of the model's shards"], lambda: shard(model, "casq", mesh, optimizer=early))
