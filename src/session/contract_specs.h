@@ -18,6 +18,7 @@ inline const std::vector<std::string> kContractSpecs = {
     "marsit",
     "marsit:full_every=0",
     "marsit:full_every=3:eta_s=0.01",
+    "marsit:full_every=3:eta_s=theorem:horizon=50:dimension=20000",
     "marsit:full_every=2:feedback=off",
     "marsit:full_every=0:topology=torus",
     "marsit:full_every=3:topology=torus:drift_every=2",
