@@ -31,6 +31,7 @@ inline const std::vector<std::string> kContractSpecs = {
     "zen:scheme=push_pull:feedback=on",
     "zen:scheme=centralization:feedback=on",
     "zen:scheme=push_pull:pull=list",
+    "zen:scheme=push_pull:split=hash",
     "zen:profile_steps=2:gbit=1000:latency_us=1000",  // where the fewer hops win
     "agsparse",
     "agsparse:feedback=on",
