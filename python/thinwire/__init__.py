@@ -10,17 +10,20 @@ One line on an existing script puts a compressing system under DDP::
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
 """
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from thinwire import accelerate, lightning, transformers
     from thinwire.ddp import Handle, register, systems
     from thinwire.lazy import comm_hook
+
+    __version__: str
 
 __all__ = ["Handle", "comm_hook", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> object:
     # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an extension that does not load.
     if name in _ADAPTERS:
         return importlib.import_module(f"thinwire.{name}")
@@ -38,3 +41,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _C.version
     return getattr(lazy if name == "comm_hook" else ddp, name)
+
+
+if not TYPE_CHECKING:  # else every misspelled name would be one that may be there
+    __getattr__ = _load

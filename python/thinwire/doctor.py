@@ -6,13 +6,14 @@ something is wrong.
 import os
 import platform
 import sys
+from types import ModuleType
 from typing import List
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _DEADLINE_SECONDS = 60.0
 
 
-def _engines(dist) -> str:
+def _engines(dist: ModuleType) -> str:
     names = [("gloo", hasattr(dist, "ProcessGroupGloo")), ("nccl", dist.is_nccl_available()), ("mpi", dist.is_mpi_available())]
     return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in names)
 

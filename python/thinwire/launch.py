@@ -12,7 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Dict, List, Optional, Set, Union
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _GRACE_SECONDS = 10.0
 
@@ -20,18 +23,18 @@ _GRACE_SECONDS = 10.0
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def environments(ranks: int, port: int) -> List[Dict[str, str]]:
     """What each rank has in its environment beside what is there."""
-    common: Dict[str, Any] = {"THINWIRE_JOB": os.urandom(8).hex(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common: Dict[str, Union[str, int]] = {"THINWIRE_JOB": os.urandom(8).hex(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = 1
     return [{key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()} for rank in range(ranks)]
 
 
-def serve_rendezvous(port: int) -> Optional[Any]:
+def serve_rendezvous(port: int) -> Optional["TCPStore"]:
     """What the ranks meet at, for as long as it is kept; None where torch or Thinwire does not load: the ranks will say why.
 
     Served by a rank it would listen on every interface. port: 0 for a free one.
@@ -48,7 +51,7 @@ def serve_rendezvous(port: int) -> Optional[Any]:
     return store
 
 
-def end(processes: List[subprocess.Popen]) -> None:
+def end(processes: List["subprocess.Popen[bytes]"]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -60,7 +63,7 @@ def end(processes: List[subprocess.Popen]) -> None:
             process.wait()
 
 
-def tell(processes: List[subprocess.Popen], told: Set[int]) -> None:
+def tell(processes: List["subprocess.Popen[bytes]"], told: Set[int]) -> None:
     """Which ranks ended badly, each once: one that was killed cannot say so itself."""
     for rank, process in enumerate(processes):
         code = process.returncode
@@ -83,7 +86,7 @@ def main() -> int:
         parser.error(f"-n {options.ranks}: at least 1 rank is needed")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
-    processes: List[subprocess.Popen] = []
+    processes: List["subprocess.Popen[bytes]"] = []
     told: Set[int] = set()
     status = 0
     deadline = None
@@ -110,7 +113,7 @@ def main() -> int:
             time.sleep(0.05)
         tell(processes, told)
         if status == 0:
-            codes = [process.poll() for process in processes if process.poll()]
+            codes = [code for code in (process.poll() for process in processes) if code]
             status = (codes[0] if codes[0] > 0 else 128 - codes[0]) if codes else 0
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT

@@ -210,9 +210,11 @@ class AdaptiveQuantization final : public Synchronizer {
              BucketState& state) {
     LevelValues values{};
     const Span<float> free(values.data() + settings_.first_free(), settings_.free());
+    bool usable = true;
     if (step.communicator.rank() == 0) {
       MagnitudeHistogram magnitudes;
-      if (sample_magnitudes(settings_, gradient, residual, step.executor, magnitudes)) {
+      usable = sample_magnitudes(settings_, gradient, residual, step.executor, magnitudes);
+      if (usable) {
         std::array<double, QuantizationLevels::kMost> storage{};
         const Span<double> levels(storage.data(), settings_.levels());
         if (settings_.fit == Fit::levels) {
@@ -221,12 +223,9 @@ class AdaptiveQuantization final : public Synchronizer {
           fit_multiplier(magnitudes, settings_.zero, levels);
         }
         values = as_floats(levels, settings_.first_free());
-      } else {
-        free[0] = std::numeric_limits<float>::quiet_NaN();
       }
     }
-    take_from_rank_0(step, free);
-    if (std::isnan(free[0])) return false;
+    if (!take_from_rank_0(step, free, usable)) return false;
     if (settings_.zero == ZeroLevel::with) values[0] = 0;
     values[settings_.levels() - 1] = 1;
     try {

@@ -35,7 +35,6 @@
 #include "baselines/cosine_transform.h"
 #include "core/partition.h"
 #include "exchange/coded_exchange.h"
-#include "exchange/frames.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {
@@ -132,14 +131,15 @@ class DemoStep {
         transform_(transform),
         step_(step),
         cut_(step, gradient.size(), options),
-        frames_(bucket, step),
+        bucket_(bucket),
+        self_(static_cast<std::size_t>(step.communicator.rank())),
+        world_(static_cast<std::size_t>(step.communicator.size())),
         blocks_(step.workspace.take<Block>(cut_.blocks())),
-        sent_by_(step.workspace.take<CodedFrame>(frames_.world())),
-        indices_(step.workspace.take<std::uint32_t>(cut_.sent() * frames_.world())),
-        far_gradient_(gradient),
-        far_residual_(residual),
-        gradient_(near(gradient)),
-        residual_(near(residual)),
+        indices_(step.workspace.take<std::uint32_t>(cut_.sent() * world_)),
+        gradient_(gradient),
+        residual_(residual),
+        host_gradient_(in_host_memory(gradient)),
+        host_residual_(in_host_memory(residual)),
         mean_(step.workspace.take<float>(gradient.size())),
         parts_(static_cast<std::size_t>(step.executor.concurrency())),
         memory_(step.workspace.take<float>(parts_ * kBuffers * options.chunk * options.chunk)),
@@ -150,32 +150,17 @@ class DemoStep {
       transform_.prepare(block.rows);
       transform_.prepare(block.columns);
     });
-    for (auto& frame : sent_by_) frame = CodedFrame(step.workspace, cut_.sent(), cut_.sent(), cut_.bits());
   }
 
   void run() {
-    const FrameContents contents = cut_.shape().contents(cut_.sent());
-    frames_.for_peers([&](std::size_t peer) { frames_.receive(peer, kCodesTag, sent_by_[peer].message()); });
-    const CodedFrame& own = sent_by_[frames_.self()];
-    frames_.note(choose());
-    if (frames_.finite()) {
-      pack();
-    } else {
-      blank(own);
-    }
-    own.close();
-    frames_.seal(own.message(), contents);
-    frames_.send_to_all(kCodesTag, own.message());
-    for (std::size_t rank = 0; rank < frames_.world(); ++rank) {
-      if (rank == frames_.self()) continue;
-      frames_.await(rank, sent_by_[rank].message(), contents);
-      bound_of_table(sent_by_[rank].table(), rank);
-      sent_by_[rank].open();
-      unpack(rank);
-    }
-    frames_.finish();
-    step_.report.finite = frames_.finite();
-    if (!frames_.finite()) return;
+    sent_by_ = gather_coded(
+        bucket_, cut_.sent(), step_, cut_.shape(), [&](const CodedFrame& own) { return choose(own); },
+        [&](std::size_t rank, const CodedFrame& frame) {
+          bound_of_table(frame.table(), rank);
+          if (rank != self_) unpack(rank, frame);
+        });
+    step_.report.finite = !sent_by_.empty();
+    if (!step_.report.finite) return;
     step_.clock.enter(Phase::decompress);
     // All ranks add up the same values, so all come to the same verdict.
     step_.report.finite = add_up();
@@ -194,7 +179,7 @@ class DemoStep {
     Span<std::uint32_t> order{};
   };
 
-  Span<float> near(Span<float> values) const {
+  Span<float> in_host_memory(Span<float> values) const {
     if (step_.executor.memory() == Memory::host || values.empty()) return values;
     const auto host = step_.workspace.take<float>(values.size());
     copy(step_.executor, Span<const float>(values), host);
@@ -228,12 +213,13 @@ class DemoStep {
   }
 
   float p(std::size_t at) const {
-    return residual_.empty() ? gradient_[at] : gradient_[at] + options_.momentum * residual_[at];
+    return residual_.empty() ? host_gradient_[at]
+                             : host_gradient_[at] + options_.momentum * host_residual_[at];
   }
 
-  /// This rank's largest coefficients. False where p holds a value that is not finite, or too large to
-  /// transform.
-  bool choose() {
+  /// This rank's largest coefficients, to its frame. False where p holds a value that is not finite, or too
+  /// large to transform.
+  bool choose(const CodedFrame& own) {
     std::atomic<bool> finite{true};
     for_each_block([&](const Block& block, const Buffers& with) {
       bool within = true;
@@ -243,15 +229,16 @@ class DemoStep {
       });
       if (within) {
         transform_.forward(block.rows, block.columns, with.block, with.scratch);
-        choose_of(block, with);
+        choose_of(block, with, own.table());
       } else {
         finite = false;
       }
     });
+    if (finite) pack(own.codes());
     return finite;
   }
 
-  void choose_of(const Block& block, const Buffers& with) {
+  void choose_of(const Block& block, const Buffers& with, Span<float> values) {
     const auto order = with.order.first(block.elements());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
     const auto larger = [&](std::uint32_t a, std::uint32_t b) {
@@ -262,10 +249,9 @@ class DemoStep {
     auto* const last = order.begin() + block.sent;
     if (block.sent < order.size()) std::nth_element(order.begin(), last, order.end(), larger);
     std::sort(order.begin(), last);
-    const auto values = sent_by_[frames_.self()].table();
     for (std::size_t i = 0; i < block.sent; ++i) {
       values[block.first + i] = with.block[order[i]];
-      indices_of(frames_.self())[block.first + i] = order[i];
+      indices_of(self_)[block.first + i] = order[i];
     }
   }
 
@@ -274,9 +260,8 @@ class DemoStep {
   }
 
   /// This rank's indices as planes of bits.
-  void pack() {
-    const auto codes = sent_by_[frames_.self()].codes();
-    const auto indices = indices_of(frames_.self());
+  void pack(Span<std::uint64_t> codes) const {
+    const auto indices = indices_of(self_);
     std::fill(codes.begin(), codes.end(), 0);
     for (std::size_t i = 0; i < indices.size(); ++i) {
       for (std::size_t bit = 0; bit < cut_.bits(); ++bit) {
@@ -285,8 +270,8 @@ class DemoStep {
     }
   }
 
-  void unpack(std::size_t rank) {
-    const auto codes = sent_by_[rank].codes();
+  void unpack(std::size_t rank, const CodedFrame& frame) const {
+    const auto codes = frame.codes();
     const auto indices = indices_of(rank);
     for (const Block& block : blocks_) {
       for (std::size_t i = block.first; i < block.first + block.sent; ++i) {
@@ -317,10 +302,10 @@ class DemoStep {
   /// The mean, or its sign, to mean_. Returns whether the mean is finite.
   bool add_up() {
     std::atomic<bool> finite{true};
-    const float factor = 1.0f / static_cast<float>(frames_.world());
+    const float factor = 1.0f / static_cast<float>(world_);
     for_each_block([&](const Block& block, const Buffers& with) {
       std::fill_n(with.block.begin(), block.elements(), 0.0f);
-      for (std::size_t rank = 0; rank < frames_.world(); ++rank) add_sent(rank, block, with.block);
+      for (std::size_t rank = 0; rank < world_; ++rank) add_sent(rank, block, with.block);
       transform_.inverse(block.rows, block.columns, with.block, with.scratch);
       bool all = true;
       for_each_element(block, [&](std::size_t at, std::size_t from) {
@@ -335,32 +320,34 @@ class DemoStep {
 
   /// residual = p - what this rank has sent, gradient = mean.
   void keep_rest() {
-    if (!residual_.empty()) {
+    if (!host_residual_.empty()) {
       for_each_block([&](const Block& block, const Buffers& with) {
         std::fill_n(with.block.begin(), block.elements(), 0.0f);
-        add_sent(frames_.self(), block, with.block);
+        add_sent(self_, block, with.block);
         transform_.inverse(block.rows, block.columns, with.block, with.scratch);
-        for_each_element(block,
-                         [&](std::size_t at, std::size_t from) { residual_[at] = p(at) - with.block[from]; });
+        for_each_element(
+            block, [&](std::size_t at, std::size_t from) { host_residual_[at] = p(at) - with.block[from]; });
       });
-      if (residual_.data() != far_residual_.data())
-        copy(step_.executor, Span<const float>(residual_), far_residual_);
+      if (host_residual_.data() != residual_.data())
+        copy(step_.executor, Span<const float>(host_residual_), residual_);
     }
-    copy(step_.executor, Span<const float>(mean_), far_gradient_);
+    copy(step_.executor, Span<const float>(mean_), gradient_);
   }
 
   const DemoOptions& options_;
   CosineTransform& transform_;
   Step& step_;
   BlockCut<Step> cut_;
-  Frames frames_;
+  BucketId bucket_;
+  std::size_t self_;
+  std::size_t world_;
   Span<Block> blocks_;
-  Span<CodedFrame> sent_by_;
-  Span<std::uint32_t> indices_;  // of all ranks, one behind the other
-  Span<float> far_gradient_;
-  Span<float> far_residual_;
-  Span<float> gradient_;  // in host memory
+  Span<const CodedFrame> sent_by_{};  // all ranks'
+  Span<std::uint32_t> indices_;       // of all ranks, one behind the other
+  Span<float> gradient_;
   Span<float> residual_;
+  Span<float> host_gradient_;  // the same in host memory
+  Span<float> host_residual_;
   Span<float> mean_;
   std::size_t parts_;
   Span<float> memory_;

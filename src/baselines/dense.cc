@@ -7,7 +7,6 @@
 //
 // Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
 
-#include <limits>
 
 #include "baselines/baselines.h"
 #include "exchange/collectives.h"
@@ -26,13 +25,12 @@ class Dense final : public Synchronizer {
     require_matching(gradient, residual);
     step.clock.enter(Phase::exchange);  // its passes belong to the mean that an all-reduce is
     if (!residual.empty()) add(step.executor, gradient, residual);
-    // NaN survives a sum: in the first element it tells every rank, which saves another pass over the mean.
-    const Span<float> first = gradient.first(gradient.empty() ? 0 : 1);
+    // The mark in the first element tells every rank, which saves another pass over the mean.
     if (!scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()))) {
-      fill(step.executor, first, std::numeric_limits<float>::quiet_NaN());
+      mark_not_finite(step.executor, gradient);
     }
     all_reduce_sum(step, gradient);
-    step.report.finite = all_finite(step.executor, first);
+    step.report.finite = all_finite(step.executor, gradient.first(gradient.empty() ? 0 : 1));
     if (step.report.finite && !residual.empty()) fill(step.executor, step.turn.write(residual).after, 0);
   }
 

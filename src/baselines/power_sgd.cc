@@ -173,27 +173,27 @@ void draw(Span<float> column, const RandomStream& stream) {
 
 /// Values of the host that travel, as kernels work on them: themselves where kernels run on the host, and a
 /// copy on the device otherwise, since they are asked for again and again.
-class NearCopy {
+class ExecutorView {
  public:
-  NearCopy(Step& step, Span<float> values)
+  ExecutorView(Step& step, Span<float> values)
       : executor_(step.executor),
         values_(values),
-        near_(executor_.memory() == Memory::host ? values : step.scratch.take<float>(values.size())) {}
+        view_(executor_.memory() == Memory::host ? values : step.scratch.take<float>(values.size())) {}
 
-  Span<float> span() const { return near_; }
+  Span<float> span() const { return view_; }
   /// What the host holds, to where kernels work.
   void load() const {
-    if (near_.data() != values_.data()) copy(executor_, Span<const float>(values_), near_);
+    if (view_.data() != values_.data()) copy(executor_, Span<const float>(values_), view_);
   }
   /// The reverse; done when it returns.
   void store() const {
-    if (near_.data() != values_.data()) copy(executor_, Span<const float>(near_), values_);
+    if (view_.data() != values_.data()) copy(executor_, Span<const float>(view_), values_);
   }
 
  private:
   Executor& executor_;
   Span<float> values_;
-  Span<float> near_;
+  Span<float> view_;
 };
 
 class PowerSgd final : public Synchronizer {
@@ -261,8 +261,8 @@ class PowerSgdStep {
         step_(step),
         first_(step.workspace.take<float>(plan.exact() + plan.left())),
         right_(step.workspace.take<float>(plan.right())),
-        near_first_(step, first_),
-        near_right_(step, right_),
+        first_view_(step, first_),
+        right_view_(step, right_),
         chunks_(plan.exact_chunks(step.workspace)) {}
 
   /// Algorithm 1 from the right factors `start`. Fills in the report.
@@ -282,9 +282,9 @@ class PowerSgdStep {
 
   float world() const { return static_cast<float>(step_.communicator.size()); }
   Span<float> left() const { return first_.subspan(plan_.exact(), plan_.left()); }
-  Span<float> near_exact() const { return near_first_.span().first(plan_.exact()); }
-  Span<float> near_left(const Cut& cut, std::size_t offset) const {
-    return near_first_.span().subspan(plan_.exact() + offset, rank_ * cut.left());
+  Span<float> exact_view() const { return first_view_.span().first(plan_.exact()); }
+  Span<float> left_view(const Cut& cut, std::size_t offset) const {
+    return first_view_.span().subspan(plan_.exact() + offset, rank_ * cut.left());
   }
   Span<float> matrix(const Cut& cut) const { return gradient_.subspan(cut.begin, cut.shape.elements()); }
   Span<float> part(Span<float> values, const Cut& cut, std::size_t at_right) const {
@@ -297,23 +297,23 @@ class PowerSgdStep {
     step_.report.formula_bytes += step_.communicator.ring_sent_bytes(values.size(), sizeof(float));
   }
 
-  /// The mean of codes, on the executor's side and in the host's memory. unsaid: see average_blocks.
-  bool average_codes(const NearCopy& near, Span<float> unsaid, const BlockCodes& codes, std::size_t base,
-                     bool finite) {
-    const auto values = near.span();
-    average_blocks(bucket_, values, unsaid, step_, codes, base, finite);
+  /// The mean of codes, on the executor's side and in the host's memory. code_error: see average_blocks.
+  bool average_codes(const ExecutorView& view, Span<float> code_error, const BlockCodes& codes,
+                     std::size_t base, bool finite) {
+    const auto values = view.span();
+    average_blocks(bucket_, values, code_error, step_, codes, base, finite);
     step_.report.formula_bytes +=
         block_average_bytes(values.size(), step_.communicator.size(), step_.communicator.rank(), codes);
-    if (step_.report.finite) near.store();
+    if (step_.report.finite) view.store();
     return step_.report.finite;
   }
 
   /// Zeros, or nothing where no residual is kept.
-  Span<float> take_unsaid(std::size_t elements) {
+  Span<float> take_code_error(std::size_t elements) {
     if (residual_.empty()) return {};
-    const auto unsaid = step_.scratch.take<float>(elements);
-    fill(step_.executor, unsaid, 0.0f);
-    return unsaid;
+    const auto code_error = step_.scratch.take<float>(elements);
+    fill(step_.executor, code_error, 0.0f);
+    return code_error;
   }
 
   /// P = M Q of every matrix, and what travels as it is. Afterwards the latter's mean, and a multiple of P's:
@@ -322,12 +322,12 @@ class PowerSgdStep {
     // p takes the gradient's place. Half of the largest float leaves room for p - mean.
     const bool within =
         add_within(step_.executor, gradient_, residual_, residual_.empty() ? kLargest : kLargest / 2);
-    gather_chunks(step_.executor, chunks_, gradient_, near_exact());
-    const NearCopy near_start(step_, start);
-    near_start.load();
+    gather_chunks(step_.executor, chunks_, gradient_, exact_view());
+    const ExecutorView start_view(step_, start);
+    start_view.load();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      const auto from = part(near_start.span(), cut, at_right);
-      const auto to = near_left(cut, at_left);
+      const auto from = part(start_view.span(), cut, at_right);
+      const auto to = left_view(cut, at_left);
       if (cut.transposed) {
         multiply_left(step_.executor, cut.shape, rank_, matrix(cut), from, to);
       } else {
@@ -335,12 +335,12 @@ class PowerSgdStep {
       }
     });
     if (codes_) {
-      unsaid_first_ = take_unsaid(first_.size());
-      return average_codes(near_first_, unsaid_first_, codes_->left, 0, within) &&
+      first_code_error_ = take_code_error(first_.size());
+      return average_codes(first_view_, first_code_error_, codes_->left, 0, within) &&
              all_finite(step_.executor, left());
     }
-    near_first_.store();
-    if (!within) first_[0] = std::numeric_limits<float>::quiet_NaN();
+    first_view_.store();
+    if (!within) mark_not_finite(step_.executor, first_);
     sum(first_);
     const bool finite = scale(step_.executor, first_.first(plan_.exact()), 1.0f / world());
     return all_finite(step_.executor, left()) && finite;
@@ -351,10 +351,10 @@ class PowerSgdStep {
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t) {
       orthonormalise(cut.left(), rank_, left().subspan(at_left, rank_ * cut.left()));
     });
-    near_first_.load();
+    first_view_.load();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      const auto from = near_left(cut, at_left);
-      const auto to = part(near_right_.span(), cut, at_right);
+      const auto from = left_view(cut, at_left);
+      const auto to = part(right_view_.span(), cut, at_right);
       if (cut.transposed) {
         multiply_right(step_.executor, cut.shape, rank_, matrix(cut), from, to);
       } else {
@@ -363,9 +363,9 @@ class PowerSgdStep {
     });
     if (codes_) {
       keep_own_right();
-      if (!average_codes(near_right_, unsaid_right_, codes_->right, first_.size(), true)) return false;
+      if (!average_codes(right_view_, right_code_error_, codes_->right, first_.size(), true)) return false;
     } else {
-      near_right_.store();
+      right_view_.store();
       sum(right_);
       scale(step_.executor, right_, 1.0f / world());
     }
@@ -374,38 +374,38 @@ class PowerSgdStep {
   }
 
   void keep_own_right() {
-    unsaid_right_ = take_unsaid(right_.size());
+    right_code_error_ = take_code_error(right_.size());
     if (residual_.empty()) return;
     own_right_ = step_.scratch.take<float>(right_.size());
-    copy(step_.executor, Span<const float>(near_right_.span()), own_right_);
+    copy(step_.executor, Span<const float>(right_view_.span()), own_right_);
   }
 
-  /// mean = P^ Q^T. residual = p - mean, or with codes p - P^ (own Q - unsaid)^T.
+  /// mean = P^ Q^T. residual = p - mean, or with codes p - P^ (own Q - their code error)^T.
   void deliver() {
     step_.clock.enter(Phase::decompress);
     const ResidualSpan left = step_.turn.write(residual_);
-    if (right_.empty()) near_first_.load();
-    near_right_.load();
-    scatter_chunks(step_.executor, chunks_, near_exact(), gradient_, left.after);
-    if (!own_right_.empty()) take_unsaid_away();
+    if (right_.empty()) first_view_.load();
+    right_view_.load();
+    scatter_chunks(step_.executor, chunks_, exact_view(), gradient_, left.after);
+    if (!own_right_.empty()) subtract_code_error();
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
       const auto factors = [&](Span<float> all) {
-        const Factors of_algorithm{near_left(cut, at_left), part(all, cut, at_right)};
+        const Factors of_algorithm{left_view(cut, at_left), part(all, cut, at_right)};
         return cut.transposed ? Factors{of_algorithm.right, of_algorithm.left} : of_algorithm;
       };
-      apply_products(step_.executor, cut.shape, rank_, factors(near_right_.span()),
-                     factors(own_right_.empty() ? near_right_.span() : own_right_), matrix(cut),
+      apply_products(step_.executor, cut.shape, rank_, factors(right_view_.span()),
+                     factors(own_right_.empty() ? right_view_.span() : own_right_), matrix(cut),
                      left.subspan(cut.begin, cut.shape.elements()));
     });
     if (codes_ && !left.empty()) {
-      scatter_chunks(step_.executor, chunks_, unsaid_first_.first(plan_.exact()), left.after, {});
+      scatter_chunks(step_.executor, chunks_, first_code_error_.first(plan_.exact()), left.after, {});
     }
   }
 
   /// From this rank's own right factors.
-  void take_unsaid_away() {
-    scale(step_.executor, unsaid_right_, -1);
-    add(step_.executor, own_right_, unsaid_right_);
+  void subtract_code_error() {
+    scale(step_.executor, right_code_error_, -1);
+    add(step_.executor, own_right_, right_code_error_);
   }
 
   const Plan& plan_;
@@ -417,12 +417,12 @@ class PowerSgdStep {
   Step& step_;
   Span<float> first_;  // what travels as it is, then all left factors
   Span<float> right_;
-  NearCopy near_first_;
-  NearCopy near_right_;
+  ExecutorView first_view_;
+  ExecutorView right_view_;
   Span<const VectorChunk> chunks_;
   // With codes and a residual: what they left out, and this rank's own right factors.
-  Span<float> unsaid_first_;
-  Span<float> unsaid_right_;
+  Span<float> first_code_error_;
+  Span<float> right_code_error_;
   Span<float> own_right_;
 };
 

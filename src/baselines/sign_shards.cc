@@ -13,30 +13,29 @@ namespace thinwire {
 namespace {
 
 /// What one parameter has in one shard.
-struct Piece {
+struct Part {
   std::size_t begin = 0;  // in the bucket
   std::size_t count = 0;
   std::size_t number = 0;  // in the shard
-  std::size_t word = 0;    // where its bits begin: pieces share no word
+  std::size_t word = 0;    // where its bits begin: parts share no word
 };
 
-/// Calls body(piece) for what each parameter has in the shard, in order. Returns how many there are, and
+/// Calls body(part) for what each parameter has in the shard, in order. Returns how many there are, and
 /// words of all.
 template <class Body>
-std::pair<std::size_t, std::size_t> for_pieces(Span<const std::size_t> ends, const Shard& shard,
-                                               Body&& body) {
-  Piece piece;
+std::pair<std::size_t, std::size_t> for_parts(Span<const std::size_t> ends, const Shard& shard, Body&& body) {
+  Part part;
   const auto* end = std::upper_bound(ends.begin(), ends.end(), shard.begin);
-  for (std::size_t at = shard.begin; at < shard.end; at += piece.count) {
+  for (std::size_t at = shard.begin; at < shard.end; at += part.count) {
     while (end != ends.end() && *end == at) ++end;  // parameters without elements
     const std::size_t stop = end == ends.end() ? shard.end : std::min(shard.end, *end);
-    piece.begin = at;
-    piece.count = stop - at;
-    body(static_cast<const Piece&>(piece));
-    ++piece.number;
-    piece.word += sign_words(piece.count);
+    part.begin = at;
+    part.count = stop - at;
+    body(static_cast<const Part&>(part));
+    ++part.number;
+    part.word += sign_words(part.count);
   }
-  return {piece.number, piece.word};
+  return {part.number, part.word};
 }
 
 class SignShards final : public ShardExchange {
@@ -48,16 +47,16 @@ class SignShards final : public ShardExchange {
 
  private:
   Codes codes(std::size_t owner, Leg) const override {
-    const auto [pieces, words] = for_pieces(step_.parameter_ends, shard(owner), [](const Piece&) {});
-    return {{.bits = 1, .table_floats = pieces}, 64 * words};
+    const auto [parts, words] = for_parts(step_.parameter_ends, shard(owner), [](const Part&) {});
+    return {{.bits = 1, .table_floats = parts}, 64 * words};
   }
-  static Span<std::uint64_t> bits_of(const CodedFrame& frame, const Piece& piece) {
-    return frame.codes().subspan(piece.word, sign_words(piece.count));
+  static Span<std::uint64_t> bits_of(const CodedFrame& frame, const Part& part) {
+    return frame.codes().subspan(part.word, sign_words(part.count));
   }
-  /// What a piece has of values that begin with its shard. values: may be empty.
+  /// What a part has of values that begin with its shard. values: may be empty.
   template <class T>
-  Span<T> piece_in(Span<T> values, const Piece& piece, std::size_t owner) const {
-    return values.empty() ? values : values.subspan(piece.begin - shard(owner).begin, piece.count);
+  Span<T> part_in(Span<T> values, const Part& part, std::size_t owner) const {
+    return values.empty() ? values : values.subspan(part.begin - shard(owner).begin, part.count);
   }
 
   void encode(std::size_t owner) override {
@@ -75,17 +74,17 @@ class SignShards final : public ShardExchange {
   void write_signs(std::size_t owner, Span<const float> gradient, Span<const float> residual, double factor,
                    const CodedFrame& frame) {
     bool finite = true;
-    for_pieces(step_.parameter_ends, shard(owner), [&](const Piece& piece) {
-      const auto values = piece_in(gradient, piece, owner);
-      const auto more = piece_in(residual, piece, owner);
-      const auto count = static_cast<double>(piece.count);
+    for_parts(step_.parameter_ends, shard(owner), [&](const Part& part) {
+      const auto values = part_in(gradient, part, owner);
+      const auto more = part_in(residual, part, owner);
+      const auto count = static_cast<double>(part.count);
       const double size = scale_ == SignScale::l1
                               ? sum_of_magnitudes(step_.executor, values, more) / count
                               : std::sqrt(sum_of_squares(step_.executor, values, more) / count);
       const auto scale = static_cast<float>(factor * size);
       finite =
-          pack_signs(step_.executor, values, more, bits_of(frame, piece)) && std::isfinite(scale) && finite;
-      frame.table()[piece.number] = scale;
+          pack_signs(step_.executor, values, more, bits_of(frame, part)) && std::isfinite(scale) && finite;
+      frame.table()[part.number] = scale;
     });
     frames_.note(finite);
     if (!finite) blank(frame);
@@ -95,9 +94,9 @@ class SignShards final : public ShardExchange {
   void encode_result() override {
     for (std::size_t rank = 0; rank < world(); ++rank) {
       if (rank == self()) continue;
-      for_pieces(step_.parameter_ends, shard(self()), [&](const Piece& piece) {
-        accumulate_signs(step_.executor, bits_of(arrived_[rank], piece), arrived_[rank].table()[piece.number],
-                         piece_in(sums_, piece, self()));
+      for_parts(step_.parameter_ends, shard(self()), [&](const Part& part) {
+        accumulate_signs(step_.executor, bits_of(arrived_[rank], part), arrived_[rank].table()[part.number],
+                         part_in(sums_, part, self()));
       });
     }
     write_signs(self(), sums_, {}, 1 / static_cast<double>(world()), down_[self()]);
@@ -113,17 +112,17 @@ class SignShards final : public ShardExchange {
   }
 
   void apply(std::size_t owner) override {
-    for_pieces(step_.parameter_ends, shard(owner), [&](const Piece& piece) {
-      const auto values = gradient_.subspan(piece.begin, piece.count);
-      const auto left = residual_.empty() ? residual_ : residual_.subspan(piece.begin, piece.count);
+    for_parts(step_.parameter_ends, shard(owner), [&](const Part& part) {
+      const auto values = gradient_.subspan(part.begin, part.count);
+      const auto left = residual_.empty() ? residual_ : residual_.subspan(part.begin, part.count);
       const auto apply_frame = [&](const CodedFrame& frame, Span<float> residual) {
-        apply_signs(step_.executor, bits_of(frame, piece), frame.table()[piece.number], values, residual);
+        apply_signs(step_.executor, bits_of(frame, part), frame.table()[part.number], values, residual);
       };
       if (owner != self() && !left.empty()) apply_frame(up_[owner], left);
       apply_frame(down_[owner], {});
       if (owner != self() || left.empty()) return;
       fill(step_.executor, left, 0);
-      add_remainder(step_.executor, piece_in(sums_, piece, owner), static_cast<float>(world()), values, left);
+      add_remainder(step_.executor, part_in(sums_, part, owner), static_cast<float>(world()), values, left);
     });
   }
 
@@ -141,9 +140,9 @@ void average_sign_shards(BucketId bucket, Span<float> gradient, Span<float> resi
 std::uint64_t sign_shards_payload_bytes(const Workload& workload) {
   const auto world = static_cast<std::size_t>(workload.world_size);
   const auto bytes_of = [&](std::size_t owner) -> std::uint64_t {
-    const auto [pieces, words] =
-        for_pieces(workload.parameter_ends, shard_of(workload.elements, world, owner), [](const Piece&) {});
-    return sizeof(float) * pieces + sizeof(std::uint64_t) * words;
+    const auto [parts, words] =
+        for_parts(workload.parameter_ends, shard_of(workload.elements, world, owner), [](const Part&) {});
+    return sizeof(float) * parts + sizeof(std::uint64_t) * words;
   };
   return shard_exchange_bytes(world, static_cast<std::size_t>(workload.rank), bytes_of, bytes_of);
 }

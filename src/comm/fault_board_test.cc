@@ -7,7 +7,7 @@
 #include <map>
 #include <thread>
 
-#include "comm/memory_store.h"
+#include "tests/memory_store.h"
 
 namespace thinwire {
 namespace {

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <functional>
 
-#include "comm/memory_store.h"
+#include "tests/memory_store.h"
 
 namespace thinwire {
 namespace {

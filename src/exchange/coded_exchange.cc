@@ -26,38 +26,49 @@ void blank(const CodedFrame& frame) {
   std::fill(frame.codes().begin(), frame.codes().end(), 0);
 }
 
-void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
-                   const CodedShape& shape, Coder& coder) {
+Span<const CodedFrame> gather_coded(BucketId bucket, std::size_t count, Step& step, const CodedShape& shape,
+                                    FunctionRef<bool(const CodedFrame& own)> encode,
+                                    FunctionRef<void(std::size_t rank, const CodedFrame& frame)> check) {
   Frames frames(bucket, step);
-  const FrameContents contents = shape.contents(gradient.size());
+  const FrameContents contents = shape.contents(count);
   const auto coded = step.workspace.take<CodedFrame>(frames.world());
-  for (auto& frame : coded) {
-    frame = CodedFrame(step.workspace, shape.table_floats, gradient.size(), shape.bits);
-  }
+  for (auto& frame : coded) frame = CodedFrame(step.workspace, shape.table_floats, count, shape.bits);
   frames.for_peers([&](std::size_t peer) { frames.receive(peer, kCodesTag, coded[peer].message()); });
   const CodedFrame& own = coded[frames.self()];
-  frames.note(coder.encode(own.table(), own.codes()));
+  frames.note(encode(own));
   if (!frames.finite()) blank(own);
   own.close();
   frames.seal(own.message(), contents);
   frames.send_to_all(kCodesTag, own.message());
-
-  // Bounds every partial sum; taken in rank order, so the same on all ranks.
-  float bound = 0;
   for (std::size_t rank = 0; rank < frames.world(); ++rank) {
     const CodedFrame& frame = coded[rank];
-    if (rank != frames.self()) frames.await(rank, frame.message(), contents);
-    bound += bound_of_table(frame.table(), rank);
-    coder.prepare(rank, frame.table());
-    if (rank != frames.self()) frame.open();
+    if (rank != frames.self()) {
+      frames.await(rank, frame.message(), contents);
+      frame.open();
+    }
+    check(rank, frame);
   }
   frames.finish();
   own.open();
-  step.report.finite = frames.finite() && std::isfinite(bound);
+  return frames.finite() ? coded : Span<CodedFrame>();
+}
+
+void average_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                   const CodedShape& shape, Coder& coder) {
+  // Bounds every partial sum; taken in rank order, so the same on all ranks.
+  float bound = 0;
+  const auto coded = gather_coded(
+      bucket, gradient.size(), step, shape,
+      [&](const CodedFrame& own) { return coder.encode(own.table(), own.codes()); },
+      [&](std::size_t rank, const CodedFrame& frame) {
+        bound += bound_of_table(frame.table(), rank);
+        coder.prepare(rank, frame.table());
+      });
+  step.report.finite = !coded.empty() && std::isfinite(bound);
   if (!step.report.finite) return;
   step.clock.enter(Phase::decompress);
-  const double squares =
-      coder.average(step.executor, coded, frames.self(), gradient, step.turn.write(residual));
+  const auto self = static_cast<std::size_t>(step.communicator.rank());
+  const double squares = coder.average(step.executor, coded, self, gradient, step.turn.write(residual));
   if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
 }
 

@@ -5,6 +5,7 @@
 // Bytes per rank: (W - 1) * (4 * table_floats + ceil(bits * d / 8)).
 
 #include "exchange/frames.h"
+#include "thinwire/function_ref.h"
 #include "thinwire/synchronizer.h"
 #include "wire/coded_payload.h"
 
@@ -51,6 +52,15 @@ struct CodedShape {
 
 /// A frame that nobody may use: its bytes must not depend on what the memory held.
 void blank(const CodedFrame& frame);
+
+/// Collective. Every rank's frame of `count` codes goes to all others.
+/// encode(own) writes this rank's. False: some element is not finite.
+/// check(rank, frame) is called for all ranks in their order, own included, when its table has arrived, and
+///   its codes unless they are this rank's own. Throws CorruptFrame for what the system does not allow.
+/// Returns all ranks' frames, in the step's workspace; none where encode said false on any rank.
+Span<const CodedFrame> gather_coded(BucketId bucket, std::size_t count, Step& step, const CodedShape& shape,
+                                    FunctionRef<bool(const CodedFrame& own)> encode,
+                                    FunctionRef<void(std::size_t rank, const CodedFrame& frame)> check);
 
 /// Collective. gradient: becomes the mean over ranks of Q(p); residual, unless empty: p - Q(p) of this rank.
 /// Where any rank has a value that is not finite, or the ranks' values add up to one, report.finite becomes

@@ -87,6 +87,16 @@ void all_reduce_sum(Step& step, Span<float> values) {
   sum(step, values);
 }
 
+void mark_not_finite(Executor& executor, Span<float> values) {
+  constexpr float kNotFinite = std::numeric_limits<float>::quiet_NaN();
+  if (values.empty()) return;
+  if (values.memory() == Memory::host) {
+    values[0] = kNotFinite;
+  } else {
+    fill(executor, values.first(1), kNotFinite);
+  }
+}
+
 void all_reduce_or(Step& step, Span<std::uint64_t> words) {
   const StepClock::During waiting(&step.clock, Phase::wait);
   step.communicator.all_reduce_or(words);
@@ -102,11 +112,13 @@ double mean_over_ranks(Step& step, double value) {
   return sum / static_cast<double>(all.size());
 }
 
-void take_from_rank_0(Step& step, Span<float> values) {
+bool take_from_rank_0(Step& step, Span<float> values, bool usable) {
+  if (!usable) values[0] = std::numeric_limits<float>::quiet_NaN();
   const StepClock::During waiting(&step.clock, Phase::wait);
   step.communicator.broadcast(as_writable_bytes(values), 0);
   step.report.formula_bytes +=
       broadcast_payload_bytes(values.size_bytes(), step.communicator.rank(), step.communicator.size());
+  return !std::isnan(values[0]);
 }
 
 std::uint64_t broadcast_payload_bytes(std::uint64_t bytes, int rank, int world_size) {

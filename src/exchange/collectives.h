@@ -11,6 +11,10 @@ namespace thinwire {
 /// workspace and go back. Collective.
 void all_reduce_sum(Step& step, Span<float> values);
 
+/// For a rank that found a value that is not finite: NaN becomes the first of `values`. It survives a sum
+/// over ranks, so the sum tells all of them. values: in host memory or of the executor; may be empty.
+void mark_not_finite(Executor& executor, Span<float> values);
+
 /// Communicator::all_reduce_or. Collective.
 void all_reduce_or(Step& step, Span<std::uint64_t> words);
 
@@ -34,8 +38,9 @@ constexpr std::uint64_t scalar_payload_bytes(int world_size) {
 }
 
 /// values: rank 0's, afterwards on all ranks; counted in report.formula_bytes. Without a frame, so whoever
-/// receives them checks them. Collective.
-void take_from_rank_0(Step& step, Span<float> values);
+/// receives them checks them. usable: on rank 0, whether it has any; what it returns on all ranks.
+/// Collective.
+bool take_from_rank_0(Step& step, Span<float> values, bool usable);
 
 /// What `rank` sends when rank 0's `bytes` bytes go to all (Communicator::broadcast).
 std::uint64_t broadcast_payload_bytes(std::uint64_t bytes, int rank, int world_size);

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
@@ -112,12 +111,10 @@ class Whole final : public Forwarding {
     }
     scatter_chunks(step.executor, chunks, cancel, gradient, {});
     if (!scale(step.executor, mean, 1.0f / static_cast<float>(step.communicator.size()))) {
-      fill(step.executor, mean.first(1), std::numeric_limits<float>::quiet_NaN());
+      mark_not_finite(step.executor, mean);
     }
     all_reduce_sum(step, mean);
-    if (!all_finite(step.executor, mean)) {
-      fill(step.executor, gradient.first(1), std::numeric_limits<float>::quiet_NaN());
-    }
+    if (!all_finite(step.executor, mean)) mark_not_finite(step.executor, gradient);
     return mean;
   }
 

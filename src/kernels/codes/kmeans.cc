@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/codes/kmeans_counts.h"
 #include "kernels/device/on_device.h"
 
 namespace thinwire {

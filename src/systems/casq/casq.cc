@@ -42,7 +42,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -104,9 +103,6 @@ struct Model {
 bool all_zero(const PerCluster<float>& centres) {
   return std::all_of(centres.begin(), centres.end(), [](float centre) { return centre == 0; });
 }
-
-/// In place of a centre: rank 0 has a value that is not finite.
-constexpr float kNotFinite = std::numeric_limits<float>::quiet_NaN();
 
 class CasqCoder final : public Coder {
  public:
@@ -245,6 +241,7 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
   // Of each group its centres, then its weights.
   const auto floats = step.workspace.take<float>(2 * count * ends.size());
   std::fill(floats.begin(), floats.end(), 0.0f);
+  bool usable = true;
   if (step.communicator.rank() == 0) {
     ClusterFinder finder(step.executor, step.workspace);
     for (std::size_t group = 0; group < ends.size(); ++group) {
@@ -255,7 +252,7 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
       const SampleKind kind =
           finder.find(gradient.subspan(begin, elements), residual.subspan(begin, elements), settings_.bits,
                       settings_.sample, sample_seed(step, bucket, group, 0), clusters);
-      if (kind == SampleKind::not_finite) floats[0] = kNotFinite;
+      usable = usable && kind != SampleKind::not_finite;
       if (kind != SampleKind::usable) continue;
       const double share = static_cast<double>(ends.cells(elements)) / static_cast<double>(elements);
       const auto weights = cell_weights(settings_.allocation, clusters, settings_.bits, share);
@@ -265,8 +262,7 @@ bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gra
       }
     }
   }
-  take_from_rank_0(step, floats);
-  if (std::isnan(floats[0])) return false;
+  if (!take_from_rank_0(step, floats, usable)) return false;
   for (std::size_t group = 0; group < ends.size(); ++group) {
     PerCluster<float> centres{};
     PerCluster<float> weights{};

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
+#include "exchange/collectives.h"
 #include "kernels/codes/cluster_values.h"
 #include "kernels/dense/dense.h"
 
@@ -144,7 +144,8 @@ class OwnersStep final : public ShardExchange {
     if (frames_.finite()) {
       copy(step_.executor, Span<const float>(average_), own);
     } else {
-      std::fill(own.begin(), own.end(), std::numeric_limits<float>::quiet_NaN());
+      std::fill(own.begin(), own.end(), 0.0f);
+      mark_not_finite(step_.executor, own);
     }
     const auto counts = step_.workspace.take<std::size_t>(world());
     for (std::size_t rank = 0; rank < world(); ++rank) counts[rank] = shard(rank).size() * sizeof(float);
