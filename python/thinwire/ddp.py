@@ -118,9 +118,9 @@ def register(
         timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
     step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. Both limits
         are the same on all ranks.
-    optimizer: where systems with an option lr_after read the learning rate, of the first parameter group. Those that freeze Adam's
-        variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step`` then leaves the second moment as it
-        is in the steps in which they say so. Register before the first step.
+    optimizer: where systems with an option lr_after, and marsit:eta_s=theorem, read the learning rate, of the first parameter
+        group. Those that freeze Adam's variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step``
+        then leaves the second moment as it is in the steps in which they say so. Register before the first step.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
     check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
