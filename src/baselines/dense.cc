@@ -7,10 +7,9 @@
 //
 // Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
 
-
+#include "kernels/dense/dense.h"
 #include "baselines/baselines.h"
 #include "exchange/collectives.h"
-#include "kernels/dense/dense.h"
 
 namespace thinwire {
 namespace {
