@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.ddp import Handle, register, systems
+    from thinwire.html_report import HtmlReport
     from thinwire.lazy import comm_hook
 
-__all__ = ["Handle", "comm_hook", "register", "systems", "__version__"]
+__all__ = ["Handle", "HtmlReport", "comm_hook", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
@@ -29,7 +30,7 @@ def __getattr__(name: str) -> Any:
     import torch
 
     try:
-        from thinwire import _C, ddp, lazy
+        from thinwire import _C, ddp, html_report, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
@@ -37,4 +38,4 @@ def __getattr__(name: str) -> Any:
         ) from error
     if name == "__version__":
         return _C.version
-    return getattr(lazy if name == "comm_hook" else ddp, name)
+    return getattr({"comm_hook": lazy, "HtmlReport": html_report}.get(name, ddp), name)

@@ -190,6 +190,7 @@ class Handle:
         self._writer: Any = None
         self._every = 1
         self._logged = 0
+        self._watchers: List[Any] = []  # HtmlReports: each is told when something happens
         self._last_index: Optional[int] = None
         self._refusal: Optional[str] = None  # why this backward synchronizes nothing
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
@@ -273,6 +274,8 @@ class Handle:
         """
         joined = join_spec(spec, rows)
         self._fit_to_optimizer(joined)
+        for watcher in self._watchers:
+            watcher.system_changes()
         self._engine.set_spec(joined)
 
     def _fit_to_optimizer(self, spec: str) -> None:
@@ -412,6 +415,8 @@ class Handle:
         _forget(self._reference)
         self._engine.close()
         self._private.close()
+        for watcher in list(self._watchers):
+            watcher.handle_closed()
 
     # --- Called by the hook ----------------------------------------------------------------------------------------
 
@@ -456,10 +461,14 @@ class Handle:
         before = self._gradients()
 
         def all_submitted() -> None:
+            for watcher in self._watchers:
+                watcher.backward_ended()
             self._engine.last_bucket_was_submitted()
             queue(finished)
 
         def finished() -> None:
+            for watcher in self._watchers:
+                watcher.means_came()
             self._last_index = None
             self._engine.end_backward(self._unused(before))
 
@@ -526,7 +535,10 @@ def _hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[to
     ready: torch.futures.Future = torch.futures.Future(devices=devices)
     ready.set_result(gradient)
     index = bucket.index()
-    if state._begins(index):
+    begins = state._begins(index)
+    for watcher in state._watchers:
+        watcher.bucket_came(index, begins)
+    if begins:
         state._try_to_begin_step()
     if state._refusal is not None:
         _C.fail_future(future, state._refusal)
