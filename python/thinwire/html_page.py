@@ -247,6 +247,8 @@ def _reason(record: Any, place: int) -> str:
             said.append(line)
     if run.is_set:
         said.insert(0, "The script called handle.set.")
+    elif place > 0 and run.first <= record.runs[place - 1].last:
+        said.insert(0, "A state of an earlier step was loaded.")
     elif place == 0 and record.forgotten_runs == 0:
         said.insert(0, "As registered." if run.first == 0 else "As it was when the recording began.")
     return "\n".join(said) or ("On trial." if words else "The system's own choice.")
@@ -285,6 +287,8 @@ def _parts(record: Any) -> str:
     text += _bars("Where the time of a step goes", rows[-8:], "Means over the steps of each choice. The parts of a bar follow each other and add up to the step.")
     cells = [(number, str(run.timed), *(_ms(run.parts[name] / run.timed) for name in names)) for number, run in timed]
     text += _table("Parts in numbers: ms a step", ["choice", "steps", *names], cells, ())
+    if record.is_on_device:
+        text += _paragraph("Gradients are on a CUDA device, which works through a queue: forward and backward end when all of theirs is queued.")
     if not record.forward_was_seen:
         text += _paragraph("The end of forward was not seen, as under torch.compile: backward of the first bucket counts as forward.")
     return text
@@ -336,6 +340,7 @@ def _layers(record: Any) -> str:
     text += _paragraph(
         "A residual is what this rank's messages have not delivered yet: the error that its last step left, which the next step adds to the gradient.",
         "The gradient is what the parameter held when the sample was taken: the mean over ranks, after clipping.",
+        "Both are without the scale of a GradScaler.",
         "A ratio of 3 says that as much is held back as three such gradients.",
         f"Norms are l2, after step {last['step']}. {len(samples)} samples were kept, the first after step {samples[0]['step']}.",
         "The error of the mean against the exact mean is not here: to know it, each step would have to send all gradients as they are.")

@@ -99,12 +99,13 @@ class HtmlReport:
         file.
         """
         if not callable(getattr(handle, "report", None)):
-            raise TypeError(f"HtmlReport takes the handle that thinwire.register returned, not {type(handle).__name__}: register the model first")
+            raise TypeError(f"HtmlReport takes the handle that thinwire.register returned, not {type(handle).__name__}: register the model first. "
+                            "With one process a framework's adapter has none")
         if not isinstance(layers_every, int) or layers_every < 0:
             raise ValueError(f"layers_every={layers_every!r}: a whole number of steps is needed, 0 for never")
         self._path = os.path.abspath(os.fspath(path))
         # What stands in for a handle while thinwire.plan tries a script synchronizes nothing.
-        self._is_open = isinstance(handle, Handle) and handle.report()["rank"] == 0
+        self._is_open = isinstance(handle, Handle) and handle._rank == 0
         self._handle = weakref.ref(handle)
         self._layers_every = layers_every
         self._began = self._step_began = time.perf_counter()
@@ -113,7 +114,7 @@ class HtmlReport:
         self._is_set = self._needs_writing = False
         self._spec = ""
         self._recorded = self._stride = 1
-        self._next_sample, self._handle_steps, self._last_sent = 1, handle.report()["step"], handle.report()["total"]["wire_bytes_sent"]
+        self._next_sample = 1
         self.steps = 0  # calls of step()
         self.history: List[Dict[str, Any]] = []
         self.runs: List[Run] = []
@@ -124,6 +125,7 @@ class HtmlReport:
         self.explanations: List[Tuple[str, str]] = []  # (spec, what the system said last)
         self.samples: List[Dict[str, Any]] = []
         self.report: Dict[str, Any] = handle.report()
+        self._last_sent = self.report["total"]["wire_bytes_sent"]
         if self._is_open:
             self._begin(handle)
 
@@ -133,6 +135,7 @@ class HtmlReport:
             raise FileNotFoundError(f"path={self._path!r}: there is no folder {folder}, make it first")
         if handle._is_closed:
             raise RuntimeError("the handle is closed, and there is nothing to record: register the model again")
+        self.is_on_device = any(parameter.is_cuda for parameter in handle._model().parameters())
         self._forward_hook = handle._model().register_forward_hook(_ForwardEnded(self))
         handle._watchers.append(self)
         atexit.register(self._close_at_exit)
@@ -188,13 +191,13 @@ class HtmlReport:
         self.steps += 1
         self._needs_writing = True
         entry: Dict[str, Any] = {"call": self.steps, "wall": now - self._began, "seconds": now - self._step_began, "loss": value}
-        if report["step"] > self._handle_steps:
+        if self._bucket_times:
             entry.update(self._synchronized(report, number, now))
         if (self.steps - 1) % self._stride == 0:
             self.history.append(entry)
             if _thinned(self.history, _MOST_STEPS):
                 self._stride *= 2
-        self.report, self._handle_steps = report, report["step"]
+        self.report = report
         if self._layers_every and self.steps >= self._next_sample and report["last_step"]["finite"]:
             self._sample()
             self._next_sample = min(2 * self.steps, self.steps + self._layers_every)
@@ -241,7 +244,8 @@ class HtmlReport:
         """The run that the step goes on with, or a new one."""
         schemes = tuple(sorted({bucket["scheme"] for bucket in report["buckets"] if bucket["scheme"]}))
         key = (self._spec, schemes)
-        if not self.runs or key != (self.runs[-1].spec, self.runs[-1].schemes):
+        # Its number is not above the last one's where a state of an earlier step was loaded.
+        if not self.runs or key != (self.runs[-1].spec, self.runs[-1].schemes) or number <= self.runs[-1].last:
             is_set = self._is_set and bool(self.runs) and self.runs[-1].spec != self._spec
             self.runs.append(Run(number, number, *key, time.perf_counter() - self._began, is_set))
             self._is_set = False
@@ -276,7 +280,7 @@ class HtmlReport:
         model = None if handle is None else handle._model()
         if model is None:
             return
-        values = handle._engine.state()
+        values, scale = handle._engine.state(), handle._scale or 1.0  # by which a GradScaler divides gradients
         layers: Dict[str, Tuple[int, Optional[float], Optional[float]]] = {}
         for name, parameter in named_parameters(model):
             if not parameter.requires_grad:
@@ -284,7 +288,7 @@ class HtmlReport:
             residual, gradient = values.get("residual/" + name), parameter.grad
             if gradient is not None and gradient.is_sparse:
                 gradient = gradient.coalesce().values()
-            layers[name] = (parameter.numel(), None if residual is None else residual.double().norm().item(),
+            layers[name] = (parameter.numel(), None if residual is None else residual.double().norm().item() / scale,
                             None if gradient is None else gradient.detach().double().norm().item())
         self.samples.append({"step": handle.step - 1, "layers": layers})
         _thinned(self.samples, _MOST_SAMPLES)

@@ -182,6 +182,39 @@ def names_are_text():
             assert [row[0] for row in page.rows("By parameter")] == [name for name, _ in model.module.named_parameters()]
 
 
+class Scaler:
+    """What is read from a GradScaler."""
+
+    def get_scale(self):
+        return 256.0
+
+
+def scales_and_states():
+    """Residuals are without the loss scale, and a run that goes back to a state says so."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = wrap(Net)
+        handle = register(model, "casq", grad_scaler=Scaler())
+        report = thinwire.HtmlReport(handle, os.path.join(folder, "report.html"))
+        state = None
+        for step in range(7):
+            if step == 3:
+                state = handle.state_dict()
+            elif step == 5:
+                handle.load_state_dict(state)
+            model.zero_grad()
+            (256.0 * model(batch(step)).square().mean()).backward()
+            report.step()
+        report.close()
+        if RANK == 0:
+            page = Page(os.path.join(folder, "report.html"))
+            choices = page.rows("Steps count from 0")
+            assert [row[1] for row in choices] == ["0–4", "3–4"] and choices[1][6] == "A state of an earlier step was loaded.", choices
+            values = handle.state_dict()["values"]
+            for name, _, residual, *_ in page.rows("By parameter"):
+                expected = values["residual/" + name].norm().item() / 256
+                assert abs(float(residual) - expected) <= 1e-3 * expected, name
+
+
 def what_a_loop_may_do():
     """Accumulation, sparse rows, several synchronizations or none in a step, several handles and recorders, pages of a run that goes on."""
     with tempfile.TemporaryDirectory() as folder:
@@ -295,4 +328,4 @@ def pages_that_cannot_be():
     train(model, 1)
 
 
-HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, names_are_text, what_a_loop_may_do, memory_is_bounded, a_script_that_fails, pages_that_cannot_be]
+HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, a_script_that_fails, pages_that_cannot_be]
