@@ -144,8 +144,10 @@ def a_page_of_choices():
 
     def act(step, handle):
         if step == 12:
-            words.append(handle.explain())
+            words.append(handle.explain() + "\nstep 11: what it said last")
+            handle.explain = lambda: words[0]
             handle.set("dense")
+            del handle.explain
 
     with tempfile.TemporaryDirectory() as folder:
         path, handle, _ = recorded("auto:settle=1:rounds=1:steps=2:interval=64", 14, act, folder=folder, layers_every=0)
@@ -156,8 +158,9 @@ def a_page_of_choices():
         choices = page.rows("Steps count from 0")
         assert [row[2].split(":")[0] for row in choices[:3]] == ["dense", "half", "power_sgd"], choices
         assert choices[-1][1] == "12–13" and choices[-1][6] == "The script called handle.set.", choices
-        (line,) = words[0].splitlines()
-        assert line in page.text and any(line in row[6] for row in choices[:-1]), (line, choices)
+        line, last = words[0].splitlines()
+        assert words[0] in page.text and last in choices[-2][6], (words, choices)
+        assert any(line in row[6] for row in choices[:-1]), (line, choices)
         assert "Not taken." in page.text
 
 
@@ -279,25 +282,25 @@ def main():
     dist.init_process_group("gloo")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(9, 2))
     report = thinwire.HtmlReport(thinwire.register(model, "casq"), sys.argv[1])
-    for step in range(5):
+    for step in range(3):
         loss = model(torch.randn(4, 9)).square().mean()
         loss.backward()
         report.step(loss=loss)
-        if step == 2:
-            raise ValueError("a bug in the script")
+    if sys.argv[2] == "fails":
+        raise ValueError("a bug in the script")
 
 main()
 """
 
 
-def a_script_that_fails():
-    """What was recorded is on the page also where nobody closed anything."""
-    if RANK == 0:
+def scripts_that_close_nothing():
+    """What was recorded is on the page, whether the script fails or comes to its end."""
+    for ends in ("fails", "returns") if RANK == 0 else ():
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "report.html")
-            done = subprocess.run([sys.executable, "-c", UNFINISHED, path], env={**os.environ, **environments(1, free_port())[0]}, text=True,
-                                  capture_output=True, timeout=120)
-            assert done.returncode == 1 and "ValueError: a bug in the script" in done.stderr, done.stderr
+            done = subprocess.run([sys.executable, "-c", UNFINISHED, path, ends], text=True, capture_output=True, timeout=120,
+                                  env={**os.environ, **environments(1, free_port())[0]})
+            assert done.returncode == (ends == "fails") and ("a bug in the script" in done.stderr) == (ends == "fails"), done.stderr
             page = Page(path)
             assert [row[1] for row in page.rows("Steps count from 0")] == ["0–2"]
             assert dict(page.rows("In short"))["steps recorded"].startswith("3,") and len(page.rows("By parameter")) == 2
@@ -328,4 +331,4 @@ def pages_that_cannot_be():
     train(model, 1)
 
 
-HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, a_script_that_fails, pages_that_cannot_be]
+HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing, pages_that_cannot_be]
