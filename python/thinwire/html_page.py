@@ -11,7 +11,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bot
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; font-size: .87rem; }
 caption { text-align: left; white-space: nowrap; font-weight: bold; padding: .2rem 0; }
 th, td { border-bottom: 1px solid #999; padding: .2rem .6rem; text-align: right; vertical-align: top; white-space: nowrap; }
-thead th { border-bottom: 2px solid #000; } td.text { min-width: 9rem; } td.text:last-child { min-width: 16rem; } td.text, th.text { text-align: left; white-space: normal; }
+thead th { border-bottom: 2px solid #000; } td.text { min-width: 10rem; } td.text:last-child { min-width: 16rem; } td.text, th.text { text-align: left; white-space: normal; }
 svg { width: 100%; height: auto; display: block; } svg text { font: 12px system-ui, sans-serif; fill: #000; }
 svg .halo { paint-order: stroke; stroke: #fff; stroke-width: 4px; }
 figure { margin: .8rem 0; } figcaption { font-size: .87rem; } pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid #000; padding-left: .8rem; }
@@ -20,13 +20,13 @@ figure { margin: .8rem 0; } figcaption { font-size: .87rem; } pre { white-space:
 
 #: How each part of a bar is filled, and what it is.
 _FILLS = {
-    "forward": ("#fff", "until the loss is known: data, forward, and micro-batches under no_sync"),
-    "backward": ("#bbb", "backward computes gradients"),
+    "forward": ("#fff", "data, forward, and micro-batches under no_sync"),
+    "backward": ("#bbb", "the loss, and gradients one after the other"),
     "compress": ("url(#rising)", "gradients become messages"),
     "wire": ("#000", "messages are sent and taken in"),
     "wait": ("url(#dots)", "nothing to do but wait for the network or for other ranks"),
     "decompress": ("url(#falling)", "messages become means"),
-    "waiting": ("url(#dots)", "backward is over, and the means are not all there: what communication adds to the step"),
+    "waiting": ("url(#dots)", "backward is over, and the means are not all there: what communication and slower ranks add"),
     "rest": ("url(#level)", "from the means to HtmlReport.step(): clipping and the optimizer"),
 }
 _PATTERNS = """<defs>
@@ -284,7 +284,7 @@ def _parts(record: Any) -> str:
         return text + _paragraph("Not known: no step came to its end within backward.")
     names = list(timed[0][1].parts)
     rows = [(f"choice {number}", [(name, run.parts[name] / run.timed) for name in names]) for number, run in timed]
-    text += _bars("Where the time of a step goes", rows[-8:], "Means over the steps of each choice. The parts of a bar follow each other and add up to the step.")
+    text += _bars("Where the time of a step goes", rows[-8:], ("The last 8 choices. " if len(rows) > 8 else "") + "Means over the steps of each choice. The parts of a bar follow each other and add up to the step.")
     cells = [(number, str(run.timed), *(_ms(run.parts[name] / run.timed) for name in names)) for number, run in timed]
     text += _table("Parts in numbers: ms a step", ["choice", "steps", *names], cells, ())
     if record.is_on_device:
