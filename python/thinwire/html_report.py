@@ -113,7 +113,7 @@ class HtmlReport:
         self._clear_clock()
         self._is_set = self._needs_writing = False
         self._spec = ""
-        self._recorded = self._stride = 1
+        self._stride = 1
         self._next_sample = 1
         self.steps = 0  # calls of step()
         self.history: List[Dict[str, Any]] = []
@@ -187,7 +187,7 @@ class HtmlReport:
         now = time.perf_counter()
         report = self._require_handle().report()
         number = report["step"] - 1
-        value = None if loss is None else float(loss)
+        value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self.steps += 1
         self._needs_writing = True
         entry: Dict[str, Any] = {"call": self.steps, "wall": now - self._began, "seconds": now - self._step_began, "loss": value}

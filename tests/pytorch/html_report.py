@@ -176,6 +176,26 @@ class Strange(nn.Module):
         return second(first(x).tanh())
 
 
+def the_lines_of_the_docs():
+    """As docs/pytorch.md prints them."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/pytorch.md"), encoding="utf-8") as file:
+        section = file.read().split("## A page about a whole training", 1)[1]
+    once, after_step, at_end = section.split("```python\n", 1)[1].split("```", 1)[0].splitlines()
+    model = wrap(Net)
+    names = {"thinwire": thinwire, "handle": register(model, "power_sgd:rank=2")}
+    with tempfile.TemporaryDirectory() as folder:
+        assert '"report.html"' in once
+        path = os.path.join(folder, "report.html")
+        exec(once.replace("report.html", path), names)
+        for step in range(3):
+            names["loss"] = model(batch(step)).square().mean()
+            names["loss"].backward()
+            exec(after_step, names)
+        exec(at_end, names)
+        if RANK == 0:
+            require_last_step(Page(path), names["handle"].report())
+
+
 def names_are_text():
     with tempfile.TemporaryDirectory() as folder:
         path, _, model = recorded("power_sgd:rank=2", 3, make=Strange, folder=folder)
@@ -331,4 +351,4 @@ def pages_that_cannot_be():
     train(model, 1)
 
 
-HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing, pages_that_cannot_be]
+HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, the_lines_of_the_docs, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing, pages_that_cannot_be]
