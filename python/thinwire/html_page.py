@@ -15,7 +15,8 @@ thead th { border-bottom: 2px solid #000; } td.text { min-width: 10rem; } td.tex
 svg { width: 100%; height: auto; display: block; } svg text { font: 12px system-ui, sans-serif; fill: #000; }
 svg .halo { paint-order: stroke; stroke: #fff; stroke-width: 4px; }
 figure { margin: .8rem 0; } figcaption { font-size: .87rem; } pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid #000; padding-left: .8rem; }
-@media print { body { max-width: none; margin: 0; } h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
+@media print { body { max-width: none; margin: 0; } .wide { overflow: visible; } table { font-size: .7rem; } td.text, td.text:last-child { min-width: 0; } td.text:first-child { min-width: 9rem; }
+  h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
 """
 
 #: How each part of a bar is filled, and what it is.
