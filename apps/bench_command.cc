@@ -11,6 +11,7 @@
 #include "apps/gradients/synthetic.h"
 #include "apps/output.h"
 #include "apps/simulation.h"
+#include "core/srun.h"
 #include "planner/link_text.h"
 #include "thinwire/registry.h"
 
@@ -111,12 +112,15 @@ void bench_on_engine(const BenchOptions& options, const std::vector<std::string>
   });
 }
 
-/// Of `thinwire launch` and torchrun: each process of theirs would be a job of its own.
+/// Of `thinwire launch`, torchrun and srun: each process of theirs would be a job of its own.
 void warn_of_lonely_processes(const BenchOptions& options) {
-  const char* rank = std::getenv("RANK");
-  const char* world = std::getenv("WORLD_SIZE");
-  if (rank == nullptr || world == nullptr || std::string(rank) != "0" || std::string(world) == "1") return;
   if (options.engine.engine != "threads") return;
+  // Ranks as threads need none of these variables, so what is missing or wrong among them is no error here.
+  const auto value = [](const char* name, const char* of_srun) {
+    return process_variable(name).value_or(process_variable(of_srun).value_or(""));
+  };
+  const std::string world = value("WORLD_SIZE", "SLURM_STEP_NUM_TASKS");
+  if (value("RANK", "SLURM_PROCID") != "0" || world.empty() || world == "1") return;
   fmt::print(stderr,
              "thinwire: {} processes were started, and each runs {} ranks as threads of its own: --engine "
              "gloo makes them one job\n",

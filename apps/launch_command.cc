@@ -1,4 +1,5 @@
 // thinwire launch -n W -- COMMAND...: W local processes with the environment that torchrun would give them.
+// Where Slurm's srun starts several launchers, their processes make one job.
 // It owns them: whatever happens to one of them, or to the launcher, none is left running.
 
 #include <arpa/inet.h>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "apps/commands.h"
+#include "core/srun.h"
 
 namespace thinwire::apps {
 
@@ -76,9 +78,46 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
+/// Where the ranks of this launcher stand in their job.
+struct Place {
+  int world_size = 0;
+  int first_rank = 0;
+  int first_local_rank = 0;
+  std::string address = "127.0.0.1";
+  std::string port;
+  std::string job;  ///< What tells its ranks from those of another job at the same port.
+};
+
+/// A job of the launcher's own; its part of a common one where srun started a launcher in each of several
+/// tasks.
+Place place_of(const LaunchOptions& options) {
+  const auto srun = srun_variables(process_variable);
+  if (srun.empty() || srun.at("WORLD_SIZE") == "1") {
+    Place place;
+    place.world_size = options.processes;
+    place.port = std::to_string(options.port != 0 ? options.port : free_port());
+    std::random_device random;
+    for (int word = 0; word < 2; ++word) place.job += std::to_string(random());
+    return place;
+  }
+  const auto tasks = std::stoll(srun.at("WORLD_SIZE"));
+  if (tasks * options.processes > kMostWorkers) {
+    throw std::invalid_argument("-n " + std::to_string(options.processes) + " in each of srun's " +
+                                std::to_string(tasks) + " tasks: at most " + std::to_string(kMostWorkers) +
+                                " ranks make a job");
+  }
+  return {.world_size = static_cast<int>(tasks) * options.processes,
+          .first_rank = std::stoi(srun.at("RANK")) * options.processes,
+          .first_local_rank = std::stoi(srun.at("LOCAL_RANK")) * options.processes,
+          .address = srun.at("MASTER_ADDR"),
+          .port = options.port != 0 ? std::to_string(options.port) : srun.at("MASTER_PORT"),
+          .job = srun.at("THINWIRE_JOB")};
+}
+
 class Launcher {
  public:
-  Launcher(const LaunchOptions& options, std::string file) : options_(options), file_(std::move(file)) {}
+  Launcher(const LaunchOptions& options, std::string file, Place place)
+      : options_(options), file_(std::move(file)), place_(std::move(place)) {}
 
   /// Exit status for the launcher.
   int run() {
@@ -86,10 +125,7 @@ class Launcher {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     for (const int number : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals_, number);
     sigprocmask(SIG_BLOCK, &signals_, &old_mask_);
-    const int port = options_.port != 0 ? options_.port : free_port();
-    std::random_device random;
-    for (int word = 0; word < 2; ++word) job_ += std::to_string(random());
-    for (int rank = 0; rank < options_.processes; ++rank) start(rank, port);
+    for (int number = 0; number < options_.processes; ++number) start(number);
     while (running() > 0) {
       wait_for_event();
       reap();
@@ -107,7 +143,7 @@ class Launcher {
   };
   enum class Stage { running, draining, terminated, killed };
 
-  void start(int rank, int port) {
+  void start(int number) {
     const pid_t launcher = getpid();
     const pid_t pid = fork();
     if (pid == 0) {
@@ -115,12 +151,13 @@ class Launcher {
       if (getppid() != launcher) _exit(1);  // it died before the line above
       sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
       const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
-      set("MASTER_ADDR", "127.0.0.1");
-      set("MASTER_PORT", std::to_string(port));
-      set("THINWIRE_JOB", job_);
-      for (const char* name : {"RANK", "LOCAL_RANK"}) set(name, std::to_string(rank));
-      for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"})
-        set(name, std::to_string(options_.processes));
+      set("MASTER_ADDR", place_.address);
+      set("MASTER_PORT", place_.port);
+      set("THINWIRE_JOB", place_.job);
+      set("RANK", std::to_string(place_.first_rank + number));
+      set("LOCAL_RANK", std::to_string(place_.first_local_rank + number));
+      set("WORLD_SIZE", std::to_string(place_.world_size));
+      set("LOCAL_WORLD_SIZE", std::to_string(options_.processes));
       // Each would take all cores for itself.
       if (options_.processes > 1) setenv("OMP_NUM_THREADS", "1", 0);
       std::vector<char*> arguments;
@@ -131,7 +168,8 @@ class Launcher {
       _exit(kNotExecutable);
     }
     if (pid < 0) {
-      std::fprintf(stderr, "thinwire launch: cannot start rank %d: %s\n", rank, std::strerror(errno));
+      std::fprintf(stderr, "thinwire launch: cannot start rank %d: %s\n", place_.first_rank + number,
+                   std::strerror(errno));
       fail(1);
       stage_end_ = Clock::now();  // the ranks that run would wait for this one
     }
@@ -159,14 +197,14 @@ class Launcher {
   void reap() {
     int how = 0;
     for (pid_t pid = 0; (pid = waitpid(-1, &how, WNOHANG | WUNTRACED | WCONTINUED)) > 0;) {
-      for (std::size_t rank = 0; rank < children_.size(); ++rank) {
-        if (children_[rank].pid == pid) note(rank, how);
+      for (std::size_t number = 0; number < children_.size(); ++number) {
+        if (children_[number].pid == pid) note(number, how);
       }
     }
   }
 
-  void note(std::size_t rank, int how) {
-    Child& child = children_[rank];
+  void note(std::size_t number, int how) {
+    Child& child = children_[number];
     child.stopped = WIFSTOPPED(how);
     if (WIFSTOPPED(how) || WIFCONTINUED(how)) return;
     child.ended = true;
@@ -174,8 +212,9 @@ class Launcher {
     if (status == 0) return;
     // A crash is told of whenever it comes. What the launcher ends itself is not.
     if (WIFSIGNALED(how) && !sent(WTERMSIG(how))) {
-      std::fprintf(stderr, "thinwire launch: rank %zu (process %d) was killed by signal %d (%s)\n", rank,
-                   child.pid, WTERMSIG(how), strsignal(WTERMSIG(how)));
+      std::fprintf(stderr, "thinwire launch: rank %zu (process %d) was killed by signal %d (%s)\n",
+                   static_cast<std::size_t>(place_.first_rank) + number, child.pid, WTERMSIG(how),
+                   strsignal(WTERMSIG(how)));
     }
     fail(status);
   }
@@ -233,7 +272,7 @@ class Launcher {
 
   const LaunchOptions& options_;
   std::string file_;
-  std::string job_;  // what tells its ranks from those of another job at the same port
+  Place place_;
   sigset_t signals_{};
   sigset_t old_mask_{};
   std::vector<Child> children_;
@@ -252,7 +291,7 @@ int launch(const LaunchOptions& options) {
     return status;
   }
   std::cout.flush();
-  return Launcher(options, file).run();
+  return Launcher(options, file, place_of(options)).run();
 }
 
 }  // namespace
@@ -264,7 +303,9 @@ void add_launch_command(CLI::App& app) {
   command->add_option("-n,--processes", options->processes, "How many processes (ranks)")
       ->required()
       ->check(CLI::Range(1, 65536));
-  command->add_option("--port", options->port, "MASTER_PORT; default: a free one")
+  command
+      ->add_option("--port", options->port,
+                   "MASTER_PORT; default: a free one, or in several tasks of srun theirs")
       ->check(CLI::Range(1, 65535));
   command
       ->add_option("--grace", options->grace_seconds,

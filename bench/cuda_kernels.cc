@@ -21,6 +21,7 @@
 #include "kernels/codes/dequantize.h"
 #include "kernels/codes/kmeans.h"
 #include "kernels/codes/quantize.h"
+#include "kernels/dense/apply_products.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/half.h"
 #include "kernels/dense/low_rank.h"

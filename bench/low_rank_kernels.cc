@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "bench/measure.h"
+#include "kernels/dense/apply_products.h"
 #include "kernels/dense/low_rank.h"
+#include "kernels/dense/orthonormalise.h"
 
 #if THINWIRE_HAVE_BLAS
 extern "C" void sgemm_(const char* transpose_a, const char* transpose_b, const int* m, const int* n,

@@ -55,7 +55,7 @@ function(thinwire_test name)
     add_dependencies(unit_tests ${name})
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS "${arg_LABELS}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1200 LABELS "${arg_LABELS}")
 endfunction()
 
 # thinwire_device_test(NAME PROGRAM ARGUMENTS...): what of a test program needs a CUDA device; skipped where there is none.

@@ -2,6 +2,7 @@
 
     torchrun --nproc_per_node 4 examples/ddp_images.py
     python3 -m thinwire.launch -n 4 examples/ddp_images.py        where torchrun does not work (Debian 12's own)
+    srun -n 4 python3 examples/ddp_images.py                      under Slurm (docs/clusters.md)
 
 The images are those of Debian's package dataset-fashion-mnist, or the four files of the data set in --data; or CIFAR-10's binary version in
 --cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR --device cuda --epochs 30 --batch 32 --lr 0.1` is what the papers train. What people train adds
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from comparison import Training, add_options, add_training_options, compare, device_of
 from torch import nn
 from torch.nn import functional
+
+import thinwire
 
 
 def read_idx(path: str) -> torch.Tensor:
@@ -95,6 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     training = Training(parser, options)
     torch.set_num_threads(1)
+    thinwire.cluster_environment()  # under Slurm: what torchrun would have set
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     device = device_of(options)

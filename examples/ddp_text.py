@@ -2,6 +2,7 @@
 
     torchrun --nproc_per_node 4 examples/ddp_text.py
     python3 -m thinwire.launch -n 4 examples/ddp_text.py          where torchrun does not work (Debian 12's own)
+    srun -n 4 python3 examples/ddp_text.py                        under Slurm (docs/clusters.md)
 
 The text is the King James Bible of Debian's packages bible-kjv and bible-kjv-text, or --text FILE. The embedding's gradient has a row
 for every word of a batch and none for the thousands of others; plain DDP gathers the rows of all ranks on all ranks.
@@ -17,6 +18,8 @@ import torch.distributed as dist
 from comparison import Training, add_options, add_training_options, compare, device_of
 from torch import nn
 from torch.nn import functional
+
+import thinwire
 
 WINDOW = 20
 
@@ -52,6 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     training = Training(parser, options)
     torch.set_num_threads(1)
+    thinwire.cluster_environment()  # under Slurm: what torchrun would have set
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     device = device_of(options)

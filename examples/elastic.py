@@ -98,6 +98,7 @@ def main() -> None:
     points = torch.randn(2400, 64)
     labels = (points @ torch.randn(64, 10)).argmax(1)
     torch.set_num_threads(1)
+    thinwire.cluster_environment()  # under Slurm: what torchrun would have set
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))

@@ -1,8 +1,9 @@
 #include "torch/gloo_environment.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <stdexcept>
+
+#include "core/srun.h"
 
 namespace thinwire {
 namespace {
@@ -19,7 +20,12 @@ int number(const char* name, const std::string& text, int low, int high) {
 
 }  // namespace
 
-GlooEnvironment GlooEnvironment::read(const std::function<std::optional<std::string>(const char*)>& get) {
+GlooEnvironment GlooEnvironment::read(const VariableLookup& torchrun) {
+  const auto srun = srun_variables(torchrun);
+  const VariableLookup get = [&](const char* name) {
+    const auto found = srun.find(name);
+    return found == srun.end() ? torchrun(name) : std::optional(found->second);
+  };
   std::string missing;
   const auto need = [&](const char* name) {
     const auto value = get(name);
@@ -34,7 +40,8 @@ GlooEnvironment GlooEnvironment::read(const std::function<std::optional<std::str
     throw std::invalid_argument(
         "the gloo engine needs the environment of torchrun, but " + missing +
         (missing.find(',') == std::string::npos ? " is" : " are") +
-        " not set: start the ranks with `thinwire launch -n 4 -- thinwire ...` or torchrun");
+        " not set: start the ranks with `thinwire launch -n 4 -- thinwire ...` or torchrun" +
+        (get("SLURM_JOB_ID") ? ", or in this job of Slurm with `srun -n 4 thinwire ...`" : ""));
   }
   GlooEnvironment environment;
   environment.master_address = address;
@@ -53,10 +60,7 @@ GlooEnvironment GlooEnvironment::read(const std::function<std::optional<std::str
 }
 
 GlooEnvironment GlooEnvironment::read() {
-  return read([](const char* name) -> std::optional<std::string> {
-    const char* value = std::getenv(name);
-    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
-  });
+  return read(process_variable);
 }
 
 }  // namespace thinwire

@@ -1,5 +1,6 @@
 #pragma once
-// Joins the ranks that torchrun or `thinwire launch` started: the only place that reads their environment.
+// Joins the ranks that torchrun, `thinwire launch` or Slurm's srun started: the only place that reads their
+// environment.
 
 #include <chrono>
 #include <functional>
@@ -22,23 +23,23 @@ struct GlooEnvironment {
   /// restart.
   bool agent_serves_store = false;
   std::string restart_count = "0";
-  /// THINWIRE_JOB, which `thinwire launch` draws, or TORCHELASTIC_RUN_ID: ranks of another job are refused.
+  /// THINWIRE_JOB, which `thinwire launch` draws, or TORCHELASTIC_RUN_ID, or Slurm's job and step: ranks of
+  /// another job are refused.
   std::string job;
 
-  /// get(name) is the variable's value, or nothing. Throws std::invalid_argument listing what is missing and
-  /// how to start ranks, or naming a value that cannot be.
+  /// Torchrun's variables; in a task of srun, what of them is missing comes from Slurm's. Throws
+  /// std::invalid_argument listing what is missing and how to start ranks, or naming a value that cannot be.
   static GlooEnvironment read(const std::function<std::optional<std::string>(const char*)>& get);
   /// read() on this process's environment.
   static GlooEnvironment read();
 };
 
-/// MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME -> a communicator over Gloo with that
-/// deadline. Collective. Throws std::invalid_argument as read() does; std::runtime_error, within the deadline
-/// and a few seconds, when the port is taken, the master cannot be reached or serves another job, ranks do
-/// not join or leave while connections are opened (naming them), or torch was built without Gloo. The
-/// rendezvous that rank 0 serves listens on loopback alone where MASTER_ADDR is a loopback address. The
-/// process ignores SIGPIPE afterwards, unless it has a handler of its own: Gloo writes to connections that a
-/// dead rank has left.
+/// What GlooEnvironment::read() finds -> a communicator over Gloo with that deadline. Collective. Throws
+/// std::invalid_argument as read() does; std::runtime_error, within the deadline and a few seconds, when the
+/// port is taken, the master cannot be reached or serves another job, ranks do not join or leave while
+/// connections are opened (naming them), or torch was built without Gloo. The rendezvous that rank 0 serves
+/// listens on loopback alone where MASTER_ADDR is a loopback address. The process ignores SIGPIPE afterwards,
+/// unless it has a handler of its own: Gloo writes to connections that a dead rank has left.
 std::unique_ptr<Communicator> open_gloo_from_environment(std::chrono::duration<double> deadline);
 
 }  // namespace thinwire

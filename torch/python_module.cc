@@ -18,6 +18,7 @@
 #include "comm/link_probe.h"
 #include "comm/tcp_links.h"
 #include "core/content_hash.h"
+#include "core/srun.h"
 #include "session/replicas.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
@@ -354,6 +355,7 @@ void add_start(py::module& module) {
     return lengthen_gloo_timeout(*share<c10d_compat::Group>(group));
   });
   module.def("restrict_to_loopback", &restrict_to_loopback);
+  module.def("srun_variables", [] { return srun_variables(process_variable); });
   module.def("missing_keys", &missing_keys);
   module.def("open_tcp_sockets", &open_tcp_sockets);
   module.def("tcp_sockets_since", &tcp_sockets_since);

@@ -10,18 +10,22 @@ One line on an existing script puts a compressing system under DDP::
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
 """
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from thinwire import accelerate, lightning, transformers
+    from thinwire.cluster import cluster_environment
     from thinwire.ddp import Handle, register, systems
     from thinwire.html_report import HtmlReport
     from thinwire.lazy import comm_hook
 
-__all__ = ["Handle", "HtmlReport", "comm_hook", "register", "systems", "__version__"]
+    __version__: str
+
+__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
-def __getattr__(name: str) -> Any:
+def _load(name: str) -> object:
     # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an extension that does not load.
     if name in _ADAPTERS:
         return importlib.import_module(f"thinwire.{name}")
@@ -30,7 +34,7 @@ def __getattr__(name: str) -> Any:
     import torch
 
     try:
-        from thinwire import _C, ddp, html_report, lazy
+        from thinwire import _C, cluster, ddp, html_report, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
@@ -38,4 +42,9 @@ def __getattr__(name: str) -> Any:
         ) from error
     if name == "__version__":
         return _C.version
-    return getattr({"comm_hook": lazy, "HtmlReport": html_report}.get(name, ddp), name)
+    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy}
+    return getattr(homes.get(name, ddp), name)
+
+
+if not TYPE_CHECKING:  # else every misspelled name would be one that may be there
+    __getattr__ = _load

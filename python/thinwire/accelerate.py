@@ -3,7 +3,9 @@
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     thinwire.accelerate.register(accelerator, model, "power_sgd:rank=32:bits=8")
 """
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+import torch
 
 try:
     from accelerate import Accelerator
@@ -11,7 +13,11 @@ except ImportError as error:
     raise ImportError(f"thinwire.accelerate needs Accelerate ({error}): pip install accelerate") from error
 
 from thinwire.adapter import Synchronization, log
+from thinwire.interface import AdapterOptions
 from thinwire.wrappers import ddp_within
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _REMEDY = (
     "give what accelerator.prepare(model) returned. Without GPUs Accelerate wraps it, and synchronizes, only by Accelerator(cpu=True) or under "
@@ -19,7 +25,9 @@ _REMEDY = (
 )
 
 
-def register(accelerator: Accelerator, model: Any, spec: str, rows: Optional[str] = None, **options: Any) -> Synchronization:
+def register(
+    accelerator: Accelerator, model: torch.nn.Module, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]"
+) -> Synchronization:
     """Synchronizes the gradients of a model that ``accelerator.prepare`` returned by the system ``spec``. On all ranks.
 
     The learning rate and Adam's variance are of the prepared optimizer that has the model's parameters, and the loss scale is the
@@ -44,14 +52,14 @@ def register(accelerator: Accelerator, model: Any, spec: str, rows: Optional[str
     return run
 
 
-def _optimizer_of(accelerator: Accelerator, model: Any) -> Any:
+def _optimizer_of(accelerator: Accelerator, model: torch.nn.Module) -> Optional[torch.optim.Optimizer]:
     """The prepared one that has this model's parameters; None where there is none, or several are."""
     own = {id(parameter) for parameter in model.parameters()} if hasattr(model, "parameters") else set()
     found = [one for one in accelerator._optimizers if any(id(parameter) in own for group in one.param_groups for parameter in group["params"])]
     return found[0] if len(found) == 1 else None
 
 
-def _is_of(run: Synchronization, model: Any) -> bool:
+def _is_of(run: Synchronization, model: torch.nn.Module) -> bool:
     """Whether a prepared model is the one of a run: Accelerate's list has it as it was before it was wrapped."""
     wrapped = run.model
     return wrapped is not None and (ddp_within(model) is wrapped or getattr(model, "_orig_mod", model) is wrapped.module)
@@ -74,14 +82,14 @@ class _Attached:
                 one.close()
         self._runs = [one for one in self._runs if one.handle is not None and not one.is_over()] + [run]
 
-    def _named(self, models: List[Any]) -> Dict[str, Synchronization]:
+    def _named(self, models: List[torch.nn.Module]) -> Dict[str, Synchronization]:
         """By the place of the model among the prepared ones, as Accelerate names its own files."""
         named = {f"thinwire_{place}": run for run in self._runs for place, model in enumerate(models) if _is_of(run, model)}
         if not named and self._runs and self._runs[-1].handle is None:
             named["thinwire_0"] = self._runs[-1]  # with one process
         return named
 
-    def _save(self, models: List[Any], weights: List[Any], output_dir: str) -> None:
+    def _save(self, models: List[torch.nn.Module], weights: List[Dict[str, torch.Tensor]], output_dir: str) -> None:
         named = self._named(models)
         for run in self._runs:
             if run.handle is not None and not run.is_over() and run not in named.values():
@@ -89,7 +97,7 @@ class _Attached:
         for name, run in named.items():
             run.save(output_dir, name)
 
-    def _load(self, models: List[Any], input_dir: str) -> None:
+    def _load(self, models: List[torch.nn.Module], input_dir: str) -> None:
         for name, run in self._named(models).items():
             run.load(input_dir, name)
 

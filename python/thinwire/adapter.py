@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from typing import Any, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import state as saved_state
 from thinwire.ddp import Handle, register
+from thinwire.interface import CommonOptions
 from thinwire.wrappers import ddp_within, refuse_other_wrappers
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 log = logging.getLogger("thinwire")
 
@@ -38,13 +42,13 @@ def _tell_alone() -> None:
         log.warning("Thinwire: there is one process, so nothing is synchronized and nothing compressed")
 
 
-def _torch_optimizer(optimizer: Any) -> Optional[torch.optim.Optimizer]:
+def _torch_optimizer(optimizer: object) -> Optional[torch.optim.Optimizer]:
     """The optimizer below a framework's wrapper."""
     for name in ("optimizer", "_optimizer"):
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer):
             return _torch_optimizer(inner)
-    return optimizer
+    return cast(Optional[torch.optim.Optimizer], optimizer)  # what is none, register refuses where it needs one
 
 
 class Synchronization:
@@ -53,13 +57,13 @@ class Synchronization:
     Methods are for the thread that trains, between steps. Those that save and load are for all ranks together.
     """
 
-    def __init__(self, model: Any, spec: str, rows: Optional[str] = None, *, remedy: str, require_state: bool = True, optimizer: Any = None,
-                 **options: Any) -> None:
+    def __init__(self, model: object, spec: str, rows: Optional[str] = None, *, remedy: str, require_state: bool = True,
+                 optimizer: object = None, **options: "Unpack[CommonOptions]") -> None:
         """Collective. remedy: what to do where the framework has not wrapped the model. require_state: whether loading a checkpoint without
         a state of Thinwire is an error. options: those of ``register``. Raises what that raises."""
         self.handle: Optional[Handle] = None
         self._require_state = require_state
-        self._group: Any = None
+        self._group: Optional[dist.ProcessGroup] = None
         refuse_other_wrappers(model)
         if _ranks() == 1:
             _tell_alone()
@@ -201,7 +205,7 @@ class Synchronization:
         if given is not None:
             self.handle.load_state_dict(given)
 
-    def _agree(self, error: Optional[str], step: Any) -> None:
+    def _agree(self, error: Optional[str], step: object) -> None:
         """Raises ValueError on all ranks where one has an error, or a state of another step."""
         assert self.handle is not None
         mine = json.dumps([error and error[:_LONGEST_ERROR], step]).encode()
@@ -219,7 +223,7 @@ class Synchronization:
     def _gather(self, mine: bytes) -> List[bytes]:
         """Everyone's on rank 0, and nothing on the others. On its own connections, so that it works when the handle is closed."""
         if self._group is None and "gloo" not in dist.get_backend():
-            self._group = dist.new_group(backend="gloo")
+            self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         ranks = _ranks()
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
         dist.all_gather(lengths, torch.tensor([len(mine)]), group=self._group)

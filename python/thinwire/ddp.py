@@ -4,7 +4,7 @@ import io
 import json
 import warnings
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,13 @@ from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
 from thinwire import variance
+from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
 from thinwire.wrappers import ddp_within, named_parameters, refuse_other_reducers, refuse_other_wrappers
+
+if TYPE_CHECKING:
+    from thinwire.html_report import HtmlReport
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
@@ -46,7 +50,8 @@ def join_spec(spec: str, rows: Optional[str]) -> str:
 
 
 def _require_arguments(
-    model: Any, spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any, check_replicas_every: Any
+    model: object, spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]], compress_on: object,
+    check_replicas_every: object,
 ) -> None:
     """What ``register`` says of arguments that cannot be."""
     refuse_other_wrappers(model)
@@ -92,7 +97,7 @@ def register(
     deadline_seconds: Optional[float] = None,
     step_limit_seconds: Optional[float] = None,
     optimizer: Optional[torch.optim.Optimizer] = None,
-    grad_scaler: Optional[Any] = None,
+    grad_scaler: Optional[GradScaler] = None,
     compress_on: str = "device",
     check_replicas_every: int = 1000,
 ) -> "Handle":
@@ -132,8 +137,8 @@ def register(
     in spec or options.
     """
     model = ddp_within(model) or model
-    if deadline_seconds is None and isinstance(model, DistributedDataParallel):
-        deadline_seconds = private_group.timeout_of(model.process_group)
+    if deadline_seconds is None:  # of what is no DDP model it does not matter
+        deadline_seconds = private_group.timeout_of(model.process_group) if isinstance(model, DistributedDataParallel) else 1.0
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
     _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
     parameters = _trained_parameters(model)
@@ -153,7 +158,7 @@ class HookState:
         assert self.handle is not None
         return self.handle
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Tuple[Callable[[], "CopiedHandle"], Tuple[()]]:
         # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
         return _copy_without_hook, ()
 
@@ -161,7 +166,7 @@ class HookState:
 class CopiedHandle:
     """What a copy of a registered model, or of its handle, has in the handle's place. The copy's gradients go by plain DDP."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
         raise RuntimeError(
@@ -177,8 +182,11 @@ def _copy_without_hook() -> CopiedHandle:
 class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
-    def __init__(self, model, parameters, spec, seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
-                 compress_on, check_replicas_every):
+    def __init__(
+        self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str, seed: int, threads: int, lanes: int,
+        deadline_seconds: float, step_limit_seconds: Optional[float], optimizer: Optional[torch.optim.Optimizer],
+        grad_scaler: Optional[GradScaler], compress_on: str, check_replicas_every: int,
+    ) -> None:
         self._model = weakref.ref(model)
         self._replicas = ReplicaCheck(model, check_replicas_every)
         self._optimizer = optimizer
@@ -187,10 +195,10 @@ class Handle:
         self._is_closed = False
         self._variance_is_held = False
         self._variance_is_frozen = False  # in the step whose means the parameters have
-        self._writer: Any = None
+        self._writer: Optional[Writer] = None
         self._every = 1
         self._logged = 0
-        self._watchers: List[Any] = []  # HtmlReports: each is told when something happens
+        self._watchers: "List[HtmlReport]" = []  # each is told when something happens
         self._last_index: Optional[int] = None
         self._refusal: Optional[str] = None  # why this backward synchronizes nothing
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
@@ -223,7 +231,7 @@ class Handle:
             self._loss_scale.watch(model)
 
     def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str, seed: int, threads: int,
-                      compress_on: str) -> Any:
+                      compress_on: str) -> _C.Engine:
         return _C.Engine(
             groups=self._private.groups,
             sockets=self._private.sockets,
@@ -245,7 +253,8 @@ class Handle:
         try:
             if state is None:
                 state = HookState()
-                model.register_comm_hook(state, _hook)
+                takes_hook: Any = model  # the types that torch 1.13 gives for DDP lack the method
+                takes_hook.register_comm_hook(state, _hook)
                 _hooked[model] = state
             elif state.handle is not None and not state.handle._is_closed:
                 raise RuntimeError("it is that of a handle which is not closed")
@@ -285,7 +294,7 @@ class Handle:
             raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: give sign=off, or no grad_scaler")
         if not _C.freezes_variance(spec):
             return
-        variance.require_adam(self._optimizer, spec)
+        optimizer = variance.require_adam(self._optimizer, spec)
         if not self._variance_is_held:
             own = weakref.ref(self)  # the optimizer may live longer
 
@@ -293,7 +302,7 @@ class Handle:
                 handle = own()
                 return None if handle is None or handle._is_closed else handle._variance_is_frozen
 
-            variance.hold(self._optimizer, is_frozen)
+            variance.hold(optimizer, is_frozen)
             self._variance_is_held = True
 
     def explain(self) -> str:
@@ -304,7 +313,7 @@ class Handle:
         """
         return self._engine.explain()
 
-    def report(self) -> Dict[str, Any]:
+    def report(self) -> Report:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
         ``spec``, ``rank``, ``world_size``, ``step``; ``engines``, which move ``frames`` and sum what lies on devices (``device_sums``;
@@ -313,9 +322,9 @@ class Handle:
         ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock times of a lane's thread: those of two
         lanes overlap, so sums can be longer than a step.
         """
-        report = json.loads(self._engine.report())
+        report = self._costs()
         for bucket, more in zip(report["buckets"], self._engine.buckets()):
-            bucket.update(more)
+            bucket["parameters"], bucket["compressed_on"] = more["parameters"], more["compressed_on"]
         return {
             "spec": self.spec,
             "rank": self._rank,
@@ -325,11 +334,14 @@ class Handle:
             **report,
         }
 
+    def _costs(self) -> EngineReport:
+        return cast(EngineReport, json.loads(self._engine.report()))
+
     def scalars(self) -> Dict[str, float]:
         """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not collective. Empty before the first step."""
-        return scalars_of(json.loads(self._engine.report())) if self.step > 0 else {}
+        return scalars_of(self._costs()) if self.step > 0 else {}
 
-    def log_to(self, writer: Any, every: int = 1) -> None:
+    def log_to(self, writer: Optional[Writer], every: int = 1) -> None:
         """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its ``add_scalar(tag, value,
         step)``, when the next step begins; so the last step is not written. ``None`` ends it. Give it to one rank only."""
         if every < 1:
@@ -350,12 +362,12 @@ class Handle:
         if asked:
             return self._for_dcp(asked)
         state = self._own_state()
-        return saved_state.merge(self._states_of_ranks(state)) if consolidate else state
+        return dict(saved_state.merge(self._states_of_ranks(state)) if consolidate else state)
 
-    def _for_dcp(self, asked: str) -> Dict[str, Any]:
+    def _for_dcp(self, asked: str) -> Dict[str, bytes]:
         return saved_state.pack([] if asked == "load" else self._states_of_ranks(self._own_state()))
 
-    def _own_state(self) -> Dict[str, Any]:
+    def _own_state(self) -> saved_state.State:
         return {
             "format": saved_state.FORMAT,
             "rank": self._rank,
@@ -365,7 +377,7 @@ class Handle:
             "values": self._engine.state(),
         }
 
-    def _states_of_ranks(self, mine: Dict[str, Any]) -> List[Dict[str, Any]]:
+    def _states_of_ranks(self, mine: saved_state.State) -> List[Dict[str, Any]]:
         """Everyone's, on every rank. Collective."""
         # Without the scale, which all have in common: torch 1.13 reads no float where it trusts nobody.
         buffer = io.BytesIO()
@@ -378,7 +390,7 @@ class Handle:
         elements = sum(shape.numel() for shape in (*self._shapes.values(), *self._frozen_shapes.values()))
         return 16 * 4 * elements + (16 << 20)
 
-    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
+    def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
         state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one; or a list of all
@@ -400,7 +412,7 @@ class Handle:
         in_buckets = {name for bucket in self._engine.buckets() for name in bucket["parameters"]}
         return {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Tuple[Callable[[], CopiedHandle], Tuple[()]]:
         # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
         return _copy_without_hook, ()
 
@@ -435,9 +447,11 @@ class Handle:
             self._refusal = (str(error) or type(error).__name__).splitlines()[0]
 
     def _begin_step(self) -> None:
-        if not getattr(self._model(), "_divide_by_initial_world_size", True):
+        model = self._model()
+        assert model is not None  # it has called the hook
+        if not getattr(model, "_divide_by_initial_world_size", True):
             raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
-        self._replicas.before_step(self.step, self._model(), self._engine)
+        self._replicas.before_step(self.step, model, self._engine)
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
@@ -449,7 +463,7 @@ class Handle:
         if self._writer is not None:
             step = self.step
             if step != self._logged and step % self._every == 0:
-                self._log(step)
+                self._log(self._writer, step)
 
     def _expect_end(self) -> bool:
         """Sees to it that the engine learns of the end of this backward. False outside of backward, where Join stands in for a rank that
@@ -482,6 +496,7 @@ class Handle:
     def _gradients(self) -> Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]:
         """Of parameters that may be unused on all ranks: how often the gradient was written so far; None where there is none."""
         model = self._model()
+        assert model is not None
         if not (model.find_unused_parameters or getattr(model, "static_graph", False)):
             return {}
         return {
@@ -502,17 +517,19 @@ class Handle:
                 unused.append(name)
         return unused
 
-    def _log(self, step: int) -> None:
+    def _log(self, writer: Writer, step: int) -> None:
         self._logged = step
-        for name, value in scalars_of(json.loads(self._engine.report())).items():
-            self._writer.add_scalar(name, value, step)
+        for name, value in scalars_of(self._costs()).items():
+            writer.add_scalar(name, value, step)
 
 
-def scalars_of(report: Mapping[str, Any]) -> Dict[str, float]:
+def scalars_of(report: EngineReport) -> Dict[str, float]:
     """What a logger shows of a step."""
     last = report["last_step"]
-    keys = ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress", "seconds_total")
-    scalars = {f"thinwire/{key}": last[key] for key in keys}
+    scalars: Dict[str, float] = {
+        f"thinwire/{key}": last[key]
+        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress", "seconds_total")
+    }
     if last["wire_bytes_sent"]:
         scalars["thinwire/compression"] = last["raw_bytes"] / last["wire_bytes_sent"]
     return scalars
@@ -525,14 +542,14 @@ def _hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[to
     state = hooked.handle_for(bucket)
     gradient = bucket.buffer()
     # With devices a future's completion is of the stream that completes it, and who waits for it waits on a stream as well.
-    devices = None if gradient.device.type == "cpu" else [gradient.device]
+    devices: Optional[List[Union[int, str, torch.device]]] = None if gradient.device.type == "cpu" else [gradient.device]
     if devices and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: capture forward and the loss "
             "only, or train without graphs"
         )
-    future: torch.futures.Future = torch.futures.Future(devices=devices)
-    ready: torch.futures.Future = torch.futures.Future(devices=devices)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    ready: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     ready.set_result(gradient)
     index = bucket.index()
     begins = state._begins(index)

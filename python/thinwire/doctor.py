@@ -1,18 +1,19 @@
 """What this installation of Thinwire can do, and what is wrong with it: ``python3 -m thinwire.doctor``.
 
-Started by torchrun or ``python3 -m thinwire.launch -n 2 -m thinwire.doctor`` it also measures the link between ranks. Exit status 1 when
-something is wrong.
+Started by torchrun, Slurm's srun or ``python3 -m thinwire.launch -n 2 -m thinwire.doctor`` it also measures the link between ranks. Exit
+status 1 when something is wrong.
 """
 import os
 import platform
 import sys
+from types import ModuleType
 from typing import List
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _DEADLINE_SECONDS = 60.0
 
 
-def _engines(dist) -> str:
+def _engines(dist: ModuleType) -> str:
     names = [("gloo", hasattr(dist, "ProcessGroupGloo")), ("nccl", dist.is_nccl_available()), ("mpi", dist.is_mpi_available())]
     return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in names)
 
@@ -52,6 +53,7 @@ def _look(problems: List[str]) -> List[str]:
     lines.append(f"torch       {torch.__version__}, {os.path.dirname(torch.__file__)}")
     try:
         from thinwire import _C
+        from thinwire.cluster import cluster_environment
     except ImportError as error:
         problems.append(f"Thinwire's extension does not load: {error}. Built against another torch? In Thinwire's source folder: "
                         "pip install --no-build-isolation --force-reinstall --no-deps .")
@@ -72,9 +74,13 @@ def _look(problems: List[str]) -> List[str]:
         _C.cuda, "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA")
     lines += [f"CUDA        {cuda}; {where}",
               f"cores       {os.cpu_count()}, torch uses {torch.get_num_threads()} threads"]
+    try:
+        cluster_environment()
+    except ValueError as error:
+        problems.append(str(error))
     missing = [name for name in _VARIABLES if name not in os.environ]
     if len(missing) == len(_VARIABLES):
-        lines.append("link        not measured: start it on every rank, by torchrun or python3 -m thinwire.launch -n 2 -m thinwire.doctor")
+        lines.append("link        not measured: start it on every rank, by torchrun, srun or python3 -m thinwire.launch -n 2 -m thinwire.doctor")
     elif missing:
         problems.append(f"{', '.join(missing)} not set, and other variables of torchrun are: set all of {', '.join(_VARIABLES)} or none")
     elif not problems:

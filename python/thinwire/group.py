@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict, TypeVar, Union
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,7 @@ def _brief(error: BaseException) -> str:
 def _store_client(store: dist.Store, timeout: datetime.timedelta) -> dist.Store:
     """A client of the same store with a connection of its own: another user's wait on it does not block ours."""
     if hasattr(store, "clone"):
-        clone = store.clone()
+        clone: dist.Store = store.clone()
         clone.set_timeout(timeout)
         return clone
     base = store
@@ -80,6 +80,22 @@ def _in_words(what: str) -> Iterator[None]:
         raise RuntimeError(f"register could not {what} the rendezvous store: {server} is gone or silent ({_brief(error)})") from None
 
 
+_Found = TypeVar("_Found")
+#: What has to be the same on all ranks, by name.
+Choices = Mapping[str, Union[int, float, str, None]]
+
+
+class _Conclusion(TypedDict, total=False):
+    """``token`` where all ranks go on; else ``text``, why they do not, and how many ranks ``came`` to read it."""
+
+    token: str
+    text: str
+    came: int
+    missing: bool
+    hash: str
+    parameters: List[List[Union[str, int]]]
+
+
 class _Keys:
     """Keys under a prefix. Nothing here waits for a key; every error says whose process does not answer."""
 
@@ -111,7 +127,7 @@ class _Keys:
             return _C.missing_keys(self._store, keys)
 
 
-def _poll(ask: Callable[[], Any]) -> Any:
+def _poll(ask: Callable[[], _Found]) -> _Found:
     """What `ask` gives, a few seconds later at most."""
     end = time.monotonic() + _COURTESY.total_seconds()
     while True:
@@ -121,7 +137,7 @@ def _poll(ask: Callable[[], Any]) -> Any:
         time.sleep(0.02)
 
 
-def _lengthen(group: Any) -> None:
+def _lengthen(group: "dist.ProcessGroupGloo") -> None:
     """``_GROUP_TIMEOUT`` for a Gloo group that was opened with a shorter limit, so that opening it ends."""
     if hasattr(group, "_set_default_timeout"):
         with contextlib.suppress(RuntimeError):  # versions whose Gloo groups cannot
@@ -134,12 +150,12 @@ class Signature:
     """What ranks compare of the models that they register: names, sizes and types of parameters, in order."""
 
     def __init__(self, parameters: Sequence[Tuple[str, torch.Tensor]]):
-        self.parameters = [[name, parameter.numel(), str(parameter.dtype)] for name, parameter in parameters]
+        self.parameters: List[List[Union[str, int]]] = [[name, parameter.numel(), str(parameter.dtype)] for name, parameter in parameters]
         first = f", the first {self.parameters[0][0]!r} of {self.parameters[0][1]} elements" if parameters else ""
         self.summary = f"{len(self.parameters)} parameters{first}"
         self.hash = hashlib.sha256(json.dumps(self.parameters).encode()).hexdigest()
 
-    def difference(self, theirs: List[List[Any]], rank: int) -> str:
+    def difference(self, theirs: List[List[Union[str, int]]], rank: int) -> str:
         """Where this rank's model first differs from that of ``rank``."""
         for place, (own, other) in enumerate(zip(self.parameters, theirs)):
             if own != other:
@@ -155,22 +171,24 @@ def _host_of_store(ranks: List[int]) -> int:
     return ranks.index(0) if 0 in ranks else -1
 
 
-def timeout_of(group: Any) -> float:
+def timeout_of(group: dist.ProcessGroup) -> float:
     """Seconds that the operations of DDP's own ``group`` may take."""
-    backend = group
-    for device in ("cpu", "cuda") if hasattr(group, "_get_backend") else ():
-        try:
-            backend = group._get_backend(torch.device(device))
-            break
-        except RuntimeError:  # the group has none for this kind of device
-            pass
+    backend: object = group
+    get_backend = getattr(group, "_get_backend", None)
+    if get_backend is not None:
+        for device in ("cpu", "cuda"):
+            try:
+                backend = get_backend(torch.device(device))
+                break
+            except RuntimeError:  # the group has none for this kind of device
+                pass
     backend = getattr(backend, "wrapped_pg", backend)  # of TORCH_DISTRIBUTED_DEBUG=DETAIL
     options = getattr(backend, "options", None)
     timeout = getattr(options, "_timeout", None) or distributed_c10d.default_pg_timeout
     return min(timeout.total_seconds(), _C.longest_deadline_seconds)
 
 
-def _sums_by(group: Any, device: Optional[torch.device]) -> Optional[str]:
+def _sums_by(group: dist.ProcessGroup, device: Optional[torch.device]) -> Optional[str]:
     """The engine that sums what lies on ``device`` beside Gloo: that of DDP's own ``group``, if it works there."""
     if device is None or _C.cuda == "no":
         return None
@@ -205,7 +223,7 @@ class PrivateGroups:
     """
 
     def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device], sums_by: Optional[str],
-                 signature: Signature, choices: Dict[str, Any]):
+                 signature: Signature, choices: Choices) -> None:
         self.sums_by = sums_by
         self.rank = ranks.index(dist.get_rank())
         self.size = len(ranks)
@@ -213,17 +231,17 @@ class PrivateGroups:
         # Kept: where the default group is destroyed before us, its server would go with it.
         self._default_store = distributed_c10d._get_default_store()
         self._deadline = datetime.timedelta(seconds=deadline_seconds)
-        self.groups: List[Any] = []
+        self.groups: List[dist.ProcessGroupGloo] = []
         self.sockets: List[List[str]] = []
         self.stores: List[dist.Store] = []
-        self.device_group: Any = None
+        self.device_group: Union[dist.ProcessGroupGloo, dist.ProcessGroupNCCL, None] = None
         try:
             self._open(ranks, lanes, device, signature, {"lanes": lanes, "sums_by": sums_by, **choices})
         except BaseException:
             self.close()
             raise
 
-    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature, choices: Dict[str, Any]) -> None:
+    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature, choices: Choices) -> None:
         with _in_words("reach"):
             # A wait that was given up may be answered later, and its client takes that for the next answer. So one client waits,
             # and another asks without waiting.
@@ -241,7 +259,7 @@ class PrivateGroups:
         watch.begins()
         try:
             for lane in range(lanes):
-                store = dist.PrefixStore(f"{prefix}/{lane}", client)
+                store: dist.Store = dist.PrefixStore(f"{prefix}/{lane}", client)
                 store.set_timeout(self._deadline)
                 before = _C.open_tcp_sockets()
                 self.groups.append(self._open_lane(dist.PrefixStore(f"{prefix}/{lane}/gloo", waiting)))
@@ -256,7 +274,7 @@ class PrivateGroups:
             self._limit_answers(client, limit)
             for store in self.stores:
                 store.set_timeout(limit)
-            if self.sums_by is not None:
+            if self.sums_by is not None and device is not None:
                 self._open_device_group(f"{prefix}/device", device)
         except (*_STORE_ERRORS, ValueError) as error:
             raise RuntimeError(
@@ -266,7 +284,7 @@ class PrivateGroups:
         finally:
             watch.ends()
 
-    def _open_lane(self, store: dist.Store) -> Any:
+    def _open_lane(self, store: dist.Store) -> "dist.ProcessGroupGloo":
         """A group of Gloo's. Connecting waits for every other rank, and has no limit but the group's own."""
         store.set_timeout(self._deadline)
         group = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=self._deadline)
@@ -280,17 +298,18 @@ class PrivateGroups:
         if self.sums_by == "gloo":
             self.device_group = self._open_lane(store)
             return
-        options = dist.ProcessGroupNCCL.Options()
+        options: Any = dist.ProcessGroupNCCL.Options()  # torch's types of these two lack what is used here, in one version or another
+        group: Any
         # Later than ours, which tells who is gone, but it also bounds how long the group takes to end.
         options._timeout = max(4 * self._deadline, datetime.timedelta(minutes=1))
         with _nccl_errors_left_to_us():
-            self.device_group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
+            group = self.device_group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
         # It connects in its first operation, in which ranks that miss one wait without an end: none may have failed before.
         with torch.cuda.device(device):
             one = torch.ones(1, device=device)
             store.set(f"ready/{self.rank}", "")
             store.wait([f"ready/{rank}" for rank in range(self.size)], self._deadline)
-            work = self.device_group.allreduce([one])
+            work = group.allreduce([one])
             end = time.monotonic() + self._deadline.total_seconds()
             while not work.is_completed():
                 if time.monotonic() > end:
@@ -298,7 +317,7 @@ class PrivateGroups:
                 time.sleep(0.001)
             work.wait()
 
-    def _agree_on_token(self, ranks: List[int], waiting: dist.Store, client: dist.Store, choices: Dict[str, Any],
+    def _agree_on_token(self, ranks: List[int], waiting: dist.Store, client: dist.Store, choices: Choices,
                         signature: Signature) -> str:
         """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank.
 
@@ -313,8 +332,8 @@ class PrivateGroups:
         asking = _Keys(client, prefix)
         asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
-            conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
-            conclusion = json.loads(asking.set_if_absent("conclusion", json.dumps(conclusion)))
+            own_conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
+            conclusion: _Conclusion = json.loads(asking.set_if_absent("conclusion", json.dumps(own_conclusion)))
             if "token" not in conclusion:
                 # The store may end with this process.
                 _poll(lambda: asking.add("heard", 0) >= conclusion["came"])
@@ -338,8 +357,8 @@ class PrivateGroups:
         client.wait([key], limit)
 
     def _conclude(
-        self, ranks: List[int], store: dist.Store, asking: _Keys, own: Dict[str, Any], choices: List[str], signature: Signature
-    ) -> Dict[str, Any]:
+        self, ranks: List[int], store: dist.Store, asking: _Keys, own: Choices, choices: List[str], signature: Signature
+    ) -> _Conclusion:
         """On the first rank: the token, or why there is none."""
         keys = [str(rank) for rank in range(self.size)]
         try:
@@ -352,7 +371,7 @@ class PrivateGroups:
                 return {"came": self.size - 1, "text": refused, "hash": signature.hash, "parameters": signature.parameters}
         return {"token": os.urandom(8).hex()}
 
-    def _refused(self, ranks: List[int], rank: int, other: Dict[str, Any], own: Dict[str, Any], choices: List[str]) -> Optional[str]:
+    def _refused(self, ranks: List[int], rank: int, other: Choices, own: Choices, choices: List[str]) -> Optional[str]:
         """Why the first rank, which this is, cannot work with that rank."""
         for choice in choices:
             if other[choice] != own[choice]:
@@ -379,7 +398,7 @@ class PrivateGroups:
             conclusion = asking.set_if_absent("conclusion", json.dumps(self._missing(ranks, asking, None)))
         return conclusion
 
-    def _missing(self, ranks: List[int], asking: _Keys, error: Optional[BaseException]) -> Dict[str, Any]:
+    def _missing(self, ranks: List[int], asking: _Keys, error: Optional[BaseException]) -> _Conclusion:
         """The conclusion where not all have come within the deadline."""
         missing = asking.missing([str(rank) for rank in range(self.size)])
         why = f" ({_brief(error)})" if error is not None else ""
@@ -403,8 +422,8 @@ class PrivateGroups:
 
 
 def open_private(
-    group: Any, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None, parameters: Sequence[Tuple[str, torch.Tensor]] = (),
-    choices: Optional[Dict[str, Any]] = None,
+    group: dist.ProcessGroup, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None,
+    parameters: Sequence[Tuple[str, torch.Tensor]] = (), choices: Optional[Choices] = None,
 ) -> PrivateGroups:
     """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there. Collective over those ranks alone.
 
@@ -416,6 +435,6 @@ def open_private(
     elif group == distributed_c10d._get_default_group():
         ranks = list(range(dist.get_world_size()))
     else:
-        table = distributed_c10d._pg_group_ranks[group]
-        ranks = sorted(table, key=table.get)
+        table: Dict[int, int] = distributed_c10d._pg_group_ranks[group]
+        ranks = sorted(table, key=lambda rank: table[rank])
     return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device), Signature(parameters), choices or {})

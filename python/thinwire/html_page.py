@@ -3,7 +3,10 @@ import html
 import math
 import re
 import time
-from typing import Any, Iterable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Iterable, List, Optional, Sequence, Tuple
+
+if TYPE_CHECKING:
+    from thinwire.html_report import HtmlReport, Run
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #000; background: #fff; max-width: 62rem; margin: 1.5rem auto; padding: 0 1rem; }
@@ -41,11 +44,11 @@ _PATTERNS = """<defs>
 <path d="M0 2.5H6" stroke="#000"/></pattern></defs>"""
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return html.escape(str(value), quote=True)
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     """Text that may be broken where specs and names of parameters have joints."""
     return re.sub(r"([:,./])(?![ \d])", r"\1<wbr>", _text(value))
 
@@ -178,7 +181,7 @@ def _spark(values: Sequence[Optional[float]], name: str) -> str:
 
 # --- Sections --------------------------------------------------------------------------------------------------------
 
-def _summary(record: Any) -> str:
+def _summary(record: "HtmlReport") -> str:
     report, runs = record.report, record.runs
     total = report["total"]
     rows = [("system at the last step", runs[-1].spec if runs else report["spec"]), ("this page is of rank", f"{report['rank']} of {report['world_size']}"),
@@ -194,7 +197,7 @@ def _summary(record: Any) -> str:
     return _table("In short", ["what", "value"], [(_text(name), _words(value)) for name, value in rows], (0, 1))
 
 
-def _loss(record: Any) -> str:
+def _loss(record: "HtmlReport") -> str:
     points = [(entry["wall"], entry["loss"]) for entry in record.history if entry["loss"] is not None and math.isfinite(entry["loss"])]
     if not points:
         return ""
@@ -208,7 +211,7 @@ def _loss(record: Any) -> str:
     return "<h2>Loss against time</h2>\n" + figure + _table("Losses in numbers", ["seconds", "loss"], [(f"{x:.3f}", _number(y)) for x, y in shown], ())
 
 
-def _times(record: Any) -> str:
+def _times(record: "HtmlReport") -> str:
     entries = [entry for entry in record.history if "step" in entry]
     if not entries:
         return ""
@@ -236,7 +239,7 @@ def _times(record: Any) -> str:
     return "<h2>Time of each step</h2>\n" + plot.figure("Time of each step", f"The median is {seconds[len(seconds) // 2]:.4g} ms.", caption) + skipped
 
 
-def _reason(record: Any, place: int) -> str:
+def _reason(record: "HtmlReport", place: int) -> str:
     """Why a run began, as far as that is known."""
     run = record.runs[place]
     is_last = place + 1 == len(record.runs) or record.runs[place + 1].spec != run.spec
@@ -255,7 +258,7 @@ def _reason(record: Any, place: int) -> str:
     return "\n".join(said) or ("On trial." if words else "The system's own choice.")
 
 
-def _system(run: Any) -> str:
+def _system(run: "Run") -> str:
     """What the run's steps used, without the system for sparse rows, which seldom changes."""
     spec = run.spec.partition(",dense=")[2] or run.spec
     chosen = ", ".join(run.schemes)
@@ -264,7 +267,7 @@ def _system(run: Any) -> str:
     return f"{spec}, which took {chosen}" if chosen else spec
 
 
-def _choices(record: Any) -> str:
+def _choices(record: "HtmlReport") -> str:
     rows = []
     for place, run in enumerate(record.runs):
         rows.append((str(record.forgotten_runs + place + 1), f"{run.first}–{run.last}", _words(_system(run)),
@@ -278,7 +281,7 @@ def _choices(record: Any) -> str:
     return text
 
 
-def _parts(record: Any) -> str:
+def _parts(record: "HtmlReport") -> str:
     timed = [(str(record.forgotten_runs + i + 1), run) for i, run in enumerate(record.runs) if run.timed]
     text = "<h2>Where the time of a step goes</h2>\n"
     if not timed:
@@ -302,7 +305,7 @@ def _names(parameters: Sequence[str]) -> str:
     return f"<details><summary>{_words(plural)}</summary>{'<br>'.join(map(_words, parameters))}</details>"
 
 
-def _buckets(record: Any) -> str:
+def _buckets(record: "HtmlReport") -> str:
     run = next((run for run in reversed(record.runs) if run.buckets), None)
     if run is None:
         return ""
@@ -320,7 +323,7 @@ def _buckets(record: Any) -> str:
     return text + _table("Buckets in numbers: ms a step", ["bucket", "steps", *columns, "bytes sent", "parameters"], rows, (8,))
 
 
-def _last_step(record: Any) -> str:
+def _last_step(record: "HtmlReport") -> str:
     report = record.report
     rows = [(str(bucket["bucket"]), str(bucket["step"]), f"{bucket['elements']:,}", f"{bucket['raw_bytes']:,}", f"{bucket['wire_bytes_sent']:,}",
              _number(bucket["residual_norm"]), _words(bucket["scheme"] or "–"), _words(bucket["compressed_on"]), "yes" if bucket["finite"] else "no")
@@ -333,7 +336,7 @@ def _last_step(record: Any) -> str:
     return "<h2>The last step by bucket</h2>\n" + _table("As handle.report() has it", head, rows, (6, 7, 8))
 
 
-def _layers(record: Any) -> str:
+def _layers(record: "HtmlReport") -> str:
     text = "<h2>Error and residual by layer</h2>\n"
     if not record.samples:
         return text + _paragraph("Not taken.")
@@ -355,7 +358,7 @@ def _layers(record: Any) -> str:
     return text + _table("By parameter", ["parameter", "elements", "residual", "gradient", "residual / gradient", "residual over the samples, from 0"], rows)
 
 
-def page(record: Any) -> str:
+def page(record: "HtmlReport") -> str:
     """The whole page of what an HtmlReport has recorded."""
     sections = (_summary, _loss, _times, _choices, _parts, _buckets, _last_step, _layers) if record.runs else (_summary, _loss)
     body = "".join(section(record) for section in sections)

@@ -5,12 +5,13 @@ import time
 import warnings
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 
 from thinwire import html_page
 from thinwire.ddp import Handle
+from thinwire.interface import Report
 from thinwire.wrappers import named_parameters
 
 _MOST_STEPS = 2000  # of which single values are kept
@@ -90,7 +91,7 @@ class HtmlReport:
     takes does not grow with the number of steps.
     """
 
-    def __init__(self, handle: Handle, path: str, *, layers_every: int = 100) -> None:
+    def __init__(self, handle: Handle, path: "Union[str, os.PathLike[str]]", *, layers_every: int = 100) -> None:
         """path: the file, which is written whole or not at all.
         layers_every: after so many steps, and more often in the beginning, the norms of each layer's residual and gradient are taken.
             That copies the systems' state once. 0: never.
@@ -124,7 +125,7 @@ class HtmlReport:
         self.forward_was_seen = True
         self.explanations: List[Tuple[str, str]] = []  # (spec, what the system said last)
         self.samples: List[Dict[str, Any]] = []
-        self.report: Dict[str, Any] = handle.report()
+        self.report: Report = handle.report()
         self._last_sent = self.report["total"]["wire_bytes_sent"]
         if self._is_open:
             self._begin(handle)
@@ -135,8 +136,10 @@ class HtmlReport:
             raise FileNotFoundError(f"path={self._path!r}: there is no folder {folder}, make it first")
         if handle._is_closed:
             raise RuntimeError("the handle is closed, and there is nothing to record: register the model again")
-        self.is_on_device = any(parameter.is_cuda for parameter in handle._model().parameters())
-        self._forward_hook = handle._model().register_forward_hook(_ForwardEnded(self))
+        model = handle._model()
+        assert model is not None  # DDP's hook keeps the handle as long as the model
+        self.is_on_device = any(parameter.is_cuda for parameter in model.parameters())
+        self._forward_hook = model.register_forward_hook(_ForwardEnded(self))
         handle._watchers.append(self)
         atexit.register(self._close_at_exit)
 
@@ -144,16 +147,18 @@ class HtmlReport:
 
     def _clear_clock(self) -> None:
         self._bucket_times: List[Tuple[int, float]] = []
-        self._backward_began = self._backward_end = self._means_time = None
+        self._backward_began: Optional[float] = None
+        self._backward_end: Optional[float] = None
+        self._means_time: Optional[float] = None
 
     def bucket_came(self, index: int, begins: bool) -> None:
         """DDP's hook was given a bucket; the first one of its step where it ``begins``."""
         now = time.perf_counter()
         if begins:
             self._clear_clock()
-            seen = self._forward_ended is not None and self._forward_ended >= self._step_began
-            self.forward_was_seen = seen
-            self._backward_began = self._forward_ended if seen else now
+            ended = self._forward_ended
+            self.forward_was_seen = ended is not None and ended >= self._step_began
+            self._backward_began = ended if self.forward_was_seen else now
             self._spec = self._require_handle().spec
         self._bucket_times.append((index, now))
 
@@ -177,7 +182,7 @@ class HtmlReport:
 
     # --- Recording ---------------------------------------------------------------------------------------------------
 
-    def step(self, loss: Any = None) -> None:
+    def step(self, loss: Union[float, torch.Tensor, None] = None) -> None:
         """Records a step: once after every ``optimizer.step()``, also after one that was left out.
 
         loss: this rank's, a number or a tensor with one value. One on a device is waited for.
@@ -208,7 +213,7 @@ class HtmlReport:
         """What happened since the last ``step()``, an evaluation or a checkpoint, is not of the next step's time."""
         self._step_began = time.perf_counter()
 
-    def _synchronized(self, report: Dict[str, Any], number: int, now: float) -> Dict[str, Any]:
+    def _synchronized(self, report: Report, number: int, now: float) -> Dict[str, Any]:
         """Adds a step whose gradients were synchronized; gives what the history keeps of it."""
         run = self._run_of(report, number)
         finite = report["last_step"]["finite"]
@@ -235,12 +240,12 @@ class HtmlReport:
 
     def _parts(self, now: float) -> Dict[str, float]:
         """The step's seconds one after the other; empty where a part is not known, as in Join for a rank without inputs."""
-        times = (self._step_began, self._backward_began, self._backward_end, self._means_time, now)
-        if None in times:
+        began, end, means = self._backward_began, self._backward_end, self._means_time
+        if began is None or end is None or means is None:
             return {}
-        return {name: times[i + 1] - times[i] for i, name in enumerate(("forward", "backward", "waiting", "rest"))}
+        return {"forward": began - self._step_began, "backward": end - began, "waiting": means - end, "rest": now - means}
 
-    def _run_of(self, report: Dict[str, Any], number: int) -> Run:
+    def _run_of(self, report: Report, number: int) -> Run:
         """The run that the step goes on with, or a new one."""
         schemes = tuple(sorted({bucket["scheme"] for bucket in report["buckets"] if bucket["scheme"]}))
         key = (self._spec, schemes)
@@ -254,11 +259,11 @@ class HtmlReport:
             self._explain()
         return self.runs[-1]
 
-    def _add_buckets(self, run: Run, report: Dict[str, Any]) -> None:
+    def _add_buckets(self, run: Run, report: Report) -> None:
         layout = [tuple(bucket["parameters"]) for bucket in report["buckets"]]
         if layout != run.layout:  # DDP makes other buckets in its second step
             run.layout, run.layout_since, run.buckets = layout, run.last, {}
-        before = self._backward_began
+        before = self._bucket_times[0][1] if self._backward_began is None else self._backward_began
         backward = {}
         for index, came in self._bucket_times:
             backward[index], before = came - before, came
@@ -278,7 +283,7 @@ class HtmlReport:
         """Norms by parameter. Waits until the systems have copied their state."""
         handle = self._handle()
         model = None if handle is None else handle._model()
-        if model is None:
+        if handle is None or model is None:
             return
         values, scale = handle._engine.state(), handle._scale or 1.0  # by which a GradScaler divides gradients
         layers: Dict[str, Tuple[int, Optional[float], Optional[float]]] = {}
@@ -288,7 +293,7 @@ class HtmlReport:
             residual, gradient = values.get("residual/" + name), parameter.grad
             if gradient is not None and gradient.is_sparse:
                 gradient = gradient.coalesce().values()
-            layers[name] = (parameter.numel(), None if residual is None else residual.double().norm().item() / scale,
+            layers[name] = (parameter.numel(), residual.double().norm().item() / scale if isinstance(residual, torch.Tensor) else None,
                             None if gradient is None else gradient.detach().double().norm().item())
         self.samples.append({"step": handle.step - 1, "layers": layers})
         _thinned(self.samples, _MOST_SAMPLES)
@@ -296,7 +301,7 @@ class HtmlReport:
     def _explain(self) -> None:
         handle = self._handle()
         words = "" if handle is None else handle.explain()
-        if not words:
+        if handle is None or not words:
             return
         spec = self._spec or handle.spec
         if self.explanations and self.explanations[-1][0] == spec:

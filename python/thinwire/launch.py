@@ -4,6 +4,9 @@ Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI bri
 LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, THINWIRE_JOB, which no other job has, and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all
 cores for itself. The launcher serves the rendezvous itself, to this machine alone. When a rank fails, the others have ten seconds to say why before they are ended; the
 exit status is that of the first one that failed.
+
+Where Slurm's srun starts several launchers, their ranks make one job: ``srun --ntasks-per-node=1 python3 -m thinwire.launch -n 4 train.py``. Rank 0 serves the rendezvous
+then, to all machines.
 """
 import argparse
 import os
@@ -12,7 +15,10 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Set, Union
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _GRACE_SECONDS = 10.0
 
@@ -20,18 +26,33 @@ _GRACE_SECONDS = 10.0
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
-def environments(ranks: int, port: int) -> List[Dict[str, str]]:
-    """What each rank has in its environment beside what is there."""
-    common: Dict[str, Any] = {"THINWIRE_JOB": os.urandom(8).hex(), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def srun_task() -> Dict[str, str]:
+    """The variables of this launcher where srun started several; else nothing, as where Thinwire does not load: the ranks will say why."""
+    try:
+        import torch.distributed  # noqa: F401  without it the extension finds no torch
+
+        from thinwire import _C
+    except ImportError:
+        return {}
+    task = _C.srun_variables()
+    return task if task.get("WORLD_SIZE", "1") != "1" else {}
+
+
+def environments(ranks: int, port: int, task: Optional[Mapping[str, str]] = None) -> List[Dict[str, str]]:
+    """What each rank has in its environment beside what is there. task: what srun_task gave."""
+    task = task or {}
+    common: Dict[str, Union[str, int]] = {"THINWIRE_JOB": os.urandom(8).hex(), "MASTER_ADDR": "127.0.0.1", **task, "MASTER_PORT": port,
+                              "WORLD_SIZE": ranks * int(task.get("WORLD_SIZE", 1)), "LOCAL_WORLD_SIZE": ranks}
+    first, first_local = (ranks * int(task.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = 1
-    return [{key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()} for rank in range(ranks)]
+    return [{key: str(value) for key, value in {**common, "RANK": first + i, "LOCAL_RANK": first_local + i}.items()} for i in range(ranks)]
 
 
-def serve_rendezvous(port: int) -> Optional[Any]:
+def serve_rendezvous(port: int) -> Optional["TCPStore"]:
     """What the ranks meet at, for as long as it is kept; None where torch or Thinwire does not load: the ranks will say why.
 
     Served by a rank it would listen on every interface. port: 0 for a free one.
@@ -48,7 +69,7 @@ def serve_rendezvous(port: int) -> Optional[Any]:
     return store
 
 
-def end(processes: List[subprocess.Popen]) -> None:
+def end(processes: List["subprocess.Popen[bytes]"]) -> None:
     for process in processes:
         if process.poll() is None:
             process.terminate()
@@ -60,9 +81,9 @@ def end(processes: List[subprocess.Popen]) -> None:
             process.wait()
 
 
-def tell(processes: List[subprocess.Popen], told: Set[int]) -> None:
-    """Which ranks ended badly, each once: one that was killed cannot say so itself."""
-    for rank, process in enumerate(processes):
+def tell(processes: List["subprocess.Popen[bytes]"], first: int, told: Set[int]) -> None:
+    """Which ranks ended badly, each once: one that was killed cannot say so itself. first: the rank of the first process."""
+    for rank, process in enumerate(processes, first):
         code = process.returncode
         if not code or rank in told:
             continue
@@ -74,43 +95,49 @@ def tell(processes: List[subprocess.Popen], told: Set[int]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.launch", description=__doc__.split("\n", 1)[0])
     parser.add_argument("-n", "--ranks", type=int, required=True, help="processes to start, from 1")
-    parser.add_argument("--port", type=int, default=0, help="of the rendezvous; a free one unless given")
+    parser.add_argument("--port", type=int, default=0, help="of the rendezvous; unless given a free one, or in several tasks of srun theirs")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     if options.ranks < 1:
         parser.error(f"-n {options.ranks}: at least 1 rank is needed")
+    try:
+        task = srun_task()
+    except ValueError as error:
+        parser.error(str(error))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
-    processes: List[subprocess.Popen] = []
+    processes: List["subprocess.Popen[bytes]"] = []
     told: Set[int] = set()
     status = 0
     deadline = None
     try:
         try:
-            store = serve_rendezvous(options.port)
+            store = None if task else serve_rendezvous(options.port)
         except RuntimeError as error:
             print(f"thinwire.launch: cannot serve the rendezvous at port {options.port} ({str(error).splitlines()[0]}): choose another --port",
                   file=sys.stderr)
             return 1
-        port = store.port if store is not None else options.port or free_port()
+        port = store.port if store is not None else options.port or int(task.get("MASTER_PORT", 0)) or free_port()
         # What torchrun tells its ranks, so that none of them serves it.
         served = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"} if store is not None else {}
-        for environment in environments(options.ranks, port):
+        places = environments(options.ranks, port, task)
+        first = int(places[0]["RANK"])
+        for environment in places:
             processes.append(subprocess.Popen(command, env={**os.environ, **environment, **served}))
         while any(process.poll() is None for process in processes):
             failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
-            tell(processes, told)
+            tell(processes, first, told)
             if failed and deadline is None:
                 status = failed[0] if failed[0] > 0 else 128 - failed[0]
                 deadline = time.monotonic() + _GRACE_SECONDS
             if deadline is not None and time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        tell(processes, told)
+        tell(processes, first, told)
         if status == 0:
-            codes = [process.poll() for process in processes if process.poll()]
+            codes = [code for code in (process.poll() for process in processes) if code]
             status = (codes[0] if codes[0] > 0 else 128 - codes[0]) if codes else 0
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT

@@ -1,12 +1,17 @@
 """``comm_hook``: for whoever calls ``register_comm_hook`` by himself, or gives a framework a hook and its state."""
 import gc
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import _C, ddp
 from thinwire import state as saved_state
+from thinwire.interface import Options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class LazyState(ddp.HookState):
@@ -15,10 +20,10 @@ class LazyState(ddp.HookState):
     ``handle`` is None until then. A state for it can be given before.
     """
 
-    def __init__(self, spec: str, rows: Optional[str], options: Mapping[str, Any]) -> None:
+    def __init__(self, spec: str, rows: Optional[str], options: Options) -> None:
         super().__init__()
-        self._arguments: Dict[str, Any] = {"spec": spec, "rows": rows, **options}
-        self._to_load: Optional[Tuple[Any, bool]] = None
+        self._spec, self._rows, self._options = spec, rows, options
+        self._to_load: Optional[Tuple[saved_state.Given, bool]] = None
 
     def handle_for(self, bucket: dist.GradBucket) -> ddp.Handle:
         return self.handle or self._open(bucket)
@@ -26,7 +31,7 @@ class LazyState(ddp.HookState):
     def _open(self, bucket: dist.GradBucket) -> ddp.Handle:
         model = self._model_of(bucket)
         ddp._hooked[model] = self
-        handle = ddp.register(model, **self._arguments)
+        handle = ddp.register(model, self._spec, self._rows, **self._options)
         if self._to_load is not None:
             state, strict = self._to_load
             try:
@@ -64,7 +69,7 @@ class LazyState(ddp.HookState):
             raise RuntimeError("there is no state before the first backward, in which the hook learns its model")
         return self.handle._for_dcp(asked) if asked else self.handle.state_dict(consolidate)
 
-    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
+    def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
         """As ``Handle.load_state_dict``. Before the first backward the state is kept for it, and what is wrong with it is said there."""
         if self.handle is None:
             self._to_load = (state, strict)
@@ -77,7 +82,11 @@ class LazyState(ddp.HookState):
             self.handle.close()
 
 
-def comm_hook(spec: str, rows: Optional[str] = None, **options: Any) -> Tuple[Callable[..., Any], LazyState]:
+#: As DDP calls it.
+Hook = Callable[[ddp.HookState, dist.GradBucket], "torch.futures.Future[torch.Tensor]"]
+
+
+def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]") -> Tuple[Hook, LazyState]:
     """A hook and its state for DDP's ``register_comm_hook(state, hook)``, which synchronizes by the system ``spec``.
 
     The first backward on all ranks does what ``register`` does, and takes the same ``options``; errors of ``register`` other than that

@@ -7,11 +7,13 @@
 """
 import sys
 import weakref
-from typing import Any, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
+
+import torch
 
 try:
     # Lightning has two packages, which do not know each other: that of the script.
-    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    if not TYPE_CHECKING and "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
         from pytorch_lightning import Callback
     else:
         from lightning.pytorch import Callback
@@ -19,6 +21,14 @@ except ImportError as error:
     raise ImportError(f"thinwire.lightning needs Lightning ({error}): pip install lightning") from error
 
 from thinwire.adapter import Synchronization
+from thinwire.ddp import Handle
+from thinwire.interface import AdapterOptions
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import Strategy
+    from typing_extensions import Unpack
 
 _REMEDY = "Trainer(strategy='ddp') or Fabric(strategy='ddp') is needed"
 
@@ -31,7 +41,7 @@ class ThinwireCallback(Callback):
     nothing is done.
     """
 
-    def __init__(self, spec: str, rows: Optional[str] = None, **options: Any) -> None:
+    def __init__(self, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
         """options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint without a state of Thinwire is no error."""
         self.run: Optional[Synchronization] = None
         self._arguments = (spec, rows)
@@ -40,10 +50,10 @@ class ThinwireCallback(Callback):
         self._loads_without_state = False
         self._logged = -1
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         _refuse_hook(trainer.strategy)
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        options = {"optimizer": optimizer, "grad_scaler": getattr(trainer.precision_plugin, "scaler", None), **self._options}
+        options: AdapterOptions = {"optimizer": optimizer, "grad_scaler": getattr(trainer.precision_plugin, "scaler", None), **self._options}
         self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY, **options)
         # The checkpoint is read before the model is wrapped.
         loaded, self._loaded = self._loaded, None
@@ -53,9 +63,10 @@ class ThinwireCallback(Callback):
         elif without:
             self.run.missing("the checkpoint has no state of Thinwire")
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
-        if self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers or step % trainer.log_every_n_steps:
+        every: int = getattr(trainer, "log_every_n_steps")  # which its class does not declare
+        if self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers or step % every:
             return
         self._logged = step
         costs = self.run.scalars()
@@ -72,14 +83,14 @@ class ThinwireCallback(Callback):
         else:
             self.run.load_state_dict(state_dict)
 
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: Dict[str, Any]) -> None:
         # load_state_dict follows where there is a state.
         self._loads_without_state = self.state_key not in checkpoint.get("callbacks", {})
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         self._close()
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         self._loaded, self._loads_without_state = None, False  # of a validation
         if stage == "fit":
             self._close()
@@ -89,12 +100,14 @@ class ThinwireCallback(Callback):
             self.run.close()
 
 
-def _refuse_hook(strategy: Any) -> None:
+def _refuse_hook(strategy: "Strategy") -> None:
     if getattr(strategy, "_ddp_comm_hook", None) is not None:
         raise ValueError("DDPStrategy(ddp_comm_hook=...) gives the model a hook already, and DDP takes one: leave ddp_comm_hook out")
 
 
-def register(fabric: Any, model: Any, spec: str, rows: Optional[str] = None, **options: Any) -> Synchronization:
+def register(
+    fabric: "Fabric", model: torch.nn.Module, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]"
+) -> Synchronization:
     """Synchronizes the gradients of a model that ``fabric.setup`` returned by the system ``spec``. On all ranks.
 
     ``fabric.log`` and ``fabric.log_dict`` log what the last step cost as well. Put what this returns into what Fabric saves and loads:
@@ -116,7 +129,7 @@ def register(fabric: Any, model: Any, spec: str, rows: Optional[str] = None, **o
     return run
 
 
-def _log_cost_of(handle: Any, fabric: Any) -> None:
+def _log_cost_of(handle: Handle, fabric: "Fabric") -> None:
     own = weakref.ref(handle)  # Fabric may live longer
     log_dict = fabric.log_dict
 
@@ -125,4 +138,4 @@ def _log_cost_of(handle: Any, fabric: Any) -> None:
         costs = {} if handle is None or handle._is_closed else handle.scalars()
         log_dict({**costs, **metrics}, step=step)
 
-    fabric.log_dict = log_dict_with_cost
+    fabric.log_dict = log_dict_with_cost  # type: ignore[method-assign]

@@ -1,7 +1,9 @@
 """The scale of a GradScaler, read in backward without waiting for the device."""
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import torch
+
+from thinwire.interface import GradScaler
 
 
 class LossScale:
@@ -12,11 +14,11 @@ class LossScale:
     alone. Where the scale is of later than that, or nothing is known of forward, it is read on the current stream.
     """
 
-    def __init__(self, scaler: Any) -> None:
+    def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
-        self._at_forward: Optional[Tuple[torch.Tensor, int, Any]] = None  # the scale, its version, the event
-        self._beside: Any = None
-        self._watched: Any = None
+        self._at_forward: Optional[Tuple[torch.Tensor, int, torch.cuda.Event]] = None  # the scale, its version, the event
+        self._beside: Optional[torch.cuda.Stream] = None
+        self._watched: Optional[torch.utils.hooks.RemovableHandle] = None
 
     def is_enabled(self) -> bool:
         return bool(getattr(self._scaler, "is_enabled", lambda: True)())
@@ -29,7 +31,7 @@ class LossScale:
         if self._watched is not None:
             self._watched.remove()
 
-    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+    def __call__(self, module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
         self._at_forward = None
         scale = self._tensor()
         # A graph's event is none of other streams.
@@ -55,14 +57,14 @@ class LossScale:
         scale = getattr(self._scaler, "_scale", None)
         return scale if getattr(scale, "is_cuda", False) else None
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> Tuple[Callable[[], object], Tuple[()]]:
         # A copy of the model has no handle that would read the scale.
         return _ignored, ()
 
 
-def _ignored() -> Any:
+def _ignored() -> Callable[[torch.nn.Module, Tuple[Any, ...]], None]:
     return _ignore
 
 
-def _ignore(module: torch.nn.Module, inputs: Any) -> None:
+def _ignore(module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
     """What a copy of the model does when forward begins."""

@@ -11,7 +11,14 @@ import runpy
 import statistics
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, TypedDict
+
+from thinwire.interface import Costs, Report
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
 
 _SETTLE = 3  # DDP groups its parameters anew after the first step, and caches are cold
 
@@ -20,16 +27,39 @@ class _Enough(BaseException):
     """Ends the script. No Exception, which a script may catch."""
 
 
+#: A bucket's parameters: name, elements, leading dimension.
+_Layout = List[Tuple[str, int, int]]
+
+
+class _Step(TypedDict):
+    """Seconds; ``ready`` and ``layouts`` by the index of a bucket."""
+
+    ready: Dict[int, float]
+    layouts: Dict[int, _Layout]
+    backward_end: float
+    rest: float
+
+
+class _Profile(TypedDict):
+    steps: int
+    buckets: List[_Layout]
+    ready: List[float]
+    backward_end: float
+    rest: float
+
+
 class _NoHandle:
     """What ``thinwire.register`` returns to the script: it synchronizes nothing."""
 
     spec = "dense"
     step = 0
 
-    def report(self) -> Dict[str, Any]:
-        sums = {key: 0 for key in ("wire_bytes_sent", "raw_bytes", "formula_bytes", "frame_header_bytes", "seconds_total", "seconds_compress",
-                                   "seconds_communicate", "seconds_decompress", "seconds_wait")}
-        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0, "engines": {}, "buckets": [], "last_step": sums, "total": dict(sums)}
+    def report(self) -> Report:
+        sums = Costs(elements=0, raw_bytes=0, wire_bytes_sent=0, wire_bytes_received=0, messages_sent=0, messages_received=0, frame_header_bytes=0,
+                     formula_bytes=0, seconds_total=0.0, seconds_compress=0.0, seconds_communicate=0.0, seconds_decompress=0.0, seconds_wait=0.0,
+                     finite=True)
+        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0, "engines": {"frames": "gloo", "device_sums": None}, "buckets": [],
+                "last_step": sums, "total": sums.copy()}
 
     def explain(self) -> str:
         return ""
@@ -37,7 +67,7 @@ class _NoHandle:
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
         return {}
 
-    def set(self, *_: Any, **__: Any) -> None:
+    def set(self, *_: object, **__: object) -> None:
         pass
 
     load_state_dict = log_to = close = set
@@ -46,17 +76,17 @@ class _NoHandle:
 class Recorder:
     """When buckets of a DDP model become ready, and what is in them. Times are seconds from a step's beginning."""
 
-    def __init__(self, model: Any, steps: int):
+    def __init__(self, model: "DistributedDataParallel", steps: int) -> None:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._wanted = _SETTLE + steps
         self._begun: Optional[float] = None  # of the step that is under way
         self._ready: Dict[int, float] = {}
-        self._layouts: Dict[int, List[Tuple[str, int, int]]] = {}
+        self._layouts: Dict[int, _Layout] = {}
         self._backward_end: Optional[float] = None
-        self.steps: List[Dict[str, Any]] = []
+        self.steps: List[_Step] = []
         self.has_rows = False
         self.on_device = False
-        self.types: set = set()
+        self.types: Set[str] = set()
 
     def forward_begins(self) -> None:
         """The first one after a backward begins a step. Raises _Enough in its place after the last step."""
@@ -71,7 +101,7 @@ class Recorder:
             self._ready.clear()
             self._layouts.clear()
 
-    def bucket(self, bucket: Any) -> Any:
+    def bucket(self, bucket: "dist.GradBucket") -> "torch.futures.Future[torch.Tensor]":
         """DDP's hook: the mean over one rank is the gradient itself."""
         import torch
 
@@ -92,7 +122,7 @@ class Recorder:
         if bucket.is_last():
             queue = torch.autograd.Variable._execution_engine.queue_callback
             queue(lambda: queue(self._backward_ends))
-        future: Any = torch.futures.Future(devices=[gradient.device] if gradient.is_cuda else None)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[gradient.device] if gradient.is_cuda else None)
         future.set_result(gradient)
         return future
 
@@ -103,7 +133,7 @@ class Recorder:
             torch.cuda.synchronize()
         self._backward_end = time.perf_counter()
 
-    def profile(self) -> Dict[str, Any]:
+    def profile(self) -> _Profile:
         """Medians over the steps that count, those with the last one's buckets."""
         steps = self.steps[_SETTLE:]
         layouts = steps[-1]["layouts"]
@@ -123,7 +153,7 @@ class Recorder:
 class Watch:
     """Puts a recorder on the first DDP model that the script wraps, and keeps hooks of others away."""
 
-    def __init__(self, steps: int):
+    def __init__(self, steps: int) -> None:
         self.recorder: Optional[Recorder] = None
         self._steps = steps
 
@@ -133,24 +163,25 @@ class Watch:
         from thinwire import ddp
 
         watch = self
-        wrap, forward, register_hook = DDP.__init__, DDP.forward, DDP.register_comm_hook
+        replaced: Any = DDP  # methods of its
+        wrap, forward, register_hook = replaced.__init__, replaced.forward, replaced.register_comm_hook
 
-        def patched_init(model: Any, *arguments: Any, **options: Any) -> None:
+        def patched_init(model: DDP, *arguments: Any, **options: Any) -> None:
             wrap(model, *arguments, **options)
             if watch.recorder is None:
                 watch.recorder = Recorder(model, watch._steps)
                 model.__dict__["_thinwire_plan"] = watch.recorder
                 register_hook(model, watch.recorder, lambda state, bucket: state.bucket(bucket))
 
-        def patched_forward(model: Any, *inputs: Any, **options: Any) -> Any:
+        def patched_forward(model: DDP, *inputs: Any, **options: Any) -> Any:
             recorder = model.__dict__.get("_thinwire_plan")
             if recorder is not None:
                 recorder.forward_begins()
             return forward(model, *inputs, **options)
 
-        DDP.__init__, DDP.forward = patched_init, patched_forward
-        DDP.register_comm_hook = lambda *_, **__: None
-        ddp.register = lambda *_, **__: _NoHandle()
+        replaced.__init__, replaced.forward = patched_init, patched_forward
+        replaced.register_comm_hook = lambda *_, **__: None
+        setattr(ddp, "register", lambda *_, **__: _NoHandle())
 
 
 def run_script(script: str, arguments: List[str], is_module: bool) -> None:
@@ -191,7 +222,7 @@ def _candidates(options: argparse.Namespace) -> List[str]:
     return [spec for spec in options.sync.split(",") if spec]
 
 
-def _describe(recorder: Recorder, profile: Dict[str, Any], stretch: float) -> List[str]:
+def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str]:
     ready = profile["ready"]
     lines = [f"seen in {profile['steps']} step{'s' if profile['steps'] > 1 else ''} on this machine: {len(ready)} buckets, ready {1e3 * ready[0]:.1f} to {1e3 * ready[-1]:.1f} ms after a step's "
              f"beginning; backward ends at {1e3 * profile['backward_end']:.1f} ms; {1e3 * profile['rest']:.1f} ms until the next step"]
@@ -284,7 +315,7 @@ def main() -> int:
     watch.install()
     run_script(options.script, options.arguments, options.module)
     refusal = _refusal(watch.recorder)
-    if refusal:
+    if refusal or watch.recorder is None:
         print(f"thinwire.plan: {refusal}", file=sys.stderr)
         return 1
     texts = _plan(watch.recorder, options, float(torch.get_num_threads()))

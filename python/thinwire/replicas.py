@@ -1,6 +1,4 @@
 """Whether all ranks still hold the same parameters, told by eight bytes of each."""
-from typing import Any
-
 import torch
 
 from thinwire import _C
@@ -19,7 +17,7 @@ class ReplicaCheck:
         """The next step compares, whatever its number."""
         self._due = True
 
-    def before_step(self, step: int, model: torch.nn.parallel.DistributedDataParallel, engine: Any) -> None:
+    def before_step(self, step: int, model: torch.nn.parallel.DistributedDataParallel, engine: _C.Engine) -> None:
         """Before the first bucket of a step: all ranks have then taken the same optimizer steps, also when they accumulate.
 
         Collective where the step is one that compares. Not within ``Join``, where ranks without input take no optimizer steps.

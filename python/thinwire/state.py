@@ -7,7 +7,7 @@ for each kind a text ``kind/KIND`` that says whether ranks have it in common; ``
 import io
 import math
 import sys
-from typing import Any, Dict, List, Mapping, Sequence, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union, cast
 
 import torch
 
@@ -19,23 +19,38 @@ _ALL = -1
 #: Of what ``pack`` gives.
 _PACKED = "states_of_ranks"
 
+Values = Dict[str, Union[torch.Tensor, int, float, str]]
+#: What somebody gives for a state, or for the list of all ranks' states: not looked into yet.
+Given = Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+
+
+class State(TypedDict):
+    """See above."""
+
+    format: int
+    rank: int
+    world_size: int
+    loss_scale: Optional[float]
+    parameters: Dict[str, int]
+    values: Values
+
 
 def _damaged(what: str) -> ValueError:
     return ValueError(f"this state of Thinwire is damaged: {what}; give what state_dict() returned, as it was saved")
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     """For a message of one line."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
     return repr(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
 
 
-def _is_count(value: Any, limit: int) -> bool:
+def _is_count(value: object, limit: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 
-def _check_value(name: Any, value: Any) -> None:
+def _check_value(name: object, value: object) -> None:
     """One of a state's values, as it goes on to C++."""
     if not isinstance(name, str):
         raise _damaged(f"one of its names is {_brief(name)}")
@@ -47,7 +62,8 @@ def _check_value(name: Any, value: Any) -> None:
         raise _damaged(f"its value {name!r} is {_brief(value)}")
 
 
-def _check(state: Mapping[str, Any]) -> None:
+def _check(state: Mapping[str, Any]) -> State:
+    """The state itself. Raises ValueError for what is none."""
     if not isinstance(state, Mapping) or "values" not in state or not _is_count(state.get("format"), 2**31) or state["format"] != FORMAT:
         raise ValueError(f"this is no state of Thinwire in format {FORMAT}: give what state_dict() returned")
     for name, kind in (("rank", int), ("world_size", int), ("parameters", Mapping), ("values", Mapping)):
@@ -63,14 +79,15 @@ def _check(state: Mapping[str, Any]) -> None:
             raise _damaged(f"its parameter {_brief(name) if not isinstance(name, str) else repr(name)} has {_brief(elements)} elements")
     for name, value in state["values"].items():
         _check_value(name, value)
+    return cast(State, state)
 
 
-def _require_one_step(states: Sequence[Mapping[str, Any]]) -> None:
+def _require_one_step(states: Sequence[State]) -> None:
     """That the states are of the same moment of the same run: sums over others are no state of any run."""
     first = states[0]
     for state in states[1:]:
-        pairs = [(name, first["values"].get(key), state["values"].get(key)) for name, key in (("step", "step"), ("spec", "spec"), ("seed", "seed"))]
-        pairs += [(name, first[key], state[key]) for name, key in (("loss scale", "loss_scale"), ("number of ranks", "world_size"))]
+        pairs: List[Tuple[str, object, object]] = [(name, first["values"].get(name), state["values"].get(name)) for name in ("step", "spec", "seed")]
+        pairs += [("loss scale", first["loss_scale"], state["loss_scale"]), ("number of ranks", first["world_size"], state["world_size"])]
         for name, one, other in pairs:
             if one != other:
                 raise ValueError(
@@ -82,33 +99,30 @@ def _require_one_step(states: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"the states of ranks {first['rank']} and {state['rank']} are of different models: {names[0][0]!r} differs")
 
 
-def merge(states: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
+def merge(states: Sequence[Mapping[str, Any]]) -> State:
     """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
 
     Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs, seeds, loss scales or models.
     """
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
-    for state in states:
-        _check(state)
-    world_size = states[0]["world_size"]
-    found = sorted(state["rank"] for state in states)
+    checked = [_check(state) for state in states]
+    world_size = checked[0]["world_size"]
+    found = sorted(state["rank"] for state in checked)
     if found != list(range(world_size)):
         raise ValueError(f"states of ranks {found} are given, and all of ranks 0 to {world_size - 1} are needed")
-    by_rank = sorted(states, key=lambda state: state["rank"])
+    by_rank = sorted(checked, key=lambda state: state["rank"])
     _require_one_step(by_rank)
     return {**by_rank[0], "rank": _ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 
-def for_rank(state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], rank: int, world_size: int) -> Dict[str, Any]:
+def for_rank(given: Given, rank: int, world_size: int) -> State:
     """The state with which rank ``rank`` of ``world_size`` goes on."""
-    if isinstance(state, (list, tuple)):
-        mine = [one for one in state if isinstance(one, Mapping) and one.get("rank") == rank]
-        if len(state) == world_size and len(mine) == 1 and mine[0].get("world_size") == world_size:
-            state = mine[0]
-        else:
-            state = merge(state)
-    _check(state)
+    one: Any = given
+    if isinstance(given, (list, tuple)):
+        mine = [one for one in given if isinstance(one, Mapping) and one.get("rank") == rank]
+        one = mine[0] if len(given) == world_size and len(mine) == 1 and mine[0].get("world_size") == world_size else merge(given)
+    state = _check(one)
     if state["rank"] == _ALL:
         return {**state, "values": _C.share_state(state["values"], state["world_size"], world_size)}
     if state["rank"] != rank or state["world_size"] != world_size:
@@ -116,14 +130,14 @@ def for_rank(state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], rank:
             f"this state is of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of {world_size}: give the "
             "list of all ranks' states, or one made by state_dict(consolidate=True)"
         )
-    return dict(state)
+    return cast(State, dict(state))
 
 
-def fit(state: Mapping[str, Any], shapes: Mapping[str, torch.Size], strict: bool) -> Dict[str, Any]:
+def fit(state: State, shapes: Mapping[str, torch.Size], strict: bool) -> Values:
     """The values of a state for a model with parameters of these shapes; see ``Handle.load_state_dict`` for ``strict``."""
-    saved: Dict[str, int] = state["parameters"]
-    gone: List[str] = sorted(set(saved) - set(shapes))
-    new: List[str] = sorted(set(shapes) - set(saved))
+    saved = state["parameters"]
+    gone = sorted(set(saved) - set(shapes))
+    new = sorted(set(shapes) - set(saved))
     if strict and (gone or new):
         what = f"has {gone[0]!r}, which the model has not" if gone else f"has not {new[0]!r}, which the model has"
         raise ValueError(f"the state {what}: load it into the same model, or with strict=False")

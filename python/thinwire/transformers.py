@@ -4,7 +4,7 @@
     trainer.add_callback(thinwire.transformers.ThinwireCallback(trainer, "power_sgd:rank=32:bits=8"))
 """
 import os
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -13,6 +13,11 @@ except ImportError as error:
     raise ImportError(f"thinwire.transformers needs transformers and accelerate ({error}): pip install 'transformers[torch]'") from error
 
 from thinwire.adapter import Synchronization
+from thinwire.interface import AdapterOptions
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from typing_extensions import Unpack
 
 
 class ThinwireCallback(TrainerCallback):
@@ -23,7 +28,7 @@ class ThinwireCallback(TrainerCallback):
     is done.
     """
 
-    def __init__(self, trainer: Trainer, spec: str, rows: Optional[str] = None, **options: Any) -> None:
+    def __init__(self, trainer: Trainer, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
         """trainer: the one that the callback is added to. options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint
         without a state of Thinwire is no error. Raises TypeError for what is no trainer."""
         if not isinstance(trainer, Trainer):
@@ -48,21 +53,21 @@ class ThinwireCallback(TrainerCallback):
         finally:
             self._close()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_train_begin(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **more: Any) -> None:
         self._close()  # of a batch size that was too large
         trainer = self._trainer
-        options = {"optimizer": trainer.optimizer, "grad_scaler": trainer.accelerator.scaler, **self._options}
+        options: AdapterOptions = {"optimizer": trainer.optimizer, "grad_scaler": trainer.accelerator.scaler, **self._options}
         self.run = Synchronization(trainer.model_wrapped, *self._arguments, remedy="start one process per rank, by torchrun", **options)
         if self._resumed_from is not None:
             self.run.load(self._resumed_from)
 
-    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **more: Any) -> None:
         if self.run is None or args.save_only_model:
             return
         folder = self._trainer._get_output_dir(getattr(self._trainer, "_trial", None))
         self.run.save(os.path.join(folder, f"checkpoint-{state.global_step}"))
 
-    def _log_with_cost(self, logs: Any, *arguments: Any, **more: Any) -> Any:
+    def _log_with_cost(self, logs: Dict[str, float], *arguments: Any, **more: Any) -> Any:
         costs = self.run.scalars() if self.run is not None and "loss" in logs else {}
         return self._log({**logs, **costs}, *arguments, **more)
 

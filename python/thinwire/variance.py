@@ -1,7 +1,7 @@
 """Adam's second moment, held still in steps in which the synchronized gradient says nothing about it."""
 import functools
 import types
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -11,8 +11,8 @@ FROZEN_STEPS = "thinwire_frozen_steps"
 _ASKED = "_thinwire_variance_is_frozen"
 
 
-def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> None:
-    """Raises ValueError unless the second moment of ``optimizer`` can be held, which ``spec`` asks for."""
+def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch.optim.Optimizer:
+    """``optimizer``. Raises ValueError unless its second moment can be held, which ``spec`` asks for."""
     if optimizer is None:
         raise ValueError(f"spec {spec!r} freezes Adam's variance: give register the Adam, optimizer=...")
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
@@ -21,6 +21,7 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> None:
         )
     if any(group["amsgrad"] for group in optimizer.param_groups):
         raise ValueError(f"spec {spec!r} freezes Adam's variance, and amsgrad=True keeps another beside it: amsgrad=False is needed")
+    return optimizer
 
 
 def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool]]) -> None:
@@ -49,7 +50,7 @@ def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool
     optimizer.step = types.MethodType(held_step, optimizer)  # type: ignore[method-assign]
 
 
-def _stepped(optimizer: torch.optim.Optimizer) -> List[Tuple[Any, Any]]:
+def _stepped(optimizer: torch.optim.Optimizer) -> List[Tuple[Dict[str, Any], Dict[str, Any]]]:
     """Group and state of every parameter that the next step moves, and that has been moved before."""
     return [
         (group, optimizer.state[parameter])

@@ -1,5 +1,5 @@
 """Models that are wrapped in something else than DistributedDataParallel: what they are, and what to do instead."""
-from typing import Any, Iterator, Optional, Tuple
+from typing import Iterator, Optional, Tuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +41,7 @@ def _others_of(module: torch.nn.Module) -> Iterator[str]:
             yield said
 
 
-def refuse_other_wrappers(model: Any) -> None:
+def refuse_other_wrappers(model: object) -> None:
     """Raises TypeError for a model whose gradients something else than DistributedDataParallel synchronizes, in whole or in part."""
     if not isinstance(model, torch.nn.Module):
         return
@@ -56,7 +56,7 @@ def refuse_other_wrappers(model: Any) -> None:
             )
 
 
-def ddp_within(model: Any) -> Optional[DistributedDataParallel]:
+def ddp_within(model: object) -> Optional[DistributedDataParallel]:
     """The DistributedDataParallel model below what torch.compile and frameworks put around it; None where there is none."""
     seen = 0
     while isinstance(model, torch.nn.Module) and not isinstance(model, DistributedDataParallel) and seen < 8:

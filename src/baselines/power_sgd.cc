@@ -50,8 +50,11 @@
 #include "core/philox.h"
 #include "exchange/block_average.h"
 #include "exchange/collectives.h"
+#include "kernels/dense/apply_products.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/low_rank.h"
+#include "kernels/dense/orthonormalise.h"
+#include "kernels/dense/vector_chunks.h"
 #include "thinwire/state.h"
 
 namespace thinwire {

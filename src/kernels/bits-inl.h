@@ -21,6 +21,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// 16 lanes at most, so that a word is a whole number of vectors on every target.
 using FloatTag = HWY_CAPPED(float, 16);
 
+/// Sixteen sums need more registers than some instruction sets have.
+constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64;
+
 /// gradient[i] + residual[i] and its neighbours; residual may be null.
 template <class D>
 HWY_INLINE hn::Vec<D> load_sum(D d, const float* gradient, const float* residual, std::size_t i) {

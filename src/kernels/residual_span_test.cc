@@ -1,5 +1,6 @@
 // A new residual beside the old one is the one that would have replaced it, bit for bit. The old one stays.
 #include "thinwire/residual_span.h"
+#include "kernels/dense/apply_products.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +11,6 @@
 
 #include "kernels/dense/dense.h"
 #include "kernels/dense/half.h"
-#include "kernels/dense/low_rank.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/test_executors.h"
 

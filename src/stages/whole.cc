@@ -17,7 +17,7 @@
 
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
-#include "kernels/dense/low_rank.h"
+#include "kernels/dense/vector_chunks.h"
 #include "kernels/rows/bitmap.h"
 #include "stages/forwarding.h"
 #include "stages/name_patterns.h"

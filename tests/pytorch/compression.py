@@ -1,7 +1,11 @@
 """Scenarios of what compression adds: agreement, nothing lost, loss scaling."""
+from typing import Union, get_args, get_origin, get_type_hints
+
 import torch
 
 import thinwire
+from thinwire.interface import Report
+from thinwire.state import State
 from common import (
     RANK, WORLD, Given, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
@@ -339,6 +343,21 @@ class Writer:
         self.scalars.append((tag, value, step))
 
 
+def is_of(hint, value):
+    """Whether a value is what a TypedDict, or what it consists of, says."""
+    inner = get_args(hint)
+    if hasattr(hint, "__total__"):
+        hints = get_type_hints(hint)
+        return hints.keys() == value.keys() and all(is_of(one, value[name]) for name, one in hints.items())
+    if get_origin(hint) is list:
+        return all(is_of(inner[0], one) for one in value)
+    if get_origin(hint) is dict:
+        return all(is_of(inner[0], name) and is_of(inner[1], one) for name, one in value.items())
+    if get_origin(hint) is Union:
+        return any(is_of(one, value) for one in inner)
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
 def reports_and_logs():
     model = wrap(Net)
     handle = register(model, "marsit:full_every=0", lanes=3)
@@ -347,6 +366,9 @@ def reports_and_logs():
     train(model, 5)
     handle.log_to(None)
     report = handle.report()
+    assert is_of(Report, report) and len(report["buckets"]) > 0, report
+    assert not is_of(Report, {**report, "step": "5"}) and not is_of(Report, {**report, "more": 1})
+    assert is_of(State, handle.state_dict()), handle.state_dict()
     assert report["rank"] == RANK and report["world_size"] == WORLD and report["step"] == 5
     assert "marsit:full_every=0" in report["spec"]
     names = sorted(name for bucket in report["buckets"] for name in bucket["parameters"])

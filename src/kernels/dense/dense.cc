@@ -31,6 +31,27 @@ void AddTo(float* HWY_RESTRICT target, const float* HWY_RESTRICT values, std::si
   for (; i < count; ++i) target[i] += values[i];
 }
 
+bool AddWithin(float* HWY_RESTRICT target, const float* HWY_RESTRICT values, float limit, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  const auto bound = hn::Set(d, limit);
+  bool within = true;
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    auto p = hn::LoadU(d, target + i);
+    if (values != nullptr) {
+      p = hn::Add(p, hn::LoadU(d, values + i));
+      hn::StoreU(p, d, target + i);
+    }
+    within = hn::AllTrue(d, hn::Le(hn::Abs(p), bound)) && within;
+  }
+  for (; i < count; ++i) {
+    if (values != nullptr) target[i] += values[i];
+    within = within && std::fabs(target[i]) <= limit;
+  }
+  return within;
+}
+
 bool Scale(float* HWY_RESTRICT values, float factor, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
@@ -156,6 +177,7 @@ HWY_AFTER_NAMESPACE();
 namespace thinwire {
 
 HWY_EXPORT(AddTo);
+HWY_EXPORT(AddWithin);
 HWY_EXPORT(Scale);
 HWY_EXPORT(AllFinite);
 HWY_EXPORT(Magnitudes);
@@ -168,6 +190,17 @@ void add(Executor& executor, Span<float> target, Span<const float> values) {
   executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
     HWY_DYNAMIC_DISPATCH(AddTo)(target.data() + begin, values.data() + begin, end - begin);
   });
+}
+
+bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit) {
+  THINWIRE_ON_DEVICE(add_within, executor, target, values, limit);
+  std::atomic<bool> within{true};
+  executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    if (!HWY_DYNAMIC_DISPATCH(AddWithin)(target.data() + begin, data_at(values, begin), limit, end - begin)) {
+      within.store(false, std::memory_order_relaxed);
+    }
+  });
+  return within.load(std::memory_order_relaxed);
 }
 
 bool scale(Executor& executor, Span<float> values, float factor) {

@@ -17,6 +17,29 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
+    add_within_kernel(float* __restrict__ target, const float* __restrict__ values, float limit,
+                      std::size_t count, std::uint32_t* flag) {
+  constexpr unsigned kAhead = 4;
+  bool wrong = false;
+  const std::size_t step = threads_of_grid();
+  for (std::size_t first = thread_of_grid(); first < count; first += kAhead * step) {
+    float sums[kAhead];
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) {
+      const std::size_t i = first + k * step;
+      sums[k] = i < count ? sum_at(target, values, i) : 0.0f;
+    }
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) {
+      const std::size_t i = first + k * step;
+      if (i < count && values != nullptr) target[i] = sums[k];
+      wrong = wrong || !(fabsf(sums[k]) <= limit);
+    }
+  }
+  report_if(wrong, flag);
+}
+
+__global__ void __launch_bounds__(kThreads)
     scale_kernel(float* __restrict__ values, float factor, std::size_t count, std::uint32_t* flag) {
   bool wrong = false;
   for_each_element(
@@ -147,6 +170,14 @@ double sum_of(Executor& executor, Span<const float> gradient, Span<const float> 
 
 void add_on_cuda(Executor& executor, Span<float> target, Span<const float> values) {
   run(executor, grid_for_elements(target.size()), add_kernel, target, values, target.size());
+}
+
+bool add_within_on_cuda(Executor& executor, Span<float> target, Span<const float> values, float limit) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Findings findings(own);
+  run(own, grid_for(target.size(), 4), add_within_kernel, target, values, limit, target.size(),
+      findings.flag());
+  return !findings.flagged();
 }
 
 bool scale_on_cuda(Executor& executor, Span<float> values, float factor) {

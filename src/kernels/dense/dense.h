@@ -12,6 +12,10 @@ namespace thinwire {
 /// target[i] += values[i].
 void add(Executor& executor, Span<float> target, Span<const float> values);
 
+/// target[i] += values[i] (empty: nothing is added). Returns whether every |target[i]| <= limit; false for
+/// NaN.
+bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit);
+
 /// values[i] *= factor. Returns whether every product is finite.
 bool scale(Executor& executor, Span<float> values, float factor);
 

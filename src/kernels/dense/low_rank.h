@@ -9,9 +9,7 @@
 
 #include <cstddef>
 
-#include "kernels/device/on_device.h"
 #include "thinwire/executor.h"
-#include "thinwire/residual_span.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
@@ -32,48 +30,5 @@ void multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Spa
 /// right = matrix^T left, otherwise as multiply_right.
 void multiply_left(Executor& executor, MatrixShape shape, std::size_t rank, Span<const float> matrix,
                    Span<const float> left, Span<float> right);
-
-/// Replaces the columns of left [rank * rows] by orthonormal ones that span the same space: Gram-Schmidt with
-/// sums in double, every column twice. A column that depends on those before it, to within float
-/// rounding, becomes 0. The values must be finite. The same bits on every machine. Serial, in host memory,
-/// where an all-reduce leaves its sums: it is one long chain of short sums, and no work for a device.
-void orthonormalise(std::size_t rows, std::size_t rank, Span<float> left);
-
-/// Two thin factors of the same matrix.
-struct Factors {
-  Span<const float> left;
-  Span<const float> right;
-};
-
-inline bool on_device(const Factors& factors) {
-  return on_device(factors.left) || on_device(factors.right);
-}
-
-/// residual = gradient - own.left own.right^T where there is one (empty: none, and `own` is not read),
-/// gradient = mean.left mean.right^T. `own` may be `mean`. gradient [rows * columns]. gradient has the same
-/// bits on every machine; so has residual where `own` is `mean`, and otherwise its rounding depends on the
-/// machine. Of residual only `after` is used.
-void apply_products(Executor& executor, MatrixShape shape, std::size_t rank, Factors mean, Factors own,
-                    Span<float> gradient, const ResidualSpan& residual);
-
-/// target[i] += values[i] (empty: nothing is added). Returns whether every |target[i]| <= limit; false for
-/// NaN.
-bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit);
-
-/// Elements [begin, begin + count) of a vector, which lie from `offset` on where chunks lie one behind the
-/// other.
-struct VectorChunk {
-  std::size_t begin = 0;
-  std::size_t count = 0;
-  std::size_t offset = 0;
-};
-
-/// chunks: ascending, and in host memory. target: what they have of `values`, one behind the other.
-void gather_chunks(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
-                   Span<float> target);
-
-/// The reverse: gradient has there what `values` holds, residual, unless empty, 0.
-void scatter_chunks(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
-                    Span<float> gradient, Span<float> residual);
 
 }  // namespace thinwire

@@ -1,0 +1,60 @@
+// Products of thin factors on a CUDA device. Ranks must agree on them, so they are rounded one operation
+// after the other.
+
+#include "kernels/dense/apply_products.h"
+#include "kernels/device/device.h"
+
+namespace thinwire {
+using namespace cuda;
+namespace {
+
+/// Rows that a thread works on, all of one column: a value of `right` serves all of them.
+constexpr unsigned kRows = 4;
+
+__global__ void __launch_bounds__(kThreads)
+    product_kernel(MatrixShape shape, std::size_t rank, const float* __restrict__ left,
+                   const float* __restrict__ right, float* __restrict__ gradient,
+                   float* __restrict__ residual) {
+  const std::size_t items = (shape.rows + kRows - 1) / kRows * shape.columns;
+  for (std::size_t item = thread_of_grid(); item < items; item += threads_of_grid()) {
+    const std::size_t i = item / shape.columns * kRows;
+    const std::size_t j = item % shape.columns;
+    const std::size_t at = i * shape.columns + j;
+    // What is behind the last row is worked out from the last one, and not stored.
+    std::size_t row[kRows];
+    float before[kRows];
+    float m[kRows];
+#pragma unroll
+    for (unsigned r = 0; r < kRows; ++r) {
+      row[r] = i + r < shape.rows ? r : shape.rows - 1 - i;
+      if (residual != nullptr) before[r] = gradient[at + row[r] * shape.columns];
+      m[r] = left[i + row[r]] * right[j];
+    }
+    for (std::size_t k = 1; k < rank; ++k) {
+      const float factor = right[k * shape.columns + j];
+#pragma unroll
+      for (unsigned r = 0; r < kRows; ++r) m[r] += left[k * shape.rows + i + row[r]] * factor;
+    }
+#pragma unroll
+    for (unsigned r = 0; r < kRows; ++r) {
+      if (i + r >= shape.rows) break;
+      if (residual != nullptr) residual[at + r * shape.columns] = before[r] - m[r];
+      gradient[at + r * shape.columns] = m[r];
+    }
+  }
+}
+
+}  // namespace
+
+void apply_products_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Factors mean,
+                            Factors own, Span<float> gradient, const ResidualSpan& turned) {
+  const Span<float> residual = turned.after;
+  const Grid grid = grid_for((shape.rows + kRows - 1) / kRows * shape.columns);
+  const bool differ =
+      !residual.empty() && (own.left.data() != mean.left.data() || own.right.data() != mean.right.data());
+  if (differ) run(executor, grid, product_kernel, shape, rank, own.left, own.right, gradient, residual);
+  run(executor, grid, product_kernel, shape, rank, mean.left, mean.right, gradient,
+      differ ? Span<float>() : residual);
+}
+
+}  // namespace thinwire
