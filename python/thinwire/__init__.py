@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from thinwire.cluster import cluster_environment
     from thinwire.ddp import Handle, register, systems
     from thinwire.fsdp import fully_shard
+    from thinwire.html_report import HtmlReport
     from thinwire.lazy import comm_hook
 
     __version__: str
 
-__all__ = ["Handle", "cluster_environment", "comm_hook", "fully_shard", "register", "systems", "__version__"]
+__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
@@ -35,7 +36,7 @@ def _load(name: str) -> object:
     import torch
 
     try:
-        from thinwire import _C, cluster, ddp, fsdp, lazy
+        from thinwire import _C, cluster, ddp, fsdp, html_report, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
@@ -43,7 +44,7 @@ def _load(name: str) -> object:
         ) from error
     if name == "__version__":
         return _C.version
-    homes = {"cluster_environment": cluster, "comm_hook": lazy, "fully_shard": fsdp}
+    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy, "fully_shard": fsdp}
     return getattr(homes.get(name, ddp), name)
 
 

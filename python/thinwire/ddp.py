@@ -4,7 +4,7 @@ import io
 import json
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
 from thinwire.wrappers import ddp_within, named_parameters, refuse_other_reducers, refuse_other_wrappers
+
+if TYPE_CHECKING:
+    from thinwire.html_report import HtmlReport
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
@@ -200,6 +203,7 @@ class Handle:
         self._writer: Optional[Writer] = None
         self._every = 1
         self._logged = 0
+        self._watchers: "List[HtmlReport]" = []  # each is told when something happens
         self._last_index: Optional[int] = None
         self._refusal: Optional[str] = None  # why this backward synchronizes nothing
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
@@ -301,6 +305,8 @@ class Handle:
         """
         joined = join_spec(spec, rows)
         self._fit_to_optimizer(joined)
+        for watcher in self._watchers:
+            watcher.system_changes()
         self._engine.set_spec(joined)
 
     def _fit_to_optimizer(self, spec: str) -> None:
@@ -445,6 +451,8 @@ class Handle:
         _forget(self._reference)
         self._engine.close()
         self._private.close()
+        for watcher in list(self._watchers):
+            watcher.handle_closed()
 
     # --- Called by the hook ----------------------------------------------------------------------------------------
 
@@ -491,10 +499,14 @@ class Handle:
         before = self._gradients()
 
         def all_submitted() -> None:
+            for watcher in self._watchers:
+                watcher.backward_ended()
             self._engine.last_bucket_was_submitted()
             queue(finished)
 
         def finished() -> None:
+            for watcher in self._watchers:
+                watcher.means_came()
             self._last_index = None
             self._engine.end_backward(self._unused(before))
 
@@ -564,7 +576,10 @@ def _hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[to
     ready: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     ready.set_result(gradient)
     index = bucket.index()
-    if state._begins(index):
+    begins = state._begins(index)
+    for watcher in state._watchers:
+        watcher.bucket_came(index, begins)
+    if begins:
         state._try_to_begin_step()
     if state._refusal is not None:
         _C.fail_future(future, state._refusal)

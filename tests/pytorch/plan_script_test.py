@@ -18,6 +18,7 @@ assert dist.get_world_size() == 1
 torch.manual_seed(1)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10)))
 handle = thinwire.register(model, "casq")
+report = thinwire.HtmlReport(handle, sys.argv[2] + ".html")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for step in range(int(sys.argv[1])):
     with model.no_sync():  # accumulation
@@ -25,6 +26,8 @@ for step in range(int(sys.argv[1])):
     model(torch.randn(8, 64)).square().mean().backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+    report.step(loss=1.0)
+    report.write()  # nothing, as nothing is trained
     optimizer.zero_grad()
     try:
         print("step", step, handle.report()["total"]["wire_bytes_sent"])
@@ -94,6 +97,7 @@ class Bench:
 def a_training_is_ended_and_planned(bench):
     text = bench.run(SCRIPT, "1000", bench.marker, options=("--workers", "2,64", "--link", "1Mbit:1ms", "--steps", "4"))
     assert not os.path.exists(bench.marker), "the script went on"
+    assert not os.path.exists(bench.marker + ".html"), "a page of a training that was none"
     assert "step 6 0" in text and "step 7" not in text, text  # the eighth step's forward ends it
     assert "seen in 4 steps on this machine" in text and "choice (*): power_sgd:rank=32:bits=8: a step takes" in text, text
     rows = bench.rows()

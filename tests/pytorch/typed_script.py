@@ -28,6 +28,13 @@ def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, scal
     handle.load_state_dict(handle.state_dict(consolidate=True))
     handle.load_state_dict([handle.state_dict()])
 
+    with thinwire.HtmlReport(handle, "report.html", layers_every=10) as report:
+        assert_type(report, thinwire.HtmlReport)
+        report.step(loss=torch.ones(1))
+        report.step(loss=0.5)
+        report.step(loss="small")  # type: ignore[arg-type]
+    thinwire.HtmlReport(model, "report.html")  # type: ignore[arg-type]
+
     handle.report()["wire_bytes"]  # type: ignore[typeddict-item]
     handle.log_to("runs")  # type: ignore[arg-type]
     thinwire.regster(model, "dense")  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from compression import COMPRESSION, nothing_is_lost
 from dcp import DCP
 from exits import EXITS
 from hooks import HOOKS
+from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
 from loss_scale import LOSS_SCALE
 from misuse import MISUSE, dies, replicas_that_differ, subgroups
@@ -32,6 +33,7 @@ GROUPS = {
     "steps": STEPS,
     "adam": ADAM,
     "hooks": HOOKS,
+    "html_report": HTML_REPORT,
     "exits": EXITS,
     "sharded": SHARDED,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
