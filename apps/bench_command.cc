@@ -95,11 +95,11 @@ void bench_on_engine(const BenchOptions& options, const std::vector<std::string>
       .steps = options.steps,
       .threads = options.threads,
       .seed = gradient.seed,
-      .configuration =
-          fmt::format("bench elements={} density={} zipf={} gamma={} contiguous={} row_width={} "
-                      "warm_up={} steps={}",
-                      gradient.elements, gradient.density, gradient.zipf, gradient.gamma.value_or(0),
-                      gradient.contiguous, gradient.row_width, options.warm_up, options.steps)};
+      .configuration = fmt::format("bench elements={} density={} zipf={} gamma={} contiguous={} row_width={} "
+                                   "tails={} warm_up={} steps={}",
+                                   gradient.elements, gradient.density, gradient.zipf,
+                                   gradient.gamma.value_or(0), gradient.contiguous, gradient.row_width,
+                                   gradient.tails, options.warm_up, options.steps)};
   const SyntheticSource source(gradient, options.engine.workers);
   run_on_engine(options.engine, [&](Communicator& communicator) {
     auto results = Json::array();
@@ -156,6 +156,8 @@ void add_bench_command(CLI::App& app) {
                       "Elements of a row; above 1 the bucket is row-sparse");
   command->add_flag("--contiguous", options->gradient.contiguous,
                     "Popular rows lie side by side instead of scattered");
+  command->add_option("--tails", options->gradient.tails,
+                      "Every value is normal times exp(tails * another normal number); 0: normal");
   auto* workers = command
                       ->add_option("--workers", options->engine.workers,
                                    "Number of ranks; those of mpi and gloo are as many as were started")

@@ -32,6 +32,9 @@ run top5 --sync $sparse --workers 16 --elements 4000000 --scale 8 --density 0.05
 run nmt --sync zen:profile_steps=1,$zen,sparcml,agsparse,sparse_ps --workers 4,8,16,32,64,128 --elements 2000000 --scale 56 --density 0.0247 --zipf 1 \
   --link $link --plot "$out/nmt.png"
 
+# What the paper's Figure 8 shows of Zen: Balanced Parallelism with lists both ways.
+run nmt-lists --sync $zen:pull=list,$zen --workers 128 --elements 2000000 --scale 56 --density 0.0247 --zipf 1 --link $link
+
 # Where Zen stops paying.
 run density --sync $sparse --workers 16 --elements 1000000 --scale 100 --density 0.001,0.003,0.01,0.03,0.1,0.2,0.4 --gamma 2 --link $link \
   --plot "$out/density.png"

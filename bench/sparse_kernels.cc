@@ -10,6 +10,7 @@
 #include "bench/measure.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/hash_partition.h"
+#include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/index_permutation.h"
 #include "kernels/rows/nonzeros.h"
 #include "kernels/rows/row_access.h"
@@ -139,6 +140,27 @@ void partition(benchmark::State& state) {
   });
 }
 
+/// The same by the paper's Algorithm 1.
+void partition_by_hash(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  const std::size_t count = sparse.indices.size();
+  const auto shape = HierarchicalHashShape::for_nonzeros(count, kOwners);
+  std::vector<std::uint32_t> slots(count), out(count), positions(count), serial(count);
+  std::vector<std::uint32_t> table(shape.owners * shape.slots);
+  std::vector<float> out_values(count);
+  std::vector<std::uint16_t> owner_of(count);
+  std::vector<std::size_t> counts(kOwners), cursors(kOwners);
+  permute(*data().executor, data().permutation, sparse.indices, slots);
+  const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership, 0, 1);
+  against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+    find_owners(*data().executor, slots, kElements, kOwners, owner_of, counts);
+    split_positions_by_hash(*data().executor, shape, stream, sparse.indices, owner_of, counts,
+                            {.slots = table, .serial = serial, .cursors = cursors}, positions);
+    for (std::size_t k = 0; k < count; ++k) out[k] = sparse.indices[positions[k]];
+    gather_rows(*data().executor, sparse.values, {}, positions, 1, out_values);
+  });
+}
+
 /// The plain way: a vector per owner, grown as rows come, the owner by a 64-bit division.
 void partition_loop(benchmark::State& state) {
   const Sparse& sparse = sparse_of(state);
@@ -242,6 +264,7 @@ SPARSE(nonzeros_loop, "find_nonzeros/scalar_loop");
 SPARSE(permutation, "permute");
 SPARSE(permutation_loop, "permute/scalar_loop");
 SPARSE(partition, "split_among_16_owners");
+SPARSE(partition_by_hash, "split_among_16_owners/algorithm_1");
 SPARSE(partition_loop, "split_among_16_owners/scalar_loop");
 SPARSE(merge_sorted, "merge_two_sorted_lists");
 SPARSE(merge_by_bitmap, "merge_two_lists_by_bitmap");

@@ -76,6 +76,9 @@ Skew make_skew(const SyntheticGradient& shape, int world) {
     throw std::invalid_argument("density " + std::to_string(shape.density) +
                                 " must be above 0 and at most 1");
   }
+  if (!(shape.tails >= 0 && shape.tails <= 5)) {
+    throw std::invalid_argument("tails " + std::to_string(shape.tails) + " must be 0 to 5");
+  }
   if (shape.row_width == 0 || shape.elements == 0 || shape.elements % shape.row_width != 0) {
     throw std::invalid_argument("row width " + std::to_string(shape.row_width) + " must divide the " +
                                 std::to_string(shape.elements) + " elements of the gradient");
@@ -123,14 +126,25 @@ void SyntheticSource::choose_rows(int rank, std::uint64_t step, std::vector<std:
   std::sort(rows.begin(), rows.end());
 }
 
+void SyntheticSource::fill_values(int rank, std::uint64_t step, std::uint64_t first,
+                                  Span<float> values) const {
+  const auto stream = [&](std::uint32_t part) {
+    return random_stream(shape_.seed, step, 0, RandomPurpose::bench, static_cast<std::uint32_t>(rank), part);
+  };
+  fill_normal(stream(0), first, values);
+  if (shape_.tails == 0) return;
+  std::vector<float> spread(values.size());
+  fill_normal(stream(2), first, spread);
+  const auto tails = static_cast<float>(shape_.tails);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] *= std::exp(tails * spread[i]);
+}
+
 RowSparse SyntheticSource::rows(int rank, std::uint64_t step, std::size_t, RowBuffer& buffer) const {
   choose_rows(rank, step, buffer.indices);
   const auto width = static_cast<std::size_t>(shape_.row_width);
   buffer.values.resize(buffer.indices.size() * width);
-  const RandomStream values =
-      random_stream(shape_.seed, step, 0, RandomPurpose::bench, static_cast<std::uint32_t>(rank), 0);
   for (std::size_t i = 0; i < buffer.indices.size(); ++i) {
-    fill_normal(values, buffer.indices[i] * std::uint64_t{width} * 4,
+    fill_values(rank, step, buffer.indices[i] * std::uint64_t{width} * 4,
                 Span<float>(buffer.values).subspan(i * width, width));
   }
   return {.row_indices = buffer.indices,
@@ -144,11 +158,7 @@ void SyntheticSource::dense(int rank, std::uint64_t step, std::size_t bucket, Sp
     throw std::invalid_argument("the synthetic gradient has " + std::to_string(shape_.elements) +
                                 " elements, not " + std::to_string(gradient.size()));
   }
-  if (shape_.density == 1) {
-    const RandomStream values =
-        random_stream(shape_.seed, step, 0, RandomPurpose::bench, static_cast<std::uint32_t>(rank), 0);
-    return fill_normal(values, 0, gradient);
-  }
+  if (shape_.density == 1) return fill_values(rank, step, 0, gradient);
   RowBuffer buffer;
   const RowSparse sparse = rows(rank, step, bucket, buffer);
   std::fill(gradient.begin(), gradient.end(), 0.0f);

@@ -21,16 +21,19 @@ struct SyntheticGradient {
   /// Popular rows lie side by side in the order of their popularity, as in a vocabulary sorted by frequency;
   /// else they are scattered by a fixed permutation.
   bool contiguous = false;
+  /// Every value is normal times exp(tails * another normal number): 0 leaves it normal, and from about 1 on
+  /// few values are far above the others, as in a real gradient.
+  double tails = 0;
   std::uint64_t seed = 1;
 };
 
-/// One bucket. Values are normally distributed (mean 0, deviation 1). Which rows are popular is the same for
-/// all ranks and steps; ranks and steps draw independently.
+/// One bucket. Values are normally distributed (mean 0, deviation 1) unless they have tails.
+/// Which rows are popular is the same for all ranks and steps; ranks and steps draw independently.
 class SyntheticSource final : public GradientSource {
  public:
   /// world: the ranks that share the gradient; only a fit to gamma depends on it. Throws
-  /// std::invalid_argument for a density outside (0, 1], a row width that does not divide the elements, and
-  /// what Skew throws.
+  /// std::invalid_argument for a density outside (0, 1], tails outside [0, 5], a row width that does
+  /// not divide the elements, and what Skew throws.
   SyntheticSource(const SyntheticGradient& shape, int world);
 
   const std::vector<BucketShape>& buckets() const override { return buckets_; }
@@ -41,6 +44,8 @@ class SyntheticSource final : public GradientSource {
 
  private:
   void choose_rows(int rank, std::uint64_t step, std::vector<std::uint32_t>& rows) const;
+  /// Values number `first` and following of a rank's step.
+  void fill_values(int rank, std::uint64_t step, std::uint64_t first, Span<float> values) const;
 
   SyntheticGradient shape_;
   std::vector<BucketShape> buckets_;

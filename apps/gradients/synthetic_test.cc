@@ -110,10 +110,23 @@ TEST(Synthetic, RepeatsWithTheSeedAndDiffersByRankAndStep) {
   EXPECT_NE(gradient_of(shape, 0), gradient_of({.elements = 1000, .density = 0.5, .seed = 2}, 0));
 }
 
+TEST(Synthetic, TailsLeaveTheMedianAndSpreadTheRest) {
+  const auto share_above = [](double tails, float bound) {
+    const auto values = gradient_of({.elements = 100'000, .tails = tails}, 0);
+    const auto above =
+        std::count_if(values.begin(), values.end(), [&](float value) { return std::fabs(value) > bound; });
+    return static_cast<double>(above) / 100'000;
+  };
+  // P(|x| > 5) is 6e-7 of a normal x, and E[P(|x| > 5 exp(-1.5 y))] = 0.1063 over a normal y.
+  EXPECT_LT(share_above(0, 5), 1e-4);
+  EXPECT_NEAR(share_above(1.5, 5), 0.1063, 0.004);
+}
+
 TEST(Synthetic, BadShapesAreRefused) {
   for (const SyntheticGradient& shape :
        {SyntheticGradient{.elements = 10, .density = 0}, SyntheticGradient{.elements = 10, .density = 1.1},
-        SyntheticGradient{.elements = 10, .zipf = -1},
+        SyntheticGradient{.elements = 10, .zipf = -1}, SyntheticGradient{.elements = 10, .tails = -1},
+        SyntheticGradient{.elements = 10, .tails = std::nan("")},
         SyntheticGradient{.elements = 10, .zipf = std::nan("")},
         SyntheticGradient{.elements = 10, .row_width = 0}, SyntheticGradient{.elements = 10, .row_width = 4},
         SyntheticGradient{.elements = 10, .density = 0.5, .gamma = 3.0}, SyntheticGradient{.elements = 0},

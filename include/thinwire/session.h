@@ -116,8 +116,8 @@ class Session {
   std::uint64_t payload_bytes(BucketId bucket) const;
 
   /// What the optimizer multiplies means by, from the next synchronize on and until it is set again; 1 until
-  /// then. The same on all ranks. Only systems with an option lr_after ask for it (Step::learning_rate);
-  /// those need it before every step in which it changes.
+  /// then. The same on all ranks. Only systems with an option lr_after and marsit:eta_s=theorem
+  /// ask for it (Step::learning_rate); those need it before every step in which it changes.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
 
   /// Ends a step of training: every bucket synchronizes at most once per step. Returns whether the step

@@ -5,6 +5,7 @@ One line on an existing script puts a compressing system under DDP::
     model = torch.nn.parallel.DistributedDataParallel(model)
     handle = thinwire.register(model, "marsit:full_every=100")
 
+``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2): it synchronizes them between hosts.
 ``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who train through these frameworks.
 
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from thinwire import accelerate, lightning, transformers
     from thinwire.cluster import cluster_environment
     from thinwire.ddp import Handle, register, systems
+    from thinwire.fsdp import fully_shard
     from thinwire.html_report import HtmlReport
     from thinwire.lazy import comm_hook
 
     __version__: str
 
-__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "register", "systems", "__version__"]
+__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems", "__version__"]
 _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
 
 
@@ -34,7 +36,7 @@ def _load(name: str) -> object:
     import torch
 
     try:
-        from thinwire import _C, cluster, ddp, html_report, lazy
+        from thinwire import _C, cluster, ddp, fsdp, html_report, lazy
     except ImportError as error:
         raise ImportError(
             f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
@@ -42,7 +44,7 @@ def _load(name: str) -> object:
         ) from error
     if name == "__version__":
         return _C.version
-    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy}
+    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy, "fully_shard": fsdp}
     return getattr(homes.get(name, ddp), name)
 
 

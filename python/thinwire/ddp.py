@@ -4,7 +4,7 @@ import io
 import json
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NoReturn, Optional, Tuple, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -61,6 +61,11 @@ def _require_arguments(
             "thinwire.register(DistributedDataParallel(model), ...)"
         )
     refuse_other_reducers(model)
+    require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
+
+
+def require_options(spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any, check_replicas_every: Any) -> None:
+    """What is said of options that cannot be."""
     if not isinstance(spec, str):
         raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
     for name, value in (("threads", threads), ("lanes", lanes)):
@@ -116,9 +121,9 @@ def register(
         timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
     step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. Both limits
         are the same on all ranks.
-    optimizer: where systems with an option lr_after read the learning rate, of the first parameter group. Those that freeze Adam's
-        variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step`` then leaves the second moment as it
-        is in the steps in which they say so. Register before the first step.
+    optimizer: where systems with an option lr_after, and marsit:eta_s=theorem, read the learning rate, of the first parameter
+        group. Those that freeze Adam's variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step``
+        then leaves the second moment as it is in the steps in which they say so. Register before the first step.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
     check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
@@ -188,7 +193,7 @@ class Handle:
         grad_scaler: Optional[GradScaler], compress_on: str, check_replicas_every: int,
     ) -> None:
         self._model = weakref.ref(model)
-        self._replicas = ReplicaCheck(model, check_replicas_every)
+        self._replicas = ReplicaCheck(self._replicated(model), check_replicas_every)
         self._optimizer = optimizer
         self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
         self._scale: Optional[float] = None
@@ -204,11 +209,11 @@ class Handle:
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         # Those that were frozen after wrapping are still in DDP's buckets, and have state.
-        self._frozen_shapes = {name: parameter.shape for name, parameter in named_parameters(model) if name not in self._shapes}
+        self._frozen_shapes = {name: parameter.shape for name, parameter in self._in_buckets(model) if name not in self._shapes}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
         self._private = private_group.open_private(
-            model.process_group, lanes, deadline_seconds, device, parameters,
+            self._group_of(model), lanes, deadline_seconds, device, parameters,
             {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds},
         )
         try:
@@ -245,8 +250,25 @@ class Handle:
             threads=threads,
             devices_compress=compress_on == "device",
             # One that was frozen after it was wrapped is still in DDP's buckets.
-            parameters=list(named_parameters(model)),
+            parameters=list(self._in_buckets(model)),
         )
+
+    # --- What a handle of sharded models has in place of DDP's ------------------------------------------------------
+
+    def _group_of(self, model: DistributedDataParallel) -> dist.ProcessGroup:
+        """Whose ranks exchange gradients."""
+        group: dist.ProcessGroup = model.process_group
+        return group
+
+    def _in_buckets(self, model: DistributedDataParallel) -> Iterable[Tuple[str, torch.Tensor]]:
+        """All that may be in a bucket, by name."""
+        return named_parameters(model)
+
+    def _replicated(self, model: DistributedDataParallel) -> Callable[[], Sequence[torch.Tensor]]:
+        """What the ranks of the group keep equal."""
+        ignored = set(getattr(model, "parameters_to_ignore", ()))
+        parameters = [parameter for name, parameter in model.module.named_parameters() if name not in ignored]
+        return lambda: parameters
 
     def _take_hook(self, model: DistributedDataParallel) -> None:
         state = _hooked.get(model)
@@ -401,7 +423,9 @@ class Handle:
         Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and RuntimeError for one
         of the same spec and another seed; nothing has changed then.
         """
-        own = saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size)
+        self._take_over(saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size), strict)
+
+    def _take_over(self, own: saved_state.State, strict: bool) -> None:
         shapes = {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
         self._engine.load_state(saved_state.fit(own, shapes, strict))
         self._replicas.after_load()

@@ -1,23 +1,24 @@
 """Whether all ranks still hold the same parameters, told by eight bytes of each."""
+from typing import Any, Callable, Sequence
+
 import torch
 
 from thinwire import _C
 
 
 class ReplicaCheck:
-    """Compares the parameters that DDP keeps equal, every so many steps."""
+    """Compares what ``parameters()`` gives, which ranks keep equal, every so many steps."""
 
-    def __init__(self, model: torch.nn.parallel.DistributedDataParallel, every: int):
+    def __init__(self, parameters: Callable[[], Sequence[torch.Tensor]], every: int):
         self._every = every
-        ignored = set(getattr(model, "parameters_to_ignore", ()))
-        self._parameters = [parameter for name, parameter in model.module.named_parameters() if name not in ignored]
+        self._parameters = parameters
         self._due = True
 
     def after_load(self) -> None:
         """The next step compares, whatever its number."""
         self._due = True
 
-    def before_step(self, step: int, model: torch.nn.parallel.DistributedDataParallel, engine: _C.Engine) -> None:
+    def before_step(self, step: int, model: Any, engine: _C.Engine) -> None:
         """Before the first bucket of a step: all ranks have then taken the same optimizer steps, also when they accumulate.
 
         Collective where the step is one that compares. Not within ``Join``, where ranks without input take no optimizer steps.
@@ -27,7 +28,7 @@ class ReplicaCheck:
         if getattr(getattr(model, "_join_config", None), "enable", False):
             return
         self._due = False
-        own = _C.hash_tensors(self._parameters, step)
+        own = _C.hash_tensors(list(self._parameters()), step)
         everyones = engine.gather("replica hashes", own.to_bytes(8, "little"), 8)
         text = _C.replica_difference([int.from_bytes(one, "little") for one in everyones])
         if text is not None:

@@ -82,7 +82,7 @@ def _check(state: Mapping[str, Any]) -> State:
     return cast(State, state)
 
 
-def _require_one_step(states: Sequence[State]) -> None:
+def require_one_step(states: Sequence[State]) -> None:
     """That the states are of the same moment of the same run: sums over others are no state of any run."""
     first = states[0]
     for state in states[1:]:
@@ -112,7 +112,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> State:
     if found != list(range(world_size)):
         raise ValueError(f"states of ranks {found} are given, and all of ranks 0 to {world_size - 1} are needed")
     by_rank = sorted(checked, key=lambda state: state["rank"])
-    _require_one_step(by_rank)
+    require_one_step(by_rank)
     return {**by_rank[0], "rank": _ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 
@@ -168,9 +168,12 @@ def pack(states: Sequence[Mapping[str, Any]]) -> Dict[str, bytes]:
 
 def unpack(state: Any) -> Any:
     """What was packed; anything else as it is. Raises ValueError for what is damaged."""
-    if not isinstance(state, Mapping) or set(state) != {_PACKED}:
-        return state
+    return loaded(state[_PACKED]) if isinstance(state, Mapping) and set(state) == {_PACKED} else state
+
+
+def loaded(packed: Any) -> Any:
+    """What ``torch.save`` made these bytes of. Raises ValueError for what is damaged."""
     try:
-        return torch.load(io.BytesIO(state[_PACKED]), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch says of bytes that are none of its own
         raise _damaged((str(error) or type(error).__name__).splitlines()[0]) from error

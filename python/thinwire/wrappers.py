@@ -8,13 +8,13 @@ from torch.nn.parallel import DistributedDataParallel
 _OTHERS = {
     "FullyShardedDataParallel": (
         "torch.",
-        "FullyShardedDataParallel (FSDP1) reduces shards of gradients by itself: train under DistributedDataParallel, without FSDP, or leave "
-        "Thinwire out",
+        "FullyShardedDataParallel (FSDP1) reduces shards of gradients by itself: leave it out, and thinwire.fully_shard(model, mesh, spec) shards "
+        "the model; or train under DistributedDataParallel",
     ),
     "FSDPModule": (
         "torch.",
-        "fully_shard (FSDP2) reduces shards of gradients by itself: train under DistributedDataParallel, without fully_shard, or leave "
-        "Thinwire out",
+        "fully_shard (FSDP2) reduces shards of gradients by itself: thinwire.fully_shard(model, mesh, spec) synchronizes them between hosts; or "
+        "train under DistributedDataParallel, without fully_shard",
     ),
     "DeepSpeedEngine": (
         "deepspeed",
@@ -34,21 +34,22 @@ _OTHERS = {
 }
 
 
-def _others_of(module: torch.nn.Module) -> Iterator[str]:
+def _others_of(module: torch.nn.Module, but: str) -> Iterator[str]:
     for base in type(module).__mro__:
         package, said = _OTHERS.get(base.__name__, ("", ""))
-        if said and base.__module__.startswith(package):
+        if said and base.__name__ != but and base.__module__.startswith(package):
             yield said
 
 
-def refuse_other_wrappers(model: object) -> None:
-    """Raises TypeError for a model whose gradients something else than DistributedDataParallel synchronizes, in whole or in part."""
+def refuse_other_wrappers(model: object, but: str = "") -> None:
+    """Raises TypeError for a model whose gradients something else than DistributedDataParallel synchronizes, in whole or in part. ``but``
+    names a class that may."""
     if not isinstance(model, torch.nn.Module):
         return
     for module in model.modules():
-        for said in _others_of(module):
+        for said in _others_of(module, but):
             raise TypeError(said)
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters() if not but else ():
         if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
             raise TypeError(
                 f"parameter {name} is a DTensor, a part of a tensor whose other parts are on other ranks (tensor parallel, or sharded): only "

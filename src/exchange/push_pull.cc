@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 
 #include "core/partition.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/hash_partition.h"
+#include "kernels/rows/hierarchical_hash.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/rows/row_merge.h"
 #include "thinwire/errors.h"
 
@@ -41,6 +44,10 @@ PushPull::PushPull(BucketId bucket, const RowSparse& own, bool finite, const Pus
       pushed_(take<std::size_t>(world_)),
       pulled_rows_(take<std::uint64_t>(world_)),
       pulled_bytes_(take<std::uint64_t>(world_)) {
+  if (scheme_.hash_split && executor_.memory() != Memory::host) {
+    throw std::invalid_argument(
+        "split=hash works on the CPU and gradients are on a device: take split=sort, or compress on the CPU");
+  }
   pushes_.note(finite);
 }
 
@@ -69,6 +76,7 @@ void PushPull::split() {
   permute(executor_, scheme_.slots, own_.row_indices, slots);
   find_owners(executor_, slots, own_.rows, world_, owner_of, pushed_);
   parts_ = take<Span<std::byte>>(world_);
+  if (scheme_.hash_split) return split_by_hashing(owner_of);
   const auto cursors = take<RowCursor>(world_);
   for (std::size_t owner = 0; owner < world_; ++owner) {
     parts_[owner] = take<std::byte>(row_list_bytes(pushed_[owner], width_));
@@ -76,6 +84,27 @@ void PushPull::split() {
     cursors[owner] = {list.indices.data(), list.values.data()};
   }
   split_by_owner(executor_, owner_of, own_.row_indices, own_.values, width_, cursors);
+}
+
+/// The same parts by Algorithm 1.
+void PushPull::split_by_hashing(Span<const std::uint16_t> owner_of) {
+  const auto shape = HierarchicalHashShape::for_nonzeros(own_.size(), world_);
+  const HashMemory memory{.slots = take_scratch<std::uint32_t>(shape.owners * shape.slots),
+                          .serial = take_scratch<std::uint32_t>(own_.size()),
+                          .cursors = take<std::size_t>(world_)};
+  const auto positions = take_scratch<std::uint32_t>(own_.size());
+  split_positions_by_hash(executor_, shape, *scheme_.hash_split, own_.row_indices, owner_of, pushed_, memory,
+                          positions);
+  std::size_t at = 0;
+  for (std::size_t owner = 0; owner < world_; ++owner) {
+    const auto own = positions.subspan(at, pushed_[owner]);
+    at += own.size();
+    parts_[owner] = take<std::byte>(row_list_bytes(own.size(), width_));
+    const RowList list = row_list_in(parts_[owner], own.size(), width_);
+    std::transform(own.begin(), own.end(), list.indices.begin(),
+                   [&](std::uint32_t position) { return own_.row_indices[position]; });
+    gather_rows(executor_, own_.values, {}, own, width_, list.values);
+  }
 }
 
 void PushPull::merge() {

@@ -11,6 +11,9 @@
 //   pull: (W-1) times the smaller of 4 width |U_p| + |I_p| / 8 and (4 + 4 width) |U_p|, where I_p are the
 //         slots owned and U_p those of them that any rank has.
 
+#include <optional>
+
+#include "core/philox.h"
 #include "exchange/row_messages.h"
 #include "kernels/rows/index_permutation.h"
 
@@ -20,6 +23,9 @@ struct PushPullScheme {
   /// The owner of slot x is the part of the table in which it lies; the permutation gives rows their slots.
   IndexPermutation slots;
   bool pull_bitmaps = true;  ///< Whether a pull may be a bitmap where that is smaller.
+  /// Rows are split among owners by Zen's Algorithm 1, with second-level hashes of this stream, and not by a
+  /// counting sort. What is sent is the same to the bit. Rows must lie in memory of the CPU.
+  std::optional<RandomStream> hash_split{};
 };
 
 /// What an exchange of rows ends with.
@@ -33,7 +39,8 @@ struct RowMean {
 class PushPull {
  public:
   /// own: ascending, distinct rows of a table with at least one row; finite: whether this rank's values are.
-  /// Both of them, and the scheme, outlive the exchange.
+  /// Both of them, and the scheme, outlive the exchange. Throws std::invalid_argument for a hash_split of
+  /// rows on a device.
   PushPull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme, Step& step);
 
   /// Splits this rank's rows and sends every owner its part.
@@ -69,6 +76,7 @@ class PushPull {
   std::size_t first_slot(std::size_t owner) const;
   std::size_t owned_slots(std::size_t owner) const;
   void split();
+  void split_by_hashing(Span<const std::uint16_t> owner_of);
   Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
   void await_results(RowMessages& results);
   RowSparse collect(RowMessages& results);

@@ -73,6 +73,33 @@ std::string complaint_about(const std::function<void(Forged&)>& spoil) {
   return complaint;
 }
 
+/// Works on host memory and says that it does not.
+class CallsItselfADevice final : public Executor {
+ public:
+  Memory memory() const override { return Memory::cuda; }
+  int concurrency() const override { return 1; }
+  void parallel_for(std::size_t count, std::size_t,
+                    FunctionRef<void(std::size_t begin, std::size_t end)> body) override {
+    body(0, count);
+  }
+  void wait() override {}
+};
+
+TEST(PushPull, SplittingByHashIsRefusedOnADevice) {
+  run_in_process(2, [](Communicator& communicator) {
+    CallsItselfADevice executor;
+    Workspace workspace;
+    Step step{.communicator = communicator, .executor = executor, .workspace = workspace};
+    const std::vector<std::uint32_t> indices = {3, 7};
+    const std::vector<float> values = {1, 2};
+    const RowSparse own{.row_indices = indices, .values = values, .rows = kRows, .width = 1};
+    PushPullScheme scheme;
+    EXPECT_NO_THROW(PushPull(0, own, true, scheme, step));
+    scheme.hash_split = random_stream(1, 2, 3, RandomPurpose::ownership, 0, 1);
+    EXPECT_THROW(PushPull(0, own, true, scheme, step), std::invalid_argument);
+  });
+}
+
 TEST(PushPull, ForgedFramesAreRefused) {
   const std::vector<std::pair<std::function<void(Forged&)>, std::string>> cases = {
       {[](Forged& f) { f.header.bucket = 5; }, "bucket is 5, expected 4"},

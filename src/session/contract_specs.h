@@ -18,6 +18,7 @@ inline const std::vector<std::string> kContractSpecs = {
     "marsit",
     "marsit:full_every=0",
     "marsit:full_every=3:eta_s=0.01",
+    "marsit:full_every=3:eta_s=theorem:horizon=50:dimension=20000",
     "marsit:full_every=2:feedback=off",
     "marsit:full_every=0:topology=torus",
     "marsit:full_every=3:topology=torus:drift_every=2",
@@ -30,6 +31,7 @@ inline const std::vector<std::string> kContractSpecs = {
     "zen:scheme=push_pull:feedback=on",
     "zen:scheme=centralization:feedback=on",
     "zen:scheme=push_pull:pull=list",
+    "zen:scheme=push_pull:split=hash",
     "zen:profile_steps=2:gbit=1000:latency_us=1000",  // where the fewer hops win
     "agsparse",
     "agsparse:feedback=on",

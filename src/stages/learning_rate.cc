@@ -20,7 +20,7 @@ class LearningRateInside final : public Forwarding {
       text
           << "a learning rate of " << rate << " in step " << step.index
           << " cannot be applied before compression: what is delivered is divided by it; keep it above 0, or "
-             "take lr_after=on";
+             "leave it outside (lr_after=on; of marsit, another eta_s than theorem)";
       throw std::invalid_argument(text.str());
     }
     if (rate == 1) {

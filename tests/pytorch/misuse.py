@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import _C, ddp, group
+from thinwire import _C, ddp, group, shards
 from common import RANK, WORLD, Net, require_agreement, register, require_error, require_same, train, values_of, wrap
 
 
@@ -225,9 +225,16 @@ def a_group_waits_longer_than_it_was_opened():
     assert ones.tolist() == 3 * [WORLD]
 
 
+def fully_shard_under_an_older_torch():
+    if shards.torch_has_hooks():
+        return "skipped"
+    require_error(ImportError, [torch.__version__, "set_all_reduce_hook", "install a current torch"], lambda: thinwire.fully_shard(Net(), None, "casq"))
+
+
 MISUSE = [bad_input, models_in_another_order, copies_are_plain_ddp, replicas_that_differ, a_load_of_different_models_is_found,
           a_group_waits_longer_than_it_was_opened, a_group_without_the_cpu, what_register_leaves_behind,
-          a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ, a_rank_that_does_not_register]
+          a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ, a_rank_that_does_not_register,
+          fully_shard_under_an_older_torch]
 
 
 def dies(how, victim, spec="ef_signsgd"):

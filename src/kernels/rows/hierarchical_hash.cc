@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -65,6 +66,43 @@ void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const
     counts[owner] = own.size();
     serial_counts[owner] = table.serial_count(owner);
   }
+}
+
+std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashShape& shape,
+                                    const RandomStream& stream, Span<const std::uint32_t> indices,
+                                    Span<const std::uint16_t> owner_of, Span<const std::size_t> counts,
+                                    const HashMemory& memory, Span<std::uint32_t> positions) {
+  std::fill(memory.slots.begin(), memory.slots.end(), 0);
+  std::atomic<std::size_t> serial{0};
+  executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t k = begin; k < end; ++k) {
+      const Span<std::uint32_t> own = memory.slots.subspan(owner_of[k] * shape.slots, shape.slots);
+      const auto stored = static_cast<std::uint32_t>(k + 1);
+      const bool placed = probe_slots(stream, indices[k], shape.rounds, shape.slots, [&](std::size_t slot) {
+        std::uint32_t empty = 0;
+        return std::atomic_ref(own[slot]).compare_exchange_strong(empty, stored, std::memory_order_relaxed);
+      });
+      if (!placed) memory.serial[serial.fetch_add(1, std::memory_order_relaxed)] = stored;
+    }
+  });
+  std::exclusive_scan(counts.begin(), counts.end(), memory.cursors.begin(), std::size_t{0});
+  executor.parallel_for(shape.owners, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t owner = begin; owner < end; ++owner) {
+      for (const std::uint32_t stored : memory.slots.subspan(owner * shape.slots, shape.slots)) {
+        if (stored != 0) positions[memory.cursors[owner]++] = stored - 1;
+      }
+    }
+  });
+  for (const std::uint32_t stored : memory.serial.first(serial)) {
+    positions[memory.cursors[owner_of[stored - 1]]++] = stored - 1;
+  }
+  executor.parallel_for(shape.owners, 1, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t owner = begin; owner < end; ++owner) {
+      const auto last = positions.begin() + static_cast<std::ptrdiff_t>(memory.cursors[owner]);
+      std::sort(last - static_cast<std::ptrdiff_t>(counts[owner]), last);
+    }
+  });
+  return serial;
 }
 
 }  // namespace thinwire

@@ -1,8 +1,9 @@
 #pragma once
 // Zen's Algorithm 1 (section 3.2), hierarchical hashing: many threads split indices among owners
-// without sorting and without losing one. HierarchicalHash is the scalar definition that the CUDA version is
-// held against. Zen itself splits by a stable sort (kernels/rows/hash_partition.h), on either device: frames
-// list their rows in order, and what a rank sends must not depend on which thread came first.
+// without sorting and without losing one. HierarchicalHash is the scalar definition that the others are held
+// against. Zen splits by a stable sort unless told otherwise (kernels/rows/hash_partition.h): frames list
+// their rows in order, and what a rank sends must not depend on which thread came first. With split=hash it
+// takes split_positions_by_hash, on the CPU, which puts in order what each owner got.
 //
 // Memory of an owner: `slots` slots for parallel writes and a serial area behind them. An index tries one
 // slot per second-level hash; where all of them are taken it goes to the serial area. A slot is claimed by
@@ -87,5 +88,22 @@ class HierarchicalHash {
 void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
                    Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
                    Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
+
+/// Memory of one split on the CPU, uninitialised. The serial area is one for all owners and has room for
+/// every index, so it never has to grow.
+struct HashMemory {
+  Span<std::uint32_t> slots;   ///< [shape.owners * shape.slots]
+  Span<std::uint32_t> serial;  ///< [indices.size()]
+  Span<std::size_t> cursors;   ///< [shape.owners]
+};
+
+/// Algorithm 1 for rows that stay where they are, on the CPU, without allocating. positions [indices.size()],
+/// out: owner after owner the k of what it has, owner_of[k] being that owner. Ascending within each owner, so
+/// which thread came first leaves no trace. indices are distinct, owner_of[k] below shape.owners; counts[p]:
+/// how often p is in owner_of. Returns how many indices found no slot.
+std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashShape& shape,
+                                    const RandomStream& stream, Span<const std::uint32_t> indices,
+                                    Span<const std::uint16_t> owner_of, Span<const std::size_t> counts,
+                                    const HashMemory& memory, Span<std::uint32_t> positions);
 
 }  // namespace thinwire

@@ -141,6 +141,46 @@ TEST(SplitByHash, GivesEveryOwnerWhatItsDefinitionGives) {
   });
 }
 
+/// Every index once, to the owner that the first-level hash names, in order: whatever the memory, and with as
+/// many in the serial area as the definition puts there.
+TEST(SplitPositionsByHash, GivesEveryIndexOnceToItsOwner) {
+  for (const int threads : {1, 3}) {
+    const auto executor = make_cpu_executor(threads);
+    for (const std::size_t count : {0u, 1u, 65u, 20'011u}) {
+      for (const std::size_t owners : {1u, 3u, 16u}) {
+        const auto paper = HierarchicalHashShape::for_nonzeros(count, owners);
+        for (const std::size_t slots : {paper.slots, std::size_t{5}, std::size_t{0}}) {
+          HierarchicalHashShape shape = paper;
+          shape.slots = slots;
+          std::vector<std::uint32_t> indices(count), positions(count), serial(count);
+          std::vector<std::uint32_t> table(owners * slots, 77);  // memory of another step
+          std::vector<std::uint16_t> owner_of(count);
+          std::vector<std::size_t> counts(owners, 0), cursors(owners);
+          HierarchicalHash definition(shape, kStream);
+          for (std::size_t k = 0; k < count; ++k) {
+            indices[k] = static_cast<std::uint32_t>((k * 7919) % 1'000'003);
+            owner_of[k] = static_cast<std::uint16_t>(k % 5 % owners);
+            ++counts[owner_of[k]];
+            definition.insert(indices[k], owner_of[k]);
+          }
+          const std::size_t overflow =
+              split_positions_by_hash(*executor, shape, kStream, indices, owner_of, counts,
+                                      {.slots = table, .serial = serial, .cursors = cursors}, positions);
+          std::vector<std::uint32_t> wanted(count);
+          std::iota(wanted.begin(), wanted.end(), 0u);
+          std::stable_sort(wanted.begin(), wanted.end(),
+                           [&](std::uint32_t a, std::uint32_t b) { return owner_of[a] < owner_of[b]; });
+          ASSERT_EQ(positions, wanted) << count << " " << owners << " " << slots;
+          if (threads > 1) continue;  // who comes first decides who overflows
+          std::size_t defined = 0;
+          for (std::size_t p = 0; p < owners; ++p) defined += definition.serial_count(p);
+          ASSERT_EQ(overflow, defined) << count << " " << owners << " " << slots;
+        }
+      }
+    }
+  }
+}
+
 TEST(SplitByHash, TriesEverySlotThatTheHashesGive) {
   // With few slots and many hashes the slots fill up; one index alone always finds its first slot.
   for_each_executor([&](Executor& executor, const std::string& name) {

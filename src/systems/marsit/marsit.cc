@@ -27,9 +27,11 @@
 //   full step: 4 for every element of a dense ring.
 //
 // Deviations from the paper:
-// - The local learning rate stays with the optimizer. So p = g + c instead of eta_l g + c.
-// - eta_s has no value in the paper. auto takes eta_factor * mean |average of g|, per parameter, at the last
-//   full step. The residual is left out of it, since mean |p| grows without bound.
+// - The local learning rate stays with the optimizer. So p = g + c instead of eta_l g + c. With eta_s=theorem
+//   it is inside, as the paper has it.
+// - eta_s has no value in the paper's experiments. Theorem 1's sqrt(1 / (T D)) is eta_s=theorem. auto takes
+//   eta_factor * mean |average of g|, per parameter, at the last full step. The residual is left out of it,
+//   since mean |p| grows without bound.
 // - A factor of 1 starves. A one-bit step delivers at most eta_s per element, and gradients are heavy-tailed.
 //   What piles up over full_every steps then arrives in one lump. docs/systems.md has the derivation,
 //   docs/gain.md the runs.
@@ -52,6 +54,7 @@
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/signs/sign_bits.h"
+#include "stages/learning_rate.h"
 #include "systems/marsit/one_bit_all_reduce.h"
 #include "thinwire/state.h"
 
@@ -109,8 +112,12 @@ double apply_range(Step& step, Span<const std::uint64_t> words, std::size_t begi
 
 struct Config {
   std::uint64_t full_every = 100;
-  std::optional<float> eta;  // empty: auto
+  std::optional<float> eta;
+  std::uint64_t horizon = 0;    // T of theorem 1, whose eta_s it is unless 0
+  std::uint64_t dimension = 0;  // D of theorem 1; 0: the bucket's elements
   float eta_factor = 10;
+
+  bool automatic() const { return !eta && horizon == 0; }
   bool torus = false;
   int rows = 0;
   std::uint64_t drift_every = 0;
@@ -146,12 +153,12 @@ class Marsit final : public Synchronizer {
         workload.feedback && config_.drift_every != 0 && workload.step % config_.drift_every == 0;
     const std::uint64_t extra = drift ? dense_bytes(workload.elements) : 0;
     if (full_step(workload.step)) {
-      const bool sampled = !config_.eta && workload.feedback && workload.step != 0;
+      const bool sampled = config_.automatic() && workload.feedback && workload.step != 0;
       return extra + dense_bytes(workload.elements) + (sampled ? dense_bytes(sample) : 0);
     }
     // Not counted, for the formula knows no history: when no step has counted yet (all before were not
     // finite), a one-bit step agrees on its step sizes as well.
-    const bool agrees = !config_.eta && config_.full_every == 0 && workload.step == 0;
+    const bool agrees = config_.automatic() && config_.full_every == 0 && workload.step == 0;
     return extra + one_bit_payload_bytes(workload.elements, torus(workload.world_size), workload.rank) +
            (agrees ? dense_bytes(sample) : 0);
   }
@@ -212,10 +219,16 @@ class Marsit final : public Synchronizer {
     return etas;
   }
 
-  Span<float> given_etas(Step& step) const {
+  /// Unless automatic: given, or theorem 1's.
+  Span<float> fixed_etas(std::size_t elements, Step& step) const {
     const Span<float> etas = step.workspace.take<float>(parameter_count(step));
-    std::fill(etas.begin(), etas.end(), *config_.eta);
+    std::fill(etas.begin(), etas.end(), config_.eta ? *config_.eta : theorem_eta(elements));
     return etas;
+  }
+
+  float theorem_eta(std::size_t elements) const {
+    const auto dimension = static_cast<double>(config_.dimension != 0 ? config_.dimension : elements);
+    return static_cast<float>(1 / std::sqrt(static_cast<double>(config_.horizon) * dimension));
   }
 
   float automatic_eta(Executor& executor, Span<const float> average) const {
@@ -246,8 +259,8 @@ class Marsit final : public Synchronizer {
 
   void full_precision(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
     Span<float> etas;
-    if (config_.eta) {
-      etas = given_etas(step);
+    if (!config_.automatic()) {
+      etas = fixed_etas(gradient.size(), step);
     } else if (!residual.empty() && step.index != 0) {
       etas = sampled_etas(gradient, step);
     }
@@ -267,9 +280,9 @@ class Marsit final : public Synchronizer {
     const std::vector<float>* known = etas_.find(bucket);
     // Without a full step behind it (full_every=0, or a bucket added late) the step size is agreed here,
     // once.
-    const Span<const float> etas = config_.eta        ? given_etas(step)
-                                   : known != nullptr ? Span<const float>(*known)
-                                                      : sampled_etas(gradient, step);
+    const Span<const float> etas = !config_.automatic() ? Span<const float>(fixed_etas(gradient.size(), step))
+                                   : known != nullptr   ? Span<const float>(*known)
+                                                        : sampled_etas(gradient, step);
     if (etas.size() != parameter_count(step)) {
       throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " + std::to_string(etas.size()) +
                                   " parameters in earlier steps, now " +
@@ -302,6 +315,25 @@ class Marsit final : public Synchronizer {
   BucketStates<std::vector<float>> etas_;  // one per parameter
 };
 
+/// eta_s and what goes with it.
+void read_step_size(const Options& options, Config& config) {
+  const std::string eta = options.text("eta_s");
+  const bool theorem = eta == "theorem";
+  if (eta != "auto" && !theorem) config.eta = static_cast<float>(options.real("eta_s", 1e-30, 1e30));
+  config.eta_factor = static_cast<float>(options.real("eta_factor", 1e-6, 1e6));
+  constexpr std::int64_t kMost = 1'000'000'000'000'000;
+  config.horizon = static_cast<std::uint64_t>(options.integer("horizon", 0, kMost));
+  config.dimension = static_cast<std::uint64_t>(options.integer("dimension", 0, kMost));
+  if (theorem && config.horizon == 0) {
+    throw std::invalid_argument(
+        "marsit: eta_s=theorem is sqrt(1 / (T D)) and needs T: give the steps of the training, as in "
+        "eta_s=theorem:horizon=10000");
+  }
+  if (!theorem && (config.horizon != 0 || config.dimension != 0)) {
+    throw std::invalid_argument("marsit: horizon and dimension go with eta_s=theorem, not with eta_s=" + eta);
+  }
+}
+
 }  // namespace
 
 SystemInfo marsit_info() {
@@ -319,8 +351,10 @@ SystemInfo marsit_info() {
   info.options = {{"full_every", "100", "full-precision step every K steps; 0: never"},
                   {"eta_s", "auto",
                    "step size of a one-bit step; auto: eta_factor * mean |average gradient| per parameter, "
-                   "at the last full step"},
+                   "at the last full step; theorem: sqrt(1 / (horizon * dimension)), learning rate inside"},
                   {"eta_factor", "10", "what auto is multiplied by"},
+                  {"horizon", "0", "of eta_s=theorem: T, how many steps the training has"},
+                  {"dimension", "0", "of eta_s=theorem: D, elements of the model; 0: those of the bucket"},
                   {"topology", "ring", "ring or torus"},
                   {"rows", "auto", "rows of the torus; auto: the most nearly square one"},
                   {"drift_every", "0",
@@ -329,17 +363,17 @@ SystemInfo marsit_info() {
     constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
     Config config;
     config.full_every = static_cast<std::uint64_t>(options.integer("full_every", 0, kMost));
-    if (options.text("eta_s") != "auto") {
-      config.eta = static_cast<float>(options.real("eta_s", 1e-30, 1e30));
-    }
-    config.eta_factor = static_cast<float>(options.real("eta_factor", 1e-6, 1e6));
+    read_step_size(options, config);
     config.torus = options.choice("topology", {"ring", "torus"}) == "torus";
     if (options.text("rows") != "auto") {
       config.rows = static_cast<int>(options.integer("rows", 1, 1 << 20));
       if (!config.torus) throw std::invalid_argument("marsit: rows goes with topology=torus");
     }
     config.drift_every = static_cast<std::uint64_t>(options.integer("drift_every", 0, kMost));
-    return std::make_unique<Marsit>(config);
+    auto marsit = std::make_unique<Marsit>(config);
+    // Algorithm 2 compresses eta_l g, so that a one-bit step moves every parameter by eta_s.
+    if (config.horizon != 0) return put_learning_rate_inside(std::move(marsit));
+    return marsit;
   };
   return info;
 }

@@ -285,6 +285,69 @@ TEST(Marsit, AutomaticStepSizeLeavesTheResidualOut) {
   });
 }
 
+/// Theorem 1: whatever the learning rate, a one-bit step moves every parameter by sqrt(1 / (T D)). The
+/// residual is of gradients times their rates.
+TEST(Marsit, TheoremsStepSizeMovesParametersByTheSameAtEveryRate) {
+  Registry registry;
+  registry.add(marsit_info());
+  struct Case {
+    const char* spec;
+    double eta;
+  };
+  for (const Case& c : {Case{"marsit:full_every=0:eta_s=theorem:horizon=100", 1 / std::sqrt(100 * 16.0)},
+                        Case{"marsit:full_every=0:eta_s=theorem:horizon=100:dimension=64", 1 / 80.0},
+                        Case{"marsit:full_every=3:eta_s=theorem:horizon=25:topology=torus", 1 / 20.0}}) {
+    run_in_process(4, [&](Communicator& communicator) {
+      auto pipeline = registry.make(c.spec);
+      const auto executor = make_cpu_executor(1);
+      constexpr std::size_t kElements = 16;
+      std::vector<float> residual(kElements, 0.0f);
+      const bool full_steps = std::string(c.spec).find("full_every=3") != std::string::npos;
+      for (std::uint64_t index = 0; index < 6; ++index) {
+        const double rate = index < 2 ? 0.5 : 0.01;
+        const std::vector<float> before = residual;
+        std::vector<float> gradient(kElements), own;
+        for (std::size_t i = 0; i < kElements; ++i) {
+          gradient[i] = (i % 2 == 0 ? 1.0f : -1.0f) * static_cast<float>(1 + communicator.rank());
+        }
+        own = gradient;
+        Workspace workspace;
+        Step step{.communicator = communicator,
+                  .executor = *executor,
+                  .workspace = workspace,
+                  .index = index,
+                  .seed = 3,
+                  .learning_rate = rate};
+        pipeline.synchronizer->synchronize(0, gradient, residual, step);
+        ASSERT_TRUE(step.report.finite);
+        for (std::size_t i = 0; i < kElements; ++i) {
+          const double moved = rate * static_cast<double>(gradient[i]);
+          if (full_steps && index % 3 == 0) {
+            EXPECT_EQ(residual[i], 0) << c.spec;
+            // Of 1 to 4 the mean is 2.5, and before step 0 nothing waits.
+            if (index == 0) {
+              EXPECT_NEAR(moved, (i % 2 == 0 ? 2.5 : -2.5) * rate, 1e-6);
+            }
+            continue;
+          }
+          EXPECT_NEAR(std::fabs(moved), c.eta, 1e-6) << c.spec << " step " << index;
+          EXPECT_NEAR(static_cast<double>(residual[i]),
+                      static_cast<double>(before[i]) + rate * static_cast<double>(own[i]) - moved, 1e-6)
+              << c.spec << " step " << index;
+        }
+      }
+    });
+  }
+}
+
+TEST(Marsit, TheoremsStepSizeNeedsItsHorizon) {
+  Registry registry;
+  registry.add(marsit_info());
+  EXPECT_THROW(registry.make("marsit:eta_s=theorem"), std::invalid_argument);
+  EXPECT_THROW(registry.make("marsit:horizon=10"), std::invalid_argument);
+  EXPECT_THROW(registry.make("marsit:eta_s=0.1:dimension=10"), std::invalid_argument);
+}
+
 TEST(Marsit, DeviationIsMeasuredWhenAsked) {
   Registry registry;
   registry.add(marsit_info());

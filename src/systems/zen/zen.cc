@@ -29,8 +29,8 @@
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
 //   decoding compute slots instead of looking them up.
 // - Rows are split by a stable sort, on a GPU as on a CPU. Frames list them in order, and what is sent must
-//   not depend on which thread came first. Algorithm 1 is kernels/rows/hierarchical_hash.h, which no system
-//   uses.
+//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hierarchical_hash.h) on
+//   a CPU, and puts in order what each owner got. Both send the same bytes.
 // - A pull is a list where the union is so sparse that a bitmap would be larger: below 1/32 for single
 //   elements. The paper always sends the bitmap.
 // - Equations (1) and (2) assume lists in both phases and a power of two of ranks. Predictions here count the
@@ -42,6 +42,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <vector>
 
 #include "core/bucket_states.h"
@@ -68,6 +69,7 @@ struct ZenConfig {
   std::uint64_t profile_steps = 4;
   LinkModel link;
   bool pull_bitmaps = true;
+  bool split_by_hash = false;
 };
 
 /// Centralization adds in another order than the dense sum does and its sums grow on fewer ranks: it has to
@@ -177,8 +179,13 @@ class Zen final : public SparseSynchronizer {
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
     const std::uint32_t block_bits = block_bits_for(
         static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
-    const PushPullScheme scheme{.slots = IndexPermutation::make(own.rows, stream, block_bits),
-                                .pull_bitmaps = config_.pull_bitmaps};
+    PushPullScheme scheme{.slots = IndexPermutation::make(own.rows, stream, block_bits),
+                          .pull_bitmaps = config_.pull_bitmaps};
+    if (config_.split_by_hash) {
+      // Independent of pi's, which is of rank 0 and hop 0. Only the owner must be agreed.
+      scheme.hash_split = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership,
+                                        static_cast<std::uint32_t>(step.communicator.rank()), 1);
+    }
     PushPull exchange(bucket, own, finite, scheme, step);
     exchange.push();   // section 3.2: each non-zero to the owner that the hash gives it
     exchange.merge();  // the owner's sums
@@ -220,7 +227,9 @@ SystemInfo zen_info() {
       {"profile_steps", "4", "steps off which auto predicts, 1 to 1000"},
       {"gbit", "0", "what auto reckons with, in Gbit/s; 0: measure the link"},
       {"latency_us", "50", "what auto reckons with, in microseconds, unless it measures"},
-      {"pull", "auto", "what owners send back: auto, the smaller of hash bitmap and list; list, to compare"}};
+      {"pull", "auto", "what owners send back: auto, the smaller of hash bitmap and list; list, to compare"},
+      {"split", "sort",
+       "how rows are split among owners: sort, a counting sort; hash, the paper's Algorithm 1, on the CPU"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     ZenConfig config;
     const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
@@ -231,6 +240,10 @@ SystemInfo zen_info() {
     config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
                    .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
     config.pull_bitmaps = options.choice("pull", {"auto", "list"}) == "auto";
+    config.split_by_hash = options.choice("split", {"sort", "hash"}) == "hash";
+    if (config.split_by_hash && config.scheme == Scheme::centralization) {
+      throw std::invalid_argument("zen: split=hash has no owners to split among under scheme=centralization");
+    }
     return std::make_unique<Zen>(config);
   };
   return info;

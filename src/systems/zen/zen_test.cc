@@ -163,6 +163,23 @@ TEST(Zen, PushPullIsTheRankOrderSumBitForBit) {
   }
 }
 
+/// Algorithm 1 in place of the sort: the same means, and so many bytes.
+TEST(Zen, SplittingByHashGivesWhatSortingGives) {
+  for (const auto& [name, pattern] : kPatterns) {
+    for (const std::size_t world : kWorlds) {
+      SCOPED_TRACE(testing::Message() << name << ", " << world << " ranks");
+      const auto gradients = gradients_of(pattern, world, 4099);
+      const auto sorted = run(":scheme=push_pull", gradients);
+      const auto hashed = run(":scheme=push_pull:split=hash", gradients);
+      for (std::size_t rank = 0; rank < world; ++rank) {
+        ASSERT_EQ(hashed[rank].mean, sorted[rank].mean);
+        ASSERT_EQ(hashed[rank].traffic.sent_bytes, sorted[rank].traffic.sent_bytes);
+        ASSERT_EQ(hashed[rank].report.imbalance_push, sorted[rank].report.imbalance_push);
+      }
+    }
+  }
+}
+
 TEST(Zen, ADeviceSendsAndComputesTheSame) {
   if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   auto expect_same = [](const char* options, Pattern pattern, std::size_t world) {
@@ -349,7 +366,8 @@ TEST(Zen, TheSelectorTakesWhatTheLinkMakesFaster) {
 }
 
 TEST(Zen, OptionsOutOfRangeAreRefused) {
-  for (const char* options : {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x"}) {
+  for (const char* options : {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x", ":split=both",
+                              ":scheme=centralization:split=hash"}) {
     EXPECT_THROW(make_zen(options), std::invalid_argument) << options;
   }
 }

@@ -1,0 +1,150 @@
+"""States of sharded models: kept for each rank, and cut anew for another mesh. See ``state.py`` for what a state is.
+
+One of a sharded model also has ``shard`` and ``shards``, and its parameters' elements are those of a shard, with the padding that makes all
+shards of a parameter equally long.
+"""
+import importlib
+import io
+import math
+import re
+import warnings
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, cast
+
+import torch
+
+from thinwire import state as saved_state
+
+#: Shape of each whole parameter, and the dimension along which it is cut.
+Sizes = Mapping[str, Tuple[Tuple[int, ...], int]]
+_ENTRY = re.compile(r"(^|\.)replica_\d+_of_\d+_shard_\d+_of_\d+$")
+
+
+def torch_has_hooks() -> bool:
+    try:
+        from torch.distributed import fsdp
+    except Exception:  # torch 1.13's own import fails in ways of its own
+        return False
+    return hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook")
+
+
+def require_optimizer(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module) -> None:
+    """ValueError for one that holds parameters from before they were sharded."""
+    if optimizer is None:
+        return
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError(
+            "optimizer holds none of the model's shards, as it was made before: apply torch's fully_shard over the mesh's second dimension, make "
+            "the optimizer, and give both to thinwire.fully_shard"
+        )
+
+
+def entry_name(replica: int, replicas: int, shard: int, shards: int) -> str:
+    """Of a rank's state among the entries of torch.distributed.checkpoint."""
+    return f"replica_{replica}_of_{replicas}_shard_{shard}_of_{shards}"
+
+
+class ShardedState(saved_state.State):
+    """A rank's."""
+
+    shard: int
+    shards: int
+
+
+def pack(state: ShardedState) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getvalue()
+
+
+def unpack(state: Any) -> List[Mapping[str, Any]]:
+    """States as a list, whatever came: one, several, or what torch.distributed.checkpoint has loaded."""
+    if isinstance(state, Mapping) and state and all(_ENTRY.search(str(name)) for name in state):
+        return [saved_state.loaded(value) for value in state.values()]
+    return list(state) if isinstance(state, (list, tuple)) else [state]
+
+
+def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
+    """All ranks' states in a checkpoint of torch.distributed.checkpoint, for ``load_state_dict`` on another mesh.
+
+    checkpoint: its folder, or a StorageReader. ValueError where it has none. Not collective.
+    """
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")  # Debian's torch has no types for it
+    reader = checkpoint if isinstance(checkpoint, dcp.StorageReader) else dcp.FileSystemReader(checkpoint)
+    wanted: Dict[str, Any] = {name: b"" for name in reader.read_metadata().state_dict_metadata if _ENTRY.search(name)}
+    if not wanted:
+        raise ValueError(f"the checkpoint {checkpoint!r} has no state of a handle of thinwire.fully_shard: save it with {{'thinwire': handle}}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads by itself, on purpose
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
+    return unpack(wanted)
+
+
+def _place_of(state: Any) -> Tuple[int, int]:
+    """Shard and number of shards."""
+    if not isinstance(state, Mapping) or not isinstance(state.get("shards"), int) or not isinstance(state.get("shard"), int):
+        raise ValueError("this is no state of a sharded model: give what state_dict() of thinwire.fully_shard's handle returned")
+    return state["shard"], state["shards"]
+
+
+def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Any:
+    """What ``state.for_rank`` takes, of this shard."""
+    if not states:
+        raise ValueError("an empty list of states: give those of all ranks")
+    places = [_place_of(state) for state in states]
+    counts = {count for _, count in places}
+    if len(counts) > 1:
+        raise ValueError(f"states of meshes with {sorted(counts)} shards: give those that all ranks saved at the same moment")
+    saved = counts.pop()
+    if saved == shards:
+        mine = [state for state, (place, _) in zip(states, places) if place == shard]
+        if mine:
+            return mine if len(mine) > 1 else mine[0]
+        raise ValueError(f"the state is of shard {places[0][0]} of {shards}, and this rank holds shard {shard}: give this rank's own, or all ranks'")
+    by_shard = [[state for state, (place, _) in zip(states, places) if place == one] for one in range(saved)]
+    if any(not own for own in by_shard):
+        raise ValueError(
+            f"the state is of a mesh with {saved} shards, and here are {shards}: give load_state_dict the list of all ranks' states, which "
+            "thinwire.fsdp.states_in(checkpoint) reads"
+        )
+    saved_state.require_one_step([cast(ShardedState, own[0]) for own in by_shard])
+    return cut([saved_state.merge(own) for own in by_shard], shard, shards, sizes)
+
+
+def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Dict[str, Any]:
+    """Of one state per old shard, that of a new one. What has a value for each element is cut. Where the system keeps anything else of a
+    parameter, which belongs to shards as they were, all that its ranks have in common begins anew, as for a new parameter."""
+    first = merged[0]
+    parameters: Dict[str, int] = {}
+    for name, elements in first["parameters"].items():
+        shape, dimension = sizes.get(name, ((elements,), 0))
+        if dimension != 0:
+            raise ValueError(f"parameter {name!r} is sharded along dimension {dimension}: its state fits the mesh alone on which it was saved")
+        parameters[name] = _padded_rows(shape, shards) * math.prod(shape[1:])
+    values: Dict[str, Any] = {}
+    all_are_cut = True
+    for name, value in first["values"].items():
+        parts = [state["values"].get(name) for state in merged]
+        parameter = name.partition("/")[2]
+        if not isinstance(value, torch.Tensor) or parameter not in sizes:
+            values[name] = value
+        elif all(isinstance(part, torch.Tensor) and len(part) == first["parameters"][parameter] for part in parts):
+            values[name] = _cut_one(parts, sizes[parameter][0], shard, shards)
+        else:
+            all_are_cut = False
+    if not all_are_cut:
+        common = {name.partition("/")[2] for name, text in values.items() if name.startswith("kind/") and "ranks=same" in text}
+        values = {name: value for name, value in values.items() if name.partition("/")[0] not in common}
+    return {**first, "shard": shard, "shards": shards, "parameters": parameters, "values": values}
+
+
+def _padded_rows(shape: Sequence[int], shards: int) -> int:
+    return -(-shape[0] // shards)
+
+
+def _cut_one(parts: Sequence[torch.Tensor], shape: Sequence[int], shard: int, shards: int) -> torch.Tensor:
+    """A shard of the values that lie in equally long parts, padding behind them."""
+    width = math.prod(shape[1:])
+    rows, begin = _padded_rows(shape, shards), _padded_rows(shape, shards) * shard
+    own = torch.cat(list(parts))[: shape[0] * width][begin * width : (begin + rows) * width]
+    return torch.cat([own, own.new_zeros(rows * width - own.numel())])
