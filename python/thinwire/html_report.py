@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import html_page
 from thinwire.ddp import Handle
@@ -96,12 +97,16 @@ class HtmlReport:
         layers_every: after so many steps, and more often in the beginning, the norms of each layer's residual and gradient are taken.
             That copies the systems' state once. 0: never.
 
-        Raises TypeError for what is not a handle, ValueError for a bad number, and FileNotFoundError where there is no folder for the
+        Raises TypeError for what is not a handle of a model under DistributedDataParallel, ValueError for a bad number, and FileNotFoundError where there is no folder for the
         file.
         """
         if not callable(getattr(handle, "report", None)):
             raise TypeError(f"HtmlReport takes the handle that thinwire.register returned, not {type(handle).__name__}: register the model first. "
                             "With one process a framework's adapter has none")
+        model = handle._model() if isinstance(handle, Handle) else None
+        if model is not None and not isinstance(model, DistributedDataParallel):
+            raise TypeError(f"HtmlReport is of a model under DistributedDataParallel, not of a {type(model).__name__} whose parameters are sharded: "
+                            "handle.report() and handle.log_to() tell of that one")
         if not isinstance(layers_every, int) or layers_every < 0:
             raise ValueError(f"layers_every={layers_every!r}: a whole number of steps is needed, 0 for never")
         self._path = os.path.abspath(os.fspath(path))

@@ -332,6 +332,10 @@ def pages_that_cannot_be():
     model = wrap(Net)
     handle = register(model, "dense")
     require_error(ValueError, ["layers_every=-1"], lambda: thinwire.HtmlReport(handle, "report.html", layers_every=-1))
+    model_of, sharded = handle._model, nn.Linear(2, 2)
+    handle._model = lambda: sharded
+    require_error(TypeError, ["a Linear whose parameters are sharded", "handle.report()"], lambda: thinwire.HtmlReport(handle, "report.html"))
+    handle._model = model_of
     if RANK == 0:
         require_error(FileNotFoundError, ["/no/such", "make it first"], lambda: thinwire.HtmlReport(handle, "/no/such/report.html"))
         with tempfile.TemporaryDirectory() as folder:
