@@ -1,6 +1,10 @@
 """Training that goes on after a rank has died: torchrun starts it again, and it resumes from its checkpoint.
 
-    torchrun --nproc_per_node 4 --max_restarts 3 examples/elastic.py
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    torchrun --standalone --nproc_per_node 4 --max_restarts 3 examples/elastic.py
+
+The variable has torch 2.15 open a rendezvous store for each restart. Without it restarted ranks read addresses of ranks that have ended.
+torch 1.13 does not need it.
 
 On one host or two, whichever are there, with a folder that both see (the same line on each):
 

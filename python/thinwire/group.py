@@ -58,8 +58,8 @@ def _served_by_agent() -> bool:
 def _attempt() -> str:
     """What sets a restart's keys apart where torchrun's agent keeps one store for all of them.
 
-    Such a version of torch sets its own keys apart by a prefix, which a client of our own has not. Newer ones open a store for each
-    restart. There the count must not be a part of keys, since each host counts its own restarts.
+    Such a version of torch sets its own keys apart by a prefix, which a client of our own has not. Newer ones set nothing apart: their
+    users must have a store opened for each restart. There the count must not be a part of keys, since each host counts its own restarts.
     """
     if not _served_by_agent():
         return ""
@@ -330,6 +330,12 @@ class PrivateGroups:
         store = dist.PrefixStore(prefix, waiting)
         own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary, "hash": signature.hash, **choices}
         asking = _Keys(client, prefix)
+        if asking.get(str(self.rank)) is not None:
+            raise RuntimeError(
+                f"rank {ranks[self.rank]} finds in the rendezvous store what it wrote before it was started again, so ranks would connect to "
+                "processes that have ended. Give each start a store of its own: with torchrun, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and "
+                "give --standalone or --rdzv_backend c10d; with a FileStore, another file"
+            )
         asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
             own_conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)

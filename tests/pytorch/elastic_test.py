@@ -24,7 +24,7 @@ def start(folder, torchrun, arguments, **environment):
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--monitor_interval", "0.2", "--max_restarts", "3", *QUIET, *torchrun,
          str(worker), "--checkpoints", str(folder / "checkpoints"), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "THINWIRE_TEST_FOLDER": str(folder), **environment},
+        env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "THINWIRE_TEST_FOLDER": str(folder), **environment},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )
 
@@ -44,8 +44,9 @@ def require_good_end(process, *words):
 
 
 def on_one_host(folder, ranks, arguments, *words, **environment):
-    require_good_end(start(folder, ["--master_addr", "127.0.0.1", "--master_port", str(free_port()), "--nproc_per_node", str(ranks)],
-                           arguments, **environment), *words)
+    # As --standalone, which is at one port for all jobs of a machine in torch 1.13.
+    rendezvous = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}", "--rdzv_id", "one"]
+    require_good_end(start(folder, [*rendezvous, "--nproc_per_node", str(ranks)], arguments, **environment), *words)
 
 
 def loaded(path):

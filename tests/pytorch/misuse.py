@@ -160,6 +160,19 @@ def models_in_another_order():
         require_agreement(model, "after a refusal")
 
 
+def a_restart_that_finds_the_store_of_before():
+    """What ranks see that a launcher has started again, with the store of the start before."""
+    register(wrap(Net))
+    counted = dict(group._opened)
+    group._opened.clear()
+    words = [f"rank {RANK} finds in the rendezvous store what it wrote before", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
+    require_error(RuntimeError, words, lambda: register(wrap(Net)))
+    group._opened.update(counted)
+    again = wrap(Net)
+    register(again)
+    train(again, 1)
+
+
 def copies_are_plain_ddp():
     model = wrap(Net)
     handle = register(model, "marsit")
@@ -231,10 +244,10 @@ def fully_shard_under_an_older_torch():
     require_error(ImportError, [torch.__version__, "set_all_reduce_hook", "install a current torch"], lambda: thinwire.fully_shard(Net(), None, "casq"))
 
 
-MISUSE = [bad_input, models_in_another_order, copies_are_plain_ddp, replicas_that_differ, a_load_of_different_models_is_found,
-          a_group_waits_longer_than_it_was_opened, a_group_without_the_cpu, what_register_leaves_behind,
-          a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ, a_rank_that_does_not_register,
-          fully_shard_under_an_older_torch]
+MISUSE = [bad_input, models_in_another_order, a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
+          a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened, a_group_without_the_cpu,
+          what_register_leaves_behind, a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ,
+          a_rank_that_does_not_register, fully_shard_under_an_older_torch]
 
 
 def dies(how, victim, spec="ef_signsgd"):
