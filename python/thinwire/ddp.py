@@ -266,8 +266,7 @@ class Handle:
 
     def _replicated(self, model: DistributedDataParallel) -> Callable[[], Sequence[torch.Tensor]]:
         """What the ranks of the group keep equal."""
-        ignored = set(getattr(model, "parameters_to_ignore", ()))
-        parameters = [parameter for name, parameter in model.module.named_parameters() if name not in ignored]
+        parameters = [parameter for _, parameter in named_parameters(model)]
         return lambda: parameters
 
     def _take_hook(self, model: DistributedDataParallel) -> None:

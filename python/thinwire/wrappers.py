@@ -68,9 +68,12 @@ def ddp_within(model: object) -> Optional[DistributedDataParallel]:
 
 
 def named_parameters(model: DistributedDataParallel) -> Iterator[Tuple[str, torch.nn.Parameter]]:
-    """Those of the wrapped module, by the names that they have without torch.compile: a state is the same with it and without."""
+    """Those of the wrapped module that DDP does not ignore, by the names that they have without torch.compile: a state is the same with it
+    and without. What DDP ignores may be another tensor on every rank."""
+    ignored = getattr(model, "parameters_to_ignore", ())
     for name, parameter in model.module.named_parameters():
-        yield name.replace("_orig_mod.", ""), parameter
+        if name not in ignored:
+            yield name.replace("_orig_mod.", ""), parameter
 
 
 def refuse_other_reducers(model: DistributedDataParallel) -> None:
