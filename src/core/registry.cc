@@ -36,6 +36,22 @@ void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
       " behind " + first->name + ": the second would correct the first's correction; keep one");
 }
 
+void refuse_comparison(const SystemInfo* stage, const SystemInfo& momentum) {
+  if (stage == nullptr) return;
+  throw std::invalid_argument(
+      stage->name + " in front of " + momentum.name + " would take momentum for an error; " +
+      (momentum.stage
+           ? "put " + stage->name + " behind " + momentum.name
+           : "set " + momentum.name + "'s " + momentum.momentum_option + "=0, or leave out " + stage->name));
+}
+
+/// What a stage's option names, which has '/' in place of ':'.
+SpecPart other_of(const SystemInfo& stage, const Options& options) {
+  std::string text = options.text(stage.other_option);
+  std::replace(text.begin(), text.end(), '/', ':');
+  return parse_spec(text).front();
+}
+
 /// A state file could not tell them apart.
 void refuse_same_state(const SystemInfo& first, const SystemInfo& second) {
   for (const StateKind& kind : first.state) {
@@ -56,14 +72,17 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
   }
   const SystemInfo* momentum = nullptr;
   const SystemInfo* sparsifier = nullptr;
+  const SystemInfo* comparing = nullptr;
   for (std::size_t i = 0; i + 1 < infos.size(); ++i) {
     const SystemInfo& stage = *infos[i];
     if (!stage.stage) {
       throw std::invalid_argument(stage.name + " is a system, not a stage: nothing can follow it, but '" +
                                   infos[i + 1]->name + "' does");
     }
+    if (stage.compares) comparing = &stage;
     if (corrects_momentum(parts[i], stage)) {
       refuse_second_momentum(momentum, stage);
+      refuse_comparison(comparing, stage);
       if (sparsifier != nullptr) {
         throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
                                     " would build its velocity from what is left of the gradient; put " +
@@ -92,7 +111,10 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
         " sends zeros like other values; behind " + sparsifier->name + " go " +
         known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
   }
-  if (corrects_momentum(parts.back(), last)) refuse_second_momentum(momentum, last);
+  if (corrects_momentum(parts.back(), last)) {
+    refuse_second_momentum(momentum, last);
+    refuse_comparison(comparing, last);
+  }
   const bool delivers_all =
       std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->delivers_all; });
   if (momentum != nullptr && delivers_all) {
@@ -150,9 +172,7 @@ const SystemInfo& Registry::find(std::string_view name) const {
 }
 
 /// The system that an option of `stage` names.
-std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, std::string text) const {
-  std::replace(text.begin(), text.end(), '/', ':');
-  const SpecPart part = parse_spec(text).front();
+std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, const SpecPart& part) const {
   const SystemInfo& info = find(part.name);
   if (info.stage || !info.state.empty()) {
     throw std::invalid_argument(
@@ -185,7 +205,11 @@ Pipeline Registry::make(std::string_view spec) const {
     const Options options(parts[i], info.options);
     // A stage that keeps no residual of its own hands its inner system's through.
     const bool feedback = !info.stage || info.sparsifies ? options.flag(kFeedback) : made.feedback;
-    if (!info.other_option.empty()) made.other = make_other(info, options.text(info.other_option));
+    if (!info.other_option.empty()) {
+      const SpecPart other = other_of(info, options);
+      made.other = make_other(info, other);
+      pipeline.turns_residual = pipeline.turns_residual && find(other.name).turns_residual;
+    }
     if (info.members) {
       for (const std::string& member : info.members(options)) made.members.push_back(make(member));
     }
