@@ -25,7 +25,7 @@ struct Costs {
   double row_elements = 0;
   double row_elements_in = 0;
   double row_elements_out = 0;
-  /// Of the mean, summed over the buckets and steps that the stage `guard` has measured, and how many they are.
+  /// Of the mean, summed over the buckets and steps that the stage `guard` has measured, and their number.
   double relative_errors = 0;
   std::uint64_t measured = 0;
 

@@ -29,20 +29,19 @@ bool corrects_momentum(const SpecPart& part, const SystemInfo& info) {
   return Options(part, info.options).real(info.momentum_option, 0, 1) != 0;
 }
 
-void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
-  if (first == nullptr) return;
-  throw std::invalid_argument(
-      second.name + (second.momentum_option.empty() ? "" : ":" + second.momentum_option + "=...") +
-      " behind " + first->name + ": the second would correct the first's correction; keep one");
-}
-
-void refuse_comparison(const SystemInfo* stage, const SystemInfo& momentum) {
-  if (stage == nullptr) return;
-  throw std::invalid_argument(
-      stage->name + " in front of " + momentum.name + " would take momentum for an error; " +
-      (momentum.stage
-           ? "put " + stage->name + " behind " + momentum.name
-           : "set " + momentum.name + "'s " + momentum.momentum_option + "=0, or leave out " + stage->name));
+/// momentum: corrects it. first, comparing: in front of it, where there are such.
+void refuse_momentum(const SystemInfo* first, const SystemInfo* comparing, const SystemInfo& momentum) {
+  if (first != nullptr) {
+    throw std::invalid_argument(
+        momentum.name + (momentum.momentum_option.empty() ? "" : ":" + momentum.momentum_option + "=...") +
+        " behind " + first->name + ": the second would correct the first's correction; keep one");
+  }
+  if (comparing == nullptr) return;
+  throw std::invalid_argument(comparing->name + " in front of " + momentum.name +
+                              " would take momentum for an error; " +
+                              (momentum.stage ? "put " + comparing->name + " behind " + momentum.name
+                                              : "set " + momentum.name + "'s " + momentum.momentum_option +
+                                                    "=0, or leave out " + comparing->name));
 }
 
 /// What a stage's option names, which has '/' in place of ':'.
@@ -81,8 +80,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
     }
     if (stage.compares) comparing = &stage;
     if (corrects_momentum(parts[i], stage)) {
-      refuse_second_momentum(momentum, stage);
-      refuse_comparison(comparing, stage);
+      refuse_momentum(momentum, comparing, stage);
       if (sparsifier != nullptr) {
         throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
                                     " would build its velocity from what is left of the gradient; put " +
@@ -111,10 +109,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
         " sends zeros like other values; behind " + sparsifier->name + " go " +
         known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
   }
-  if (corrects_momentum(parts.back(), last)) {
-    refuse_second_momentum(momentum, last);
-    refuse_comparison(comparing, last);
-  }
+  if (corrects_momentum(parts.back(), last)) refuse_momentum(momentum, comparing, last);
   const bool delivers_all =
       std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->delivers_all; });
   if (momentum != nullptr && delivers_all) {
@@ -192,7 +187,6 @@ Pipeline Registry::make(std::string_view spec) const {
     infos.push_back(&find(parts.back().name));
   }
   refuse_meaningless(parts, infos, systems_);
-
   Pipeline pipeline;
   pipeline.undoes_steps = std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
     return info->undoes_steps || info->state.empty();
@@ -210,8 +204,8 @@ Pipeline Registry::make(std::string_view spec) const {
       made.other = make_other(info, other);
       pipeline.turns_residual = pipeline.turns_residual && find(other.name).turns_residual;
     }
-    if (info.members) {
-      for (const std::string& member : info.members(options)) made.members.push_back(make(member));
+    for (const std::string& member : info.members ? info.members(options) : std::vector<std::string>()) {
+      made.members.push_back(make(member));
     }
     for (const Pipeline& member : made.members) {
       pipeline.undoes_steps = pipeline.undoes_steps && member.undoes_steps;

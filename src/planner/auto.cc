@@ -10,8 +10,8 @@
 // first round is dropped. Which candidates there are is what training runs have shown to keep the loss
 // (docs/loss.md).
 //
-// All candidates are given the same residual. So nothing is lost where they change. The lossy one stands behind
-// the stage `guard` (stages/guard.cc), which takes dense for buckets of which too little arrives.
+// All candidates are given the same residual. So nothing is lost where they change. The lossy one stands
+// behind the stage `guard` (stages/guard.cc), which takes dense for buckets of which too little arrives.
 //
 // Times are means over ranks of each rank's own, so all ranks choose alike. A choice is part of the state,
 // with the time of a step and the number of ranks that it rests on: a resumed run keeps it, and looks whether

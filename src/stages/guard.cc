@@ -1,20 +1,28 @@
 // A guard over what a system leaves out. Now and then the exact mean of a sample is summed as well. Where the
 // delivered mean is too far from it, the bucket is synchronized by a milder system for a while.
 //
-//   p = gradient + residual --every 61st element--> float32 all-reduce --> exact ----.
-//    \--> inner system, or the one of `with` --> mean, residual      error = |mean - exact| / |exact|
+//   gradient ---------------every 61st element--> float32 all-reduce --> G, noise of G -.
+//   p = gradient + residual --every 61st element-'                  \-> exact -----------> error
+//    \--> inner system, or the one of `with` --> mean, residual ----------------------'
 //
-// The error says what part of the gradient waits or is noise: docs/loss.md has errors beside losses. A bucket
-// is measured in the 4th, 8th, 16th, ... step and in every N-th one that the inner system takes in a row. So systems that send everything every N steps, which they do at round numbers counted from 0, are
-// measured in other steps. An error above the bound is followed by N steps of `with`, then the inner system is
-// tried again. Each time that it fails again there are twice as many, up to 64 N.
+// error = |mean - exact| / max(noise, |exact| / 5). The noise is how far the mean gradient would be from
+// itself with other examples: its square is the mean over ranks of |gradient - G|^2, divided by W - 1.
+// What is small beside it costs no loss: late in training, where gradients are mostly noise, a system may
+// leave out more than in the first steps, where all ranks see the same (docs/loss.md has errors beside
+// losses). Ranks with the same examples have no noise, so with the default bound 15 % of the gradient are
+// always free.
+//
+// A bucket is measured in the 4th, 8th, 16th, ... step and in every N-th one that the inner system takes
+// in a row. So systems that send everything every N steps, which they do at round numbers counted from 0,
+// are measured in other steps. An error above the bound is followed by N steps of `with`, then the inner
+// system is tried again. Each time that it fails again there are twice as many, up to 64 N.
 //
 // All ranks decide alike, by the mean over ranks of their errors. Both systems are given the same residual,
 // so nothing is lost where they change. A step without effect (a value that is not finite, an error) measures
 // nothing.
 //
-// Bytes per rank: those of the system whose step it is; in a measured one 2(W-1)/W * 4d / 61 and the error
-// more, and of small buckets at least 4,096 elements.
+// Bytes per rank: those of the system whose step it is. In a measured one 2(W-1)/W * 8d / 61 and two numbers
+// more, half of it without a residual, and of small buckets at least 4,096 elements.
 
 #include <algorithm>
 #include <array>
@@ -34,9 +42,9 @@
 namespace thinwire {
 namespace {
 
-/// Of every parameter, since it may come to another bucket: until which step the other system has it, how many
-/// steps the inner one took in a row and which was the last, how many steps the next failure costs, and how
-/// many there were. Steps are in two parts.
+/// Of every parameter, since it may come to another bucket: until which step the other system has it, how
+/// many steps the inner one took in a row and which was the last, how many steps the next failure costs,
+/// and how many there were. Steps are in two parts.
 constexpr StateKind kGuard = {.name = "guard"};
 constexpr std::size_t kGuardNumbers = 8;
 constexpr std::uint64_t kPart = 1 << 20;  // so that a float holds both
@@ -44,6 +52,9 @@ constexpr std::uint64_t kPart = 1 << 20;  // so that a float holds both
 /// No divisor of common widths of matrices, so that all columns are seen.
 constexpr std::uint64_t kSampled = 61;
 constexpr std::uint64_t kLeastSample = 4096;
+
+/// Of the exact mean: what the noise is at least.
+constexpr double kFree = 0.2;
 
 constexpr std::uint64_t kFirstMeasured = 4;
 constexpr std::uint64_t kMostPatience = 64;
@@ -56,7 +67,7 @@ std::uint64_t sample_of(std::uint64_t elements) {
 
 struct Rules {
   std::uint64_t every = 0;
-  double error = 0;
+  double bound = 0;
 };
 
 class Guard final : public Forwarding {
@@ -76,18 +87,16 @@ class Guard final : public Forwarding {
     own.run = run_with(own, step.index);
     own.last = step.index;
     if (!measures(own.run)) return inner().synchronize(bucket, gradient, residual, step);
-    const Span<float> exact = exact_mean(gradient, residual, step);
+    const Sample sample = summed_sample(gradient, residual, step);
     inner().synchronize(bucket, gradient, residual, step);
     if (step.report.formula_bytes != StepReport::kUnknown) {
-      step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float)) +
-                                   scalar_payload_bytes(step.communicator.size());
+      step.report.formula_bytes += step.communicator.ring_sent_bytes(sample.sums.size(), sizeof(float)) +
+                                   2 * scalar_payload_bytes(step.communicator.size());
     }
-    const double error = step.report.finite ? error_of(gradient, exact, step) : 0;
-    const double all = mean_over_ranks(step, error);
-    if (!step.report.finite || !std::isfinite(all)) return;
-    step.report.relative_error = all;
+    const double error = error_of(gradient, sample, step);
+    if (!step.report.finite || !std::isfinite(error)) return;
     if (labels_.find(bucket) == labels_.end()) labels_[bucket] = label_of(step);
-    judge(own, all, step.index);
+    judge(own, error, step.index);
   }
 
   void require_world(int world_size) const override {
@@ -101,8 +110,9 @@ class Guard final : public Forwarding {
     if (workload.step < own.begin) return other_->payload_bytes(workload);
     const std::uint64_t bytes = inner().payload_bytes(workload);
     if (!measures(run_with(own, workload.step))) return bytes;
-    return bytes + workload.ring_sent_bytes(sample_of(workload.elements), sizeof(float)) +
-           scalar_payload_bytes(workload.world_size);
+    const std::uint64_t sampled = (workload.feedback ? 2 : 1) * sample_of(workload.elements);
+    return bytes + workload.ring_sent_bytes(sampled, sizeof(float)) +
+           2 * scalar_payload_bytes(workload.world_size);
   }
 
   std::string explain() const override;
@@ -128,8 +138,8 @@ class Guard final : public Forwarding {
     std::uint64_t failures = 0;
     std::uint64_t calm = 0;  // measured steps since the last failure
     std::size_t parameters = 1;
-    std::uint64_t failed = 0;  // the step of the last failure
-    double error = 0;          // that it had
+    std::uint64_t measured = 0;  // the last step that was
+    double error = -1;           // that it had; -1: none was since the start or a restart
   };
 
   State fresh() const {
@@ -151,30 +161,55 @@ class Guard final : public Forwarding {
     return run >= kFirstMeasured && (run & (run - 1)) == 0;
   }
 
-  static Span<float> sampled(Span<const float> vector, Step& step) {
-    const Span<float> sample = step.scratch.take<float>(sample_of(vector.size()));
+  /// Of some elements, the means over ranks: of the gradient, and of p where that is something else.
+  struct Sample {
+    Span<float> sums;
+    std::size_t count = 0;
+    double squares = 0;  // of this rank's gradient
+  };
+
+  static void take_sample(Span<const float> vector, Span<float> sample, Step& step) {
     sample_evenly(step.executor, vector, 0, vector.size(), sample);
-    return sample;
   }
 
-  static Span<float> exact_mean(Span<const float> gradient, Span<const float> residual, Step& step) {
-    const Span<float> exact = sampled(gradient, step);
-    if (!residual.empty()) add(step.executor, exact, sampled(residual, step));
+  static Sample summed_sample(Span<const float> gradient, Span<const float> residual, Step& step) {
+    const std::size_t count = sample_of(gradient.size());
+    const Span<float> sums = step.scratch.take<float>(residual.empty() ? count : 2 * count);
+    take_sample(gradient, sums.first(count), step);
+    const double squares = sum_of_squares(step.executor, sums.first(count), {});
+    if (!residual.empty()) {
+      take_sample(residual, sums.subspan(count, count), step);
+      add(step.executor, sums.subspan(count, count), sums.first(count));
+    }
     // A value that is not finite is for the inner system to find.
-    scale(step.executor, exact, 1.0f / static_cast<float>(step.communicator.size()));
-    all_reduce_sum(step, exact);
-    return exact;
+    scale(step.executor, sums, 1.0f / static_cast<float>(step.communicator.size()));
+    all_reduce_sum(step, sums);
+    return {.sums = sums, .count = count, .squares = squares};
   }
 
-  /// Changes `exact`. 0 where there was nothing to deliver.
-  static double error_of(Span<const float> mean, Span<float> exact, Step& step) {
+  /// The same on all ranks; 0 where nothing was to be delivered. Also reports the relative error. Changes the
+  /// sample. Collective.
+  static double error_of(Span<const float> mean, const Sample& sample, Step& step) {
+    const double squares = mean_over_ranks(step, sample.squares);
+    const double mean_squares = sum_of_squares(step.executor, sample.sums.first(sample.count), {});
+    const Span<float> exact = sample.sums.subspan(sample.sums.size() - sample.count, sample.count);
     const double whole = sum_of_squares(step.executor, exact, {});
     scale(step.executor, exact, -1);
-    return whole > 0 ? std::sqrt(sum_of_squares(step.executor, sampled(mean, step), exact) / whole) : 0;
+    const Span<float> delivered = step.scratch.take<float>(sample.count);
+    take_sample(mean, delivered, step);
+    const double left = sum_of_squares(step.executor, delivered, exact);
+    const double noise = std::max(squares - mean_squares, 0.0) / std::max(step.communicator.size() - 1, 1);
+    const double scale_squared = std::max(noise, whole * kFree * kFree);
+    const double error =
+        mean_over_ranks(step, whole > 0 && std::isfinite(left) ? std::sqrt(left / scale_squared) : 0);
+    if (step.report.finite && whole > 0) step.report.relative_error = std::sqrt(left / whole);
+    return error;
   }
 
   void judge(State& own, double error, std::uint64_t index) const {
-    if (error <= rules_.error) {
+    own.measured = index;
+    own.error = error;
+    if (error <= rules_.bound) {
       if (++own.calm >= kCalm) own.patience = rules_.every;
       return;
     }
@@ -183,8 +218,6 @@ class Guard final : public Forwarding {
     own.patience = std::min(2 * own.patience, kMostPatience * rules_.every);
     own.calm = 0;
     ++own.failures;
-    own.failed = index;
-    own.error = error;
   }
 
   static std::string label_of(const Step& step) {
@@ -203,15 +236,16 @@ class Guard final : public Forwarding {
 std::string Guard::explain() const {
   std::string text = Forwarding::explain();
   states_.for_each([&](BucketId bucket, const State& own) {
-    if (own.error == 0) return;  // of a failure before a restart its number alone is known
+    if (own.error < 0) return;
     std::array<char, 80> found{};
-    std::snprintf(found.data(), found.size(), "relative error of the mean %.2f, more than %.2f", own.error,
-                  rules_.error);
+    std::snprintf(found.data(), found.size(), "the mean is off by %.2f of its noise, %s %.2f", own.error,
+                  own.error > rules_.bound ? "more than" : "within", rules_.bound);
     const auto label = labels_.find(bucket);
     if (!text.empty()) text += "\n";
-    text += "step " + std::to_string(own.failed) + ": bucket " + std::to_string(bucket) +
-            (label == labels_.end() ? "" : label->second) + ": " + found.data() + ", so " + other_name_ +
-            " until step " + std::to_string(own.begin) + " (failure " + std::to_string(own.failures) + ")";
+    text += "step " + std::to_string(own.measured) + ": bucket " + std::to_string(bucket) +
+            (label == labels_.end() ? "" : label->second) + ": " + found.data();
+    if (own.error > rules_.bound) text += ", so " + other_name_ + " until step " + std::to_string(own.begin);
+    if (own.failures > 0) text += ", failures: " + std::to_string(own.failures);
   });
   return text;
 }
@@ -268,20 +302,21 @@ SystemInfo guard_info() {
   info.summary =
       "measures the error of the mean now and then, and takes a milder system where it is too large";
   info.paper = "src/stages/guard.cc";
-  info.formula = "that of the system whose step it is; every N-th step 2(W-1)/W * 4d / 61 more";
+  info.formula = "that of the system whose step it is; every N-th step 2(W-1)/W * 8d / 61 more";
   info.stage = true;
   info.compares = true;
   info.state = {kGuard};
   info.undoes_steps = true;
   info.turns_residual = true;
-  info.options = {{"error", "0.25", "largest |mean - exact| / |exact| of a bucket"},
-                  {"every", "50", "a bucket is measured once in so many steps, 8 to 10000"},
-                  {"with", "dense",
-                   "the system of a bucket after a larger error, without state; its options behind '/'"}};
+  info.options = {
+      {"noise", "0.75", "largest |mean - exact| of a bucket, in units of the noise of the mean gradient"},
+      {"every", "50", "a bucket is measured once in so many steps, 8 to 10000"},
+      {"with", "dense",
+       "the system of a bucket after a larger error, without state; its options behind '/'"}};
   info.other_option = "with";
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     Rules rules;
-    rules.error = options.real("error", 0, 1000);
+    rules.bound = options.real("noise", 0, 1e6);
     rules.every = static_cast<std::uint64_t>(options.integer("every", 8, 10'000));
     return std::make_unique<Guard>(rules, options.text("with"), std::move(inner.other),
                                    std::move(inner.synchronizer));
