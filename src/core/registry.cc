@@ -29,19 +29,32 @@ bool corrects_momentum(const SpecPart& part, const SystemInfo& info) {
   return Options(part, info.options).real(info.momentum_option, 0, 1) != 0;
 }
 
-/// momentum: corrects it. first, comparing: in front of it, where there are such.
-void refuse_momentum(const SystemInfo* first, const SystemInfo* comparing, const SystemInfo& momentum) {
-  if (first != nullptr) {
-    throw std::invalid_argument(
-        momentum.name + (momentum.momentum_option.empty() ? "" : ":" + momentum.momentum_option + "=...") +
-        " behind " + first->name + ": the second would correct the first's correction; keep one");
+void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
+  if (first == nullptr) return;
+  throw std::invalid_argument(
+      second.name + (second.momentum_option.empty() ? "" : ":" + second.momentum_option + "=...") +
+      " behind " + first->name + ": the second would correct the first's correction; keep one");
+}
+
+/// part: behind the stage that compares, or what it takes in place of that.
+void refuse_comparison(const SystemInfo& stage, const SpecPart& part, const SystemInfo& info) {
+  const Options options(part, info.options);
+  std::string instead;
+  if (corrects_momentum(part, info)) {
+    instead = info.stage                     ? "put " + stage.name + " behind " + info.name
+              : info.momentum_option.empty() ? "take another system"
+                                             : "set its " + info.momentum_option + "=0";
+  } else if (info.incomparable) {
+    instead = info.incomparable(options);
   }
-  if (comparing == nullptr) return;
-  throw std::invalid_argument(comparing->name + " in front of " + momentum.name +
-                              " would take momentum for an error; " +
-                              (momentum.stage ? "put " + comparing->name + " behind " + momentum.name
-                                              : "set " + momentum.name + "'s " + momentum.momentum_option +
-                                                    "=0, or leave out " + comparing->name));
+  if (instead.empty()) return;
+  throw std::invalid_argument(stage.name + " with " + info.name + " would compare what is not alike: " +
+                              instead + ", or leave out " + stage.name);
+}
+
+void refuse_comparison_behind(const SystemInfo& sparsifier, const SystemInfo& stage) {
+  throw std::invalid_argument(stage.name + " behind " + sparsifier.name +
+                              " would not meet what that leaves out; put " + stage.name + " in front");
 }
 
 /// What a stage's option names, which has '/' in place of ':'.
@@ -71,16 +84,14 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
   }
   const SystemInfo* momentum = nullptr;
   const SystemInfo* sparsifier = nullptr;
-  const SystemInfo* comparing = nullptr;
   for (std::size_t i = 0; i + 1 < infos.size(); ++i) {
     const SystemInfo& stage = *infos[i];
     if (!stage.stage) {
       throw std::invalid_argument(stage.name + " is a system, not a stage: nothing can follow it, but '" +
                                   infos[i + 1]->name + "' does");
     }
-    if (stage.compares) comparing = &stage;
     if (corrects_momentum(parts[i], stage)) {
-      refuse_momentum(momentum, comparing, stage);
+      refuse_second_momentum(momentum, stage);
       if (sparsifier != nullptr) {
         throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
                                     " would build its velocity from what is left of the gradient; put " +
@@ -101,7 +112,11 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
     }
   }
   for (std::size_t i = 0; i < infos.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) refuse_same_state(*infos[j], *infos[i]);
+    for (std::size_t j = 0; j < i; ++j) {
+      refuse_same_state(*infos[j], *infos[i]);
+      if (infos[j]->compares) refuse_comparison(*infos[j], parts[i], *infos[i]);
+      if (infos[i]->compares && infos[j]->sparsifies) refuse_comparison_behind(*infos[j], *infos[i]);
+    }
   }
   if (sparsifier != nullptr && !last.takes_rows) {
     throw std::invalid_argument(
@@ -109,7 +124,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
         " sends zeros like other values; behind " + sparsifier->name + " go " +
         known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
   }
-  if (corrects_momentum(parts.back(), last)) refuse_momentum(momentum, comparing, last);
+  if (corrects_momentum(parts.back(), last)) refuse_second_momentum(momentum, last);
   const bool delivers_all =
       std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->delivers_all; });
   if (momentum != nullptr && delivers_all) {
@@ -169,7 +184,8 @@ const SystemInfo& Registry::find(std::string_view name) const {
 /// The system that an option of `stage` names.
 std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, const SpecPart& part) const {
   const SystemInfo& info = find(part.name);
-  if (info.stage || !info.state.empty()) {
+  if (stage.compares) refuse_comparison(stage, part, info);
+  if (info.stage || !info.state.empty() || corrects_momentum(part, info)) {
     throw std::invalid_argument(
         stage.name + ": " + stage.other_option + "=" + info.name +
         (info.stage ? " is a stage" : " keeps a state of its own") + "; give one of " +

@@ -143,7 +143,8 @@ class Auto final : public Synchronizer {
     member.synchronizer->synchronize(bucket, gradient, skip ? Span<float>() : residual, step);
     inside_ += step.communicator.now_seconds() - began;
     own.delivered_all = member.lossless && step.report.finite;
-    step.report.scheme = names_[plan_.use].c_str();
+    // A guard says where another system had the bucket.
+    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[plan_.use].c_str();
     step.report.frame_header_bytes += sent;
   }
 
@@ -435,14 +436,14 @@ void Auto::try_again(const Step& step, const std::string& why) {
 }
 
 std::string Auto::explain() const {
-  if (follows_ || !begun_) return "";
+  if (!begun_) return "";
   if (alone_) return "dense: one rank sends nothing";
-  if (events_.empty()) return "the candidates are being tried, nothing is chosen yet";
+  if (events_.empty() && !follows_) return "the candidates are being tried, nothing is chosen yet";
   std::string text;
   for (const std::string& line : events_) text += (text.empty() ? "" : "\n") + line;
   for (const Pipeline& member : members_) {
     const std::string own = member.synchronizer->explain();
-    if (!own.empty()) text += "\n" + own;
+    if (!own.empty()) text += (text.empty() ? "" : "\n") + own;
   }
   return text;
 }
@@ -541,6 +542,7 @@ SystemInfo auto_info() {
                   {"steps", "2", "of a turn that count; one before them does not"},
                   {"interval", "10", "steps from one look at the step's time to the next"}};
   info.members = candidates;
+  info.incomparable = [](const Options&) { return "it guards by itself"; };
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     Auto::Rules rules;
     rules.trial.candidates = inner.members.size();

@@ -82,7 +82,7 @@ TEST(Auto, WhatLeavesTooMuchOutIsGivenUp) {
     Training training(communicator, kSpec, kElements);  // noise of full rank
     training.run(kTrial + 40, 0.01);
     const std::string explained = training.session().explain();
-    EXPECT_NE(explained.find("bucket 0 (a and 2 more): the mean is off by 1."), std::string::npos)
+    EXPECT_NE(explained.find("bucket of a and 2 more: the mean is off by 1."), std::string::npos)
         << explained;
     EXPECT_GT(training.count("power_sgd"), 4) << "the fastest, before anything was measured";
     EXPECT_EQ(training.system(), "half") << "power_sgd is no faster than dense where the guard takes that";

@@ -22,7 +22,7 @@
 // nothing.
 //
 // Bytes per rank: those of the system whose step it is. In a measured one 2(W-1)/W * 8d / 61 and two numbers
-// more, half of it without a residual, and of small buckets at least 4,096 elements.
+// more, half of it without a residual. Of a small bucket it is a larger share: 4,093 elements or a seventh.
 
 #include <algorithm>
 #include <array>
@@ -46,12 +46,13 @@ namespace {
 /// many steps the inner one took in a row and which was the last, how many steps the next failure costs,
 /// and how many there were. Steps are in two parts.
 constexpr StateKind kGuard = {.name = "guard"};
-constexpr std::size_t kGuardNumbers = 8;
+constexpr std::size_t kGuardNumbers = 12;
 constexpr std::uint64_t kPart = 1 << 20;  // so that a float holds both
 
 /// No divisor of common widths of matrices, so that all columns are seen.
 constexpr std::uint64_t kSampled = 61;
-constexpr std::uint64_t kLeastSample = 4096;
+constexpr std::uint64_t kLeastSample = 4093;
+constexpr std::uint64_t kMostOfSmall = 7;
 
 /// Of the exact mean: what the noise is at least.
 constexpr double kFree = 0.2;
@@ -62,7 +63,7 @@ constexpr std::uint64_t kMostPatience = 64;
 constexpr std::uint64_t kCalm = 10;
 
 std::uint64_t sample_of(std::uint64_t elements) {
-  return std::min(elements, std::max(elements / kSampled, kLeastSample));
+  return std::max(elements / kSampled, std::min(elements / kMostOfSmall + 1, kLeastSample));
 }
 
 struct Rules {
@@ -83,20 +84,20 @@ class Guard final : public Forwarding {
     require_matching(gradient, residual);
     State& own = open(bucket);
     own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
-    if (step.index < own.begin) return other_->synchronize(bucket, gradient, residual, step);
-    own.run = run_with(own, step.index);
-    own.last = step.index;
-    if (!measures(own.run)) return inner().synchronize(bucket, gradient, residual, step);
-    const Sample sample = summed_sample(gradient, residual, step);
-    inner().synchronize(bucket, gradient, residual, step);
-    if (step.report.formula_bytes != StepReport::kUnknown) {
-      step.report.formula_bytes += step.communicator.ring_sent_bytes(sample.sums.size(), sizeof(float)) +
-                                   2 * scalar_payload_bytes(step.communicator.size());
+    if (step.index < own.begin) {
+      other_->synchronize(bucket, gradient, residual, step);
+      step.report.scheme = other_name_.c_str();
+      return;
     }
-    const double error = error_of(gradient, sample, step);
-    if (!step.report.finite || !std::isfinite(error)) return;
-    if (labels_.find(bucket) == labels_.end()) labels_[bucket] = label_of(step);
-    judge(own, error, step.index);
+    const std::uint64_t run = run_with(own, step.index);
+    if (measures(run)) {
+      synchronize_measured(bucket, own, gradient, residual, step);
+    } else {
+      inner().synchronize(bucket, gradient, residual, step);
+    }
+    if (!step.report.finite || step.index < own.begin) return;
+    own.run = run;
+    own.last = step.index;
   }
 
   void require_world(int world_size) const override {
@@ -161,6 +162,20 @@ class Guard final : public Forwarding {
     return run >= kFirstMeasured && (run & (run - 1)) == 0;
   }
 
+  void synchronize_measured(BucketId bucket, State& own, Span<float> gradient, Span<float> residual,
+                            Step& step) {
+    const Sample sample = summed_sample(gradient, residual, step);
+    inner().synchronize(bucket, gradient, residual, step);
+    if (step.report.formula_bytes != StepReport::kUnknown) {
+      step.report.formula_bytes += step.communicator.ring_sent_bytes(sample.sums.size(), sizeof(float)) +
+                                   2 * scalar_payload_bytes(step.communicator.size());
+    }
+    const double error = error_of(gradient, sample, step);
+    if (!step.report.finite || !std::isfinite(error)) return;
+    if (labels_.find(bucket) == labels_.end()) labels_[bucket] = label_of(bucket, step);
+    judge(own, error, step.index);
+  }
+
   /// Of some elements, the means over ranks: of the gradient, and of p where that is something else.
   struct Sample {
     Span<float> sums;
@@ -187,7 +202,7 @@ class Guard final : public Forwarding {
     return {.sums = sums, .count = count, .squares = squares};
   }
 
-  /// The same on all ranks; 0 where nothing was to be delivered. Also reports the relative error. Changes the
+  /// The same on all ranks; NaN where nothing was to be delivered, or values overflow. Also reports the relative error. Changes the
   /// sample. Collective.
   static double error_of(Span<const float> mean, const Sample& sample, Step& step) {
     const double squares = mean_over_ranks(step, sample.squares);
@@ -200,9 +215,9 @@ class Guard final : public Forwarding {
     const double left = sum_of_squares(step.executor, delivered, exact);
     const double noise = std::max(squares - mean_squares, 0.0) / std::max(step.communicator.size() - 1, 1);
     const double scale_squared = std::max(noise, whole * kFree * kFree);
-    const double error =
-        mean_over_ranks(step, whole > 0 && std::isfinite(left) ? std::sqrt(left / scale_squared) : 0);
-    if (step.report.finite && whole > 0) step.report.relative_error = std::sqrt(left / whole);
+    const bool known = whole > 0 && std::isfinite(whole) && std::isfinite(left);
+    const double error = mean_over_ranks(step, known ? std::sqrt(left / scale_squared) : std::nan(""));
+    if (step.report.finite && known) step.report.relative_error = std::sqrt(left / whole);
     return error;
   }
 
@@ -220,10 +235,11 @@ class Guard final : public Forwarding {
     ++own.failures;
   }
 
-  static std::string label_of(const Step& step) {
-    if (step.parameter_names.empty()) return "";
+  /// How explain() calls the bucket: by names, since whoever asks may count buckets otherwise.
+  static std::string label_of(BucketId bucket, const Step& step) {
+    if (step.parameter_names.empty()) return std::to_string(bucket);
     const std::size_t more = step.parameter_names.size() - 1;
-    return " (" + step.parameter_names[0] + (more > 0 ? " and " + std::to_string(more) + " more" : "") + ")";
+    return "of " + step.parameter_names[0] + (more > 0 ? " and " + std::to_string(more) + " more" : "");
   }
 
   Rules rules_;
@@ -242,8 +258,8 @@ std::string Guard::explain() const {
                   own.error > rules_.bound ? "more than" : "within", rules_.bound);
     const auto label = labels_.find(bucket);
     if (!text.empty()) text += "\n";
-    text += "step " + std::to_string(own.measured) + ": bucket " + std::to_string(bucket) +
-            (label == labels_.end() ? "" : label->second) + ": " + found.data();
+    text += "step " + std::to_string(own.measured) + ": bucket " +
+            (label == labels_.end() ? std::to_string(bucket) : label->second) + ": " + found.data();
     if (own.error > rules_.bound) text += ", so " + other_name_ + " until step " + std::to_string(own.begin);
     if (own.failures > 0) text += ", failures: " + std::to_string(own.failures);
   });
@@ -253,13 +269,15 @@ std::string Guard::explain() const {
 void Guard::save(BucketWriter& writer) const {
   states_.for_each([&](BucketId bucket, const State& own) {
     std::array<float, kGuardNumbers> numbers{};
-    const std::array<std::uint64_t, 3> steps = {own.begin, own.run, own.last};
+    const std::array<std::uint64_t, 4> steps = {own.begin, own.run, own.last, own.measured};
     for (std::size_t i = 0; i < steps.size(); ++i) {
       numbers[2 * i] = static_cast<float>(steps[i] / kPart);
       numbers[2 * i + 1] = static_cast<float>(steps[i] % kPart);
     }
-    numbers[6] = static_cast<float>(own.patience);
-    numbers[7] = static_cast<float>(std::min(own.failures, kPart));
+    numbers[8] = static_cast<float>(own.patience);
+    numbers[9] = static_cast<float>(std::min(own.failures, kPart));
+    numbers[10] = static_cast<float>(std::min(own.calm, kCalm));
+    numbers[11] = static_cast<float>(std::clamp(own.error + 1, 0.0, static_cast<double>(kPart)));  // 0: none
     for (std::size_t i = 0; i < own.parameters; ++i) {
       writer.array(kGuard, bucket, i, Span<const float>(numbers));
     }
@@ -286,8 +304,11 @@ void Guard::load(const BucketReader& reader) {
       own.begin = std::max(own.begin, step(0));
       own.run = first ? step(2) : std::min(own.run, step(2));
       own.last = first ? step(4) : std::min(own.last, step(4));
-      own.patience = std::max(own.patience, std::min(whole(6), kMostPatience * rules_.every));
-      own.failures = std::max(own.failures, whole(7));
+      own.measured = first ? step(6) : std::max(own.measured, step(6));
+      own.patience = std::max(own.patience, std::min(whole(8), kMostPatience * rules_.every));
+      own.failures = std::max(own.failures, whole(9));
+      own.calm = first ? whole(10) : std::min(own.calm, whole(10));
+      own.error = std::max(own.error, static_cast<double>(numbers[11]) - 1);
     }
   }
   states_.assign(std::move(states));
