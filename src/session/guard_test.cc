@@ -76,7 +76,7 @@ TEST(Guard, TakesTheOtherSystemAfterALargeErrorAndTriesAgainMoreSeldom) {
     const bool residual_left = step == 4 || step == 16 || step == 36;
     EXPECT_EQ(guarded.means[step] == dense.means[step], by_dense && !residual_left) << step;
   }
-  EXPECT_EQ(guarded.explained.substr(0, 58), "step 35: bucket of fc.weight and 1 more: the mean is off by");
+  EXPECT_EQ(guarded.explained.substr(0, 59), "step 35: bucket of fc.weight and 1 more: the mean is off by");
   EXPECT_NE(guarded.explained.find(", more than 0.75, so dense until step 68, failures: 3"),
             std::string::npos)
       << guarded.explained;

@@ -202,8 +202,8 @@ class Guard final : public Forwarding {
     return {.sums = sums, .count = count, .squares = squares};
   }
 
-  /// The same on all ranks; NaN where nothing was to be delivered, or values overflow. Also reports the relative error. Changes the
-  /// sample. Collective.
+  /// The same on all ranks; NaN where nothing was to be delivered, or values overflow. Also reports the
+  /// relative error. Changes the sample. Collective.
   static double error_of(Span<const float> mean, const Sample& sample, Step& step) {
     const double squares = mean_over_ranks(step, sample.squares);
     const double mean_squares = sum_of_squares(step.executor, sample.sums.first(sample.count), {});
@@ -271,7 +271,8 @@ void Guard::save(BucketWriter& writer) const {
     std::array<float, kGuardNumbers> numbers{};
     const std::array<std::uint64_t, 4> steps = {own.begin, own.run, own.last, own.measured};
     for (std::size_t i = 0; i < steps.size(); ++i) {
-      numbers[2 * i] = static_cast<float>(steps[i] / kPart);
+      const std::uint64_t parts = steps[i] / kPart;
+      numbers[2 * i] = static_cast<float>(parts);
       numbers[2 * i + 1] = static_cast<float>(steps[i] % kPart);
     }
     numbers[8] = static_cast<float>(own.patience);
