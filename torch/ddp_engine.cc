@@ -272,9 +272,13 @@ std::uint64_t DdpEngine::step() const {
 std::string DdpEngine::explain() {
   Lock lock(board_.mutex);
   settle(lock);
-  // It decides for all lanes.
-  const Session* session = lanes_[0]->session();
-  return session == nullptr ? "" : session->explain();
+  // The first one decides for all lanes, but each guards its own buckets.
+  std::string text;
+  for (const auto& lane : lanes_) {
+    const std::string own = lane->session() == nullptr ? "" : lane->session()->explain();
+    if (!own.empty()) text += (text.empty() ? "" : "\n") + own;
+  }
+  return text;
 }
 
 std::string DdpEngine::report() const {

@@ -43,6 +43,7 @@ SystemInfo global_top_k_info() {
   info.feedback_default = true;
   info.delivers_all = false;
   info.corrects_momentum = true;
+  info.incomparable = units_of_global_top_k;
   info.momentum_option = "momentum";
   info.options = global_top_k_options();
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {

@@ -125,6 +125,7 @@ constexpr std::int64_t kMostSteps = 1'000'000'000;
 SystemInfo one_bit_adam_info() {
   SystemInfo info = common_info();
   info.name = "one_bit_adam";
+  info.incomparable = [](const Options&) { return "take another system"; };
   info.summary = "dense, then Adam's momentum in one bit per element both ways while its variance is frozen";
   info.paper = "Tang et al., ICML 2021";
   info.formula = "2(W-1)/W * 4d in the first steps, then 2(W-1)/W * (d/8 + 4 * parameters)";
@@ -142,6 +143,7 @@ SystemInfo one_bit_adam_info() {
 SystemInfo zero_one_adam_info() {
   SystemInfo info = common_info();
   info.name = "zero_one_adam";
+  info.incomparable = [](const Options&) { return "take another system"; };
   info.summary =
       "dense steps ever further apart, in which Adam's variance moves; one bit per element between them";
   info.paper = "Lu et al., 0/1 Adam, ICLR 2023";

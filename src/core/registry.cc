@@ -36,6 +36,34 @@ void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
       " behind " + first->name + ": the second would correct the first's correction; keep one");
 }
 
+/// part: behind the stage that compares, or what it takes in place of that.
+void refuse_comparison(const SystemInfo& stage, const SpecPart& part, const SystemInfo& info) {
+  const Options options(part, info.options);
+  std::string instead;
+  if (corrects_momentum(part, info)) {
+    instead = info.stage                     ? "put " + stage.name + " behind " + info.name
+              : info.momentum_option.empty() ? "take another system"
+                                             : "set its " + info.momentum_option + "=0";
+  } else if (info.incomparable) {
+    instead = info.incomparable(options);
+  }
+  if (instead.empty()) return;
+  throw std::invalid_argument(stage.name + " with " + info.name + " would compare what is not alike: " +
+                              instead + ", or leave out " + stage.name);
+}
+
+void refuse_comparison_behind(const SystemInfo& sparsifier, const SystemInfo& stage) {
+  throw std::invalid_argument(stage.name + " behind " + sparsifier.name +
+                              " would not meet what that leaves out; put " + stage.name + " in front");
+}
+
+/// What a stage's option names, which has '/' in place of ':'.
+SpecPart other_of(const SystemInfo& stage, const Options& options) {
+  std::string text = options.text(stage.other_option);
+  std::replace(text.begin(), text.end(), '/', ':');
+  return parse_spec(text).front();
+}
+
 /// A state file could not tell them apart.
 void refuse_same_state(const SystemInfo& first, const SystemInfo& second) {
   for (const StateKind& kind : first.state) {
@@ -84,7 +112,11 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
     }
   }
   for (std::size_t i = 0; i < infos.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) refuse_same_state(*infos[j], *infos[i]);
+    for (std::size_t j = 0; j < i; ++j) {
+      refuse_same_state(*infos[j], *infos[i]);
+      if (infos[j]->compares) refuse_comparison(*infos[j], parts[i], *infos[i]);
+      if (infos[i]->compares && infos[j]->sparsifies) refuse_comparison_behind(*infos[j], *infos[i]);
+    }
   }
   if (sparsifier != nullptr && !last.takes_rows) {
     throw std::invalid_argument(
@@ -150,11 +182,10 @@ const SystemInfo& Registry::find(std::string_view name) const {
 }
 
 /// The system that an option of `stage` names.
-std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, std::string text) const {
-  std::replace(text.begin(), text.end(), '/', ':');
-  const SpecPart part = parse_spec(text).front();
+std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, const SpecPart& part) const {
   const SystemInfo& info = find(part.name);
-  if (info.stage || !info.state.empty()) {
+  if (stage.compares) refuse_comparison(stage, part, info);
+  if (info.stage || !info.state.empty() || corrects_momentum(part, info)) {
     throw std::invalid_argument(
         stage.name + ": " + stage.other_option + "=" + info.name +
         (info.stage ? " is a stage" : " keeps a state of its own") + "; give one of " +
@@ -172,7 +203,6 @@ Pipeline Registry::make(std::string_view spec) const {
     infos.push_back(&find(parts.back().name));
   }
   refuse_meaningless(parts, infos, systems_);
-
   Pipeline pipeline;
   pipeline.undoes_steps = std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
     return info->undoes_steps || info->state.empty();
@@ -185,9 +215,13 @@ Pipeline Registry::make(std::string_view spec) const {
     const Options options(parts[i], info.options);
     // A stage that keeps no residual of its own hands its inner system's through.
     const bool feedback = !info.stage || info.sparsifies ? options.flag(kFeedback) : made.feedback;
-    if (!info.other_option.empty()) made.other = make_other(info, options.text(info.other_option));
-    if (info.members) {
-      for (const std::string& member : info.members(options)) made.members.push_back(make(member));
+    if (!info.other_option.empty()) {
+      const SpecPart other = other_of(info, options);
+      made.other = make_other(info, other);
+      pipeline.turns_residual = pipeline.turns_residual && find(other.name).turns_residual;
+    }
+    for (const std::string& member : info.members ? info.members(options) : std::vector<std::string>()) {
+      made.members.push_back(make(member));
     }
     for (const Pipeline& member : made.members) {
       pipeline.undoes_steps = pipeline.undoes_steps && member.undoes_steps;

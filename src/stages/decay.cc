@@ -52,6 +52,7 @@ SystemInfo decay_info() {
   info.formula = "that of the system behind it";
   info.stage = true;
   info.forgets = true;
+  info.incomparable = [](const Options&) { return "put decay in front"; };
   info.options = {{"factor", "0.99", "what is left of a residual after a step, 0 to 1"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     if (!inner.feedback) {

@@ -47,6 +47,7 @@ std::unique_ptr<Synchronizer> keep_momentum(float momentum, MomentumTravels trav
 SystemInfo inner_momentum_info() {
   SystemInfo info;
   info.name = "momentum";
+  info.incomparable = [](const Options&) { return "put momentum in front"; };
   info.summary = "momentum travels, and the gradient that gives the optimizer this momentum is delivered";
   info.paper = "Tang et al., 1-bit Adam, ICML 2021, algorithm 1";
   info.formula = "that of the system behind it";

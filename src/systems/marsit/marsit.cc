@@ -345,6 +345,9 @@ SystemInfo marsit_info() {
       "one-bit step: 2 * sum of ceil(len/8) over W-1 segments, about 2(W-1)/W * d/8; full step: 2(W-1)/W * "
       "4d";
   info.feedback_default = true;
+  info.incomparable = [](const Options& options) {
+    return options.text("eta_s") == "theorem" ? "give it another eta_s" : "";
+  };
   info.state = {kEta};
   info.undoes_steps = true;
   info.turns_residual = true;

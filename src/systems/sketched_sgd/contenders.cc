@@ -41,6 +41,10 @@ GlobalTopKSettings read_global_top_k(const Options& options) {
           .dense_below = static_cast<std::size_t>(options.integer("dense_below", 0, 0xffffffff))};
 }
 
+std::string units_of_global_top_k(const Options& options) {
+  return options.flag("lr_after") ? "" : "set its lr_after=on";
+}
+
 std::unique_ptr<Synchronizer> with_momentum_and_rate(const Options& options,
                                                      std::unique_ptr<Synchronizer> system) {
   const double momentum = options.real("momentum", 0, 1);

@@ -24,6 +24,9 @@ struct GlobalTopKSettings {
 std::vector<OptionInfo> global_top_k_options();
 GlobalTopKSettings read_global_top_k(const Options& options);
 
+/// SystemInfo::incomparable, by lr_after.
+std::string units_of_global_top_k(const Options& options);
+
 /// What `momentum` and `lr_after` put around the system: momentum correction next to it, the learning rate
 /// outside.
 std::unique_ptr<Synchronizer> with_momentum_and_rate(const Options& options,

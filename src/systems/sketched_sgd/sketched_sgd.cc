@@ -268,6 +268,7 @@ SystemInfo sketched_sgd_info() {
   info.feedback_default = true;
   info.delivers_all = false;
   info.corrects_momentum = true;
+  info.incomparable = units_of_global_top_k;
   info.momentum_option = "momentum";
   info.options = {{"p", "8", "candidates per delivered element, whose exact values are exchanged"},
                   {"rows", "5", "rows of the sketch, 1 to 31; estimates are their median"},
