@@ -353,6 +353,7 @@ void add_start(py::module& module) {
       .def("begins", &StartWatch::begins)
       .def("ends", &StartWatch::ends)
       .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+  module.attr("longest_deadline_seconds") = Communicator::kLongestDeadlineSeconds;
   module.def("lengthen_gloo_timeout", [](const py::handle& group) {
     return lengthen_gloo_timeout(*share<c10d_compat::Group>(group));
   });
@@ -406,7 +407,6 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
-  module.attr("longest_deadline_seconds") = thinwire::Communicator::kLongestDeadlineSeconds;
   thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
   module.def("replica_difference", &thinwire::replica_difference);

@@ -67,8 +67,8 @@ struct Step {
   /// What the optimizer multiplies this step's mean by, the same on all ranks. For systems that keep what
   /// they hold back multiplied by the rate of its own step; with 1 they keep it as it comes.
   double learning_rate = 1;
-  /// Of the mean, this rank needs part `rank` of W equal ones alone: the session's reduce-scatter. A system with
-  /// SystemInfo::reduce_scatters leaves it there, and what the other parts then hold is without meaning.
+  /// Of the mean, this rank needs part `rank` of W equal ones alone: the session's reduce-scatter. A system
+  /// with SystemInfo::reduce_scatters leaves it there; the other parts then have no meaning.
   bool reduce_scatter = false;
   /// Where each of the bucket's parameters ends, ascending, the last at n. Empty: the bucket is one
   /// parameter. For systems that scale parameters separately, since layers differ by orders of magnitude.

@@ -422,8 +422,20 @@ def units_of(model: _Sharded, make: Callable[[Any, str, Any, Mapping[int, str]],
     return units
 
 
-def _require_mesh(mesh: Any) -> None:
+def _require_torch(mesh: Any) -> None:
+    methods = ["set_all_reduce_hook"]
     if getattr(mesh, "ndim", None) == 1:
+        methods.append("set_custom_reduce_scatter")
+    for method in methods:
+        if not shards.torch_has(method):
+            raise ImportError(f"torch {torch.__version__} has no FSDPModule.{method}, which fully_shard needs: install a current torch")
+
+
+def _require_mesh(mesh: Any, all_gather: str) -> None:
+    dimensions = getattr(mesh, "ndim", None)
+    if all_gather not in ("exact", "8bit") or (all_gather == "8bit" and dimensions == 2):
+        raise ValueError(f"all_gather={all_gather!r}: 'exact' or, with a mesh of one dimension, '8bit' is needed")
+    if dimensions == 1:
         if mesh.size() > 1:
             return
         raise ValueError("mesh has one rank: there is nobody to synchronize gradients with")
@@ -499,6 +511,14 @@ def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapp
     torchs(model, mesh=over, **more)
 
 
+def _handle_of(model: nn.Module, mesh: Any, spec: str, all_gather: str, options: Mapping[str, Any]) -> ShardedHandle:
+    if mesh.ndim == 2:
+        return ShardedHandle(model, mesh, spec, options)
+    from thinwire.scattered import ScatteredHandle  # which is made of what stands above
+
+    return ScatteredHandle(model, mesh, spec, all_gather, options)
+
+
 def fully_shard(
     model: nn.Module,
     mesh: Any,
@@ -532,7 +552,7 @@ def fully_shard(
     fully_shard_options: for torch's ``fully_shard`` of every module: ``reshard_after_forward``, ``mp_policy``, ``offload_policy``.
 
     ``seed``, ``threads``, ``lanes``, limits, ``grad_scaler``, ``compress_on`` and ``check_replicas_every`` are those of ``register``; the latter
-    compares the replicas of each shard.
+    compares the replicas of each shard, of which there are none over one dimension.
 
     Means come to the gradients at the end of backward, so gradients are complete when ``backward()`` returns and not before. Where a rank has
     inf or NaN, all gradients are NaN on all ranks and the step is undone, in all shards. So is one that fails or whose backward raises.
@@ -540,31 +560,20 @@ def fully_shard(
     Raises TypeError and ValueError for a model, mesh, spec or option that cannot be, ImportError where torch is too old, and otherwise as
     ``register`` does.
     """
-    for method in ("set_all_reduce_hook", "set_custom_reduce_scatter"):
-        if not shards.torch_has(method):
-            raise ImportError(f"torch {torch.__version__} has no FSDPModule.{method}, which fully_shard needs: install a current torch")
-    _require_mesh(mesh)
+    _require_torch(mesh)
+    _require_mesh(mesh, all_gather)
     _require_model(model, mesh)
     earlier = _sharded.get(model)
     if earlier is not None and not earlier._is_closed:
         raise RuntimeError("the model has a handle already, which is not closed: handle.set(spec) changes the system")
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
-    if all_gather not in ("exact", "8bit") or (all_gather == "8bit" and mesh.ndim == 2):
-        raise ValueError(
-            f"all_gather={all_gather!r}: 'exact' or, with a mesh of one dimension, '8bit' is needed"
-        )
     ddp.require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
     _require_own_parameters(model)
     _apply(model, mesh, modules, fully_shard_options)
     shards.require_optimizer(optimizer, model)
-    options = {
+    return _handle_of(model, mesh, ddp.join_spec(spec, None), all_gather, {
         "seed": seed, "threads": threads, "lanes": lanes,
         "deadline_seconds": private_group.timeout_of(mesh.get_group(0)) if deadline_seconds is None else deadline_seconds,
         "step_limit_seconds": step_limit_seconds, "optimizer": optimizer, "grad_scaler": grad_scaler, "compress_on": compress_on,
         "check_replicas_every": check_replicas_every,
-    }
-    if mesh.ndim == 2:
-        return ShardedHandle(model, mesh, ddp.join_spec(spec, None), options)
-    from thinwire import scattered  # which is made of what stands above
-
-    return scattered.ScatteredHandle(model, mesh, ddp.join_spec(spec, None), all_gather, options)
+    })

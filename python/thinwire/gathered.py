@@ -50,17 +50,19 @@ class EightBitGather:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
-        if self._exact:
-            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
-        if not input_tensor.is_floating_point():
+        elements, ranks = input_tensor.numel(), group.size()
+        if not self._exact and not input_tensor.is_floating_point():
             raise RuntimeError(
                 f"parameters {', '.join(self._names)} are gathered as bytes, since they are of several types: all_gather='exact', or a fully_shard of "
                 "its own for those of each type"
             )
-        elements, ranks = input_tensor.numel(), group.size()
+        # Shards of what was gathered before (reshard_after_forward=RANKS) are other parts, of values that are rounded already.
+        if self._exact or elements != sum(self._sizes):
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
         own = input_tensor.float()
         if self._rest is not None:
-            own = own + self._rest.to(own.device)
+            self._rest = self._rest.to(own.device)
+            own = own + self._rest
         message = encode(own)
         messages = message.new_empty(ranks * message.numel())
         dist.all_gather_into_tensor(messages, message, group=group)

@@ -5,7 +5,8 @@
 //
 //   p --> Q(p) = |p|_1 / d * sign(p) --all-gather--> mean of all Q, residual = p - Q(p)
 //
-// The paper scales per layer; here the unit is the bucket, and in a reduce-scatter a rank's part of it. On a ring the growing sums that the Marsit paper
+// The paper scales per layer; here the unit is the bucket, and a rank's part of it in a reduce-scatter.
+// On a ring the growing sums that the Marsit paper
 // speaks of cannot carry a scale per worker, so the frames are gathered: exact, and cheaper than growing sums
 // up to 8 workers.
 

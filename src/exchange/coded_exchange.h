@@ -30,8 +30,8 @@ class Coder {
   virtual double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
                          Span<float> gradient, ResidualSpan residual) const = 0;
 
-  /// residual, not empty: becomes p - Q(p), of what `own` says, the frame that this coder's encode() has filled and
-  /// that is readable. gradient is without meaning then. Returns the new residual's sum of squares.
+  /// own: the frame that this coder's encode() has filled, readable. residual, not empty: becomes p - Q(p).
+  /// gradient is without meaning then. Returns the new residual's sum of squares.
   virtual double keep_rest(Executor& executor, const CodedFrame& own, Span<float> gradient,
                            ResidualSpan residual);
 };

@@ -47,8 +47,8 @@ class PushPull {
   void push();
   /// Adds up what the ranks pushed to this one: the union as bits over the owned slots, and its sums.
   void merge();
-  /// In place of pull() in a reduce-scatter (Step::reduce_scatter): this rank's result alone, and from all ranks
-  /// whether theirs are finite. Slots are rows themselves then: IndexPermutation::none().
+  /// In place of pull() in a reduce-scatter (Step::reduce_scatter): this rank's result alone, and from all
+  /// ranks whether theirs are finite. Slots are rows themselves then: IndexPermutation::none().
   RowMean keep();
   /// Sends this rank's result to all and collects everyone's. Fills in frame_header_bytes, formula_bytes,
   /// finite and both imbalances of the report.

@@ -1,10 +1,11 @@
 #pragma once
-// What systems share where each rank needs a part of the mean alone (Step::reduce_scatter): the bucket is W parts of
-// the same length, every rank codes each part by itself, and sends it to its owner, who averages what all ranks say.
+// What systems share where each rank needs a part of the mean alone (Step::reduce_scatter). The bucket is W
+// parts of the same length. Every rank codes each part by itself and sends it to its owner, who averages what
+// all ranks say.
 //
 //   p --codes of part o--> rank o: mean over ranks of Q(p), in rank order; residual = p - Q(p), of all parts
 //
-// Bytes per rank, for parts of n elements: (W - 1) times one frame's, whatever the system's codes of n elements take.
+// Bytes per rank: (W - 1) times one frame's, whatever the system's codes of a part take.
 
 #include "exchange/shard_exchange.h"
 
@@ -14,10 +15,10 @@ namespace thinwire {
 using WithCoder = FunctionRef<void(std::size_t owner, FunctionRef<void(Coder&)> body)>;
 
 /// Collective. gradient: this rank's part becomes the mean over ranks of Q(p), the others have no meaning.
-/// residual, unless empty: p - Q(p). Where any rank has a value that is not finite, or the ranks' values add up to
-/// one, report.finite becomes false on all ranks, and residual stays.
-/// shape: of the codes of a part. own: the coder of this rank's part; others: those of the others, each made anew
-/// whenever it is asked for.
+/// residual, unless empty: p - Q(p). Where any rank has a value that is not finite, or the ranks' values add
+/// up to one, report.finite becomes false on all ranks, and residual stays.
+/// shape: of the codes of a part. own: the coder of this rank's part; others: those of the others, each made
+/// anew whenever it is asked for.
 void reduce_scatter_coded(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                           FunctionRef<CodedShape(std::size_t owner)> shape, Coder& own, WithCoder others);
 
@@ -38,7 +39,8 @@ void reduce_scatter_coded(BucketId bucket, Span<float> gradient, Span<float> res
                        });
 }
 
-/// float32 themselves: gradient's own part becomes the mean of p, residual, unless empty, 0. Otherwise as above.
+/// float32 themselves: gradient's own part becomes the mean of p, residual, unless empty, 0. Otherwise as
+/// above.
 void reduce_scatter_floats(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step);
 
 /// What reduce_scatter_coded sends from one rank for parts of this shape. elements: of the whole bucket.

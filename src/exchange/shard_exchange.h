@@ -66,8 +66,8 @@ class ShardExchange {
   virtual void encode_result() = 0;
   /// A frame that another rank made: throws CorruptFrame where values are out of bounds, and opens it.
   virtual void accept(std::size_t source, const CodedFrame& frame, Leg leg) = 0;
-  /// The shard's mean to the gradient, and what did not arrive to turned_. In a reduce-scatter the mean is that of
-  /// this rank's own shard, and of another's up_[owner] is at hand.
+  /// The shard's mean to the gradient, and what did not arrive to turned_. In a reduce-scatter the mean is
+  /// that of this rank's own shard, and of another's up_[owner] is at hand.
   virtual void apply(std::size_t owner) = 0;
 
   // The parts of run(), in this order.

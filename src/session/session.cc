@@ -180,6 +180,12 @@ class ClockOf {
 
 }  // namespace
 
+/// Of an exchange, as other ranks are told.
+std::string_view Session::kind_of(const Bucket& bucket) const {
+  if (bucket.row_sparse) return "rows";
+  return options_.reduce_scatter ? "reduce-scatter" : "dense";
+}
+
 /// run(own, residual, pending, step): what differs between dense buckets and rows. residual: for a system
 /// with feedback. pending: what a system without has to deliver besides its gradient; empty where there is
 /// nothing.
@@ -222,9 +228,7 @@ void Session::run(BucketId bucket, Run&& run) {
       Exchange exchange(communicator_, {.bucket = bucket,
                                         .step = step_,
                                         .elements = own.elements(),
-                                        .kind = own.row_sparse            ? "rows"
-                                                : options_.reduce_scatter ? "reduce-scatter"
-                                                                          : "dense",
+                                        .kind = kind_of(own),
                                         .names = own.names,
                                         .first_name = layouts_[bucket].front().name});
       run(own, residual, pending, step);

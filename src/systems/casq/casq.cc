@@ -23,8 +23,9 @@
 //   at each clustering 8 * 2^b more for each parameter, along the broadcast's tree.
 // topology=auto takes what is less. With codes coming back that is the server from 3 workers on.
 //
-// In a reduce-scatter every rank's part of the bucket has clusters and cells of its own, and its codes and means go to
-// its owner: (W-1) P, P being that of a part, and the broadcast. topology and downlink have no meaning then.
+// In a reduce-scatter every rank's part of the bucket has clusters and cells of its own, and its codes and
+// means go to its owner: (W-1) P, P being that of a part, and the broadcast. topology and downlink have no
+// meaning then.
 //
 // Deviations from the paper:
 // - Line 8 of algorithm 1 compresses the raw gradient, so the residual of line 9 would never return. Here the

@@ -25,8 +25,8 @@
 // Bytes per rank, push and pull: (4 + 4 width) per row that another rank owns, and (W-1) (|I_p| / 8 + 4 width
 // |U_p|). For single elements that is about (W-1)/W * (8 nnz + 4 gamma nnz + d/8).
 //
-// In a reduce-scatter the owner of an element is given, and keeps the sum: pi leaves elements where they are, nothing
-// is pulled, and the options of the scheme have no meaning.
+// In a reduce-scatter the owner of an element is given, and keeps the sum. So pi leaves elements where they
+// are, nothing is pulled, and the options of the scheme have no meaning.
 //
 // Deviations from the paper:
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
