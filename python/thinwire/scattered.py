@@ -4,7 +4,7 @@ A unit's gradient is W parts of the same length, one for each rank. Each rank co
 and sends it to its owner, who has the mean of what all ranks sent.
 """
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union, cast
 
 import torch
 import torch.distributed as dist
