@@ -75,7 +75,7 @@ class CodedParts final : public ShardExchange {
   double squares_ = 0;
 };
 
-/// The payload of a frame of floats.
+/// The payload of a frame of floats, which are no codes: neither packed by close() nor unpacked by open().
 Span<float> floats_in(const CodedFrame& frame) {
   return {reinterpret_cast<float*>(frame.codes().data()), frame.payload_bytes() / sizeof(float)};
 }
