@@ -360,6 +360,7 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
                                                .row_sparse = own.row_sparse,
                                                .world_size = communicator_.size(),
                                                .rank = communicator_.rank(),
+                                               .bucket = bucket,
                                                .step = step_,
                                                .feedback = pipeline.feedback,
                                                .reduce_scatter = options_.reduce_scatter,
