@@ -242,7 +242,9 @@ void DdpEngine::wait_for_turn(const DdpLane& lane) {
 }
 
 std::string DdpEngine::canonical(const std::string& spec, Communicator& communicator) const {
-  return Session(spec, communicator, {.registry = options_.registry}).spec();
+  return Session(spec, communicator,
+                 {.registry = options_.registry, .reduce_scatter = options_.reduce_scatter})
+      .spec();
 }
 
 void DdpEngine::set_spec(const std::string& spec) {

@@ -43,7 +43,8 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
                                                           .threads = options_.threads,
                                                           .cuda_device = made.device,
                                                           .configuration = place,
-                                                          .registry = options_.registry});
+                                                          .registry = options_.registry,
+                                                          .reduce_scatter = options_.reduce_scatter});
   for (std::size_t index = 0; index < layouts.size(); ++index) {
     const DdpLayout& layout = layouts[index];
     // Ids count over all lanes: randomness depends on them.

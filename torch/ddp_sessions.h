@@ -19,6 +19,7 @@ struct DdpOptions {
   int threads = 1;  ///< CPU threads for the kernels of one lane.
   /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
   bool devices_compress = true;
+  bool reduce_scatter = false;  ///< See SessionOptions.
   const Registry* registry = &builtin_registry();
 };
 

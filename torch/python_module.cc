@@ -167,7 +167,7 @@ class PythonEngine {
   PythonEngine(const py::list& groups, const std::vector<std::vector<std::string>>& sockets,
                const py::list& stores, const py::object& device_group, int store_host,
                double deadline_seconds, double step_limit_seconds, const std::string& spec,
-               std::uint64_t seed, int threads, bool devices_compress,
+               std::uint64_t seed, int threads, bool devices_compress, bool reduce_scatter,
                const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
@@ -180,9 +180,11 @@ class PythonEngine {
     c10::intrusive_ptr<c10d_compat::Group> sums;
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
     const py::gil_scoped_release release;
-    engine_ = std::make_unique<DdpEngine>(
-        std::move(lanes), sums, spec,
-        DdpOptions{.seed = seed, .threads = threads, .devices_compress = devices_compress});
+    engine_ = std::make_unique<DdpEngine>(std::move(lanes), sums, spec,
+                                          DdpOptions{.seed = seed,
+                                                     .threads = threads,
+                                                     .devices_compress = devices_compress,
+                                                     .reduce_scatter = reduce_scatter});
   }
 
   ~PythonEngine() {
@@ -351,6 +353,7 @@ void add_start(py::module& module) {
       .def("begins", &StartWatch::begins)
       .def("ends", &StartWatch::ends)
       .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+  module.attr("longest_deadline_seconds") = Communicator::kLongestDeadlineSeconds;
   module.def("lengthen_gloo_timeout", [](const py::handle& group) {
     return lengthen_gloo_timeout(*share<c10d_compat::Group>(group));
   });
@@ -369,10 +372,11 @@ PYBIND11_MODULE(_C, module) {
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
       .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
                     const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
-                    const std::vector<std::pair<std::string, at::Tensor>>&>(),
+                    bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
            py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
-           py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("parameters"))
+           py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
+           py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def(
           "last_bucket_was_submitted", [](PythonEngine& self) { self.engine().last_bucket_was_submitted(); },
@@ -403,7 +407,6 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
-  module.attr("longest_deadline_seconds") = thinwire::Communicator::kLongestDeadlineSeconds;
   thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
   module.def("replica_difference", &thinwire::replica_difference);

@@ -76,6 +76,7 @@ struct Pipeline {
   bool has_state =
       false;  ///< Whether anything is kept from step to step: a residual, or state of the system.
   bool freezes_variance = false;  ///< Of some steps: see Synchronizer::freezes_variance.
+  bool reduce_scatters = false;   ///< SystemInfo::reduce_scatters of all parts.
   bool conserves = false;  ///< Whether the invariant of synchronizer.h holds: nothing is lost for good.
 };
 
@@ -126,6 +127,8 @@ struct SystemInfo {
   /// It never writes to the residual that it is given: a new one goes where Step::turn says, or there is none
   /// and the old one stays. A stage's: it passes the residual on as it is.
   bool turns_residual = false;
+  /// It heeds Step::reduce_scatter. A stage's: it leaves that to the system behind it.
+  bool reduce_scatters = false;
   /// For a stage, `inner` is what it wraps; else it is empty.
   std::function<std::unique_ptr<Synchronizer>(const Options&, Inner inner)> make;
 };

@@ -55,6 +55,11 @@ struct SessionOptions {
   /// std::runtime_error. Without it a step that is not finite leaves the residuals of its finite buckets
   /// moved, and after an error there may be no state left that could be saved.
   bool undoes_steps = true;
+  /// Each rank gets its part of the mean alone. A bucket is W parts of the same length, and synchronize()
+  /// leaves part `rank` of the gradient as the mean and the others without meaning. Nothing is sent back, so
+  /// a step costs about half the bytes. The residual is of the whole bucket, as each rank codes all parts.
+  /// All ranks know whether a step counts. Not for rows, only for specs with Pipeline::reduce_scatters.
+  bool reduce_scatter = false;
 };
 
 /// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.
@@ -68,7 +73,8 @@ struct BucketGradient {
 class Session {
  public:
   /// spec: one system for all buckets, or "rows=SPEC,dense=SPEC". Throws std::invalid_argument for a bad
-  /// spec, and what make_cuda_executor throws. The communicator must outlive the session.
+  /// spec and for one that cannot reduce_scatter where that is asked for, and what make_cuda_executor throws.
+  /// The communicator must outlive the session.
   Session(std::string_view spec, Communicator& communicator, SessionOptions options = {});
   ~Session();
 
@@ -192,10 +198,12 @@ class Session {
   struct Undelivered;
   enum class From { same_spec, other_spec };
   BucketId add(BucketLayout parameters, std::size_t width, std::size_t pipeline, bool row_sparse);
+  void require_parts(std::size_t elements, bool row_sparse) const;
   Bucket& open(BucketId bucket, bool rows);
   Executor& executor_of(bool row_sparse) const {
     return row_sparse && host_executor_ ? *host_executor_ : *executor_;
   }
+  std::string_view kind_of(const Bucket& bucket) const;
   template <class Run>
   void run(BucketId bucket, Run&& run);
   void refuse_after_failure() const;

@@ -67,6 +67,9 @@ struct Step {
   /// What the optimizer multiplies this step's mean by, the same on all ranks. For systems that keep what
   /// they hold back multiplied by the rate of its own step; with 1 they keep it as it comes.
   double learning_rate = 1;
+  /// Of the mean, this rank needs part `rank` of W equal ones alone: the session's reduce-scatter. A system
+  /// with SystemInfo::reduce_scatters leaves it there; the other parts then have no meaning.
+  bool reduce_scatter = false;
   /// Where each of the bucket's parameters ends, ascending, the last at n. Empty: the bucket is one
   /// parameter. For systems that scale parameters separately, since layers differ by orders of magnitude.
   Span<const std::size_t> parameter_ends{};
@@ -96,6 +99,7 @@ struct Workload {
   BucketId bucket = 0;
   std::uint64_t step = 0;
   bool feedback = true;                       ///< Whether a residual is passed.
+  bool reduce_scatter = false;                ///< As in Step.
   Span<const std::size_t> parameter_ends{};   ///< As in Step.
   Span<const std::size_t> parameter_rows{};   ///< As in Step.
   Span<const std::string> parameter_names{};  ///< As in Step.

@@ -31,6 +31,7 @@ class Engine:
         seed: int,
         threads: int,
         devices_compress: bool,
+        reduce_scatter: bool,
         parameters: Sequence[tuple[str, Tensor]],
     ) -> None: ...
     def submit(

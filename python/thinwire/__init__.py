@@ -5,7 +5,7 @@ One line on an existing script puts a compressing system under DDP::
     model = torch.nn.parallel.DistributedDataParallel(model)
     handle = thinwire.register(model, "marsit:full_every=100")
 
-``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2): it synchronizes them between hosts.
+``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2), within hosts or among all ranks.
 ``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who train through these frameworks.
 
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.

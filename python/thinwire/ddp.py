@@ -200,6 +200,9 @@ def _copy_without_hook() -> CopiedHandle:
 class Handle:
     """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
 
+    #: Whether each rank gets its part of a mean alone.
+    _reduce_scatter = False
+
     def __init__(
         self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str, seed: int, threads: int, lanes: int,
         deadline_seconds: float, step_limit_seconds: Optional[float], optimizer: Optional[torch.optim.Optimizer],
@@ -263,6 +266,7 @@ class Handle:
             seed=seed,
             threads=threads,
             devices_compress=compress_on == "device",
+            reduce_scatter=self._reduce_scatter,
             # One that was frozen after it was wrapped is still in DDP's buckets.
             parameters=list(self._in_buckets(model)),
         )

@@ -1,11 +1,12 @@
 """Models under torch's ``fully_shard`` (FSDP2): sharded among the ranks of a host, their gradients synchronized between hosts by any system.
 
-In torch's own hybrid of both, the ranks that hold the same shard sum their gradients in full. Here a session of Thinwire does it.
+In torch's own hybrid of both, the ranks that hold the same shard sum their gradients in full. Here a session of Thinwire does it. For
+models that are sharded among all ranks see ``scattered.py``.
 """
 import functools
 import importlib
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union, cast
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,10 @@ class _Unit:
         """The padded shard of every parameter, by name."""
         return list(zip(self.names, self._parts))
 
+    def trained_parts(self) -> List[Tuple[str, torch.Tensor]]:
+        """Those of parameters that have gradients."""
+        return [part for index, part in enumerate(self.parts()) if self.trains(index)]
+
     def trains(self, index: int) -> bool:
         return bool(self._group.fsdp_params[index].sharded_param.requires_grad)
 
@@ -66,9 +71,12 @@ class _Unit:
         order = getattr(self._group, "_reduce_scatter_param_indices", None) or range(len(self._parts))
         return [index for index in order if self.trains(index)]
 
+    def _parts_of_gradient(self) -> List[torch.Tensor]:
+        return [self._parts[index] for index in self.in_gradient()]
+
     def take(self, gradient: torch.Tensor) -> List[torch.Tensor]:
         """The parts of a flat gradient, which is all of this unit's. RuntimeError where it is not, or is no mean over the shard group."""
-        parts = [self._parts[index] for index in self.in_gradient()]
+        parts = self._parts_of_gradient()
         if gradient.numel() != sum(part.numel() for part in parts):
             raise RuntimeError(
                 f"some parameters of {self.name} got no gradient in this backward: give modules that are not always used a fully_shard of their "
@@ -104,12 +112,37 @@ class _Unit:
             begin += self._parts[index].numel()
 
 
+_AnyUnit = TypeVar("_AnyUnit", bound=_Unit)
+
+
+class _Reduction:
+    """A flat gradient that the engine makes the mean."""
+
+    def __init__(self, unit: _Unit, mean: torch.Tensor, future: Any) -> None:
+        self.unit = unit
+        self.mean = mean
+        self._future = future
+
+    def has_come(self) -> bool:
+        """The whole mean."""
+        return self._future is not None and bool(self._future.done())
+
+    def wait(self) -> None:
+        """Raises what the engine says where there is no mean."""
+        if self._future is not None:
+            self._future.wait()
+
+    def replace(self, mean: torch.Tensor) -> None:
+        """By a part of it; the rest is let go."""
+        self.mean, self._future = mean, None
+
+
 class _Backward:
     """What one backward has handed to the engine."""
 
     def __init__(self) -> None:
         self.error: Optional[BaseException] = None
-        self.under_way: List[Tuple[_Unit, torch.Tensor, Any]] = []  # the flat gradient, which becomes the mean, and its future
+        self.under_way: List[_Reduction] = []
         self.seen: Set[str] = set()
         self.last_place = -1
         self.streams: Set[Any] = set()
@@ -130,15 +163,35 @@ class ShardedHandle(ddp.Handle):
     """
 
     def __init__(self, model: nn.Module, mesh: Any, spec: str, options: Mapping[str, Any]) -> None:
-        self._units = _units_of(model)
-        self._replicas_group, self._shard_group = mesh.get_group(0), mesh.get_group(1)
-        self._shard, self._shards = mesh.get_local_rank(1), mesh.size(1)
+        self._units = self._units_of(model, mesh)
+        self._take_mesh(mesh)
         self._backward: Optional[_Backward] = None
         self._watch: Any = None
         self._places: Dict[str, int] = {}  # of units among the engine's buckets
-        trained = [part for unit in self._units for index, part in enumerate(unit.parts()) if unit.trains(index)]
+        trained = [part for unit in self._units for part in unit.trained_parts()]
         sharded: Any = model  # DDP's handle asks it for what the methods below give
         super().__init__(sharded, cast(List[Tuple[str, nn.Parameter]], trained), spec, **options)
+
+    # --- What a handle of one dimension has in place of these ------------------------------------------------------
+
+    def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[_Unit]:
+        return units_of(model, _Unit)
+
+    def _take_mesh(self, mesh: Any) -> None:
+        self._replicas_group, self._shard_group = mesh.get_group(0), mesh.get_group(1)
+        self._shard, self._shards = mesh.get_local_rank(1), mesh.size(1)
+
+    def _hook(self, unit: _Unit) -> None:
+        """Has torch call ``_reduce`` with the unit's gradients."""
+        module: _Sharded = unit.module()
+        module.set_all_reduce_hook(functools.partial(_reduce, weakref.ref(self), unit))
+
+    def _step_counts(self) -> None:
+        """A step has ended, and was not undone."""
+
+    def _to_engine(self, gradient: torch.Tensor) -> torch.Tensor:
+        # A mean over replicas on its way must not be seen by torch, which casts and accumulates what it has at once.
+        return gradient.clone()
 
     # --- What DDP's handle asks -------------------------------------------------------------------------------------
 
@@ -162,16 +215,15 @@ class ShardedHandle(ddp.Handle):
         own = weakref.ref(self)
         self._watch = model.register_forward_pre_hook(functools.partial(_forward_begins, own))
         for unit in self._units:
-            module: _Sharded = unit.module()
-            module.set_all_reduce_hook(functools.partial(_reduce, own, unit))
+            self._hook(unit)
 
     # --- A backward -------------------------------------------------------------------------------------------------
 
     def _reduce(self, unit: _Unit, gradient: torch.Tensor) -> None:
         """torch's hook: ``gradient`` is this rank's shard of the mean over its shard group, as a flat vector.
 
-        torch gives it to the parameters as soon as this returns. So it becomes zero, and a copy of it goes to the engine, whose mean is
-        added at the end of backward. Errors wait until then: a rank that left backward here would let its shard group wait.
+        torch gives it to the parameters as soon as the hook returns. So it becomes zero, and a copy of it goes to the engine, whose mean
+        is added at the end of backward. Errors wait until then: a rank that left backward here would let its shard group wait.
         """
         if self._is_closed:
             raise RuntimeError("the handle of this sharded model is closed: thinwire.fully_shard(model, mesh, spec) makes another")
@@ -184,7 +236,6 @@ class ShardedHandle(ddp.Handle):
                 self._submit(backward, unit, gradient)
             except Exception as error:
                 backward.error = error
-        gradient.zero_()
 
     def _begin_backward(self) -> None:
         backward = _Backward()
@@ -206,8 +257,7 @@ class ShardedHandle(ddp.Handle):
                 "each a fully_shard of its own"
             )
         parts = unit.take(gradient)
-        # A mean over replicas on its way must not be seen by torch, which casts and accumulates what it has at once.
-        own = gradient.clone()
+        own = self._to_engine(gradient)
         devices: Optional[List[Union[int, str, torch.device]]] = None if own.device.type == "cpu" else [own.device]
         if devices:
             backward.streams.add(torch.cuda.current_stream(own.device))
@@ -220,7 +270,7 @@ class ShardedHandle(ddp.Handle):
             place = backward.last_place + 1
         self._places[unit.name] = backward.last_place = place
         backward.seen.add(unit.name)
-        backward.under_way.append((unit, own, future))
+        backward.under_way.append(_Reduction(unit, own, future))
         self._engine.submit(place, False, True, own, parts, future, ready)
 
     def _end_backward(self) -> None:
@@ -235,8 +285,8 @@ class ShardedHandle(ddp.Handle):
             )
         try:
             self._engine.last_bucket_was_submitted()
-            for _, _, future in backward.under_way:
-                future.wait()
+            for one in backward.under_way:
+                one.wait()
         except Exception as error:
             backward.error = backward.error or error
         with torch.no_grad():
@@ -244,14 +294,15 @@ class ShardedHandle(ddp.Handle):
             if verdict == _GOOD:
                 self._give_means(backward)
                 self._engine.end_backward([])
+                self._step_counts()
                 if len(set(self._places.values())) < len(self._places) or max(self._places.values()) >= 2 * len(self._units):
                     self._places = {}  # the ways of backward differ: counted anew
                 return
             # The engine undoes a step that was not ended when the next one begins, with its first bucket.
             self._places = {}
             if verdict == _NOT_FINITE:
-                for _, mean, _ in backward.under_way:
-                    mean.fill_(float("nan"))
+                for one in backward.under_way:
+                    one.mean.fill_(float("nan"))
                 self._give_means(backward)
                 return
         if backward.error is not None:
@@ -269,8 +320,8 @@ class ShardedHandle(ddp.Handle):
     def _give_means(self, backward: _Backward) -> None:
         for stream in backward.streams:  # on which torch has written the gradients
             torch.cuda.current_stream(stream.device).wait_stream(stream)
-        for unit, mean, _ in backward.under_way:
-            unit.deliver(mean)
+        for one in backward.under_way:
+            one.unit.deliver(one.mean)
 
     def _give_up(self) -> None:
         """A backward that raised has not come to its end."""
@@ -309,12 +360,14 @@ class ShardedHandle(ddp.Handle):
         cut; nothing has changed then.
         """
         states = shards.unpack(state)
-        sizes = {
+        fitting = shards.for_shard(states, self._shard, self._shards, self._sizes())
+        self._take_over(saved_state.for_rank(fitting, self._rank, self._world_size), strict)
+
+    def _sizes(self) -> shards.Sizes:
+        return {
             name: (tuple(parameter.shape), parameter.placements[0].dim)
             for unit in self._units for name, parameter in zip(unit.names, unit.parameters())
         }
-        fitting = shards.for_shard(states, self._shard, self._shards, sizes)
-        self._take_over(saved_state.for_rank(fitting, self._rank, self._world_size), strict)
 
     def close(self) -> None:
         super().close()
@@ -327,6 +380,7 @@ def _reduce(handle: "weakref.ref[ShardedHandle]", unit: _Unit, gradient: torch.T
     own = handle()
     assert own is not None
     own._reduce(unit, gradient)
+    gradient.zero_()
 
 
 def _forward_begins(handle: "weakref.ref[ShardedHandle]", module: nn.Module, inputs: Any) -> None:
@@ -343,15 +397,16 @@ def _task_of_backward() -> int:
 
 def _is_spoiled(backward: _Backward) -> bool:
     """Whether a gradient had inf or NaN on any replica: its mean is NaN then, all of it."""
-    first = [mean[:1].float() for _, mean, _ in backward.under_way if mean.numel() and mean.dtype in (torch.float32, torch.bfloat16)]
-    others = [mean for _, mean, _ in backward.under_way if mean.dtype not in (torch.float32, torch.bfloat16)]
+    means = [one.mean for one in backward.under_way]
+    first = [mean[:1].float() for mean in means if mean.numel() and mean.dtype in (torch.float32, torch.bfloat16)]
+    others = [mean for mean in means if mean.dtype not in (torch.float32, torch.bfloat16)]
     return bool(first and torch.cat(first).isnan().any()) or any(not bool(mean.isfinite().all()) for mean in others)
 
 
-def _units_of(model: _Sharded) -> List[_Unit]:
+def units_of(model: _Sharded, make: Callable[[Any, str, Any, Mapping[int, str]], _AnyUnit]) -> List[_AnyUnit]:
     """In order of modules. Parameters are shards here, so it is asked before the first forward."""
     names = {id(parameter): name.replace("_orig_mod.", "") for name, parameter in model.named_parameters(remove_duplicate=False)}
-    units: List[_Unit] = []
+    units: List[_AnyUnit] = []
     known: Set[int] = set()
     modules: Dict[_Sharded, str] = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
     for module in modules:
@@ -363,19 +418,42 @@ def _units_of(model: _Sharded) -> List[_Unit]:
         known.add(id(group))
         if any(id(one.sharded_param) not in names for one in group.fsdp_params):
             raise ValueError(f"{modules[module] or 'the model'} holds whole parameters since its last forward: call its reshard() first")
-        units.append(_Unit(module, ", ".join(modules[one] for one in group.modules), group, names))
+        units.append(make(module, ", ".join(modules[one] for one in group.modules), group, names))
     return units
 
 
-def _require_mesh(mesh: Any) -> None:
+def _require_torch(mesh: Any) -> None:
+    methods = ["set_all_reduce_hook"]
+    if getattr(mesh, "ndim", None) == 1:
+        methods.append("set_custom_reduce_scatter")
+    for method in methods:
+        if not shards.torch_has(method):
+            raise ImportError(f"torch {torch.__version__} has no FSDPModule.{method}, which fully_shard needs: install a current torch")
+
+
+def _require_mesh(mesh: Any, all_gather: str) -> None:
+    dimensions = getattr(mesh, "ndim", None)
+    if all_gather not in ("exact", "8bit") or (all_gather == "8bit" and dimensions == 2):
+        raise ValueError(f"all_gather={all_gather!r}: 'exact' or, with a mesh of one dimension, '8bit' is needed")
+    if dimensions == 1:
+        if mesh.size() > 1:
+            return
+        raise ValueError("mesh has one rank: there is nobody to synchronize gradients with")
     if getattr(mesh, "ndim", None) == 2 and getattr(mesh, "mesh_dim_names", None):
         return
     found = f"a mesh of shape {tuple(mesh.mesh.shape)} named {mesh.mesh_dim_names}" if hasattr(mesh, "mesh_dim_names") else repr(mesh)
     raise ValueError(
-        f"mesh={found}: two dimensions with names are needed, the first over hosts, whose ranks hold the same shard, and the second over the ranks "
-        "of a host: init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=('replicate', 'shard')). Over one dimension there is nothing "
-        "to synchronize but what torch's own fully_shard does"
+        f"mesh={found}: one dimension is needed, over all ranks, or two with names, the first over hosts, whose ranks hold the same shard, and the "
+        "second over the ranks of a host: init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=('replicate', 'shard'))"
     )
+
+
+def _over_shards(mesh: Any) -> Tuple[Any, str]:
+    """The ranks among which torch shards parameters, and what the caller knows them by."""
+    if mesh.ndim == 1:
+        return mesh, "mesh"
+    name = mesh.mesh_dim_names[1]
+    return mesh[name], f"mesh[{name!r}]"
 
 
 def _require_model(model: Any, mesh: Any) -> None:
@@ -385,6 +463,7 @@ def _require_model(model: Any, mesh: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"fully_shard takes a torch.nn.Module, not {type(model).__name__}")
     refuse_other_wrappers(model, but="FSDPModule")
+    over, named = _over_shards(mesh)
     module: _Sharded
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
@@ -395,18 +474,18 @@ def _require_model(model: Any, mesh: Any) -> None:
         if group.mesh_info.mesh.ndim != 1:
             raise ValueError(
                 "torch's fully_shard was applied over a mesh of two dimensions (HSDP), and sums whole gradients between replicas before anybody is "
-                f"asked: give it mesh[{mesh.mesh_dim_names[1]!r}] instead; or " + _UNSHARDED_ADVICE
+                f"asked: give it {named} instead; or " + _UNSHARDED_ADVICE
             )
-        if group.mesh_info.mesh.mesh.tolist() != mesh[mesh.mesh_dim_names[1]].mesh.tolist():
+        if group.mesh_info.mesh.mesh.tolist() != over.mesh.tolist():
             raise ValueError(
                 f"torch's fully_shard was applied over ranks {group.mesh_info.mesh.mesh.tolist()}, and mesh has shards over ranks "
-                f"{mesh[mesh.mesh_dim_names[1]].mesh.tolist()}: give both the same mesh"
+                f"{over.mesh.tolist()}: give both the same mesh"
             )
 
 
 def _require_own_parameters(model: nn.Module) -> None:
     """TypeError for those that are parts of something else than torch's ``fully_shard`` makes."""
-    sharded = {id(parameter) for unit in _units_of(model) for parameter in unit.parameters()}
+    sharded = {id(parameter) for unit in units_of(model, _Unit) for parameter in unit.parameters()}
     parameter: _Sharded
     for name, parameter in model.named_parameters():
         if type(parameter.data).__name__ == "DTensor" and (id(parameter) not in sharded or parameter.device_mesh.ndim != 1):
@@ -426,10 +505,18 @@ def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapp
         if modules or more:
             raise ValueError("torch's fully_shard was applied to the model before: give modules and options to that, or leave it out")
         return
-    over_shards = mesh[mesh.mesh_dim_names[1]]
+    over, _ = _over_shards(mesh)
     for module in modules:
-        torchs(module, mesh=over_shards, **more)
-    torchs(model, mesh=over_shards, **more)
+        torchs(module, mesh=over, **more)
+    torchs(model, mesh=over, **more)
+
+
+def _handle_of(model: nn.Module, mesh: Any, spec: str, all_gather: str, options: Mapping[str, Any]) -> ShardedHandle:
+    if mesh.ndim == 2:
+        return ShardedHandle(model, mesh, spec, options)
+    from thinwire.scattered import ScatteredHandle  # which is made of what stands above
+
+    return ScatteredHandle(model, mesh, spec, all_gather, options)
 
 
 def fully_shard(
@@ -447,19 +534,25 @@ def fully_shard(
     grad_scaler: Optional[Any] = None,
     compress_on: str = "device",
     check_replicas_every: int = 1000,
+    all_gather: str = "exact",
     **fully_shard_options: Any,
 ) -> ShardedHandle:
-    """Shards ``model`` by torch's ``fully_shard`` within hosts, and synchronizes its gradients between hosts by ``spec``. Collective.
+    """Shards ``model`` by torch's ``fully_shard``, and synchronizes its gradients by ``spec``. Collective.
 
-    model: not sharded; or sharded by torch's ``fully_shard`` over the second dimension of ``mesh`` alone, itself and the modules within.
-    mesh: a DeviceMesh of two dimensions with names, (hosts, ranks of a host), as torch's HSDP takes it.
-    spec: as for ``register``: ``casq:bits=4``, ``power_sgd:rank=32:bits=8``. A shard of a matrix is a matrix of fewer rows.
+    model: not sharded; or sharded by torch's ``fully_shard`` over the last dimension of ``mesh`` alone, itself and the modules within.
+    mesh: a DeviceMesh of two dimensions with names, (hosts, ranks of a host), as torch's HSDP takes it. The model is sharded within hosts,
+        and ``spec`` synchronizes the means of a host with those of others. Or of one dimension, over all ranks. The model is sharded among
+        them, and ``spec`` takes the place of torch's reduce-scatter.
+    spec: as for ``register``: ``casq:bits=4``, ``power_sgd:rank=32:bits=8``. A shard of a matrix is a matrix of fewer rows. Over one
+        dimension one of ``dense``, ``half``, ``ef_signsgd``, ``qsgd``, ``nuqsgd``, ``casq``, ``zen`` and ``top_k+zen``.
     modules: those within that are sharded by themselves, as layers of a transformer are. The rest is one more unit, the model's.
     optimizer: as for ``register``. It holds the shards, so it is made after torch's ``fully_shard``, and the model given here afterwards.
+    all_gather: over one dimension, how shards of parameters travel: ``"exact"``, as torch sends them, or ``"8bit"``. Then all ranks compute
+        with parameters rounded to 8 bits. The optimizer has them in full, and what rounding left out is added before the next.
     fully_shard_options: for torch's ``fully_shard`` of every module: ``reshard_after_forward``, ``mp_policy``, ``offload_policy``.
 
     ``seed``, ``threads``, ``lanes``, limits, ``grad_scaler``, ``compress_on`` and ``check_replicas_every`` are those of ``register``; the latter
-    compares the replicas of each shard.
+    compares the replicas of each shard, of which there are none over one dimension.
 
     Means come to the gradients at the end of backward, so gradients are complete when ``backward()`` returns and not before. Where a rank has
     inf or NaN, all gradients are NaN on all ranks and the step is undone, in all shards. So is one that fails or whose backward raises.
@@ -467,9 +560,8 @@ def fully_shard(
     Raises TypeError and ValueError for a model, mesh, spec or option that cannot be, ImportError where torch is too old, and otherwise as
     ``register`` does.
     """
-    if not shards.torch_has_hooks():
-        raise ImportError(f"torch {torch.__version__} has no FSDPModule.set_all_reduce_hook, which fully_shard needs: install a current torch")
-    _require_mesh(mesh)
+    _require_torch(mesh)
+    _require_mesh(mesh, all_gather)
     _require_model(model, mesh)
     earlier = _sharded.get(model)
     if earlier is not None and not earlier._is_closed:
@@ -479,7 +571,7 @@ def fully_shard(
     _require_own_parameters(model)
     _apply(model, mesh, modules, fully_shard_options)
     shards.require_optimizer(optimizer, model)
-    return ShardedHandle(model, mesh, ddp.join_spec(spec, None), {
+    return _handle_of(model, mesh, ddp.join_spec(spec, None), all_gather, {
         "seed": seed, "threads": threads, "lanes": lanes,
         "deadline_seconds": private_group.timeout_of(mesh.get_group(0)) if deadline_seconds is None else deadline_seconds,
         "step_limit_seconds": step_limit_seconds, "optimizer": optimizer, "grad_scaler": grad_scaler, "compress_on": compress_on,

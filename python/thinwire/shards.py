@@ -16,15 +16,18 @@ from thinwire import state as saved_state
 
 #: Shape of each whole parameter, and the dimension along which it is cut.
 Sizes = Mapping[str, Tuple[Tuple[int, ...], int]]
+#: Of a parameter's part that a rank owns, where a model is sharded among all of them: NAME@RANK.
+_PART = re.compile(r"^(.*)@(\d+)$")
 _ENTRY = re.compile(r"(^|\.)replica_\d+_of_\d+_shard_\d+_of_\d+$")
 
 
-def torch_has_hooks() -> bool:
+def torch_has(method: str) -> bool:
+    """Of ``FSDPModule``."""
     try:
         from torch.distributed import fsdp
     except Exception:  # torch 1.13's own import fails in ways of its own
         return False
-    return hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook")
+    return hasattr(getattr(fsdp, "FSDPModule", None), method)
 
 
 def require_optimizer(optimizer: Optional[torch.optim.Optimizer], model: torch.nn.Module) -> None:
@@ -44,8 +47,18 @@ def entry_name(replica: int, replicas: int, shard: int, shards: int) -> str:
     return f"replica_{replica}_of_{replicas}_shard_{shard}_of_{shards}"
 
 
+def part_name(parameter: str, rank: int) -> str:
+    return f"{parameter}@{rank}"
+
+
+def of_part(name: str) -> Tuple[str, int]:
+    """The parameter and the rank of ``part_name``; -1 where it is none's."""
+    found = _PART.match(name)
+    return (found.group(1), int(found.group(2))) if found else (name, -1)
+
+
 class ShardedState(saved_state.State):
-    """A rank's."""
+    """A rank's. Of a model that is sharded among all ranks it also has ``parts``, how many there are of each parameter, and ``all_gather``."""
 
     shard: int
     shards: int
@@ -91,6 +104,7 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
     """What ``state.for_rank`` takes, of this shard."""
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
+    states = [_whole(state, sizes) if isinstance(state, Mapping) and state.get("parts") else state for state in states]
     places = [_place_of(state) for state in states]
     counts = {count for _, count in places}
     if len(counts) > 1:
@@ -111,15 +125,99 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
     return cut([saved_state.merge(own) for own in by_shard], shard, shards, sizes)
 
 
+def own_of(states: Sequence[Any], rank: int, ranks: int) -> Optional[Mapping[str, Any]]:
+    """The state with which a rank of a model that is sharded among ``ranks`` ranks goes on as it is, if it is among these."""
+    for state in states:
+        if isinstance(state, Mapping) and state.get("parts") == ranks and (state.get("rank"), state.get("world_size")) == (rank, ranks):
+            return state
+    return None
+
+
+def _whole(state: Mapping[str, Any], sizes: Sizes) -> Dict[str, Any]:
+    """A state in parts as that of whole parameters, of shard 0 of 1. What is no value for each element begins anew, as in ``cut``."""
+    parts: int = state["parts"]
+    values: Dict[str, Any] = {}
+    found: Dict[str, Dict[int, Any]] = {}
+    for name, value in state["values"].items():
+        kind, _, part = name.partition("/")
+        parameter, rank = of_part(part)
+        if kind == "kind" or rank < 0:
+            values[name] = value
+        else:
+            found.setdefault(f"{kind}/{parameter}", {})[rank] = value
+    dropped: List[str] = []
+    for name, own in found.items():
+        parameter = name.partition("/")[2]
+        elements = state["parameters"].get(part_name(parameter, 0))
+        if parameter in sizes and len(own) == parts and all(isinstance(one, torch.Tensor) and len(one) == elements for one in own.values()):
+            _require_rows(parameter, sizes)
+            values[name] = _cut_one([own[rank] for rank in range(parts)], sizes[parameter][0], 0, 1)
+        elif any(isinstance(one, torch.Tensor) for one in own.values()):
+            dropped.append(name)
+    names = {of_part(name)[0] for name in state["parameters"]}
+    parameters = {name: math.prod(sizes[name][0]) if name in sizes else 0 for name in sorted(names)}
+    return {
+        **{name: value for name, value in state.items() if name not in ("parts", "all_gather")},
+        "shard": 0, "shards": 1, "parameters": parameters, "values": _without_common(values) if dropped else values,
+    }
+
+
+def in_parts(state: saved_state.State, parts: int, sizes: Sizes) -> saved_state.State:
+    """A state of whole parameters as that of a model sharded among so many ranks: the reverse."""
+    values: Dict[str, Any] = {}
+    parameters: Dict[str, int] = {}
+    for name in state["parameters"]:
+        shape, _ = sizes.get(name, ((0,), 0))
+        for rank in range(parts):
+            parameters[part_name(name, rank)] = _padded_rows(shape, parts) * math.prod(shape[1:])
+    all_are_cut = True
+    for name, value in state["values"].items():
+        kind, _, parameter = name.partition("/")
+        if kind == "kind" or parameter not in sizes:
+            values[name] = value
+        elif isinstance(value, torch.Tensor) and len(value) == state["parameters"].get(parameter):
+            _require_rows(parameter, sizes)
+            for rank in range(parts):
+                values[f"{kind}/{part_name(parameter, rank)}"] = _cut_one([value], sizes[parameter][0], rank, parts)
+        else:
+            all_are_cut = all_are_cut and not isinstance(value, torch.Tensor)
+    return cast(saved_state.State, {**state, "parameters": parameters, "values": values if all_are_cut else _without_common(values)})
+
+
+def rests_for(
+    states: Sequence[Any], own: Optional[Mapping[str, Any]], rank: int, parts: int, sizes: Sizes
+) -> Dict[str, torch.Tensor]:
+    """What 8-bit codes of this rank's shards have left out, of a state of its own or of all ranks'; empty where these do not say."""
+    if own is not None:
+        return dict(own.get("all_gather", {}))
+    by_rank = sorted((state for state in states if isinstance(state, Mapping) and state.get("parts")), key=lambda state: int(state["rank"]))
+    if not by_rank or [state["rank"] for state in by_rank] != list(range(by_rank[0]["parts"])):
+        return {}
+    names = [name for name in by_rank[0].get("all_gather", {}) if all(name in state["all_gather"] for state in by_rank) and name in sizes]
+    return {name: _cut_one([state["all_gather"][name] for state in by_rank], sizes[name][0], rank, parts) for name in names}
+
+
+def _require_rows(parameter: str, sizes: Sizes) -> None:
+    dimension = sizes[parameter][1]
+    if dimension != 0:
+        raise ValueError(f"parameter {parameter!r} is sharded along dimension {dimension}: its state fits the mesh alone on which it was saved")
+
+
+def _without_common(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Without what all ranks have in common of any parameter."""
+    common = {name.partition("/")[2] for name, text in values.items() if name.startswith("kind/") and "ranks=same" in text}
+    return {name: value for name, value in values.items() if name.partition("/")[0] not in common}
+
+
 def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Dict[str, Any]:
     """Of one state per old shard, that of a new one. What has a value for each element is cut. Where the system keeps anything else of a
     parameter, which belongs to shards as they were, all that its ranks have in common begins anew, as for a new parameter."""
     first = merged[0]
     parameters: Dict[str, int] = {}
     for name, elements in first["parameters"].items():
-        shape, dimension = sizes.get(name, ((elements,), 0))
-        if dimension != 0:
-            raise ValueError(f"parameter {name!r} is sharded along dimension {dimension}: its state fits the mesh alone on which it was saved")
+        shape, _ = sizes.get(name, ((elements,), 0))
+        if name in sizes:
+            _require_rows(name, sizes)
         parameters[name] = _padded_rows(shape, shards) * math.prod(shape[1:])
     values: Dict[str, Any] = {}
     all_are_cut = True
@@ -133,8 +231,7 @@ def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Siz
         else:
             all_are_cut = False
     if not all_are_cut:
-        common = {name.partition("/")[2] for name, text in values.items() if name.startswith("kind/") and "ranks=same" in text}
-        values = {name: value for name, value in values.items() if name.partition("/")[0] not in common}
+        values = _without_common(values)
     return {**first, "shard": shard, "shards": shards, "parameters": parameters, "values": values}
 
 

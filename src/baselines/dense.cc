@@ -5,11 +5,13 @@
 // A gradient of 16-bit floats is summed in its type unless sum=float32, which is for whoever holds such a
 // gradient to do (Synchronizer::is_plain_sum); what comes here is float32.
 //
-// Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as.
+// Bytes per rank: those of a ring, 2(W-1)/W * 4 d, which engines with other algorithms are counted as. In a
+// reduce-scatter half of them, in frames of floats from each rank to each.
 
 #include "kernels/dense/dense.h"
 #include "baselines/baselines.h"
 #include "exchange/collectives.h"
+#include "exchange/reduce_scatter.h"
 
 namespace thinwire {
 namespace {
@@ -20,8 +22,9 @@ class Dense final : public Synchronizer {
 
   bool is_plain_sum() const override { return sums_in_type_; }
 
-  void synchronize(BucketId, Span<float> gradient, Span<float> residual, Step& step) override {
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
+    if (step.reduce_scatter) return reduce_scatter_floats(bucket, gradient, residual, step);
     step.clock.enter(Phase::exchange);  // its passes belong to the mean that an all-reduce is
     if (!residual.empty()) add(step.executor, gradient, residual);
     // The mark in the first element tells every rank, which saves another pass over the mean.
@@ -34,6 +37,10 @@ class Dense final : public Synchronizer {
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.reduce_scatter) {
+      return reduce_scatter_bytes(workload.elements, {.bits = 32, .type = FrameType::floats},
+                                  workload.world_size);
+    }
     return workload.ring_sent_bytes(workload.elements, sizeof(float));
   }
 
@@ -51,6 +58,7 @@ SystemInfo dense_info() {
   info.formula = "2(W-1)/W * 4d";
   info.lossless = true;
   info.turns_residual = true;
+  info.reduce_scatters = true;
   info.options = {
       {"sum", "type", "gradients in 16 bits: summed in their type, as plain DDP does, or in float32"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {

@@ -5,7 +5,8 @@
 //
 //   p --> Q(p) = |p|_1 / d * sign(p) --all-gather--> mean of all Q, residual = p - Q(p)
 //
-// The paper scales per layer; here the unit is the bucket. On a ring the growing sums that the Marsit paper
+// The paper scales per layer; here the unit is the bucket, and a rank's part of it in a reduce-scatter.
+// On a ring the growing sums that the Marsit paper
 // speaks of cannot carry a scale per worker, so the frames are gathered: exact, and cheaper than growing sums
 // up to 8 workers.
 
@@ -21,8 +22,11 @@ class EfSignSgd final : public Synchronizer {
  public:
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
-    const double scale =
-        sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(gradient.size());
+    const auto scale_of = [&](Span<const float> part, Span<const float> left) {
+      return sum_of_magnitudes(step.executor, part, left) / static_cast<double>(part.size());
+    };
+    if (step.reduce_scatter) return reduce_scatter_signs(bucket, gradient, residual, step, scale_of);
+    const double scale = scale_of(gradient, residual);
     average_scaled_signs(bucket, gradient, residual, step, scale, [&](Span<std::uint64_t> bits) {
       pack_signs(step.executor, gradient, residual, bits);
     });
@@ -43,6 +47,7 @@ SystemInfo ef_signsgd_info() {
   info.formula = "(W-1) * (ceil(d/8) + 8)";
   info.feedback_default = true;
   info.turns_residual = true;
+  info.reduce_scatters = true;
   info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<EfSignSgd>();
   };

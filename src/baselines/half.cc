@@ -8,7 +8,10 @@
 // its shard. A value that overflows to infinity (beyond 65504 in fp16) makes the step non-finite on all
 // ranks, by a flag in the frames.
 //
-// Bytes per rank: 2 for every element of the others' shards, and 2 (W - 1) for every element of its own.
+// In a reduce-scatter the owner keeps the mean in float32, and residual = p - Q(p).
+//
+// Bytes per rank: 2 for every element of the others' shards, and 2 (W - 1) for every element of its own. In a
+// reduce-scatter the former alone.
 
 #include "kernels/dense/half.h"
 
@@ -35,8 +38,9 @@ class HalfExchange final : public ShardExchange {
       : ShardExchange(bucket, gradient, residual, step, {kHalfUpTag, kHalfDownTag}),
         format_(format),
         bucket_(bucket),
-        // Only the owner's residual needs the sums.
-        sums_(step.workspace.take<float>(residual.empty() ? 0 : shard(self()).size())) {}
+        // Only the owner's residual needs the sums, or a reduce-scatter.
+        sums_(step.workspace.take<float>(residual.empty() && !step.reduce_scatter ? 0
+                                                                                  : shard(self()).size())) {}
 
  private:
   Codes codes(std::size_t owner, Leg) const override {
@@ -53,7 +57,9 @@ class HalfExchange final : public ShardExchange {
   void encode_result() override {
     const auto parts = step_.workspace.take<Span<const std::uint16_t>>(world());
     std::transform(arrived_.begin(), arrived_.end(), parts.begin(), halves_in);
-    frames_.note(mean_of_halves(step_.executor, format_, parts, sums_, halves_in(down_[self()])));
+    means_ =
+        step_.reduce_scatter ? step_.workspace.take<std::uint16_t>(sums_.size()) : halves_in(down_[self()]);
+    frames_.note(mean_of_halves(step_.executor, format_, parts, sums_, means_));
   }
 
   /// An owner flags a mean that is not finite. One that does not would spoil gradients and residuals.
@@ -73,6 +79,13 @@ class HalfExchange final : public ShardExchange {
   void apply(std::size_t owner) override {
     const auto mean = shard_in(gradient_, owner);
     const ResidualSpan left = turned_shard(owner);
+    if (step_.reduce_scatter) {
+      apply_half(step_.executor, format_, owner == self() ? means_ : halves_in(up_[owner]), mean, left);
+      if (owner != self()) return;
+      copy(step_.executor, Span<const float>(sums_), mean);
+      scale(step_.executor, mean, 1.0f / static_cast<float>(world()));
+      return;
+    }
     apply_half(step_.executor, format_, halves_in(down_[owner]), mean, left);
     if (owner != self() || left.empty()) return;
     add_remainder(step_.executor, sums_, static_cast<float>(world()), mean, left.after);
@@ -80,7 +93,8 @@ class HalfExchange final : public ShardExchange {
 
   HalfFormat format_;
   BucketId bucket_;
-  Span<float> sums_;  // of this rank's shard
+  Span<float> sums_;           // of this rank's shard
+  Span<std::uint16_t> means_;  // of them
 };
 
 class Half final : public Synchronizer {
@@ -95,6 +109,7 @@ class Half final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const auto world = static_cast<std::size_t>(workload.world_size);
     const std::uint64_t own = part_size(workload.elements, world, static_cast<std::size_t>(workload.rank));
+    if (workload.reduce_scatter) return 2 * (workload.elements - own);
     return 2 * (workload.elements - own) + 2 * (world - 1) * own;
   }
 
@@ -111,6 +126,7 @@ SystemInfo half_info() {
   info.paper = "baseline; compare PyTorch's fp16_compress_hook";
   info.formula = "2(W-1)/W * 2d";
   info.turns_residual = true;
+  info.reduce_scatters = true;
   info.options = {{"format", "fp16", "fp16 or bf16"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const bool fp16 = options.choice("format", {"fp16", "bf16"}) == "fp16";

@@ -15,11 +15,14 @@
 //
 // Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)).
 //
+// In a reduce-scatter chunks are counted from the start of each rank's part.
+//
 // Deviations: codes have a fixed length and are not Elias coded. Chunks are counted from the start of the
 // bucket and may span parameters.
 
 #include "baselines/baselines.h"
 #include "baselines/stochastic_quantizer.h"
+#include "exchange/reduce_scatter.h"
 
 namespace thinwire {
 namespace {
@@ -35,6 +38,10 @@ class FixedLevels final : public Synchronizer {
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.reduce_scatter) {
+      const std::uint64_t part = workload.elements / static_cast<std::uint64_t>(workload.world_size);
+      return reduce_scatter_bytes(workload.elements, chunked_.shape(part), workload.world_size);
+    }
     return coded_bytes(workload.elements, chunked_.shape(workload.elements), workload.world_size);
   }
 
@@ -52,6 +59,7 @@ SystemInfo qsgd_info() {
   info.paper = "Alistarh et al., QSGD, NeurIPS 2017";
   info.formula = "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk))";
   info.turns_residual = true;
+  info.reduce_scatters = true;
   info.options = chunked_options("max");
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const ChunkedQuantization chunked = read_chunked_options(options);
@@ -67,6 +75,7 @@ SystemInfo nuqsgd_info() {
   info.paper = "Ramezani-Kebrya et al., NUQSGD, JMLR 2021";
   info.formula = "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk))";
   info.turns_residual = true;
+  info.reduce_scatters = true;
   info.options = chunked_options("l2");
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const ChunkedQuantization chunked = read_chunked_options(options);

@@ -15,6 +15,11 @@ using PackSigns = FunctionRef<void(Span<std::uint64_t> bits)>;
 void average_scaled_signs(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                           double scale, PackSigns pack);
 
+/// Of each part by itself, with a scale of its own; see exchange/reduce_scatter.h. scale: of a part's p; its
+/// bits are the signs.
+void reduce_scatter_signs(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                          FunctionRef<double(Span<const float> gradient, Span<const float> residual)> scale);
+
 std::uint64_t scaled_signs_payload_bytes(const Workload& workload);
 
 }  // namespace thinwire

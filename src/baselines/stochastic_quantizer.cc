@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "exchange/reduce_scatter.h"
 #include "kernels/codes/quantize.h"
 
 namespace thinwire {
@@ -11,14 +12,17 @@ namespace {
 class ChunkCoder final : public Coder {
  public:
   ChunkCoder(BucketId bucket, Step& step, const ChunkedQuantization& chunked,
-             const QuantizationLevels& levels, Span<const float> gradient, Span<const float> residual)
+             const QuantizationLevels& levels, Span<const float> gradient, Span<const float> residual,
+             std::size_t part = 0)
       : executor_(step.executor),
         workspace_(step.workspace),
         stream_(rounding_stream(bucket, step)),
         chunked_(chunked),
         levels_(levels),
         gradient_(gradient),
-        residual_(residual) {}
+        residual_(residual) {
+    stream_.hop = static_cast<std::uint32_t>(part);
+  }
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     return quantize_chunks(executor_, stream_, levels_, chunked_.norm, chunked_.chunk, gradient_, residual_,
@@ -81,6 +85,14 @@ Span<const QuantizedVector> quantized_vectors(Workspace& workspace, Span<const C
 
 void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                        const ChunkedQuantization& chunked, const QuantizationLevels& levels) {
+  if (step.reduce_scatter) {
+    const std::size_t elements = gradient.size() / static_cast<std::size_t>(step.communicator.size());
+    return reduce_scatter_coded(
+        bucket, gradient, residual, step, [&](std::size_t) { return chunked.shape(elements); },
+        [&](std::size_t owner, Span<const float> part, Span<const float> left) {
+          return ChunkCoder(bucket, step, chunked, levels, part, left, owner);
+        });
+  }
   ChunkCoder coder(bucket, step, chunked, levels, gradient, residual);
   average_coded(bucket, gradient, residual, step, chunked.shape(gradient.size()), coder);
 }

@@ -22,6 +22,8 @@ enum MessageTag : Communicator::Tag {
   kBlocksUpTag = 56,
   kBlocksDownTag = 57,
   kDoublingTag = 55,
+  kScatterTag = 58,
+  kScatteredTag = 59,
   kRowListTag = 60,
   // Collectives.
   kReduceTag = Communicator::kFirstReservedTag,

@@ -209,6 +209,8 @@ Pipeline Registry::make(std::string_view spec) const {
   });
   pipeline.turns_residual =
       std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->turns_residual; });
+  pipeline.reduce_scatters =
+      std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->reduce_scatters; });
   Inner made;
   for (std::size_t i = parts.size(); i-- > 0;) {
     const SystemInfo& info = *infos[i];

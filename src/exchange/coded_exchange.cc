@@ -21,6 +21,12 @@ float bound_of_table(Span<const float> table, std::size_t source) {
 
 void Coder::prepare(std::size_t, Span<const float>) {}
 
+double Coder::keep_rest(Executor& executor, const CodedFrame& own, Span<float> gradient,
+                        ResidualSpan residual) {
+  prepare(0, own.table());
+  return average(executor, {&own, 1}, 0, gradient, residual);
+}
+
 void blank(const CodedFrame& frame) {
   std::fill(frame.table().begin(), frame.table().end(), 0.0f);
   std::fill(frame.codes().begin(), frame.codes().end(), 0);

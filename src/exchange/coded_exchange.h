@@ -29,6 +29,11 @@ class Coder {
   /// rank `self`. frames: of all ranks, readable. Returns the new residual's sum of squares.
   virtual double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
                          Span<float> gradient, ResidualSpan residual) const = 0;
+
+  /// own: the frame that this coder's encode() has filled, readable. residual, not empty: becomes p - Q(p).
+  /// gradient is without meaning then. Returns the new residual's sum of squares.
+  virtual double keep_rest(Executor& executor, const CodedFrame& own, Span<float> gradient,
+                           ResidualSpan residual);
 };
 
 /// The largest magnitude in a table of rank `source`. Throws CorruptFrame where a float is not finite.

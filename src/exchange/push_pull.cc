@@ -155,6 +155,38 @@ Span<const std::uint32_t> PushPull::owned_slots_of(std::size_t rank, Span<const 
   return slots;
 }
 
+RowMean PushPull::keep() {
+  StepReport& report = step_.report;
+  report.imbalance_push = imbalance_of(Span<const std::size_t>(pushed_));
+  report.formula_bytes = row_list_bytes(own_.size() - pushed_[self_], width_);
+  report.finite = all_are_finite();
+  step_.clock.enter(Phase::decompress);
+  const auto indices = take_scratch<std::uint32_t>(pulled_rows_[self_]);
+  list_bits(executor_, bits_, before_, indices);
+  unpermute(executor_, scheme_.slots, static_cast<std::uint32_t>(first_slot(self_)), indices, indices);
+  return {{indices, sums_, own_.rows, width_}, report.finite, true};
+}
+
+/// Collective: by frames without elements.
+bool PushPull::all_are_finite() {
+  Frames news(bucket_, step_);
+  news.note(pushes_.finite());
+  const auto contents = [&](std::size_t owner) {
+    return FrameContents{
+        .type = FrameType::floats, .workers = static_cast<std::uint32_t>(world_), .first = first_slot(owner)};
+  };
+  const auto frames = take<std::byte>(world_ * FrameHeader::kBytes);
+  const auto frame_of = [&](std::size_t rank) {
+    return frames.subspan(rank * FrameHeader::kBytes, FrameHeader::kBytes);
+  };
+  news.for_peers([&](std::size_t peer) { news.receive(peer, kPullTag, frame_of(peer)); });
+  news.seal(frame_of(self_), contents(self_));
+  news.send_to_all(kPullTag, frame_of(self_));
+  news.for_peers([&](std::size_t peer) { news.await(peer, frame_of(peer), contents(peer)); });
+  news.finish();
+  return news.finite();
+}
+
 RowMean PushPull::pull() {
   RowMessages results(bucket_, kPullTag, width_, step_);
   results.note(pushes_.finite());
@@ -260,7 +292,7 @@ RowMean push_pull(BucketId bucket, const RowSparse& own, bool finite, const Push
   PushPull exchange(bucket, own, finite, scheme, step);
   exchange.push();
   exchange.merge();
-  return exchange.pull();
+  return step.reduce_scatter ? exchange.keep() : exchange.pull();
 }
 
 }  // namespace thinwire

@@ -35,7 +35,7 @@ struct RowMean {
   bool ascending = true;
 };
 
-/// One exchange: push(), merge(), pull(), in this order. More than one rank.
+/// One exchange: push(), merge(), pull() or keep(), in this order. More than one rank.
 class PushPull {
  public:
   /// own: ascending, distinct rows of a table with at least one row; finite: whether this rank's values are.
@@ -47,6 +47,9 @@ class PushPull {
   void push();
   /// Adds up what the ranks pushed to this one: the union as bits over the owned slots, and its sums.
   void merge();
+  /// In place of pull() in a reduce-scatter (Step::reduce_scatter): this rank's result alone, and from all
+  /// ranks whether theirs are finite. Slots are rows themselves then: IndexPermutation::none().
+  RowMean keep();
   /// Sends this rank's result to all and collects everyone's. Fills in frame_header_bytes, formula_bytes,
   /// finite and both imbalances of the report.
   RowMean pull();
@@ -80,6 +83,7 @@ class PushPull {
   Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
   void await_results(RowMessages& results);
   RowSparse collect(RowMessages& results);
+  bool all_are_finite();
   Span<const std::byte> encode(FrameContents& contents);
   Span<const float> decode(const FrameHeader& header, Span<const std::byte> payload,
                            Span<std::uint32_t> slots);
@@ -105,7 +109,7 @@ class PushPull {
   Span<float> sums_;
 };
 
-/// All three steps.
+/// All three steps; the third is keep() in a reduce-scatter.
 RowMean push_pull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme,
                   Step& step);
 

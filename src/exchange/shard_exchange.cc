@@ -51,13 +51,18 @@ void ShardExchange::run() {
   }
 }
 
+ShardExchange::Codes ShardExchange::sent(std::size_t owner, Leg leg) const {
+  const bool is_news = leg == Leg::down && step_.reduce_scatter;
+  return is_news ? Codes{{.type = FrameType::floats}, 0} : codes(owner, leg);
+}
+
 CodedFrame ShardExchange::take_frame(std::size_t owner, Leg leg) const {
-  const auto [shape, count] = codes(owner, leg);
+  const auto [shape, count] = sent(owner, leg);
   return {step_.workspace, shape.table_floats, count, shape.bits};
 }
 
 FrameContents ShardExchange::contents(std::size_t owner, Leg leg) const {
-  const auto [shape, count] = codes(owner, leg);
+  const auto [shape, count] = sent(owner, leg);
   return shape.contents(count, first_ + shard(owner).begin, leg == Leg::up ? 1 : world());
 }
 

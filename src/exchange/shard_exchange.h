@@ -4,6 +4,9 @@
 //
 //   p --codes of each shard, up--> its owner: mean --codes of it, down--> all ranks
 //
+// In a reduce-scatter (Step::reduce_scatter) the owner keeps the mean. What it sends to all ranks then has no
+// elements, and says whether all that it has heard of is finite: so a step counts on all ranks or on none.
+//
 // This is the order in which frames are received, made, sent and awaited, so that ranks work while frames
 // travel. Systems derive from it and say what a frame holds.
 
@@ -54,15 +57,17 @@ class ShardExchange {
                 std::size_t run = 1, std::size_t first = 0);
   ~ShardExchange() = default;
 
+  /// Leg::down is not asked for in a reduce-scatter.
   virtual Codes codes(std::size_t owner, Leg leg) const = 0;
   /// Fills up_[owner]. This rank's own shard comes last, when the others' are on their way: it has no frame
   /// unless one is taken here, and put into arrived_ too where that is of use.
   virtual void encode(std::size_t owner) = 0;
-  /// Fills down_[self()] from arrived_.
+  /// Fills down_[self()] from arrived_; in a reduce-scatter it looks only whether the mean is finite.
   virtual void encode_result() = 0;
   /// A frame that another rank made: throws CorruptFrame where values are out of bounds, and opens it.
   virtual void accept(std::size_t source, const CodedFrame& frame, Leg leg) = 0;
-  /// The shard's mean to the gradient, and what did not arrive to turned_.
+  /// The shard's mean to the gradient, and what did not arrive to turned_. In a reduce-scatter the mean is
+  /// that of this rank's own shard, and of another's up_[owner] is at hand.
   virtual void apply(std::size_t owner) = 0;
 
   // The parts of run(), in this order.
@@ -94,6 +99,7 @@ class ShardExchange {
 
  private:
   bool owns(std::size_t owner) const { return shard(owner).size() != 0; }
+  Codes sent(std::size_t owner, Leg leg) const;
   FrameContents contents(std::size_t owner, Leg leg) const;
   void await(std::size_t source, const CodedFrame& frame, std::size_t owner, Leg leg);
 

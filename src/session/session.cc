@@ -17,6 +17,25 @@
 
 namespace thinwire {
 
+namespace {
+
+void require_reduce_scatter(const std::vector<Pipeline>& pipelines, const Registry& registry) {
+  for (const Pipeline& pipeline : pipelines) {
+    if (pipeline.reduce_scatters) continue;
+    std::string able;
+    for (const SystemInfo& info : registry.systems()) {
+      if (!info.reduce_scatters) continue;
+      able += (able.empty() ? "" : ", ") + info.name + (info.stage ? "+SYSTEM" : "");
+    }
+    throw std::invalid_argument("'" + pipeline.spec +
+                                "' gives every rank the whole mean, and cannot leave each rank its part "
+                                "alone, as a reduce-scatter does; systems that can: " +
+                                able);
+  }
+}
+
+}  // namespace
+
 Session::Session(std::string_view spec, Communicator& communicator, SessionOptions options)
     : communicator_(communicator),
       options_(std::move(options)),
@@ -29,6 +48,7 @@ Session::Session(std::string_view spec, Communicator& communicator, SessionOptio
   pipelines_.push_back(options_.registry->make(pair.dense));
   if (pair.rows != pair.dense) pipelines_.push_back(options_.registry->make(pair.rows));
   undelivered_->saved.resize(pipelines_.size());
+  if (options_.reduce_scatter) require_reduce_scatter(pipelines_, *options_.registry);
 }
 
 Session::~Session() {
@@ -56,6 +76,7 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
     ends.push_back(elements);
     leading.push_back(parameter.rows);
   }
+  require_parts(elements, row_sparse);
   if (elements / width > std::numeric_limits<std::uint32_t>::max()) {
     throw std::invalid_argument("a bucket of " + std::to_string(elements / width) +
                                 (width == 1 ? " elements" : " rows") +
@@ -75,6 +96,21 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   layouts_.push_back(std::move(parameters));
   if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, elements);
   return id;
+}
+
+/// In a reduce-scatter a bucket is parts of the same length, one for each rank.
+void Session::require_parts(std::size_t elements, bool row_sparse) const {
+  const auto world = static_cast<std::size_t>(communicator_.size());
+  if (!options_.reduce_scatter) return;
+  if (row_sparse) {
+    throw std::invalid_argument(
+        "a bucket of rows in a session that leaves each rank its part of the mean: "
+        "leave out reduce_scatter, or give the rows a session of their own");
+  }
+  if (elements % world == 0) return;
+  throw std::invalid_argument("a bucket of " + std::to_string(elements) + " elements has no " +
+                              std::to_string(world) +
+                              " equal parts, one for each rank: fill it up with zeros");
 }
 
 BucketId Session::add_bucket(BucketLayout parameters) {
@@ -144,6 +180,12 @@ class ClockOf {
 
 }  // namespace
 
+/// Of an exchange, as other ranks are told.
+std::string_view Session::kind_of(const Bucket& bucket) const {
+  if (bucket.row_sparse) return "rows";
+  return options_.reduce_scatter ? "reduce-scatter" : "dense";
+}
+
 /// run(own, residual, pending, step): what differs between dense buckets and rows. residual: for a system
 /// with feedback. pending: what a system without has to deliver besides its gradient; empty where there is
 /// nothing.
@@ -162,6 +204,7 @@ void Session::run(BucketId bucket, Run&& run) {
             .index = step_,
             .seed = options_.seed,
             .learning_rate = learning_rate_,
+            .reduce_scatter = options_.reduce_scatter,
             .parameter_ends = own.parameter_ends,
             .parameter_rows = own.parameter_rows,
             .parameter_names = own.parameter_names,
@@ -185,7 +228,7 @@ void Session::run(BucketId bucket, Run&& run) {
       Exchange exchange(communicator_, {.bucket = bucket,
                                         .step = step_,
                                         .elements = own.elements(),
-                                        .kind = own.row_sparse ? "rows" : "dense",
+                                        .kind = kind_of(own),
                                         .names = own.names,
                                         .first_name = layouts_[bucket].front().name});
       run(own, residual, pending, step);
@@ -320,6 +363,7 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
                                                .bucket = bucket,
                                                .step = step_,
                                                .feedback = pipeline.feedback,
+                                               .reduce_scatter = options_.reduce_scatter,
                                                .parameter_ends = own.parameter_ends,
                                                .parameter_rows = own.parameter_rows,
                                                .parameter_names = own.parameter_names});
@@ -330,8 +374,8 @@ Span<const float> Session::residual(BucketId bucket) const {
 }
 
 bool Session::sums_plainly(BucketId bucket) const {
-  return !pipeline(bucket).feedback && pipeline(bucket).synchronizer->is_plain_sum() &&
-         residual(bucket).empty();
+  return !options_.reduce_scatter && !pipeline(bucket).feedback &&
+         pipeline(bucket).synchronizer->is_plain_sum() && residual(bucket).empty();
 }
 
 bool Session::variance_is_frozen() const {

@@ -43,6 +43,7 @@ SystemInfo top_k_info() {
   info.paper = "Aji and Heafield, EMNLP 2017";
   info.options = {{"ratio", "0.01", "share of a bucket's elements to deliver, above 0, up to 1"},
                   {"k", "0", "elements per bucket, at most all of it; 0: by ratio"}};
+  info.reduce_scatters = true;
   for (auto& option : Ramp::options()) info.options.push_back(std::move(option));
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     const double ratio = options.real("ratio", Sparsifier::kSmallestRatio, 1);

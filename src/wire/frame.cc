@@ -63,7 +63,7 @@ Span<const std::byte> payload_of(Span<const std::byte> frame) {
 
 bool known_type(std::uint8_t type) {
   return type >= static_cast<std::uint8_t>(FrameType::sign_bits) &&
-         type <= static_cast<std::uint8_t>(FrameType::codes);
+         type <= static_cast<std::uint8_t>(FrameType::floats);
 }
 
 bool has_rows(FrameType type) {
@@ -121,6 +121,8 @@ std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint
     case FrameType::half_fp16:
     case FrameType::half_bf16:
       return 2 * count;
+    case FrameType::floats:
+      return 4 * count;
     case FrameType::row_list:
     case FrameType::row_bitmap:
     case FrameType::codes:

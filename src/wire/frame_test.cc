@@ -46,7 +46,7 @@ TEST(Frame, HeaderSurvivesTheWire) {
   rc::check("read(write(header)) = header", [] {
     FrameHeader header;
     header.type = *rc::gen::element(FrameType::sign_bits, FrameType::sign_votes, FrameType::scaled_sign_bits,
-                                    FrameType::half_fp16, FrameType::half_bf16);
+                                    FrameType::half_fp16, FrameType::half_bf16, FrameType::floats);
     header.flags = *rc::gen::element<std::uint16_t>(0, FrameHeader::kNonFinite);
     header.bucket = *rc::gen::arbitrary<std::uint32_t>();
     header.step = *rc::gen::arbitrary<std::uint64_t>();

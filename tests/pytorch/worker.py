@@ -19,6 +19,7 @@ from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, unev
 from loss_scale import LOSS_SCALE
 from misuse import MISUSE, dies, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
+from scattered import SCATTERED
 from sharded import SHARDED
 from states import STATES, resumes_with_other_ranks
 from steps import STEPS
@@ -38,6 +39,7 @@ GROUPS = {
     "html_report": HTML_REPORT,
     "exits": EXITS,
     "sharded": SHARDED,
+    "scattered": SCATTERED,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
               replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],

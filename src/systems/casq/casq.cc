@@ -23,6 +23,10 @@
 //   at each clustering 8 * 2^b more for each parameter, along the broadcast's tree.
 // topology=auto takes what is less. With codes coming back that is the server from 3 workers on.
 //
+// In a reduce-scatter every rank's part of the bucket has clusters and cells of its own, and its codes and
+// means go to its owner: (W-1) P, P being that of a part, and the broadcast. topology and downlink have no
+// meaning then.
+//
 // Deviations from the paper:
 // - Line 8 of algorithm 1 compresses the raw gradient, so the residual of line 9 would never return. Here the
 //   compensated gradient is compressed. feedback=off is the algorithm without compensation.
@@ -50,6 +54,7 @@
 #include "core/bucket_vectors.h"
 #include "exchange/coded_exchange.h"
 #include "exchange/collectives.h"
+#include "exchange/reduce_scatter.h"
 #include "kernels/codes/cluster_values.h"
 #include "kernels/dense/dense.h"
 #include "systems/casq/clusters.h"
@@ -107,11 +112,7 @@ bool all_zero(const PerCluster<float>& centres) {
 class CasqCoder final : public Coder {
  public:
   CasqCoder(const ClusterSketch& sketch, Span<const float> gradient, Span<const float> residual, Step& step)
-      : sketch_(sketch),
-        gradient_(gradient),
-        residual_(residual),
-        step_(step),
-        coded_(step.workspace.take<CodedClusters>(static_cast<std::size_t>(step.communicator.size()))) {}
+      : sketch_(sketch), gradient_(gradient), residual_(residual), step_(step) {}
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
@@ -120,8 +121,10 @@ class CasqCoder final : public Coder {
   }
 
   void prepare(std::size_t rank, Span<const float> table) override {
-    const auto means = lay_out_means(step_.workspace, sketch_, table, gradient_.memory());
-    coded_[rank] = {sketch_.for_rank(rank), means, {}};
+    if (coded_.empty()) {
+      coded_ = step_.workspace.take<CodedClusters>(static_cast<std::size_t>(step_.communicator.size()));
+    }
+    coded_[rank] = {sketch_.for_rank(rank), laid_out(table), {}};
   }
 
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
@@ -130,7 +133,19 @@ class CasqCoder final : public Coder {
     return apply_clusters(executor, coded_, self, gradient, residual);
   }
 
+  double keep_rest(Executor& executor, const CodedFrame& own, Span<float> gradient,
+                   ResidualSpan residual) override {
+    const auto self = static_cast<std::size_t>(step_.communicator.rank());
+    const auto coded = step_.workspace.take<CodedClusters>(1);
+    coded[0] = {sketch_.for_rank(self), laid_out(own.table()), own.codes()};
+    return apply_clusters(executor, coded, 0, gradient, residual);
+  }
+
  private:
+  Span<const float> laid_out(Span<const float> means) {
+    return lay_out_means(step_.workspace, sketch_, means, gradient_.memory());
+  }
+
   const ClusterSketch& sketch_;
   Span<const float> gradient_;
   Span<const float> residual_;
@@ -174,10 +189,16 @@ class Casq final : public Synchronizer {
                const Spans& model, Step& step);
   void exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
                 const Spans& model, bool clusters_shard, Step& step);
+  void exchange_parts(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
+                      const Spans& model, Step& step);
+  ClusterSketch sketch_of(BucketId bucket, const GroupEnds& ends, const Shard& shard, const Spans& model,
+                          Step& step);
   Span<ClusterGroup> groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model, Step& step);
   bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const;
   std::uint64_t exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
                                std::size_t rank) const;
+  std::uint64_t part_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
+                           std::size_t rank) const;
 
   CasqSettings settings_;
   BucketStates<BucketState> states_;
@@ -202,7 +223,11 @@ void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residu
     step.report.finite = false;
     return;
   }
-  exchange(bucket, ends, gradient, residual, model, clusters, step);
+  if (step.reduce_scatter) {
+    exchange_parts(bucket, ends, gradient, residual, model, step);
+  } else {
+    exchange(bucket, ends, gradient, residual, model, clusters, step);
+  }
   if (!step.report.finite) return;
   if (clusters) {
     BucketState& state = states_.open(bucket);
@@ -295,21 +320,50 @@ Span<ClusterGroup> Casq::groups_of(const GroupEnds& ends, const Shard& shard, co
   return groups.first(used);
 }
 
-void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
-                    const Spans& model, bool clusters_shard, Step& step) {
-  const std::size_t elements = gradient.size();
-  const auto world = static_cast<std::size_t>(step.communicator.size());
-  const Shard whole{0, elements};
-  auto groups_for = [&](const Shard& shard) { return groups_of(ends, shard, model, step); };
-  const auto groups = groups_for(whole);
+/// How a shard's elements are coded, which begin with the sketch's.
+ClusterSketch Casq::sketch_of(BucketId bucket, const GroupEnds& ends, const Shard& shard, const Spans& model,
+                              Step& step) {
+  const auto groups = groups_of(ends, shard, model, step);
   std::size_t k = 0;
-  ends.for_each(whole, [&](std::size_t group, std::size_t, std::size_t) {
+  ends.for_each(shard, [&](std::size_t group, std::size_t, std::size_t) {
+    groups[k].end -= shard.begin;
     set_thresholds(groups[k++], settings_.bits, model.centres[group]);
   });
   ClusterSketch sketch;
   sketch.bits = settings_.bits;
   sketch.stream = random_stream(step.seed, step.index, bucket, RandomPurpose::sketch);
   sketch.groups = groups;
+  return sketch;
+}
+
+/// A reduce-scatter: each part has the cells of its own elements.
+void Casq::exchange_parts(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
+                          const Spans& model, Step& step) {
+  const auto world = static_cast<std::size_t>(step.communicator.size());
+  const auto sketches = step.workspace.take<ClusterSketch>(world);
+  for (std::size_t owner = 0; owner < world; ++owner) {
+    sketches[owner] = sketch_of(bucket, ends, shard_of(gradient.size(), world, owner), model, step);
+    sketches[owner].stream.hop = static_cast<std::uint32_t>(owner);
+  }
+  step.report.formula_bytes +=
+      part_bytes(ends, gradient.size(), world, static_cast<std::size_t>(step.communicator.rank()));
+  reduce_scatter_coded(
+      bucket, gradient, residual, step,
+      [&](std::size_t owner) {
+        return CodedShape{settings_.bits, sketches[owner].cells()};
+      },
+      [&](std::size_t owner, Span<const float> part, Span<const float> left) {
+        return CasqCoder(sketches[owner], part, left, step);
+      });
+}
+
+void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
+                    const Spans& model, bool clusters_shard, Step& step) {
+  const std::size_t elements = gradient.size();
+  const auto world = static_cast<std::size_t>(step.communicator.size());
+  const Shard whole{0, elements};
+  auto groups_for = [&](const Shard& shard) { return groups_of(ends, shard, model, step); };
+  const ClusterSketch sketch = sketch_of(bucket, ends, whole, model, step);
   step.report.formula_bytes +=
       exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
   if (!through_server(ends, elements, world)) {
@@ -371,6 +425,17 @@ std::uint64_t Casq::exchange_bytes(const GroupEnds& ends, std::size_t elements, 
                               [&](const Shard& shard) { return ends.cells(shard); });
 }
 
+/// What a reduce-scatter takes.
+std::uint64_t Casq::part_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
+                               std::size_t rank) const {
+  std::uint64_t bytes = 0;
+  for (std::size_t owner = 0; owner < world; ++owner) {
+    const Shard shard = shard_of(elements, world, owner);
+    if (owner != rank) bytes += 4 * ends.cells(shard) + code_bytes(shard.size(), settings_.bits);
+  }
+  return bytes;
+}
+
 std::uint64_t Casq::payload_bytes(const Workload& workload) const {
   if (workload.elements == 0) return 0;
   const auto elements = static_cast<std::size_t>(workload.elements);
@@ -379,8 +444,10 @@ std::uint64_t Casq::payload_bytes(const Workload& workload) const {
                                    ? broadcast_payload_bytes(8 * settings_.clusters() * ends.size(),
                                                              workload.rank, workload.world_size)
                                    : 0;
-  return agreed + exchange_bytes(ends, elements, static_cast<std::size_t>(workload.world_size),
-                                 static_cast<std::size_t>(workload.rank));
+  const auto world = static_cast<std::size_t>(workload.world_size);
+  const auto rank = static_cast<std::size_t>(workload.rank);
+  return agreed + (workload.reduce_scatter ? part_bytes(ends, elements, world, rank)
+                                           : exchange_bytes(ends, elements, world, rank));
 }
 
 void Casq::save(BucketWriter& writer) const {
@@ -438,6 +505,7 @@ SystemInfo casq_info() {
   info.state = {kKinds[0], kKinds[1], kKinds[2], kMomentum};
   info.undoes_steps = true;
   info.turns_residual = true;
+  info.reduce_scatters = true;
   info.options = {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
       {"buckets", "0.005", "cells per element, 0 to 1; 0: one for each cluster"},

@@ -25,6 +25,9 @@
 // Bytes per rank, push and pull: (4 + 4 width) per row that another rank owns, and (W-1) (|I_p| / 8 + 4 width
 // |U_p|). For single elements that is about (W-1)/W * (8 nnz + 4 gamma nnz + d/8).
 //
+// In a reduce-scatter the owner of an element is given, and keeps the sum. So pi leaves elements where they
+// are, nothing is pulled, and the options of the scheme have no meaning.
+//
 // Deviations from the paper:
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
 //   decoding compute slots instead of looking them up.
@@ -99,6 +102,7 @@ class Zen final : public SparseSynchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const Expected e = expected(workload);
     if (e.world == 1) return 0;
+    if (workload.reduce_scatter) return row_list_bytes(e.rows - e.rows / e.world, e.width);
     if (config_.scheme == Scheme::centralization) {
       return recursive_doubling_bytes(e.rows, e.union_rows, e.world,
                                       static_cast<std::uint64_t>(workload.rank), e.width);
@@ -146,6 +150,10 @@ class Zen final : public SparseSynchronizer {
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
+    if (step.reduce_scatter) {
+      step.report.scheme = "push_pull";
+      return push_pull(bucket, own, finite, {.slots = IndexPermutation::none(own.rows)}, step);
+    }
     BucketState& state = states_.open(bucket);
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
     if (!centralizes(state)) return through_owners(bucket, state, own, finite, step);
@@ -222,6 +230,7 @@ SystemInfo zen_info() {
   info.takes_rows = true;
   info.state = {kProfiled, kPushPullSeconds, kCentralizationSeconds, kSmallest};
   info.undoes_steps = true;
+  info.reduce_scatters = true;
   info.options = {
       {"scheme", "auto", "push_pull, centralization, or auto: the one that is predicted to be faster"},
       {"profile_steps", "4", "steps off which auto predicts, 1 to 1000"},
