@@ -1,4 +1,5 @@
 """bench/loss at sizes that mean nothing: loss_test.py THINWIRE."""
+import json
 import os
 import subprocess
 import sys
@@ -50,14 +51,15 @@ def every_setting_has_recipes_with_dense():
 def runs_once(thinwire):
     with tempfile.TemporaryDirectory() as folder:
         command = ["/usr/bin/python3", os.path.join(LOSS, "run.py"), "cnn-fashion", "--thinwire", thinwire, "--results", folder, "--epochs", "1",
-                   "--limit", "128", "--seeds", "1,2", "--recipe", "dense", "--recipe", "casq"]
+                   "--limit", "128", "--seeds", "1,2", "--recipe", "dense", "--recipe", "casq --local-steps 2"]
         for first in (True, False):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            assert ("casq, seed 2" in done.stderr) == first, done.stderr
+            assert ("casq --local-steps 2, seed 2" in done.stderr) == first, done.stderr
             assert sorted(os.listdir(folder)) == ["cnn-fashion.json", "cnn-fashion.md", "cnn-fashion.png"]
             with open(os.path.join(folder, "cnn-fashion.json"), encoding="utf-8") as file:
-                assert len(file.readlines()) == 4
+                runs = [json.loads(line) for line in file]
+            assert sorted((run["label"], run["local_steps"]) for run in runs) == [("casq --local-steps 2", 2)] * 2 + [("dense", 0)] * 2
         refused = subprocess.run(command + ["--seeds", "x"], capture_output=True, text=True, check=False)
         assert refused.returncode == 2 and "--seeds x" in refused.stderr, refused.stderr
 

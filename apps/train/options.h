@@ -29,7 +29,7 @@ struct Options {
   double weight_decay = 5e-4;
   /// Largest norm of the mean gradient, over all parameters; 0: any. With local steps, of a rank's own.
   double clip = 0;
-  /// Steps that each rank takes alone between synchronizations (local_updates.h); 0: gradients are
+  /// Steps that each rank takes alone between synchronizations (optimizer/local_updates.h); 0: gradients are
   /// synchronized in every step.
   int local_steps = 0;
   double outer_rate = 1;  ///< With local steps: what the mean update is multiplied by.

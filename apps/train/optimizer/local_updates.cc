@@ -1,4 +1,4 @@
-#include "apps/train/local_updates.h"
+#include "apps/train/optimizer/local_updates.h"
 
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
