@@ -26,13 +26,15 @@ sys.path.append(HERE)
 import loss_report  # noqa: E402
 from recipes import RECIPES  # noqa: E402
 
-TRANSFORMER = ["--model", "transformer", "--vocabulary", "4000", "--epochs", "5", "--epoch-steps", "100"]
+SMALL = ["--model", "transformer", "--vocabulary", "4000"]
+TRANSFORMER = SMALL + ["--epochs", "5", "--epoch-steps", "100"]
 IMAGES = ["--momentum", "0.9"]
 
 # name: options of `thinwire train`, and the data that must be given by path.
 SETTINGS = {
     "transformer-kjv": (TRANSFORMER + ["--data", "text"], None),
     "transformer-wikitext2": (TRANSFORMER + ["--data", "text:{}"], "wikitext"),
+    "transformer-kjv-200": (SMALL + ["--epochs", "1", "--epoch-steps", "200", "--data", "text"], None),
     "transformer-kjv-momentum": (
         TRANSFORMER + ["--data", "text", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0"], None),
     "cnn-fashion": (["--model", "cnn", "--epochs", "4", "--lr", "0.05"] + IMAGES, None),

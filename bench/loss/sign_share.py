@@ -1,13 +1,17 @@
 #!/usr/bin/python3
 """How much of a recorded gradient one bit per element can carry.
 
-    bench/loss/sign_share.py FOLDER [--tensors]
+    bench/loss/sign_share.py FOLDER
 
 FOLDER holds the files of `thinwire train --record N --record-to FOLDER`: gradients, or with --local-steps updates.
 The best that signs with one step size can say of a vector x is sign(x) * mean |x|. Its share of x's squared norm is
 (mean |x|)^2 / mean x^2: 1 where all elements are of one magnitude, 0.64 for a normal distribution, near 0 where a few
-elements have most of the norm. The table has this share with one step size for all elements and with one for each
-parameter, of rank 0's vector and of the mean over ranks. --tensors: of each parameter of the last step as well.
+elements have most of the norm. The table has this share of rank 0's vector and of the mean over ranks, with one step
+size for all elements and with one for each parameter.
+
+Marsit does not send the mean's signs: each bit is the sign of a rank drawn at random. With s the mean of the ranks'
+signs, such a step with its best size leaves all of the mean m's squared norm but (s . m)^2 / (n |m|^2), on average over
+the draws. That is the column "mean, drawn signs", with one step size for each parameter.
 """
 import argparse
 import glob
@@ -44,16 +48,27 @@ def read_file(path: str) -> list:
     return steps
 
 
-def share(parts: list) -> float:
-    """Of the squared norm of all parts, each with a step size of its own."""
+def share(parts: list, signs: list) -> float:
+    """Of the squared norm of all parts, by signs or their expectation, each part with a step size of its own."""
     whole = sum((part * part).sum() for part in parts)
-    return sum(len(part) * numpy.abs(part).mean() ** 2 for part in parts) / whole if whole else 1.0
+    return sum((part * sign).sum() ** 2 / len(part) for part, sign in zip(parts, signs)) / whole if whole else 1.0
+
+
+def shares_of_step(ranks: list) -> list:
+    """ranks: {name: values} of each."""
+    own = list(ranks[0].values())
+    mean = [sum(rank[name] for rank in ranks) / len(ranks) for name in ranks[0]]
+    drawn = [sum(numpy.sign(rank[name]) for rank in ranks) / len(ranks) for name in ranks[0]]
+    shares = []
+    for parts in (own, mean):
+        together = [numpy.concatenate(parts)]
+        shares += [share(one, [numpy.sign(part) for part in one]) for one in (together, parts)]
+    return shares + [share(mean, drawn)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
-    parser.add_argument("--tensors", action="store_true")
     given = parser.parse_args()
     try:
         paths = sorted(glob.glob(os.path.join(given.folder, "gradients-rank-*.twg")))
@@ -63,16 +78,11 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"sign_share.py: {error}", file=sys.stderr)
         return 1
-    print("| step | one rank, one step size | one rank, one for each parameter | mean, one step size | mean, one for each |")
-    print("| --- | --- | --- | --- | --- |")
-    for at, (step, own) in enumerate(ranks[0]):
-        mean = {name: sum(rank[at][1][name] for rank in ranks) / len(ranks) for name in own}
-        cells = [share(parts) for one in (own, mean) for parts in ([numpy.concatenate(list(one.values()))], list(one.values()))]
+    print("| step | rank 0, one size | rank 0, one for each | mean, one size | mean, one for each | mean, drawn signs |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for at, (step, _) in enumerate(ranks[0]):
+        cells = shares_of_step([rank[at][1] for rank in ranks])
         print(f"| {step} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
-    if given.tensors:
-        print("\n| parameter | elements | mean magnitude of the mean | share |\n| --- | --- | --- | --- |")
-        for name, values in mean.items():
-            print(f"| {name} | {len(values):,} | {numpy.abs(values).mean():.2e} | {share([values]):.3f} |")
     return 0
 
 
