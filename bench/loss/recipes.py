@@ -11,9 +11,9 @@ IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=12
 
 # The optimizer of each worker inside, as Marsit's paper has it.
 LOCAL_STEPS = [
-    "dense", "dense --local-steps 1", "dense --local-steps 4", "dense --local-steps 8", "dense --local-steps 4 --outer-rate 1.5",
-    "marsit:full_every=8", "marsit:full_every=8:eta_factor=1 --local-steps 1", "marsit:full_every=8:eta_factor=3 --local-steps 1",
-    "marsit:full_every=8 --local-steps 1", "marsit:full_every=8:eta_s=theorem:horizon=200:dimension=1313536 --local-steps 1",
+    "dense", "dense --local-steps 1", "dense --local-steps 4", "dense --local-steps 4 --outer-rate 1.5", "marsit:full_every=8",
+    "marsit:full_every=8:eta_factor=1 --local-steps 1", "marsit:full_every=8:eta_factor=3 --local-steps 1",
+    "marsit:full_every=8 --local-steps 1",
     "marsit:full_every=2:eta_factor=1 --local-steps 4",
 ]
 
