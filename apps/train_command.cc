@@ -111,6 +111,11 @@ void add_train_command(CLI::App& app) {
                                ->check(CLI::IsMember({"sgd", "adamw"}))
                                ->default_str("sgd; transformer: adamw");
   command->add_option("--momentum", options.momentum, "Of SGD; tables of embeddings have none");
+  command->add_option("--local-steps", options.local_steps,
+                      "Steps that each worker takes with an optimizer of its own before parameters are "
+                      "synchronized by how far they moved; 0: gradients are, in every step");
+  command->add_option("--outer-rate", options.outer_rate,
+                      "With --local-steps: what the mean of these moves is multiplied by");
   CLI::Option* decay = command
                            ->add_option("--weight-decay", options.weight_decay,
                                         "Of the optimizer; tables of embeddings have none")

@@ -1,4 +1,5 @@
 """bench/loss at sizes that mean nothing: loss_test.py THINWIRE."""
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LOSS = os.path.join(HERE, "..", "bench", "loss")
 sys.path += [LOSS, os.path.join(HERE, "..", "apps", "plot")]
 
+import numpy  # noqa: E402
+
 import loss_report  # noqa: E402
+import sign_share  # noqa: E402
 from recipes import RECIPES  # noqa: E402
 
 
@@ -50,18 +54,41 @@ def every_setting_has_recipes_with_dense():
 def runs_once(thinwire):
     with tempfile.TemporaryDirectory() as folder:
         command = ["/usr/bin/python3", os.path.join(LOSS, "run.py"), "cnn-fashion", "--thinwire", thinwire, "--results", folder, "--epochs", "1",
-                   "--limit", "128", "--seeds", "1,2", "--recipe", "dense", "--recipe", "casq"]
+                   "--limit", "128", "--seeds", "1,2", "--recipe", "dense", "--recipe", "casq --local-steps 2"]
         for first in (True, False):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
-            assert ("casq, seed 2" in done.stderr) == first, done.stderr
+            assert ("casq --local-steps 2, seed 2" in done.stderr) == first, done.stderr
             assert sorted(os.listdir(folder)) == ["cnn-fashion.json", "cnn-fashion.md", "cnn-fashion.png"]
             with open(os.path.join(folder, "cnn-fashion.json"), encoding="utf-8") as file:
-                assert len(file.readlines()) == 4
+                runs = [json.loads(line) for line in file]
+            assert sorted((run["label"], run["local_steps"]) for run in runs) == [("casq --local-steps 2", 2)] * 2 + [("dense", 0)] * 2
         refused = subprocess.run(command + ["--seeds", "x"], capture_output=True, text=True, check=False)
         assert refused.returncode == 2 and "--seeds x" in refused.stderr, refused.stderr
 
 
+def signs_carry_what_is_computed_by_hand():
+    ranks = [{"a": numpy.array([1.0, -1.0]), "b": numpy.array([4.0, 4.0])}, {"a": numpy.array([1.0, 1.0]), "b": numpy.array([4.0, -2.0])}]
+    wanted = [6.25 / 8.5, 1, 2.25 / 4.5, (0.5 + 12.5) / 18, (0.5 + 8) / 18]
+    assert numpy.allclose(sign_share.shares_of_step(ranks), wanted), sign_share.shares_of_step(ranks)
+
+
+def recorded_updates_are_read(thinwire):
+    with tempfile.TemporaryDirectory() as folder:
+        script = ["/usr/bin/python3", os.path.join(LOSS, "sign_share.py"), folder]
+        empty = subprocess.run(script, capture_output=True, text=True, check=False)
+        assert empty.returncode == 1 and "write them with thinwire train --record" in empty.stderr, empty.stderr
+        subprocess.run([thinwire, "train", "--model", "cnn", "--workers", "2", "--batch", "4", "--limit", "64", "--epochs", "1", "--local-steps", "2",
+                        "--record", "2", "--record-every", "2", "--record-to", folder], capture_output=True, check=True)
+        done = subprocess.run(script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        rows = [[float(cell) for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:]]
+        assert [row[0] for row in rows] == [0, 2], done.stdout
+        assert all(0 < share < 1 for row in rows for share in row[1:]), done.stdout
+
+
 tables_say_what_seeds_show()
+signs_carry_what_is_computed_by_hand()
+recorded_updates_are_read(sys.argv[1])
 every_setting_has_recipes_with_dense()
 runs_once(sys.argv[1])

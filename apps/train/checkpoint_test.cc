@@ -206,11 +206,14 @@ TEST(ModelState, RestoresEveryBitAndTheMomentum) {
   const auto [model, optimizer] = make(1);
   train(*model, *optimizer, 0.5f);
   StateWriter writer;
-  put_model(writer, *model, *optimizer);
+  put_model(writer, *model);
+  put_optimizer(writer, *optimizer);
   std::stringstream stream;
   writer.write(stream);
   const auto [copy, copy_optimizer] = make(2);
-  get_model(StateReader(stream), *copy, *copy_optimizer);
+  const StateReader reader(stream);
+  get_model(reader, *copy);
+  get_optimizer(reader, *copy_optimizer);
   EXPECT_TRUE(torch::equal(bits(*model), bits(*copy)));
   train(*model, *optimizer, 0.25f);
   train(*copy, *copy_optimizer, 0.25f);

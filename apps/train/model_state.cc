@@ -26,25 +26,31 @@ void visit(const Model& model, OnFloats on_floats, OnCounter on_counter) {
 
 }  // namespace
 
-void put_model(StateWriter& writer, const Model& model, const torch::optim::Optimizer& optimizer) {
+void put_model(StateWriter& writer, const Model& model) {
   visit(
       model,
       [&](const std::string& name, Span<float> values) { writer.put(name, Span<const float>(values)); },
       [&](const std::string& name, std::int64_t& value) {
         writer.put(name, static_cast<std::uint64_t>(value));
       });
+}
+
+void get_model(const StateReader& reader, Model& model) {
+  visit(
+      model, [&](const std::string& name, Span<float> values) { reader.get(name, values); },
+      [&](const std::string& name, std::int64_t& value) {
+        value = static_cast<std::int64_t>(reader.get_integer(name));
+      });
+}
+
+void put_optimizer(StateWriter& writer, const torch::optim::Optimizer& optimizer) {
   // Torch's own archive, so that nothing here depends on how a release of torch keys its optimizers' state.
   std::ostringstream archive;
   torch::save(optimizer, archive);
   writer.put("optimizer", std::string_view(archive.str()));
 }
 
-void get_model(const StateReader& reader, Model& model, torch::optim::Optimizer& optimizer) {
-  visit(
-      model, [&](const std::string& name, Span<float> values) { reader.get(name, values); },
-      [&](const std::string& name, std::int64_t& value) {
-        value = static_cast<std::int64_t>(reader.get_integer(name));
-      });
+void get_optimizer(const StateReader& reader, torch::optim::Optimizer& optimizer) {
   std::istringstream archive(reader.get_text("optimizer"));
   try {
     torch::load(optimizer, archive);

@@ -27,7 +27,12 @@ struct Options {
   double momentum = 0;
   OptimizerKind optimizer = OptimizerKind::sgd;
   double weight_decay = 5e-4;
-  double clip = 0;  ///< Largest norm of the mean gradient, over all parameters; 0: any.
+  /// Largest norm of the mean gradient, over all parameters; 0: any. With local steps, of a rank's own.
+  double clip = 0;
+  /// Steps that each rank takes alone between synchronizations (optimizer/local_updates.h); 0: gradients are
+  /// synchronized in every step.
+  int local_steps = 0;
+  double outer_rate = 1;  ///< With local steps: what the mean update is multiplied by.
   Schedule schedule = Schedule::cosine;
   /// Steps in which the rate rises at the start; negative: a twentieth of all under `cosine`, else none.
   std::int64_t warm_up_steps = -1;

@@ -168,6 +168,8 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"lr_schedule", name_of(options.schedule)},
           {"momentum", options.momentum},
           {"weight_decay", options.weight_decay},
+          {"local_steps", options.local_steps},
+          {"outer_rate", options.outer_rate},
           {"seed", result.seed},
           {"steps", result.costs.empty() ? 0 : result.costs.front().steps},
           {"wire_bytes_sent_max", busiest(result.costs, &Costs::bytes_sent)},

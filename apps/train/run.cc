@@ -18,8 +18,8 @@
 #include "apps/train/checkpoint.h"
 #include "apps/train/data/batches.h"
 #include "apps/train/data/dataset.h"
-#include "apps/train/held_variance.h"
 #include "apps/train/models/models.h"
+#include "apps/train/optimizer/held_variance.h"
 #include "apps/train/over_seeds.h"
 #include "apps/train/results.h"
 #include "apps/train/worker.h"
@@ -102,6 +102,36 @@ void check_optimizer(const Options& options) {
   }
 }
 
+void check_local_steps(const Options& options) {
+  if (options.local_steps < 0) {
+    throw std::invalid_argument(
+        fmt::format("--local-steps must be at least 0, not {}: 0 synchronizes gradients in every step",
+                    options.local_steps));
+  }
+  if (!(options.outer_rate > 0)) {
+    throw std::invalid_argument(fmt::format("--outer-rate must be above 0, not {}", options.outer_rate));
+  }
+  if (options.local_steps == 0) {
+    if (options.outer_rate == 1) return;
+    throw std::invalid_argument(fmt::format(
+        "--outer-rate {} multiplies the mean update of local steps: give --local-steps, or scale --lr",
+        options.outer_rate));
+  }
+  if (options.model == "lstm" || options.model == "deepfm") {
+    throw std::invalid_argument(
+        fmt::format("--local-steps {}: gradients of the tables of '{}' are rows, and local steps move whole "
+                    "parameters; give --model transformer, cnn, resnet9 or resnet20",
+                    options.local_steps, options.model));
+  }
+  for (const auto& spec : options.specs) {
+    if (!builtin_registry().freezes_variance(spec)) continue;
+    throw std::invalid_argument(
+        fmt::format("--sync {}: it freezes Adam's variance for means of gradients, and with --local-steps {} "
+                    "ranks synchronize updates; leave --local-steps out",
+                    spec, options.local_steps));
+  }
+}
+
 void check_numbers(const Options& options) {
   const auto at_least_one = [](const char* name, int value) {
     if (value < 1) throw std::invalid_argument(fmt::format("{} must be at least 1, not {}", name, value));
@@ -125,6 +155,7 @@ void check_numbers(const Options& options) {
   in_range("--clip", options.clip, options.clip >= 0, "at least 0");
   at_least_one("--context", options.context);
   check_optimizer(options);
+  check_local_steps(options);
   in_range("--bucket-mb", options.bucket_megabytes,
            options.bucket_megabytes >= 0 && options.bucket_megabytes <= 4096, "in [0, 4096]");
   in_range("--deadline", options.deadline_seconds, options.deadline_seconds > 0, "above 0");

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -17,10 +18,11 @@
 #include "apps/train/data/batches.h"
 #include "apps/train/evaluation.h"
 #include "apps/train/gradients.h"
-#include "apps/train/held_variance.h"
 #include "apps/train/model_state.h"
 #include "apps/train/models/models.h"
-#include "apps/train/optimizer.h"
+#include "apps/train/optimizer/held_variance.h"
+#include "apps/train/optimizer/local_updates.h"
+#include "apps/train/optimizer/optimizer.h"
 #include "apps/train/recorder.h"
 #include "thinwire/registry.h"
 #include "thinwire/session.h"
@@ -47,6 +49,13 @@ std::string on_one_line(std::string text) {
   return text;
 }
 
+/// What the steps of an epoch come to on this rank.
+struct Tally {
+  Costs costs;
+  double loss_sum = 0;        // over steps that count
+  std::uint64_t counted = 0;  // these steps
+};
+
 class Worker {
  public:
   Worker(const Job& job, Communicator& communicator, Progress* progress);
@@ -59,12 +68,18 @@ class Worker {
   bool train_epoch(std::uint64_t epoch);
   void check_replicas(std::uint64_t step);
   double forward_backward(Span<const std::uint32_t> indices, std::uint64_t pass);
+  /// After forward_backward(), with the learning rate of the step: synchronizes the gradients and steps.
+  void gradient_step(double rate, Tally& tally);
+  /// After forward_backward(): one local step, and at the end of a round the synchronization.
+  void local_step(double rate, bool last_of_epoch, Tally& tally);
+  /// What was begun with the last synchronization has ended: one step, or a round of local ones.
+  void end_round(bool counts, Tally& tally);
+  std::string hopeless(std::uint64_t epoch) const;
   /// False when some rank's gradient was not finite; then no rank's parameters may change.
   /// frozen: whether Adam's variance has to stand still in this step.
   bool synchronize(Costs& costs, bool& frozen);
   void note_residuals();
-  void finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted, const Costs& costs,
-              Clock::time_point start);
+  void finish(std::uint64_t epoch, const Tally& tally, Clock::time_point start);
 
   const Job& job_;
   const Options& options_;
@@ -76,13 +91,16 @@ class Worker {
   Gradients gradients_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;  // of all but the tables
   HeldVariance held_variance_;
-  bool replicas_unchecked_ = true;
+  std::optional<LocalUpdates> local_;     // with Options::local_steps
+  std::uint64_t round_steps_ = 0;         // since the last synchronization
+  double round_loss_ = 0;                 // their sum
+  std::optional<std::uint64_t> checked_;  // step at which replicas were compared last, in this call
   Recorder recorder_;
   std::uint64_t pass_steps_;  // of one pass over the data
   std::uint64_t steps_;       // of an epoch
   Costs costs_;
   std::vector<double> step_seconds_;
-  int hopeless_ = 0;  // steps without a finite gradient in a row
+  int hopeless_ = 0;  // synchronizations in a row without a finite gradient or update
   RunResult result_;
 };
 
@@ -101,6 +119,7 @@ Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
       recorder_(options_.record_to, options_.record, options_.record_every, communicator),
       pass_steps_(steps_per_epoch(job.dataset.training_examples(), options_.workers, options_.batch)),
       steps_(options_.epoch_steps > 0 ? options_.epoch_steps : pass_steps_) {
+  if (options_.local_steps > 0) local_.emplace(gradients_.dense_parameters(), *optimizer_);
   result_.label = job.spec;
   result_.seed = options_.seed;
   result_.system = system_name(job.spec);
@@ -141,9 +160,7 @@ bool Worker::train_epoch(std::uint64_t epoch) {
   const Clock::time_point start = Clock::now();
   std::vector<std::uint32_t> order;
   model_->train();
-  Costs costs;
-  double loss_sum = 0;
-  std::uint64_t counted = 0;
+  Tally tally;
   for (std::uint64_t step = 0; step < steps_; ++step) {
     const std::uint64_t in_all = epoch * steps_ + step;
     const std::uint64_t pass = in_all / pass_steps_;
@@ -152,35 +169,82 @@ bool Worker::train_epoch(std::uint64_t epoch) {
       order = epoch_order(job_.dataset.training_examples(), options_.seed, pass);
     }
     const Clock::time_point step_start = Clock::now();
-    check_replicas(epoch * steps_ + step);
+    // Within a round replicas differ on purpose.
+    if (round_steps_ == 0) check_replicas(in_all);
     const double loss = forward_backward(
         rank_batch(order, in_pass, communicator_.rank(), communicator_.size(), options_.batch), pass);
     const double rate =
         learning_rate_at(options_, in_all, static_cast<std::uint64_t>(options_.epochs) * steps_);
-    session_.set_learning_rate(rate);
-    bool frozen = false;
-    if (synchronize(costs, frozen)) {
-      const double factor = options_.clip > 0 ? gradients_.clip(options_.clip) : 1;
-      optimizer_->param_groups()[0].options().set_lr(rate);
-      held_variance_.step(*optimizer_, frozen);
-      gradients_.apply_rows(factor * rate);
-      loss_sum += loss;
-      ++counted;
-      hopeless_ = 0;
+    ++tally.costs.steps;
+    ++round_steps_;
+    round_loss_ += loss;
+    if (local_) {
+      local_step(rate, step + 1 == steps_, tally);
     } else {
-      ++result_.skipped_steps;
-      if (++hopeless_ >= kHopelessSteps) {
-        costs_ += costs;
-        result_.failure = fmt::format("diverged: {} steps in a row without a finite gradient, in epoch {}",
-                                      kHopelessSteps, epoch + 1);
-        return false;
-      }
+      gradient_step(rate, tally);
+    }
+    if (hopeless_ >= kHopelessSteps) {
+      costs_ += tally.costs;
+      result_.failure = hopeless(epoch);
+      return false;
     }
     step_seconds_.push_back(seconds_since(step_start));
-    if (progress_) progress_->step(loss, costs_.bytes_sent + costs.bytes_sent);
+    if (progress_) progress_->step(loss, costs_.bytes_sent + tally.costs.bytes_sent);
   }
-  finish(epoch, loss_sum, counted, costs, start);
+  finish(epoch, tally, start);
   return result_.failure.empty();
+}
+
+void Worker::gradient_step(double rate, Tally& tally) {
+  session_.set_learning_rate(rate);
+  bool frozen = false;
+  const bool counts = synchronize(tally.costs, frozen);
+  if (counts) {
+    const double factor = options_.clip > 0 ? gradients_.clip(options_.clip) : 1;
+    optimizer_->param_groups()[0].options().set_lr(rate);
+    held_variance_.step(*optimizer_, frozen);
+    gradients_.apply_rows(factor * rate);
+  }
+  end_round(counts, tally);
+}
+
+/// A gradient that is not finite makes this rank's parameters so, and with them its update. So all ranks see
+/// it at the end of the round, and the round is undone as a whole.
+void Worker::local_step(double rate, bool last_of_epoch, Tally& tally) {
+  if (round_steps_ == 1) local_->begin();
+  if (options_.clip > 0) gradients_.clip(options_.clip);
+  optimizer_->param_groups()[0].options().set_lr(rate);
+  optimizer_->step();
+  // An epoch ends with a round: what is measured and saved there is one model, the same on all ranks.
+  if (round_steps_ < static_cast<std::uint64_t>(options_.local_steps) && !last_of_epoch) return;
+  local_->take_updates();
+  session_.set_learning_rate(options_.outer_rate);
+  bool frozen = false;
+  const bool counts = synchronize(tally.costs, frozen);
+  if (counts) {
+    local_->apply(options_.outer_rate);
+  } else {
+    local_->undo();
+  }
+  end_round(counts, tally);
+}
+
+void Worker::end_round(bool counts, Tally& tally) {
+  if (counts) {
+    tally.loss_sum += round_loss_;
+    tally.counted += round_steps_;
+    hopeless_ = 0;
+  } else {
+    result_.skipped_steps += round_steps_;
+    ++hopeless_;
+  }
+  round_steps_ = 0;
+  round_loss_ = 0;
+}
+
+std::string Worker::hopeless(std::uint64_t epoch) const {
+  return fmt::format("diverged: {} {} in a row without a finite {}, in epoch {}", kHopelessSteps,
+                     local_ ? "rounds of local steps" : "steps", local_ ? "update" : "gradient", epoch + 1);
 }
 
 double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t pass) {
@@ -196,8 +260,8 @@ double Worker::forward_backward(Span<const std::uint32_t> indices, std::uint64_t
 void Worker::check_replicas(std::uint64_t step) {
   const auto every = static_cast<std::uint64_t>(options_.check_replicas_every);
   // The first step of this call, too: what was sent at the start may have been damaged on the way.
-  const bool first = std::exchange(replicas_unchecked_, false);
-  if (every == 0 || (!first && step % every != 0)) return;
+  if (every == 0 || (checked_ && step / every == *checked_ / every)) return;
+  checked_ = step;
   require_same_parameters(*model_, step, communicator_);
 }
 
@@ -224,7 +288,6 @@ bool Worker::synchronize(Costs& costs, bool& frozen) {
               .relative_errors = std::max(report.relative_error, 0.0),
               .measured = report.relative_error >= 0 ? 1u : 0u};
   }
-  ++costs.steps;
   const bool counts = session_.next_step();
   note_residuals();
   return counts;
@@ -247,15 +310,15 @@ void Worker::note_residuals() {
   result_.residual_deviation = !any || std::isnan(deviation_squared) ? -1 : std::sqrt(deviation_squared);
 }
 
-void Worker::finish(std::uint64_t epoch, double loss_sum, std::uint64_t counted, const Costs& costs,
-                    Clock::time_point start) {
+void Worker::finish(std::uint64_t epoch, const Tally& tally, Clock::time_point start) {
+  const Costs& costs = tally.costs;
   average_buffers(*model_, communicator_);
   const Score score = evaluate(*model_, job_.dataset, communicator_);
   require_agreement(*model_, communicator_, fmt::format("{} after epoch {}", job_.spec, epoch + 1));
   costs_ += costs;
   double loss = 0;
-  for (const double sum : gather(communicator_, loss_sum)) loss += sum;
-  loss /= static_cast<double>(counted) * communicator_.size();  // 0 / 0 when all were skipped
+  for (const double sum : gather(communicator_, tally.loss_sum)) loss += sum;
+  loss /= static_cast<double>(tally.counted) * communicator_.size();  // 0 / 0 when all were skipped
   if (!std::isfinite(loss)) {
     result_.failure = fmt::format("diverged: the loss of epoch {} is not finite", epoch + 1);
   }
@@ -301,13 +364,16 @@ void Worker::save(std::uint64_t epoch) {
     shared.put("trajectory", std::string_view(trajectory_));
     shared.put("skipped_steps", result_.skipped_steps);
     put_history(shared, result_.epochs);
-    put_model(shared, *model_, *optimizer_);
+    put_model(shared, *model_);
+    if (!local_) put_optimizer(shared, *optimizer_);
     shared.put("frozen_variance_steps", held_variance_.frozen_steps());
   }
   StateWriter mine;
   mine.put("epoch", epoch);
   mine.put("rank", static_cast<std::uint64_t>(communicator_.rank()));
   mine.put("hopeless_steps", static_cast<std::uint64_t>(hopeless_));
+  // With local steps every rank's optimizer has a state of its own.
+  if (local_) put_optimizer(mine, *optimizer_);
   put_costs(mine, costs_);
   session_.save(mine);
   write_checkpoint(job_.checkpoint, epoch, shared, mine, communicator_);
@@ -320,7 +386,8 @@ void Worker::resume() {
   }
   const StateReader& shared = found.shared;
   require_same_trajectory(shared.get_text("trajectory"), trajectory_, job_.checkpoint);
-  get_model(shared, *model_, *optimizer_);
+  get_model(shared, *model_);
+  get_optimizer(local_ ? found.mine : shared, *optimizer_);
   const std::string_view frozen = "frozen_variance_steps";  // earlier versions had none
   held_variance_.set_frozen_steps(shared.contains(frozen) ? shared.get_integer(frozen) : 0);
   result_.epochs = get_history(shared);

@@ -1,6 +1,7 @@
 #pragma once
 // One rank's training: forward and backward on its own examples, the gradients through a Session, then the
-// same step of SGD as all the others.
+// same step of the optimizer as all the others. With local steps: several steps of an optimizer of its own,
+// and then how far they moved through the Session (optimizer/local_updates.h).
 
 #include <string>
 
@@ -12,7 +13,7 @@
 
 namespace thinwire::train {
 
-/// Steps without a finite gradient after which a system counts as diverged.
+/// Synchronizations in a row that were not finite after which a system counts as diverged.
 constexpr int kHopelessSteps = 20;
 
 struct Job {

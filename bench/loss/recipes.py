@@ -9,9 +9,18 @@ AS_THEY_COME = [
 LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4"]
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
+# The optimizer of each worker inside, as Marsit's paper has it.
+LOCAL_STEPS = [
+    "dense", "dense --local-steps 1", "dense --local-steps 4", "dense --local-steps 4 --outer-rate 1.5", "marsit:full_every=8",
+    "marsit:full_every=8:eta_factor=1 --local-steps 1", "marsit:full_every=8:eta_factor=3 --local-steps 1",
+    "marsit:full_every=8 --local-steps 1",
+    "marsit:full_every=2:eta_factor=1 --local-steps 4",
+]
+
 RECIPES = {
     "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS,
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS,
+    "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME,
     "cnn-fashion": AS_THEY_COME,
     "resnet20-cifar10": AS_THEY_COME,

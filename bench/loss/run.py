@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 """What each system costs in loss, at equal steps: trains every setting under every recipe with several seeds.
 
-    bench/loss/run.py [SETTING ...] [--recipe SPEC ...] [--seeds 1,2,3] [--thinwire PATH] [--results DIR]
+    bench/loss/run.py [SETTING ...] [--recipe RECIPE ...] [--seeds 1,2,3] [--thinwire PATH] [--results DIR]
                       [--wikitext FILE] [--cifar10 DIR] [--epochs N] [--redraw]
 
 A setting is a model, its data and the way people train it (the table SETTINGS below); without one, all are run whose
-data are there. Runs that the results hold already are not run again, so a call that was ended goes on where it was.
+data are there. A recipe is a spec, and after a blank more options of `thinwire train`, as in "marsit --local-steps 4".
+Runs that the results hold already are not run again, so a call that was ended goes on where it was.
 Results: DIR/SETTING.json, a line to a run as `thinwire train --json` has it; DIR/SETTING.md, the table; DIR/SETTING.png,
 loss or accuracy against steps and against the bytes of the whole run.
 """
@@ -25,13 +26,15 @@ sys.path.append(HERE)
 import loss_report  # noqa: E402
 from recipes import RECIPES  # noqa: E402
 
-TRANSFORMER = ["--model", "transformer", "--vocabulary", "4000", "--epochs", "5", "--epoch-steps", "100"]
+SMALL = ["--model", "transformer", "--vocabulary", "4000"]
+TRANSFORMER = SMALL + ["--epochs", "5", "--epoch-steps", "100"]
 IMAGES = ["--momentum", "0.9"]
 
 # name: options of `thinwire train`, and the data that must be given by path.
 SETTINGS = {
     "transformer-kjv": (TRANSFORMER + ["--data", "text"], None),
     "transformer-wikitext2": (TRANSFORMER + ["--data", "text:{}"], "wikitext"),
+    "transformer-kjv-200": (SMALL + ["--epochs", "1", "--epoch-steps", "200", "--data", "text"], None),
     "transformer-kjv-momentum": (
         TRANSFORMER + ["--data", "text", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0"], None),
     "cnn-fashion": (["--model", "cnn", "--epochs", "4", "--lr", "0.05"] + IMAGES, None),
@@ -44,7 +47,7 @@ SETTINGS = {
 def parse(arguments: list) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="SETTING", help=f"of {', '.join(SETTINGS)}; without one: all")
-    parser.add_argument("--recipe", action="append", dest="recipes", metavar="SPEC", help="instead of the setting's list")
+    parser.add_argument("--recipe", action="append", dest="recipes", metavar="RECIPE", help="instead of the setting's list")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--thinwire", default=os.path.join(ROOT, "build", "release", "thinwire"))
     parser.add_argument("--results", default=os.path.join(ROOT, "results", "loss"))
@@ -71,16 +74,20 @@ def stored(path: str) -> list:
         return [json.loads(line) for line in file if line.strip()]
 
 
-def train(given: argparse.Namespace, options: list, spec: str, seed: int) -> dict:
+def train(given: argparse.Namespace, options: list, recipe: str, seed: int) -> dict:
     """One run. A run that diverged is a result as well."""
+    spec, *more = recipe.split()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "run.json")
-        command = [given.thinwire, "train", *options, "--sync", spec, "--seed", str(seed), "--json", path]
+        command = [given.thinwire, "train", *options, *more, "--sync", spec, "--seed", str(seed), "--json", path]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if not os.path.exists(path) or os.path.getsize(path) == 0:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no result'}")
         with open(path, encoding="utf-8") as file:
             (result,) = json.load(file)
+    result["label"] = recipe
+    # The folder of the data is this machine's.
+    result["data"] = result["data"].split(":")[0]
     return result
 
 
@@ -107,13 +114,11 @@ def run_setting(given: argparse.Namespace, name: str) -> None:
     recipes = given.recipes or RECIPES[name]
     if not given.redraw:
         for seed in given.seeds:
-            for spec in recipes:
-                if any(run["label"] == spec and run["seed"] == seed for run in stored(path)):
+            for recipe in recipes:
+                if any(run["label"] == recipe and run["seed"] == seed for run in stored(path)):
                     continue
-                print(f"{name}: {spec}, seed {seed}", file=sys.stderr, flush=True)
-                result = train(given, options, spec, seed)
-                # The folder of the data is this machine's.
-                result["data"] = result["data"].split(":")[0]
+                print(f"{name}: {recipe}, seed {seed}", file=sys.stderr, flush=True)
+                result = train(given, options, recipe, seed)
                 with open(path, "a", encoding="utf-8") as file:
                     file.write(json.dumps(result, separators=(",", ":")) + "\n")
     loss_report.write(name, stored(path), os.path.join(given.results, name))

@@ -1,4 +1,4 @@
-#include "apps/train/held_variance.h"
+#include "apps/train/optimizer/held_variance.h"
 
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>

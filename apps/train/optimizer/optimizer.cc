@@ -1,4 +1,4 @@
-#include "apps/train/optimizer.h"
+#include "apps/train/optimizer/optimizer.h"
 
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
