@@ -7,28 +7,18 @@ set(thinwire_python_problem "")
 if(NOT Python_Development.Module_FOUND)
   set(thinwire_python_problem "no Python with headers was found (Debian: python3-dev)")
 else()
-  # Elsewhere than in the source tree, whose folder torch/ would be imported instead.
-  execute_process(
-    COMMAND "${Python_EXECUTABLE}" -c "
-import os, torch
-print(torch.__version__, os.path.dirname(torch.__file__), int(torch._C._GLIBCXX_USE_CXX11_ABI), sep='\\n')
-for name in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI'):
-    value = getattr(torch._C, f'_PYBIND11_{name}', None)
-    if value is not None:
-        print(f'PYBIND11_{name}=\\\"{value}\\\"')
-"
-    WORKING_DIRECTORY "${CMAKE_BINARY_DIR}"
+  execute_process(COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_LIST_DIR}/which_torch.py"
     RESULT_VARIABLE status OUTPUT_VARIABLE answer ERROR_VARIABLE complaint)
   if(NOT status EQUAL 0)
     string(STRIP "${complaint}" complaint)
-    set(thinwire_python_problem "${Python_EXECUTABLE} cannot import torch (Debian: python3-torch): ${complaint}")
+    set(thinwire_python_problem "${complaint}")
   else()
     string(STRIP "${answer}" answer)
     string(REPLACE "\n" ";" answer "${answer}")
     list(GET answer 0 THINWIRE_PYTHON_TORCH_VERSION)
     list(GET answer 1 folder)
-    list(GET answer 2 abi)
-    set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=${abi}")
+    list(GET answer 2 THINWIRE_PYTHON_TORCH_CXX11_ABI)
+    set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=${THINWIRE_PYTHON_TORCH_CXX11_ABI}")
     # Classes of torch are found in Python only by a module whose pybind11 calls itself the same.
     set(THINWIRE_PYBIND11_DEFINITIONS ${answer})
     list(REMOVE_AT THINWIRE_PYBIND11_DEFINITIONS 0 1 2)
