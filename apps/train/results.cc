@@ -49,6 +49,12 @@ double mean_density(const std::vector<Costs>& costs, double Costs::*part) {
   return elements > 0 ? listed / elements : -1;
 }
 
+/// The same on all ranks; -1 where nothing was measured.
+double mean_error(const std::vector<Costs>& costs) {
+  if (costs.empty() || costs.front().measured == 0) return -1;
+  return costs.front().relative_errors / static_cast<double>(costs.front().measured);
+}
+
 bool has_rows(const RunResult& result) {
   return std::any_of(result.costs.begin(), result.costs.end(),
                      [](const Costs& rank) { return rank.row_elements > 0; });
@@ -149,7 +155,7 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"density_in", number_or_null(mean_density(result.costs, &Costs::row_elements_in))},
           {"density_out", number_or_null(mean_density(result.costs, &Costs::row_elements_out))},
           {"modelled_seconds", nullptr},
-          {"relative_error", nullptr},
+          {"relative_error", number_or_null(mean_error(result.costs))},
           {"conservation_error", nullptr},
           {"imbalance_push", nullptr},
           {"imbalance_pull", nullptr},

@@ -25,6 +25,9 @@ struct Costs {
   double row_elements = 0;
   double row_elements_in = 0;
   double row_elements_out = 0;
+  /// Of the mean, summed over the buckets and steps that the stage `guard` has measured, and their number.
+  double relative_errors = 0;
+  std::uint64_t measured = 0;
 
   Costs& operator+=(const Costs& other);
 
@@ -43,6 +46,8 @@ struct Costs {
     body("seconds_compress", &Costs::seconds_compress);
     body("seconds_communicate", &Costs::seconds_communicate);
     body("seconds_decompress", &Costs::seconds_decompress);
+    body("relative_errors", &Costs::relative_errors);
+    body("measured", &Costs::measured);
   }
 };
 

@@ -43,6 +43,15 @@ TEST(Results, JsonGivesBytesPerRankAndStep) {
   EXPECT_TRUE(json["ranks_agree"]);
 }
 
+TEST(Results, TheRelativeErrorIsTheMeanOverWhatWasMeasured) {
+  RunResult result = result_of("casq", 400);
+  for (Costs& rank : result.costs) {
+    rank.relative_errors = 1.5;
+    rank.measured = 6;
+  }
+  EXPECT_EQ(to_json(result, Options{})["relative_error"], 0.25);
+}
+
 TEST(Results, JsonOfADivergedRunHoldsNoNumberThatIsNone) {
   RunResult result = result_of("cascading_sign", 400);
   result.failure = "diverged: x";

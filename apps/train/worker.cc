@@ -220,7 +220,9 @@ bool Worker::synchronize(Costs& costs, bool& frozen) {
               .seconds_decompress = report.seconds_decompress,
               .row_elements = elements,
               .row_elements_in = elements * report.density_in,
-              .row_elements_out = elements * report.density_out};
+              .row_elements_out = elements * report.density_out,
+              .relative_errors = std::max(report.relative_error, 0.0),
+              .measured = report.relative_error >= 0 ? 1u : 0u};
   }
   ++costs.steps;
   const bool counts = session_.next_step();

@@ -100,6 +100,7 @@ struct SystemInfo {
   bool sparsifies = false;         ///< A stage that hands on a part of the gradient and keeps the rest.
   bool forgets = false;            ///< A stage that drops a part of the residual for good.
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
+  bool compares = false;           ///< A stage that compares what is delivered with what came in.
   bool freezes_variance =
       false;  ///< Synchronizer::freezes_variance says yes of some steps: it is made for Adam.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
@@ -146,7 +147,7 @@ class Registry {
 
  private:
   const StateKind* find_kind(std::string_view name) const;
-  std::unique_ptr<Synchronizer> make_other(const SystemInfo& stage, std::string text) const;
+  std::unique_ptr<Synchronizer> make_other(const SystemInfo& stage, const SpecPart& part) const;
 
   std::vector<SystemInfo> systems_;
 };

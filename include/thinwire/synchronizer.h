@@ -93,6 +93,7 @@ struct Workload {
   double densification = 1;     ///< gamma: rows in the union over ranks, divided by rows of one rank.
   int world_size = 1;
   int rank = 0;
+  BucketId bucket = 0;
   std::uint64_t step = 0;
   bool feedback = true;                       ///< Whether a residual is passed.
   Span<const std::size_t> parameter_ends{};   ///< As in Step.

@@ -1,5 +1,6 @@
 """The hook on DistributedDataParallel: ``register`` and the handle that it returns."""
 import atexit
+import functools
 import io
 import json
 import warnings
@@ -136,8 +137,8 @@ def register(
 
     A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``) is plain DDP without a hook.
 
-    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option, for DDP's own mixed_precision or, at
-    once and on every rank, when ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
+    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option, for DDP's own mixed_precision, for options of
+    torch.compile that leave the hook out or, at once and on every rank, when ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
     meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
     in spec or options.
     """
@@ -153,11 +154,23 @@ def register(
     )
 
 
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _uncompiled_call() -> Callable[..., Any]:
+    """``_call``, which torch.compile leaves alone. Where a compiled function calls backward, torch would compile what backward calls, too,
+    and again with each bucket."""
+    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)
+    return disable(_call)
+
+
 class HookState:
     """What DDP gives ``_hook`` with every bucket. A handle that was closed can make room for another."""
 
     def __init__(self) -> None:
         self.handle: Optional["Handle"] = None
+        self.call = _uncompiled_call()
 
     def handle_for(self, bucket: dist.GradBucket) -> "Handle":
         assert self.handle is not None
@@ -193,6 +206,7 @@ class Handle:
         grad_scaler: Optional[GradScaler], compress_on: str, check_replicas_every: int,
     ) -> None:
         self._model = weakref.ref(model)
+        self._call = _uncompiled_call()
         self._replicas = ReplicaCheck(self._replicated(model), check_replicas_every)
         self._optimizer = optimizer
         self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
@@ -266,8 +280,7 @@ class Handle:
 
     def _replicated(self, model: DistributedDataParallel) -> Callable[[], Sequence[torch.Tensor]]:
         """What the ranks of the group keep equal."""
-        ignored = set(getattr(model, "parameters_to_ignore", ()))
-        parameters = [parameter for name, parameter in model.module.named_parameters() if name not in ignored]
+        parameters = [parameter for _, parameter in named_parameters(model)]
         return lambda: parameters
 
     def _take_hook(self, model: DistributedDataParallel) -> None:
@@ -502,7 +515,7 @@ class Handle:
             for watcher in self._watchers:
                 watcher.backward_ended()
             self._engine.last_bucket_was_submitted()
-            queue(finished)
+            queue(functools.partial(self._call, finished))
 
         def finished() -> None:
             for watcher in self._watchers:
@@ -512,7 +525,7 @@ class Handle:
 
         queue = torch.autograd.Variable._execution_engine.queue_callback
         try:
-            queue(all_submitted)
+            queue(functools.partial(self._call, all_submitted))
         except RuntimeError:
             return False
         return True
@@ -560,6 +573,11 @@ def scalars_of(report: EngineReport) -> Dict[str, float]:
 
 
 def _hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = hooked.call(_synchronize, hooked, bucket)
+    return future
+
+
+def _synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     if isinstance(bucket, tuple):  # DDP's other reducer gives a gradient and its parameter
         raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: set it to "ddp_optimizer", torch\'s default, '
                            "before DistributedDataParallel(model)")

@@ -1,4 +1,5 @@
 """Models that are wrapped in something else than DistributedDataParallel: what they are, and what to do instead."""
+import sys
 from typing import Iterator, Optional, Tuple
 
 import torch
@@ -68,13 +69,16 @@ def ddp_within(model: object) -> Optional[DistributedDataParallel]:
 
 
 def named_parameters(model: DistributedDataParallel) -> Iterator[Tuple[str, torch.nn.Parameter]]:
-    """Those of the wrapped module, by the names that they have without torch.compile: a state is the same with it and without."""
+    """Those of the wrapped module that DDP does not ignore, by the names that they have without torch.compile: a state is the same with it
+    and without. What DDP ignores may be another tensor on every rank."""
+    ignored = getattr(model, "parameters_to_ignore", ())
     for name, parameter in model.module.named_parameters():
-        yield name.replace("_orig_mod.", ""), parameter
+        if name not in ignored:
+            yield name.replace("_orig_mod.", ""), parameter
 
 
 def refuse_other_reducers(model: DistributedDataParallel) -> None:
-    """Raises ValueError for a model whose buckets, by one of DDP's options, do not come to a hook as they are."""
+    """Raises ValueError for a model whose buckets, by an option of DDP or of torch.compile, do not come to a hook as they are."""
     if getattr(model, "mixed_precision", None) is not None:
         raise ValueError(
             "DistributedDataParallel(mixed_precision=...) has a communication hook of its own, and DDP takes one: leave mixed_precision out and "
@@ -83,5 +87,11 @@ def refuse_other_reducers(model: DistributedDataParallel) -> None:
     if getattr(model, "_use_python_reducer", False):
         raise ValueError(
             'the model was wrapped under torch._dynamo.config.optimize_ddp = "python_reducer", which has no buckets: set it to '
-            '"ddp_optimizer", torch\'s default, before DistributedDataParallel(model)'
+            '"ddp_optimizer", torch\'s default, before DistributedDataParallel(model), and do without compiled autograd, which needs the other'
+        )
+    # Where it was not imported nobody has set it.
+    if getattr(sys.modules.get("torch._dynamo.config"), "trace_autograd_ops", False):
+        raise ValueError(
+            "torch._dynamo.config.trace_autograd_ops = True compiles a backward that gives the parameters of a DistributedDataParallel model no "
+            "gradient, also without Thinwire: set it to False, torch's default"
         )

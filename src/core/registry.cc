@@ -29,11 +29,26 @@ bool corrects_momentum(const SpecPart& part, const SystemInfo& info) {
   return Options(part, info.options).real(info.momentum_option, 0, 1) != 0;
 }
 
-void refuse_second_momentum(const SystemInfo* first, const SystemInfo& second) {
-  if (first == nullptr) return;
-  throw std::invalid_argument(
-      second.name + (second.momentum_option.empty() ? "" : ":" + second.momentum_option + "=...") +
-      " behind " + first->name + ": the second would correct the first's correction; keep one");
+/// momentum: corrects it. first, comparing: in front of it, where there are such.
+void refuse_momentum(const SystemInfo* first, const SystemInfo* comparing, const SystemInfo& momentum) {
+  if (first != nullptr) {
+    throw std::invalid_argument(
+        momentum.name + (momentum.momentum_option.empty() ? "" : ":" + momentum.momentum_option + "=...") +
+        " behind " + first->name + ": the second would correct the first's correction; keep one");
+  }
+  if (comparing == nullptr) return;
+  throw std::invalid_argument(comparing->name + " in front of " + momentum.name +
+                              " would take momentum for an error; " +
+                              (momentum.stage ? "put " + comparing->name + " behind " + momentum.name
+                                              : "set " + momentum.name + "'s " + momentum.momentum_option +
+                                                    "=0, or leave out " + comparing->name));
+}
+
+/// What a stage's option names, which has '/' in place of ':'.
+SpecPart other_of(const SystemInfo& stage, const Options& options) {
+  std::string text = options.text(stage.other_option);
+  std::replace(text.begin(), text.end(), '/', ':');
+  return parse_spec(text).front();
 }
 
 /// A state file could not tell them apart.
@@ -56,14 +71,16 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
   }
   const SystemInfo* momentum = nullptr;
   const SystemInfo* sparsifier = nullptr;
+  const SystemInfo* comparing = nullptr;
   for (std::size_t i = 0; i + 1 < infos.size(); ++i) {
     const SystemInfo& stage = *infos[i];
     if (!stage.stage) {
       throw std::invalid_argument(stage.name + " is a system, not a stage: nothing can follow it, but '" +
                                   infos[i + 1]->name + "' does");
     }
+    if (stage.compares) comparing = &stage;
     if (corrects_momentum(parts[i], stage)) {
-      refuse_second_momentum(momentum, stage);
+      refuse_momentum(momentum, comparing, stage);
       if (sparsifier != nullptr) {
         throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
                                     " would build its velocity from what is left of the gradient; put " +
@@ -92,7 +109,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
         " sends zeros like other values; behind " + sparsifier->name + " go " +
         known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
   }
-  if (corrects_momentum(parts.back(), last)) refuse_second_momentum(momentum, last);
+  if (corrects_momentum(parts.back(), last)) refuse_momentum(momentum, comparing, last);
   const bool delivers_all =
       std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->delivers_all; });
   if (momentum != nullptr && delivers_all) {
@@ -150,9 +167,7 @@ const SystemInfo& Registry::find(std::string_view name) const {
 }
 
 /// The system that an option of `stage` names.
-std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, std::string text) const {
-  std::replace(text.begin(), text.end(), '/', ':');
-  const SpecPart part = parse_spec(text).front();
+std::unique_ptr<Synchronizer> Registry::make_other(const SystemInfo& stage, const SpecPart& part) const {
   const SystemInfo& info = find(part.name);
   if (info.stage || !info.state.empty()) {
     throw std::invalid_argument(
@@ -172,7 +187,6 @@ Pipeline Registry::make(std::string_view spec) const {
     infos.push_back(&find(parts.back().name));
   }
   refuse_meaningless(parts, infos, systems_);
-
   Pipeline pipeline;
   pipeline.undoes_steps = std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
     return info->undoes_steps || info->state.empty();
@@ -185,9 +199,13 @@ Pipeline Registry::make(std::string_view spec) const {
     const Options options(parts[i], info.options);
     // A stage that keeps no residual of its own hands its inner system's through.
     const bool feedback = !info.stage || info.sparsifies ? options.flag(kFeedback) : made.feedback;
-    if (!info.other_option.empty()) made.other = make_other(info, options.text(info.other_option));
-    if (info.members) {
-      for (const std::string& member : info.members(options)) made.members.push_back(make(member));
+    if (!info.other_option.empty()) {
+      const SpecPart other = other_of(info, options);
+      made.other = make_other(info, other);
+      pipeline.turns_residual = pipeline.turns_residual && find(other.name).turns_residual;
+    }
+    for (const std::string& member : info.members ? info.members(options) : std::vector<std::string>()) {
+      made.members.push_back(make(member));
     }
     for (const Pipeline& member : made.members) {
       pipeline.undoes_steps = pipeline.undoes_steps && member.undoes_steps;

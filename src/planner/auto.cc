@@ -10,7 +10,8 @@
 // first round is dropped. Which candidates there are is what training runs have shown to keep the loss
 // (docs/loss.md).
 //
-// All candidates are given the same residual. So nothing is lost where they change.
+// All candidates are given the same residual. So nothing is lost where they change. The lossy one stands
+// behind the stage `guard` (stages/guard.cc), which takes dense for buckets of which too little arrives.
 //
 // Times are means over ranks of each rank's own, so all ranks choose alike. A choice is part of the state,
 // with the time of a step and the number of ranks that it rests on: a resumed run keeps it, and looks whether
@@ -142,7 +143,7 @@ class Auto final : public Synchronizer {
     member.synchronizer->synchronize(bucket, gradient, skip ? Span<float>() : residual, step);
     inside_ += step.communicator.now_seconds() - began;
     own.delivered_all = member.lossless && step.report.finite;
-    step.report.scheme = member.spec.c_str();
+    step.report.scheme = names_[plan_.use].c_str();
     step.report.frame_header_bytes += sent;
   }
 
@@ -439,6 +440,10 @@ std::string Auto::explain() const {
   if (events_.empty()) return "the candidates are being tried, nothing is chosen yet";
   std::string text;
   for (const std::string& line : events_) text += (text.empty() ? "" : "\n") + line;
+  for (const Pipeline& member : members_) {
+    const std::string own = member.synchronizer->explain();
+    if (!own.empty()) text += "\n" + own;
+  }
   return text;
 }
 
@@ -503,10 +508,17 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
   return plan;
 }
 
-/// Mildest first.
-std::vector<std::string> candidates(const Options& options) {
+/// As reasons call them, mildest first.
+std::vector<std::string> names_of(const Options& options) {
   if (options.flag("lossless")) return {"dense", "zen"};
   return {"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"};
+}
+
+/// The one that leaves something out is guarded.
+std::vector<std::string> candidates(const Options& options) {
+  std::vector<std::string> specs = names_of(options);
+  if (!options.flag("lossless")) specs.back() = "guard+" + specs.back();
+  return specs;
 }
 
 }  // namespace
@@ -537,7 +549,7 @@ SystemInfo auto_info() {
     rules.trial.steps = static_cast<std::size_t>(options.integer("steps", 1, Trial::kMostTimes));
     rules.within = options.real("within", 0, 1);
     rules.interval = static_cast<std::size_t>(options.integer("interval", 2, kMostInterval));
-    return std::make_unique<Auto>(rules, candidates(options), std::move(inner.members));
+    return std::make_unique<Auto>(rules, names_of(options), std::move(inner.members));
   };
   return info;
 }

@@ -50,6 +50,7 @@ const Registry& builtin_registry() {
     all.add(whole_info());
     all.add(warm_up_info());
     all.add(decay_info());
+    all.add(guard_info());
     return all;
   }();
   return registry;

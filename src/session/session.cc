@@ -317,6 +317,7 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
                                                .row_sparse = own.row_sparse,
                                                .world_size = communicator_.size(),
                                                .rank = communicator_.rank(),
+                                               .bucket = bucket,
                                                .step = step_,
                                                .feedback = pipeline.feedback,
                                                .parameter_ends = own.parameter_ends,

@@ -13,5 +13,6 @@ SystemInfo dgc_info();
 SystemInfo whole_info();
 SystemInfo warm_up_info();
 SystemInfo decay_info();
+SystemInfo guard_info();
 
 }  // namespace thinwire

@@ -46,7 +46,8 @@ def auto_chooses_and_says_why():
         used.append(schemes.pop())
     require_agreement(model, spec)
     assert [one.split(":")[0] for one in used[:9]] == ["dense"] * 3 + ["half"] * 3 + ["power_sgd"] * 3, used
-    (line,) = handle.explain().splitlines()
+    line, *guarded = handle.explain().splitlines()
+    assert all("of its noise, within 0.75" in one for one in guarded), guarded
     assert line.startswith("step 9: " + used[10].split(":")[0]), (line, used)
     for name in ("with dense", "with half:feedback=on", "with power_sgd:rank=32:bits=8"):
         assert name in line or used[10].startswith("power_sgd"), (name, line)

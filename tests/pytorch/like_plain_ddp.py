@@ -2,6 +2,7 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from common import (
@@ -115,6 +116,33 @@ def frozen_and_unfrozen():
     require_same(values_of(ours), values_of(plain), "frozen layer")
 
 
+class Own(nn.Module):
+    """Behind the net that all ranks have, a layer of another shape on each."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.own = Net(), nn.Linear(5, 3 + RANK)
+
+    def forward(self, x):
+        return self.own(self.net(x))
+
+
+def ignored_parameters():
+    """What DDP is told to ignore is each rank's own."""
+    def make():
+        model = Own()
+        DDP._set_params_and_buffers_to_ignore_for_model(model, ["own.weight", "own.bias"])
+        return model
+
+    for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
+        plain, ours = wrap(make, **options), wrap(make, **options)
+        handle = register(ours, check_replicas_every=1)
+        for model in (plain, ours):
+            train(model, 4)
+        require_same(values_of(ours), values_of(plain), f"ignored parameters, {options}")
+        assert list(handle.state_dict()["parameters"]) == [name for name, _ in ours.module.named_parameters() if "own" not in name]
+
+
 def two_models():
     models = [wrap(Net), wrap(lambda: Net(17)), wrap(Net), wrap(lambda: Net(17))]
     register(models[2])
@@ -215,5 +243,5 @@ def compresses_where_it_is_told():
 
 
 PLAIN = [dense_equals_plain_ddp, compresses_where_it_is_told, buckets_are_rebuilt, accumulation_without_synchronization, unused_parameters, static_graph,
-         gradients_as_views, uneven_inputs, frozen_and_unfrozen, two_models, double_precision_is_exact,
+         gradients_as_views, uneven_inputs, frozen_and_unfrozen, ignored_parameters, two_models, double_precision_is_exact,
          halves_are_summed_in_their_type, sparse_embedding]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from adam import ADAM
 from common import RANK, end
+from compiled import COMPILED
 from compression import COMPRESSION, nothing_is_lost
 from dcp import DCP
 from exits import EXITS
@@ -33,6 +34,7 @@ GROUPS = {
     "steps": STEPS,
     "adam": ADAM,
     "hooks": HOOKS,
+    "compiled": COMPILED,
     "html_report": HTML_REPORT,
     "exits": EXITS,
     "sharded": SHARDED,

@@ -1,0 +1,327 @@
+// A guard over what a system leaves out. Now and then the exact mean of a sample is summed as well. Where the
+// delivered mean is too far from it, the bucket is synchronized by a milder system for a while.
+//
+//   gradient ---------------every 61st element--> float32 all-reduce --> G, noise of G -.
+//   p = gradient + residual --every 61st element-'                  \-> exact -----------> error
+//    \--> inner system, or the one of `with` --> mean, residual ----------------------'
+//
+// error = |mean - exact| / max(noise, |exact| / 5). The noise is how far the mean gradient would be from
+// itself with other examples: its square is the mean over ranks of |gradient - G|^2, divided by W - 1.
+// What is small beside it costs no loss: late in training, where gradients are mostly noise, a system may
+// leave out more than in the first steps, where all ranks see the same (docs/loss.md has errors beside
+// losses). Ranks with the same examples have no noise, so with the default bound 15 % of the gradient are
+// always free.
+//
+// A bucket is measured in the 4th, 8th, 16th, ... step and in every N-th one that the inner system takes
+// in a row. So systems that send everything every N steps, which they do at round numbers counted from 0,
+// are measured in other steps. An error above the bound is followed by N steps of `with`, then the inner
+// system is tried again. Each time that it fails again there are twice as many, up to 64 N.
+//
+// All ranks decide alike, by the mean over ranks of their errors. Both systems are given the same residual,
+// so nothing is lost where they change. A step without effect (a value that is not finite, an error) measures
+// nothing.
+//
+// Bytes per rank: those of the system whose step it is. In a measured one 2(W-1)/W * 8d / 61 and two numbers
+// more, half of it without a residual, and of small buckets at least 4,096 elements.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/bucket_states.h"
+#include "exchange/collectives.h"
+#include "kernels/dense/dense.h"
+#include "stages/forwarding.h"
+#include "stages/stages.h"
+
+namespace thinwire {
+namespace {
+
+/// Of every parameter, since it may come to another bucket: until which step the other system has it, how
+/// many steps the inner one took in a row and which was the last, how many steps the next failure costs,
+/// and how many there were. Steps are in two parts.
+constexpr StateKind kGuard = {.name = "guard"};
+constexpr std::size_t kGuardNumbers = 8;
+constexpr std::uint64_t kPart = 1 << 20;  // so that a float holds both
+
+/// No divisor of common widths of matrices, so that all columns are seen.
+constexpr std::uint64_t kSampled = 61;
+constexpr std::uint64_t kLeastSample = 4096;
+
+/// Of the exact mean: what the noise is at least.
+constexpr double kFree = 0.2;
+
+constexpr std::uint64_t kFirstMeasured = 4;
+constexpr std::uint64_t kMostPatience = 64;
+/// So many measured steps in a row without a failure, and the next one costs as much as the first.
+constexpr std::uint64_t kCalm = 10;
+
+std::uint64_t sample_of(std::uint64_t elements) {
+  return std::min(elements, std::max(elements / kSampled, kLeastSample));
+}
+
+struct Rules {
+  std::uint64_t every = 0;
+  double bound = 0;
+};
+
+class Guard final : public Forwarding {
+ public:
+  Guard(const Rules& rules, std::string other_name, std::unique_ptr<Synchronizer> other,
+        std::unique_ptr<Synchronizer> inner)
+      : Forwarding(std::move(inner)),
+        rules_(rules),
+        other_name_(std::move(other_name)),
+        other_(std::move(other)) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    State& own = open(bucket);
+    own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    if (step.index < own.begin) return other_->synchronize(bucket, gradient, residual, step);
+    own.run = run_with(own, step.index);
+    own.last = step.index;
+    if (!measures(own.run)) return inner().synchronize(bucket, gradient, residual, step);
+    const Sample sample = summed_sample(gradient, residual, step);
+    inner().synchronize(bucket, gradient, residual, step);
+    if (step.report.formula_bytes != StepReport::kUnknown) {
+      step.report.formula_bytes += step.communicator.ring_sent_bytes(sample.sums.size(), sizeof(float)) +
+                                   2 * scalar_payload_bytes(step.communicator.size());
+    }
+    const double error = error_of(gradient, sample, step);
+    if (!step.report.finite || !std::isfinite(error)) return;
+    if (labels_.find(bucket) == labels_.end()) labels_[bucket] = label_of(step);
+    judge(own, error, step.index);
+  }
+
+  void require_world(int world_size) const override {
+    other_->require_world(world_size);
+    inner().require_world(world_size);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const State* found = states_.find(workload.bucket);
+    const State own = found != nullptr ? *found : fresh();
+    if (workload.step < own.begin) return other_->payload_bytes(workload);
+    const std::uint64_t bytes = inner().payload_bytes(workload);
+    if (!measures(run_with(own, workload.step))) return bytes;
+    const std::uint64_t sampled = (workload.feedback ? 2 : 1) * sample_of(workload.elements);
+    return bytes + workload.ring_sent_bytes(sampled, sizeof(float)) +
+           2 * scalar_payload_bytes(workload.world_size);
+  }
+
+  std::string explain() const override;
+
+  void save(BucketWriter& writer) const override;
+  void load(const BucketReader& reader) override;
+  void keep_step(BucketId bucket) override {
+    states_.keep(bucket);
+    Forwarding::keep_step(bucket);
+  }
+  void undo_step(BucketId bucket) override {
+    states_.undo(bucket);
+    Forwarding::undo_step(bucket);
+  }
+  using Forwarding::undo_step;
+
+ private:
+  struct State {
+    std::uint64_t begin = 0;     // before this step the other system has the bucket
+    std::uint64_t run = 0;       // steps of the inner system in a row,
+    std::uint64_t last = 0;      // up to this one
+    std::uint64_t patience = 0;  // steps of the other system after the next failure
+    std::uint64_t failures = 0;
+    std::uint64_t calm = 0;  // measured steps since the last failure
+    std::size_t parameters = 1;
+    std::uint64_t measured = 0;  // the last step that was
+    double error = -1;           // that it had; -1: none was since the start or a restart
+  };
+
+  State fresh() const {
+    State state;
+    state.patience = rules_.every;
+    return state;
+  }
+  State& open(BucketId bucket) {
+    if (State* found = states_.find(bucket)) return *found;
+    return states_.open(bucket) = fresh();
+  }
+
+  static std::uint64_t run_with(const State& own, std::uint64_t index) {
+    return index == own.last + 1 ? own.run + 1 : 1;
+  }
+
+  bool measures(std::uint64_t run) const {
+    if (run >= rules_.every) return run % rules_.every == 0;
+    return run >= kFirstMeasured && (run & (run - 1)) == 0;
+  }
+
+  /// Of some elements, the means over ranks: of the gradient, and of p where that is something else.
+  struct Sample {
+    Span<float> sums;
+    std::size_t count = 0;
+    double squares = 0;  // of this rank's gradient
+  };
+
+  static void take_sample(Span<const float> vector, Span<float> sample, Step& step) {
+    sample_evenly(step.executor, vector, 0, vector.size(), sample);
+  }
+
+  static Sample summed_sample(Span<const float> gradient, Span<const float> residual, Step& step) {
+    const std::size_t count = sample_of(gradient.size());
+    const Span<float> sums = step.scratch.take<float>(residual.empty() ? count : 2 * count);
+    take_sample(gradient, sums.first(count), step);
+    const double squares = sum_of_squares(step.executor, sums.first(count), {});
+    if (!residual.empty()) {
+      take_sample(residual, sums.subspan(count, count), step);
+      add(step.executor, sums.subspan(count, count), sums.first(count));
+    }
+    // A value that is not finite is for the inner system to find.
+    scale(step.executor, sums, 1.0f / static_cast<float>(step.communicator.size()));
+    all_reduce_sum(step, sums);
+    return {.sums = sums, .count = count, .squares = squares};
+  }
+
+  /// The same on all ranks; 0 where nothing was to be delivered. Also reports the relative error. Changes the
+  /// sample. Collective.
+  static double error_of(Span<const float> mean, const Sample& sample, Step& step) {
+    const double squares = mean_over_ranks(step, sample.squares);
+    const double mean_squares = sum_of_squares(step.executor, sample.sums.first(sample.count), {});
+    const Span<float> exact = sample.sums.subspan(sample.sums.size() - sample.count, sample.count);
+    const double whole = sum_of_squares(step.executor, exact, {});
+    scale(step.executor, exact, -1);
+    const Span<float> delivered = step.scratch.take<float>(sample.count);
+    take_sample(mean, delivered, step);
+    const double left = sum_of_squares(step.executor, delivered, exact);
+    const double noise = std::max(squares - mean_squares, 0.0) / std::max(step.communicator.size() - 1, 1);
+    const double scale_squared = std::max(noise, whole * kFree * kFree);
+    const double error =
+        mean_over_ranks(step, whole > 0 && std::isfinite(left) ? std::sqrt(left / scale_squared) : 0);
+    if (step.report.finite && whole > 0) step.report.relative_error = std::sqrt(left / whole);
+    return error;
+  }
+
+  void judge(State& own, double error, std::uint64_t index) const {
+    own.measured = index;
+    own.error = error;
+    if (error <= rules_.bound) {
+      if (++own.calm >= kCalm) own.patience = rules_.every;
+      return;
+    }
+    own.begin = index + 1 + own.patience;
+    own.run = 0;
+    own.patience = std::min(2 * own.patience, kMostPatience * rules_.every);
+    own.calm = 0;
+    ++own.failures;
+  }
+
+  static std::string label_of(const Step& step) {
+    if (step.parameter_names.empty()) return "";
+    const std::size_t more = step.parameter_names.size() - 1;
+    return " (" + step.parameter_names[0] + (more > 0 ? " and " + std::to_string(more) + " more" : "") + ")";
+  }
+
+  Rules rules_;
+  std::string other_name_;
+  std::unique_ptr<Synchronizer> other_;
+  BucketStates<State> states_;
+  std::map<BucketId, std::string> labels_;
+};
+
+std::string Guard::explain() const {
+  std::string text = Forwarding::explain();
+  states_.for_each([&](BucketId bucket, const State& own) {
+    if (own.error < 0) return;
+    std::array<char, 80> found{};
+    std::snprintf(found.data(), found.size(), "the mean is off by %.2f of its noise, %s %.2f", own.error,
+                  own.error > rules_.bound ? "more than" : "within", rules_.bound);
+    const auto label = labels_.find(bucket);
+    if (!text.empty()) text += "\n";
+    text += "step " + std::to_string(own.measured) + ": bucket " + std::to_string(bucket) +
+            (label == labels_.end() ? "" : label->second) + ": " + found.data();
+    if (own.error > rules_.bound) text += ", so " + other_name_ + " until step " + std::to_string(own.begin);
+    if (own.failures > 0) text += ", failures: " + std::to_string(own.failures);
+  });
+  return text;
+}
+
+void Guard::save(BucketWriter& writer) const {
+  states_.for_each([&](BucketId bucket, const State& own) {
+    std::array<float, kGuardNumbers> numbers{};
+    const std::array<std::uint64_t, 3> steps = {own.begin, own.run, own.last};
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      numbers[2 * i] = static_cast<float>(steps[i] / kPart);
+      numbers[2 * i + 1] = static_cast<float>(steps[i] % kPart);
+    }
+    numbers[6] = static_cast<float>(own.patience);
+    numbers[7] = static_cast<float>(std::min(own.failures, kPart));
+    for (std::size_t i = 0; i < own.parameters; ++i) {
+      writer.array(kGuard, bucket, i, Span<const float>(numbers));
+    }
+  });
+  Forwarding::save(writer);
+}
+
+void Guard::load(const BucketReader& reader) {
+  std::map<BucketId, State> states;
+  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
+      std::array<float, kGuardNumbers> numbers{};
+      if (!reader.array(kGuard, bucket, i, Span<float>(numbers))) continue;
+      if (!std::all_of(numbers.begin(), numbers.end(), [](float one) { return one >= 0 && one <= kPart; })) {
+        throw std::runtime_error("the state of guard for parameter '" + reader.parameter(bucket, i).name +
+                                 "' has numbers out of range: it was not written by guard");
+      }
+      const auto whole = [&](std::size_t at) { return static_cast<std::uint64_t>(numbers[at]); };
+      const auto step = [&](std::size_t at) { return whole(at) * kPart + whole(at + 1); };
+      // Of parameters from several buckets: the mildest, and what is measured sooner.
+      const auto [at, first] = states.try_emplace(bucket, fresh());
+      State& own = at->second;
+      own.parameters = reader.parameters(bucket);
+      own.begin = std::max(own.begin, step(0));
+      own.run = first ? step(2) : std::min(own.run, step(2));
+      own.last = first ? step(4) : std::min(own.last, step(4));
+      own.patience = std::max(own.patience, std::min(whole(6), kMostPatience * rules_.every));
+      own.failures = std::max(own.failures, whole(7));
+    }
+  }
+  states_.assign(std::move(states));
+  Forwarding::load(reader);
+}
+
+}  // namespace
+
+SystemInfo guard_info() {
+  SystemInfo info;
+  info.name = "guard";
+  info.summary =
+      "measures the error of the mean now and then, and takes a milder system where it is too large";
+  info.paper = "src/stages/guard.cc";
+  info.formula = "that of the system whose step it is; every N-th step 2(W-1)/W * 8d / 61 more";
+  info.stage = true;
+  info.compares = true;
+  info.state = {kGuard};
+  info.undoes_steps = true;
+  info.turns_residual = true;
+  info.options = {
+      {"noise", "0.75", "largest |mean - exact| of a bucket, in units of the noise of the mean gradient"},
+      {"every", "50", "a bucket is measured once in so many steps, 8 to 10000"},
+      {"with", "dense",
+       "the system of a bucket after a larger error, without state; its options behind '/'"}};
+  info.other_option = "with";
+  info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
+    Rules rules;
+    rules.bound = options.real("noise", 0, 1e6);
+    rules.every = static_cast<std::uint64_t>(options.integer("every", 8, 10'000));
+    return std::make_unique<Guard>(rules, options.text("with"), std::move(inner.other),
+                                   std::move(inner.synchronizer));
+  };
+  return info;
+}
+
+}  // namespace thinwire

@@ -1,0 +1,19 @@
+"""Sphinx's settings for the pages that sources.py has written."""
+project = "Thinwire"
+html_title = "Thinwire"
+extensions = ["myst_parser"]
+myst_heading_anchors = 6  # links to headings are those of a code host
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["thinwire.css"]
+html_extra_path = ["../build/site-source/_extra"]
+html_copy_source = False
+html_show_copyright = False
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+highlight_language = "text"  # blocks that name no language are commands with what they print
+suppress_warnings = ["misc.highlighting_failure"]  # a piece of a file need not be a program
+python_maximum_signature_line_length = 90
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+smartquotes = False  # text as it was written
