@@ -7,36 +7,27 @@ set(thinwire_python_problem "")
 if(NOT Python_Development.Module_FOUND)
   set(thinwire_python_problem "no Python with headers was found (Debian: python3-dev)")
 else()
-  # Elsewhere than in the source tree, whose folder torch/ would be imported instead.
-  execute_process(
-    COMMAND "${Python_EXECUTABLE}" -c "
-import os, torch
-print(torch.__version__, os.path.dirname(torch.__file__), int(torch._C._GLIBCXX_USE_CXX11_ABI), sep='\\n')
-for name in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI'):
-    value = getattr(torch._C, f'_PYBIND11_{name}', None)
-    if value is not None:
-        print(f'PYBIND11_{name}=\\\"{value}\\\"')
-"
-    WORKING_DIRECTORY "${CMAKE_BINARY_DIR}"
+  execute_process(COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_LIST_DIR}/which_torch.py"
     RESULT_VARIABLE status OUTPUT_VARIABLE answer ERROR_VARIABLE complaint)
   if(NOT status EQUAL 0)
     string(STRIP "${complaint}" complaint)
-    set(thinwire_python_problem "${Python_EXECUTABLE} cannot import torch (Debian: python3-torch): ${complaint}")
+    set(thinwire_python_problem "${complaint}")
   else()
     string(STRIP "${answer}" answer)
     string(REPLACE "\n" ";" answer "${answer}")
     list(GET answer 0 THINWIRE_PYTHON_TORCH_VERSION)
     list(GET answer 1 folder)
-    list(GET answer 2 abi)
-    set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=${abi}")
+    list(GET answer 2 THINWIRE_PYTHON_TORCH_CXX11_ABI)
+    set(TORCH_CXX_FLAGS "-D_GLIBCXX_USE_CXX11_ABI=${THINWIRE_PYTHON_TORCH_CXX11_ABI}")
     # Classes of torch are found in Python only by a module whose pybind11 calls itself the same.
     set(THINWIRE_PYBIND11_DEFINITIONS ${answer})
     list(REMOVE_AT THINWIRE_PYBIND11_DEFINITIONS 0 1 2)
     set(TORCH_INCLUDE_DIRS "")
-    if(EXISTS "${folder}/include/torch/version.h" OR EXISTS "${folder}/include/torch/headeronly/version.h")
-      set(TORCH_INCLUDE_DIRS "${folder}/include;${folder}/include/torch/csrc/api/include")
-    elseif(EXISTS /usr/include/torch/csrc/api/include)
+    # Debian's headers lie elsewhere; they must not be taken for those of a torch from PyPI.
+    if(folder MATCHES "^/usr/lib/" AND EXISTS /usr/include/torch/csrc/api/include)
       set(TORCH_INCLUDE_DIRS /usr/include/torch/csrc/api/include)
+    else()
+      set(TORCH_INCLUDE_DIRS "${folder}/include;${folder}/include/torch/csrc/api/include")
     endif()
     set(TORCH_LIBRARIES "")
     foreach(name torch torch_cpu c10 torch_python)

@@ -72,11 +72,11 @@ def save(folder: pathlib.Path, step: int, model, optimizer, handle) -> None:
 def resume(folder: pathlib.Path, model, optimizer, handle) -> int:
     """Collective. Loads the newest checkpoint and gives the number of steps that it has; 0 where there is none."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    newest = [str(complete(folder)[-1]) if complete(folder) else None] if rank == 0 else [None]
-    dist.broadcast_object_list(newest)
-    if newest[0] is None:
+    newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):]) if rank == 0 and complete(folder) else -1)
+    dist.broadcast(newest, 0)
+    if newest < 0:
         return 0
-    place = pathlib.Path(newest[0])
+    place = folder / f"step_{newest.item():08d}"
     common = read(place / "model.pt")
     model.module.load_state_dict(common["model"])
     optimizer.load_state_dict(common["optimizer"])

@@ -35,12 +35,16 @@ def _load(name: str) -> object:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     import torch
 
+    from thinwire import torch_version
+
+    problem = torch_version.mismatch()
+    if problem:
+        raise ImportError(problem)
     try:
         from thinwire import _C, cluster, ddp, fsdp, html_report, lazy
     except ImportError as error:
         raise ImportError(
-            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Built against another torch? In Thinwire's "
-            "source folder: pip install --no-build-isolation --force-reinstall --no-deps ."
+            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Build it again, {torch_version.REBUILD}"
         ) from error
     if name == "__version__":
         return _C.version

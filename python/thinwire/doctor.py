@@ -51,12 +51,17 @@ def _look(problems: List[str]) -> List[str]:
         problems.append(f"torch cannot be imported ({error}): install it in this environment (Debian: python3-torch)")
         return lines
     lines.append(f"torch       {torch.__version__}, {os.path.dirname(torch.__file__)}")
+    from thinwire import torch_version
+
+    problem = torch_version.mismatch()
+    if problem:
+        problems.append(problem)
+        return lines
     try:
         from thinwire import _C
         from thinwire.cluster import cluster_environment
     except ImportError as error:
-        problems.append(f"Thinwire's extension does not load: {error}. Built against another torch? In Thinwire's source folder: "
-                        "pip install --no-build-isolation --force-reinstall --no-deps .")
+        problems.append(f"Thinwire's extension does not load: {error}. Build it again, {torch_version.REBUILD}")
         return lines
     lines += [f"thinwire    {_C.version}, {len(_C.systems())} systems, {os.path.dirname(_C.__file__)}",
               f"SIMD        {', '.join(_C.simd_targets())}"]
