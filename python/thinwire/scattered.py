@@ -117,10 +117,11 @@ class ScatteredHandle(ShardedHandle):
         """``gradient``: this rank's of all ranks' shards, one behind the other."""
         self._reduce(unit, gradient)
         backward = self._backward
-        if backward is not None and backward.error is None and op != dist.ReduceOp.AVG:
+        if backward is not None and backward.error is None and op != cast(Any, dist.ReduceOp).AVG:
             backward.error = RuntimeError(
-                f"gradients of {unit.name} come as sums in {gradient.dtype}, and means are needed: MixedPrecisionPolicy(reduce_dtype=torch.float32) or "
-                "torch.bfloat16, and no set_gradient_divide_factor"
+                f"gradients of {unit.name} come as sums in {gradient.dtype}, and means are needed: "
+                "MixedPrecisionPolicy(reduce_dtype=torch.float32) or torch.bfloat16, and no "
+                "set_gradient_divide_factor"
             )
 
     def _submit(self, backward: _Backward, unit: _Unit, gradient: torch.Tensor) -> None:

@@ -135,6 +135,18 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
   }
 }
 
+/// Whether what a pipeline delivers and what it keeps add up to what came in.
+bool conserves(const std::vector<SpecPart>& parts, const std::vector<const SystemInfo*>& infos,
+               const Pipeline& pipeline) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    // With momentum, more is delivered than comes in.
+    if (infos[i]->forgets || corrects_momentum(parts[i], *infos[i])) return false;
+  }
+  const SystemInfo& last = *infos.back();
+  const bool last_keeps = Options(parts.back(), last.options).flag(kFeedback);
+  return (pipeline.feedback && last_keeps) || (last.lossless && (pipeline.feedback || pipeline.lossless));
+}
+
 }  // namespace
 
 void Registry::add(SystemInfo info) {
@@ -243,17 +255,7 @@ Pipeline Registry::make(std::string_view spec) const {
       pipeline.has_state || pipeline.feedback ||
       std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return !info->state.empty(); });
   pipeline.freezes_variance = infos.back()->freezes_variance;
-  const bool last_keeps = Options(parts.back(), infos.back()->options).flag(kFeedback);
-  // With momentum, more is delivered than comes in.
-  bool with_momentum = false;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    with_momentum = with_momentum || corrects_momentum(parts[i], *infos[i]);
-  }
-  const bool forgets =
-      std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->forgets; });
-  pipeline.conserves =
-      !with_momentum && !forgets &&
-      ((made.feedback && last_keeps) || (infos.back()->lossless && (made.feedback || pipeline.lossless)));
+  pipeline.conserves = conserves(parts, infos, pipeline);
   return pipeline;
 }
 
