@@ -23,16 +23,18 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
-import thinwire
+sys.dont_write_bytecode = True
+sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+
+import ways  # noqa: E402
 
 DENSE_MODEL = ("plain,fp16_hook,power_sgd_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
                "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01,top_k:ratio=0.01+zen")
@@ -150,33 +152,8 @@ class Transformer(nn.Module):
 def build(kind, system, device):
     """The model under DDP, and Thinwire's handle if it has one."""
     torch.manual_seed(1)
-    one_bucket = system == "power_sgd_hook"
-    first_limit = dist._DEFAULT_FIRST_BUCKET_BYTES
-    if one_bucket:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 40
-    try:
-        model = DistributedDataParallel(kind().to(device), bucket_cap_mb=100_000 if one_bucket else 25)
-    finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = first_limit
-    if system == "fp16_hook":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif system == "allreduce_hook":
-        model.register_comm_hook(None, default_hooks.allreduce_hook)
-    elif system.startswith("power_sgd_hook"):
-        state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif system != "plain":
-        return model, thinwire.register(model, system)
-    return model, None
-
-
-def sent_bytes():
-    """What this host's interface has sent since it is up; None where ranks share one."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME")
-    if not name or name == "lo":
-        return None
-    with open(f"/sys/class/net/{name}/statistics/tx_bytes", encoding="ascii") as file:
-        return int(file.read())
+    model = ways.wrap(kind().to(device), system)
+    return model, ways.attach(model, system)
 
 
 def to_device(batch, device):
@@ -203,7 +180,7 @@ class Measurement:
         batch = to_device(self.kind.batch(self.batch_size), self.device)
         wait_for(self.device)
         dist.barrier()
-        before = sent_bytes()
+        before = ways.sent_bytes()
         start = time.perf_counter()
         self.optimizer.zero_grad()
         self.model(batch).backward()
@@ -216,7 +193,7 @@ class Measurement:
             return
         self.times.append(slowest.item())
         if before is not None:
-            self.bytes.append(sent_bytes() - before)
+            self.bytes.append(ways.sent_bytes() - before)
 
     def totals(self):
         return self.handle.report()["total"] if self.handle is not None else {}

@@ -76,7 +76,7 @@ const std::string& honest_state(std::size_t spec) {
 }
 
 /// One entry of a state becomes another.
-struct Change {
+struct Mutation {
   std::size_t entry;
   int kind;
   std::size_t at;
@@ -84,7 +84,7 @@ struct Change {
 };
 
 void put_changed(StateWriter& writer, const StateReader& state, const std::string& name,
-                 const Change& change) {
+                 const Mutation& change) {
   float real = 0;
   std::memcpy(&real, &change.value, sizeof real);
   switch (state.type(name)) {
@@ -110,7 +110,7 @@ void put_changed(StateWriter& writer, const StateReader& state, const std::strin
   }
 }
 
-StateReader changed(const StateReader& state, const Change& change) {
+StateReader changed(const StateReader& state, const Mutation& change) {
   StateWriter writer;
   const auto names = state.names("");
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -170,7 +170,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const StateReader honest(stream);
   StateReader state = honest;
   for (int changes = 0; changes < 3 && !input.empty(); ++changes) {
-    Change change{};
+    Mutation change{};
     change.entry = input.take<std::uint8_t>();
     change.kind = input.take<std::uint8_t>() % 6;
     change.at = input.take<std::uint8_t>();

@@ -1,4 +1,4 @@
-# Sourced by testbed/up, run, down and check: names and life of an emulated network.
+# Sourced by testbed/up, limit, run, down and check: names and life of an emulated network.
 #
 # A testbed is a set of network namespaces: PREFIX-bridge holds a bridge, PREFIX-hostI one host each. Every link is a veth
 # pair made inside them, so the machine's own interfaces, routes and rules are never touched, and everything is gone
@@ -108,4 +108,16 @@ bits_per_second() {
     *) scale=1 ;;
   esac
   awk -v number="${BASH_REMATCH[1]}" -v scale="$scale" 'BEGIN { printf "%.0f\n", number * scale }'
+}
+
+# require_limits RATE [MTU]: refuses a bad RATE, $burst or $latency. Sets $bits.
+require_limits() {
+  local mtu=${2:-9000} bytes
+  bits=$(bits_per_second "$1") || wrong_usage "RATE is '$1', not like 1Gbit or 100Mbit"
+  [ "$bits" -ge 8000 ] || wrong_usage "RATE is '$1', must be at least 8Kbit"
+  [[ $burst =~ ^[1-9][0-9]*([km]b)?$ ]] || wrong_usage "--burst is '$burst', not like 65536, 64kb or 1mb"
+  bytes=${burst/%kb/ * 1024}
+  bytes=$((${bytes/%mb/ * 1048576}))
+  [ "$bytes" -ge $((2 * mtu)) ] || wrong_usage "--burst is '$burst', must hold two packets of $mtu bytes"
+  [[ $latency =~ ^[1-9][0-9]*(us|ms|s)$ ]] || wrong_usage "--latency is '$latency', not like 20ms"
 }

@@ -271,6 +271,21 @@ std::uint64_t DdpEngine::step() const {
   return sessions_.step();
 }
 
+std::vector<thinwire::Change> DdpEngine::changes() {
+  Lock lock(board_.mutex);
+  settle(lock);
+  std::vector<thinwire::Change> all;
+  for (const auto& lane : lanes_) {
+    if (lane->session() != nullptr) add_changes(all, lane->session()->changes());
+  }
+  return all;
+}
+
+std::uint64_t DdpEngine::times_changed() const {
+  const Lock lock(board_.mutex);
+  return board_.total.changes;
+}
+
 std::string DdpEngine::explain() {
   Lock lock(board_.mutex);
   settle(lock);

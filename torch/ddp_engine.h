@@ -81,9 +81,11 @@ class DdpEngine {
   /// has begun: until then everything is as at the end of the step before it.
   std::uint64_t step() const;
 
-  /// What the systems decided by themselves and why, a line for each decision,
-  /// waits for a step that is under way. See Synchronizer::explain.
+  /// What the systems changed by themselves and why, see Synchronizer. Both wait for a step that is under way.
+  std::vector<thinwire::Change> changes();
   std::string explain();
+  /// How often systems changed something so far, in steps that did not count as well.
+  std::uint64_t times_changed() const;
 
   /// {"buckets": [last step's report of each], "last_step": sums over them, "total": sums over steps}, as
   /// JSON.

@@ -255,6 +255,14 @@ class PythonEngine {
     return buckets;
   }
 
+  /// Steps and reasons.
+  std::vector<std::pair<std::uint64_t, std::string>> changes() {
+    std::vector<std::pair<std::uint64_t, std::string>> all;
+    for (thinwire::Change& change : engine_->changes())
+      all.emplace_back(change.step, std::move(change.reason));
+    return all;
+  }
+
   /// Every rank's bytes. Collective; see DdpEngine::gather.
   py::list gather(const std::string& kind, const py::bytes& mine, std::size_t longest) {
     const std::string own = mine;
@@ -400,6 +408,8 @@ PYBIND11_MODULE(_C, module) {
       .def(
           "explain", [](PythonEngine& self) { return self.engine().explain(); },
           py::call_guard<py::gil_scoped_release>())
+      .def("changes", &PythonEngine::changes, py::call_guard<py::gil_scoped_release>())
+      .def("times_changed", [](PythonEngine& self) { return self.engine().times_changed(); })
       .def("gather", &PythonEngine::gather)
       .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)

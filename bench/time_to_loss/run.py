@@ -21,12 +21,11 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.dont_write_bytecode = True
-sys.path.append(os.path.join(ROOT, "apps", "plot"))
-
-sys.path.append(HERE)
+sys.path += [HERE, os.path.join(ROOT, "bench"), os.path.join(ROOT, "apps", "plot")]
 
 import settings  # noqa: E402
 import time_report  # noqa: E402
+from network import Network, environment_of  # noqa: E402
 
 WAYS = "plain,fp16_hook,power_sgd_hook,half"
 RATES = ("100Mbit", "1Gbit", "10Gbit")
@@ -59,45 +58,6 @@ def parse(arguments: list):
     return given
 
 
-def environment_of(given) -> dict:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        probe = [given.python, "-c", "import thinwire"]
-        if subprocess.run(probe, cwd="/", capture_output=True, check=False).returncode != 0:
-            environment["PYTHONPATH"] = os.path.join(ROOT, "build", "release", "python")
-            if subprocess.run(probe, cwd="/", capture_output=True, check=False, env=environment).returncode != 0:
-                raise RuntimeError(f"{given.python} cannot import thinwire: build the release preset, or name another by --python")
-    except FileNotFoundError:
-        raise RuntimeError(f"--python {given.python}: there is no such program") from None
-    return environment
-
-
-class Network:
-    """Hosts behind links of a rate while it is entered; on `loopback` there are none."""
-
-    def __init__(self, rate: str, workers: int, environment: dict):
-        self.rate, self.workers = rate, workers
-        self.environment = {**environment, "THINWIRE_TESTBED": f"time-to-loss-{os.getpid()}"}
-
-    def __enter__(self):
-        if self.rate != "loopback":
-            burst = "64kb" if self.rate.endswith("Mbit") else "1mb"
-            up = subprocess.run([os.path.join(ROOT, "testbed", "up"), str(self.workers), self.rate, "--burst", burst],
-                                env=self.environment, capture_output=True, text=True, check=False)
-            if up.returncode != 0:
-                raise RuntimeError(up.stderr.strip())
-        return self
-
-    def __exit__(self, *_):
-        if self.rate != "loopback":
-            subprocess.run([os.path.join(ROOT, "testbed", "down")], env=self.environment, stdout=subprocess.DEVNULL, check=False)
-
-    def command(self, python: str) -> list:
-        if self.rate == "loopback":
-            return [python, "-m", "thinwire.launch", "-n", str(self.workers)]
-        return [os.path.join(ROOT, "testbed", "run"), "--", python]
-
-
 def stored(path: str) -> list:
     if not os.path.exists(path):
         return []
@@ -124,7 +84,7 @@ def run_rate(given, rate: str, environment: dict) -> None:
     missing = [way for way in given.ways if all(run["way"] != way for run in stored(path))]
     if not missing:
         return
-    with Network(rate, given.workers, environment) as network:
+    with Network("time-to-loss", rate, given.workers, environment) as network:
         for way in missing:
             print(f"{rate}: {way}", file=sys.stderr, flush=True)
             result = train(given, network, way, steps)
@@ -137,7 +97,7 @@ def main() -> int:
     os.makedirs(given.results, exist_ok=True)
     try:
         if not given.redraw:
-            environment = environment_of(given)
+            environment = environment_of(given.python)
             for rate in given.rates:
                 run_rate(given, rate, environment)
         runs = {rate: stored(os.path.join(given.results, rate + ".json")) for rate in (*RATES, "loopback")}

@@ -19,15 +19,14 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path += [HERE, os.path.join(HERE, "..", "..", "examples")]
+sys.path += [HERE, os.path.dirname(HERE), os.path.join(HERE, "..", "..", "examples")]
 
 import settings  # noqa: E402
+import ways  # noqa: E402
 
 LOCAL_STEPS = 5  # steps without a network, for the share of communication
 
@@ -79,29 +78,10 @@ def windows_of(options):
 def build(options, warm_up):
     """The model under DDP with its hook, the optimizer, and Thinwire's handle if it has one."""
     torch.manual_seed(options.seed)
-    # Over Gloo torch's PowerSGD hook ends the process unless all parameters are in one bucket.
-    one_bucket = options.way == "power_sgd_hook"
-    first_limit = dist._DEFAULT_FIRST_BUCKET_BYTES
-    if one_bucket:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 40
-    try:
-        model = DistributedDataParallel(Transformer(options), bucket_cap_mb=100_000 if one_bucket else 25)
-    finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = first_limit
+    model = ways.wrap(Transformer(options), options.way)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
-    handle = None
-    if options.way == "fp16_hook":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif options.way == "power_sgd_hook":
-        # As torch's documentation advises: a small rank, and exact sums in the warm-up, the first tenth of the steps.
-        state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=options.power_sgd_rank,
-                                            start_powerSGD_iter=max(2, warm_up))
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    elif options.way != "plain":
-        import thinwire
-
-        handle = thinwire.register(model, options.way, optimizer=optimizer)
-    return model, optimizer, handle
+    # As torch's documentation advises for PowerSGD: exact sums in the warm-up, the first tenth of the steps.
+    return model, optimizer, ways.attach(model, options.way, optimizer, options.power_sgd_rank, warm_up)
 
 
 def rate_at(step, steps, warm_up):
@@ -109,15 +89,6 @@ def rate_at(step, steps, warm_up):
     if step < warm_up:
         return (step + 1) / (warm_up + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
-
-
-def sent_bytes():
-    """What this host's interface has sent since it is up; None where ranks share one."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    if name == "lo":
-        return None
-    with open(f"/sys/class/net/{name}/statistics/tx_bytes", encoding="ascii") as file:
-        return int(file.read())
 
 
 def mean_over_ranks(value):
@@ -177,7 +148,7 @@ class Run:
     def stretch(self, first, last):
         """Steps first to last - 1, with the clock running."""
         dist.barrier()
-        before = sent_bytes()
+        before = ways.sent_bytes()
         begin = time.perf_counter()
         for step in range(first, last):
             started = time.perf_counter()
@@ -186,7 +157,7 @@ class Run:
         dist.barrier()
         self.seconds += time.perf_counter() - begin
         if before is not None:
-            self.interface_bytes += sent_bytes() - before
+            self.interface_bytes += ways.sent_bytes() - before
 
     def local_seconds(self):
         """Of a step whose gradients stay where they are: the mean over ranks, which share this machine's cores in either case."""

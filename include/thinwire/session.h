@@ -150,8 +150,9 @@ class Session {
 
   /// Canonical: all options with their values.
   std::string spec() const;
-  /// What the systems have decided by themselves and why, a line for each decision: see
-  /// Synchronizer::explain.
+  /// What the systems have changed by themselves and why, see Synchronizer; steps ascend.
+  std::vector<Change> changes() const;
+  /// The same as text, and how the systems stand now.
   std::string explain() const;
   /// Of sessions with the same spec that synchronize parts of one model, on one rank: after a step that
   /// counts, the first one's decisions go to the others, so that all buckets have one (Synchronizer::follow).

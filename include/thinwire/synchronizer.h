@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "thinwire/change.h"
 #include "thinwire/communicator.h"
 #include "thinwire/executor.h"
 #include "thinwire/report.h"
@@ -159,8 +160,10 @@ class Synchronizer {
   /// formula's value for the very data of a step is report.formula_bytes.
   virtual std::uint64_t payload_bytes(const Workload& workload) const = 0;
 
-  /// What it has decided by itself and why, a line for each decision; most decide nothing. Between calls of
-  /// others.
+  /// What it has changed by itself since it was made or loaded, and why; steps ascend. Very old ones may be
+  /// missing, and those of steps that did not count. Most systems change nothing. Between calls of others.
+  virtual std::vector<Change> changes() const;
+  /// The same as text, and how it stands now where the system has more to say. Between calls of others.
   virtual std::string explain() const;
 
   /// What a system that decides by itself has decided for the coming step; empty: nothing. Where several

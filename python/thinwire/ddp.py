@@ -15,6 +15,7 @@ from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
 from thinwire import variance
+from thinwire.changes import ChangeLog
 from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
@@ -240,6 +241,7 @@ class Handle:
             raise
         self._rank = self._private.rank
         self._world_size = self._private.size
+        self._changes = ChangeLog(self._engine, self._rank)
         # Forgotten when the handle ends.
         self._reference = weakref.ref(self, _forget)
         _live.append(self._reference)
@@ -347,15 +349,24 @@ class Handle:
     def explain(self) -> str:
         """What the system has decided by itself and why, a line for each decision; empty for systems that decide nothing.
 
-        Of ``auto``: which system it chose at which step, and how long a step took with each. Buckets are shared among lanes
-        (threads), and each lane decides for its own. Not collective; between steps.
+        Of ``auto``: which system it chose at which step, and how long a step took with each. Of ``guard``: which buckets
+        another system got, and what was measured last. Begins anew with buckets that DDP makes anew, with a loaded state and
+        with another system. Not collective; between steps.
         """
         return self._engine.explain()
+
+    def changes(self) -> List[Tuple[int, str]]:
+        """What systems have changed by themselves since ``register``: steps and reasons. The same on all ranks.
+
+        Rank 0 logs each when the next step begins, ``logging.getLogger("thinwire")`` at level INFO. A writer that was given
+        to ``log_to`` and has ``add_text`` gets them as well. Not collective; between steps.
+        """
+        return self._changes.all()
 
     def report(self) -> Report:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
-        ``spec``, ``rank``, ``world_size``, ``step``; ``engines``, which move ``frames`` and sum what lies on devices (``device_sums``;
+        ``spec``, ``rank``, ``world_size``, ``step``; ``changes()``; ``engines``, which move ``frames`` and sum what lies on devices (``device_sums``;
         None where that goes through the host); ``buckets``, one per DDP bucket for the last step, each with the names of its
         ``parameters`` and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all steps;
         ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock times of a lane's thread: those of two
@@ -370,6 +381,7 @@ class Handle:
             "world_size": self._world_size,
             "step": self.step,
             "engines": {"frames": "gloo", "device_sums": self._private.sums_by},
+            "changes": self.changes(),
             **report,
         }
 
@@ -501,6 +513,7 @@ class Handle:
             if self._scale is not None and scale != self._scale:
                 self._engine.scale_state(scale / self._scale)
             self._scale = scale
+        self._changes.collect(self._writer)
         if self._writer is not None:
             step = self.step
             if step != self._logged and step % self._every == 0:

@@ -1,5 +1,5 @@
 """Types of what Thinwire takes and returns. Nothing here does anything; torch is not loaded for it."""
-from typing import TYPE_CHECKING, List, Optional, Protocol, TypedDict
+from typing import TYPE_CHECKING, List, Optional, Protocol, Tuple, TypedDict
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +53,7 @@ class Costs(TypedDict):
     messages_sent: int
     messages_received: int
     frame_header_bytes: int
+    changes: int
     formula_bytes: int
     seconds_total: float
     seconds_compress: float
@@ -103,3 +104,4 @@ class Report(EngineReport):
     world_size: int
     step: int
     engines: Engines
+    changes: List[Tuple[int, str]]

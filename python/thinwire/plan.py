@@ -55,14 +55,17 @@ class _NoHandle:
     step = 0
 
     def report(self) -> Report:
-        sums = Costs(elements=0, raw_bytes=0, wire_bytes_sent=0, wire_bytes_received=0, messages_sent=0, messages_received=0, frame_header_bytes=0,
+        sums = Costs(elements=0, raw_bytes=0, wire_bytes_sent=0, wire_bytes_received=0, messages_sent=0, messages_received=0, frame_header_bytes=0, changes=0,
                      formula_bytes=0, seconds_total=0.0, seconds_compress=0.0, seconds_communicate=0.0, seconds_decompress=0.0, seconds_wait=0.0,
                      finite=True)
-        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0, "engines": {"frames": "gloo", "device_sums": None}, "buckets": [],
+        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0, "engines": {"frames": "gloo", "device_sums": None}, "changes": [], "buckets": [],
                 "last_step": sums, "total": sums.copy()}
 
     def explain(self) -> str:
         return ""
+
+    def changes(self) -> List[Tuple[int, str]]:
+        return []
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
         return {}

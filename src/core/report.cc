@@ -47,6 +47,7 @@ void add_sums(JsonObject& json, const StepReport& report) {
   json.add("seconds_decompress", report.seconds_decompress);
   json.add("seconds_wait", report.seconds_wait);
   json.add("finite", report.finite);
+  json.add("changes", report.changes);
 }
 
 }  // namespace
@@ -84,6 +85,7 @@ void StepReport::accumulate(const StepReport& other) {
   seconds_decompress += other.seconds_decompress;
   seconds_wait += other.seconds_wait;
   finite = finite && other.finite;
+  changes += other.changes;
 }
 
 std::string to_json(const StepReport& report) {

@@ -157,6 +157,7 @@ class Auto final : public Synchronizer {
     return members_[begun ? plan_.use : plan_.coming].synchronizer->payload_bytes(workload);
   }
 
+  std::vector<Change> changes() const override;
   std::string explain() const override;
 
   std::vector<float> decision() const override { return numbers(); }
@@ -206,7 +207,7 @@ class Auto final : public Synchronizer {
     int drifted = 0;       // looks in a row
     int looks_to_retry = kLooksToRetry;
     int calm = 0;
-    std::size_t events = 0;
+    std::size_t changes = 0;
   };
 
   struct BucketState {
@@ -233,7 +234,7 @@ class Auto final : public Synchronizer {
   void take_back() {
     if (!before_) return;
     plan_ = *before_;
-    events_.resize(plan_.events);
+    changes_.resize(plan_.changes);
     before_.reset();
     timed_ = false;
   }
@@ -252,20 +253,21 @@ class Auto final : public Synchronizer {
   std::uint64_t begin_step(Step& step);
   std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
   std::uint64_t after_round(Step& step);
-  void choose(const Step& step, const std::vector<double>& seconds, double error);
+  void choose(Step& step, const std::vector<double>& seconds, double error);
   std::uint64_t look(Step& step);
-  void judge(const Step& step, Span<const Seen> ranks);
-  void try_again(const Step& step, const std::string& why);
-  void event(const Step& step, const std::string& text) {
-    events_.push_back("step " + std::to_string(step.index) + ": " + text);
-    plan_.events = events_.size();
+  void judge(Step& step, Span<const Seen> ranks);
+  void try_again(Step& step, const std::string& why);
+  void add_change(Step& step, std::string reason) {
+    changes_.push_back({step.index, std::move(reason)});
+    plan_.changes = changes_.size();
+    ++step.report.changes;
   }
 
   Rules rules_;
   std::vector<std::string> names_;  // of the candidates, as short as can be
   std::vector<Pipeline> members_;
   std::map<BucketId, BucketState> buckets_;
-  std::vector<std::string> events_;
+  std::vector<Change> changes_;
   Plan plan_;
   std::optional<Plan> before_;  // this step, which may not count
   bool follows_ = false;
@@ -307,8 +309,8 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
       try_again(step, std::to_string(now) + " ranks, and " + names_[plan_.choice] + " was chosen with " +
                           std::to_string(plan_.ranks));
     } else {
-      event(step, names_[plan_.choice] + ", as in the state that was loaded. A step took " +
-                      milliseconds(plan_.usual) + " then");
+      add_change(step, names_[plan_.choice] + ", as in the state that was loaded. A step took " +
+                           milliseconds(plan_.usual) + " then");
     }
   }
   if (!plan_.chosen) {
@@ -361,7 +363,7 @@ std::uint64_t Auto::after_round(Step& step) {
   return sent;
 }
 
-void Auto::choose(const Step& step, const std::vector<double>& seconds, double error) {
+void Auto::choose(Step& step, const std::vector<double>& seconds, double error) {
   const double allowed = rules_.within + std::min(error, kMostError);
   const double bound = (1 + allowed) * *std::min_element(seconds.begin(), seconds.end());
   const auto mildest = std::find_if(seconds.begin(), seconds.end(), [&](double one) { return one <= bound; });
@@ -379,9 +381,10 @@ void Auto::choose(const Step& step, const std::vector<double>& seconds, double e
   for (std::size_t i = 0; i < members_.size(); ++i) {
     all += (all.empty() ? "" : ", ") + milliseconds(seconds[i]) + " with " + names_[i];
   }
-  event(step, names_[choice] + ". A step takes " + all + ". The mildest is taken whose step takes at most " +
-                  percent(rules_.within) + " more than the shortest, and " +
-                  percent(allowed - rules_.within) + " for what is not known better");
+  add_change(step, names_[choice] + ". A step takes " + all +
+                       ". The mildest is taken whose step takes at most " + percent(rules_.within) +
+                       " more than the shortest, and " + percent(allowed - rules_.within) +
+                       " for what is not known better");
 }
 
 std::uint64_t Auto::look(Step& step) {
@@ -401,7 +404,7 @@ std::uint64_t Auto::look(Step& step) {
   return sizeof(Seen) * (all.size() - 1);
 }
 
-void Auto::judge(const Step& step, Span<const Seen> ranks) {
+void Auto::judge(Step& step, Span<const Seen> ranks) {
   double now = 0;
   for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
   if (plan_.usual == 0) plan_.usual = now;
@@ -418,8 +421,8 @@ void Auto::judge(const Step& step, Span<const Seen> ranks) {
   const std::string what =
       "a step takes " + milliseconds(now) + " where it took " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
-    event(step, what + ", by rank " + std::to_string(*rank) +
-                    " alone, for which the others wait: " + names_[plan_.choice] + " stays");
+    add_change(step, what + ", by rank " + std::to_string(*rank) +
+                         " alone, for which the others wait: " + names_[plan_.choice] + " stays");
     plan_.usual = now;
     plan_.usual_inside = -1;
     plan_.drifted = 0;
@@ -428,19 +431,24 @@ void Auto::judge(const Step& step, Span<const Seen> ranks) {
   try_again(step, what);
 }
 
-void Auto::try_again(const Step& step, const std::string& why) {
-  event(step, why + ": the candidates are tried again");
+void Auto::try_again(Step& step, const std::string& why) {
+  add_change(step, why + ": the candidates are tried again");
   plan_.trial = Trial(again(), plan_.use);
   plan_.chosen = false;
   plan_.coming = plan_.trial.coming();
 }
 
+std::vector<Change> Auto::changes() const {
+  std::vector<Change> all = changes_;
+  for (const Pipeline& member : members_) add_changes(all, member.synchronizer->changes());
+  return all;
+}
+
 std::string Auto::explain() const {
   if (!begun_) return "";
   if (alone_) return "dense: one rank sends nothing";
-  if (events_.empty() && !follows_) return "the candidates are being tried, nothing is chosen yet";
-  std::string text;
-  for (const std::string& line : events_) text += (text.empty() ? "" : "\n") + line;
+  if (changes_.empty() && !follows_) return "the candidates are being tried, nothing is chosen yet";
+  std::string text = to_text(changes_);
   for (const Pipeline& member : members_) {
     const std::string own = member.synchronizer->explain();
     if (!own.empty()) text += (text.empty() ? "" : "\n") + own;
@@ -462,7 +470,7 @@ void Auto::load(const BucketReader& reader) {
   for (const Pipeline& member : members_) member.synchronizer->load(reader);
   plan_ = Plan(rules_.trial);
   before_.reset();
-  events_.clear();
+  changes_.clear();
   buckets_.clear();
   begun_ = timed_ = follows_ = false;
   // Parameters may come from sessions that had chosen otherwise: the mildest of all.
@@ -518,7 +526,8 @@ std::vector<std::string> names_of(const Options& options) {
 /// The one that leaves something out is guarded.
 std::vector<std::string> candidates(const Options& options) {
   std::vector<std::string> specs = names_of(options);
-  if (!options.flag("lossless")) specs.back() = "guard+" + specs.back();
+  options.real("budget", 0, 1e6);
+  if (!options.flag("lossless")) specs.back() = "guard:noise=" + options.text("budget") + "+" + specs.back();
   return specs;
 }
 
@@ -535,12 +544,15 @@ SystemInfo auto_info() {
   info.state = {kPlan};
   info.undoes_steps = true;
   info.turns_residual = true;
-  info.options = {{"lossless", "off", "on: exact systems only, dense and zen"},
-                  {"within", "0.02", "how much longer than the fastest a milder candidate's step may take"},
-                  {"settle", "2", "first steps of all that do not count"},
-                  {"rounds", "2", "turns of each candidate"},
-                  {"steps", "2", "of a turn that count; one before them does not"},
-                  {"interval", "10", "steps from one look at the step's time to the next"}};
+  info.options = {
+      {"lossless", "off", "on: exact systems only, dense and zen"},
+      {"budget", "0.75",
+       "error of the mean that is allowed, in units of the noise of the mean gradient; see guard"},
+      {"within", "0.02", "how much longer than the fastest a milder candidate's step may take"},
+      {"settle", "2", "first steps of all that do not count"},
+      {"rounds", "2", "turns of each candidate"},
+      {"steps", "2", "of a turn that count; one before them does not"},
+      {"interval", "10", "steps from one look at the step's time to the next"}};
   info.members = candidates;
   info.incomparable = [](const Options&) { return "it guards by itself"; };
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {

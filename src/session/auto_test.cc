@@ -86,6 +86,31 @@ TEST(Auto, WhatLeavesTooMuchOutIsGivenUp) {
         << explained;
     EXPECT_GE(training.count("power_sgd"), 4) << "the fastest, before anything was measured";
     EXPECT_EQ(training.system(), "half") << "power_sgd is no faster than dense where the guard takes that";
+    const std::vector<Change> changes = training.session().changes();
+    EXPECT_TRUE(std::is_sorted(changes.begin(), changes.end(),
+                               [](const Change& a, const Change& b) { return a.step < b.step; }));
+    for (const std::string part :
+         {"power_sgd:rank=32:bits=8. A step takes", "so dense until step", "tried again"}) {
+      EXPECT_TRUE(std::any_of(changes.begin(), changes.end(), [&](const Change& one) {
+        return one.reason.find(part) != std::string::npos;
+      })) << part;
+    }
+  });
+}
+
+TEST(Auto, TheBudgetIsTheGuards) {
+  // Noise of full rank: the default allows no such error, another budget does.
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, kSpec + ":budget=9", kElements);
+    training.run(kTrial + 40, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+    EXPECT_NE(training.session().explain().find(", within 9.00"), std::string::npos);
+    try {
+      Session(kSpec + ":budget=-1", communicator);
+      ADD_FAILURE() << "a negative budget";
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find("budget"), std::string::npos) << error.what();
+    }
   });
 }
 

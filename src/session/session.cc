@@ -325,6 +325,12 @@ std::string Session::spec() const {
   return "rows=" + pipelines_[1].spec + ",dense=" + pipelines_[0].spec;
 }
 
+std::vector<Change> Session::changes() const {
+  std::vector<Change> all;
+  for (const Pipeline& pipeline : pipelines_) add_changes(all, pipeline.synchronizer->changes());
+  return all;
+}
+
 std::string Session::explain() const {
   std::string text;
   for (const Pipeline& pipeline : pipelines_) {

@@ -18,6 +18,7 @@ class Forwarding : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     return inner_->payload_bytes(workload);
   }
+  std::vector<Change> changes() const override { return inner_->changes(); }
   std::string explain() const override { return inner_->explain(); }
   std::vector<float> decision() const override { return inner_->decision(); }
   void follow(Span<const float> decision) override { inner_->follow(decision); }

@@ -61,6 +61,8 @@ constexpr std::uint64_t kFirstMeasured = 4;
 constexpr std::uint64_t kMostPatience = 64;
 /// So many measured steps in a row without a failure, and the next one costs as much as the first.
 constexpr std::uint64_t kCalm = 10;
+/// Of all buckets, that are remembered.
+constexpr std::size_t kMostChanges = 1000;
 
 std::uint64_t sample_of(std::uint64_t elements) {
   return std::max(elements / kSampled, std::min(elements / kMostOfSmall + 1, kLeastSample));
@@ -78,7 +80,9 @@ class Guard final : public Forwarding {
       : Forwarding(std::move(inner)),
         rules_(rules),
         other_name_(std::move(other_name)),
-        other_(std::move(other)) {}
+        other_(std::move(other)) {
+    changes_.reserve(kMostChanges);
+  }
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     require_matching(gradient, residual);
@@ -90,6 +94,7 @@ class Guard final : public Forwarding {
       return;
     }
     const std::uint64_t run = run_with(own, step.index);
+    if (own.last < own.begin) add_change(bucket, own, step, false);
     if (measures(run)) {
       synchronize_measured(bucket, own, gradient, residual, step);
     } else {
@@ -116,6 +121,7 @@ class Guard final : public Forwarding {
            2 * scalar_payload_bytes(workload.world_size);
   }
 
+  std::vector<Change> changes() const override;
   std::string explain() const override;
 
   void save(BucketWriter& writer) const override;
@@ -126,6 +132,9 @@ class Guard final : public Forwarding {
   }
   void undo_step(BucketId bucket) override {
     states_.undo(bucket);
+    const State* own = states_.find(bucket);
+    const std::uint64_t left = own == nullptr ? 0 : own->changes;
+    std::erase_if(changes_, [&](const OfBucket& one) { return one.bucket == bucket && one.number >= left; });
     Forwarding::undo_step(bucket);
   }
   using Forwarding::undo_step;
@@ -138,9 +147,21 @@ class Guard final : public Forwarding {
     std::uint64_t patience = 0;  // steps of the other system after the next failure
     std::uint64_t failures = 0;
     std::uint64_t calm = 0;  // measured steps since the last failure
+    std::uint64_t changes = 0;
     std::size_t parameters = 1;
     std::uint64_t measured = 0;  // the last step that was
     double error = -1;           // that it had; -1: none was since the start or a restart
+  };
+
+  /// One of a bucket's changes, with this number. Its text is made when it is asked for.
+  struct OfBucket {
+    BucketId bucket;
+    std::uint64_t number;
+    std::uint64_t step;
+    std::uint64_t begin;   // State's
+    std::uint64_t failed;  // the step that was measured last
+    double error;
+    bool fails;  // else the inner system is tried again
   };
 
   State fresh() const {
@@ -172,8 +193,7 @@ class Guard final : public Forwarding {
     }
     const double error = error_of(gradient, sample, step);
     if (!step.report.finite || !std::isfinite(error)) return;
-    if (labels_.find(bucket) == labels_.end()) labels_[bucket] = label_of(bucket, step);
-    judge(own, error, step.index);
+    judge(bucket, own, error, step);
   }
 
   /// Of some elements, the means over ranks: of the gradient, and of p where that is something else.
@@ -221,18 +241,49 @@ class Guard final : public Forwarding {
     return error;
   }
 
-  void judge(State& own, double error, std::uint64_t index) const {
-    own.measured = index;
+  void judge(BucketId bucket, State& own, double error, Step& step) {
+    labels_.try_emplace(bucket, label_of(bucket, step));
+    own.measured = step.index;
     own.error = error;
     if (error <= rules_.bound) {
       if (++own.calm >= kCalm) own.patience = rules_.every;
       return;
     }
-    own.begin = index + 1 + own.patience;
+    own.begin = step.index + 1 + own.patience;
     own.run = 0;
     own.patience = std::min(2 * own.patience, kMostPatience * rules_.every);
     own.calm = 0;
     ++own.failures;
+    add_change(bucket, own, step, true);
+  }
+
+  void add_change(BucketId bucket, State& own, Step& step, bool fails) {
+    if (changes_.size() >= kMostChanges) {
+      changes_.erase(changes_.begin(), changes_.begin() + kMostChanges / 2);
+    }
+    changes_.push_back({bucket, own.changes++, step.index, own.begin, own.measured, own.error, fails});
+    ++step.report.changes;
+  }
+
+  Change told(const OfBucket& one) const {
+    const std::string reason =
+        one.fails ? found(one.error) + ", so " + other_name_ + " until step " + std::to_string(one.begin)
+                  : "after " + std::to_string(one.begin - one.failed - 1) + " steps of " + other_name_ +
+                        " tried again";
+    return {one.step, "bucket " + label_of(one.bucket) + ": " + reason};
+  }
+
+  std::vector<Change> own_changes() const {
+    std::vector<Change> all;
+    for (const OfBucket& one : changes_) all.push_back(told(one));
+    return all;
+  }
+
+  std::string found(double error) const {
+    std::array<char, 80> text{};
+    std::snprintf(text.data(), text.size(), "the mean is off by %.2f of its noise, %s %.2f", error,
+                  error > rules_.bound ? "more than" : "within", rules_.bound);
+    return text.data();
   }
 
   /// How explain() calls the bucket: by names, since whoever asks may count buckets otherwise.
@@ -241,29 +292,40 @@ class Guard final : public Forwarding {
     const std::size_t more = step.parameter_names.size() - 1;
     return "of " + step.parameter_names[0] + (more > 0 ? " and " + std::to_string(more) + " more" : "");
   }
+  std::string label_of(BucketId bucket) const {
+    const auto label = labels_.find(bucket);
+    return label == labels_.end() ? std::to_string(bucket) : label->second;
+  }
 
   Rules rules_;
   std::string other_name_;
   std::unique_ptr<Synchronizer> other_;
   BucketStates<State> states_;
   std::map<BucketId, std::string> labels_;
+  std::vector<OfBucket> changes_;
 };
 
+std::vector<Change> Guard::changes() const {
+  std::vector<Change> all = Forwarding::changes();
+  add_changes(all, own_changes());
+  return all;
+}
+
 std::string Guard::explain() const {
-  std::string text = Forwarding::explain();
+  std::vector<Change> lines = own_changes();
+  // And what was measured last, where that was no change.
   states_.for_each([&](BucketId bucket, const State& own) {
-    if (own.error < 0) return;
-    std::array<char, 80> found{};
-    std::snprintf(found.data(), found.size(), "the mean is off by %.2f of its noise, %s %.2f", own.error,
-                  own.error > rules_.bound ? "more than" : "within", rules_.bound);
-    const auto label = labels_.find(bucket);
-    if (!text.empty()) text += "\n";
-    text += "step " + std::to_string(own.measured) + ": bucket " +
-            (label == labels_.end() ? std::to_string(bucket) : label->second) + ": " + found.data();
-    if (own.error > rules_.bound) text += ", so " + other_name_ + " until step " + std::to_string(own.begin);
-    if (own.failures > 0) text += ", failures: " + std::to_string(own.failures);
+    const bool is_told = std::any_of(changes_.begin(), changes_.end(), [&](const OfBucket& one) {
+      return one.bucket == bucket && one.fails && one.step == own.measured;
+    });
+    if (own.error < 0 || is_told) return;
+    std::string line = "bucket " + label_of(bucket) + ": " + found(own.error);
+    if (own.begin > own.measured) line += ", so " + other_name_ + " until step " + std::to_string(own.begin);
+    if (own.failures > 0) line += ", failures: " + std::to_string(own.failures);
+    lines.push_back({own.measured, std::move(line)});
   });
-  return text;
+  const std::string inner = Forwarding::explain();
+  return inner + (inner.empty() || lines.empty() ? "" : "\n") + to_text(lines);
 }
 
 void Guard::save(BucketWriter& writer) const {
@@ -313,6 +375,7 @@ void Guard::load(const BucketReader& reader) {
     }
   }
   states_.assign(std::move(states));
+  changes_.clear();
   Forwarding::load(reader);
 }
 

@@ -1,4 +1,5 @@
 """Scenarios of what compression adds: agreement, nothing lost, loss scaling."""
+import logging
 from typing import Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -34,6 +35,11 @@ def every_system_agrees():
 def auto_chooses_and_says_why():
     """Whatever the times say: all ranks choose alike, every bucket is told of, and a resumed run keeps the choice."""
     spec = "auto:settle=1:rounds=1:steps=2:interval=64"
+    logged = []
+    log = logging.Handler()
+    log.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger("thinwire").addHandler(log)
+    logging.getLogger("thinwire").setLevel(logging.INFO)
     model = wrap(Net)
     handle = register(model, spec)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -49,6 +55,10 @@ def auto_chooses_and_says_why():
     line, *guarded = handle.explain().splitlines()
     assert all("of its noise, within 0.75" in one for one in guarded), guarded
     assert line.startswith("step 9: " + used[10].split(":")[0]), (line, used)
+    (number, reason), *later = handle.changes()
+    assert f"step {number}: {reason}" == line and not later, handle.changes()
+    assert handle.report()["changes"] == [(number, reason)] and handle.report()["total"]["changes"] == 1
+    assert logged == ([line] if RANK == 0 else []), logged
     for name in ("with dense", "with half:feedback=on", "with power_sgd:rank=32:bits=8"):
         assert name in line or used[10].startswith("power_sgd"), (name, line)
     known = [None] * WORLD

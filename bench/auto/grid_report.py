@@ -1,0 +1,128 @@
+"""The grid's table: `auto` beside plain DDP and the best fixed candidate, cell by cell."""
+
+import statistics
+
+# Asked of every cell: a step of auto over that of the best fixed candidate, and over plain DDP's.
+OF_BEST = 1.03
+OF_PLAIN = 1.01
+CANDIDATES = ("dense", "half:feedback=on", "power_sgd:rank=32:bits=8")
+
+
+def ratio(ways: dict, one: str, other: str):
+    """Of the ratio of two ways' blocks, which came beside each other: median, lower and upper quartile."""
+    ratios = sorted(a / b for a, b in zip(ways[one]["block_seconds"], ways[other]["block_seconds"]))
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return statistics.median(ratios), quartiles[0], quartiles[2]
+
+
+def step_of(way: dict) -> float:
+    return statistics.median(way["block_seconds"])
+
+
+def judge(cell: dict) -> dict:
+    """What the table says of a cell."""
+    ways = {way["way"]: way for way in cell["ways"]}
+    plain = ways["plain"]
+    keeps = [
+        name
+        for name in ("plain", *CANDIDATES)
+        if name in ways and ways[name]["error"] - plain["error"] <= cell["allowed"]
+    ]
+    best = min(keeps, key=lambda name: step_of(ways[name]))
+    of_plain, of_best, noise = (
+        ratio(ways, "auto", "plain"),
+        ratio(ways, "auto", best),
+        ratio(ways, "plain:again", "plain"),
+    )
+    # A ratio is over its bound where most of its blocks are, by more than two equal ways differ.
+    spread = max(noise[2] - noise[1], 0.0)
+    return {
+        "ways": ways,
+        "best": best,
+        "of_plain": of_plain,
+        "of_best": of_best,
+        "noise": noise,
+        "spread": spread,
+        "within_plain": of_plain[0] <= OF_PLAIN + spread,
+        "within_best": of_best[0] <= OF_BEST + spread,
+        "keeps": ways["auto"]["error"] - plain["error"] <= cell["allowed"],
+    }
+
+
+def spread_text(three) -> str:
+    return f"{three[0]:.2f} ({three[1]:.2f}-{three[2]:.2f})"
+
+
+def row(cell: dict) -> list:
+    found = judge(cell)
+    ways = found["ways"]
+    plain, auto = ways["plain"], ways["auto"]
+    digits = 3 if cell["unit"] == "nats" else 2
+    fixed = [
+        f"{step_of(ways[name]) * 1e3:,.0f}" if name in ways else "-"
+        for name in ("fp16_hook", "power_sgd_hook", *CANDIDATES)
+    ]
+    return [
+        cell["rate"],
+        str(cell["workers"]),
+        cell["model"],
+        f"{step_of(plain) * 1e3:,.0f}",
+        *fixed,
+        f"{step_of(auto) * 1e3:,.0f}",
+        ", ".join(f"`{scheme}`" for scheme in auto["schemes"]),
+        spread_text(found["noise"]),
+        spread_text(found["of_plain"]),
+        f"{spread_text(found['of_best'])} `{found['best'].split(':')[0]}`",
+        f"{plain['error']:.{digits}f} {cell['unit']}",
+        f"{auto['error'] - plain['error']:+.{digits}f}",
+    ]
+
+
+HEAD = [
+    "link",
+    "ranks",
+    "model",
+    "plain DDP, ms",
+    "fp16 hook",
+    "PowerSGD hook",
+    "`dense`",
+    "`half`",
+    "`power_sgd`",
+    "`auto`",
+    "its choice at the end",
+    "plain again over plain",
+    "auto over plain",
+    "auto over the best fixed",
+    "plain's error",
+    "auto's minus plain's",
+]
+
+
+def page(cells: list) -> str:
+    found = [judge(cell) for cell in cells]
+
+    def count(key):
+        return f"{sum(one[key] for one in found)} of {len(found)}"
+
+    rows = [HEAD, ["---"] * len(HEAD)] + [row(cell) for cell in cells]
+    return "\n".join(
+        [
+            "# auto on a grid of links, models and ranks",
+            "",
+            "Milliseconds of a step: medians over blocks of steps that ways took in turns,",
+            "after 30 steps of each that do not count.",
+            "Ratios are medians over blocks that came beside each other, with quartiles.",
+            "`plain again` is plain DDP a second time; its ratio shows what the cell's noise is.",
+            "The best fixed way is the fastest of plain DDP and those of auto's candidates whose error at",
+            "the end is within 0.01 nats or 0.2 points of plain DDP's.",
+            "Errors are of one seed, after few steps. All ranks share this machine's cores.",
+            "",
+            f"- auto at most {OF_BEST} of the best fixed way, the noise between quartiles allowed for: "
+            f"{count('within_best')} cells.",
+            f"- auto at most {OF_PLAIN} of plain DDP, likewise: {count('within_plain')} cells.",
+            f"- auto's error within the bound: {count('keeps')} cells.",
+            "",
+            *("| " + " | ".join(one) + " |" for one in rows),
+            "",
+        ]
+    )

@@ -1,0 +1,132 @@
+#!/usr/bin/python3
+"""`auto` beside plain DDP, torch's hooks and its own candidates: links x models x numbers of ranks.
+
+    bench/auto/run.py [--rates A,B,...] [--models A,B,...] [--workers 2,4] [--results DIR] [--redraw]
+                      [options of cell.py]
+
+Rates are of every link of an emulated network (testbed/up), which needs root: 10Mbit, 100Mbit, 1Gbit, 10Gbit;
+`loopback` is the machine without a limit. Models: cnn, transformer, rows, wide. The default is all of them,
+which takes hours. Cells that the results hold already are not run again, so a call that was ended goes on
+where it was.
+
+Results: DIR/cells.json, a line to a cell; DIR/auto.md, a row to a cell.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.dont_write_bytecode = True
+sys.path += [HERE, os.path.join(ROOT, "bench"), os.path.join(ROOT, "apps", "plot")]
+
+import grid_report  # noqa: E402
+from network import Network, environment_of  # noqa: E402
+
+RATES = ("10Mbit", "100Mbit", "1Gbit", "10Gbit", "loopback")
+MODELS = ("cnn", "transformer", "rows", "wide")
+# A step of plain DDP takes seconds at 10 Mbit/s: fewer of them.
+BLOCKS = {"10Mbit": (4, 5), "100Mbit": (8, 10)}
+MOST_BLOCKS = (10, 10)
+
+
+def parse(arguments: list):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", default=",".join(RATES))
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--workers", default="2,4")
+    parser.add_argument("--results", default=os.path.join(ROOT, "results", "auto"))
+    parser.add_argument(
+        "--python", default="/usr/bin/python3", help="has torch and thinwire (default %(default)s)"
+    )
+    parser.add_argument("--redraw", action="store_true", help="run nothing: the table anew from the results")
+    given, more = parser.parse_known_args(arguments)
+    for name, known in (("rates", RATES), ("models", MODELS)):
+        setattr(given, name, getattr(given, name).split(","))
+        for one in getattr(given, name):
+            if one not in known:
+                parser.error(f"--{name} {one}: give {', '.join(known)}")
+    try:
+        given.workers = [int(one) for one in given.workers.split(",")]
+    except ValueError:
+        parser.error(f"--workers {given.workers}: give numbers, such as 2,4")
+    if min(given.workers) < 2:
+        parser.error(f"--workers {min(given.workers)}: at least 2, a single one sends nothing")
+    return given, more
+
+
+def stored(path: str) -> list:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def run_cell(given, more: list, network: Network, model: str) -> dict:
+    blocks, block = BLOCKS.get(network.rate, MOST_BLOCKS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "cell.json")
+        command = [
+            *network.command(given.python),
+            os.path.join(HERE, "cell.py"),
+            "--model",
+            model,
+            "--json",
+            path,
+            "--blocks",
+            str(blocks),
+            "--block",
+            str(block),
+            *more,
+        ]
+        done = subprocess.run(command, env=network.environment, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"{network.rate}, {network.workers} ranks: {model} ended with status {done.returncode}"
+            )
+        with open(path, encoding="utf-8") as file:
+            return {"rate": network.rate, **json.load(file)}
+
+
+def main() -> int:
+    given, more = parse(sys.argv[1:])
+    path = os.path.join(given.results, "cells.json")
+    try:
+        os.makedirs(given.results, exist_ok=True)
+        environment = None if given.redraw else environment_of(given.python)
+        for rate in [] if given.redraw else given.rates:
+            for workers in given.workers:
+                known = {
+                    cell["model"]
+                    for cell in stored(path)
+                    if (cell["rate"], cell["workers"]) == (rate, workers)
+                }
+                missing = [model for model in given.models if model not in known]
+                if not missing:
+                    continue
+                with Network("auto-grid", rate, workers, environment) as network:
+                    for model in missing:
+                        print(f"{rate}, {workers} ranks: {model}", file=sys.stderr, flush=True)
+                        cell = run_cell(given, more, network, model)
+                        with open(path, "a", encoding="utf-8") as file:
+                            file.write(json.dumps(cell, separators=(",", ":")) + "\n")
+        cells = sorted(
+            stored(path),
+            key=lambda cell: (RATES.index(cell["rate"]), cell["workers"], MODELS.index(cell["model"])),
+        )
+        with open(os.path.join(given.results, "auto.md"), "w", encoding="utf-8") as file:
+            file.write(grid_report.page(cells))
+    except (OSError, RuntimeError, ValueError) as error:
+        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Ranks behind emulated links, for benchmarks that start the same script once per rank."""
+
+import os
+import subprocess
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def environment_of(python: str) -> dict:
+    """In which `python` has torch and thinwire; where thinwire is not installed, the release build's."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        probe = [python, "-c", "import thinwire"]
+        if subprocess.run(probe, cwd="/", capture_output=True, check=False).returncode != 0:
+            environment["PYTHONPATH"] = os.path.join(ROOT, "build", "release", "python")
+            if (
+                subprocess.run(probe, cwd="/", capture_output=True, check=False, env=environment).returncode
+                != 0
+            ):
+                raise RuntimeError(
+                    f"{python} cannot import thinwire: build the release preset, or name another by --python"
+                )
+    except FileNotFoundError:
+        raise RuntimeError(f"--python {python}: there is no such program") from None
+    return environment
+
+
+class Network:
+    """Hosts behind links of a rate while it is entered, which needs root. `loopback` has no links."""
+
+    def __init__(self, name: str, rate: str, workers: int, environment: dict):
+        self.rate, self.workers = rate, workers
+        self.environment = {**environment, "THINWIRE_TESTBED": f"{name}-{os.getpid()}"}
+
+    def __enter__(self):
+        if self.rate != "loopback":
+            burst = "64kb" if self.rate.endswith("Mbit") else "1mb"
+            up = subprocess.run(
+                [os.path.join(ROOT, "testbed", "up"), str(self.workers), self.rate, "--burst", burst],
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if up.returncode != 0:
+                raise RuntimeError(up.stderr.strip())
+        return self
+
+    def __exit__(self, *_):
+        if self.rate != "loopback":
+            subprocess.run(
+                [os.path.join(ROOT, "testbed", "down")],
+                env=self.environment,
+                stdout=subprocess.DEVNULL,
+                check=False,
+            )
+
+    def command(self, python: str) -> list:
+        if self.rate == "loopback":
+            return [python, "-m", "thinwire.launch", "-n", str(self.workers)]
+        return [os.path.join(ROOT, "testbed", "run"), "--", python]
