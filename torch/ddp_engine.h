@@ -81,7 +81,7 @@ class DdpEngine {
   /// has begun: until then everything is as at the end of the step before it.
   std::uint64_t step() const;
 
-  /// What the systems changed by themselves and why, see Synchronizer. Both wait for a step that is under way.
+  /// What the systems changed by themselves and why, see Synchronizer. Both wait for a step under way.
   std::vector<thinwire::Change> changes();
   std::string explain();
   /// How often systems changed something so far, in steps that did not count as well.

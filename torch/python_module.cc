@@ -353,6 +353,20 @@ void add_systems(py::module& module) {
   add_plan(module);
 }
 
+/// What can be asked of an engine.
+void add_questions(py::class_<PythonEngine, std::shared_ptr<PythonEngine>>& engine) {
+  engine.def("spec", [](PythonEngine& self) { return self.engine().spec(); })
+      .def("variance_is_frozen", [](PythonEngine& self) { return self.engine().variance_is_frozen(); })
+      .def("step", [](PythonEngine& self) { return self.engine().step(); })
+      .def("report", [](PythonEngine& self) { return self.engine().report(); })
+      .def(
+          "explain", [](PythonEngine& self) { return self.engine().explain(); },
+          py::call_guard<py::gil_scoped_release>())
+      .def("changes", &PythonEngine::changes, py::call_guard<py::gil_scoped_release>())
+      .def("times_changed", [](PythonEngine& self) { return self.engine().times_changed(); })
+      .def("buckets", &PythonEngine::buckets);
+}
+
 /// What opening connections needs.
 void add_start(py::module& module) {
   py::class_<StartWatch>(module, "StartWatch")
@@ -377,7 +391,8 @@ void add_start(py::module& module) {
 
 PYBIND11_MODULE(_C, module) {
   using thinwire::PythonEngine;
-  py::class_<PythonEngine, std::shared_ptr<PythonEngine>>(module, "Engine")
+  py::class_<PythonEngine, std::shared_ptr<PythonEngine>> engine(module, "Engine");
+  engine
       .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
                     const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
                     bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
@@ -396,27 +411,18 @@ PYBIND11_MODULE(_C, module) {
           },
           py::call_guard<py::gil_scoped_release>())
       .def("set_spec", [](PythonEngine& self, const std::string& spec) { self.engine().set_spec(spec); })
-      .def("spec", [](PythonEngine& self) { return self.engine().spec(); })
       .def("set_learning_rate",
            [](PythonEngine& self, double rate) { self.engine().set_learning_rate(rate); })
       .def(
           "scale_state", [](PythonEngine& self, float factor) { self.engine().scale_state(factor); },
           py::call_guard<py::gil_scoped_release>())
-      .def("variance_is_frozen", [](PythonEngine& self) { return self.engine().variance_is_frozen(); })
-      .def("step", [](PythonEngine& self) { return self.engine().step(); })
-      .def("report", [](PythonEngine& self) { return self.engine().report(); })
-      .def(
-          "explain", [](PythonEngine& self) { return self.engine().explain(); },
-          py::call_guard<py::gil_scoped_release>())
-      .def("changes", &PythonEngine::changes, py::call_guard<py::gil_scoped_release>())
-      .def("times_changed", [](PythonEngine& self) { return self.engine().times_changed(); })
       .def("gather", &PythonEngine::gather)
-      .def("buckets", &PythonEngine::buckets)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
       .def(
           "close", [](PythonEngine& self) { self.engine().close(); },
           py::call_guard<py::gil_scoped_release>());
+  thinwire::add_questions(engine);
   thinwire::add_start(module);
   module.def("hash_tensors", &thinwire::hash_tensors);
   module.def("replica_difference", &thinwire::replica_difference);

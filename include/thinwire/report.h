@@ -54,7 +54,7 @@ struct StepReport {
   const char* scheme =
       nullptr;        ///< Which of several schemes a system took ("push_pull"); null: has one only.
   double scale = -1;  ///< The step size of one-bit systems (eta_s); -1: has none.
-  /// Times that a system changed in this step, by itself, what comes next; Session::changes() has the reasons.
+  /// Times that a system by itself changed in this step what comes next; Session::changes() has the reasons.
   std::uint64_t changes = 0;
 
   /// Takes over the seconds that the clock has charged.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A step of torch's hybrid sharding (HSDP), and of thinwire.fully_shard in its place, on an emulated network.
 
-    bench/hsdp.py [SPEC ...] [--rate RATE] [--hosts N] [--ranks-per-host N] [--steps N] [--python PATH]
+    bench/hsdp/run.py [SPEC ...] [--rate RATE] [--hosts N] [--ranks-per-host N] [--steps N] [--python PATH]
 
 The model is sharded among the ranks of a host and replicated over hosts. Links are between hosts. Each SPEC
 and plain HSDP have a model of their own with the same weights. They take a step in turn with the same
@@ -19,93 +19,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.dont_write_bytecode = True
-sys.path.append(HERE)
+sys.path.append(os.path.dirname(HERE))
 
 from network import Network, environment_of  # noqa: E402
 
 SPECS = ["dense", "half", "casq:bits=4", "power_sgd:rank=32:bits=8"]
-WARM_UP = 3
-
-
-def train(options) -> None:
-    """What each rank runs."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    import thinwire
-    from ways import sent_bytes
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    shape = (world // options.ranks_per_host, options.ranks_per_host)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-
-    class Way:
-        def __init__(self, name):
-            torch.manual_seed(1)
-            width = options.width
-            layers = [layer for _ in range(options.layers) for layer in (nn.Linear(width, width), nn.ReLU())]
-            self.name, self.model, self.handle = name, nn.Sequential(*layers), None
-            if name == "plain":
-                for layer in self.model[::2]:
-                    fully_shard(layer, mesh=mesh)
-                fully_shard(self.model, mesh=mesh)
-            else:
-                self.handle = thinwire.fully_shard(self.model, mesh, name, modules=list(self.model[::2]))
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-            self.seconds, self.bytes = [], []
-
-        def step(self, inputs, counts) -> None:
-            dist.barrier()
-            before = sent_bytes()
-            begin = time.perf_counter()
-            self.optimizer.zero_grad()
-            self.model(inputs).square().mean().backward()
-            self.optimizer.step()
-            seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-            after = sent_bytes()
-            dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-            if counts:
-                self.seconds.append(seconds.item())
-                self.bytes += [] if before is None else [after - before]
-
-        def shards(self):
-            return torch.cat([one.to_local().detach().flatten() for one in self.model.parameters()])
-
-    ways = [Way(name) for name in ["plain", *options.specs]]
-    generator = torch.Generator().manual_seed(rank)
-    for step in range(WARM_UP + options.steps):
-        inputs = torch.randn(options.batch, options.width, generator=generator)
-        for way in ways:
-            way.step(inputs, step >= WARM_UP)
-    made = []
-    for way in ways:
-        off = torch.stack([(way.shards() - ways[0].shards()).square().sum(), ways[0].shards().square().sum()])
-        dist.all_reduce(off)
-        made.append(
-            {
-                "way": way.name,
-                "seconds": way.seconds,
-                "off": (off[0] / off[1]).sqrt().item(),
-                "interface_bytes": statistics.median(way.bytes) if way.bytes else None,
-            }
-        )
-        if way.handle is not None:
-            way.handle.close()
-    if rank == 0:
-        parameters = options.layers * (options.width * options.width + options.width)
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"parameters": parameters, "torch": torch.__version__, "ways": made}, file)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def print_table(run: dict, options) -> None:
@@ -146,15 +67,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--json", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> int:
     options = parse()
-    if options.json:
-        train(options)
-        return 0
     try:
         environment = environment_of(options.python)
         with (
@@ -162,7 +79,7 @@ def main() -> int:
             Network("hsdp", options.rate, options.hosts, environment) as network,
         ):
             path = os.path.join(folder, "run.json")
-            sizes = ("hosts", "ranks_per_host", "steps", "layers", "width", "batch")
+            sizes = ("ranks_per_host", "steps", "layers", "width", "batch")
             words = [
                 word for one in sizes for word in ("--" + one.replace("_", "-"), str(getattr(options, one)))
             ]
@@ -177,7 +94,7 @@ def main() -> int:
                 "-c",
                 torchrun,
                 options.python,
-                os.path.abspath(__file__),
+                os.path.join(HERE, "rank.py"),
                 "--json",
                 path,
                 *words,
