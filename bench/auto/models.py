@@ -24,7 +24,7 @@ import train  # noqa: E402
 from ddp_images import make_cnn, read_set  # noqa: E402
 from ddp_text import Language, read_words  # noqa: E402
 
-IMAGES = "/usr/share/dataset-fashion-mnist"
+IMAGES = "/usr/share/datasets/fashion-mnist"
 VOCABULARY = 4000
 WINDOW = 32
 

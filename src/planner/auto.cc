@@ -198,6 +198,7 @@ class Auto final : public Synchronizer {
     bool tried = false;      // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;          // seconds of a step with the choice; 0: not known yet
+    bool fresh = false;        // which are those of the trial
     double usual_inside = -1;  // of this rank, in the exchange
     int ranks = 0;             // that the choice was made with
     bool loaded = false;       // and not looked at since
@@ -374,6 +375,7 @@ void Auto::choose(Step& step, const std::vector<double>& seconds, double error) 
   plan_.chosen = plan_.tried = true;
   plan_.ranks = step.communicator.size();
   plan_.usual = seconds[choice];
+  plan_.fresh = true;
   plan_.usual_inside = -1;
   plan_.times = Times();
   plan_.drifted = plan_.calm = 0;
@@ -407,7 +409,9 @@ std::uint64_t Auto::look(Step& step) {
 void Auto::judge(Step& step, Span<const Seen> ranks) {
   double now = 0;
   for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
-  if (plan_.usual == 0) plan_.usual = now;
+  // A trial knows its times by few steps, all of them soon after another candidate's.
+  if (plan_.usual == 0 || (plan_.fresh && !has_drifted_far(plan_.usual, now))) plan_.usual = now;
+  plan_.fresh = false;
   if (!has_drifted(plan_.usual, now)) {
     plan_.drifted = 0;
     if (++plan_.calm < kCalmLooks) return;
