@@ -1,6 +1,7 @@
 """Which torch a wheel depends on, for scikit-build-core ([[tool.dynamic-metadata]] in pyproject.toml).
 
-torch keeps its C++ interface within a minor version, so a wheel needs the minor version that it was built against.
+torch keeps its C++ interface within a minor version,
+so a wheel needs the minor version that it was built against.
 """
 import os
 import subprocess

@@ -1,8 +1,10 @@
-"""Prints what a build has to know of the torch beside the interpreter that runs this: its version, its folder, whether its std::string is of
-the new ABI (1) or the old (0), and how its pybind11 calls itself. One a line; without torch one line that says what to do, and status 1.
+"""Prints what a build has to know of the torch beside the interpreter that runs this: its version, its
+folder, whether its std::string is of the new ABI (1) or the old (0), and how its pybind11 calls itself. One a
+line; without torch one line that says what to do, and status 1.
 
-pip builds in an environment of its own and hides the packages that are installed, by PYTHONPATH. The torch that the extension will be loaded
-by is one of them, so where none is seen, this looks again without PYTHONPATH.
+pip builds in an environment of its own and hides the packages that are installed, by PYTHONPATH. The torch
+that the extension will be loaded by is one of them, so where none is seen,
+this looks again without PYTHONPATH.
 """
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""What the examples share: training once per system from the same weights, with progress, and a table at the end."""
+"""What the examples share: training once per system from the same weights, with progress,
+and a table at the end."""
 import argparse
 import math
 import time
@@ -45,7 +46,8 @@ class Training:
         self.lr = options.lr if options.lr is not None else {"sgd": options.sgd_lr, "adamw": 1e-3}[options.optimizer]
 
     def optimizers(self, module: nn.Module) -> List[torch.optim.Optimizer]:
-        """The first steps all parameters but those of sparse embeddings, which have one of their own, if there are any.
+        """The first steps all parameters but those of sparse embeddings,
+        which have one of their own, if there are any.
 
         Momentum and weight decay would touch every row of a table, so the second goes without.
         """
@@ -107,7 +109,8 @@ def compare(
 ) -> None:
     """Trains once per system and prints a table on rank 0.
 
-    batches(epoch): this rank's, the same number on every rank, in host memory or on the device. loss_of(model, batch): of one batch. score_of(module): on test data.
+    batches(epoch): this rank's, the same number on every rank, in host memory or on the device.
+    loss_of(model, batch): of one batch. score_of(module): on test data.
     """
     first = dist.get_rank() == 0
     lines = [f"| system | {score_name} | step, ms | bytes sent per step | of dense |", "| --- | --- | --- | --- | --- |"]

@@ -4,9 +4,10 @@
     python3 -m thinwire.launch -n 4 examples/ddp_images.py        where torchrun does not work (Debian 12's own)
     srun -n 4 python3 examples/ddp_images.py                      under Slurm (docs/clusters.md)
 
-The images are those of Debian's package dataset-fashion-mnist, or the four files of the data set in --data; or CIFAR-10's binary version in
---cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR --device cuda --epochs 30 --batch 32 --lr 0.1` is what the papers train. What people train adds
-`--momentum 0.9 --weight-decay 1e-4 --warm-up 100 --schedule cosine`, or `--optimizer adamw --clip 1`.
+The images are those of Debian's package dataset-fashion-mnist, or the four files of the data set in --data;
+or CIFAR-10's binary version in --cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR
+--device cuda --epochs 30 --batch 32 --lr 0.1` is what the papers train. What people train adds `--momentum
+0.9 --weight-decay 1e-4 --warm-up 100 --schedule cosine`, or `--optimizer adamw --clip 1`.
 """
 import argparse
 import gzip

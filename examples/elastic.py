@@ -3,16 +3,16 @@
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc_per_node 4 --max_restarts 3 examples/elastic.py
 
-The variable has torch 2.15 open a rendezvous store for each restart. Without it restarted ranks read addresses of ranks that have ended.
-torch 1.13 does not need it.
+The variable has torch 2.15 open a rendezvous store for each restart. Without it restarted ranks read
+addresses of ranks that have ended. torch 1.13 does not need it.
 
 On one host or two, whichever are there, with a folder that both see (the same line on each):
 
     torchrun --nnodes 1:2 --nproc_per_node 4 --max_restarts 3 --rdzv_backend c10d --rdzv_endpoint HOST:29400 \\
         examples/elastic.py --checkpoints /shared/checkpoints
 
-As many ranks as before end with the same parameters as a run that nobody disturbed. With another number of ranks the sum of the residuals is
-kept. The points are made up.
+As many ranks as before end with the same parameters as a run that nobody disturbed. With another number of
+ranks the sum of the residuals is kept. The points are made up.
 """
 import argparse
 import math
@@ -50,7 +50,8 @@ def write(value, path: pathlib.Path) -> None:
 
 
 def complete(folder: pathlib.Path):
-    """The checkpoints that can be loaded, oldest first. Each has the file of the model, which is written last."""
+    """The checkpoints that can be loaded, oldest first. Each has the file of the model,
+    which is written last."""
     return sorted(path.parent for path in folder.glob("step_*/model.pt"))
 
 
@@ -70,7 +71,8 @@ def save(folder: pathlib.Path, step: int, model, optimizer, handle) -> None:
 
 
 def resume(folder: pathlib.Path, model, optimizer, handle) -> int:
-    """Collective. Loads the newest checkpoint and gives the number of steps that it has; 0 where there is none."""
+    """Collective. Loads the newest checkpoint and gives the number of steps that it has;
+    0 where there is none."""
     rank, world = dist.get_rank(), dist.get_world_size()
     newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):]) if rank == 0 and complete(folder) else -1)
     dist.broadcast(newest, 0)

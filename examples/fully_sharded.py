@@ -1,7 +1,7 @@
 """A model sharded by torch's fully_shard and synchronized by Thinwire, on made-up points.
 
-4 ranks stand for 2 hosts of 2. It is sharded within hosts and synchronized between them; or, with `--all-ranks`, sharded among all.
-It saves after the first epoch, and `--resume` goes on from there.
+4 ranks stand for 2 hosts of 2. It is sharded within hosts and synchronized between them; or, with
+`--all-ranks`, sharded among all. It saves after the first epoch, and `--resume` goes on from there.
 
     torchrun --nproc_per_node 4 examples/fully_sharded.py
     torchrun --nproc_per_node 4 examples/fully_sharded.py --resume

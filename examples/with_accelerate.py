@@ -1,4 +1,5 @@
-"""Accelerate with Thinwire, on made-up points: saves after the first epoch, and `--resume` goes on from there.
+"""Accelerate with Thinwire, on made-up points: saves after the first epoch,
+and `--resume` goes on from there.
 
     torchrun --nproc_per_node 2 examples/with_accelerate.py
     torchrun --nproc_per_node 2 examples/with_accelerate.py --resume

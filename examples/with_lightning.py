@@ -1,4 +1,5 @@
-"""Lightning's Trainer with Thinwire, on made-up points: `--resume CHECKPOINT` goes on from one of its checkpoints.
+"""Lightning's Trainer with Thinwire, on made-up points:
+`--resume CHECKPOINT` goes on from one of its checkpoints.
 
     torchrun --nproc_per_node 2 examples/with_lightning.py
     torchrun --nproc_per_node 2 examples/with_lightning.py --resume lightning_checkpoints/epoch=0.ckpt

@@ -1,4 +1,5 @@
-"""Hugging Face's Trainer with Thinwire: a small GPT-2 learns to count on. `--resume FOLDER` goes on from a checkpoint.
+"""Hugging Face's Trainer with Thinwire: a small GPT-2 learns to count on.
+`--resume FOLDER` goes on from a checkpoint.
 
     torchrun --nproc_per_node 2 examples/with_trainer.py
     torchrun --nproc_per_node 2 examples/with_trainer.py --resume trainer_checkpoints/checkpoint-10

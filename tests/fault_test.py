@@ -10,8 +10,8 @@ STARTER is the thinwire executable, or mpirun with its options, as one word. HOW
     late          busy by itself for longer than a frozen rank is waited for, and shorter than the deadline: all go on
     pause         frozen for shorter than that: all go on
 
-Nothing may hang, dump core or stay behind. Time limits only tell a hang from an end: they are several times what is
-needed.
+Nothing may hang, dump core or stay behind. Time limits only tell a hang from an end: they are several times
+what is needed.
 """
 
 import os

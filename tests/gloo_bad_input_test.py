@@ -74,7 +74,8 @@ outputs = [process.communicate(timeout=HANG)[0] for process in (first, second, t
 if sum("two processes have RANK=1" in output for output in outputs) != 1:
     failures.append(f"two ranks 1: {outputs}")
 
-# Two jobs at one port: the second one's rank 1 comes to the first one's rendezvous, in which a rank 1 is awaited.
+# Two jobs at one port: the second one's rank 1 comes to the first one's rendezvous,
+# in which a rank 1 is awaited.
 port = free_port()
 first = start(ranks(port, 0, 2, THINWIRE_JOB="first"), 20)
 other = start(ranks(port, 1, 2, THINWIRE_JOB="second"), 20)
@@ -123,7 +124,8 @@ store = PrefixStore("thinwire//attempt_0", base)
 while store.add("joined", 0) < 2:
     time.sleep(0.02)
 """
-# An agent serves the store before rank 0 has come. Rank 1 of another job finds out when that one's rank 0 comes.
+# An agent serves the store before rank 0 has come.
+# Rank 1 of another job finds out when that one's rank 0 comes.
 SERVES_AND_CLAIMS = """
 import datetime, sys, time
 from torch.distributed import PrefixStore, TCPStore

@@ -1,9 +1,10 @@
-"""Holds a build against the golden record: every system's means, residuals and bytes, and two short trainings, bit for bit.
+"""Holds a build against the golden record: every system's means, residuals and bytes,
+and two short trainings, bit for bit.
 
 golden_test.py LAUNCHER WORKER threads|gloo|training [--record]
 
---record writes tests/golden anew, for a change that is meant to change results. Exit status 77 where the machine cannot repeat
-the record: hashes are those of AVX2 kernels.
+--record writes tests/golden anew, for a change that is meant to change results. Exit status 77 where the
+machine cannot repeat the record: hashes are those of AVX2 kernels.
 """
 
 import json
@@ -15,7 +16,8 @@ import tempfile
 LAUNCHER, WORKER, WHAT = sys.argv[1:4]
 RECORD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden", WHAT + ".txt")
 WORLDS = (1, 2, 3, 4, 5, 8)
-# What torch computes with depends on the processor unless it is told; training uses systems whose results do not.
+# What torch computes with depends on the processor unless it is told;
+# training uses systems whose results do not.
 ONE_WAY = {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41", "ONEDNN_MAX_CPU_ISA": "SSE41",
            "OPENBLAS_CORETYPE": "Nehalem", "OMP_NUM_THREADS": "1"}
 TRAININGS = (

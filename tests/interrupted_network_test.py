@@ -1,7 +1,9 @@
-"""Ranks on an emulated network that is slow, interrupted and cut: interrupted_network_test.py FOLDER_OF_TESTBED LAUNCHER WORKER
+"""Ranks on an emulated network that is slow, interrupted and cut:
+interrupted_network_test.py FOLDER_OF_TESTBED LAUNCHER WORKER
 
-An outage below the deadline is survived to the bit, by every system. A link on which a message takes longer than the
-deadline is no silence. A cut above the deadline is named by the rank that is cut off, and the connections to it are.
+An outage below the deadline is survived to the bit, by every system. A link on which a message takes longer
+than the deadline is no silence. A cut above the deadline is named by the rank that is cut off,
+and the connections to it are.
 
 Needs root and a kernel with namespaces, bridges, veth pairs and tbf; else it exits with 77.
 """
@@ -54,7 +56,8 @@ def end_of(process):
 
 
 def plug(is_in):
-    """Takes the bridge's end of a link out of the bridge, or puts it back: packets are lost, and nobody hears of it."""
+    """Takes the bridge's end of a link out of the bridge, or puts it back:
+    packets are lost, and nobody hears of it."""
     change = ["master", "bridge"] if is_in else ["nomaster"]
     subprocess.run(["ip", "-n", BRIDGE, "link", "set", "dev", f"host{CUT_OFF}", *change], check=True, timeout=HANG)
 

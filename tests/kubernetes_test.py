@@ -1,6 +1,8 @@
-"""Whether what must agree in examples/kubernetes.yaml, or in a FILE made from it, does: kubernetes_test.py [FILE]
+"""Whether what must agree in examples/kubernetes.yaml, or in a FILE made from it,
+does: kubernetes_test.py [FILE]
 
-Without FILE it also finds each disagreement in spoiled copies, and starts a rank's command with the variables that its pod would have.
+Without FILE it also finds each disagreement in spoiled copies,
+and starts a rank's command with the variables that its pod would have.
 """
 import copy
 import os
@@ -82,7 +84,8 @@ def spoiled(documents):
 
 
 def started(template, index):
-    """What the rank's program has for RANK, WORLD_SIZE and MASTER_ADDR, and its arguments, in a pod whose master has a name at last."""
+    """What the rank's program has for RANK, WORLD_SIZE and MASTER_ADDR, and its arguments,
+    in a pod whose master has a name at last."""
     container = template["spec"]["containers"][0]
     with tempfile.TemporaryDirectory() as folder:
         programs = {

@@ -62,7 +62,8 @@ check("--port", shell(1, "echo $MASTER_PORT", "--port", "23456").stdout == "2345
 words = launch("-n", "1", "--", "echo", "bench", "--sync", "a", "--", "-n", "7").stdout
 check("arguments arrive untouched", words == "bench --sync a -- -n 7\n", words)
 
-# A bench without --workers takes as many as were started, where its engine joins them; else it says that each is alone.
+# A bench without --workers takes as many as were started, where its engine joins them;
+# else it says that each is alone.
 bench = ("bench", "--sync", "dense", "--elements", "1000", "--steps", "1")
 alone = launch("-n", "3", "--", THINWIRE, *bench)
 check("processes that nothing joins are told", alone.stderr.count("--engine gloo makes them one job") == 1, alone.stderr)

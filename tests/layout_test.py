@@ -1,4 +1,5 @@
-"""scripts/check_layout finds each violation in a made-up tree, and nothing else there or in a tree that keeps the rules."""
+"""scripts/check_layout finds each violation in a made-up tree,
+and nothing else there or in a tree that keeps the rules."""
 import os
 import subprocess
 import sys

@@ -1,11 +1,12 @@
-"""Starts a job under mpirun that ends badly, and checks what its ranks say and that nothing of it stays behind.
+"""Starts a job under mpirun that ends badly, and checks what its ranks say and that
+nothing of it stays behind.
 
 mpi_ends_test.py TEXT COMMAND...
 
 TEXT: a regular expression that the output must hold.
 
-How mpirun itself ends is not looked at: Open MPI 4.1's can crash, in its own PMIx server, after a rank has ended within
-MPI_Finalize. A rank that crashes fails the test.
+How mpirun itself ends is not looked at: Open MPI 4.1's can crash, in its own PMIx server, after a rank has
+ended within MPI_Finalize. A rank that crashes fails the test.
 """
 
 import os
@@ -43,8 +44,8 @@ def main():
         output, _ = job.communicate(timeout=HANG)
     except subprocess.TimeoutExpired:
         failures.append(f"still running after {HANG} s")
-    # mpirun ends without waiting for those that it has just killed; they take a moment to disappear. One that has crashed
-    # leaves the stopped rank behind.
+    # mpirun ends without waiting for those that it has just killed; they take a moment to disappear. One that
+    # has crashed leaves the stopped rank behind.
     patience = time.monotonic() + 2
     while (left := processes_of(mark.encode())) and time.monotonic() < patience:
         time.sleep(0.01)

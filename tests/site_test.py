@@ -1,4 +1,5 @@
-"""What scripts/site is made of, without Sphinx: the site's sources, the page of Python's API, and the check of links."""
+"""What scripts/site is made of, without Sphinx: the site's sources, the page of Python's API,
+and the check of links."""
 import json
 import os
 import re
@@ -14,7 +15,8 @@ import sources  # noqa: E402
 
 
 def sources_of(files: dict) -> tuple:
-    """(pages by their names, links that lead nowhere) of a made-up repository, but with this one's API and contents."""
+    """(pages by their names, links that lead nowhere) of a made-up repository,
+    but with this one's API and contents."""
     with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as folder:
         subprocess.run(["git", "init", "-q", root], check=True)
         for name in ("website/contents.md", *(f"python/thinwire/{name}" for name in os.listdir(os.path.join(ROOT, "python/thinwire")) if name.endswith(".py"))):

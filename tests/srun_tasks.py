@@ -1,6 +1,7 @@
 """Starts processes with the variables that Slurm's srun sets, and without Slurm.
 
-As a program it stands in for srun itself: srun_tasks.py TASKS [--OPTION...] COMMAND... runs the command once per task, and ends with the largest status.
+As a program it stands in for srun itself: srun_tasks.py TASKS [--OPTION...] COMMAND... runs the command once
+per task, and ends with the largest status.
 """
 import os
 import random
@@ -28,7 +29,8 @@ def new_job():
 
 
 def variables(job, task, tasks, **more):
-    """The environment of one task on this machine. more: variables that differ; None: one that is not there."""
+    """The environment of one task on this machine. more: variables that differ;
+    None: one that is not there."""
     own = {
         "SLURM_JOB_ID": job, "SLURM_STEP_ID": 0, "SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NTASKS": tasks,
         "SLURM_STEP_NUM_TASKS": tasks, "SLURM_JOB_NODELIST": "localhost,no-such-host[1-2]", "SLURM_STEP_NODELIST": "localhost",

@@ -2,8 +2,8 @@
 
 testbed_test.py FOLDER_OF_TESTBED THINWIRE
 
-Needs root and a kernel with namespaces, bridges, veth pairs and tbf; else it says so and exits with 77. The testbeds
-have names of this process, so one that somebody uses is left alone.
+Needs root and a kernel with namespaces, bridges, veth pairs and tbf; else it says so and exits with 77. The
+testbeds have names of this process, so one that somebody uses is left alone.
 """
 
 import glob

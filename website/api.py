@@ -1,11 +1,13 @@
-"""The page about Python's API, from signatures and docstrings. Sources are parsed, so neither torch nor the compiled module is needed."""
+"""The page about Python's API, from signatures and docstrings. Sources are parsed,
+so neither torch nor the compiled module is needed."""
 import ast
 import inspect
 import os
 import re
 from typing import Dict, List, Optional, Tuple
 
-#: (heading, what is said first, [(module, name, members)]). members: of a class, None for all that have a docstring.
+#: (heading, what is said first, [(module, name, members)]). members: of a class,
+#: None for all that have a docstring.
 Entry = Tuple[str, str, Optional[Tuple[str, ...]]]
 CONTENTS: List[Tuple[str, str, List[Entry]]] = [
     ("Under DistributedDataParallel", "", [
@@ -29,7 +31,8 @@ ARGUMENT = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 
 def as_rst(docstring: Optional[str], arguments: Tuple[str, ...] = ()) -> str:
-    """A docstring as Sphinx reads it: what is said of each argument becomes a field, and indented examples become code."""
+    """A docstring as Sphinx reads it: what is said of each argument becomes a field,
+    and indented examples become code."""
     parts: List[str] = []
     for paragraph in inspect.cleandoc(docstring or "").split("\n\n"):
         if paragraph.startswith("    "):

@@ -1,7 +1,7 @@
 """Whether all links between pages of a folder lead to a file and to an anchor in it: check_links.py FOLDER
 
-Prints each that does not as PAGE: TARGET. Exit status: 0 all do, 1 some do not. Links to other sites are not followed, but pages must load
-nothing from there.
+Prints each that does not as PAGE: TARGET. Exit status: 0 all do, 1 some do not. Links to other sites are not
+followed, but pages must load nothing from there.
 """
 import os
 import sys

@@ -1,7 +1,7 @@
 """Runs the cells of docs/tutorial.ipynb and stores what they print and draw.
 
-For a Python that has torch, matplotlib, Thinwire, nbclient and ipykernel. The notebook remembers which code has run, by a hash, so that a test
-finds code that was changed afterwards.
+For a Python that has torch, matplotlib, Thinwire, nbclient and ipykernel. The notebook remembers which code
+has run, by a hash, so that a test finds code that was changed afterwards.
 """
 import hashlib
 import json

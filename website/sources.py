@@ -1,7 +1,9 @@
-"""What the site is made of: sources.py FOLDER writes README.md, docs/ and all that they link to there, as pages for Sphinx.
+"""What the site is made of: sources.py FOLDER writes README.md, docs/ and all that they link to there,
+as pages for Sphinx.
 
-Pages lie in FOLDER as they lie in the repository, so most links hold as they are. What a browser would not show becomes a page:
-a source file by its text, a folder by the list of its files, a notebook by its cells. Needs no package but Python's own.
+Pages lie in FOLDER as they lie in the repository, so most links hold as they are. What a browser would not
+show becomes a page: a source file by its text, a folder by the list of its files, a notebook by its cells.
+Needs no package but Python's own.
 Exit status: 0 all written, 1 with a line for each link that leads nowhere.
 """
 import base64
@@ -25,7 +27,8 @@ ORPHAN = "---\norphan: true\n---\n\n"  # tells Sphinx that the contents need not
 
 
 def links_in(text: str) -> Iterator[Tuple[int, int, str]]:
-    """Where each link's target begins and ends, and the target: links within the site's sources alone, and none in code."""
+    """Where each link's target begins and ends, and the target: links within the site's sources alone,
+    and none in code."""
     clean = CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     for match in LINK.finditer(clean):
         if not re.match(r"\w+:|#", match[1]):
@@ -56,7 +59,8 @@ def page_of_source(path: str, text: str) -> str:
 
 
 def page_of_notebook(notebook: dict, name: str, rewritten: Callable[[str], str]) -> Tuple[str, Dict[str, bytes]]:
-    """The page, and its pictures by their names. ValueError where a cell has failed. rewritten(text): with links for the site."""
+    """The page, and its pictures by their names. ValueError where a cell has failed.
+    rewritten(text): with links for the site."""
     parts: List[str] = []
     pictures: Dict[str, bytes] = {}
     for cell in notebook["cells"]:

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Draw what `thinwire train --json` wrote: test accuracy, or of a text the perplexity, against epochs and against
-bytes sent. Of a system that was trained with several seeds: the mean, in a band of one standard deviation; if one of
-them diverged, each by itself.
+"""Draw what `thinwire train --json` wrote: test accuracy, or of a text the perplexity, against epochs and
+against bytes sent. Of a system that was trained with several seeds: the mean, in a band of one standard
+deviation; if one of them diverged, each by itself.
 
 Usage: plot_training.py RESULTS.json PICTURE.png
 
@@ -36,8 +36,8 @@ def title_of(runs: list) -> str:
 
 
 def curves_of(runs: list, measure: str) -> list:
-    """What is drawn of a system: (epochs, values, deviations, bytes sent) of the mean over its runs, or of each run if one
-    failed: a mean would hide it. Runs without an epoch have nothing to draw."""
+    """What is drawn of a system: (epochs, values, deviations, bytes sent) of the mean over its runs, or of
+    each run if one failed: a mean would hide it. Runs without an epoch have nothing to draw."""
     begun = [run for run in runs if run["epochs"]]
     if not begun:
         return []

@@ -3,10 +3,11 @@
 
 Usage: report.py EXPERIMENT FOLDER SMALLER [NOTE [OPTIONS]]
 
-Reads FOLDER/*.json and writes FOLDER/table.md and FOLDER/plot.png. SMALLER says what is smaller than in the paper, NOTE
-whatever else should stand in the table's head, OPTIONS with which options the experiment ran. Accuracies are means over
-seeds, with the standard deviation of the sample; differences to dense are taken seed by seed first, for a seed's order of
-examples moves all systems alike. Where a seed diverged or collapsed, all seeds are listed instead.
+Reads FOLDER/*.json and writes FOLDER/table.md and FOLDER/plot.png. SMALLER says what is smaller than in the
+paper, NOTE whatever else should stand in the table's head, OPTIONS with which options the experiment ran.
+Accuracies are means over seeds, with the standard deviation of the sample; differences to dense are taken
+seed by seed first, for a seed's order of examples moves all systems alike. Where a seed diverged or
+collapsed, all seeds are listed instead.
 """
 import os
 import sys
@@ -21,7 +22,7 @@ from drawing import bars, figure, legend, plot_epochs, point, style  # noqa: E40
 from plotting import COLOURS, MARKERS  # noqa: E402
 
 
-# --- The experiments: each returns the table and the figure --------------------------------------------------------------
+# --- The experiments: each returns the table and the figure -------------------------------------------------
 
 def sketched_sgd_figure_5(parts: dict) -> tuple:
     dense = systems_in(parts["dense"])[0]

@@ -2,11 +2,12 @@
 
     train.py --way WAY --json FILE [OPTION...]
 
-WAY is `plain` (DDP alone), `fp16_hook` or `power_sgd_hook` (torch's), or a spec of Thinwire. The model is a decoder-only
-transformer that learns a text word by word, with AdamW, clipping, a warm-up of the rate and half a cosine.
+WAY is `plain` (DDP alone), `fp16_hook` or `power_sgd_hook` (torch's), or a spec of Thinwire. The model is a
+decoder-only transformer that learns a text word by word, with AdamW, clipping,
+a warm-up of the rate and half a cosine.
 
-The clock runs through the steps and stands still while the held-out words are evaluated. It does not count what comes before the
-first step: making the model, and Thinwire's register.
+The clock runs through the steps and stands still while the held-out words are evaluated. It does not count
+what comes before the first step: making the model, and Thinwire's register.
 """
 import argparse
 import json
@@ -93,7 +94,8 @@ def build(options, warm_up):
     if options.way == "fp16_hook":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif options.way == "power_sgd_hook":
-        # As torch's documentation advises: a small rank, and exact sums in the warm-up, the first tenth of the steps.
+        # As torch's documentation advises: a small rank, and exact sums in the warm-up,
+        # the first tenth of the steps.
         state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=options.power_sgd_rank,
                                             start_powerSGD_iter=max(2, warm_up))
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -189,7 +191,8 @@ class Run:
             self.interface_bytes += sent_bytes() - before
 
     def local_seconds(self):
-        """Of a step whose gradients stay where they are: the mean over ranks, which share this machine's cores in either case."""
+        """Of a step whose gradients stay where they are: the mean over ranks,
+        which share this machine's cores in either case."""
         dist.barrier()
         with self.model.no_sync():
             self.step(self.options.steps - 1)

@@ -1,4 +1,5 @@
-# What torch/python_module.cc and torch/python_plan.cc define. tests/pytorch/stub_test.py holds it to the module that was built.
+# What torch/python_module.cc and torch/python_plan.cc define.
+# tests/pytorch/stub_test.py holds it to the module that was built.
 from collections.abc import Sequence
 from typing import Literal, Optional, TypedDict, Union
 

@@ -5,8 +5,9 @@ One line on an existing script puts a compressing system under DDP::
     model = torch.nn.parallel.DistributedDataParallel(model)
     handle = thinwire.register(model, "marsit:full_every=100")
 
-``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2), within hosts or among all ranks.
-``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who train through these frameworks.
+``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2), within hosts or among all
+ranks. ``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who
+train through these frameworks.
 
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
 """
@@ -28,7 +29,8 @@ _ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framew
 
 
 def _load(name: str) -> object:
-    # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an extension that does not load.
+    # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an
+    # extension that does not load.
     if name in _ADAPTERS:
         return importlib.import_module(f"thinwire.{name}")
     if name not in __all__:

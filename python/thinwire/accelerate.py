@@ -28,16 +28,20 @@ _REMEDY = (
 def register(
     accelerator: Accelerator, model: torch.nn.Module, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]"
 ) -> Synchronization:
-    """Synchronizes the gradients of a model that ``accelerator.prepare`` returned by the system ``spec``. On all ranks.
+    """Synchronizes the gradients of a model that ``accelerator.prepare`` returned by the
+    system ``spec``. On all ranks.
 
-    The learning rate and Adam's variance are of the prepared optimizer that has the model's parameters, and the loss scale is the
-    accelerator's. ``save_state`` writes every rank's state into the folder, and ``load_state`` reads it, on any number of ranks.
-    ``accelerator.log`` logs what the last step cost as well. ``end_training`` closes.
+    The learning rate and Adam's variance are of the prepared optimizer that has the model's parameters, and
+    the loss scale is the accelerator's. ``save_state`` writes every rank's state into the folder, and
+    ``load_state`` reads it, on any number of ranks. ``accelerator.log`` logs what the last step cost as well.
+    ``end_training`` closes.
 
-    options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint without a state of Thinwire is no error.
+    options: those of ``thinwire.register``, and ``require_state=False``:
+        a checkpoint without a state of Thinwire is no error.
 
-    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process, where nothing is done.
-    Raises what ``thinwire.register`` raises, and TypeError for what is not wrapped in DistributedDataParallel.
+    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process,
+    where nothing is done. Raises what ``thinwire.register`` raises,
+    and TypeError for what is not wrapped in DistributedDataParallel.
     """
     handler = getattr(accelerator, "ddp_handler", None)
     hook = str(getattr(getattr(handler, "comm_hook", None), "value", "no"))
@@ -60,7 +64,8 @@ def _optimizer_of(accelerator: Accelerator, model: torch.nn.Module) -> Optional[
 
 
 def _is_of(run: Synchronization, model: torch.nn.Module) -> bool:
-    """Whether a prepared model is the one of a run: Accelerate's list has it as it was before it was wrapped."""
+    """Whether a prepared model is the one of a run:
+    Accelerate's list has it as it was before it was wrapped."""
     wrapped = run.model
     return wrapped is not None and (ddp_within(model) is wrapped or getattr(model, "_orig_mod", model) is wrapped.module)
 

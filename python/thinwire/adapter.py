@@ -1,8 +1,10 @@
-"""What the adapters for training frameworks share: finding the model, saving and loading the state of all ranks, ending.
+"""What the adapters for training frameworks share: finding the model,
+saving and loading the state of all ranks, ending.
 
-A framework saves rank 0's state only, and every rank has its own. So either every rank writes a file into the framework's folder
-(``save``, ``load``), or rank 0 gets everybody's state for the framework's one file (``state_dict``, ``load_state_dict``). Both keep the
-states as they are: as many ranks go on bit for bit, another number of them conserves the residual.
+A framework saves rank 0's state only, and every rank has its own. So either every rank writes a file into the
+framework's folder (``save``, ``load``), or rank 0 gets everybody's state for the framework's one file
+(``state_dict``, ``load_state_dict``). Both keep the states as they are: as many ranks go on bit for bit,
+another number of them conserves the residual.
 """
 import contextlib
 import io
@@ -54,13 +56,15 @@ def _torch_optimizer(optimizer: object) -> Optional[torch.optim.Optimizer]:
 class Synchronization:
     """A model that a framework has wrapped, synchronized by ``handle``; None where there is one process.
 
-    Methods are for the thread that trains, between steps. Those that save and load are for all ranks together.
+    Methods are for the thread that trains, between steps.
+    Those that save and load are for all ranks together.
     """
 
     def __init__(self, model: object, spec: str, rows: Optional[str] = None, *, remedy: str, require_state: bool = True,
                  optimizer: object = None, **options: "Unpack[CommonOptions]") -> None:
-        """Collective. remedy: what to do where the framework has not wrapped the model. require_state: whether loading a checkpoint without
-        a state of Thinwire is an error. options: those of ``register``. Raises what that raises."""
+        """Collective. remedy: what to do where the framework has not wrapped the model. require_state:
+        whether loading a checkpoint without a state of Thinwire is an error. options: those of ``register``.
+        Raises what that raises."""
         self.handle: Optional[Handle] = None
         self._require_state = require_state
         self._group: Optional[dist.ProcessGroup] = None
@@ -83,7 +87,8 @@ class Synchronization:
         return self.handle is not None and (self.handle._is_closed or self.handle._model() is None)
 
     def scalars(self) -> Dict[str, float]:
-        """What the last step cost, for a logger; empty before the first, after the end, and with one process."""
+        """What the last step cost, for a logger; empty before the first, after the end,
+        and with one process."""
         return {} if self.handle is None or self.is_over() else self.handle.scalars()
 
     def close(self) -> None:
@@ -91,10 +96,11 @@ class Synchronization:
         if self.handle is not None and not self.handle._is_closed:
             self.handle.close()
 
-    # --- One file per rank -----------------------------------------------------------------------------------------------
+    # --- One file per rank ----------------------------------------------------------------------------------
 
     def save(self, folder: str, name: str = "thinwire") -> None:
-        """This rank's file in ``folder``. Files of a run with another number of ranks that was saved there go."""
+        """This rank's file in ``folder``. Files of a run with another number of ranks
+        that was saved there go."""
         os.makedirs(folder, exist_ok=True)
         rank, ranks = (dist.get_rank(), _ranks()) if self.handle is not None else (0, 1)
         for number, paths in _files(folder, name).items():
@@ -136,10 +142,11 @@ class Synchronization:
         states = [one.get("state") if isinstance(one, Mapping) else one for one in saved]
         return None if states == [None] else states
 
-    # --- One file for all ------------------------------------------------------------------------------------------------
+    # --- One file for all -----------------------------------------------------------------------------------
 
     def state_dict(self) -> Dict[str, Any]:
-        """All ranks' states on rank 0, for a file that it writes; for torch.distributed.checkpoint on all. Collective."""
+        """All ranks' states on rank 0, for a file that it writes;
+        for torch.distributed.checkpoint on all. Collective."""
         asked = saved_state.asked_by_dcp()
         if asked:
             return saved_state.pack([]) if self.handle is None else self.handle._for_dcp(asked)
@@ -173,7 +180,7 @@ class Synchronization:
             error = str(caught)
         self._take(None, error)
 
-    # --- Both ------------------------------------------------------------------------------------------------------------
+    # --- Both -----------------------------------------------------------------------------------------------
 
     def _tell_missing(self, what: str) -> None:
         if self.handle is None:
@@ -221,7 +228,8 @@ class Synchronization:
                 )
 
     def _gather(self, mine: bytes) -> List[bytes]:
-        """Everyone's on rank 0, and nothing on the others. On its own connections, so that it works when the handle is closed."""
+        """Everyone's on rank 0, and nothing on the others. On its own connections,
+        so that it works when the handle is closed."""
         if self._group is None and "gloo" not in dist.get_backend():
             self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         ranks = _ranks()

@@ -37,12 +37,14 @@ def _forget(reference: "weakref.ref[Handle]") -> None:
 
 
 def systems() -> List[Dict[str, str]]:
-    """Every system and baseline: ``name``, ``summary``, ``paper`` and ``formula`` of the bytes that a rank sends."""
+    """Every system and baseline: ``name``, ``summary``,
+    ``paper`` and ``formula`` of the bytes that a rank sends."""
     return _C.systems()
 
 
 def join_spec(spec: str, rows: Optional[str]) -> str:
-    """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings, ``spec`` for all others."""
+    """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings,
+    ``spec`` for all others."""
     if "," not in spec and "rows=" not in spec and "dense=" not in spec:
         return f"rows={rows or 'zen'},dense={spec}"
     if rows is not None:
@@ -107,40 +109,49 @@ def register(
     compress_on: str = "device",
     check_replicas_every: int = 1000,
 ) -> "Handle":
-    """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
+    """Synchronizes the gradients of ``model`` by the system ``spec`` from now on.
+    Collective over DDP's ranks.
 
-    model: wrapped in DistributedDataParallel, without another communication hook; torch.compile may be around it or
-        within. Parameters in host memory or on CUDA devices, which compress their gradients where Thinwire was built with CUDA; otherwise those go through pinned host memory
-        to the CPU, while backward goes on. DDP's own group may be Gloo's or NCCL's.
+    model: wrapped in DistributedDataParallel, without another communication hook; torch.compile may be around
+        it or within. Parameters in host memory or on CUDA devices, which compress their gradients where
+        Thinwire was built with CUDA; otherwise those go through pinned host memory to the CPU, while backward
+        goes on. DDP's own group may be Gloo's or NCCL's.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
-    rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
+    rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``;
+        ``zen``, which is exact, unless given.
     seed: of everything random; the same on all ranks.
     threads: CPU threads that compress, per lane.
-    lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
-        connections of its own.
-    deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
-        timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
-    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. Both limits
-        are the same on all ranks.
-    optimizer: where systems with an option lr_after, and marsit:eta_s=theorem, read the learning rate, of the first parameter
-        group. Those that freeze Adam's variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step``
-        then leaves the second moment as it is in the steps in which they say so. Register before the first step.
+    lanes: buckets that are under way at the same time: while one waits for the network another is compressed.
+        Each has connections of its own.
+    deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network
+        is interrupted. The timeout of the model's process group unless given. A rank that ends is named at
+        once, a frozen one after a minute at most.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a
+        longer deadline. Both limits are the same on all ranks.
+    optimizer: where systems with an option lr_after, and marsit:eta_s=theorem, read the learning rate, of the
+        first parameter group. Those that freeze Adam's variance (one_bit_adam, zero_one_adam) need it:
+        torch.optim.Adam or AdamW, whose ``step`` then leaves the second moment as it is in the steps in which
+        they say so. Register before the first step.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
-    compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
-    check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
-        of all parameters that DDP keeps equal, before any gradient of that step is sent; 0: never. Buffers are not compared. The
-        same on all ranks.
+    compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
+        The same on all ranks.
+    check_replicas_every: in the first step, in every so many after it and in the first after
+        ``load_state_dict`` ranks compare a hash of all parameters that DDP keeps equal, before any gradient
+        of that step is sent; 0: never. Buffers are not compared. The same on all ranks.
 
-    Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean has NaN on all ranks and the step is undone: state becomes what it was before, and the optimizer must leave
-    the step out, as a GradScaler does. So is a step that fails or whose backward raises. What no rank used loses nothing.
+    Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a
+    rank has inf or NaN, the bucket's mean has NaN on all ranks and the step is undone: state becomes what it
+    was before, and the optimizer must leave the step out, as a GradScaler does. So is a step that fails or
+    whose backward raises. What no rank used loses nothing.
 
-    A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``) is plain DDP without a hook.
+    A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``)
+    is plain DDP without a hook.
 
-    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option, for DDP's own mixed_precision, for options of
-    torch.compile that leave the hook out or, at once and on every rank, when ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
-    meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
-    in spec or options.
+    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option, for DDP's own
+    mixed_precision, for options of torch.compile that leave the hook out or, at once and on every rank, when
+    ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does
+    not come, or ends meanwhile, within the deadline and a few seconds, with its number; and in the first
+    step, on every rank, when ranks differ in spec or options.
     """
     model = ddp_within(model) or model
     if deadline_seconds is None:  # of what is no DDP model it does not matter
@@ -159,8 +170,8 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _uncompiled_call() -> Callable[..., Any]:
-    """``_call``, which torch.compile leaves alone. Where a compiled function calls backward, torch would compile what backward calls, too,
-    and again with each bucket."""
+    """``_call``, which torch.compile leaves alone. Where a compiled function calls backward, torch would
+    compile what backward calls, too, and again with each bucket."""
     disable: Callable[[Callable[..., Any]], Callable[..., Any]] = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)
     return disable(_call)
 
@@ -182,7 +193,8 @@ class HookState:
 
 
 class CopiedHandle:
-    """What a copy of a registered model, or of its handle, has in the handle's place. The copy's gradients go by plain DDP."""
+    """What a copy of a registered model, or of its handle, has in the handle's place.
+    The copy's gradients go by plain DDP."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -198,7 +210,8 @@ def _copy_without_hook() -> CopiedHandle:
 
 
 class Handle:
-    """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
+    """What ``register`` returns. Lives as long as the model;
+    methods are for the thread that trains, between steps."""
 
     #: Whether each rank gets its part of a mean alone.
     _reduce_scatter = False
@@ -271,7 +284,7 @@ class Handle:
             parameters=list(self._in_buckets(model)),
         )
 
-    # --- What a handle of sharded models has in place of DDP's ------------------------------------------------------
+    # --- What a handle of sharded models has in place of DDP's ----------------------------------------------
 
     def _group_of(self, model: DistributedDataParallel) -> dist.ProcessGroup:
         """Whose ranks exchange gradients."""
@@ -317,8 +330,8 @@ class Handle:
     def set(self, spec: str, rows: Optional[str] = None) -> None:
         """Another system from the next step on. On all ranks, between the same two steps.
 
-        The old system's residuals become the new one's; one that keeps none delivers them in the next step. Raises
-        ValueError for a bad spec, which changes nothing.
+        The old system's residuals become the new one's; one that keeps none delivers them in the next step.
+        Raises ValueError for a bad spec, which changes nothing.
         """
         joined = join_spec(spec, rows)
         self._fit_to_optimizer(joined)
@@ -327,8 +340,9 @@ class Handle:
         self._engine.set_spec(joined)
 
     def _fit_to_optimizer(self, spec: str) -> None:
-        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it. ValueError where it has none, and
-        for a mean of signs under a loss scale, by which the scaler would divide them."""
+        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
+        ValueError where it has none, and for a mean of signs under a loss scale,
+        by which the scaler would divide them."""
         if self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec and "sign=off" not in spec:
             raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: give sign=off, or no grad_scaler")
         if not _C.freezes_variance(spec):
@@ -345,21 +359,23 @@ class Handle:
             self._variance_is_held = True
 
     def explain(self) -> str:
-        """What the system has decided by itself and why, a line for each decision; empty for systems that decide nothing.
+        """What the system has decided by itself and why, a line for each decision;
+        empty for systems that decide nothing.
 
-        Of ``auto``: which system it chose at which step, and how long a step took with each. Buckets are shared among lanes
-        (threads), and each lane decides for its own. Not collective; between steps.
+        Of ``auto``: which system it chose at which step, and how long a step took with each. Buckets are
+        shared among lanes (threads), and each lane decides for its own. Not collective; between steps.
         """
         return self._engine.explain()
 
     def report(self) -> Report:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
-        ``spec``, ``rank``, ``world_size``, ``step``; ``engines``, which move ``frames`` and sum what lies on devices (``device_sums``;
-        None where that goes through the host); ``buckets``, one per DDP bucket for the last step, each with the names of its
-        ``parameters`` and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all steps;
-        ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock times of a lane's thread: those of two
-        lanes overlap, so sums can be longer than a step.
+        ``spec``, ``rank``, ``world_size``, ``step``; ``engines``, which move ``frames`` and sum what lies on
+        devices (``device_sums``; None where that goes through the host); ``buckets``, one per DDP bucket for
+        the last step, each with the names of its ``parameters`` and the device that it was ``compressed_on``;
+        ``last_step``, sums over those; ``total``, sums over all steps; ``finite`` there says whether all
+        were. Bytes are this rank's, seconds wall-clock times of a lane's thread:
+        those of two lanes overlap, so sums can be longer than a step.
         """
         report = self._costs()
         for bucket, more in zip(report["buckets"], self._engine.buckets()):
@@ -377,25 +393,29 @@ class Handle:
         return cast(EngineReport, json.loads(self._engine.report()))
 
     def scalars(self) -> Dict[str, float]:
-        """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not collective. Empty before the first step."""
+        """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not
+        collective. Empty before the first step."""
         return scalars_of(self._costs()) if self.step > 0 else {}
 
     def log_to(self, writer: Optional[Writer], every: int = 1) -> None:
-        """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its ``add_scalar(tag, value,
-        step)``, when the next step begins; so the last step is not written. ``None`` ends it. Give it to one rank only."""
+        """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its
+        ``add_scalar(tag, value, step)``, when the next step begins; so the last step is not written.
+        ``None`` ends it. Give it to one rank only."""
         if every < 1:
             raise ValueError(f"every={every!r}: a whole number from 1 is needed")
         self._writer, self._every = writer, every
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
-        """What training must not lose at a restart: residuals and the systems' own state, keyed by parameter name, and the step.
+        """What training must not lose at a restart: residuals and the systems' own state,
+        keyed by parameter name, and the step.
 
-        Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``. With
-        ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved once; a run resumed from it
-        goes on correctly, though not bit for bit.
+        Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``.
+        With ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved
+        once; a run resumed from it goes on correctly, though not bit for bit.
 
-        ``torch.distributed.checkpoint`` saves and loads the handle itself, ``save({"thinwire": handle}, ...)``: it gets all ranks' states
-        (collective), and as many ranks go on bit for bit.
+        ``torch.distributed.checkpoint`` saves and loads the handle itself,
+        ``save({"thinwire": handle}, ...)``: it gets all ranks' states (collective),
+        and as many ranks go on bit for bit.
         """
         asked = saved_state.asked_by_dcp()
         if asked:
@@ -432,13 +452,14 @@ class Handle:
     def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
-        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one; or a list of all
-            ranks' states. The latter two fit any number of ranks: residuals are split so that their sum is kept.
-        strict: parameters that the model has and the state has not, or the other way round, are errors. Otherwise the former
-            begin without a residual and the latter's values are dropped.
+        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one;
+            or a list of all ranks' states. The latter two fit any number of ranks:
+            residuals are split so that their sum is kept.
+        strict: parameters that the model has and the state has not, or the other way round, are errors.
+            Otherwise the former begin without a residual and the latter's values are dropped.
 
-        Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and RuntimeError for one
-        of the same spec and another seed; nothing has changed then.
+        Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and
+        RuntimeError for one of the same spec and another seed; nothing has changed then.
         """
         self._take_over(saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size), strict)
 
@@ -458,7 +479,8 @@ class Handle:
         return _copy_without_hook, ()
 
     def close(self) -> None:
-        """Ends the threads and connections; a later step is an error until ``register`` is called again. Happens by itself at exit.
+        """Ends the threads and connections; a later step is an error until ``register`` is called again.
+        Happens by itself at exit.
 
         ``state_dict()`` still gives the state of the last step.
         """
@@ -471,7 +493,7 @@ class Handle:
         for watcher in list(self._watchers):
             watcher.handle_closed()
 
-    # --- Called by the hook ----------------------------------------------------------------------------------------
+    # --- Called by the hook ---------------------------------------------------------------------------------
 
     def _begins(self, index: int) -> bool:
         """Whether the bucket is the first of its step: the first ones may be missing."""
@@ -480,7 +502,8 @@ class Handle:
         return begins
 
     def _try_to_begin_step(self) -> None:
-        """Where it fails, all buckets of this backward end with the error, and nothing has been synchronized."""
+        """Where it fails, all buckets of this backward end with the error,
+        and nothing has been synchronized."""
         try:
             self._begin_step()
             self._refusal = None
@@ -507,11 +530,12 @@ class Handle:
                 self._log(self._writer, step)
 
     def _expect_end(self) -> bool:
-        """Sees to it that the engine learns of the end of this backward. False outside of backward, where Join stands in for a rank that
-        has no inputs left: there a step ends with its last bucket.
+        """Sees to it that the engine learns of the end of this backward. False outside of backward, where
+        Join stands in for a rank that has no inputs left: there a step ends with its last bucket.
 
-        Callbacks run when backward is done, in the order in which they were queued, those queued by others last: the first comes before
-        the one in which DDP waits for the means and gives them to the parameters, the second after it. Where backward raises, neither.
+        Callbacks run when backward is done, in the order in which they were queued, those queued by others
+        last: the first comes before the one in which DDP waits for the means and gives them to the
+        parameters, the second after it. Where backward raises, neither.
         """
         before = self._gradients()
 
@@ -535,7 +559,8 @@ class Handle:
         return True
 
     def _gradients(self) -> Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]:
-        """Of parameters that may be unused on all ranks: how often the gradient was written so far; None where there is none."""
+        """Of parameters that may be unused on all ranks: how often the gradient was written so far;
+        None where there is none."""
         model = self._model()
         assert model is not None
         if not (model.find_unused_parameters or getattr(model, "static_graph", False)):
@@ -587,7 +612,8 @@ def _synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Fu
                            "before DistributedDataParallel(model)")
     state = hooked.handle_for(bucket)
     gradient = bucket.buffer()
-    # With devices a future's completion is of the stream that completes it, and who waits for it waits on a stream as well.
+    # With devices a future's completion is of the stream that completes it,
+    # and who waits for it waits on a stream as well.
     devices: Optional[List[Union[int, str, torch.device]]] = None if gradient.device.type == "cpu" else [gradient.device]
     if devices and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """What this installation of Thinwire can do, and what is wrong with it: ``python3 -m thinwire.doctor``.
 
-Started by torchrun, Slurm's srun or ``python3 -m thinwire.launch -n 2 -m thinwire.doctor`` it also measures the link between ranks. Exit
-status 1 when something is wrong.
+Started by torchrun, Slurm's srun or ``python3 -m thinwire.launch -n 2 -m thinwire.doctor`` it also measures
+the link between ranks. Exit status 1 when something is wrong.
 """
 import os
 import platform

@@ -1,7 +1,8 @@
-"""Models under torch's ``fully_shard`` (FSDP2): sharded among the ranks of a host, their gradients synchronized between hosts by any system.
+"""Models under torch's ``fully_shard`` (FSDP2): sharded among the ranks of a host, their gradients
+synchronized between hosts by any system.
 
-In torch's own hybrid of both, the ranks that hold the same shard sum their gradients in full. Here a session of Thinwire does it. For
-models that are sharded among all ranks see ``scattered.py``.
+In torch's own hybrid of both, the ranks that hold the same shard sum their gradients in full. Here a session
+of Thinwire does it. For models that are sharded among all ranks see ``scattered.py``.
 """
 import functools
 import importlib
@@ -35,7 +36,8 @@ _UNSHARDED_ADVICE = "thinwire.fully_shard(model, mesh, spec, modules=[...]) of t
 
 
 class _Unit:
-    """Parameters whose gradients torch reduces together: those of one module to which ``fully_shard`` was applied."""
+    """Parameters whose gradients torch reduces together:
+    those of one module to which ``fully_shard`` was applied."""
 
     def __init__(self, module: _Sharded, name: str, group: Any, names: Mapping[int, str]) -> None:
         self.module = weakref.ref(module)
@@ -67,7 +69,8 @@ class _Unit:
         return [one.sharded_param for one in self._group.fsdp_params]
 
     def in_gradient(self) -> List[int]:
-        """Parameters in the order in which the flat gradient has them; newer versions of torch sort them by type."""
+        """Parameters in the order in which the flat gradient has them;
+        newer versions of torch sort them by type."""
         order = getattr(self._group, "_reduce_scatter_param_indices", None) or range(len(self._parts))
         return [index for index in order if self.trains(index)]
 
@@ -75,7 +78,8 @@ class _Unit:
         return [self._parts[index] for index in self.in_gradient()]
 
     def take(self, gradient: torch.Tensor) -> List[torch.Tensor]:
-        """The parts of a flat gradient, which is all of this unit's. RuntimeError where it is not, or is no mean over the shard group."""
+        """The parts of a flat gradient, which is all of this unit's.
+        RuntimeError where it is not, or is no mean over the shard group."""
         parts = self._parts_of_gradient()
         if gradient.numel() != sum(part.numel() for part in parts):
             raise RuntimeError(
@@ -159,7 +163,8 @@ class ShardedHandle(ddp.Handle):
     """What ``fully_shard`` returns: as ``register``'s handle, of the ranks that hold the same shard.
 
     ``report()`` has ``shard`` and ``shards`` beside ``rank`` and ``world_size``, which are those of the
-    replicas, and its bytes are those between replicas. ``step`` counts backward passes whose gradients were reduced.
+    replicas, and its bytes are those between replicas.
+    ``step`` counts backward passes whose gradients were reduced.
     """
 
     def __init__(self, model: nn.Module, mesh: Any, spec: str, options: Mapping[str, Any]) -> None:
@@ -172,7 +177,7 @@ class ShardedHandle(ddp.Handle):
         sharded: Any = model  # DDP's handle asks it for what the methods below give
         super().__init__(sharded, cast(List[Tuple[str, nn.Parameter]], trained), spec, **options)
 
-    # --- What a handle of one dimension has in place of these ------------------------------------------------------
+    # --- What a handle of one dimension has in place of these -----------------------------------------------
 
     def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[_Unit]:
         return units_of(model, _Unit)
@@ -190,10 +195,11 @@ class ShardedHandle(ddp.Handle):
         """A step has ended, and was not undone."""
 
     def _to_engine(self, gradient: torch.Tensor) -> torch.Tensor:
-        # A mean over replicas on its way must not be seen by torch, which casts and accumulates what it has at once.
+        # A mean over replicas on its way must not be seen by torch,
+        # which casts and accumulates what it has at once.
         return gradient.clone()
 
-    # --- What DDP's handle asks -------------------------------------------------------------------------------------
+    # --- What DDP's handle asks -----------------------------------------------------------------------------
 
     def _group_of(self, model: Any) -> dist.ProcessGroup:
         return cast(dist.ProcessGroup, self._replicas_group)
@@ -217,13 +223,14 @@ class ShardedHandle(ddp.Handle):
         for unit in self._units:
             self._hook(unit)
 
-    # --- A backward -------------------------------------------------------------------------------------------------
+    # --- A backward -----------------------------------------------------------------------------------------
 
     def _reduce(self, unit: _Unit, gradient: torch.Tensor) -> None:
         """torch's hook: ``gradient`` is this rank's shard of the mean over its shard group, as a flat vector.
 
-        torch gives it to the parameters as soon as the hook returns. So it becomes zero, and a copy of it goes to the engine, whose mean
-        is added at the end of backward. Errors wait until then: a rank that left backward here would let its shard group wait.
+        torch gives it to the parameters as soon as the hook returns. So it becomes zero, and a copy of it
+        goes to the engine, whose mean is added at the end of backward. Errors wait until then: a rank that
+        left backward here would let its shard group wait.
         """
         if self._is_closed:
             raise RuntimeError("the handle of this sharded model is closed: thinwire.fully_shard(model, mesh, spec) makes another")
@@ -264,7 +271,8 @@ class ShardedHandle(ddp.Handle):
         future: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)
         ready: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)
         ready.set_result(own)
-        # The engine takes buckets in ascending order. A unit keeps its place while backward takes the same way.
+        # The engine takes buckets in ascending order.
+        # A unit keeps its place while backward takes the same way.
         place = self._places.get(unit.name, -1)
         if place <= backward.last_place:
             place = backward.last_place + 1
@@ -328,16 +336,18 @@ class ShardedHandle(ddp.Handle):
         self._backward = None
         self._places = {}
 
-    # --- Report and state -------------------------------------------------------------------------------------------
+    # --- Report and state -----------------------------------------------------------------------------------
 
     def report(self) -> "ShardedReport":
         return {**super().report(), "shard": self._shard, "shards": self._shards}
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
-        """What training must not lose at a restart, of this rank's shard: residuals and the systems' own state, and the step.
+        """What training must not lose at a restart, of this rank's shard:
+        residuals and the systems' own state, and the step.
 
-        Each rank has its own: save all of them. With ``consolidate=True`` (collective) all replicas of a shard get the same one, with
-        sums over replicas. ``torch.distributed.checkpoint`` saves and loads the handle itself, each rank its own state, without a message.
+        Each rank has its own: save all of them. With ``consolidate=True`` (collective) all replicas of a
+        shard get the same one, with sums over replicas. ``torch.distributed.checkpoint`` saves and loads the
+        handle itself, each rank its own state, without a message.
         """
         asked = saved_state.asked_by_dcp()
         return self._for_dcp(asked) if asked else super().state_dict(consolidate)
@@ -352,12 +362,13 @@ class ShardedHandle(ddp.Handle):
     def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
-        state: this rank's own of a run on the same mesh, which goes on bit for bit; or a list of all ranks' states, which fits any mesh:
-            residuals are cut along other shards and split among other replicas so that their sum is kept.
+        state: this rank's own of a run on the same mesh, which goes on bit for bit; or a list of all ranks'
+            states, which fits any mesh: residuals are cut along other shards and split among other replicas
+            so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, and for a system's own state that cannot be
-        cut; nothing has changed then.
+        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, and for a
+        system's own state that cannot be cut; nothing has changed then.
         """
         states = shards.unpack(state)
         fitting = shards.for_shard(states, self._shard, self._shards, self._sizes())
@@ -539,26 +550,35 @@ def fully_shard(
 ) -> ShardedHandle:
     """Shards ``model`` by torch's ``fully_shard``, and synchronizes its gradients by ``spec``. Collective.
 
-    model: not sharded; or sharded by torch's ``fully_shard`` over the last dimension of ``mesh`` alone, itself and the modules within.
-    mesh: a DeviceMesh of two dimensions with names, (hosts, ranks of a host), as torch's HSDP takes it. The model is sharded within hosts,
-        and ``spec`` synchronizes the means of a host with those of others. Or of one dimension, over all ranks. The model is sharded among
-        them, and ``spec`` takes the place of torch's reduce-scatter.
-    spec: as for ``register``: ``casq:bits=4``, ``power_sgd:rank=32:bits=8``. A shard of a matrix is a matrix of fewer rows. Over one
-        dimension one of ``dense``, ``half``, ``ef_signsgd``, ``qsgd``, ``nuqsgd``, ``casq``, ``zen`` and ``top_k+zen``.
-    modules: those within that are sharded by themselves, as layers of a transformer are. The rest is one more unit, the model's.
-    optimizer: as for ``register``. It holds the shards, so it is made after torch's ``fully_shard``, and the model given here afterwards.
-    all_gather: over one dimension, how shards of parameters travel: ``"exact"``, as torch sends them, or ``"8bit"``. Then all ranks compute
-        with parameters rounded to 8 bits. The optimizer has them in full, and what rounding left out is added before the next.
-    fully_shard_options: for torch's ``fully_shard`` of every module: ``reshard_after_forward``, ``mp_policy``, ``offload_policy``.
+    model: not sharded; or sharded by torch's ``fully_shard`` over the last dimension of ``mesh`` alone,
+        itself and the modules within.
+    mesh: a DeviceMesh of two dimensions with names, (hosts, ranks of a host), as torch's HSDP takes it. The
+        model is sharded within hosts, and ``spec`` synchronizes the means of a host with those of others. Or
+        of one dimension, over all ranks. The model is sharded among them,
+        and ``spec`` takes the place of torch's reduce-scatter.
+    spec: as for ``register``: ``casq:bits=4``, ``power_sgd:rank=32:bits=8``. A shard of a matrix is a matrix
+        of fewer rows. Over one dimension one of ``dense``, ``half``, ``ef_signsgd``, ``qsgd``, ``nuqsgd``,
+        ``casq``, ``zen`` and ``top_k+zen``.
+    modules: those within that are sharded by themselves, as layers of a transformer are.
+        The rest is one more unit, the model's.
+    optimizer: as for ``register``. It holds the shards, so it is made after torch's ``fully_shard``,
+        and the model given here afterwards.
+    all_gather: over one dimension, how shards of parameters travel: ``"exact"``, as torch sends them, or
+        ``"8bit"``. Then all ranks compute with parameters rounded to 8 bits. The optimizer has them in full,
+        and what rounding left out is added before the next.
+    fully_shard_options: for torch's ``fully_shard`` of every module:
+        ``reshard_after_forward``, ``mp_policy``, ``offload_policy``.
 
-    ``seed``, ``threads``, ``lanes``, limits, ``grad_scaler``, ``compress_on`` and ``check_replicas_every`` are those of ``register``; the latter
-    compares the replicas of each shard, of which there are none over one dimension.
+    ``seed``, ``threads``, ``lanes``, limits, ``grad_scaler``, ``compress_on`` and ``check_replicas_every``
+    are those of ``register``; the latter compares the replicas of each shard,
+    of which there are none over one dimension.
 
-    Means come to the gradients at the end of backward, so gradients are complete when ``backward()`` returns and not before. Where a rank has
-    inf or NaN, all gradients are NaN on all ranks and the step is undone, in all shards. So is one that fails or whose backward raises.
+    Means come to the gradients at the end of backward, so gradients are complete when ``backward()`` returns
+    and not before. Where a rank has inf or NaN, all gradients are NaN on all ranks and the step is undone, in
+    all shards. So is one that fails or whose backward raises.
 
-    Raises TypeError and ValueError for a model, mesh, spec or option that cannot be, ImportError where torch is too old, and otherwise as
-    ``register`` does.
+    Raises TypeError and ValueError for a model, mesh, spec or option that cannot be, ImportError where torch
+    is too old, and otherwise as ``register`` does.
     """
     _require_torch(mesh)
     _require_mesh(mesh, all_gather)

@@ -1,7 +1,7 @@
 """Process groups of Thinwire's own beside DDP's: the same ranks, other connections.
 
-DDP's own group must not be shared: Thinwire's messages carry tags that would mix with those of others. ``new_group`` would not
-do either: every rank of the job has to call it, also those outside of a sub-group.
+DDP's own group must not be shared: Thinwire's messages carry tags that would mix with those of others.
+``new_group`` would not do either: every rank of the job has to call it, also those outside of a sub-group.
 """
 import contextlib
 import datetime
@@ -27,7 +27,8 @@ _GROUP_TIMEOUT = datetime.timedelta(hours=24)
 # Longer than a rank takes to write what it has concluded, shorter than anybody would mind.
 _COURTESY = datetime.timedelta(seconds=5)
 
-# What c10d raises when its store does not answer: in some versions, and for some calls, Python's TimeoutError.
+# What c10d raises when its store does not answer: in some versions, and for some calls,
+# Python's TimeoutError.
 _STORE_ERRORS = (RuntimeError, OSError)
 
 
@@ -38,7 +39,8 @@ def _brief(error: BaseException) -> str:
 
 
 def _store_client(store: dist.Store, timeout: datetime.timedelta) -> dist.Store:
-    """A client of the same store with a connection of its own: another user's wait on it does not block ours."""
+    """A client of the same store with a connection of its own:
+    another user's wait on it does not block ours."""
     if hasattr(store, "clone"):
         clone: dist.Store = store.clone()
         clone.set_timeout(timeout)
@@ -58,8 +60,9 @@ def _served_by_agent() -> bool:
 def _attempt() -> str:
     """What sets a restart's keys apart where torchrun's agent keeps one store for all of them.
 
-    Such a version of torch sets its own keys apart by a prefix, which a client of our own has not. Newer ones set nothing apart: their
-    users must have a store opened for each restart. There the count must not be a part of keys, since each host counts its own restarts.
+    Such a version of torch sets its own keys apart by a prefix, which a client of our own has not. Newer ones
+    set nothing apart: their users must have a store opened for each restart. There the count must not be a
+    part of keys, since each host counts its own restarts.
     """
     if not _served_by_agent():
         return ""
@@ -86,7 +89,8 @@ Choices = Mapping[str, Union[int, float, str, None]]
 
 
 class _Conclusion(TypedDict, total=False):
-    """``token`` where all ranks go on; else ``text``, why they do not, and how many ranks ``came`` to read it."""
+    """``token`` where all ranks go on; else ``text``, why they do not,
+    and how many ranks ``came`` to read it."""
 
     token: str
     text: str
@@ -189,7 +193,8 @@ def timeout_of(group: dist.ProcessGroup) -> float:
 
 
 def _sums_by(group: dist.ProcessGroup, device: Optional[torch.device]) -> Optional[str]:
-    """The engine that sums what lies on ``device`` beside Gloo: that of DDP's own ``group``, if it works there."""
+    """The engine that sums what lies on ``device`` beside Gloo: that of DDP's own ``group``,
+    if it works there."""
     if device is None or _C.cuda == "no":
         return None
     if _C.cuda == "emulated":
@@ -202,7 +207,8 @@ def _sums_by(group: dist.ProcessGroup, device: Optional[torch.device]) -> Option
 
 @contextlib.contextmanager
 def _nccl_errors_left_to_us() -> Iterator[None]:
-    """For the construction of a group: its watchdog would end the process at an error, before that says which rank is gone."""
+    """For the construction of a group: its watchdog would end the process at an error,
+    before that says which rank is gone."""
     old_name = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 2)
     name = "NCCL_ASYNC_ERROR_HANDLING" if old_name else "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
@@ -217,9 +223,11 @@ def _nccl_errors_left_to_us() -> Iterator[None]:
 
 
 class PrivateGroups:
-    """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections, and the store where it finds out who is to blame, per lane.
+    """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections,
+    and the store where it finds out who is to blame, per lane.
 
-    ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host. ``sums_by`` names its engine.
+    ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host.
+    ``sums_by`` names its engine.
     """
 
     def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device], sums_by: Optional[str],
@@ -243,8 +251,8 @@ class PrivateGroups:
 
     def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature, choices: Choices) -> None:
         with _in_words("reach"):
-            # A wait that was given up may be answered later, and its client takes that for the next answer. So one client waits,
-            # and another asks without waiting.
+            # A wait that was given up may be answered later, and its client takes that for the next answer.
+            # So one client waits, and another asks without waiting.
             waiting = _store_client(self._default_store, self._deadline)
             client = _store_client(self._default_store, self._deadline)
             self._limit_answers(client, max(self._deadline / 4, _COURTESY))
@@ -265,7 +273,8 @@ class PrivateGroups:
                 self.groups.append(self._open_lane(dist.PrefixStore(f"{prefix}/{lane}/gloo", waiting)))
                 self.sockets.append(_C.tcp_sockets_since(before))
                 self.stores.append(store)
-            # A rank that is refused what it registers may close its connections while another still opens them.
+            # A rank that is refused what it registers may close its connections while
+            # another still opens them.
             connected = dist.PrefixStore(f"{prefix}/connected", waiting)
             connected.set(str(self.rank), "")
             connected.wait([str(rank) for rank in range(self.size)], self._deadline)
@@ -304,7 +313,8 @@ class PrivateGroups:
         options._timeout = max(4 * self._deadline, datetime.timedelta(minutes=1))
         with _nccl_errors_left_to_us():
             group = self.device_group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
-        # It connects in its first operation, in which ranks that miss one wait without an end: none may have failed before.
+        # It connects in its first operation, in which ranks that miss one wait without an end:
+        # none may have failed before.
         with torch.cuda.device(device):
             one = torch.ones(1, device=device)
             store.set(f"ready/{self.rank}", "")
@@ -319,10 +329,11 @@ class PrivateGroups:
 
     def _agree_on_token(self, ranks: List[int], waiting: dist.Store, client: dist.Store, choices: Choices,
                         signature: Signature) -> str:
-        """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank.
+        """What sets these groups' keys apart from those of other registrations, jobs and restarts:
+        drawn by the first rank.
 
-        It also holds all ranks' choices and models against its own, and tells every rank the same of them: so each rank reads
-        one key, however many there are. choices: what has to be the same on all ranks.
+        It also holds all ranks' choices and models against its own, and tells every rank the same of them: so
+        each rank reads one key, however many there are. choices: what has to be the same on all ranks.
         """
         name = ",".join(str(rank) for rank in ranks)
         number = _opened[name] = _opened.get(name, 0) + 1
@@ -357,7 +368,8 @@ class PrivateGroups:
         raise ValueError(text)
 
     def _limit_answers(self, client: dist.Store, limit: datetime.timedelta) -> None:
-        """From now on a request is an error when its answer takes longer. Older versions take this from the latest wait alone."""
+        """From now on a request is an error when its answer takes longer.
+        Older versions take this from the latest wait alone."""
         key = f"thinwire/hello/{self.rank}"
         client.set(key, "")
         client.wait([key], limit)
@@ -397,7 +409,8 @@ class PrivateGroups:
             store.wait(["conclusion"], self._deadline)
         # The first rank's deadline may end a moment later than this one's.
         conclusion = _poll(lambda: asking.get("conclusion"))
-        # One rank asks for all who is missing: each asking would be as many requests as the square of the ranks.
+        # One rank asks for all who is missing: each asking would be as many requests as
+        # the square of the ranks.
         if conclusion is None and asking.add("asks who is missing", 1) > 1:
             conclusion = _poll(lambda: asking.get("conclusion"))
         if conclusion is None:
@@ -419,7 +432,8 @@ class PrivateGroups:
         self.groups = []
         self.stores = []
         if self.sums_by == "nccl" and self.device_group is not None:
-            # Every sum was waited for; left to its destructor, newer versions warn about a group that the user does not know.
+            # Every sum was waited for; left to its destructor,
+            # newer versions warn about a group that the user does not know.
             for name in ("abort", "_abort"):
                 if hasattr(self.device_group, name):
                     getattr(self.device_group, name)()
@@ -431,10 +445,12 @@ def open_private(
     group: dist.ProcessGroup, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None,
     parameters: Sequence[Tuple[str, torch.Tensor]] = (), choices: Optional[Choices] = None,
 ) -> PrivateGroups:
-    """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there. Collective over those ranks alone.
+    """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there.
+    Collective over those ranks alone.
 
-    parameters: of the model that is registered, the same on all ranks. choices: what else has to be the same, by name. Raises RuntimeError that names the ranks that do not come, or leave
-    meanwhile, within the deadline and a few seconds; ValueError, at once, when ranks differ in what they register.
+    parameters: of the model that is registered, the same on all ranks. choices: what else has to be the same,
+    by name. Raises RuntimeError that names the ranks that do not come, or leave meanwhile, within the
+    deadline and a few seconds; ValueError, at once, when ranks differ in what they register.
     """
     if hasattr(dist, "get_process_group_ranks"):
         ranks = list(dist.get_process_group_ranks(group))

@@ -1,4 +1,5 @@
-"""The page of ``thinwire.HtmlReport``: HTML and pictures in SVG, in one file that needs no script, no network and no colour."""
+"""The page of ``thinwire.HtmlReport``: HTML and pictures in SVG, in one file that needs no script,
+no network and no colour."""
 import html
 import math
 import re
@@ -76,7 +77,7 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], tex
             + "".join(line(row, "td") for row in rows) + "</tbody></table></div>\n")
 
 
-# --- Pictures --------------------------------------------------------------------------------------------------------
+# --- Pictures -----------------------------------------------------------------------------------------------
 
 def _figure(name: str, description: str, height: float, body: str, caption: str) -> str:
     return (f'<figure><svg viewBox="0 0 900 {height:g}" role="img">\n<title>{_text(name)}</title>'
@@ -179,7 +180,7 @@ def _spark(values: Sequence[Optional[float]], name: str) -> str:
             f'<path d="M4 20.5H116" stroke="#999"/><polyline points="{points}" fill="none" stroke="#000" stroke-width="1.4"/></svg>')
 
 
-# --- Sections --------------------------------------------------------------------------------------------------------
+# --- Sections -----------------------------------------------------------------------------------------------
 
 def _summary(record: "HtmlReport") -> str:
     report, runs = record.report, record.runs

@@ -82,23 +82,24 @@ def _thinned(values: List[Any], most: int) -> bool:
 
 
 class HtmlReport:
-    """Records what each step cost and writes it as one HTML page: where its time went by bucket, which system ran and why, what each
-    layer has not delivered yet, and the loss.
+    """Records what each step cost and writes it as one HTML page: where its time went by bucket, which system
+    ran and why, what each layer has not delivered yet, and the loss.
 
-    Usage: ``report = thinwire.HtmlReport(handle, "report.html")``, ``report.step(loss=loss)`` after every ``optimizer.step()``, and
-    ``report.close()`` at the end. Or ``with thinwire.HtmlReport(handle, "report.html") as report:`` around the training.
+    Usage: ``report = thinwire.HtmlReport(handle, "report.html")``, ``report.step(loss=loss)`` after every
+    ``optimizer.step()``, and ``report.close()`` at the end. Or
+    ``with thinwire.HtmlReport(handle, "report.html") as report:`` around the training.
 
-    Every rank may do the same: rank 0 records and writes, on all others nothing happens. Nothing of it is collective. The memory that it
-    takes does not grow with the number of steps.
+    Every rank may do the same: rank 0 records and writes, on all others nothing happens. Nothing of it is
+    collective. The memory that it takes does not grow with the number of steps.
     """
 
     def __init__(self, handle: Handle, path: "Union[str, os.PathLike[str]]", *, layers_every: int = 100) -> None:
         """path: the file, which is written whole or not at all.
-        layers_every: after so many steps, and more often in the beginning, the norms of each layer's residual and gradient are taken.
-            That copies the systems' state once. 0: never.
+        layers_every: after so many steps, and more often in the beginning, the norms of each layer's residual
+            and gradient are taken. That copies the systems' state once. 0: never.
 
-        Raises TypeError for what is not a handle of a model under DistributedDataParallel, ValueError for a bad number, and FileNotFoundError where there is no folder for the
-        file.
+        Raises TypeError for what is not a handle of a model under DistributedDataParallel, ValueError for a
+        bad number, and FileNotFoundError where there is no folder for the file.
         """
         if not callable(getattr(handle, "report", None)):
             raise TypeError(f"HtmlReport takes the handle that thinwire.register returned, not {type(handle).__name__}: register the model first. "
@@ -148,7 +149,7 @@ class HtmlReport:
         handle._watchers.append(self)
         atexit.register(self._close_at_exit)
 
-    # --- Called by the handle ----------------------------------------------------------------------------------------
+    # --- Called by the handle -------------------------------------------------------------------------------
 
     def _clear_clock(self) -> None:
         self._bucket_times: List[Tuple[int, float]] = []
@@ -185,7 +186,7 @@ class HtmlReport:
         """Nothing comes any more."""
         self._close(look=False)
 
-    # --- Recording ---------------------------------------------------------------------------------------------------
+    # --- Recording ------------------------------------------------------------------------------------------
 
     def step(self, loss: Union[float, torch.Tensor, None] = None) -> None:
         """Records a step: once after every ``optimizer.step()``, also after one that was left out.
@@ -215,7 +216,8 @@ class HtmlReport:
         self._step_began = time.perf_counter()
 
     def resume(self) -> None:
-        """What happened since the last ``step()``, an evaluation or a checkpoint, is not of the next step's time."""
+        """What happened since the last ``step()``, an evaluation or a checkpoint,
+        is not of the next step's time."""
         self._step_began = time.perf_counter()
 
     def _synchronized(self, report: Report, number: int, now: float) -> Dict[str, Any]:
@@ -244,7 +246,8 @@ class HtmlReport:
         return {"step": number, "waiting": parts.get("waiting"), "skipped": not finite}
 
     def _parts(self, now: float) -> Dict[str, float]:
-        """The step's seconds one after the other; empty where a part is not known, as in Join for a rank without inputs."""
+        """The step's seconds one after the other; empty where a part is not known,
+        as in Join for a rank without inputs."""
         began, end, means = self._backward_began, self._backward_end, self._means_time
         if began is None or end is None or means is None:
             return {}
@@ -320,15 +323,17 @@ class HtmlReport:
             raise RuntimeError("the model is gone, and its handle with it: close the HtmlReport before")
         return handle
 
-    # --- Writing -----------------------------------------------------------------------------------------------------
+    # --- Writing --------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Writes the page as it is now; call it as often as you like, between steps. Raises OSError where that fails."""
+        """Writes the page as it is now; call it as often as you like, between steps.
+        Raises OSError where that fails."""
         if self._is_open:
             self._write(look=True)
 
     def close(self) -> None:
-        """Writes the page and records no more. Happens by itself at ``handle.close()`` and at exit, where errors are warnings."""
+        """Writes the page and records no more. Happens by itself at ``handle.close()`` and at exit,
+        where errors are warnings."""
         if self._is_open:
             self._is_open = False
             self._detach()
@@ -344,7 +349,8 @@ class HtmlReport:
             self._close(look=False)
 
     def _write(self, look: bool) -> None:
-        """look: also at what only the engine knows. Not where a step may have been broken off: its threads may wait for others."""
+        """look: also at what only the engine knows. Not where a step may have been broken off:
+        its threads may wait for others."""
         handle = self._handle()
         if look and handle is not None and not handle._is_closed and self.runs:
             self._explain()

@@ -1,12 +1,15 @@
-"""Starts the ranks of a script on this machine, as torchrun does: ``python3 -m thinwire.launch -n 4 train.py --epochs 3``.
+"""Starts the ranks of a script on this machine, as torchrun does:
+``python3 -m thinwire.launch -n 4 train.py --epochs 3``.
 
-Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI brings one that does. Sets RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, THINWIRE_JOB, which no other job has, and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all
-cores for itself. The launcher serves the rendezvous itself, to this machine alone. When a rank fails, the others have ten seconds to say why before they are ended; the
-exit status is that of the first one that failed.
+Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI brings one that does. Sets RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, THINWIRE_JOB, which no other job has,
+and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all cores for itself. The
+launcher serves the rendezvous itself, to this machine alone. When a rank fails, the others have ten seconds
+to say why before they are ended; the exit status is that of the first one that failed.
 
-Where Slurm's srun starts several launchers, their ranks make one job: ``srun --ntasks-per-node=1 python3 -m thinwire.launch -n 4 train.py``. Rank 0 serves the rendezvous
-then, to all machines.
+Where Slurm's srun starts several launchers, their ranks make one job:
+``srun --ntasks-per-node=1 python3 -m thinwire.launch -n 4 train.py``.
+Rank 0 serves the rendezvous then, to all machines.
 """
 import argparse
 import os
@@ -30,7 +33,8 @@ def free_port() -> int:
 
 
 def srun_task() -> Dict[str, str]:
-    """The variables of this launcher where srun started several; else nothing, as where Thinwire does not load: the ranks will say why."""
+    """The variables of this launcher where srun started several;
+    else nothing, as where Thinwire does not load: the ranks will say why."""
     try:
         import torch.distributed  # noqa: F401  without it the extension finds no torch
 
@@ -53,7 +57,8 @@ def environments(ranks: int, port: int, task: Optional[Mapping[str, str]] = None
 
 
 def serve_rendezvous(port: int) -> Optional["TCPStore"]:
-    """What the ranks meet at, for as long as it is kept; None where torch or Thinwire does not load: the ranks will say why.
+    """What the ranks meet at, for as long as it is kept; None where torch or Thinwire does not load:
+    the ranks will say why.
 
     Served by a rank it would listen on every interface. port: 0 for a free one.
     """
@@ -82,7 +87,8 @@ def end(processes: List["subprocess.Popen[bytes]"]) -> None:
 
 
 def tell(processes: List["subprocess.Popen[bytes]"], first: int, told: Set[int]) -> None:
-    """Which ranks ended badly, each once: one that was killed cannot say so itself. first: the rank of the first process."""
+    """Which ranks ended badly, each once: one that was killed cannot say so itself.
+    first: the rank of the first process."""
     for rank, process in enumerate(processes, first):
         code = process.returncode
         if not code or rank in told:

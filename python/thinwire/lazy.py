@@ -1,4 +1,5 @@
-"""``comm_hook``: for whoever calls ``register_comm_hook`` by himself, or gives a framework a hook and its state."""
+"""``comm_hook``: for whoever calls ``register_comm_hook`` by himself,
+or gives a framework a hook and its state."""
 import gc
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
@@ -70,7 +71,8 @@ class LazyState(ddp.HookState):
         return self.handle._for_dcp(asked) if asked else self.handle.state_dict(consolidate)
 
     def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
-        """As ``Handle.load_state_dict``. Before the first backward the state is kept for it, and what is wrong with it is said there."""
+        """As ``Handle.load_state_dict``. Before the first backward the state is kept for it,
+        and what is wrong with it is said there."""
         if self.handle is None:
             self._to_load = (state, strict)
         else:
@@ -87,10 +89,12 @@ Hook = Callable[[ddp.HookState, dist.GradBucket], "torch.futures.Future[torch.Te
 
 
 def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]") -> Tuple[Hook, LazyState]:
-    """A hook and its state for DDP's ``register_comm_hook(state, hook)``, which synchronizes by the system ``spec``.
+    """A hook and its state for DDP's ``register_comm_hook(state, hook)``,
+    which synchronizes by the system ``spec``.
 
-    The first backward on all ranks does what ``register`` does, and takes the same ``options``; errors of ``register`` other than that
-    the spec is bad are raised by that backward. ``state.handle`` is the handle from then on. One pair is of one model.
+    The first backward on all ranks does what ``register`` does, and takes the same ``options``; errors of
+    ``register`` other than that the spec is bad are raised by that backward.
+    ``state.handle`` is the handle from then on. One pair is of one model.
 
     Raises TypeError and ValueError for a bad spec.
     """

@@ -34,15 +34,17 @@ _REMEDY = "Trainer(strategy='ddp') or Fabric(strategy='ddp') is needed"
 
 
 class ThinwireCallback(Callback):
-    """Synchronizes the gradients of the trainer's model by the system ``spec`` whenever it fits. On all ranks.
+    """Synchronizes the gradients of the trainer's model by the system ``spec``
+    whenever it fits. On all ranks.
 
-    All ranks' states are in the trainer's checkpoints, and ``fit(ckpt_path=...)`` reads them, on any number of ranks. What the last step
-    cost goes to the trainer's loggers every ``log_every_n_steps``. The end of ``fit`` closes, an exception's too. With one process
-    nothing is done.
+    All ranks' states are in the trainer's checkpoints, and ``fit(ckpt_path=...)`` reads them, on any number
+    of ranks. What the last step cost goes to the trainer's loggers every ``log_every_n_steps``. The end of
+    ``fit`` closes, an exception's too. With one process nothing is done.
     """
 
     def __init__(self, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
-        """options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint without a state of Thinwire is no error."""
+        """options: those of ``thinwire.register``, and ``require_state=False``:
+        a checkpoint without a state of Thinwire is no error."""
         self.run: Optional[Synchronization] = None
         self._arguments = (spec, rows)
         self._options = options
@@ -108,10 +110,11 @@ def _refuse_hook(strategy: "Strategy") -> None:
 def register(
     fabric: "Fabric", model: torch.nn.Module, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]"
 ) -> Synchronization:
-    """Synchronizes the gradients of a model that ``fabric.setup`` returned by the system ``spec``. On all ranks.
+    """Synchronizes the gradients of a model that ``fabric.setup`` returned by the
+    system ``spec``. On all ranks.
 
-    ``fabric.log`` and ``fabric.log_dict`` log what the last step cost as well. Put what this returns into what Fabric saves and loads:
-    it has all ranks' states, and loads them on any number of ranks::
+    ``fabric.log`` and ``fabric.log_dict`` log what the last step cost as well. Put what this returns into
+    what Fabric saves and loads: it has all ranks' states, and loads them on any number of ranks::
 
         state = {"model": model, "optimizer": optimizer, "thinwire": run}
         fabric.save("checkpoint.ckpt", state)
@@ -119,8 +122,9 @@ def register(
 
     options: those of ``thinwire.register``; ``optimizer`` may be Fabric's. The loss scale is Fabric's.
 
-    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process, where nothing is done.
-    ``close()`` ends it. Raises what ``thinwire.register`` raises, and TypeError for what is not wrapped in DistributedDataParallel.
+    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process,
+    where nothing is done. ``close()`` ends it. Raises what ``thinwire.register`` raises, and TypeError for
+    what is not wrapped in DistributedDataParallel.
     """
     options.setdefault("grad_scaler", getattr(getattr(fabric.strategy, "precision", None), "scaler", None))
     run = Synchronization(model, spec, rows, remedy=_REMEDY, **options)

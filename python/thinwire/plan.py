@@ -1,9 +1,9 @@
-"""What a step of your own script would cost with each system, before it runs on many machines: ``python3 -m thinwire.plan --workers 4
---link 10Gbit:50us train.py --epochs 3``.
+"""What a step of your own script would cost with each system, before it runs on many machines: ``python3 -m
+thinwire.plan --workers 4 --link 10Gbit:50us train.py --epochs 3``.
 
-Runs the script as the only rank, by itself, until DistributedDataParallel has made some steps, and ends it. Nothing is sent and no
-communication hook of the script's is used. Whatever the script writes in these steps is written. Prints ``thinwire plan``'s table for
-the buckets and times that were seen.
+Runs the script as the only rank, by itself, until DistributedDataParallel has made some steps, and ends it.
+Nothing is sent and no communication hook of the script's is used. Whatever the script writes in these steps
+is written. Prints ``thinwire plan``'s table for the buckets and times that were seen.
 """
 import argparse
 import os
@@ -74,7 +74,8 @@ class _NoHandle:
 
 
 class Recorder:
-    """When buckets of a DDP model become ready, and what is in them. Times are seconds from a step's beginning."""
+    """When buckets of a DDP model become ready, and what is in them.
+    Times are seconds from a step's beginning."""
 
     def __init__(self, model: "DistributedDataParallel", steps: int) -> None:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}

@@ -19,9 +19,11 @@ class ReplicaCheck:
         self._due = True
 
     def before_step(self, step: int, model: Any, engine: _C.Engine) -> None:
-        """Before the first bucket of a step: all ranks have then taken the same optimizer steps, also when they accumulate.
+        """Before the first bucket of a step: all ranks have then taken the same optimizer steps,
+        also when they accumulate.
 
-        Collective where the step is one that compares. Not within ``Join``, where ranks without input take no optimizer steps.
+        Collective where the step is one that compares. Not within ``Join``,
+        where ranks without input take no optimizer steps.
         """
         if not self._every or not (self._due or step % self._every == 0):
             return

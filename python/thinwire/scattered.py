@@ -1,7 +1,8 @@
-"""Models under torch's ``fully_shard`` (FSDP2) that are sharded among all ranks: a system in place of torch's reduce-scatter of gradients.
+"""Models under torch's ``fully_shard`` (FSDP2) that are sharded among all ranks:
+a system in place of torch's reduce-scatter of gradients.
 
-A unit's gradient is W parts of the same length, one for each rank. Each rank codes every part, with a residual of its own for all of them,
-and sends it to its owner, who has the mean of what all ranks sent.
+A unit's gradient is W parts of the same length, one for each rank. Each rank codes every part, with a
+residual of its own for all of them, and sends it to its owner, who has the mean of what all ranks sent.
 """
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union, cast
@@ -74,9 +75,11 @@ class ScatteredReport(ShardedReport):
 
 
 class ScatteredHandle(ShardedHandle):
-    """What ``fully_shard`` returns over a mesh of one dimension: as ``register``'s handle, of ranks that hold a shard each.
+    """What ``fully_shard`` returns over a mesh of one dimension:
+    as ``register``'s handle, of ranks that hold a shard each.
 
-    ``report()`` has the bytes of gradients, and under ``all_gather`` those of parameters, where these are gathered in 8 bits.
+    ``report()`` has the bytes of gradients, and under ``all_gather`` those of parameters,
+    where these are gathered in 8 bits.
     """
 
     _reduce_scatter = True
@@ -93,7 +96,7 @@ class ScatteredHandle(ShardedHandle):
                 module.set_custom_all_gather(gather)
                 self._gathers.append(gather)
 
-    # --- What ShardedHandle asks ------------------------------------------------------------------------------------
+    # --- What ShardedHandle asks ----------------------------------------------------------------------------
 
     def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[_Unit]:
         self._whole_units = units_of(model, _WholeUnit)
@@ -126,7 +129,8 @@ class ScatteredHandle(ShardedHandle):
 
     def _submit(self, backward: _Backward, unit: _Unit, gradient: torch.Tensor) -> None:
         super()._submit(backward, unit, gradient)
-        # Other ranks' parts are let go as soon as they were sent, so that a backward need not hold the whole model's gradient.
+        # Other ranks' parts are let go as soon as they were sent,
+        # so that a backward need not hold the whole model's gradient.
         for one in backward.under_way:
             if one.has_come():
                 one.wait()
@@ -139,7 +143,7 @@ class ScatteredHandle(ShardedHandle):
         for gather in self._gathers:
             gather.step_counts()
 
-    # --- Report and state -------------------------------------------------------------------------------------------
+    # --- Report and state -----------------------------------------------------------------------------------
 
     def report(self) -> ScatteredReport:
         report = cast(ScatteredReport, super().report())
@@ -153,10 +157,12 @@ class ScatteredHandle(ShardedHandle):
         return report
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
-        """What training must not lose at a restart: this rank's residual of all shards, what 8-bit codes of its parameters left out, and the
-        step. ``consolidate=True`` (collective) gives all ranks sums of residuals, without the latter.
+        """What training must not lose at a restart: this rank's residual of all shards, what 8-bit codes of
+        its parameters left out, and the step. ``consolidate=True`` (collective)
+        gives all ranks sums of residuals, without the latter.
 
-        ``torch.distributed.checkpoint`` saves and loads the handle itself, each rank its own state, without a message.
+        ``torch.distributed.checkpoint`` saves and loads the handle itself,
+        each rank its own state, without a message.
         """
         asked = saved_state.asked_by_dcp()
         if asked:
@@ -177,11 +183,13 @@ class ScatteredHandle(ShardedHandle):
     def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
-        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a list of all ranks' states, on any mesh of one
-            or two dimensions: residuals are cut along other shards and split among other ranks so that their sum is kept.
+        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a list of all ranks'
+            states, on any mesh of one or two dimensions:
+            residuals are cut along other shards and split among other ranks so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another rank or mesh, and of other parameters or shapes; nothing has changed then.
+        Raises ValueError for a state of another rank or mesh, and of other parameters or shapes;
+        nothing has changed then.
         """
         states = shards.unpack(state)
         sizes = self._sizes()

@@ -1,7 +1,8 @@
-"""States of sharded models: kept for each rank, and cut anew for another mesh. See ``state.py`` for what a state is.
+"""States of sharded models: kept for each rank, and cut anew for another mesh.
+See ``state.py`` for what a state is.
 
-One of a sharded model also has ``shard`` and ``shards``, and its parameters' elements are those of a shard, with the padding that makes all
-shards of a parameter equally long.
+One of a sharded model also has ``shard`` and ``shards``, and its parameters' elements are those of a shard,
+with the padding that makes all shards of a parameter equally long.
 """
 import importlib
 import io
@@ -58,7 +59,8 @@ def of_part(name: str) -> Tuple[str, int]:
 
 
 class ShardedState(saved_state.State):
-    """A rank's. Of a model that is sharded among all ranks it also has ``parts``, how many there are of each parameter, and ``all_gather``."""
+    """A rank's. Of a model that is sharded among all ranks it also has ``parts``,
+    how many there are of each parameter, and ``all_gather``."""
 
     shard: int
     shards: int
@@ -78,7 +80,8 @@ def unpack(state: Any) -> List[Mapping[str, Any]]:
 
 
 def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
-    """All ranks' states in a checkpoint of torch.distributed.checkpoint, for ``load_state_dict`` on another mesh.
+    """All ranks' states in a checkpoint of torch.distributed.checkpoint,
+    for ``load_state_dict`` on another mesh.
 
     checkpoint: its folder, or a StorageReader. ValueError where it has none. Not collective.
     """
@@ -126,7 +129,8 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
 
 
 def own_of(states: Sequence[Any], rank: int, ranks: int) -> Optional[Mapping[str, Any]]:
-    """The state with which a rank of a model that is sharded among ``ranks`` ranks goes on as it is, if it is among these."""
+    """The state with which a rank of a model that is sharded among ``ranks`` ranks goes on as it is,
+    if it is among these."""
     for state in states:
         if isinstance(state, Mapping) and state.get("parts") == ranks and (state.get("rank"), state.get("world_size")) == (rank, ranks):
             return state
@@ -134,7 +138,8 @@ def own_of(states: Sequence[Any], rank: int, ranks: int) -> Optional[Mapping[str
 
 
 def _whole(state: Mapping[str, Any], sizes: Sizes) -> Dict[str, Any]:
-    """A state in parts as that of whole parameters, of shard 0 of 1. What is no value for each element begins anew, as in ``cut``."""
+    """A state in parts as that of whole parameters, of shard 0 of 1.
+    What is no value for each element begins anew, as in ``cut``."""
     parts: int = state["parts"]
     values: Dict[str, Any] = {}
     found: Dict[str, Dict[int, Any]] = {}
@@ -187,7 +192,8 @@ def in_parts(state: saved_state.State, parts: int, sizes: Sizes) -> saved_state.
 def rests_for(
     states: Sequence[Any], own: Optional[Mapping[str, Any]], rank: int, parts: int, sizes: Sizes
 ) -> Dict[str, torch.Tensor]:
-    """What 8-bit codes of this rank's shards have left out, of a state of its own or of all ranks'; empty where these do not say."""
+    """What 8-bit codes of this rank's shards have left out, of a state of its own or of all ranks';
+    empty where these do not say."""
     if own is not None:
         return dict(own.get("all_gather", {}))
     by_rank = sorted((state for state in states if isinstance(state, Mapping) and state.get("parts")), key=lambda state: int(state["rank"]))
@@ -210,8 +216,9 @@ def _without_common(values: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Dict[str, Any]:
-    """Of one state per old shard, that of a new one. What has a value for each element is cut. Where the system keeps anything else of a
-    parameter, which belongs to shards as they were, all that its ranks have in common begins anew, as for a new parameter."""
+    """Of one state per old shard, that of a new one. What has a value for each element is cut. Where the
+    system keeps anything else of a parameter, which belongs to shards as they were, all that its ranks have
+    in common begins anew, as for a new parameter."""
     first = merged[0]
     parameters: Dict[str, int] = {}
     for name, elements in first["parameters"].items():

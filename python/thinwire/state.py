@@ -1,8 +1,10 @@
-"""States of ranks: what ``Handle.state_dict`` gives, merged over ranks, shared out among others, and checked against a model.
+"""States of ranks: what ``Handle.state_dict`` gives, merged over ranks, shared out among others,
+and checked against a model.
 
-A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "values"}``. ``loss_scale`` is what the values were scaled by, or
-None; ``parameters`` has the elements of each parameter of the model by name. ``values`` has flat tensors, keyed ``KIND/PARAMETER``, and
-for each kind a text ``kind/KIND`` that says whether ranks have it in common; ``spec``, ``seed`` and ``step`` stand beside them.
+A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "values"}``. ``loss_scale`` is what
+the values were scaled by, or None; ``parameters`` has the elements of each parameter of the model by name.
+``values`` has flat tensors, keyed ``KIND/PARAMETER``, and for each kind a text ``kind/KIND`` that says
+whether ranks have it in common; ``spec``, ``seed`` and ``step`` stand beside them.
 """
 import io
 import math
@@ -102,7 +104,8 @@ def require_one_step(states: Sequence[State]) -> None:
 def merge(states: Sequence[Mapping[str, Any]]) -> State:
     """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
 
-    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs, seeds, loss scales or models.
+    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs,
+    seeds, loss scales or models.
     """
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
@@ -134,7 +137,8 @@ def for_rank(given: Given, rank: int, world_size: int) -> State:
 
 
 def fit(state: State, shapes: Mapping[str, torch.Size], strict: bool) -> Values:
-    """The values of a state for a model with parameters of these shapes; see ``Handle.load_state_dict`` for ``strict``."""
+    """The values of a state for a model with parameters of these shapes;
+    see ``Handle.load_state_dict`` for ``strict``."""
     saved = state["parameters"]
     gone = sorted(set(saved) - set(shapes))
     new = sorted(set(shapes) - set(saved))
@@ -148,10 +152,12 @@ def fit(state: State, shapes: Mapping[str, torch.Size], strict: bool) -> Values:
 
 
 def asked_by_dcp() -> str:
-    """"save" or "load" where torch.distributed.checkpoint has called the function that calls this one, else "".
+    """"save" or "load" where torch.distributed.checkpoint has called the function that
+    calls this one, else "".
 
-    It takes values of one name for the same on all ranks and keeps one rank's, so what it saves has to be everyone's. It loads names that
-    are there already, whatever they hold. Its protocol, ``Stateful``, does not say who asks.
+    It takes values of one name for the same on all ranks and keeps one rank's, so what it saves has to be
+    everyone's. It loads names that are there already, whatever they hold.
+    Its protocol, ``Stateful``, does not say who asks.
     """
     module = str(sys._getframe(2).f_globals.get("__name__", ""))
     if not module.startswith("torch.distributed.checkpoint."):

@@ -1,7 +1,7 @@
 """Whether the torch that is installed is the one that this build of Thinwire is for.
 
-torch keeps its C++ interface within a minor version, such as 2.8. Up to 2.6 some builds of one version have the old std::string and others the
-new one, which do not fit each other.
+torch keeps its C++ interface within a minor version, such as 2.8. Up to 2.6 some builds of one version have
+the old std::string and others the new one, which do not fit each other.
 """
 from typing import Optional
 

@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 
 class ThinwireCallback(TrainerCallback):
-    """Synchronizes the gradients of the trainer's model by the system ``spec`` whenever it trains. On all ranks.
+    """Synchronizes the gradients of the trainer's model by the system ``spec`` whenever
+    it trains. On all ranks.
 
-    Every rank's state goes into the folders that the trainer saves, and ``train(resume_from_checkpoint=...)`` reads it, on any number
-    of ranks. What the last step cost is logged with the loss. The end of ``train`` closes, an exception's too. With one process nothing
-    is done.
+    Every rank's state goes into the folders that the trainer saves, and ``train(resume_from_checkpoint=...)``
+    reads it, on any number of ranks. What the last step cost is logged with the loss. The end of ``train``
+    closes, an exception's too. With one process nothing is done.
     """
 
     def __init__(self, trainer: Trainer, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
-        """trainer: the one that the callback is added to. options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint
-        without a state of Thinwire is no error. Raises TypeError for what is no trainer."""
+        """trainer: the one that the callback is added to. options: those of ``thinwire.register``, and
+        ``require_state=False``: a checkpoint without a state of Thinwire is no error.
+        Raises TypeError for what is no trainer."""
         if not isinstance(trainer, Trainer):
             raise TypeError(f"trainer={trainer!r}: trainer.add_callback(ThinwireCallback(trainer, spec)) is needed, since callbacks do not learn their trainer")
         self.run: Optional[Synchronization] = None
@@ -38,7 +40,8 @@ class ThinwireCallback(TrainerCallback):
         self._arguments = (spec, rows)
         self._options = options
         self._resumed_from: Optional[str] = None
-        # The trainer tells callbacks neither where it resumes from, nor that it ends with an exception, nor of a line before others log it.
+        # The trainer tells callbacks neither where it resumes from, nor that it ends with an exception,
+        # nor of a line before others log it.
         self._train, self._log = trainer.train, trainer.log
         trainer.train = self._train_and_close  # type: ignore[method-assign]
         trainer.log = self._log_with_cost  # type: ignore[method-assign]

@@ -5,7 +5,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-# Of a parameter, in the optimizer's state: steps in which its second moment stood still. So it is in the optimizer's checkpoints.
+# Of a parameter, in the optimizer's state: steps in which its second moment stood still.
+# So it is in the optimizer's checkpoints.
 FROZEN_STEPS = "thinwire_frozen_steps"
 # Of the optimizer: who says whether the variance is frozen.
 _ASKED = "_thinwire_variance_is_frozen"
@@ -25,11 +26,12 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch
 
 
 def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool]]) -> None:
-    """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so. None: whoever could say so
-    is gone, and another may take its place. ValueError while there is one.
+    """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so.
+    None: whoever could say so is gone, and another may take its place. ValueError while there is one.
 
-    In such a step the second moment and its bias correction are those of the last step in which it moved, and the first moment is
-    Adam's own. In later steps in which it moves both moments are corrected for the number of steps in which it moved.
+    In such a step the second moment and its bias correction are those of the last step in which it moved, and
+    the first moment is Adam's own. In later steps in which it moves both moments are corrected for the number
+    of steps in which it moved.
     """
     earlier = getattr(optimizer, _ASKED, None)
     if earlier is not None and earlier() is not None:
@@ -72,8 +74,8 @@ def _moving_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> A
 
 
 def _frozen_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
-    """With AMSGrad the step divides by the maximum of second moments: it finds the held one there, and in the second moment's place a
-    value that is smaller, whatever is added to it."""
+    """With AMSGrad the step divides by the maximum of second moments: it finds the held one there, and in the
+    second moment's place a value that is smaller, whatever is added to it."""
     stepped = _stepped(optimizer)
     if not stepped and any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
         raise RuntimeError(

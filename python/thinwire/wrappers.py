@@ -1,11 +1,13 @@
-"""Models that are wrapped in something else than DistributedDataParallel: what they are, and what to do instead."""
+"""Models that are wrapped in something else than DistributedDataParallel:
+what they are, and what to do instead."""
 import sys
 from typing import Iterator, Optional, Tuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-# By the name of a class or of one of its bases, so that none of these has to be installed: (its package, what is said).
+# By the name of a class or of one of its bases, so that none of these has to be installed:
+# (its package, what is said).
 _OTHERS = {
     "FullyShardedDataParallel": (
         "torch.",
@@ -43,8 +45,8 @@ def _others_of(module: torch.nn.Module, but: str) -> Iterator[str]:
 
 
 def refuse_other_wrappers(model: object, but: str = "") -> None:
-    """Raises TypeError for a model whose gradients something else than DistributedDataParallel synchronizes, in whole or in part. ``but``
-    names a class that may."""
+    """Raises TypeError for a model whose gradients something else than DistributedDataParallel synchronizes,
+    in whole or in part. ``but`` names a class that may."""
     if not isinstance(model, torch.nn.Module):
         return
     for module in model.modules():
@@ -59,7 +61,8 @@ def refuse_other_wrappers(model: object, but: str = "") -> None:
 
 
 def ddp_within(model: object) -> Optional[DistributedDataParallel]:
-    """The DistributedDataParallel model below what torch.compile and frameworks put around it; None where there is none."""
+    """The DistributedDataParallel model below what torch.compile and frameworks put around it;
+    None where there is none."""
     seen = 0
     while isinstance(model, torch.nn.Module) and not isinstance(model, DistributedDataParallel) and seen < 8:
         # torch.compile's and Fabric's.
@@ -69,8 +72,9 @@ def ddp_within(model: object) -> Optional[DistributedDataParallel]:
 
 
 def named_parameters(model: DistributedDataParallel) -> Iterator[Tuple[str, torch.nn.Parameter]]:
-    """Those of the wrapped module that DDP does not ignore, by the names that they have without torch.compile: a state is the same with it
-    and without. What DDP ignores may be another tensor on every rank."""
+    """Those of the wrapped module that DDP does not ignore, by the names that they have without
+    torch.compile: a state is the same with it and without.
+    What DDP ignores may be another tensor on every rank."""
     ignored = getattr(model, "parameters_to_ignore", ())
     for name, parameter in model.module.named_parameters():
         if name not in ignored:
@@ -78,7 +82,8 @@ def named_parameters(model: DistributedDataParallel) -> Iterator[Tuple[str, torc
 
 
 def refuse_other_reducers(model: DistributedDataParallel) -> None:
-    """Raises ValueError for a model whose buckets, by an option of DDP or of torch.compile, do not come to a hook as they are."""
+    """Raises ValueError for a model whose buckets, by an option of DDP or of torch.compile,
+    do not come to a hook as they are."""
     if getattr(model, "mixed_precision", None) is not None:
         raise ValueError(
             "DistributedDataParallel(mixed_precision=...) has a communication hook of its own, and DDP takes one: leave mixed_precision out and "

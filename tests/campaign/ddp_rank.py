@@ -1,8 +1,9 @@
-"""One rank of the campaign under DistributedDataParallel, forked from a process that has loaded torch already.
+"""One rank of the campaign under DistributedDataParallel,
+forked from a process that has loaded torch already.
 
-It trains "parameters" that are the sum of all means. After its last step it writes final-RANK: the elements as three arrays
-of double, the sum of its own gradients over all steps, the sum of means, the residual. An error ends it as it would end a
-user's script, after one more look at its state.
+It trains "parameters" that are the sum of all means. After its last step it writes final-RANK: the elements
+as three arrays of double, the sum of its own gradients over all steps, the sum of means, the residual. An
+error ends it as it would end a user's script, after one more look at its state.
 """
 import ctypes
 import datetime

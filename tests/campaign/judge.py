@@ -1,8 +1,8 @@
 """What became of a run: one outcome, and every promise that was broken.
 
-The promises: nobody hangs, nobody is silent, a rank that is gone is named and no other is, no crash, states after an error are
-those of a whole step, no gradient is lost or doubled over all of the job's lives, what was resumed equals what was never
-disturbed, and nothing stays behind.
+The promises: nobody hangs, nobody is silent, a rank that is gone is named and no other is, no crash, states
+after an error are those of a whole step, no gradient is lost or doubled over all of the job's lives, what was
+resumed equals what was never disturbed, and nothing stays behind.
 """
 import array
 import os
@@ -80,13 +80,14 @@ class Verdict:
         self.named = False if unnamed else True if any(named.values()) else None
 
     def _is_of_ddp(self, text: str) -> bool:
-        """An error of DDP's own group, which knows no names: after its first step DDP sends its new buckets by it."""
+        """An error of DDP's own group, which knows no names:
+        after its first step DDP sends its new buckets by it."""
         early = self.plan.kind == "ddp" and self.plan.at_step < 2
         return early and re.search(r"gloo/|Connection (?:closed|reset)|Broken pipe", text) is not None and "connection lost" not in text
 
     def _is_of_store(self, end: RankEnd) -> bool:
-        """The end of a thread of torch's own: each client of its TCPStore has one, which nothing can catch for. It throws where rank 0
-        dies before it has accepted the client's connection."""
+        """The end of a thread of torch's own: each client of its TCPStore has one, which nothing can catch
+        for. It throws where rank 0 dies before it has accepted the client's connection."""
         thrown = r"terminate called after throwing an instance of 'std::system_error'\s+what\(\):  Connection reset"
         opening = self.plan.kind == "ddp" and self.plan.victim == 0 and self.plan.place == "register"
         return opening and self.phase.struck and end.status == -6 and re.search(thrown, end.text) is not None
@@ -96,7 +97,8 @@ class Verdict:
         return any(one.flipped_port in self.phase.ports_before for one in self.phase.ranks if one.flipped_port)
 
     def _names_of_a_flip(self, failed: List[int]) -> None:
-        """The receiver, which is hit, names the sender; the others name the sender, or the receiver, which ends."""
+        """The receiver, which is hit, names the sender; the others name the sender,
+        or the receiver, which ends."""
         if self.hit_ddp():
             return
         victim = self.plan.victim
@@ -176,7 +178,8 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
         found.append("ranks differ in what they applied")
     undisturbed = finals(reference(0), plan.world)
     lost, allowed = imbalance(ranks), imbalance(undisturbed)
-    # A system that keeps all it does not deliver loses only rounding; one that drops things by design is not judged.
+    # A system that keeps all it does not deliver loses only rounding;
+    # one that drops things by design is not judged.
     if allowed < ROUNDING and not lost < 10 * ROUNDING:
         found.append(f"lost or doubled gradient: imbalance {lost:.3g}, undisturbed {allowed:.3g}")
     if bit_for_bit and [one[1:] for one in ranks] != [one[1:] for one in undisturbed]:
@@ -186,13 +189,14 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
     return found
 
 
-#: Systems and stages of which some part is a sum: warm_up's first steps unless `with` says otherwise, the variance of the Adams,
-#: the parameters that whole sends, marsit's full steps and step sizes.
+#: Systems and stages of which some part is a sum: warm_up's first steps unless `with` says otherwise, the
+#: variance of the Adams, the parameters that whole sends, marsit's full steps and step sizes.
 SUMMED = r"\b(?:dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|sketched_sgd|global_top_k|s2_reducer|marsit)\b"
 
 
 def sums_by_engine(plan: Plan) -> bool:
-    """Whether Gloo itself sums what the plan's systems send: nothing but TCP's checksum guards that (docs/wire_formats.md)."""
+    """Whether Gloo itself sums what the plan's systems send:
+    nothing but TCP's checksum guards that (docs/wire_formats.md)."""
     return plan.kind != "mpi" and any(re.search(SUMMED, spec) for spec in (plan.spec, plan.set_spec) if spec)
 
 

@@ -1,4 +1,5 @@
-"""Keeps one run: starts its ranks, makes the faults that come from outside, resumes, and collects what happened."""
+"""Keeps one run: starts its ranks, makes the faults that come from outside, resumes,
+and collects what happened."""
 import atexit
 import ctypes
 import dataclasses
@@ -116,7 +117,7 @@ class Job:
         self.phase.seconds = time.monotonic() - begin
         return self.phase
 
-    # --- Start ---------------------------------------------------------------------------------------------------------
+    # --- Start ----------------------------------------------------------------------------------------------
 
     def _start_all(self) -> None:
         if self.plan.kind == "mpi":
@@ -210,7 +211,7 @@ class Job:
         options = "--oversubscribe --mca btl self,vader --mca btl_vader_single_copy_mechanism none --mca pml ob1 --mca plm isolated"
         os.execvpe("mpirun", ["mpirun", *options.split(), "-n", str(self.world), *self._session_words()], environment)
 
-    # --- Attend --------------------------------------------------------------------------------------------------------
+    # --- Attend ---------------------------------------------------------------------------------------------
 
     def _limit(self, begin: float) -> float:
         """Until when the job has to have ended."""
@@ -248,7 +249,8 @@ class Job:
         return self._is_stopped() and rank == self.plan.victim and self.plan.kind != "mpi"
 
     def _others_are_gone(self) -> bool:
-        """Under mpirun, which reaps its ranks. A rank that is stopped after the others have left leaves nobody who could notice."""
+        """Under mpirun, which reaps its ranks. A rank that is stopped after the others have left leaves
+        nobody who could notice."""
         pids = [one.pid for rank, one in enumerate(self.ends) if rank != self.plan.victim]
         return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
@@ -348,7 +350,7 @@ class Job:
                     self.ends[rank].final = status == 0 and (rank > 0 or os.path.exists(f"{self.folder}/final.json"))
                 self.ends[rank].after = now - self.fault_at if self.fault_at is not None else None
 
-    # --- End -----------------------------------------------------------------------------------------------------------
+    # --- End ------------------------------------------------------------------------------------------------
 
     def _end_all(self) -> None:
         for pid in list(self.running):

@@ -1,7 +1,8 @@
-"""The places where a run's ranks live: namespaces of its own for the network and for /dev/shm, which are gone with it.
+"""The places where a run's ranks live: namespaces of its own for the network and for /dev/shm,
+which are gone with it.
 
-Nothing here has a name, so nothing can be left behind, and the machine's own network is not touched. Needs root; without it
-ranks share the machine's loopback.
+Nothing here has a name, so nothing can be left behind, and the machine's own network is not touched. Needs
+root; without it ranks share the machine's loopback.
 """
 import contextlib
 import ctypes
@@ -18,7 +19,8 @@ _BURST = "4kb"
 
 
 def is_possible() -> bool:
-    """Whether namespaces, bridges, veth pairs and token buckets can be made here; tried in a process of its own."""
+    """Whether namespaces, bridges, veth pairs and token buckets can be made here;
+    tried in a process of its own."""
     if os.geteuid() != 0:
         return False
     tries = ("ip link add one type bridge && ip link add two type veth peer name three && "
@@ -42,7 +44,8 @@ def _ip(lines: List[str], *prefix: str) -> None:
 
 
 def enter_own() -> None:
-    """Gives this process, and those that it starts, a network with nothing but loopback and an empty /dev/shm."""
+    """Gives this process, and those that it starts,
+    a network with nothing but loopback and an empty /dev/shm."""
     _call("unshare", _NEW_NETWORK | _NEW_MOUNTS)
     _call("mount", b"none", b"/", None, _RECURSIVE_PRIVATE, None)
     _call("mount", b"tmpfs", b"/dev/shm", b"tmpfs", 0, None)
@@ -81,7 +84,8 @@ class Links:
 
 
 def open_sockets() -> List[str]:
-    """Sockets of this network that still belong to somebody: those that only wait for their end do not count."""
+    """Sockets of this network that still belong to somebody:
+    those that only wait for their end do not count."""
     ending = {"04", "05", "06", "07", "08", "09", "0B"}
     found = []
     for table in ("tcp", "tcp6"):

@@ -15,7 +15,8 @@ PLACES = {
     "mpi": ["start", "step", "save", "load", "close"],
     "train": ["epoch", "save"],
 }
-#: What `thinwire train` is run with, which writes and reads its own checkpoints; hit in its second epoch or as it saves that.
+#: What `thinwire train` is run with, which writes and reads its own checkpoints;
+#: hit in its second epoch or as it saves that.
 TRAINED = ["dense", "casq:interval=3", "marsit:full_every=3", "top_k:ratio=0.05+zen", "sketched_sgd", "power_sgd", "ef_signsgd"]
 EPOCHS = 3
 #: Faults that the job must survive by itself, to the bit.
@@ -38,13 +39,14 @@ WHERE = {
     "pause": ["register", "start", "step", "save", "set", "load"],
     "away": ["register", "start", "step", "save", "set", "load"],
 }
-#: How often each comes up among the runs. "pause" is shorter than the deadline, "away" is longer. "overflow" is NaN in one
-#: bucket's gradient, for which the step is left out.
+#: How often each comes up among the runs. "pause" is shorter than the deadline, "away" is longer. "overflow"
+#: is NaN in one bucket's gradient, for which the step is left out.
 WEIGHTS = {
     "kill": 22, "stop": 8, "pause": 8, "away": 5, "cut": 8, "outage": 8, "slow": 6, "loss": 7, "flip": 9, "exception": 6,
     "memory": 6, "disk": 5, "clock": 6, "overflow": 6,
 }
-#: MPI's ranks are on one host, and its messages pass through no socket. What `thinwire train` does to itself is not ours.
+#: MPI's ranks are on one host, and its messages pass through no socket.
+#: What `thinwire train` does to itself is not ours.
 NOT_OF = {
     "mpi": {"cut", "outage", "slow", "loss"},
     "train": {"loss", "flip", "exception", "memory", "clock", "overflow"},
@@ -53,7 +55,8 @@ NOT_OF = {
 
 @dataclasses.dataclass
 class Plan:
-    """One run. ``amount`` is of the fault: bytes, seconds, bits a second, or per mille; ``hold`` is how long it lasts, in seconds."""
+    """One run. ``amount`` is of the fault: bytes, seconds, bits a second, or per mille;
+    ``hold`` is how long it lasts, in seconds."""
 
     seed: int
     number: int

@@ -1,4 +1,5 @@
-"""`thinwire train` as a kind of job: its words, its data, and when it can be hit, which shows in its checkpoints alone."""
+"""`thinwire train` as a kind of job: its words, its data, and when it can be hit,
+which shows in its checkpoints alone."""
 import json
 import os
 import random
@@ -55,5 +56,6 @@ def result_of(folder: str) -> Dict[str, Any]:
 
 
 def is_same(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
-    """What one of them does not know is not compared: a job that resumes after its last step has taken none that measured residuals."""
+    """What one of them does not know is not compared:
+    a job that resumes after its last step has taken none that measured residuals."""
     return all(one[key] == other[key] or None in (one[key], other[key]) for key in one)

@@ -150,7 +150,8 @@ def an_adam_is_needed():
 
 
 def an_optimizer_is_held_for_one_model():
-    """Whoever held it may end, and another model's handle takes its place: variance and bias correction stay right."""
+    """Whoever held it may end, and another model's handle takes its place:
+    variance and bias correction stay right."""
     spec = "one_bit_adam:freeze=3"
     model = wrap(Given)
     optimizer = make(torch.optim.AdamW, model)

@@ -165,8 +165,9 @@ def require_error(kind, words, action):
 
 
 def end():
-    """Ends the process as Python does, without taking the interpreter apart. There torch 2.15's Gloo threads may abort the process, without
-    Thinwire as well: one of them waits for Python's lock, to release a tensor of the last collective."""
+    """Ends the process as Python does, without taking the interpreter apart. There torch 2.15's Gloo threads
+    may abort the process, without Thinwire as well: one of them waits for Python's lock,
+    to release a tensor of the last collective."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

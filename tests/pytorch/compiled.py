@@ -1,4 +1,5 @@
-"""Scenarios of torch.compile: that what it compiles still goes through the hook, and that what cannot is refused."""
+"""Scenarios of torch.compile: that what it compiles still goes through the hook,
+and that what cannot is refused."""
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -93,7 +94,8 @@ def compiled_autograd():
 
 
 def a_backward_that_is_traced():
-    """Under DDP it leaves parameters without a gradient. Where it no longer does, register need not refuse it."""
+    """Under DDP it leaves parameters without a gradient. Where it no longer does,
+    register need not refuse it."""
     plain = wrapped()
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         whole_steps(plain, adamw(plain))

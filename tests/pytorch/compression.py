@@ -32,7 +32,8 @@ def every_system_agrees():
 
 
 def auto_chooses_and_says_why():
-    """Whatever the times say: all ranks choose alike, every bucket is told of, and a resumed run keeps the choice."""
+    """Whatever the times say: all ranks choose alike, every bucket is told of,
+    and a resumed run keeps the choice."""
     spec = "auto:settle=1:rounds=1:steps=2:interval=64"
     model = wrap(Net)
     handle = register(model, spec)
@@ -117,8 +118,8 @@ def nothing_is_lost():
 
 
 def compare_with_the_cpu(where):
-    """The same gradients give the same means on the CPU and from `where`: to the bit where the CPU compresses both, else but for
-    step sizes whose sums are rounded in another order."""
+    """The same gradients give the same means on the CPU and from `where`: to the bit where the CPU compresses
+    both, else but for step sizes whose sums are rounded in another order."""
     for spec in ("marsit:full_every=3", "casq", "ef_signsgd", "top_k:ratio=0.1+zen", "sketched_sgd:k=64:columns=512"):
         sizes = (700, 33, 1200, 5)
         host = wrap(lambda: Given(sizes, (torch.float32, torch.float16)))
@@ -236,7 +237,8 @@ def overflow_in_the_first_step():
 
 
 def overflow_where_buckets_are_rebuilt():
-    """In DDP's second step some buckets are what they were and others are not: nothing of it may stay behind."""
+    """In DDP's second step some buckets are what they were and others are not:
+    nothing of it may stay behind."""
     # At first a bucket for each type, then one for each parameter.
     sizes = (1500, 1400, 3000)
     model = wrap(lambda: Given(sizes, (torch.float32, torch.float32, torch.float16)))
@@ -258,7 +260,8 @@ def overflow_where_buckets_are_rebuilt():
 
 
 def a_backward_that_raises():
-    """After an overflow in one bucket backward ends before its last one: what other buckets have delivered is undone."""
+    """After an overflow in one bucket backward ends before its last one:
+    what other buckets have delivered is undone."""
     sizes = (1500, 1400, 1300, 1200)
     for spec in ("top_k:ratio=0.05+zen", "casq", "ef_signsgd", "half:feedback=on"):
         scaler = Scaler()
@@ -287,7 +290,8 @@ def a_backward_that_raises():
 
 
 def means_beyond_float16():
-    """Every rank's gradient is finite in float16, what is delivered is not: a step to leave out, like one with an infinite gradient."""
+    """Every rank's gradient is finite in float16, what is delivered is not:
+    a step to leave out, like one with an infinite gradient."""
     model = wrap(lambda: Given((64,), (torch.float16,)))
     handle = register(model, "top_k:ratio=0.02+zen", grad_scaler=Scaler())
     gradient = (6e4 * (1 - 1e-3 * torch.arange(64))).half()

@@ -1,4 +1,5 @@
-"""The tutorial's cells are those that ran, and run here on fewer steps; and every spec that a page hands to register is one.
+"""The tutorial's cells are those that ran, and run here on fewer steps;
+and every spec that a page hands to register is one.
 
 Needs no notebook: what cells do beyond Python is to write a file.
 """

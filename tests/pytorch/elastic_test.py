@@ -1,8 +1,9 @@
 """torchrun starts examples/elastic.py again after a rank has died: elastic_test.py [restarts|hosts] [SPEC].
 
-restarts: a rank dies between two steps, then one dies while it saves. The end is that of an undisturbed run, bit for bit; three ranks
-then go on from the checkpoint of two.
-hosts: of two torchruns one dies with its rank, and the other goes on alone. Takes half a minute, most of it torchrun's own waiting.
+restarts: a rank dies between two steps, then one dies while it saves. The end is that of an undisturbed run,
+bit for bit; three ranks then go on from the checkpoint of two.
+hosts: of two torchruns one dies with its rank, and the other goes on alone.
+Takes half a minute, most of it torchrun's own waiting.
 """
 import os
 import pathlib
@@ -14,7 +15,8 @@ import torch
 from thinwire.launch import free_port
 
 LIMIT_SECONDS = 70  # for each of three runs, together less than the whole test has
-# Debian's torch 1.13 under Python 3.11 has no default for these two. Rank 9 does not exist, so this redirects nothing.
+# Debian's torch 1.13 under Python 3.11 has no default for these two.
+# Rank 9 does not exist, so this redirects nothing.
 QUIET = ["--redirects", "9:1", "--tee", "9:1"] if torch.__version__.startswith("1.13") else []
 worker = pathlib.Path(__file__).resolve().parent / "elastic_worker.py"
 

@@ -1,8 +1,9 @@
 """One rank of examples/elastic.py that dies where it is told, once: elastic_worker.py [ARGUMENT...].
 
-THINWIRE_TEST_DIES is a list of "step=N", before the process's N-th step of its optimizer, and "save=N", before its N-th file gets its name.
-Rank 1 dies; with THINWIRE_TEST_HOST set, any rank does, and torchrun before it. THINWIRE_TEST_FOLDER keeps what has happened: a file for each
-death, and the state of each rank as it was right after loading.
+THINWIRE_TEST_DIES is a list of "step=N", before the process's N-th step of its optimizer, and "save=N",
+before its N-th file gets its name. Rank 1 dies; with THINWIRE_TEST_HOST set, any rank does, and torchrun
+before it. THINWIRE_TEST_FOLDER keeps what has happened: a file for each death,
+and the state of each rank as it was right after loading.
 """
 import os
 import pathlib

@@ -1,4 +1,5 @@
-"""What goes wrong with frameworks, and what else people do with them: two models, a trainer that trains twice, what cannot work."""
+"""What goes wrong with frameworks, and what else people do with them:
+two models, a trainer that trains twice, what cannot work."""
 import os
 import sys
 import tempfile
@@ -22,7 +23,7 @@ def shared_folder():
     return folder[0]
 
 
-# --- Accelerate ----------------------------------------------------------------------------------------------------------
+# --- Accelerate ---------------------------------------------------------------------------------------------
 
 def two_models_of_one_accelerator():
     """As of a generator and its critic: each has its own state in the folder."""
@@ -104,7 +105,7 @@ def sharded_models():
     require_error(TypeError, ["0.weight is a DTensor"], lambda: thinwire.register(parts, "dense"))
 
 
-# --- Lightning -----------------------------------------------------------------------------------------------------------
+# --- Lightning ----------------------------------------------------------------------------------------------
 
 def one_callback_in_two_trainers():
     callback = thinwire.lightning.ThinwireCallback("casq", **LIMITS)
@@ -130,7 +131,7 @@ def what_fabric_cannot():
     require_error(TypeError, words, lambda: thinwire.lightning.register(Fabric(accelerator="cpu", devices=1), make_model(), "dense"))
 
 
-# --- Trainer -------------------------------------------------------------------------------------------------------------
+# --- Trainer ------------------------------------------------------------------------------------------------
 
 def a_trainer_that_trains_twice():
     """The trainer wraps its model once, and the second run registers it again."""

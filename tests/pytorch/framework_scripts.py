@@ -1,8 +1,9 @@
-"""One script per framework, as in its own documentation, with Thinwire's line where a spec is given: mixed precision, accumulation of two
-batches, clipping, two epochs with a checkpoint after the first.
+"""One script per framework, as in its own documentation, with Thinwire's line where a spec is given: mixed
+precision, accumulation of two batches, clipping, two epochs with a checkpoint after the first.
 
-A script is called ``script(folder, spec, resume=None, probe=None, epochs=2, **options)`` and returns a Result. folder: where checkpoints go.
-resume: a checkpoint. probe(run): called before the first step, with Thinwire's Synchronization.
+A script is called ``script(folder, spec, resume=None, probe=None, epochs=2, **options)`` and returns a
+Result. folder: where checkpoints go. resume: a checkpoint. probe(run): called before the first step,
+with Thinwire's Synchronization.
 """
 import glob
 import os

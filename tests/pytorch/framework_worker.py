@@ -1,4 +1,5 @@
-"""One rank of frameworks_test.py: framework_worker.py FRAMEWORK PHASE FOLDER. Phases share the folder, and each is of new processes."""
+"""One rank of frameworks_test.py: framework_worker.py FRAMEWORK PHASE FOLDER.
+Phases share the folder, and each is of new processes."""
 import logging
 import os
 import shutil
@@ -44,10 +45,11 @@ def of_all_ranks(state):
     return states
 
 
-# --- Phases --------------------------------------------------------------------------------------------------------------
+# --- Phases -------------------------------------------------------------------------------------------------
 
 def two(script):
-    """dense is the framework's own run; lossy systems train, and leave a checkpoint. All in one process, one after another."""
+    """dense is the framework's own run; lossy systems train, and leave a checkpoint.
+    All in one process, one after another."""
     plain = script(folder_of(script, "plain"), None)
     dense = script(folder_of(script, "dense"), "dense", **LIMITS)
     require_same(dense.values, plain.values, "dense, beside the framework's own run")

@@ -121,7 +121,8 @@ def wrappers_that_synchronize_themselves():
 
 
 def compiled_models():
-    """torch.compile around DDP, before and after register, and within it: as without, and states are each other's."""
+    """torch.compile around DDP, before and after register, and within it:
+    as without, and states are each other's."""
     if not hasattr(torch, "compile"):
         return "skipped"
 

@@ -69,7 +69,8 @@ class Page(html.parser.HTMLParser):
 
 
 def recorded(spec, steps, act=lambda step, handle: None, make=Net, folder=None, **options):
-    """Trains with AdamW and gives the page's path, the handle and its model; ``act`` is called before each step."""
+    """Trains with AdamW and gives the page's path, the handle and its model;
+    ``act`` is called before each step."""
     model = wrap(make)
     handle = register(model, spec)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -240,7 +241,8 @@ def scales_and_states():
 
 
 def what_a_loop_may_do():
-    """Accumulation, sparse rows, several synchronizations or none in a step, several handles and recorders, pages of a run that goes on."""
+    """Accumulation, sparse rows, several synchronizations or none in a step, several handles and recorders,
+    pages of a run that goes on."""
     with tempfile.TemporaryDirectory() as folder:
         models = [wrap(Mixed), wrap(Net)]
         handles = [register(model, spec) for model, spec in zip(models, ("casq", "dense"))]

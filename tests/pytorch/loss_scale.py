@@ -1,4 +1,5 @@
-"""How a GradScaler's scale is read where it lies on a CUDA device: with stand-ins for the device, so that it runs everywhere."""
+"""How a GradScaler's scale is read where it lies on a CUDA device:
+with stand-ins for the device, so that it runs everywhere."""
 import copy
 import pickle
 from unittest import mock

@@ -1,4 +1,5 @@
-"""Runs code that was written for CUDA devices on a machine without one: whatever device it names, tensors are on the CPU."""
+"""Runs code that was written for CUDA devices on a machine without one:
+whatever device it names, tensors are on the CPU."""
 import contextlib
 
 import torch

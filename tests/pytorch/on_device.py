@@ -57,7 +57,8 @@ def device_rows():
 
 
 def device_states():
-    """A run that was saved, resumed in a new process's buckets, and changed to another system, beside one that went on."""
+    """A run that was saved, resumed in a new process's buckets, and changed to another system,
+    beside one that went on."""
     for spec in ("casq", "top_k:ratio=0.1+zen", "ef_signsgd"):
         model = wrap_on_device(Net)
         handle = register(model, spec)

@@ -16,8 +16,8 @@ worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 processes = [
     subprocess.Popen(
         [sys.executable, worker, group],
-        # Messages must be the same with torch's own stack traces in them and without. Under torchrun each host counts its own
-        # restarts, so here every rank has another number of them.
+        # Messages must be the same with torch's own stack traces in them and without. Under torchrun each
+        # host counts its own restarts, so here every rank has another number of them.
         env={**os.environ, **environment, "TORCHELASTIC_RESTART_COUNT": environment["RANK"], "OMP_NUM_THREADS": "1",
              "TORCH_SHOW_CPP_STACKTRACES": "1" if group == "frozen" else "0"},
         stdout=subprocess.PIPE,

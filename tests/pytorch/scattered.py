@@ -1,4 +1,5 @@
-"""Scenarios of models that torch's fully_shard shards among all 4 ranks, with a system in place of its reduce-scatter."""
+"""Scenarios of models that torch's fully_shard shards among all 4 ranks,
+with a system in place of its reduce-scatter."""
 import torch
 import torch.distributed as dist
 
@@ -149,7 +150,8 @@ def resumes_bit_for_bit():
 
 
 def checkpoints_of_torch():
-    """Saved and loaded by torch.distributed.checkpoint: bit for bit on this mesh, with residuals' sums from and to one of hosts."""
+    """Saved and loaded by torch.distributed.checkpoint: bit for bit on this mesh,
+    with residuals' sums from and to one of hosts."""
     for spec in ("casq:bits=4", "top_k:ratio=0.05+zen"):
         model = net()
         handle = shard(model, spec, flat(), all_gather="8bit")
@@ -240,7 +242,8 @@ def given_up_backward_leaves_no_trace():
 
 
 def spoiled_step_is_undone():
-    """inf on one rank, in a row that another rank owns: all gradients are NaN everywhere, and no state has changed."""
+    """inf on one rank, in a row that another rank owns: all gradients are NaN everywhere,
+    and no state has changed."""
     for spec in KEEPING:
         model = Given()
         handle = shard(model, spec, flat(), modules=[model.layers[1]])
@@ -315,7 +318,8 @@ def all_ranks_compute_with_the_same_8_bits():
         everyones = [torch.empty_like(used) for _ in range(WORLD)]
         dist.all_gather(everyones, used)
         assert all(torch.equal(used, one) for one in everyones), f"step {step}: ranks compute with different parameters"
-        # A block's values are multiples of a 127th of its largest, which the rest makes at most a 254th larger.
+        # A block's values are multiples of a 127th of its largest,
+        # which the rest makes at most a 254th larger.
         error = (used - master).abs().max().item()
         assert 0 < error <= 2 * 1.02 * master.abs().max().item() / 254, (step, error)
     ours, theirs = loss_of(model), loss_of(exact)
@@ -330,7 +334,8 @@ def all_ranks_compute_with_the_same_8_bits():
 
 
 def what_8_bits_leave_out_is_not_lost():
-    """Parameters that stand still: the mean over steps of what ranks compute with comes to the parameters themselves."""
+    """Parameters that stand still: the mean over steps of what ranks compute with comes to the
+    parameters themselves."""
     model = Watched()
     handle = shard(model, "dense", flat(), all_gather="8bit")
     master = model.layers[2].weight.full_tensor()

@@ -49,7 +49,8 @@ def shard(model, spec, mesh=None, **options):
 
 
 def closing(scenario):
-    """What a scenario leaves open is closed by all ranks at the same time, and not whenever Python finds its cycles."""
+    """What a scenario leaves open is closed by all ranks at the same time,
+    and not whenever Python finds its cycles."""
 
     @functools.wraps(scenario)
     def run():
@@ -168,7 +169,8 @@ def given(step, rank=RANK):
 
 
 def nothing_is_lost():
-    """Gradients of all replicas = what was delivered + what the residuals have, per shard; and replicas stay equal to the bit."""
+    """Gradients of all replicas = what was delivered + what the residuals have, per shard;
+    and replicas stay equal to the bit."""
     mesh = mesh_of()
     for spec in LOSSY + ["dense"]:
         model = Given()
@@ -226,7 +228,8 @@ def bytes_are_those_of_the_formulas():
         train(model, torch.optim.SGD(model.parameters(), lr=0.01), 3)
         last = handle.report()["last_step"]
         assert last["raw_bytes"] == 4 * elements, (last["raw_bytes"], elements)
-        # Each of 2 replicas sends half of it twice; signs are padded to whole bytes or words for each bucket and segment.
+        # Each of 2 replicas sends half of it twice;
+        # signs are padded to whole bytes or words for each bucket and segment.
         assert payload <= last["formula_bytes"] <= payload + (0 if payload >= elements else 200), (spec, last["formula_bytes"], payload)
         assert last["wire_bytes_sent"] == last["formula_bytes"] + last["frame_header_bytes"]
         names = {name for bucket in handle.report()["buckets"] for name in bucket["parameters"]}
@@ -272,7 +275,8 @@ def resumes_bit_for_bit():
 
 
 def checkpoints_of_torch():
-    """Saved and loaded by torch.distributed.checkpoint, bit for bit, and on other meshes with residuals' sums."""
+    """Saved and loaded by torch.distributed.checkpoint, bit for bit,
+    and on other meshes with residuals' sums."""
     mesh = mesh_of()
     for spec in ("casq:bits=4", "top_k:ratio=0.05+zen"):
         model = net()
@@ -374,7 +378,8 @@ def given_up_backward_leaves_no_trace():
 
 
 def spoiled_step_is_undone_in_all_shards():
-    """inf on one rank, in a row that only one shard has: all gradients are NaN everywhere, and no state has changed."""
+    """inf on one rank, in a row that only one shard has: all gradients are NaN everywhere,
+    and no state has changed."""
     mesh = mesh_of()
     for spec in LOSSY:
         model = Given()
@@ -573,7 +578,8 @@ def what_cannot_be_sharded():
 
 
 def after_torchs_own():
-    """Sharded by torch over one dimension; with an optimizer that holds its variance still, and activations computed anew."""
+    """Sharded by torch over one dimension; with an optimizer that holds its variance still,
+    and activations computed anew."""
     mesh = mesh_of()
     model = plain(Checkpointed(False), mesh["shard"])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -1,4 +1,5 @@
-"""examples/fully_sharded.py on 4 ranks learns, with a small part of the bytes, within hosts and among all ranks."""
+"""examples/fully_sharded.py on 4 ranks learns, with a small part of the bytes,
+within hosts and among all ranks."""
 import os
 import re
 import subprocess

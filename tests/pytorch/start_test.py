@@ -1,4 +1,5 @@
-"""Kills or freezes a rank at each place within register: all others end in time and name it. start_test.py [PLACE:VICTIM...]"""
+"""Kills or freezes a rank at each place within register: all others end in time and name it.
+start_test.py [PLACE:VICTIM...]"""
 import os
 import signal
 import subprocess

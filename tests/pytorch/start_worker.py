@@ -1,4 +1,5 @@
-"""One rank of start_test.py: start_worker.py PLACE VICTIM. The victim ends itself at the place, within register."""
+"""One rank of start_test.py: start_worker.py PLACE VICTIM.
+The victim ends itself at the place, within register."""
 import contextlib
 import datetime
 import os

@@ -17,7 +17,8 @@ from compression import residuals_of
 
 
 def resumes_bit_for_bit():
-    """As a new process does: its first step is in the buckets that DDP begins with, which are others than those of later steps."""
+    """As a new process does: its first step is in the buckets that DDP begins with,
+    which are others than those of later steps."""
     specs = ["dense", "half", "casq", "marsit", "marsit:full_every=3", "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2"]
     specs += ["auto:settle=0:steps=2", "whole+casq", "warm_up:steps=3:with=qsgd/bits=4+power_sgd:rank=2", "qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0", "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd"]
     for spec in specs:
@@ -64,7 +65,8 @@ class Many(torch.nn.Module):
 
 
 def first_step_is_in_the_states_buckets():
-    """Buckets of several of DDP's, and the other way round: the step after the load is the saved run's next one, bit for bit."""
+    """Buckets of several of DDP's, and the other way round:
+    the step after the load is the saved run's next one, bit for bit."""
     for spec in ("casq", "mc:momentum=0.9+top_k:ratio=0.1+agsparse"):
         for saved_mb, own_mb, steps_before, lanes in ((0.004, 0.010, 3, 2), (0.010, 0.004, 3, 1), (25, 0.004, 3, 2), (0.006, 0.010, 0, 3)):
             model = wrap(Many, bucket_cap_mb=saved_mb)
@@ -116,7 +118,8 @@ class _Scaler:
 
 
 def a_skipped_step_after_a_load():
-    """The second step after a load is in other buckets than the first; what it changes is undone all the same."""
+    """The second step after a load is in other buckets than the first;
+    what it changes is undone all the same."""
     sizes = (300, 300, 1500)
 
     def step(model, number, spoilt=False):

@@ -1,4 +1,5 @@
-"""Scenarios of a step as a unit: what takes no part in it loses nothing, and one that does not count leaves no trace."""
+"""Scenarios of a step as a unit: what takes no part in it loses nothing,
+and one that does not count leaves no trace."""
 import torch
 from torch import nn
 
@@ -54,7 +55,8 @@ def require_same_state(before, after, what):
 
 
 def unused_on_all_ranks():
-    """Parameter 1 is unused on all ranks for three steps, parameter 2 on one rank: what went in came out or is in a residual."""
+    """Parameter 1 is unused on all ranks for three steps, parameter 2 on one rank:
+    what went in came out or is in a residual."""
     for spec in SPECS:
         for to_none, view in ((True, False), (False, False), (True, True)):
             model = wrap(Parts, find_unused_parameters=True, gradient_as_bucket_view=view)
@@ -84,8 +86,8 @@ def unused_on_all_ranks():
 
 
 def keeps_own_gradients():
-    """Whether this torch leaves each rank its own gradient of a parameter that no rank used in the synchronized part of a step. Newer
-    ones deliver the mean of what accumulated."""
+    """Whether this torch leaves each rank its own gradient of a parameter that no rank used in the
+    synchronized part of a step. Newer ones deliver the mean of what accumulated."""
     model = wrap(Parts, find_unused_parameters=True)
     own = torch.full_like(model.module.weights[1], RANK + 1.0)
     with model.no_sync():
@@ -95,8 +97,9 @@ def keeps_own_gradients():
 
 
 def used_without_synchronization():
-    """In the last part of an accumulated step only one rank uses parameter 1, and in step 3 none does. Where DDP itself then leaves each
-    rank its own gradient, nothing is delivered. Otherwise what went in came out or is in a residual."""
+    """In the last part of an accumulated step only one rank uses parameter 1, and in step 3 none does. Where
+    DDP itself then leaves each rank its own gradient, nothing is delivered.
+    Otherwise what went in came out or is in a residual."""
     keeps = keeps_own_gradients()
     model = wrap(Parts, find_unused_parameters=True)
     handle = register(model, "casq")
@@ -200,8 +203,8 @@ def a_backward_that_is_given_up():
         given_up = handle.state_dict()
         assert handle.step == given_up["values"]["step"] == 4, f"{spec}: the step that was given up has counted"
         require_same_state(tensors_of(before), tensors_of(given_up), spec)
-        # DDP itself goes on with another model alone. Where the engine goes on, the number is passed over: so no rank takes messages
-        # of the one step for the other's.
+        # DDP itself goes on with another model alone. Where the engine goes on, the number is passed over: so
+        # no rank takes messages of the one step for the other's.
         futures = [submit(handle, index, bucket, model) for index, bucket in enumerate(buckets)]
         handle._engine.end_backward([])
         require_same([WORLD * future.wait() for future in futures], [total(future.wait()) for future in futures], spec)
@@ -241,7 +244,8 @@ def a_backward_that_one_rank_gives_up():
 
 
 def buckets_that_are_missing():
-    """DDP(skip_all_reduce_unused_params=True) leaves out buckets that no rank used: first, middle and last ones."""
+    """DDP(skip_all_reduce_unused_params=True) leaves out buckets that no rank used:
+    first, middle and last ones."""
     try:
         wrap(Parts, find_unused_parameters=True, skip_all_reduce_unused_params=True)
     except TypeError:

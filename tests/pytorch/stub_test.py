@@ -1,5 +1,6 @@
-"""Whether thinwire/_C.pyi says what the compiled module has: every name, parameter and type that pybind11 writes into its docstrings, both
-ways. Also whether this comparison sees it when a line of the stub is missing, or says something else."""
+"""Whether thinwire/_C.pyi says what the compiled module has: every name, parameter and type that pybind11
+writes into its docstrings, both ways. Also whether this comparison sees it when a line of the stub is
+missing, or says something else."""
 import ast
 import difflib
 import os
@@ -129,7 +130,8 @@ def differences(text: str) -> List[str]:
 
 
 def wrong_stubs(text: str) -> Iterator[str]:
-    """Each differs from the stub in one place: without a definition or a parameter, with another type, or with a name more."""
+    """Each differs from the stub in one place: without a definition or a parameter, with another type,
+    or with a name more."""
     tree = ast.parse(text)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     for body in [tree.body, *(node.body for node in classes)]:

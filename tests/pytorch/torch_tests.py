@@ -1,13 +1,14 @@
-"""torch's own tests of DistributedDataParallel: each plain, and again with ``dense`` registered on every model that it wraps.
+"""torch's own tests of DistributedDataParallel: each plain,
+and again with ``dense`` registered on every model that it wraps.
 
     torch_tests.py [PATTERN]       those whose names the regular expression fits; all of them unless given
 
-They are those of torch.testing._internal.distributed.distributed_test that wrap a model, on 2 ranks over Gloo. The module comes with torch
-from PyPI, and needs the package expecttest. Most of these tests ask for CUDA devices: on_cpu.py gives them the CPU. What nevertheless does
-not pass without Thinwire is left out.
+They are those of torch.testing._internal.distributed.distributed_test that wrap a model, on 2 ranks over
+Gloo. The module comes with torch from PyPI, and needs the package expecttest. Most of these tests ask for
+CUDA devices: on_cpu.py gives them the CPU. What nevertheless does not pass without Thinwire is left out.
 
-Fails where a test passes plain and not with Thinwire, unless torch_tests_that_differ.py has it with a reason, and where a test that stands
-there passes.
+Fails where a test passes plain and not with Thinwire, unless torch_tests_that_differ.py has it with a reason,
+and where a test that stands there passes.
 """
 import collections
 import contextlib
@@ -102,7 +103,8 @@ def be_rank(rank, name, folder, with_thinwire):
 
 
 def wait_for(ranks):
-    """The status of each rank that ended by itself. Others are killed when one has failed, and at the limit."""
+    """The status of each rank that ended by itself. Others are killed when one has failed,
+    and at the limit."""
     statuses = {}
     end = time.monotonic() + LIMIT_SECONDS
     while len(statuses) < len(ranks) and time.monotonic() < end and set(statuses.values()) <= {0, *SKIPPED}:

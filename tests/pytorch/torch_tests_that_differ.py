@@ -1,4 +1,5 @@
-"""torch's own tests that pass plain and not with Thinwire, each with its reason. torch_tests.py fails where one of them passes."""
+"""torch's own tests that pass plain and not with Thinwire, each with its reason.
+torch_tests.py fails where one of them passes."""
 
 _OWN_HOOK = "registers a communication hook of its own, and DDP takes one"
 _IN_BACKWARD = "an optimizer that runs within backward is a communication hook of DDP's own, and DDP takes one"

@@ -1,5 +1,5 @@
-"""What a script of somebody's own sees of Thinwire's types. mypy reads it strictly, and nothing runs it. Where an error is ignored there has
-to be one: mypy says so otherwise."""
+"""What a script of somebody's own sees of Thinwire's types. mypy reads it strictly, and nothing runs it.
+Where an error is ignored there has to be one: mypy says so otherwise."""
 from typing import Any, Dict, List, Optional
 
 import torch

@@ -1,4 +1,5 @@
-"""One rank of the PyTorch module's tests: worker.py GROUP_OF_SCENARIOS. run.py starts as many as a group wants.
+"""One rank of the PyTorch module's tests: worker.py GROUP_OF_SCENARIOS.
+run.py starts as many as a group wants.
 
 Every scenario runs on all ranks; one that fails ends its process, and the others name the rank that left.
 """
