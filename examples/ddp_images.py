@@ -1,8 +1,8 @@
 """A network on images under DistributedDataParallel, without and with Thinwire.
 
     torchrun --nproc_per_node 4 examples/ddp_images.py
-    python3 -m thinwire.launch -n 4 examples/ddp_images.py        where torchrun does not work (Debian 12's own)
-    srun -n 4 python3 examples/ddp_images.py                      under Slurm (docs/clusters.md)
+    python3 -m thinwire.launch -n 4 examples/ddp_images.py   where torchrun does not work (Debian 12's own)
+    srun -n 4 python3 examples/ddp_images.py                 under Slurm (docs/clusters.md)
 
 The images are those of Debian's package dataset-fashion-mnist, or the four files of the data set in --data;
 or CIFAR-10's binary version in --cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR

@@ -1,8 +1,8 @@
 """A word language model with a sparse embedding under DistributedDataParallel, without and with Thinwire.
 
     torchrun --nproc_per_node 4 examples/ddp_text.py
-    python3 -m thinwire.launch -n 4 examples/ddp_text.py          where torchrun does not work (Debian 12's own)
-    srun -n 4 python3 examples/ddp_text.py                        under Slurm (docs/clusters.md)
+    python3 -m thinwire.launch -n 4 examples/ddp_text.py   where torchrun does not work (Debian 12's own)
+    srun -n 4 python3 examples/ddp_text.py                 under Slurm (docs/clusters.md)
 
 The text is the King James Bible of Debian's packages bible-kjv and bible-kjv-text, or --text FILE. The
 embedding's gradient has a row for every word of a batch and none for the thousands of others; plain DDP

@@ -8,8 +8,8 @@ addresses of ranks that have ended. torch 1.13 does not need it.
 
 On one host or two, whichever are there, with a folder that both see (the same line on each):
 
-    torchrun --nnodes 1:2 --nproc_per_node 4 --max_restarts 3 --rdzv_backend c10d --rdzv_endpoint HOST:29400 \\
-        examples/elastic.py --checkpoints /shared/checkpoints
+    torchrun --nnodes 1:2 --nproc_per_node 4 --max_restarts 3 \\
+        --rdzv_backend c10d --rdzv_endpoint HOST:29400 examples/elastic.py --checkpoints /shared/checkpoints
 
 As many ranks as before end with the same parameters as a run that nobody disturbed. With another number of
 ranks the sum of the residuals is kept. The points are made up.

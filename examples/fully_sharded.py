@@ -39,7 +39,8 @@ if options.all_ranks:
 else:
     hosts = ranks // options.ranks_per_host
     mesh = init_device_mesh("cpu", (hosts, options.ranks_per_host), mesh_dim_names=("replicate", "shard"))
-handle = thinwire.fully_shard(model, mesh, options.spec, modules=[model[0], model[2]], all_gather=options.all_gather)  # the line
+handle = thinwire.fully_shard(model, mesh, options.spec, modules=[model[0], model[2]],  # the line
+                              all_gather=options.all_gather)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
 
 

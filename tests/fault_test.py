@@ -7,7 +7,8 @@ STARTER is the thinwire executable, or mpirun with its options, as one word. HOW
     kill, stop    all other ranks must end by themselves with one line that names the victim
     frozen        stop, long before the deadline: the process shows no sign of life, and that is what they say
     away          the victim is busy by itself for longer than the deadline: they say that it lives
-    late          busy by itself for longer than a frozen rank is waited for, and shorter than the deadline: all go on
+    late          busy by itself for longer than a frozen rank is waited for, and shorter than the deadline:
+                  all go on
     pause         frozen for shorter than that: all go on
 
 Nothing may hang, dump core or stay behind. Time limits only tell a hang from an end: they are several times

@@ -90,7 +90,8 @@ def started(template, index):
     with tempfile.TemporaryDirectory() as folder:
         programs = {
             "python3": 'echo "$RANK $WORLD_SIZE $MASTER_ADDR $*"',
-            "getent": f"[ -e {folder}/asked ] && exit 0; touch {folder}/asked; exit 2",  # the first time the name is unknown
+            # The first time the name is unknown.
+            "getent": f"[ -e {folder}/asked ] && exit 0; touch {folder}/asked; exit 2",
             "sleep": "exit 0",
         }
         for name, text in programs.items():

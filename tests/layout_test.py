@@ -101,7 +101,41 @@ def documents_are_held_to_their_width_and_links():
 def comments_are_held_to_their_width():
     code, comment = "x" * 120 + ";", "// " + "x" * 107
     assert findings({"src/wire/a.h": f"{code}\n{comment}\n"}) == []
-    assert findings({"src/wire/a.h": f"{comment}\n  {comment}\n"}) == ["src/wire/a.h:2: a comment of 112 columns, the most is 110"]
+    assert findings({"src/wire/a.h": f"{comment}\n  {comment}\n"}) == [
+        "src/wire/a.h:2: a comment of 112 columns, the most is 110"]
+
+
+def comments_that_begin_with_a_hash_are_held_to_their_width():
+    wide, code = "# " + "x" * 109, "x" * 120
+    narrow = wide[:110]
+    for path in ("a.sh", "a.sbatch", "CMakeLists.txt", "cmake/a.cmake", "cmake/a.cmake.in", "a.yml", "a.yaml", ".clang-tidy"):
+        assert findings({path: f"{narrow}\n{code}\n'# {code}'\n"}) == [], path
+        assert findings({path: f"{narrow}\n{code} # why\n{wide}\n"}) == [
+            f"{path}:2: a comment of 126 columns, the most is 110",
+            f"{path}:3: a comment of 111 columns, the most is 110"], path
+    assert findings({"tool": f"#!/usr/bin/env bash\n{wide}\n", "notes.txt": wide}) == [
+        "tool:2: a comment of 111 columns, the most is 110"]
+
+
+def comments_and_docstrings_of_python_are_held_to_their_width():
+    wide = "x" * 111
+    docstrings = f'''"""A module.
+
+{wide}
+"""
+class A:
+    """{wide}"""
+    def f(self):
+        """{wide}"""
+        return 1  # {wide}
+'''
+    expected = [f"{line}: a comment of {columns} columns, the most is 110"
+                for line, columns in ((3, 111), (6, 121), (8, 125), (9, 130))]
+    assert findings({"a.py": docstrings}) == ["a.py:" + line for line in expected]
+    assert findings({"a.pyi": f"#: {wide}\n"}) == ["a.pyi:1: a comment of 114 columns, the most is 110"]
+    assert findings({"tool": f"#!/usr/bin/python3\n# {wide}\n"}) == [
+        "tool:2: a comment of 113 columns, the most is 110"]
+    assert findings({"a.py": f"# {'x' * 108}\n"}) == []
 
 
 long_functions_are_found()
@@ -112,3 +146,5 @@ full_folders_are_found()
 upward_includes_are_found()
 documents_are_held_to_their_width_and_links()
 comments_are_held_to_their_width()
+comments_that_begin_with_a_hash_are_held_to_their_width()
+comments_and_docstrings_of_python_are_held_to_their_width()

@@ -31,7 +31,8 @@ def main() -> None:
         (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
         os.environ["JUPYTER_PATH"] = folder
         client = nbclient.NotebookClient(notebook, timeout=60 * MINUTES, kernel_name="python3")
-        client.create_kernel_manager().transport = "ipc"  # sockets that are files: nobody else can speak to the kernel
+        # Sockets that are files: nobody else can speak to the kernel.
+        client.create_kernel_manager().transport = "ipc"
         client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of this run, which would differ in the next

@@ -61,7 +61,9 @@ def curves_of(runs: list, measure: str) -> list:
 
 def same_line(one: list, other: list) -> bool:
     """Whether two systems' lines lie upon each other, as those of exact systems do."""
-    close = lambda a, b: len(a) == len(b) and all(math.isclose(x, y, rel_tol=2e-3) for x, y in zip(a, b))  # noqa: E731
+    def close(a, b):
+        return len(a) == len(b) and all(math.isclose(x, y, rel_tol=2e-3) for x, y in zip(a, b))
+
     return len(one) == len(other) and all(close(a[1], b[1]) for a, b in zip(one, other))
 
 

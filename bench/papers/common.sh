@@ -2,13 +2,15 @@
 # tables and figures of the papers behind Thinwire's systems, smaller by default:
 # Fashion-MNIST, a small network, few epochs.
 #
-#   bench/papers/NAME [--full DIR] [--thinwire PATH] [--results DIR] [--seeds 1,2,3] [--epochs N] [--limit N] [--workers N]
-#                     [--steps N] [--note TEXT] [--redraw]
+#   bench/papers/NAME [--full DIR] [--thinwire PATH] [--results DIR] [--seeds 1,2,3] [--epochs N] [--limit N]
+#                     [--workers N] [--steps N] [--note TEXT] [--redraw]
 #
-#   --full DIR   CIFAR-10 in its binary version lies in DIR: train the paper's kind of model for more epochs (hours)
+#   --full DIR   CIFAR-10 in its binary version lies in DIR: train the paper's kind of model for more epochs
+#                (hours)
 #   --limit N    use only the first N training examples
 #   --steps N    recorded steps, where gradients are replayed
-#   --redraw     run nothing: table and plot anew from the results that are there, which the other options must describe
+#   --redraw     run nothing: table and plot anew from the results that are there,
+#                which the other options must describe
 #
 # Results: DIR/NAME/*.json as `thinwire` wrote them, table.md and plot.png (default results/papers).
 

@@ -16,8 +16,8 @@ sys.dont_write_bytecode = True  # the source tree stays as it is
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator  # noqa: E402
 
-from runs import (DIFFERENCE, System, accuracy_table, compression, describe, load, named, options_of, systems_in,  # noqa: E402
-                  table)
+from runs import (DIFFERENCE, System, accuracy_table, compression, describe, load, named,  # noqa: E402
+                  options_of, systems_in, table)
 from drawing import bars, figure, legend, plot_epochs, point, style  # noqa: E402
 from plotting import COLOURS, MARKERS  # noqa: E402
 

@@ -2,8 +2,8 @@
 """Loss against wall-clock on slow networks, beside plain DDP and torch's own hooks.
 
     bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--workers N]
-    [--steps N] [--results DIR]
-                              [--python PATH] [--margin NATS] [--redraw] [options of settings.py]
+                              [--steps N] [--results DIR] [--python PATH] [--margin NATS] [--redraw]
+                              [options of settings.py]
 
 RATE is of every link of an emulated network (testbed/up): 100Mbit, 1Gbit, 10Gbit; all three if none is given.
 `loopback` is the machine without a limit, and needs no root. Every way trains the same model from the same

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems", "__version__"]
-_ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
+# Each needs its framework, and is loaded when it is asked for.
+_ADAPTERS = ("accelerate", "lightning", "transformers")
 
 
 def _load(name: str) -> object:

@@ -50,7 +50,8 @@ def _torch_optimizer(optimizer: object) -> Optional[torch.optim.Optimizer]:
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer):
             return _torch_optimizer(inner)
-    return cast(Optional[torch.optim.Optimizer], optimizer)  # what is none, register refuses where it needs one
+    # What is no optimizer, register refuses where it needs one.
+    return cast(Optional[torch.optim.Optimizer], optimizer)
 
 
 class Synchronization:

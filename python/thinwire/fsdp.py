@@ -403,7 +403,8 @@ def _forward_begins(handle: "weakref.ref[ShardedHandle]", module: nn.Module, inp
 
 def _task_of_backward() -> int:
     """-1 outside of backward."""
-    return int(getattr(torch._C, "_current_graph_task_id")())  # noqa: B009  not in the types of older versions
+    # getattr: the function is not in the types of older versions.
+    return int(getattr(torch._C, "_current_graph_task_id")())  # noqa: B009
 
 
 def _is_spoiled(backward: _Backward) -> bool:

@@ -26,7 +26,8 @@ def decode(message: torch.Tensor, elements: int) -> torch.Tensor:
     """The values of a message of ``encode``, the same bits on every rank.
     Where a value was inf or NaN, so is its block."""
     codes = torch.nn.functional.pad(message[:elements].view(torch.int8).float(), (0, -elements % _BLOCK)).view(-1, _BLOCK)
-    scales = message[elements:].clone().view(torch.float32)  # which need not lie at a multiple of 4 bytes in the message
+    # They need not lie at a multiple of 4 bytes in the message, so they are copied.
+    scales = message[elements:].clone().view(torch.float32)
     return (codes * scales.view(-1, 1)).view(-1)[:elements]
 
 

@@ -114,7 +114,8 @@ class _Keys:
         """What stands there afterwards."""
         with _in_words("write to"):
             standing = self._store.compare_set(key, "", value).decode()
-            self._store.set(key, standing)  # wakes those that wait for it, which torch 1.13's compare_set does not
+            # Wakes those that wait for it, which torch 1.13's compare_set does not.
+            self._store.set(key, standing)
             return standing
 
     def add(self, key: str, number: int) -> int:
@@ -307,7 +308,8 @@ class PrivateGroups:
         if self.sums_by == "gloo":
             self.device_group = self._open_lane(store)
             return
-        options: Any = dist.ProcessGroupNCCL.Options()  # torch's types of these two lack what is used here, in one version or another
+        # Any: torch's types of these two lack what is used here, in one version or another.
+        options: Any = dist.ProcessGroupNCCL.Options()
         group: Any
         # Later than ours, which tells who is gone, but it also bounds how long the group takes to end.
         options._timeout = max(4 * self._deadline, datetime.timedelta(minutes=1))

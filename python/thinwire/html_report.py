@@ -293,7 +293,8 @@ class HtmlReport:
         model = None if handle is None else handle._model()
         if handle is None or model is None:
             return
-        values, scale = handle._engine.state(), handle._scale or 1.0  # by which a GradScaler divides gradients
+        # scale: by which a GradScaler divides gradients.
+        values, scale = handle._engine.state(), handle._scale or 1.0
         layers: Dict[str, Tuple[int, Optional[float], Optional[float]]] = {}
         for name, parameter in named_parameters(model):
             if not parameter.requires_grad:

@@ -17,7 +17,8 @@ class LossScale:
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
-        self._at_forward: Optional[Tuple[torch.Tensor, int, torch.cuda.Event]] = None  # the scale, its version, the event
+        # The scale, its version, the event.
+        self._at_forward: Optional[Tuple[torch.Tensor, int, torch.cuda.Event]] = None
         self._beside: Optional[torch.cuda.Stream] = None
         self._watched: Optional[torch.utils.hooks.RemovableHandle] = None
 

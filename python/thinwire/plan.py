@@ -109,7 +109,8 @@ class Recorder:
         gradient = bucket.buffer()
         if gradient.is_cuda:
             self.on_device = True
-            torch.cuda.synchronize(gradient.device)  # it is computed when it is, and not when it was asked for
+            # The gradient is there when it is computed, and not when it was asked for.
+            torch.cuda.synchronize(gradient.device)
         if gradient.is_sparse:
             self.has_rows = True
         elif self._begun is not None:

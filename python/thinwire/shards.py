@@ -91,7 +91,8 @@ def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
     if not wanted:
         raise ValueError(f"the checkpoint {checkpoint!r} has no state of a handle of thinwire.fully_shard: save it with {{'thinwire': handle}}")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads by itself, on purpose
+        # Each rank reads by itself, on purpose.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(wanted, storage_reader=reader, no_dist=True)
     return unpack(wanted)
 

@@ -53,7 +53,8 @@ class RankEnd:
 class Phase:
     ranks: List[RankEnd]
     struck: bool = False
-    ports: Dict[int, int] = dataclasses.field(default_factory=dict)  # ranks by local port, when a flip was armed
+    # Ranks by local port, when a flip was armed.
+    ports: Dict[int, int] = dataclasses.field(default_factory=dict)
     ports_before: Set[int] = dataclasses.field(default_factory=set)  # those of DDP's own connections
     hung: List[int] = dataclasses.field(default_factory=list)
     leaked: List[str] = dataclasses.field(default_factory=list)

@@ -107,7 +107,8 @@ def _amount(fault: str, kind: str, draw: random.Random) -> int:
         "disk": lambda: draw.choice([0, 100, 4096]),
         "flip": lambda: draw.randrange(0, 3000),
         "clock": lambda: draw.choice([-86400, -3600, -10, 10, 3600, 86400]),
-        "slow": lambda: draw.choice([300_000, 500_000, 1_000_000]) * (50 if kind == "train" else 1),  # whose model is larger
+        # The model of `thinwire train` is larger.
+        "slow": lambda: draw.choice([300_000, 500_000, 1_000_000]) * (50 if kind == "train" else 1),
         "loss": lambda: draw.choice([10, 30, 60]),
     }.get(fault, lambda: 0)()
 
@@ -146,9 +147,11 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     if place == "load":
         at_step = draw.randint(every, STEPS - 1)
     if kind == "ddp" and at_step == 0 and fault in ("stop", "away", "cut"):
-        at_step = 1  # before that step DDP sends its new buckets by its own group, whose waits have its own, long limit
+        # Before that step DDP sends its new buckets by its own group, whose waits have its own, long limit.
+        at_step = 1
     if kind == "ddp" and fault == "overflow" and holds_variance(specs[index]):
-        at_step = max(at_step, 1)  # a step that is left out is none of Adam's, which needs one before its variance is frozen
+        # A step that is left out is none of Adam's, which needs one before its variance is frozen.
+        at_step = max(at_step, 1)
     has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
     delay_us = draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000])
     return Plan(

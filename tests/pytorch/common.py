@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 
 DEADLINE = 30.0
-COMPRESS_ON = "cpu" if sys.argv[1:] == ["cuda_staged"] else "device"  # what register is told unless a scenario says it
+# What register is told unless a scenario says it.
+COMPRESS_ON = "cpu" if sys.argv[1:] == ["cuda_staged"] else "device"
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
 

@@ -73,7 +73,8 @@ def every_spec_is_one():
     assert len(found) > 20
     for spec, path in found.items():
         try:
-            _C.freezes_variance(spec if spec.startswith("rows=") else f"rows=zen,dense={spec}")  # reads the spec
+            # Reads the spec.
+            _C.freezes_variance(spec if spec.startswith("rows=") else f"rows=zen,dense={spec}")
         except ValueError as error:
             raise AssertionError(f"{path}: {spec}: {error}") from error
 

@@ -156,7 +156,9 @@ def one(script):
 
 def fails(script):
     """An exception on rank 1 in the middle: rank 0 hears of it, and whoever trains again can."""
-    action = lambda: script(folder_of(script, "fails"), "casq", fails_at=5, deadline_seconds=20.0)  # noqa: E731
+    def action():
+        return script(folder_of(script, "fails"), "casq", fails_at=5, deadline_seconds=20.0)
+
     if RANK == 1:
         try:
             action()

@@ -20,7 +20,8 @@ SAME = {"List": "list", "Sequence": "list", "Tuple": "tuple", "Dict": "dict", "M
 ANY = {"object", "handle"}
 
 Type = Tuple  # of a name and the types in brackets behind it
-Signature = Tuple  # of parameters as (name, or None where it cannot be given, kind, type), and the type that is returned
+# Of parameters as (name, or None where it cannot be given, kind, type), and the type that is returned.
+Signature = Tuple
 
 
 class Reader:

@@ -45,7 +45,8 @@ FEWEST = 60  # that must pass plain, or nothing is shown
 FAILED = common_distributed.MultiProcessTestCase.TEST_ERROR_EXIT_CODE
 SKIPPED = {skip.exit_code for skip in common_distributed.TEST_SKIPS.values()}
 BASE = distributed_test.DistributedTest._DistTestBase
-distributed_test.Barrier.sync.__func__.__defaults__ = (None, LIMIT_SECONDS)  # 10 s are short on a busy machine
+# 10 s are short on a busy machine.
+distributed_test.Barrier.sync.__func__.__defaults__ = (None, LIMIT_SECONDS)
 
 Outcome = collections.namedtuple("Outcome", "verdict output models steps")
 

@@ -28,7 +28,8 @@ from steps import STEPS
 GROUPS = {
     "cuda": DEVICE,
     "cuda_staged": DEVICE,
-    "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],  # which have models on the host, too
+    # Those that are left out have models on the host, too.
+    "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],
     "plain": PLAIN,
     "compression": COMPRESSION + LOSS_SCALE,
     "states": STATES + DCP,
@@ -44,7 +45,8 @@ GROUPS = {
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
               replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],
-    "killed_in_sums": [lambda: dies("killed", 1, "dense")],  # which are the engine's own, on devices another's
+    # The sums are the engine's own, on devices another's.
+    "killed_in_sums": [lambda: dies("killed", 1, "dense")],
     "frozen": [lambda: dies("frozen", 1)],
     "host_killed": [lambda: dies("killed", 0)],  # whose process serves the store
 }
