@@ -63,7 +63,8 @@ def save(folder: pathlib.Path, step: int, model, optimizer, handle) -> None:
     write(handle.state_dict(), place / f"thinwire_{rank}_of_{world}.pt")
     dist.barrier()  # every rank's file is there
     if rank == 0:
-        common = {"step": step, "world": world, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+        common = {"step": step, "world": world, "model": model.module.state_dict(),
+                  "optimizer": optimizer.state_dict()}
         write(common, place / "model.pt")
         for old in complete(folder)[:-KEPT]:
             (old / "model.pt").unlink()  # first: what is half deleted is not complete
@@ -74,7 +75,8 @@ def resume(folder: pathlib.Path, model, optimizer, handle) -> int:
     """Collective. Loads the newest checkpoint and gives the number of steps that it has;
     0 where there is none."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):]) if rank == 0 and complete(folder) else -1)
+    newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):]) if rank == 0
+                          and complete(folder) else -1)
     dist.broadcast(newest, 0)
     if newest < 0:
         return 0
@@ -97,8 +99,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--spec", default="power_sgd:rank=4", help="the system (default %(default)s)")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--every", type=int, default=50, help="steps between two checkpoints, at least 2 (default %(default)s)")
-    parser.add_argument("--checkpoints", type=pathlib.Path, default="elastic_checkpoints", help="a folder that all hosts see")
+    parser.add_argument("--every", type=int, default=50,
+                        help="steps between two checkpoints, at least 2 (default %(default)s)")
+    parser.add_argument("--checkpoints", type=pathlib.Path, default="elastic_checkpoints",
+                        help="a folder that all hosts see")
     options = parser.parse_args()
     torch.manual_seed(1)
     points = torch.randn(2400, 64)
@@ -117,7 +121,8 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = 0.001 * (1 + math.cos(math.pi * step / options.steps))
         # Drawn from the step alone, so that a resumed run draws the same.
-        drawn = torch.randint(len(points), (BATCH,), generator=torch.Generator().manual_seed(step))[rank::world]
+        drawn = torch.randint(len(points), (BATCH,),
+                              generator=torch.Generator().manual_seed(step))[rank::world]
         loss = nn.functional.cross_entropy(model(points[drawn]), labels[drawn])
         optimizer.zero_grad()
         loss.backward()

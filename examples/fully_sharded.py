@@ -22,7 +22,8 @@ parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
 parser.add_argument("--spec", default="power_sgd:rank=4:bits=8", help="the system (default %(default)s)")
 parser.add_argument("--ranks-per-host", type=int, default=2)
 parser.add_argument("--all-ranks", action="store_true")
-parser.add_argument("--all-gather", default="exact", help="with --all-ranks, how parameters travel: exact or 8bit")
+parser.add_argument("--all-gather", default="exact",
+                    help="with --all-ranks, how parameters travel: exact or 8bit")
 parser.add_argument("--folder", default="fully_sharded_checkpoint")
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
@@ -72,9 +73,11 @@ for epoch in range(1 if options.resume else 0, 3):
 if rank == 0:
     report, others = handle.report(), "ranks" if options.all_ranks else "hosts"
     last = report["last_step"]
-    print(f"in a step this rank sends {last['wire_bytes_sent']:,} bytes to other {others}, for {last['raw_bytes']:,} of gradients", flush=True)
+    print(f"in a step this rank sends {last['wire_bytes_sent']:,} bytes to other {others}, "
+          f"for {last['raw_bytes']:,} of gradients", flush=True)
     if options.all_gather == "8bit":
         gathers = report["all_gather"]
-        print(f"it has sent {gathers['sent_bytes']:,} bytes of parameters for {gathers['raw_bytes']:,}", flush=True)
+        print(f"it has sent {gathers['sent_bytes']:,} bytes of parameters for {gathers['raw_bytes']:,}",
+              flush=True)
 handle.close()
 dist.destroy_process_group()

@@ -96,7 +96,8 @@ class Job:
         """Kills whatever is left, by its own id, and says what it was."""
         # mpirun ends without waiting for those that it has just killed; they take a moment to disappear.
         patience = time.monotonic() + 2
-        while (left := [pid for pid in self.pids.values() if is_running(pid)]) and time.monotonic() < patience:
+        while ((left := [pid for pid in self.pids.values() if is_running(pid)])
+               and time.monotonic() < patience):
             time.sleep(0.01)
         if self.process.poll() is None:
             left.append(self.process.pid)
@@ -119,7 +120,8 @@ def check_gloo(job, status, how, victim):
                 fail(f"the victim spoke: {lines}", job.text)
         elif len(lines) != 1:
             fail(f"rank {rank} printed {len(lines)} lines about its end instead of one", job.text)
-        elif f"rank {rank}: rank {victim} {WORDS.get(how, 'is gone or silent')}" not in lines[0] or ", step " not in lines[0]:
+        elif (f"rank {rank}: rank {victim} {WORDS.get(how, 'is gone or silent')}" not in lines[0]
+              or ", step " not in lines[0]):
             fail(f"rank {rank} does not name rank {victim}", job.text)
     if PROOF.get(how, "") not in job.text:
         fail(f"nobody says: {PROOF[how]}", job.text)

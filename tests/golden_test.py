@@ -21,19 +21,23 @@ WORLDS = (1, 2, 3, 4, 5, 8)
 ONE_WAY = {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41", "ONEDNN_MAX_CPU_ISA": "SSE41",
            "OPENBLAS_CORETYPE": "Nehalem", "OMP_NUM_THREADS": "1"}
 TRAININGS = (
-    ("cnn", "--sync", "top_k:ratio=0.05+zen:scheme=push_pull", "--data", "fashion-mnist", "--lr", "0.05", "--momentum", "0.9", "--batch", "16"),
-    ("cnn", "--sync", "marsit:full_every=4:eta_s=0.001", "--data", "fashion-mnist", "--lr", "0.05", "--momentum", "0", "--batch", "16"),
+    ("cnn", "--sync", "top_k:ratio=0.05+zen:scheme=push_pull", "--data", "fashion-mnist", "--lr", "0.05",
+     "--momentum", "0.9", "--batch", "16"),
+    ("cnn", "--sync", "marsit:full_every=4:eta_s=0.001", "--data", "fashion-mnist", "--lr", "0.05",
+     "--momentum", "0", "--batch", "16"),
     ("lstm", "--sync", "rows=zen:scheme=push_pull,dense=half:feedback=on", "--data", "text"),
 )
 
 
 def output(command, **variables):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          env={**os.environ, **variables})
     if done.returncode == 77:
         print("skipped:", done.stderr.strip())
         sys.exit(77)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n"
+                 f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout
 
 
@@ -44,7 +48,8 @@ def of_systems():
             text = output([WORKER, "threads", "golden"], WORLD_SIZE=str(world))
         else:
             text = output([LAUNCHER, "launch", "-n", str(world), "--", WORKER, "gloo", "golden"])
-        lines += [f"{world} {line[7:]}" for line in text.splitlines() if line.startswith("golden ") and line != "golden begins"]
+        lines += [f"{world} {line[7:]}" for line in text.splitlines() if line.startswith("golden ")
+                  and line != "golden begins"]
     return lines
 
 
@@ -53,7 +58,8 @@ def of_trainings():
     for model, *options in TRAININGS:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "results.json")
-            output([LAUNCHER, "train", "--model", model, "--workers", "3", "--epochs", "1", "--limit", "960", "--json", path, *options],
+            output([LAUNCHER, "train", "--model", model, "--workers", "3", "--epochs", "1", "--limit", "960",
+                    "--json", path, *options],
                    **ONE_WAY)
             with open(path, encoding="utf-8") as file:
                 results = json.load(file)

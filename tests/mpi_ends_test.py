@@ -37,7 +37,8 @@ def main():
     text, command = sys.argv[1], sys.argv[2:]
     mark = uuid.uuid4().hex
     job = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "THINWIRE_TEST_JOB": mark}
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "THINWIRE_TEST_JOB": mark}
     )
     failures = []
     try:
@@ -60,7 +61,8 @@ def main():
         failures.append("mpirun's status is 0")
     if not re.search(text, output):
         failures.append(f"nobody says: {text}")
-    crashed = set(re.findall(r"^\[[^\]:]*:(\d+)\] \*\*\* Process received signal", output, re.M)) - {str(job.pid)}
+    crashed = set(re.findall(r"^\[[^\]:]*:(\d+)\] \*\*\* Process received signal", output,
+                             re.M)) - {str(job.pid)}
     if crashed or job.returncode > 128 or "terminate called" in output:
         failures.append(f"a rank crashed {sorted(crashed)}, mpirun's status is {job.returncode}")
     for failure in failures:

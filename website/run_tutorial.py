@@ -16,7 +16,8 @@ MINUTES = 30
 
 def hash_of(notebook: dict) -> str:
     """Of all code cells."""
-    return hashlib.sha256(json.dumps(["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(["".join(cell["source"]) for cell in notebook["cells"]
+                                      if cell["cell_type"] == "code"]).encode()).hexdigest()
 
 
 def main() -> None:
@@ -28,7 +29,8 @@ def main() -> None:
         kernel = Path(folder, "kernels", "python3")
         kernel.mkdir(parents=True)
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+        (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3",
+                                                        "language": "python"}))
         os.environ["JUPYTER_PATH"] = folder
         client = nbclient.NotebookClient(notebook, timeout=60 * MINUTES, kernel_name="python3")
         # Sockets that are files: nobody else can speak to the kernel.

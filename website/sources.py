@@ -19,7 +19,8 @@ import api
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 PICTURES = (".png", ".svg")
-LANGUAGES = {".py": "python", ".pyi": "python", ".cc": "cpp", ".h": "cpp", ".cu": "cuda", ".yaml": "yaml", ".json": "json", ".sbatch": "bash", ".sh": "bash",
+LANGUAGES = {".py": "python", ".pyi": "python", ".cc": "cpp", ".h": "cpp", ".cu": "cuda", ".yaml": "yaml",
+             ".json": "json", ".sbatch": "bash", ".sh": "bash",
              ".txt": "text"}
 CODE = re.compile(r"^(`{3,}).*?^\1|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -58,7 +59,8 @@ def page_of_source(path: str, text: str) -> str:
     return f"{ORPHAN}# `{path}`\n\n{fenced(text, language)}"
 
 
-def page_of_notebook(notebook: dict, name: str, rewritten: Callable[[str], str]) -> Tuple[str, Dict[str, bytes]]:
+def page_of_notebook(notebook: dict, name: str,
+                     rewritten: Callable[[str], str]) -> Tuple[str, Dict[str, bytes]]:
     """The page, and its pictures by their names. ValueError where a cell has failed.
     rewritten(text): with links for the site."""
     parts: List[str] = []
@@ -68,7 +70,8 @@ def page_of_notebook(notebook: dict, name: str, rewritten: Callable[[str], str])
         parts.append(fenced(source, "python") if cell["cell_type"] == "code" else rewritten(source) + "\n")
         for output in cell.get("outputs", []):
             if output["output_type"] == "error":
-                raise ValueError(f"a cell of {name}.ipynb has failed with {output['ename']}: {output['evalue']}")
+                raise ValueError(f"a cell of {name}.ipynb has failed with {output['ename']}: "
+                                 f"{output['evalue']}")
             picture = output.get("data", {}).get("image/png")
             if picture:
                 file = f"{name}-{len(pictures) + 1}.png"
@@ -76,7 +79,8 @@ def page_of_notebook(notebook: dict, name: str, rewritten: Callable[[str], str])
                 parts.append(f"![{cell['metadata'].get('alt', '')}]({file})\n")
             elif "text" in output:
                 parts.append(fenced("".join(output["text"]), "text"))
-    parts.insert(1, f"This page is a notebook that has run: <a href=\"{name}.ipynb\" download>{name}.ipynb</a>.\n")
+    parts.insert(1, "This page is a notebook that has run: "
+                 f"<a href=\"{name}.ipynb\" download>{name}.ipynb</a>.\n")
     return "\n".join(parts), pictures
 
 
@@ -84,8 +88,10 @@ class Sources:
     def __init__(self, root: str, folder: str) -> None:
         self._root, self._folder = root, folder
         self.broken: List[str] = []
-        listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], check=True, capture_output=True)
-        self._files = sorted(path for path in set(listed.stdout.decode().split("\0")) if os.path.isfile(os.path.join(root, path)))
+        listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others",
+                                 "--exclude-standard"], check=True, capture_output=True)
+        self._files = sorted(path for path in set(listed.stdout.decode().split("\0"))
+                             if os.path.isfile(os.path.join(root, path)))
         self._waiting: List[str] = []
         self._seen: Set[str] = set()
 
@@ -107,7 +113,8 @@ class Sources:
                 self._put_notebook(path)
             elif path.endswith(".md"):
                 text = self._rewritten(path, self._read(path))
-                before, after = ("", "\n" + contents) if path == "README.md" else ("" if path.startswith("docs/") else ORPHAN, "")
+                before, after = (("", "\n" + contents) if path == "README.md"
+                                 else ("" if path.startswith("docs/") else ORPHAN, ""))
                 self._put(page_of(path, False), before + text + after)
             else:
                 self._put(page_of(path, False), page_of_source(path, self._read(path)))
@@ -154,7 +161,9 @@ class Sources:
         for name in inner:
             if "/" not in name or (name.count("/") == 1 and name.endswith(".md")):
                 self._add(os.path.join(folder, name))
-                lines.append(f"- [{name}]({os.path.relpath(page_of(os.path.join(folder, name), False), folder)})")
+                lines.append(
+                    f"- [{name}]({os.path.relpath(page_of(os.path.join(folder, name), False), folder)})"
+                )
         return "\n".join(lines) + "\n"
 
     def _put_notebook(self, path: str) -> None:
@@ -168,7 +177,8 @@ class Sources:
 
     def _put_headers(self) -> None:
         """What programs include, each with the first paragraph of its comment."""
-        lines = ["# C++ headers\n", "For a program that includes Thinwire. [cpp.md](cpp.md) has a whole one, and how to link it."]
+        lines = ["# C++ headers\n", "For a program that includes Thinwire. [cpp.md](cpp.md) has a whole one, "
+                 "and how to link it."]
         lines.append("Each header's comments say what its types and functions do, and what they throw.\n")
         for path in self._files:
             if re.fullmatch(r"include/thinwire/\w+\.h", path):
@@ -176,7 +186,8 @@ class Sources:
                 comment = re.search(r"(?:^//.*\n)+", self._read(path), re.MULTILINE)
                 first = re.split(r"\n//\s*\n", comment[0])[0] if comment else ""
                 words = " ".join(re.sub(r"^// ?", "", first, flags=re.MULTILINE).split())
-                lines.append(f"- [`{path[len('include/'):]}`](../{page_of(path, False)})" + (f": {words}" if words else ""))
+                lines.append(f"- [`{path[len('include/'):]}`](../{page_of(path, False)})"
+                             + (f": {words}" if words else ""))
         self._put("docs/headers.md", "\n".join(lines) + "\n")
 
 

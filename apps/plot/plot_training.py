@@ -32,7 +32,8 @@ def title_of(runs: list) -> str:
     failed = sum(1 for run in runs if run["failure"])
     if not failed:
         return runs[0]["label"]
-    return runs[0]["label"] + (" (diverged)" if failed == len(runs) else f" ({failed} of {len(runs)} diverged)")
+    return runs[0]["label"] + (" (diverged)" if failed == len(runs)
+                               else f" ({failed} of {len(runs)} diverged)")
 
 
 def curves_of(runs: list, measure: str) -> list:
@@ -86,7 +87,8 @@ def draw_curves(by_epoch, by_bytes, results: list, perplexity: bool) -> int:
     curves = [curves_of(runs, "perplexity" if perplexity else "test_accuracy") for runs in systems]
     last_epoch = max((max(numbers) for of_system in curves for numbers, *_ in of_system), default=1)
     for i, runs in enumerate(systems):
-        covered = sum(1 for later in curves[i + 1:] if last_epoch > 1 and curves[i] and same_line(curves[i], later))
+        covered = sum(1 for later in curves[i + 1:] if last_epoch > 1 and curves[i]
+                      and same_line(curves[i], later))
         how = style(i, covered)
         title = title_of(runs)
         if not curves[i]:
@@ -97,7 +99,8 @@ def draw_curves(by_epoch, by_bytes, results: list, perplexity: bool) -> int:
             by_epoch.plot(places, measured, label=title if at == 0 else None, **how)
             if any(spread) and last_epoch > 1:
                 low = [max(0.0, middle - width) for middle, width in zip(measured, spread)]
-                high = [middle + width if perplexity else min(1.0, middle + width) for middle, width in zip(measured, spread)]
+                high = [middle + width if perplexity else min(1.0, middle + width)
+                        for middle, width in zip(measured, spread)]
                 by_epoch.fill_between(numbers, low, high, color=how["color"], alpha=0.18, linewidth=0)
             # A single worker sends nothing, which has no place on a logarithmic axis.
             if sent[-1] > 0:

@@ -17,7 +17,8 @@ def figure(columns: int, size: tuple, **how):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True})
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
+                         "axes.axisbelow": True})
     made, axes = plt.subplots(1, columns, figsize=size, squeeze=False, **how)
     for one in axes[0]:
         one.grid(True, which="major", color="#DDDDDD", linewidth=0.7)

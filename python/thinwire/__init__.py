@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems", "__version__"]
+__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems",
+           "__version__"]
 # Each needs its framework, and is loaded when it is asked for.
 _ADAPTERS = ("accelerate", "lightning", "transformers")
 
@@ -47,11 +48,13 @@ def _load(name: str) -> object:
         from thinwire import _C, cluster, ddp, fsdp, html_report, lazy
     except ImportError as error:
         raise ImportError(
-            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Build it again, {torch_version.REBUILD}"
+            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Build it again, "
+            f"{torch_version.REBUILD}"
         ) from error
     if name == "__version__":
         return _C.version
-    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy, "fully_shard": fsdp}
+    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy,
+             "fully_shard": fsdp}
     return getattr(homes.get(name, ddp), name)
 
 

@@ -61,8 +61,9 @@ class Synchronization:
     Those that save and load are for all ranks together.
     """
 
-    def __init__(self, model: object, spec: str, rows: Optional[str] = None, *, remedy: str, require_state: bool = True,
-                 optimizer: object = None, **options: "Unpack[CommonOptions]") -> None:
+    def __init__(self, model: object, spec: str, rows: Optional[str] = None, *, remedy: str,
+                 require_state: bool = True, optimizer: object = None,
+                 **options: "Unpack[CommonOptions]") -> None:
         """Collective. remedy: what to do where the framework has not wrapped the model. require_state:
         whether loading a checkpoint without a state of Thinwire is an error. options: those of ``register``.
         Raises what that raises."""
@@ -75,7 +76,8 @@ class Synchronization:
             return
         wrapped = ddp_within(model)
         if wrapped is None:
-            raise TypeError(f"the model, a {type(model).__name__}, is not wrapped in DistributedDataParallel: {remedy}")
+            raise TypeError(f"the model, a {type(model).__name__}, "
+                            f"is not wrapped in DistributedDataParallel: {remedy}")
         self.handle = register(wrapped, spec, rows, optimizer=_torch_optimizer(optimizer), **options)
 
     @property
@@ -130,14 +132,17 @@ class Synchronization:
             return None
         if len(found) > 1:
             several = " and of ".join(str(number) for number in sorted(found))
-            raise ValueError(f"{folder} has states of Thinwire of {several} ranks: delete those that are not of the last save")
+            raise ValueError(f"{folder} has states of Thinwire of {several} ranks: "
+                             "delete those that are not of the last save")
         (saved_ranks, paths), = found.items()
-        wanted = [dist.get_rank()] if self.handle is not None and saved_ranks == _ranks() else list(range(saved_ranks))
+        wanted = ([dist.get_rank()] if self.handle is not None and saved_ranks == _ranks()
+                  else list(range(saved_ranks)))
         missing = [rank for rank in wanted if rank not in paths]
         if missing:
             raise ValueError(
-                f"{folder} lacks {name}.rank_{missing[0]}_of_{saved_ranks}.pt, the state of rank {missing[0]}. Every rank writes one: bring those "
-                "of all hosts together, or resume from another checkpoint"
+                f"{folder} lacks {name}.rank_{missing[0]}_of_{saved_ranks}.pt, "
+                f"the state of rank {missing[0]}. Every rank writes one: bring those of all hosts together, "
+                "or resume from another checkpoint"
             )
         saved = [torch.load(paths[rank], map_location="cpu", weights_only=True) for rank in wanted]
         states = [one.get("state") if isinstance(one, Mapping) else one for one in saved]
@@ -156,7 +161,8 @@ class Synchronization:
         buffer = io.BytesIO()
         torch.save(self.handle.state_dict(), buffer)
         parts = self._gather(buffer.getvalue())
-        return {"ranks": _ranks(), "states": [torch.load(io.BytesIO(part), weights_only=True) for part in parts]}
+        return {"ranks": _ranks(),
+                "states": [torch.load(io.BytesIO(part), weights_only=True) for part in parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """What ``state_dict`` gave on rank 0, or torch.distributed.checkpoint. Collective."""
@@ -188,8 +194,8 @@ class Synchronization:
             return
         if self._require_state:
             raise ValueError(
-                f"{what}. It was saved without Thinwire, or not by all ranks. require_state=False goes on from it, with residuals that "
-                "begin at zero"
+                f"{what}. It was saved without Thinwire, or not by all ranks. "
+                "require_state=False goes on from it, with residuals that begin at zero"
             )
         if dist.get_rank() == 0:
             log.warning("Thinwire: %s: residuals begin at zero", what)
@@ -200,7 +206,8 @@ class Synchronization:
             if error is not None:
                 raise ValueError(error)
             if states:
-                log.warning("Thinwire: there is one process now, so what %d ranks had not delivered yet is dropped", len(states))
+                log.warning("Thinwire: there is one process now, "
+                            "so what %d ranks had not delivered yet is dropped", len(states))
             return
         given: Any = states[0] if states is not None and len(states) == 1 else states
         step = None
@@ -217,15 +224,16 @@ class Synchronization:
         """Raises ValueError on all ranks where one has an error, or a state of another step."""
         assert self.handle is not None
         mine = json.dumps([error and error[:_LONGEST_ERROR], step]).encode()
-        everyones = [json.loads(one) for one in self.handle._engine.gather("what ranks load", mine, 16 * _LONGEST_ERROR)]
+        everyones = [json.loads(one)
+                     for one in self.handle._engine.gather("what ranks load", mine, 16 * _LONGEST_ERROR)]
         for rank, (theirs, _) in enumerate(everyones):
             if theirs is not None:
                 raise ValueError(f"rank {rank} cannot load its state of Thinwire: {theirs}")
         for rank, (_, other) in enumerate(everyones):
             if other != everyones[0][1]:
                 raise ValueError(
-                    f"ranks 0 and {rank} have states of Thinwire of different steps, {everyones[0][1]} and {other}: give all the same checkpoint, "
-                    "one that was saved to its end"
+                    f"ranks 0 and {rank} have states of Thinwire of different steps, {everyones[0][1]} and "
+                    f"{other}: give all the same checkpoint, one that was saved to its end"
                 )
 
     def _gather(self, mine: bytes) -> List[bytes]:
@@ -240,7 +248,8 @@ class Synchronization:
         longest = self.handle._longest_state()
         for rank, length in enumerate(lengths):
             if not 0 < int(length) <= longest:
-                raise RuntimeError(f"rank {rank} announces a state of {int(length)} bytes, and {longest} are the most")
+                raise RuntimeError(f"rank {rank} announces a state of {int(length)} bytes, "
+                                   f"and {longest} are the most")
         padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         parts = [torch.empty_like(padded) for _ in range(ranks)] if dist.get_rank() == 0 else None

@@ -5,7 +5,8 @@ import io
 import json
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union, cast
+from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence,
+                    Tuple, Union, cast)
 
 import torch
 import torch.distributed as dist
@@ -48,12 +49,14 @@ def join_spec(spec: str, rows: Optional[str]) -> str:
     if "," not in spec and "rows=" not in spec and "dense=" not in spec:
         return f"rows={rows or 'zen'},dense={spec}"
     if rows is not None:
-        raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: leave out rows={rows!r}")
+        raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: "
+                         f"leave out rows={rows!r}")
     return spec
 
 
 def _require_arguments(
-    model: object, spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]], compress_on: object,
+    model: object, spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]],
+    compress_on: object,
     check_replicas_every: object,
 ) -> None:
     """What ``register`` says of arguments that cannot be."""
@@ -67,17 +70,20 @@ def _require_arguments(
     require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
 
 
-def require_options(spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any, check_replicas_every: Any) -> None:
+def require_options(spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any,
+                    check_replicas_every: Any) -> None:
     """What is said of options that cannot be."""
     if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
+                        "such as 'casq:bits=2'")
     for name, value in (("threads", threads), ("lanes", lanes)):
         if not isinstance(value, int) or not 1 <= value <= 64:
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
     if compress_on not in ("device", "cpu"):
         raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
     if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
-        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
+        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, "
+                         "0 for never")
     for name, value in limits.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value!r}: more than 0 is needed")
@@ -88,9 +94,11 @@ def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch
     parameters = [(name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad]
     for name, parameter in parameters:
         if parameter.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
+            raise ValueError(f"parameter {name} is on {parameter.device}: "
+                             "only gradients in host memory or on CUDA devices can be synchronized")
     if any(parameter.is_cuda for _, parameter in parameters):
-        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=3)
+        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet",
+                      stacklevel=3)
     return parameters
 
 
@@ -155,13 +163,14 @@ def register(
     """
     model = ddp_within(model) or model
     if deadline_seconds is None:  # of what is no DDP model it does not matter
-        deadline_seconds = private_group.timeout_of(model.process_group) if isinstance(model, DistributedDataParallel) else 1.0
+        deadline_seconds = (private_group.timeout_of(model.process_group)
+                            if isinstance(model, DistributedDataParallel) else 1.0)
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
     _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
     parameters = _trained_parameters(model)
     return Handle(
-        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
-        compress_on, check_replicas_every,
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds,
+        optimizer, grad_scaler, compress_on, check_replicas_every,
     )
 
 
@@ -172,7 +181,9 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 def _uncompiled_call() -> Callable[..., Any]:
     """``_call``, which torch.compile leaves alone. Where a compiled function calls backward, torch would
     compile what backward calls, too, and again with each bucket."""
-    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)
+    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = getattr(
+        getattr(torch, "compiler", None), "disable", lambda function: function
+    )
     return disable(_call)
 
 
@@ -200,8 +211,8 @@ class CopiedHandle:
         if name.startswith("__"):
             raise AttributeError(name)
         raise RuntimeError(
-            "this is a copy of a Thinwire handle, which synchronizes nothing: a copy of a registered model is plain DDP until "
-            "thinwire.register is called for it"
+            "this is a copy of a Thinwire handle, which synchronizes nothing: "
+            "a copy of a registered model is plain DDP until thinwire.register is called for it"
         )
 
 
@@ -217,9 +228,10 @@ class Handle:
     _reduce_scatter = False
 
     def __init__(
-        self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str, seed: int, threads: int, lanes: int,
-        deadline_seconds: float, step_limit_seconds: Optional[float], optimizer: Optional[torch.optim.Optimizer],
-        grad_scaler: Optional[GradScaler], compress_on: str, check_replicas_every: int,
+        self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str,
+        seed: int, threads: int, lanes: int, deadline_seconds: float, step_limit_seconds: Optional[float],
+        optimizer: Optional[torch.optim.Optimizer], grad_scaler: Optional[GradScaler], compress_on: str,
+        check_replicas_every: int,
     ) -> None:
         self._model = weakref.ref(model)
         self._call = _uncompiled_call()
@@ -239,15 +251,18 @@ class Handle:
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         # Those that were frozen after wrapping are still in DDP's buckets, and have state.
-        self._frozen_shapes = {name: parameter.shape for name, parameter in self._in_buckets(model) if name not in self._shapes}
+        self._frozen_shapes = {name: parameter.shape for name, parameter in self._in_buckets(model)
+                               if name not in self._shapes}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
         self._private = private_group.open_private(
             self._group_of(model), lanes, deadline_seconds, device, parameters,
-            {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds},
+            {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
+             "step_limit_seconds": step_limit_seconds},
         )
         try:
-            self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed, threads, compress_on)
+            self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed,
+                                              threads, compress_on)
         except BaseException:
             self._private.close()
             raise
@@ -265,7 +280,8 @@ class Handle:
         if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
             self._loss_scale.watch(model)
 
-    def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str, seed: int, threads: int,
+    def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
+                      seed: int, threads: int,
                       compress_on: str) -> _C.Engine:
         return _C.Engine(
             groups=self._private.groups,
@@ -312,8 +328,8 @@ class Handle:
                 raise RuntimeError("it is that of a handle which is not closed")
         except RuntimeError as error:
             raise RuntimeError(
-                f"the model has a communication hook already, and DDP takes one: handle.set(spec) of the handle that register returned "
-                f"changes the system ({error})"
+                "the model has a communication hook already, and DDP takes one: "
+                f"handle.set(spec) of the handle that register returned changes the system ({error})"
             ) from error
         state.handle = self
 
@@ -343,8 +359,10 @@ class Handle:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
         ValueError where it has none, and for a mean of signs under a loss scale,
         by which the scaler would divide them."""
-        if self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec and "sign=off" not in spec:
-            raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: give sign=off, or no grad_scaler")
+        if (self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec
+            and "sign=off" not in spec):
+            raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
+                             "give sign=off, or no grad_scaler")
         if not _C.freezes_variance(spec):
             return
         optimizer = variance.require_adam(self._optimizer, spec)
@@ -442,7 +460,8 @@ class Handle:
         buffer = io.BytesIO()
         torch.save({**mine, "loss_scale": None}, buffer)
         everyones = self._engine.gather("ranks' states", buffer.getvalue(), self._longest_state())
-        return [{**torch.load(io.BytesIO(part), weights_only=True), "loss_scale": self._scale} for part in everyones]
+        return [{**torch.load(io.BytesIO(part), weights_only=True), "loss_scale": self._scale}
+                for part in everyones]
 
     def _longest_state(self) -> int:
         """Bytes that no rank's saved state exceeds: systems keep a few values for each of the gradient's."""
@@ -464,7 +483,8 @@ class Handle:
         self._take_over(saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size), strict)
 
     def _take_over(self, own: saved_state.State, strict: bool) -> None:
-        shapes = {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
+        shapes = {**self._shapes,
+                  **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
         self._engine.load_state(saved_state.fit(own, shapes, strict))
         self._replicas.after_load()
         self._scale = own["loss_scale"]
@@ -472,7 +492,8 @@ class Handle:
 
     def _shapes_in_buckets(self) -> Dict[str, torch.Size]:
         in_buckets = {name for bucket in self._engine.buckets() for name in bucket["parameters"]}
-        return {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
+        return {**self._shapes,
+                **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
 
     def __reduce__(self) -> Tuple[Callable[[], CopiedHandle], Tuple[()]]:
         # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
@@ -514,7 +535,8 @@ class Handle:
         model = self._model()
         assert model is not None  # it has called the hook
         if not getattr(model, "_divide_by_initial_world_size", True):
-            raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
+            raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a "
+                               "communication hook: means are over all ranks")
         self._replicas.before_step(self.step, model, self._engine)
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
         if self._optimizer is not None:
@@ -579,7 +601,8 @@ class Handle:
             gradient = parameter.grad
             if gradient is None:
                 unused.append(name)
-            elif version is not None and not in_bucket and not gradient.is_sparse and gradient._version == version:
+            elif (version is not None and not in_bucket and not gradient.is_sparse
+                  and gradient._version == version):
                 unused.append(name)
         return unused
 
@@ -594,7 +617,8 @@ def scalars_of(report: EngineReport) -> Dict[str, float]:
     last = report["last_step"]
     scalars: Dict[str, float] = {
         f"thinwire/{key}": last[key]
-        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress", "seconds_total")
+        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress",
+                    "seconds_total")
     }
     if last["wire_bytes_sent"]:
         scalars["thinwire/compression"] = last["raw_bytes"] / last["wire_bytes_sent"]
@@ -608,17 +632,19 @@ def _hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[to
 
 def _synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     if isinstance(bucket, tuple):  # DDP's other reducer gives a gradient and its parameter
-        raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: set it to "ddp_optimizer", torch\'s default, '
+        raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: '
+                           'set it to "ddp_optimizer", torch\'s default, '
                            "before DistributedDataParallel(model)")
     state = hooked.handle_for(bucket)
     gradient = bucket.buffer()
     # With devices a future's completion is of the stream that completes it,
     # and who waits for it waits on a stream as well.
-    devices: Optional[List[Union[int, str, torch.device]]] = None if gradient.device.type == "cpu" else [gradient.device]
+    devices: Optional[List[Union[int, str, torch.device]]] = (None if gradient.device.type == "cpu"
+                                                              else [gradient.device])
     if devices and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: capture forward and the loss "
-            "only, or train without graphs"
+            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: "
+            "capture forward and the loss only, or train without graphs"
         )
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     ready: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)

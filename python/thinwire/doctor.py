@@ -14,7 +14,8 @@ _DEADLINE_SECONDS = 60.0
 
 
 def _engines(dist: ModuleType) -> str:
-    names = [("gloo", hasattr(dist, "ProcessGroupGloo")), ("nccl", dist.is_nccl_available()), ("mpi", dist.is_mpi_available())]
+    names = [("gloo", hasattr(dist, "ProcessGroupGloo")), ("nccl", dist.is_nccl_available()),
+             ("mpi", dist.is_mpi_available())]
     return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in names)
 
 
@@ -28,7 +29,8 @@ def _measure_link() -> str:
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_DEADLINE_SECONDS))
     private = group.open_private(dist.distributed_c10d._get_default_group(), 1, _DEADLINE_SECONDS)
-    latency, bandwidth = _C.measure_link(private.groups[0], private.stores[0], private.store_host, _DEADLINE_SECONDS)
+    latency, bandwidth = _C.measure_link(private.groups[0], private.stores[0], private.store_host,
+                                         _DEADLINE_SECONDS)
     slowest = torch.tensor([latency, 1 / bandwidth if bandwidth else 0.0], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     dist.barrier()
@@ -37,7 +39,8 @@ def _measure_link() -> str:
     if not seconds:
         return "one rank: nothing to measure"
     gbit = 8e-9 / seconds
-    return (f"{dist.get_world_size()} ranks, the slowest to its next: {latency * 1e6:.0f} us, {gbit:.2f} Gbit/s"
+    return (f"{dist.get_world_size()} ranks, the slowest to its next: {latency * 1e6:.0f} us, "
+            f"{gbit:.2f} Gbit/s"
             + ("; fast: compression may cost more than it saves, compare with 'dense'" if gbit > 25 else ""))
 
 
@@ -48,7 +51,8 @@ def _look(problems: List[str]) -> List[str]:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        problems.append(f"torch cannot be imported ({error}): install it in this environment (Debian: python3-torch)")
+        problems.append(f"torch cannot be imported ({error}): install it in this environment (Debian: "
+                        "python3-torch)")
         return lines
     lines.append(f"torch       {torch.__version__}, {os.path.dirname(torch.__file__)}")
     from thinwire import torch_version
@@ -61,7 +65,8 @@ def _look(problems: List[str]) -> List[str]:
         from thinwire import _C
         from thinwire.cluster import cluster_environment
     except ImportError as error:
-        problems.append(f"Thinwire's extension does not load: {error}. Build it again, {torch_version.REBUILD}")
+        problems.append(f"Thinwire's extension does not load: {error}. Build it again, "
+                        f"{torch_version.REBUILD}")
         return lines
     lines += [f"thinwire    {_C.version}, {len(_C.systems())} systems, {os.path.dirname(_C.__file__)}",
               f"SIMD        {', '.join(_C.simd_targets())}"]
@@ -70,13 +75,16 @@ def _look(problems: List[str]) -> List[str]:
         return lines
     lines.append(f"engines     {_engines(dist)}")
     if not hasattr(dist, "ProcessGroupGloo"):
-        problems.append("this torch was built without Gloo, which Thinwire's messages go over: install another")
+        problems.append("this torch was built without Gloo, which Thinwire's messages go over: "
+                        "install another")
     cuda = f"{torch.version.cuda}, {torch.cuda.device_count()} devices" if torch.version.cuda else "no"
     if _C.cuda == "yes" and torch.cuda.is_available() and _C.cuda_devices() == 0:
-        problems.append("Thinwire was built with CUDA and finds no device, torch does: the driver is older than the CUDA that nvcc came from; "
-                        "the CPU compresses")
-    where = {"yes": "devices compress their gradients where torch has CUDA", "emulated": "Thinwire is built with an emulated device, for tests"}.get(
-        _C.cuda, "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA")
+        problems.append("Thinwire was built with CUDA and finds no device, torch does: "
+                        "the driver is older than the CUDA that nvcc came from; the CPU compresses")
+    where = {"yes": "devices compress their gradients where torch has CUDA",
+             "emulated": "Thinwire is built with an emulated device, for tests"}.get(
+                 _C.cuda,
+                 "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA")
     lines += [f"CUDA        {cuda}; {where}",
               f"cores       {os.cpu_count()}, torch uses {torch.get_num_threads()} threads"]
     try:
@@ -85,16 +93,20 @@ def _look(problems: List[str]) -> List[str]:
         problems.append(str(error))
     missing = [name for name in _VARIABLES if name not in os.environ]
     if len(missing) == len(_VARIABLES):
-        lines.append("link        not measured: start it on every rank, by torchrun, srun or python3 -m thinwire.launch -n 2 -m thinwire.doctor")
+        lines.append("link        not measured: start it on every rank, by torchrun, "
+                     "srun or python3 -m thinwire.launch -n 2 -m thinwire.doctor")
     elif missing:
-        problems.append(f"{', '.join(missing)} not set, and other variables of torchrun are: set all of {', '.join(_VARIABLES)} or none")
+        problems.append(f"{', '.join(missing)} not set, and other variables of torchrun are: "
+                        f"set all of {', '.join(_VARIABLES)} or none")
     elif not problems:
         try:
             lines.append(f"link        {_measure_link()}")
         except (RuntimeError, ValueError) as error:
-            problems.append(f"ranks do not find each other at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within "
-                            f"{_DEADLINE_SECONDS:.0f} s: {str(error).splitlines()[0]}. Were all {os.environ['WORLD_SIZE']} started (WORLD_SIZE)? "
-                            "Does every host reach that address, and name by GLOO_SOCKET_IFNAME an interface that the others reach?")
+            problems.append("ranks do not "
+                            f"find each other at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
+                            f"within {_DEADLINE_SECONDS:.0f} s: {str(error).splitlines()[0]}. Were all "
+                            f"{os.environ['WORLD_SIZE']} started (WORLD_SIZE)? Does every host reach that "
+                            "address, and name by GLOO_SOCKET_IFNAME an interface that the others reach?")
     return lines
 
 

@@ -25,7 +25,8 @@ def encoded_bytes(elements: int) -> int:
 def decode(message: torch.Tensor, elements: int) -> torch.Tensor:
     """The values of a message of ``encode``, the same bits on every rank.
     Where a value was inf or NaN, so is its block."""
-    codes = torch.nn.functional.pad(message[:elements].view(torch.int8).float(), (0, -elements % _BLOCK)).view(-1, _BLOCK)
+    codes = torch.nn.functional.pad(message[:elements].view(torch.int8).float(),
+                                    (0, -elements % _BLOCK)).view(-1, _BLOCK)
     # They need not lie at a multiple of 4 bytes in the message, so they are copied.
     scales = message[elements:].clone().view(torch.float32)
     return (codes * scales.view(-1, 1)).view(-1)[:elements]
@@ -52,12 +53,13 @@ class EightBitGather:
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any,
+                 async_op: bool = False) -> Any:
         elements, ranks = input_tensor.numel(), group.size()
         if not self._exact and not input_tensor.is_floating_point():
             raise RuntimeError(
-                f"parameters {', '.join(self._names)} are gathered as bytes, since they are of several types: all_gather='exact', or a fully_shard of "
-                "its own for those of each type"
+                f"parameters {', '.join(self._names)} are gathered as bytes, since they are of several "
+                "types: all_gather='exact', or a fully_shard of its own for those of each type"
             )
         # Shards of what was gathered before (reshard_after_forward=RANKS) are other parts,
         # of values that are rounded already.

@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict, TypeVar, Union
+from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict,
+                    TypeVar, Union)
 
 import torch
 import torch.distributed as dist
@@ -80,7 +81,8 @@ def _in_words(what: str) -> Iterator[None]:
         yield
     except _STORE_ERRORS as error:
         server = "the agent that serves it" if _served_by_agent() else "rank 0, whose process serves it,"
-        raise RuntimeError(f"register could not {what} the rendezvous store: {server} is gone or silent ({_brief(error)})") from None
+        raise RuntimeError(f"register could not {what} the rendezvous store: "
+                           f"{server} is gone or silent ({_brief(error)})") from None
 
 
 _Found = TypeVar("_Found")
@@ -155,8 +157,10 @@ class Signature:
     """What ranks compare of the models that they register: names, sizes and types of parameters, in order."""
 
     def __init__(self, parameters: Sequence[Tuple[str, torch.Tensor]]):
-        self.parameters: List[List[Union[str, int]]] = [[name, parameter.numel(), str(parameter.dtype)] for name, parameter in parameters]
-        first = f", the first {self.parameters[0][0]!r} of {self.parameters[0][1]} elements" if parameters else ""
+        self.parameters: List[List[Union[str, int]]] = [[name, parameter.numel(), str(parameter.dtype)]
+                                                        for name, parameter in parameters]
+        first = (f", the first {self.parameters[0][0]!r} of {self.parameters[0][1]} elements"
+                 if parameters else "")
         self.summary = f"{len(self.parameters)} parameters{first}"
         self.hash = hashlib.sha256(json.dumps(self.parameters).encode()).hexdigest()
 
@@ -164,8 +168,8 @@ class Signature:
         """Where this rank's model first differs from that of ``rank``."""
         for place, (own, other) in enumerate(zip(self.parameters, theirs)):
             if own != other:
-                return (f"parameter {place} is {own[0]!r} of {own[1]} elements ({own[2]}) here and {other[0]!r} of {other[1]} elements "
-                        f"({other[2]}) on rank {rank}")
+                return (f"parameter {place} is {own[0]!r} of {own[1]} elements ({own[2]}) here and "
+                        f"{other[0]!r} of {other[1]} elements ({other[2]}) on rank {rank}")
         return f"there are {len(self.parameters)} parameters here and {len(theirs)} on rank {rank}"
 
 
@@ -231,8 +235,8 @@ class PrivateGroups:
     ``sums_by`` names its engine.
     """
 
-    def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device], sums_by: Optional[str],
-                 signature: Signature, choices: Choices) -> None:
+    def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device],
+                 sums_by: Optional[str], signature: Signature, choices: Choices) -> None:
         self.sums_by = sums_by
         self.rank = ranks.index(dist.get_rank())
         self.size = len(ranks)
@@ -250,7 +254,8 @@ class PrivateGroups:
             self.close()
             raise
 
-    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature, choices: Choices) -> None:
+    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature,
+              choices: Choices) -> None:
         with _in_words("reach"):
             # A wait that was given up may be answered later, and its client takes that for the next answer.
             # So one client waits, and another asks without waiting.
@@ -262,7 +267,8 @@ class PrivateGroups:
             self._limit_answers(client, self._deadline)
         prefix = f"thinwire/{token}"
         watch = _C.StartWatch(
-            store=dist.PrefixStore(prefix, client), rank=self.rank, size=self.size, store_host=self.store_host,
+            store=dist.PrefixStore(prefix, client), rank=self.rank, size=self.size,
+            store_host=self.store_host,
             deadline_seconds=self._deadline.total_seconds(),
         )
         watch.begins()
@@ -288,8 +294,8 @@ class PrivateGroups:
                 self._open_device_group(f"{prefix}/device", device)
         except (*_STORE_ERRORS, ValueError) as error:
             raise RuntimeError(
-                f"not all ranks opened their connections in register: {watch.blame()}. Ranks are those of the model's process group; "
-                f"this rank's own error was: {_brief(error)}"
+                f"not all ranks opened their connections in register: {watch.blame()}. "
+                f"Ranks are those of the model's process group; this rank's own error was: {_brief(error)}"
             ) from None
         finally:
             watch.ends()
@@ -325,7 +331,9 @@ class PrivateGroups:
             end = time.monotonic() + self._deadline.total_seconds()
             while not work.is_completed():
                 if time.monotonic() > end:
-                    raise RuntimeError(f"NCCL did not connect all ranks within {self._deadline.total_seconds():.0f} s: compress_on='cpu' does without it")
+                    raise RuntimeError("NCCL did not connect all ranks within "
+                                       f"{self._deadline.total_seconds():.0f} s: "
+                                       "compress_on='cpu' does without it")
                 time.sleep(0.001)
             work.wait()
 
@@ -341,18 +349,21 @@ class PrivateGroups:
         number = _opened[name] = _opened.get(name, 0) + 1
         prefix = f"thinwire/{_attempt()}{name}/{number}"
         store = dist.PrefixStore(prefix, waiting)
-        own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary, "hash": signature.hash, **choices}
+        own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary,
+               "hash": signature.hash, **choices}
         asking = _Keys(client, prefix)
         if asking.get(str(self.rank)) is not None:
             raise RuntimeError(
-                f"rank {ranks[self.rank]} finds in the rendezvous store what it wrote before it was started again, so ranks would connect to "
-                "processes that have ended. Give each start a store of its own: with torchrun, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and "
-                "give --standalone or --rdzv_backend c10d; with a FileStore, another file"
+                f"rank {ranks[self.rank]} finds in the rendezvous store what "
+                "it wrote before it was started again, so ranks would connect to processes that have ended. "
+                "Give each start a store of its own: with torchrun, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+                "and give --standalone or --rdzv_backend c10d; with a FileStore, another file"
             )
         asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
             own_conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
-            conclusion: _Conclusion = json.loads(asking.set_if_absent("conclusion", json.dumps(own_conclusion)))
+            conclusion: _Conclusion = json.loads(asking.set_if_absent("conclusion",
+                                                                      json.dumps(own_conclusion)))
             if "token" not in conclusion:
                 # The store may end with this process.
                 _poll(lambda: asking.add("heard", 0) >= conclusion["came"])
@@ -366,7 +377,8 @@ class PrivateGroups:
             raise RuntimeError(conclusion["text"])
         text = conclusion["text"]
         if signature.hash != conclusion["hash"]:
-            text += f" On this rank, {ranks[self.rank]}: {signature.difference(conclusion['parameters'], ranks[0])}."
+            text += (f" On this rank, {ranks[self.rank]}: "
+                     f"{signature.difference(conclusion['parameters'], ranks[0])}.")
         raise ValueError(text)
 
     def _limit_answers(self, client: dist.Store, limit: datetime.timedelta) -> None:
@@ -377,7 +389,8 @@ class PrivateGroups:
         client.wait([key], limit)
 
     def _conclude(
-        self, ranks: List[int], store: dist.Store, asking: _Keys, own: Choices, choices: List[str], signature: Signature
+        self, ranks: List[int], store: dist.Store, asking: _Keys, own: Choices, choices: List[str],
+        signature: Signature
     ) -> _Conclusion:
         """On the first rank: the token, or why there is none."""
         keys = [str(rank) for rank in range(self.size)]
@@ -388,20 +401,25 @@ class PrivateGroups:
         for rank, key in enumerate(keys):
             refused = self._refused(ranks, rank, json.loads(asking.get(key) or "{}"), own, choices)
             if refused is not None:
-                return {"came": self.size - 1, "text": refused, "hash": signature.hash, "parameters": signature.parameters}
+                return {"came": self.size - 1, "text": refused, "hash": signature.hash,
+                        "parameters": signature.parameters}
         return {"token": os.urandom(8).hex()}
 
-    def _refused(self, ranks: List[int], rank: int, other: Choices, own: Choices, choices: List[str]) -> Optional[str]:
+    def _refused(self, ranks: List[int], rank: int, other: Choices, own: Choices,
+                 choices: List[str]) -> Optional[str]:
         """Why the first rank, which this is, cannot work with that rank."""
         for choice in choices:
             if other[choice] != own[choice]:
                 remedy = " compress_on, kind of device and build of Thinwire" if choice == "sums_by" else ""
-                return f"{choice}={own[choice]} on rank {ranks[0]}, {choice}={other[choice]} on rank {ranks[rank]}: give all ranks the same{remedy}"
+                return (f"{choice}={own[choice]} on rank {ranks[0]}, "
+                        f"{choice}={other[choice]} on rank {ranks[rank]}: give all ranks the same{remedy}")
         if other["job"] and own["job"] and other["job"] != own["job"]:
-            return (f"rank {ranks[rank]} belongs to another job than rank {ranks[0]} (THINWIRE_JOB={other['job']} and {own['job']}): "
+            return (f"rank {ranks[rank]} belongs "
+                    f"to another job than rank {ranks[0]} (THINWIRE_JOB={other['job']} and {own['job']}): "
                     "two jobs were started at one MASTER_PORT, give each its own")
         if other["hash"] != own["hash"]:
-            return (f"rank {ranks[rank]} registers a model of {other['model']}, where rank {ranks[0]} registers one of {own['model']}: "
+            return (f"rank {ranks[rank]} registers a model of {other['model']}, "
+                    f"where rank {ranks[0]} registers one of {own['model']}: "
                     "register the same models in the same order on all ranks.")
         return None
 
@@ -423,12 +441,15 @@ class PrivateGroups:
         """The conclusion where not all have come within the deadline."""
         missing = asking.missing([str(rank) for rank in range(self.size)])
         why = f" ({_brief(error)})" if error is not None else ""
-        who = ", ".join(str(ranks[place]) for place in missing) or f"none any more, but rank {ranks[0]} did not go on{why}"
+        who = (", ".join(str(ranks[place]) for place in missing)
+               or f"none any more, but rank {ranks[0]} did not go on{why}")
         text = (
-            f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, missing: {who}. Every rank of the "
-            "model's process group has to call register, for the same models in the same order"
+            f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, "
+            f"missing: {who}. Every rank of the model's process group has to call register, "
+            "for the same models in the same order"
         )
-        return {"missing": True, "came": self.size - 1 - len([place for place in missing if place > 0]), "text": text}
+        return {"missing": True,
+                "came": self.size - 1 - len([place for place in missing if place > 0]), "text": text}
 
     def close(self) -> None:
         self.groups = []
@@ -461,4 +482,5 @@ def open_private(
     else:
         table: Dict[int, int] = distributed_c10d._pg_group_ranks[group]
         ranks = sorted(table, key=lambda rank: table[rank])
-    return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device), Signature(parameters), choices or {})
+    return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device),
+                         Signature(parameters), choices or {})

@@ -93,7 +93,8 @@ class HtmlReport:
     collective. The memory that it takes does not grow with the number of steps.
     """
 
-    def __init__(self, handle: Handle, path: "Union[str, os.PathLike[str]]", *, layers_every: int = 100) -> None:
+    def __init__(self, handle: Handle, path: "Union[str, os.PathLike[str]]", *,
+                 layers_every: int = 100) -> None:
         """path: the file, which is written whole or not at all.
         layers_every: after so many steps, and more often in the beginning, the norms of each layer's residual
             and gradient are taken. That copies the systems' state once. 0: never.
@@ -102,11 +103,13 @@ class HtmlReport:
         bad number, and FileNotFoundError where there is no folder for the file.
         """
         if not callable(getattr(handle, "report", None)):
-            raise TypeError(f"HtmlReport takes the handle that thinwire.register returned, not {type(handle).__name__}: register the model first. "
+            raise TypeError("HtmlReport takes the handle that thinwire.register returned, "
+                            f"not {type(handle).__name__}: register the model first. "
                             "With one process a framework's adapter has none")
         model = handle._model() if isinstance(handle, Handle) else None
         if model is not None and not isinstance(model, DistributedDataParallel):
-            raise TypeError(f"HtmlReport is of a model under DistributedDataParallel, not of a {type(model).__name__} whose parameters are sharded: "
+            raise TypeError("HtmlReport is of a model under DistributedDataParallel, "
+                            f"not of a {type(model).__name__} whose parameters are sharded: "
                             "handle.report() and handle.log_to() tell of that one")
         if not isinstance(layers_every, int) or layers_every < 0:
             raise ValueError(f"layers_every={layers_every!r}: a whole number of steps is needed, 0 for never")
@@ -141,7 +144,8 @@ class HtmlReport:
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"path={self._path!r}: there is no folder {folder}, make it first")
         if handle._is_closed:
-            raise RuntimeError("the handle is closed, and there is nothing to record: register the model again")
+            raise RuntimeError("the handle is closed, and there is nothing to record: "
+                               "register the model again")
         model = handle._model()
         assert model is not None  # DDP's hook keeps the handle as long as the model
         self.is_on_device = any(parameter.is_cuda for parameter in model.parameters())
@@ -201,7 +205,8 @@ class HtmlReport:
         value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self.steps += 1
         self._needs_writing = True
-        entry: Dict[str, Any] = {"call": self.steps, "wall": now - self._began, "seconds": now - self._step_began, "loss": value}
+        entry: Dict[str, Any] = {"call": self.steps, "wall": now - self._began,
+                                 "seconds": now - self._step_began, "loss": value}
         if self._bucket_times:
             entry.update(self._synchronized(report, number, now))
         if (self.steps - 1) % self._stride == 0:
@@ -251,14 +256,16 @@ class HtmlReport:
         began, end, means = self._backward_began, self._backward_end, self._means_time
         if began is None or end is None or means is None:
             return {}
-        return {"forward": began - self._step_began, "backward": end - began, "waiting": means - end, "rest": now - means}
+        return {"forward": began - self._step_began, "backward": end - began, "waiting": means - end,
+                "rest": now - means}
 
     def _run_of(self, report: Report, number: int) -> Run:
         """The run that the step goes on with, or a new one."""
         schemes = tuple(sorted({bucket["scheme"] for bucket in report["buckets"] if bucket["scheme"]}))
         key = (self._spec, schemes)
         # Its number is not above the last one's where a state of an earlier step was loaded.
-        if not self.runs or key != (self.runs[-1].spec, self.runs[-1].schemes) or number <= self.runs[-1].last:
+        if (not self.runs or key != (self.runs[-1].spec, self.runs[-1].schemes)
+            or number <= self.runs[-1].last):
             is_set = self._is_set and bool(self.runs) and self.runs[-1].spec != self._spec
             self.runs.append(Run(number, number, *key, time.perf_counter() - self._began, is_set))
             self._is_set = False
@@ -302,7 +309,8 @@ class HtmlReport:
             residual, gradient = values.get("residual/" + name), parameter.grad
             if gradient is not None and gradient.is_sparse:
                 gradient = gradient.coalesce().values()
-            layers[name] = (parameter.numel(), residual.double().norm().item() / scale if isinstance(residual, torch.Tensor) else None,
+            layers[name] = (parameter.numel(), residual.double().norm().item() / scale
+                            if isinstance(residual, torch.Tensor) else None,
                             None if gradient is None else gradient.detach().double().norm().item())
         self.samples.append({"step": handle.step - 1, "layers": layers})
         _thinned(self.samples, _MOST_SAMPLES)

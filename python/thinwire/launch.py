@@ -48,12 +48,14 @@ def srun_task() -> Dict[str, str]:
 def environments(ranks: int, port: int, task: Optional[Mapping[str, str]] = None) -> List[Dict[str, str]]:
     """What each rank has in its environment beside what is there. task: what srun_task gave."""
     task = task or {}
-    common: Dict[str, Union[str, int]] = {"THINWIRE_JOB": os.urandom(8).hex(), "MASTER_ADDR": "127.0.0.1", **task, "MASTER_PORT": port,
+    common: Dict[str, Union[str, int]] = {"THINWIRE_JOB": os.urandom(8).hex(), "MASTER_ADDR": "127.0.0.1",
+                                          **task, "MASTER_PORT": port,
                               "WORLD_SIZE": ranks * int(task.get("WORLD_SIZE", 1)), "LOCAL_WORLD_SIZE": ranks}
     first, first_local = (ranks * int(task.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = 1
-    return [{key: str(value) for key, value in {**common, "RANK": first + i, "LOCAL_RANK": first_local + i}.items()} for i in range(ranks)]
+    return [{key: str(value) for key, value in {**common, "RANK": first + i,
+                                                "LOCAL_RANK": first_local + i}.items()} for i in range(ranks)]
 
 
 def serve_rendezvous(port: int) -> Optional["TCPStore"]:
@@ -70,7 +72,8 @@ def serve_rendezvous(port: int) -> Optional["TCPStore"]:
         return None
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     if not _C.restrict_to_loopback(store.port):
-        print(f"thinwire.launch: the rendezvous at port {store.port} listens on all interfaces", file=sys.stderr, flush=True)
+        print(f"thinwire.launch: the rendezvous at port {store.port} listens on all interfaces",
+              file=sys.stderr, flush=True)
     return store
 
 
@@ -101,7 +104,8 @@ def tell(processes: List["subprocess.Popen[bytes]"], first: int, told: Set[int])
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.launch", description=__doc__.split("\n", 1)[0])
     parser.add_argument("-n", "--ranks", type=int, required=True, help="processes to start, from 1")
-    parser.add_argument("--port", type=int, default=0, help="of the rendezvous; unless given a free one, or in several tasks of srun theirs")
+    parser.add_argument("--port", type=int, default=0,
+                        help="of the rendezvous; unless given a free one, or in several tasks of srun theirs")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -122,12 +126,15 @@ def main() -> int:
         try:
             store = None if task else serve_rendezvous(options.port)
         except RuntimeError as error:
-            print(f"thinwire.launch: cannot serve the rendezvous at port {options.port} ({str(error).splitlines()[0]}): choose another --port",
+            print(f"thinwire.launch: cannot serve the rendezvous at port {options.port} "
+                  f"({str(error).splitlines()[0]}): choose another --port",
                   file=sys.stderr)
             return 1
-        port = store.port if store is not None else options.port or int(task.get("MASTER_PORT", 0)) or free_port()
+        port = (store.port if store is not None else options.port or int(task.get("MASTER_PORT", 0))
+                or free_port())
         # What torchrun tells its ranks, so that none of them serves it.
-        served = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"} if store is not None else {}
+        served = ({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+                  if store is not None else {})
         places = environments(options.ranks, port, task)
         first = int(places[0]["RANK"])
         for environment in places:

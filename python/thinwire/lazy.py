@@ -48,16 +48,18 @@ class LazyState(ddp.HookState):
         wanted = bucket.parameters()[0]
         found: List[DistributedDataParallel] = []
         for one in gc.get_objects():
-            if not issubclass(type(one), DistributedDataParallel) or "module" not in one.__dict__.get("_modules", {}):
+            if (not issubclass(type(one), DistributedDataParallel)
+                or "module" not in one.__dict__.get("_modules", {})):
                 continue
             hooks = one.__dict__.get("_comm_hooks")  # of newer versions of torch
             is_ours = hooks is None or any(state is self for _, state in hooks)
-            if is_ours and one not in ddp._hooked and any(parameter is wanted for parameter in one.module.parameters()):
+            if (is_ours and one not in ddp._hooked
+                and any(parameter is wanted for parameter in one.module.parameters())):
                 found.append(one)
         if len(found) != 1:
             raise RuntimeError(
-                f"the hook finds {len(found)} DistributedDataParallel models with this gradient's parameter: one hook and state is of one "
-                "model. thinwire.register(model, spec) is told the model"
+                f"the hook finds {len(found)} DistributedDataParallel models with this gradient's parameter: "
+                "one hook and state is of one model. thinwire.register(model, spec) is told the model"
             )
         return found[0]
 
@@ -67,7 +69,8 @@ class LazyState(ddp.HookState):
         if asked == "load":
             return saved_state.pack([])
         if self.handle is None:
-            raise RuntimeError("there is no state before the first backward, in which the hook learns its model")
+            raise RuntimeError("there is no state before the first backward, "
+                               "in which the hook learns its model")
         return self.handle._for_dcp(asked) if asked else self.handle.state_dict(consolidate)
 
     def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
@@ -99,6 +102,7 @@ def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]
     Raises TypeError and ValueError for a bad spec.
     """
     if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
+                        "such as 'casq:bits=2'")
     _C.freezes_variance(ddp.join_spec(spec, rows))  # reads the spec
     return ddp._hook, LazyState(spec, rows, options)

@@ -55,7 +55,9 @@ class ThinwireCallback(Callback):
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         _refuse_hook(trainer.strategy)
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        options: AdapterOptions = {"optimizer": optimizer, "grad_scaler": getattr(trainer.precision_plugin, "scaler", None), **self._options}
+        options: AdapterOptions = {"optimizer": optimizer,
+                                   "grad_scaler": getattr(trainer.precision_plugin, "scaler", None),
+                                   **self._options}
         self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY, **options)
         # The checkpoint is read before the model is wrapped.
         loaded, self._loaded = self._loaded, None
@@ -65,10 +67,12 @@ class ThinwireCallback(Callback):
         elif without:
             self.run.missing("the checkpoint has no state of Thinwire")
 
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any,
+                           batch_idx: int) -> None:
         step = trainer.global_step
         every: int = getattr(trainer, "log_every_n_steps")  # which its class does not declare
-        if self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers or step % every:
+        if (self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers
+            or step % every):
             return
         self._logged = step
         costs = self.run.scalars()
@@ -85,11 +89,13 @@ class ThinwireCallback(Callback):
         else:
             self.run.load_state_dict(state_dict)
 
-    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: Dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule",
+                           checkpoint: Dict[str, Any]) -> None:
         # load_state_dict follows where there is a state.
         self._loads_without_state = self.state_key not in checkpoint.get("callbacks", {})
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule",
+                     exception: BaseException) -> None:
         self._close()
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
@@ -104,11 +110,13 @@ class ThinwireCallback(Callback):
 
 def _refuse_hook(strategy: "Strategy") -> None:
     if getattr(strategy, "_ddp_comm_hook", None) is not None:
-        raise ValueError("DDPStrategy(ddp_comm_hook=...) gives the model a hook already, and DDP takes one: leave ddp_comm_hook out")
+        raise ValueError("DDPStrategy(ddp_comm_hook=...) gives the model a hook already, and DDP takes one: "
+                         "leave ddp_comm_hook out")
 
 
 def register(
-    fabric: "Fabric", model: torch.nn.Module, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]"
+    fabric: "Fabric", model: torch.nn.Module, spec: str, rows: Optional[str] = None,
+    **options: "Unpack[AdapterOptions]"
 ) -> Synchronization:
     """Synchronizes the gradients of a model that ``fabric.setup`` returned by the
     system ``spec``. On all ranks.

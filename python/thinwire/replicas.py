@@ -35,7 +35,8 @@ class ReplicaCheck:
         text = _C.replica_difference([int.from_bytes(one, "little") for one in everyones])
         if text is not None:
             raise RuntimeError(
-                f"replicas differ before step {step}: {text}. Load the same checkpoint on all ranks; what changed them is something that "
-                f"one rank did alone (other memory, another kind of processor, code that depends on the rank). check_replicas_every="
-                f"{self._every} found it, 0 does not look"
+                f"replicas differ before step {step}: {text}. Load the same checkpoint on all ranks; "
+                "what changed them is something that one rank did alone (other memory, "
+                "another kind of processor, code that depends on the rank). "
+                f"check_replicas_every={self._every} found it, 0 does not look"
             )

@@ -26,11 +26,13 @@ class _WholeUnit(_Unit):
         self._rank: int = group.mesh_info.mesh.get_local_rank()
         # An engine knows parameters by their tensors: every rank's part needs one.
         self._of_rank = [
-            self._parts if rank == self._rank else [part.new_empty(1).expand(part.shape) for part in self._parts] for rank in ranks
+            self._parts if rank == self._rank
+            else [part.new_empty(1).expand(part.shape) for part in self._parts] for rank in ranks
         ]
 
     def parts(self) -> List[Tuple[str, torch.Tensor]]:
-        return [(shards.part_name(name, rank), part) for rank, own in enumerate(self._of_rank) for name, part in zip(self.names, own)]
+        return [(shards.part_name(name, rank), part) for rank, own in enumerate(self._of_rank)
+                for name, part in zip(self.names, own)]
 
     def trained_parts(self) -> List[Tuple[str, torch.Tensor]]:
         trained = [self.trains(index) for index in range(len(self.names))]
@@ -61,7 +63,8 @@ class _ReduceScatter:
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any,
+                 async_op: bool = False) -> None:
         handle = self._handle()
         assert handle is not None
         handle._reduce_by(op, self._unit, input_tensor)
@@ -84,7 +87,8 @@ class ScatteredHandle(ShardedHandle):
 
     _reduce_scatter = True
 
-    def __init__(self, model: nn.Module, mesh: Any, spec: str, all_gather: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, mesh: Any, spec: str, all_gather: str,
+                 options: Mapping[str, Any]) -> None:
         self._gathers: List[EightBitGather] = []
         self._whole_units: List[_WholeUnit] = []
         # No parameter is on two ranks.
@@ -148,7 +152,8 @@ class ScatteredHandle(ShardedHandle):
     def report(self) -> ScatteredReport:
         report = cast(ScatteredReport, super().report())
         for bucket in report["buckets"]:
-            bucket["parameters"] = list(dict.fromkeys(shards.of_part(name)[0] for name in bucket["parameters"]))
+            bucket["parameters"] = list(dict.fromkeys(shards.of_part(name)[0]
+                                                      for name in bucket["parameters"]))
         report["all_gather"] = {
             "gathers": sum(one.gathers for one in self._gathers),
             "sent_bytes": sum(one.sent_bytes for one in self._gathers),
@@ -174,13 +179,15 @@ class ScatteredHandle(ShardedHandle):
 
     def _own_state(self) -> shards.ShardedState:
         rests = {name: rest for gather in self._gathers for name, rest in gather.state().items()}
-        return cast(shards.ShardedState, {**super()._own_state(), "shard": 0, "shards": 1, "parts": self._shards, "all_gather": rests})
+        return cast(shards.ShardedState, {**super()._own_state(), "shard": 0, "shards": 1,
+                                          "parts": self._shards, "all_gather": rests})
 
     def _for_dcp(self, asked: str) -> Dict[str, Any]:
         name = shards.entry_name(self._rank, self._world_size, 0, 1)
         return {name: b"" if asked == "load" else shards.pack(self._own_state())}
 
-    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
+    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]],
+                        strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
         state: this rank's own of a run with as many ranks, which goes on bit for bit; or a list of all ranks'

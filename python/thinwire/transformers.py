@@ -10,7 +10,8 @@ try:
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
-    raise ImportError(f"thinwire.transformers needs transformers and accelerate ({error}): pip install 'transformers[torch]'") from error
+    raise ImportError(f"thinwire.transformers needs transformers and accelerate ({error}): "
+                      "pip install 'transformers[torch]'") from error
 
 from thinwire.adapter import Synchronization
 from thinwire.interface import AdapterOptions
@@ -29,12 +30,14 @@ class ThinwireCallback(TrainerCallback):
     closes, an exception's too. With one process nothing is done.
     """
 
-    def __init__(self, trainer: Trainer, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
+    def __init__(self, trainer: Trainer, spec: str, rows: Optional[str] = None,
+                 **options: "Unpack[AdapterOptions]") -> None:
         """trainer: the one that the callback is added to. options: those of ``thinwire.register``, and
         ``require_state=False``: a checkpoint without a state of Thinwire is no error.
         Raises TypeError for what is no trainer."""
         if not isinstance(trainer, Trainer):
-            raise TypeError(f"trainer={trainer!r}: trainer.add_callback(ThinwireCallback(trainer, spec)) is needed, since callbacks do not learn their trainer")
+            raise TypeError(f"trainer={trainer!r}: trainer.add_callback(ThinwireCallback(trainer, "
+                            "spec)) is needed, since callbacks do not learn their trainer")
         self.run: Optional[Synchronization] = None
         self._trainer = trainer
         self._arguments = (spec, rows)
@@ -48,23 +51,29 @@ class ThinwireCallback(TrainerCallback):
 
     def _train_and_close(self, resume_from_checkpoint: Any = None, *arguments: Any, **more: Any) -> Any:
         if self not in self._trainer.callback_handler.callbacks:
-            raise RuntimeError("this trainer's ThinwireCallback was not added to it: trainer.add_callback(callback)")
-        found = get_last_checkpoint(self._trainer.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
+            raise RuntimeError("this trainer's ThinwireCallback was not added to it: "
+                               "trainer.add_callback(callback)")
+        found = (get_last_checkpoint(self._trainer.args.output_dir) if resume_from_checkpoint is True
+                 else resume_from_checkpoint)
         self._resumed_from = found or None
         try:
             return self._train(resume_from_checkpoint, *arguments, **more)
         finally:
             self._close()
 
-    def on_train_begin(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **more: Any) -> None:
+    def on_train_begin(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl",
+                       **more: Any) -> None:
         self._close()  # of a batch size that was too large
         trainer = self._trainer
-        options: AdapterOptions = {"optimizer": trainer.optimizer, "grad_scaler": trainer.accelerator.scaler, **self._options}
-        self.run = Synchronization(trainer.model_wrapped, *self._arguments, remedy="start one process per rank, by torchrun", **options)
+        options: AdapterOptions = {"optimizer": trainer.optimizer, "grad_scaler": trainer.accelerator.scaler,
+                                   **self._options}
+        self.run = Synchronization(trainer.model_wrapped, *self._arguments,
+                                   remedy="start one process per rank, by torchrun", **options)
         if self._resumed_from is not None:
             self.run.load(self._resumed_from)
 
-    def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **more: Any) -> None:
+    def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl",
+                **more: Any) -> None:
         if self.run is None or args.save_only_model:
             return
         folder = self._trainer._get_output_dir(getattr(self._trainer, "_trial", None))

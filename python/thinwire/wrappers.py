@@ -11,28 +11,28 @@ from torch.nn.parallel import DistributedDataParallel
 _OTHERS = {
     "FullyShardedDataParallel": (
         "torch.",
-        "FullyShardedDataParallel (FSDP1) reduces shards of gradients by itself: leave it out, and thinwire.fully_shard(model, mesh, spec) shards "
-        "the model; or train under DistributedDataParallel",
+        "FullyShardedDataParallel (FSDP1) reduces shards of gradients by itself: leave it out, and "
+        "thinwire.fully_shard(model, mesh, spec) shards the model; or train under DistributedDataParallel",
     ),
     "FSDPModule": (
         "torch.",
-        "fully_shard (FSDP2) reduces shards of gradients by itself: thinwire.fully_shard(model, mesh, spec) synchronizes them between hosts; or "
-        "train under DistributedDataParallel, without fully_shard",
+        "fully_shard (FSDP2) reduces shards of gradients by itself: thinwire.fully_shard(model, mesh, "
+        "spec) synchronizes them between hosts; or train under DistributedDataParallel, without fully_shard",
     ),
     "DeepSpeedEngine": (
         "deepspeed",
-        "DeepSpeed's engine synchronizes gradients by itself and takes no communication hook: train under DistributedDataParallel, without "
-        "DeepSpeed, or leave Thinwire out",
+        "DeepSpeed's engine synchronizes gradients by itself and takes no communication hook: "
+        "train under DistributedDataParallel, without DeepSpeed, or leave Thinwire out",
     ),
     "MegatronEngine": (
         "accelerate",
-        "Megatron-LM's engine synchronizes gradients by itself and takes no communication hook: train under DistributedDataParallel, or "
-        "leave Thinwire out",
+        "Megatron-LM's engine synchronizes gradients by itself and takes no communication hook: "
+        "train under DistributedDataParallel, or leave Thinwire out",
     ),
     "DataParallel": (
         "torch.",
-        "DataParallel is one process with several devices, which synchronizes nothing between processes: start one process per device and "
-        "wrap the model in DistributedDataParallel",
+        "DataParallel is one process with several devices, which synchronizes nothing between processes: "
+        "start one process per device and wrap the model in DistributedDataParallel",
     ),
 }
 
@@ -55,8 +55,9 @@ def refuse_other_wrappers(model: object, but: str = "") -> None:
     for name, parameter in model.named_parameters() if not but else ():
         if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
             raise TypeError(
-                f"parameter {name} is a DTensor, a part of a tensor whose other parts are on other ranks (tensor parallel, or sharded): only "
-                "whole gradients can be synchronized. Load the model without a tp_plan or device mesh, or leave Thinwire out"
+                f"parameter {name} is a DTensor, a part of a tensor whose other parts "
+                "are on other ranks (tensor parallel, or sharded): only whole gradients can be synchronized. "
+                "Load the model without a tp_plan or device mesh, or leave Thinwire out"
             )
 
 
@@ -86,17 +87,19 @@ def refuse_other_reducers(model: DistributedDataParallel) -> None:
     do not come to a hook as they are."""
     if getattr(model, "mixed_precision", None) is not None:
         raise ValueError(
-            "DistributedDataParallel(mixed_precision=...) has a communication hook of its own, and DDP takes one: leave mixed_precision out and "
-            "train under torch.autocast"
+            "DistributedDataParallel(mixed_precision=...) has a communication hook of its own, "
+            "and DDP takes one: leave mixed_precision out and train under torch.autocast"
         )
     if getattr(model, "_use_python_reducer", False):
         raise ValueError(
-            'the model was wrapped under torch._dynamo.config.optimize_ddp = "python_reducer", which has no buckets: set it to '
-            '"ddp_optimizer", torch\'s default, before DistributedDataParallel(model), and do without compiled autograd, which needs the other'
+            'the model was wrapped under torch._dynamo.config.optimize_ddp = "python_reducer", '
+            'which has no buckets: set it to "ddp_optimizer", torch\'s default, '
+            'before DistributedDataParallel(model), and do without compiled autograd, which needs the other'
         )
     # Where it was not imported nobody has set it.
     if getattr(sys.modules.get("torch._dynamo.config"), "trace_autograd_ops", False):
         raise ValueError(
-            "torch._dynamo.config.trace_autograd_ops = True compiles a backward that gives the parameters of a DistributedDataParallel model no "
-            "gradient, also without Thinwire: set it to False, torch's default"
+            "torch._dynamo.config.trace_autograd_ops = True compiles a backward that gives the parameters "
+            "of a DistributedDataParallel model no gradient, also without Thinwire: set it to False, "
+            "torch's default"
         )

@@ -26,7 +26,8 @@ def is_possible() -> bool:
     tries = ("ip link add one type bridge && ip link add two type veth peer name three && "
              "tc qdisc add dev two root tbf rate 1mbit burst 4kb latency 1s")
     try:
-        return subprocess.run(["unshare", "-n", "-m", "sh", "-c", tries], capture_output=True, check=False).returncode == 0
+        return subprocess.run(["unshare", "-n", "-m", "sh", "-c", tries], capture_output=True,
+                              check=False).returncode == 0
     except FileNotFoundError:
         return False
 
@@ -38,7 +39,8 @@ def _call(name: str, *arguments) -> None:
 
 
 def _ip(lines: List[str], *prefix: str) -> None:
-    done = subprocess.run([*prefix, "ip", "-batch", "-"], input="\n".join(lines) + "\n", text=True, capture_output=True, check=False)
+    done = subprocess.run([*prefix, "ip", "-batch", "-"], input="\n".join(lines) + "\n", text=True,
+                          capture_output=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"ip: {done.stderr.strip()}: {lines}")
 
@@ -68,7 +70,8 @@ class Links:
             f"link add name host{rank} type veth peer name eth0 netns {pid}",
             f"link set host{rank} master bridge up",
         ])
-        _ip(["link set lo up", f"address add {SUBNET}.{rank + 1}/24 dev eth0", "link set eth0 up"], "nsenter", "-n", "-t", str(pid))
+        _ip(["link set lo up", f"address add {SUBNET}.{rank + 1}/24 dev eth0", "link set eth0 up"], "nsenter",
+            "-n", "-t", str(pid))
 
     def cut(self, rank: int) -> None:
         """Nothing passes any more, and neither end can tell."""
@@ -80,7 +83,8 @@ class Links:
     def slow(self, rank: int, pid: int, bits_per_second: int) -> None:
         rule = f"root tbf rate {bits_per_second}bit burst {_BURST} latency 400ms"
         for place, prefix in ((f"host{rank}", []), ("eth0", ["nsenter", "-n", "-t", str(pid)])):
-            subprocess.run([*prefix, "tc", "qdisc", "add", "dev", place, *rule.split()], check=True, capture_output=True)
+            subprocess.run([*prefix, "tc", "qdisc", "add", "dev", place, *rule.split()], check=True,
+                           capture_output=True)
 
 
 def open_sockets() -> List[str]:
@@ -90,7 +94,8 @@ def open_sockets() -> List[str]:
     found = []
     for table in ("tcp", "tcp6"):
         with open(f"/proc/self/net/{table}", encoding="ascii") as lines:
-            found += [f"{table} {line.split()[1]}-{line.split()[2]}" for line in list(lines)[1:] if line.split()[3] not in ending]
+            found += [f"{table} {line.split()[1]}-{line.split()[2]}"
+                      for line in list(lines)[1:] if line.split()[3] not in ending]
     return found
 
 
@@ -108,4 +113,5 @@ def local_ports(pid: int) -> Set[int]:
     except OSError:  # ended meanwhile
         return set()
     established = "01"
-    return {int(line[1].rsplit(":", 1)[1], 16) for line in lines if line[3] == established and f"socket:[{line[9]}]" in inodes}
+    return {int(line[1].rsplit(":", 1)[1], 16) for line in lines if line[3] == established
+            and f"socket:[{line[9]}]" in inodes}

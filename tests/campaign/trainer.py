@@ -22,9 +22,10 @@ def write_images(folder: str) -> None:
 
 
 def words(plan: Plan, program: str, images: str, folder: str, deadline: float) -> List[str]:
-    result = [program, "train", "--engine", "gloo", "--workers", str(plan.world), "--data", f"fashion-mnist:{images}", "--batch", "4",
-              "--epochs", str(EPOCHS), "--sync", plan.spec, "--seed", str(plan.seed + 1), "--deadline", str(deadline),
-              "--checkpoint", f"{folder}/checkpoint", "--json", f"{folder}/final.json"]
+    result = [program, "train", "--engine", "gloo", "--workers", str(plan.world), "--data",
+              f"fashion-mnist:{images}", "--batch", "4", "--epochs", str(EPOCHS), "--sync", plan.spec,
+              "--seed", str(plan.seed + 1), "--deadline", str(deadline), "--checkpoint",
+              f"{folder}/checkpoint", "--json", f"{folder}/final.json"]
     return result + (["--resume"] if newest(folder) else [])
 
 
@@ -32,7 +33,8 @@ def newest(folder: str) -> int:
     """The last epoch of which there is a whole checkpoint; 0: none."""
     place = f"{folder}/checkpoint"
     names = os.listdir(place) if os.path.isdir(place) else []
-    return max((int(name[6:]) for name in names if name.startswith("epoch-") and name[6:].isdigit()), default=0)
+    return max((int(name[6:]) for name in names if name.startswith("epoch-") and name[6:].isdigit()),
+               default=0)
 
 
 def is_due(plan: Plan, folder: str) -> bool:

@@ -22,7 +22,8 @@ class Net(nn.Module):
 
     def __init__(self, width=48):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
+        self.layers = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
+                                    nn.Linear(width, 5))
 
     def forward(self, x):
         return self.layers(x)
@@ -85,7 +86,8 @@ class Given(nn.Module):
         )
 
     def forward(self, gradients):
-        return sum((weight * gradient.to(weight.dtype)).double().sum() for weight, gradient in zip(self.weights, gradients))
+        return sum((weight * gradient.to(weight.dtype)).double().sum()
+                   for weight, gradient in zip(self.weights, gradients))
 
 
 

@@ -87,7 +87,8 @@ def compiled_autograd():
     model = wrapped()
     handle = register(model)
     with torch._dynamo.config.patch(compiled_autograd=True):
-        require_error(RuntimeError, ["Compiled autograd", "python_reducer"], lambda: whole_steps(model, adamw(model)))
+        require_error(RuntimeError, ["Compiled autograd", "python_reducer"],
+                      lambda: whole_steps(model, adamw(model)))
         with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
             require_error(ValueError, ["python_reducer", "compiled autograd"], lambda: register(wrapped()))
     assert handle.step == 0, handle.step
@@ -99,8 +100,10 @@ def a_backward_that_is_traced():
     plain = wrapped()
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         whole_steps(plain, adamw(plain))
-        assert all(parameter.grad is None for parameter in plain.parameters()), "DDP now synchronizes these gradients"
+        assert all(parameter.grad is None
+                   for parameter in plain.parameters()), "DDP now synchronizes these gradients"
         require_error(ValueError, ["trace_autograd_ops", "False"], lambda: register(wrapped()))
 
 
-COMPILED = [compiled_steps_go_through_the_hook, registered_after_compiled_steps, compiled_autograd, a_backward_that_is_traced]
+COMPILED = [compiled_steps_go_through_the_hook, registered_after_compiled_steps, compiled_autograd,
+            a_backward_that_is_traced]

@@ -40,7 +40,8 @@ def keep_what_is_loaded():
 
     def load(self, state, strict=True):
         original(self, state, strict)
-        torch.save(self.state_dict(), FOLDER / f"loaded_{os.environ['RANK']}_of_{os.environ['WORLD_SIZE']}.pt")
+        torch.save(self.state_dict(),
+                   FOLDER / f"loaded_{os.environ['RANK']}_of_{os.environ['WORLD_SIZE']}.pt")
 
     thinwire.Handle.load_state_dict = load
 
@@ -48,7 +49,8 @@ def keep_what_is_loaded():
 if os.environ["RANK"] == "1" or "THINWIRE_TEST_HOST" in os.environ:
     for death in filter(None, os.environ.get("THINWIRE_TEST_DIES", "").split(",")):
         at, call = death.split("=")
-        dies_before(*{"step": (torch.optim.AdamW, "step"), "save": (os, "replace")}[at], int(call), f"died_at_{at}")
+        dies_before(*{"step": (torch.optim.AdamW, "step"), "save": (os, "replace")}[at], int(call),
+                    f"died_at_{at}")
 keep_what_is_loaded()
 sys.argv[0] = str(EXAMPLE)
 runpy.run_path(str(EXAMPLE), run_name="__main__")

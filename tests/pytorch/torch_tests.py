@@ -32,7 +32,8 @@ from torch.testing._internal import common_distributed
 # The tests take these when they are imported.
 common_distributed.skip_if_lt_x_gpu = lambda count, **_: lambda test: test
 common_distributed.skip_if_no_gpu = lambda test: test
-common_distributed.init_multigpu_helper = lambda world_size, backend: {rank: [rank] for rank in range(world_size)}
+common_distributed.init_multigpu_helper = lambda world_size, backend: {rank: [rank]
+                                                                       for rank in range(world_size)}
 
 from torch.testing._internal.distributed import distributed_test
 
@@ -61,7 +62,8 @@ def wraps_a_model(name, seen=()):
     if "DistributedDataParallel(" in source:
         return True
     called = set(re.findall(r"self\.(\w+)", source)) - {name, *seen}
-    return any(wraps_a_model(one, (*seen, name)) for one in called if inspect.isfunction(getattr(BASE, one, None)))
+    return any(wraps_a_model(one, (*seen, name))
+               for one in called if inspect.isfunction(getattr(BASE, one, None)))
 
 
 def register_every_model(handles):
@@ -78,7 +80,8 @@ def register_every_model(handles):
 def be_rank(rank, name, folder, with_thinwire):
     """Ends the process with the status that torch's own runner looks for."""
     for stream in (1, 2):
-        os.dup2(os.open(os.path.join(folder, f"output.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), stream)
+        os.dup2(os.open(os.path.join(folder, f"output.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND,
+                        0o600), stream)
     os.environ["TEMP_DIR"] = folder
     torch.set_num_threads(1)
     on_cpu.emulate()
@@ -142,7 +145,8 @@ def run(name, with_thinwire):
     statuses = wait_for(ranks)
     output, models, steps = "", 0, 0
     for rank in range(RANKS):
-        output += f"--- rank {rank}: " + (f"exit status {statuses[rank]}" if rank in statuses else "was ended") + "\n"
+        output += f"--- rank {rank}: " + (f"exit status {statuses[rank]}" if rank in statuses
+                                          else "was ended") + "\n"
         with open(os.path.join(folder, f"output.{rank}")) as file:
             output += file.read()
         if rank == 0 and 0 in statuses and statuses[0] >= 0:
@@ -156,9 +160,11 @@ def run(name, with_thinwire):
 
 def main():
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
-    names = [name for name in dir(BASE) if name.startswith("test_") and re.search(pattern, name) and wraps_a_model(name)]
+    names = [name for name in dir(BASE) if name.startswith("test_") and re.search(pattern, name)
+             and wraps_a_model(name)]
     listed = {name for name in DIFFER if re.search(pattern, name)}
-    plain, ours, wrong = {}, {}, [f"{name} is listed, and torch {torch.__version__} has no such test" for name in listed - set(names)]
+    plain, ours, wrong = {}, {}, [f"{name} is listed, and torch {torch.__version__} has no such test"
+                                  for name in listed - set(names)]
     for name in names:
         plain[name] = run(name, False)
         if plain[name].verdict != "passed":
@@ -170,20 +176,23 @@ def main():
         ours[name] = run(name, True)
         passes = ours[name].verdict == "passed"
         why = "" if passes else f", {reason(ours[name].output)}"
-        print(f"{name}: {ours[name].verdict}, {ours[name].models} models, {ours[name].steps} steps{why}", flush=True)
+        print(f"{name}: {ours[name].verdict}, {ours[name].models} models, {ours[name].steps} steps{why}",
+              flush=True)
         if passes and name in listed:
             wrong.append(f"{name} passes with Thinwire: take it from the list")
         elif not passes and name not in listed:
             wrong.append(f"{name} passes plain and not with Thinwire:\n{ours[name].output}")
     good = [one for one in ours.values() if one.verdict == "passed"]
     if not pattern and len(ours) < FEWEST:
-        wrong.append(f"only {len(ours)} tests pass plain, {FEWEST} are needed: does on_cpu.py fit torch {torch.__version__}?")
+        wrong.append(f"only {len(ours)} tests pass plain, {FEWEST} are needed: "
+                     f"does on_cpu.py fit torch {torch.__version__}?")
     print(*wrong, sep="\n")
     counts = collections.Counter(one.verdict for one in plain.values())
-    print(f"torch {torch.__version__}: of {len(names)} tests that wrap a model {counts['passed']} pass plain, {counts['failed']} do not on a CPU, "
-          f"{counts['skipped']} torch skips")
-    print(f"of the {len(ours)} that pass plain {len(good)} pass with Thinwire, with {sum(one.steps for one in good)} steps of "
-          f"{sum(one.models for one in good)} models; {len(listed)} are listed")
+    print(f"torch {torch.__version__}: of {len(names)} tests that wrap a model {counts['passed']} pass "
+          f"plain, {counts['failed']} do not on a CPU, {counts['skipped']} torch skips")
+    print(f"of the {len(ours)} that pass plain {len(good)} pass with Thinwire, "
+          f"with {sum(one.steps for one in good)} steps of {sum(one.models for one in good)} models; "
+          f"{len(listed)} are listed")
     return 1 if wrong else 0
 
 

@@ -42,7 +42,8 @@ GROUPS = {
     "exits": EXITS,
     "sharded": SHARDED,
     "scattered": SCATTERED,
-    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
+    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost,
+              resumes_with_other_ranks,
               replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],
     # The sums are the engine's own, on devices another's.
