@@ -3,7 +3,7 @@ and a table at the end."""
 import argparse
 import math
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -104,6 +104,15 @@ def device_of(options) -> torch.device:
     return device
 
 
+def bytes_of(handle: thinwire.Handle, steps: int) -> Tuple[str, str]:
+    """What this rank has sent in a step, and the part that this is of what dense sends."""
+    sums: Dict = handle.report()["total"]
+    world = dist.get_world_size()
+    dense = 2 * (world - 1) / world * sums["raw_bytes"]
+    share = f"1/{dense / sums['wire_bytes_sent']:.1f}" if sums["wire_bytes_sent"] else ""
+    return f"{sums['wire_bytes_sent'] / steps:,.0f}", share
+
+
 def compare(
     systems: List[str],
     rows: str,
@@ -130,9 +139,9 @@ def compare(
         model = DistributedDataParallel(make_model().to(device))
         optimizers = training.optimizers(model.module)
         # Some systems work with the learning rate: they read it from the optimizer.
-        handle: Optional[thinwire.Handle] = (None if system == "plain" else thinwire.register(
-            model, system, rows=rows, optimizer=optimizers[0]
-        ))
+        handle: Optional[thinwire.Handle] = None
+        if system != "plain":
+            handle = thinwire.register(model, system, rows=rows, optimizer=optimizers[0])
         started, steps = time.perf_counter(), 0
         for epoch in range(epochs):
             total = 0.0
@@ -156,13 +165,7 @@ def compare(
         seconds = time.perf_counter() - started
         if first:
             score = score_of(model.module)
-            sent = share = ""
-            if handle is not None:
-                sums: Dict = handle.report()["total"]
-                sent = f"{sums['wire_bytes_sent'] / steps:,.0f}"
-                world = dist.get_world_size()
-                dense = 2 * (world - 1) / world * sums["raw_bytes"]
-                share = f"1/{dense / sums['wire_bytes_sent']:.1f}" if sums["wire_bytes_sent"] else ""
+            sent, share = ("", "") if handle is None else bytes_of(handle, steps)
             lines.append(f"| {system} | {score:.4f} | {1e3 * seconds / steps:.1f} | {sent} | {share} |")
         if handle is not None:
             handle.close()

@@ -76,9 +76,10 @@ class Residual(nn.Module):
             nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs),
         )
-        self.shortcut = (nn.Identity() if inputs == outputs else nn.Sequential(
-            nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-        ))
+        self.shortcut = nn.Identity()
+        if inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                                          nn.BatchNorm2d(outputs))
 
     def forward(self, images):
         return functional.relu(self.body(images) + self.shortcut(images))

@@ -101,7 +101,8 @@ def reaches(host, port):
 SIGNS_IN_AND_ENDS = """
 import datetime, os, sys, time
 from torch.distributed import PrefixStore, TCPStore
-store = PrefixStore("thinwire//attempt_0", TCPStore("127.0.0.1", int(sys.argv[1]), None, False, datetime.timedelta(seconds=20)))
+base = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, datetime.timedelta(seconds=20))
+store = PrefixStore("thinwire//attempt_0", base)
 store.set("joined/1", "mark")
 store.add("joined", 1)
 while store.add("joined", 0) < 3:
@@ -135,7 +136,8 @@ while store.add("joined", 0) < 2:
 SERVES_AND_CLAIMS = """
 import datetime, sys, time
 from torch.distributed import PrefixStore, TCPStore
-base = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, datetime.timedelta(seconds=20), wait_for_workers=False)
+patience = datetime.timedelta(seconds=20)
+base = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, patience, wait_for_workers=False)
 store = PrefixStore("thinwire/second/attempt_0", base)
 while store.add("joined", 0) < 1:
     time.sleep(0.02)

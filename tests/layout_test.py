@@ -155,6 +155,14 @@ class A:
     assert findings({"a.py": f"# {'x' * 108}\n"}) == []
 
 
+def code_of_python_is_held_to_its_width():
+    wide = f"text = '{'x' * 110}'\n"
+    assert findings({"a.py": wide, "bench/b.py": wide + f"# {'x' * 109}\n"}) == [
+        "a.py:1: code of 119 columns, the most is 110",
+        "bench/b.py:2: a comment of 111 columns, the most is 110"]
+    assert findings({"a.py": f"text = '{'x' * 101}'\n"}) == []
+
+
 long_functions_are_found()
 tables_are_not_functions()
 what_cannot_be_measured_is_said()
@@ -165,3 +173,4 @@ documents_are_held_to_their_width_and_links()
 comments_are_held_to_their_width()
 comments_that_begin_with_a_hash_are_held_to_their_width()
 comments_and_docstrings_of_python_are_held_to_their_width()
+code_of_python_is_held_to_its_width()

@@ -6,9 +6,9 @@ import sys
 import tempfile
 
 THINWIRE = sys.argv[1]
-KEYS = """spec workers elements buckets bits_per_second latency_seconds wire_bytes_formula frame_header_bytes rounds seconds_codec
-    seconds_sockets seconds_step seconds_compute seconds_exposed exposed_codec exposed_wire exposed_wait simulated_seconds
-    seconds_step_at chosen reason""".split()
+KEYS = """spec workers elements buckets bits_per_second latency_seconds wire_bytes_formula frame_header_bytes
+    rounds seconds_codec seconds_sockets seconds_step seconds_compute seconds_exposed exposed_codec
+    exposed_wire exposed_wait simulated_seconds seconds_step_at chosen reason""".split()
 FREE = ("--codec", "off")
 
 

@@ -7,8 +7,8 @@ import tempfile
 
 THINWIRE = sys.argv[1]
 KEYS = """system spec engine workers elements row_width density_in density_out steps wire_bytes_sent_max
-    wire_bytes_sent_mean wire_bytes_formula modelled_seconds formula_seconds time_vs_dense gamma relative_error
-    ranks_agree imbalance_push imbalance_pull seed link scale codec""".split()
+    wire_bytes_sent_mean wire_bytes_formula modelled_seconds formula_seconds time_vs_dense gamma
+    relative_error ranks_agree imbalance_push imbalance_pull seed link scale codec""".split()
 # What a run measures of this machine's CPU; all else repeats.
 MEASURED = ("seconds_compress", "seconds_decompress")
 

@@ -80,9 +80,8 @@ def links_lead_to_pages():
     assert (pages["docs/n.md"].startswith("# A title\n[b](b.md)\n")
             and "```python\nprint(1)\n```\n\n```text\n1\n```\n\n![a line](n-1.png)\n" in pages["docs/n.md"])
     assert pages["docs/n-1.png"] == "\x89PNG" and json.loads(pages["_extra/docs/n.ipynb"]) == notebook
-    assert (
-        "- [`thinwire/h.h`](../include/thinwire/h.h.md): What it is, in short.\n" in pages["docs/headers.md"]
-    )
+    header = "- [`thinwire/h.h`](../include/thinwire/h.h.md): What it is, in short.\n"
+    assert header in pages["docs/headers.md"]
     _, broken = sources_of({"README.md": "# Top\n\n[b](docs/b.md)\n[out](../../etc)\n",
                             "docs/b.md": "\n\n[c](c.md) [d](../tools)\n"})
     assert sorted(broken) == ["README.md:4: ../../etc leads nowhere", "docs/b.md:3: ../tools leads nowhere",

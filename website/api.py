@@ -121,14 +121,15 @@ def entry(tree: ast.Module, module: str, name: str, members: Optional[Tuple[str,
     if made:
         parts.append(as_rst(ast.get_docstring(made), names))
     for one in node.body:
-        if isinstance(one, ast.AnnAssign) or (isinstance(one, ast.FunctionDef)
-                                              and not one.name.startswith("_") and (
-                                                      one.name in members if members
-                                                      else ast.get_docstring(one) or not made
-                                                      and module == "interface")):
+        if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
+            is_shown = (one.name in members if members
+                        else ast.get_docstring(one) or (not made and module == "interface"))
+        else:
+            is_shown = isinstance(one, ast.AnnAssign)
+        if is_shown:
             parts.append(member(one))
-    return f".. py:class:: {shown}" + (f"({signature})" if made
-                                       else "") + "\n\n" + indented("\n\n".join(parts)) + "\n"
+    arguments = f"({signature})" if made else ""
+    return f".. py:class:: {shown}{arguments}\n\n" + indented("\n\n".join(parts)) + "\n"
 
 
 def heading(text: str, line: str) -> str:

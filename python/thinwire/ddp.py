@@ -639,8 +639,8 @@ def _synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Fu
     gradient = bucket.buffer()
     # With devices a future's completion is of the stream that completes it,
     # and who waits for it waits on a stream as well.
-    devices: Optional[List[Union[int, str, torch.device]]] = (None if gradient.device.type == "cpu"
-                                                              else [gradient.device])
+    on_cpu = gradient.device.type == "cpu"
+    devices: Optional[List[Union[int, str, torch.device]]] = None if on_cpu else [gradient.device]
     if devices and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: "

@@ -11,6 +11,10 @@ from typing import List
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _DEADLINE_SECONDS = 60.0
+# By how Thinwire was built: _C.cuda.
+_WHERE_COMPRESSED = {"yes": "devices compress their gradients where torch has CUDA",
+                     "emulated": "Thinwire is built with an emulated device, for tests"}
+_ON_CPU = "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA"
 
 
 def _engines(dist: ModuleType) -> str:
@@ -44,6 +48,15 @@ def _measure_link() -> str:
             + ("; fast: compression may cost more than it saves, compare with 'dense'" if gbit > 25 else ""))
 
 
+def _not_found(error: Exception) -> str:
+    """Why ranks do not find each other, and what to look at."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return (f"ranks do not find each other at {place} within {_DEADLINE_SECONDS:.0f} s: "
+            f"{str(error).splitlines()[0]}. Were all {os.environ['WORLD_SIZE']} started (WORLD_SIZE)? "
+            "Does every host reach that address, and name by GLOO_SOCKET_IFNAME an interface "
+            "that the others reach?")
+
+
 def _look(problems: List[str]) -> List[str]:
     """What there is, as lines; what is wrong goes into ``problems``."""
     lines = [f"python      {platform.python_version()}, {sys.executable}"]
@@ -51,8 +64,8 @@ def _look(problems: List[str]) -> List[str]:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        problems.append(f"torch cannot be imported ({error}): install it in this environment (Debian: "
-                        "python3-torch)")
+        problems.append(f"torch cannot be imported ({error}): install it in this environment "
+                        "(Debian: python3-torch)")
         return lines
     lines.append(f"torch       {torch.__version__}, {os.path.dirname(torch.__file__)}")
     from thinwire import torch_version
@@ -81,11 +94,7 @@ def _look(problems: List[str]) -> List[str]:
     if _C.cuda == "yes" and torch.cuda.is_available() and _C.cuda_devices() == 0:
         problems.append("Thinwire was built with CUDA and finds no device, torch does: "
                         "the driver is older than the CUDA that nvcc came from; the CPU compresses")
-    where = {"yes": "devices compress their gradients where torch has CUDA",
-             "emulated": "Thinwire is built with an emulated device, for tests"}.get(
-                 _C.cuda,
-                 "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA")
-    lines += [f"CUDA        {cuda}; {where}",
+    lines += [f"CUDA        {cuda}; {_WHERE_COMPRESSED.get(_C.cuda, _ON_CPU)}",
               f"cores       {os.cpu_count()}, torch uses {torch.get_num_threads()} threads"]
     try:
         cluster_environment()
@@ -102,11 +111,7 @@ def _look(problems: List[str]) -> List[str]:
         try:
             lines.append(f"link        {_measure_link()}")
         except (RuntimeError, ValueError) as error:
-            problems.append("ranks do not "
-                            f"find each other at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} "
-                            f"within {_DEADLINE_SECONDS:.0f} s: {str(error).splitlines()[0]}. Were all "
-                            f"{os.environ['WORLD_SIZE']} started (WORLD_SIZE)? Does every host reach that "
-                            "address, and name by GLOO_SOCKET_IFNAME an interface that the others reach?")
+            problems.append(_not_found(error))
     return lines
 
 

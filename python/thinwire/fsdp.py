@@ -273,8 +273,8 @@ class ShardedHandle(ddp.Handle):
             )
         parts = unit.take(gradient)
         own = self._to_engine(gradient)
-        devices: Optional[List[Union[int, str, torch.device]]] = (None if own.device.type == "cpu"
-                                                                  else [own.device])
+        on_cpu = own.device.type == "cpu"
+        devices: Optional[List[Union[int, str, torch.device]]] = None if on_cpu else [own.device]
         if devices:
             backward.streams.add(torch.cuda.current_stream(own.device))
         future: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)

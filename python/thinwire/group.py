@@ -362,8 +362,8 @@ class PrivateGroups:
         asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
             own_conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
-            conclusion: _Conclusion = json.loads(asking.set_if_absent("conclusion",
-                                                                      json.dumps(own_conclusion)))
+            agreed = asking.set_if_absent("conclusion", json.dumps(own_conclusion))
+            conclusion: _Conclusion = json.loads(agreed)
             if "token" not in conclusion:
                 # The store may end with this process.
                 _poll(lambda: asking.add("heard", 0) >= conclusion["came"])

@@ -10,16 +10,22 @@ if TYPE_CHECKING:
     from thinwire.html_report import HtmlReport, Run
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #000; background: #fff; max-width: 62rem; margin: 1.5rem auto; padding: 0 1rem; }
+body { font: 15px/1.45 system-ui, sans-serif; color: #000; background: #fff;
+  max-width: 62rem; margin: 1.5rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #000; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; font-size: .87rem; }
 caption { text-align: left; white-space: nowrap; font-weight: bold; padding: .2rem 0; }
-th, td { border-bottom: 1px solid #999; padding: .2rem .6rem; text-align: right; vertical-align: top; white-space: nowrap; }
-thead th { border-bottom: 2px solid #000; } td.text { min-width: 10rem; } td.text:last-child { min-width: 16rem; } td.text, th.text { text-align: left; white-space: normal; }
+th, td { border-bottom: 1px solid #999; padding: .2rem .6rem; text-align: right; vertical-align: top;
+  white-space: nowrap; }
+thead th { border-bottom: 2px solid #000; } td.text { min-width: 10rem; }
+td.text:last-child { min-width: 16rem; }
+td.text, th.text { text-align: left; white-space: normal; }
 svg { width: 100%; height: auto; display: block; } svg text { font: 12px system-ui, sans-serif; fill: #000; }
 svg .halo { paint-order: stroke; stroke: #fff; stroke-width: 4px; }
-figure { margin: .8rem 0; } figcaption { font-size: .87rem; } pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid #000; padding-left: .8rem; }
-@media print { body { max-width: none; margin: 0; } .wide { overflow: visible; } table { font-size: .7rem; } td.text, td.text:last-child { min-width: 0; } td.text:first-child { min-width: 9rem; }
+figure { margin: .8rem 0; } figcaption { font-size: .87rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid #000; padding-left: .8rem; }
+@media print { body { max-width: none; margin: 0; } .wide { overflow: visible; } table { font-size: .7rem; }
+  td.text, td.text:last-child { min-width: 0; } td.text:first-child { min-width: 9rem; }
   h2 { break-after: avoid; } figure, tr { break-inside: avoid; } }
 """
 
@@ -36,13 +42,17 @@ _FILLS = {
     "rest": ("url(#level)", "from the means to HtmlReport.step(): clipping and the optimizer"),
 }
 _PATTERNS = """<defs>
-<pattern id="rising" width="7" height="7" patternUnits="userSpaceOnUse"><rect width="7" height="7" fill="#fff"/>
+<pattern id="rising" width="7" height="7" patternUnits="userSpaceOnUse">
+<rect width="7" height="7" fill="#fff"/>
 <path d="M-1 8 8 -1M-1 1 1 -1M6 8 8 6" stroke="#000" stroke-width="1.6"/></pattern>
-<pattern id="falling" width="7" height="7" patternUnits="userSpaceOnUse"><rect width="7" height="7" fill="#fff"/>
+<pattern id="falling" width="7" height="7" patternUnits="userSpaceOnUse">
+<rect width="7" height="7" fill="#fff"/>
 <path d="M-1 -1 8 8" stroke="#000"/></pattern>
-<pattern id="dots" width="6" height="6" patternUnits="userSpaceOnUse"><rect width="6" height="6" fill="#fff"/>
+<pattern id="dots" width="6" height="6" patternUnits="userSpaceOnUse">
+<rect width="6" height="6" fill="#fff"/>
 <circle cx="3" cy="3" r="1.3"/></pattern>
-<pattern id="level" width="6" height="5" patternUnits="userSpaceOnUse"><rect width="6" height="5" fill="#fff"/>
+<pattern id="level" width="6" height="5" patternUnits="userSpaceOnUse">
+<rect width="6" height="5" fill="#fff"/>
 <path d="M0 2.5H6" stroke="#000"/></pattern></defs>"""
 
 
@@ -320,9 +330,10 @@ def _parts(record: "HtmlReport") -> str:
     names = list(timed[0][1].parts)
     rows = [(f"choice {number}", [(name, run.parts[name] / run.timed) for name in names])
             for number, run in timed]
-    text += _bars("Where the time of a step goes", rows[-8:], (
-        "The last 8 choices. " if len(rows) > 8 else ""
-    ) + "Means over the steps of each choice. The parts of a bar follow each other and add up to the step.")
+    text += _bars("Where the time of a step goes", rows[-8:],
+                  ("The last 8 choices. " if len(rows) > 8 else "")
+                  + "Means over the steps of each choice. "
+                  "The parts of a bar follow each other and add up to the step.")
     cells = [(number, str(run.timed), *(_ms(run.parts[name] / run.timed) for name in names))
              for number, run in timed]
     text += _table("Parts in numbers: ms a step", ["choice", "steps", *names], cells, ())

@@ -11,7 +11,7 @@ import runpy
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, TypedDict
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, TypedDict, Union
 
 from thinwire.interface import Costs, Report
 
@@ -128,8 +128,10 @@ class Recorder:
         if bucket.is_last():
             queue = torch.autograd.Variable._execution_engine.queue_callback
             queue(lambda: queue(self._backward_ends))
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[gradient.device]
-                                                                          if gradient.is_cuda else None)
+        devices: Optional[List[Union[int, str, torch.device]]] = None
+        if gradient.is_cuda:
+            devices = [gradient.device]
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         future.set_result(gradient)
         return future
 

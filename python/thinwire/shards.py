@@ -194,8 +194,8 @@ def in_parts(state: saved_state.State, parts: int, sizes: Sizes) -> saved_state.
         elif isinstance(value, torch.Tensor) and len(value) == state["parameters"].get(parameter):
             _require_rows(parameter, sizes)
             for rank in range(parts):
-                values[f"{kind}/{part_name(parameter, rank)}"] = _cut_one([value],
-                                                                          sizes[parameter][0], rank, parts)
+                part = _cut_one([value], sizes[parameter][0], rank, parts)
+                values[f"{kind}/{part_name(parameter, rank)}"] = part
         else:
             all_are_cut = all_are_cut and not isinstance(value, torch.Tensor)
     return cast(saved_state.State, {**state, "parameters": parameters,

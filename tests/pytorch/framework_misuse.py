@@ -146,8 +146,8 @@ def what_fabric_cannot():
     words = ["not wrapped in DistributedDataParallel", "strategy='ddp'"]
     from lightning.fabric import Fabric
 
-    require_error(TypeError, words, lambda: thinwire.lightning.register(Fabric(accelerator="cpu", devices=1),
-                                                                        make_model(), "dense"))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    require_error(TypeError, words, lambda: thinwire.lightning.register(fabric, make_model(), "dense"))
 
 
 # --- Trainer ------------------------------------------------------------------------------------------------

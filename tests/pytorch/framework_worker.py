@@ -151,9 +151,9 @@ def one(script):
     ours = script(folder_of(script, "one"), "casq")
     script(folder_of(script, "one-again"), "casq", probe=lambda run: None)
     require_same(ours.values, plain.values, "one process")
-    assert script is not framework_scripts.SCRIPTS[FRAMEWORK][0] or [
-        line for line in said.lines if "there is one process, so" in line
-    ] == said.lines[:1], (said.lines)
+    if script is framework_scripts.SCRIPTS[FRAMEWORK][0]:
+        warned = [line for line in said.lines if "there is one process, so" in line]
+        assert warned == said.lines[:1], said.lines
     script(folder_of(script, "one-resumed"), "casq", resume=ours.checkpoint)
     assert not any("dropped" in line for line in said.lines), said.lines
     several = torch.load(folder_of_uninterrupted(script, LOSSY[0]))["checkpoint"]

@@ -96,8 +96,7 @@ def emulate():
     torch.Stream, torch.Event, torch.cuda.Stream = (type(name, (_Stream,), {})
                                                     for name in ("Stream", "Event", "CudaStream"))
     torch.cuda.stream, torch.cuda.current_device = _enter, _current_device
-    torch.cuda.current_stream, torch.accelerator.current_stream = ((lambda *_: _Stream()),
-                                                                   (lambda *_: _Stream()))
+    torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_: _Stream()
     for module, names in ((torch.cuda, ("set_device", "synchronize")),
                           (torch.accelerator, ("set_device_index", "synchronize"))):
         for name in names:

@@ -16,7 +16,8 @@ import thinwire
 dist.init_process_group("gloo")
 assert dist.get_world_size() == 1
 torch.manual_seed(1)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10)))
+layers = [nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10)]
+model = DistributedDataParallel(nn.Sequential(*layers))
 handle = thinwire.register(model, "casq")
 report = thinwire.HtmlReport(handle, sys.argv[2] + ".html")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -64,7 +65,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(12)]), bucket_cap_mb=2)
+layers = [torch.nn.Linear(512, 512) for _ in range(12)]
+model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=2)
 try:
     while True:
         model(torch.randn(4, 512)).sum().backward()

@@ -241,9 +241,8 @@ def bytes_are_those_of_the_formulas():
         assert last["raw_bytes"] == 4 * elements, (last["raw_bytes"], elements)
         # Each of 2 replicas sends half of it twice;
         # signs are padded to whole bytes or words for each bucket and segment.
-        assert payload <= last["formula_bytes"] <= payload + (0 if payload >= elements else 200), (
-            (spec, last["formula_bytes"], payload)
-        )
+        most = payload + (0 if payload >= elements else 200)
+        assert payload <= last["formula_bytes"] <= most, (spec, last["formula_bytes"], payload)
         assert last["wire_bytes_sent"] == last["formula_bytes"] + last["frame_header_bytes"]
         names = {name for bucket in handle.report()["buckets"] for name in bucket["parameters"]}
         assert names == {name for name, _ in Net().named_parameters()}

@@ -32,8 +32,8 @@ from torch.testing._internal import common_distributed
 # The tests take these when they are imported.
 common_distributed.skip_if_lt_x_gpu = lambda count, **_: lambda test: test
 common_distributed.skip_if_no_gpu = lambda test: test
-common_distributed.init_multigpu_helper = lambda world_size, backend: {rank: [rank]
-                                                                       for rank in range(world_size)}
+common_distributed.init_multigpu_helper = (
+    lambda world_size, backend: {rank: [rank] for rank in range(world_size)})
 
 from torch.testing._internal.distributed import distributed_test
 
