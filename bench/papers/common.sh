@@ -33,7 +33,7 @@ redraw=
 options=()  # that the results depend on, as given
 while [ $# -gt 0 ]; do
   [ "$1" = --redraw ] && { redraw=1; shift; continue; }
-  case $1 in -h | --help) sed -n '4,${/^#/!q;s/^# \{0,1\}//p}' bench/papers/common.sh && exit 0 ;; esac
+  case $1 in -h | --help) sed -n '/^#   /,${/^#/!q;s/^# \{0,1\}//p}' bench/papers/common.sh && exit 0 ;; esac
   [ $# -gt 1 ] || { echo "$experiment: $1 needs a value; see bench/papers/common.sh" >&2; exit 2; }
   case $1 in
     --full) full=$(absolute "$2") ;;
