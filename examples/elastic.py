@@ -75,8 +75,8 @@ def resume(folder: pathlib.Path, model, optimizer, handle) -> int:
     """Collective. Loads the newest checkpoint and gives the number of steps that it has;
     0 where there is none."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):]) if rank == 0
-                          and complete(folder) else -1)
+    newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):])
+                          if rank == 0 and complete(folder) else -1)
     dist.broadcast(newest, 0)
     if newest < 0:
         return 0

@@ -121,9 +121,9 @@ def register(
     Collective over DDP's ranks.
 
     model: wrapped in DistributedDataParallel, without another communication hook; torch.compile may be around
-        it or within. Parameters in host memory or on CUDA devices, which compress their gradients where
-        Thinwire was built with CUDA; otherwise those go through pinned host memory to the CPU, while backward
-        goes on. DDP's own group may be Gloo's or NCCL's.
+        it or within. Parameters are in host memory or on CUDA devices. Devices compress their own gradients
+        where Thinwire was built with CUDA. Otherwise gradients go through pinned host memory to the CPU,
+        while backward goes on. DDP's own group may be Gloo's or NCCL's.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``;
         ``zen``, which is exact, unless given.
@@ -131,9 +131,9 @@ def register(
     threads: CPU threads that compress, per lane.
     lanes: buckets that are under way at the same time: while one waits for the network another is compressed.
         Each has connections of its own.
-    deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network
-        is interrupted. The timeout of the model's process group unless given. A rank that ends is named at
-        once, a frozen one after a minute at most.
+    deadline_seconds: how long a rank waits while no byte moves, because another rank is busy by itself or the
+        network is interrupted. Unless given, the timeout of the model's process group. A rank that ends is
+        named at once, a frozen one after a minute at most.
     step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a
         longer deadline. Both limits are the same on all ranks.
     optimizer: where systems with an option lr_after, and marsit:eta_s=theorem, read the learning rate, of the
@@ -143,9 +143,9 @@ def register(
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
         The same on all ranks.
-    check_replicas_every: in the first step, in every so many after it and in the first after
-        ``load_state_dict`` ranks compare a hash of all parameters that DDP keeps equal, before any gradient
-        of that step is sent; 0: never. Buffers are not compared. The same on all ranks.
+    check_replicas_every: after so many steps ranks compare a hash of all parameters that DDP keeps equal,
+        before any gradient of the step is sent. They also do so in the first step, and in the first after
+        ``load_state_dict``. 0: never. Buffers are not compared. The same on all ranks.
 
     Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a
     rank has inf or NaN, the bucket's mean has NaN on all ranks and the step is undone: state becomes what it
@@ -155,11 +155,12 @@ def register(
     A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``)
     is plain DDP without a hook.
 
-    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option, for DDP's own
-    mixed_precision, for options of torch.compile that leave the hook out or, at once and on every rank, when
-    ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does
-    not come, or ends meanwhile, within the deadline and a few seconds, with its number; and in the first
-    step, on every rank, when ranks differ in spec or options.
+    Raises TypeError for what is not a DDP model. Raises ValueError for a bad spec or option, for DDP's own
+    mixed_precision, and for options of torch.compile that leave the hook out. When ranks register different
+    models, every rank raises ValueError at once. Raises RuntimeError when the model has a hook already. When
+    a rank does not come, or ends meanwhile, the others raise RuntimeError with its number, within the
+    deadline and a few seconds. When ranks differ in spec or options, the first step raises RuntimeError on
+    every rank.
     """
     model = ddp_within(model) or model
     if deadline_seconds is None:  # of what is no DDP model it does not matter

@@ -1,5 +1,5 @@
-"""What a step of your own script would cost with each system, before it runs on many machines: ``python3 -m
-thinwire.plan --workers 4 --link 10Gbit:50us train.py --epochs 3``.
+"""What a step of your own script would cost with each system, before it runs on many machines:
+``python3 -m thinwire.plan --workers 4 --link 10Gbit:50us train.py --epochs 3``.
 
 Runs the script as the only rank, by itself, until DistributedDataParallel has made some steps, and ends it.
 Nothing is sent and no communication hook of the script's is used. Whatever the script writes in these steps
