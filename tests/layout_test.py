@@ -47,10 +47,10 @@ def long_functions_are_found():
         "script.py": ("@cached\ndef work():\n" + "    f()\n" * 61, 2, "work has 62"),
     }
     for name, (text, line, what) in cases.items():
-        assert findings({"src/core/" + name: text}) == [f"src/core/{name}:{line}: {what} lines, "
-                                                        "the most is 60"], (name)
-    assert findings({"tool": "#!/usr/bin/env python3\n"
-                     + cases["script.py"][0]}) == ["tool:3: work has 62 lines, the most is 60"]
+        expected = f"src/core/{name}:{line}: {what} lines, the most is 60"
+        assert findings({"src/core/" + name: text}) == [expected], name
+    script = "#!/usr/bin/env python3\n" + cases["script.py"][0]
+    assert findings({"tool": script}) == ["tool:3: work has 62 lines, the most is 60"]
 
 
 def tables_are_not_functions():

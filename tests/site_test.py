@@ -85,7 +85,7 @@ def links_lead_to_pages():
     _, broken = sources_of({"README.md": "# Top\n\n[b](docs/b.md)\n[out](../../etc)\n",
                             "docs/b.md": "\n\n[c](c.md) [d](../tools)\n"})
     assert sorted(broken) == ["README.md:4: ../../etc leads nowhere", "docs/b.md:3: ../tools leads nowhere",
-                              "docs/b.md:3: c.md leads nowhere"], (broken)
+                              "docs/b.md:3: c.md leads nowhere"], broken
 
 
 def a_cell_that_failed_is_refused():
@@ -107,7 +107,7 @@ def the_api_has_all_public_names():
     assert len(names) > 5
     for name in names:
         assert name == "__version__" or re.search(rf"^\.\. py:(function|class):: thinwire\.{name}\b", page,
-                                                  re.MULTILINE), (name)
+                                                  re.MULTILINE), name
     register = page[page.index(".. py:function:: "
                                "thinwire.register("):page.index(".. py:class:: thinwire.Handle")]
     assert ("check_replicas_every: int=1000) -> Handle\n" in register

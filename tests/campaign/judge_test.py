@@ -63,7 +63,7 @@ for place, ends in (("register", []), ("step", ["crash"])):
                                    RankEnd(status=1, text=lost(2, 0))], struck=True))
     verdict.ends()
     assert [one.split(":")[0]
-            for one in verdict.violations if one.startswith("crash")] == ends, (verdict.violations)
+            for one in verdict.violations if one.startswith("crash")] == ends, verdict.violations
 
 # What Gloo sums has no checksum of ours.
 plan = draw_plan(1, 1, 3.0, ["gloo"], ["flip"])

@@ -159,8 +159,8 @@ def dcp_refuses_what_is_no_state():
     require_error(ValueError, ["empty list"], lambda: handle.load_state_dict(handle._for_dcp("load")))
     after = handle.state_dict()["values"]
     for name, value in before.items():
-        assert torch.equal(value,
-                           after[name]) if isinstance(value, torch.Tensor) else value == after[name], (name)
+        same = torch.equal(value, after[name]) if isinstance(value, torch.Tensor) else value == after[name]
+        assert same, name
     assert WORLD == 2
 
 

@@ -140,9 +140,9 @@ def a_page_of_a_lossy_system():
         for name, elements, residual, gradient, *_ in layers:
             assert int(elements.replace(",", "")) == gradients[name].numel()
             assert abs(float(residual)
-                       - state["residual/" + name].norm().item()) <= 1e-3 * float(residual) + 1e-12, (name)
+                       - state["residual/" + name].norm().item()) <= 1e-3 * float(residual) + 1e-12, name
             assert abs(float(gradient)
-                       - gradients[name].grad.norm().item()) <= 1e-3 * float(gradient) + 1e-12, (name)
+                       - gradients[name].grad.norm().item()) <= 1e-3 * float(gradient) + 1e-12, name
         assert (len(page.rows("Buckets in numbers")) == len(report["buckets"])
                 and float(page.rows("Losses in numbers")[0][1]) > 0)
         assert {"Loss against time", "Time by bucket", "Time of each step"} <= set(page.figures)

@@ -51,7 +51,7 @@ def launchers_make_one_job():
            for one in environments(2, 29624, task)]
     common = {**task, "WORLD_SIZE": "12", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29624"}
     assert own == [{**common, "RANK": "8", "LOCAL_RANK": "2"},
-                   {**common, "RANK": "9", "LOCAL_RANK": "3"}], (own)
+                   {**common, "RANK": "9", "LOCAL_RANK": "3"}], own
 
 
 def place_is_set_once():

@@ -50,7 +50,7 @@ def resumes_bit_for_bit():
             train(again, 1, first=4, optimizer=optimizer)
             buckets = [bucket["parameters"] for bucket in handle.report()["buckets"]]
             assert [bucket["parameters"]
-                    for bucket in resumed.report()["buckets"]] == buckets, ("not in the state's buckets")
+                    for bucket in resumed.report()["buckets"]] == buckets, "not in the state's buckets"
             train(again, 2, first=5, optimizer=optimizer)
             require_same(values_of(again), values_of(model), f"{spec}, resumed after {steps_before} steps")
 
