@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Measured wire bytes beside the formula, for Marsit's one-bit steps and a full one, over worlds, topologies and sizes.
+# Measured wire bytes beside the formula, for Marsit's one-bit steps and a full one, over worlds,
+# topologies and sizes.
 #   bench/bytes.sh [THINWIRE]     prints a Markdown table; fails if a figure differs
 set -euo pipefail
 thinwire=${1:-build/release/thinwire}

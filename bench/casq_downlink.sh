@@ -1,7 +1,8 @@
 #!/bin/sh
-# What CASQ's way back costs: error of the mean and bytes of one step on 4 workers, for codes that come back coded once more
-# (topology=auto), for floats that come back, and for codes from all to all. Both of the latter give the paper's mean.
-# Errors are of the synthetic gradient alone, so without error feedback; times in the JSON mean nothing.
+# What CASQ's way back costs: error of the mean and bytes of one step on 4 workers, for codes that come back
+# coded once more (topology=auto), for floats that come back, and for codes from all to all. Both of the
+# latter give the paper's mean. Errors are of the synthetic gradient alone, so without error feedback;
+# times in the JSON mean nothing.
 # usage: bench/casq_downlink.sh [THINWIRE [FOLDER]]
 set -eu
 thinwire=${1:-build/release/thinwire}

@@ -1,23 +1,25 @@
-"""Step times of DistributedDataParallel without Thinwire, with torch's own hooks and with Thinwire's systems, in one run.
+"""Step times of DistributedDataParallel without Thinwire,
+with torch's own hooks and with Thinwire's systems, in one run.
 
 Started once per rank, by bench/ddp_steps on the emulated network or by any launcher:
 
-    ddp_steps.py [--model wide|text|resnet50|transformer] [--device cuda] [--systems A,B,...] [--in-turn] [--steps N]
-                 [--rate GBIT] [--json FILE]
+    ddp_steps.py [--model wide|text|resnet50|transformer] [--device cuda] [--systems A,B,...] [--in-turn]
+                 [--steps N] [--rate GBIT] [--json FILE]
 
 Systems:
 
 - `plain` is DDP alone.
-- `allreduce_hook`, `fp16_hook` and `power_sgd_hook` are torch's, the last with all parameters in one bucket. Over Gloo it
-  ends the process with more buckets: `power_sgd_hook_default_buckets`, to be measured alone.
+- `allreduce_hook`, `fp16_hook` and `power_sgd_hook` are torch's, the last with all parameters in one bucket.
+  Over Gloo it ends the process with more buckets: `power_sgd_hook_default_buckets`, to be measured alone.
 - Everything else is a spec of Thinwire.
 
-A step is forward, backward with synchronization, and the optimizer. Its time is the median over steps of the slowest
-rank's. The interface's bytes count headers of all layers, acknowledgements and the measurement's own barriers.
+A step is forward, backward with synchronization, and the optimizer. Its time is the median over steps of the
+slowest rank's. The interface's bytes count headers of all layers,
+acknowledgements and the measurement's own barriers.
 
-The share of compression is the first rank's wall time to compress and to decompress in a step, summed over buckets, over
-a step of plain DDP. Ranks on `--device cuda` take devices in turn and may share one. Where ranks share cores or a device,
-the share holds what the others did meanwhile.
+The share of compression is the first rank's wall time to compress and to decompress in a step, summed over
+buckets, over a step of plain DDP. Ranks on `--device cuda` take devices in turn and may share one. Where
+ranks share cores or a device, the share holds what the others did meanwhile.
 """
 import argparse
 import json
@@ -124,8 +126,8 @@ class ResNet50(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A language model of 24 layers of width 1,024 and 354 million parameters. The head shares its 50,257 words with the
-    embedding."""
+    """A language model of 24 layers of width 1,024 and 354 million parameters. The head shares its 50,257
+    words with the embedding."""
 
     BATCH = 4
     LENGTH = 512
@@ -216,7 +218,8 @@ class Measurement:
 
 
 def measure_each(systems, steps, warm_up, make):
-    """One system after the other. One that fails is told; what comes after it over the same connections may fail, too."""
+    """One system after the other. One that fails is told;
+    what comes after it over the same connections may fail, too."""
     for system in systems:
         try:
             one = make(system)

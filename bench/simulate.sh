@@ -1,6 +1,6 @@
 #!/bin/sh
-# What sparse systems bring at 4 to 128 workers, computed on the virtual network: every figure of docs/gain.md's
-# section on it. Deterministic but for the runs that measure this machine's codecs.
+# What sparse systems bring at 4 to 128 workers, computed on the virtual network: every figure of
+# docs/gain.md's section on it. Deterministic but for the runs that measure this machine's codecs.
 # usage: bench/simulate.sh [THINWIRE [FOLDER]]
 set -eu
 thinwire=${1:-build/release/thinwire}
@@ -19,8 +19,8 @@ run() {
   "$thinwire" simulate "$@" --warm-up 1 --json "$out/$name.json"
 }
 
-# The paper's models at 16 workers: 4 million elements stand for the model's (elements * scale). Hot rows scattered, and
-# side by side as in an embedding sorted by frequency.
+# The paper's models at 16 workers: 4 million elements stand for the model's (elements * scale). Hot rows
+# scattered, and side by side as in an embedding sorted by frequency.
 run lstm --sync $sparse --workers 16 --elements 4000000 --scale 101.5 --density 0.0113 --gamma 4 --link $link
 run lstm-contiguous --sync $sparse --workers 16 --elements 4000000 --scale 101.5 --density 0.0113 --gamma 4 --contiguous --link $link
 # The same with embedding rows of 64, which are blocks to OmniReduce.

@@ -1,5 +1,5 @@
-# Where code for CUDA devices comes from. THINWIRE_CUDA=ON: from nvcc. EMULATED: the same sources as ordinary C++, run on
-# the CPU by src/cuda/emulation.h. OFF: memory of a device is refused with a message.
+# Where code for CUDA devices comes from. THINWIRE_CUDA=ON: from nvcc. EMULATED: the same sources as ordinary
+# C++, run on the CPU by src/cuda/emulation.h. OFF: memory of a device is refused with a message.
 #
 # thinwire_cuda_sources(NAME FILES...): adds device code to the library thinwire_NAME.
 

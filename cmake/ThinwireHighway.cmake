@@ -1,5 +1,5 @@
-# Highway (hwy::hwy), whose kernels choose their instruction set at run time. A source distribution carries its sources in
-# highway/ and builds them in; a checkout takes the installed library.
+# Highway (hwy::hwy), whose kernels choose their instruction set at run time. A source distribution carries
+# its sources in highway/ and builds them in; a checkout takes the installed library.
 if(SKBUILD AND EXISTS "${PROJECT_SOURCE_DIR}/highway/hwy/highway.h")
   add_library(thinwire_highway STATIC highway/hwy/targets.cc highway/hwy/per_target.cc)
   add_library(hwy::hwy ALIAS thinwire_highway)

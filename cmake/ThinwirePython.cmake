@@ -1,5 +1,6 @@
-# Takes torch from a Python interpreter instead of find_package(Torch), whose CMake files want a CUDA toolkit where torch was built with
-# one. Sets TORCH_INCLUDE_DIRS, TORCH_LIBRARIES, TORCH_CXX_FLAGS and THINWIRE_PYTHON_FOUND. The interpreter is Python_EXECUTABLE.
+# Takes torch from a Python interpreter instead of find_package(Torch), whose CMake files want a CUDA toolkit
+# where torch was built with one. Sets TORCH_INCLUDE_DIRS, TORCH_LIBRARIES, TORCH_CXX_FLAGS and
+# THINWIRE_PYTHON_FOUND. The interpreter is Python_EXECUTABLE.
 set(THINWIRE_PYTHON_FOUND OFF)
 find_package(Python COMPONENTS Interpreter Development.Module)
 

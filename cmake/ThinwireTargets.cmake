@@ -44,7 +44,8 @@ function(thinwire_test name)
   # A third less to compile; the libraries that they test are compiled as for users.
   target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-O1>)
   if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[a-z,]*undefined")
-    # Another third. Inline functions of the libraries that tests call, too, are then checked for addresses only.
+    # Another third. Inline functions of the libraries that tests call, too,
+    # are then checked for addresses only.
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # their helpers share names
@@ -58,7 +59,8 @@ function(thinwire_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT 1200 LABELS "${arg_LABELS}")
 endfunction()
 
-# thinwire_device_test(NAME PROGRAM ARGUMENTS...): what of a test program needs a CUDA device; skipped where there is none.
+# thinwire_device_test(NAME PROGRAM ARGUMENTS...): what of a test program needs a CUDA device;
+# skipped where there is none.
 function(thinwire_device_test name program)
   if(THINWIRE_TESTS AND THINWIRE_CUDA AND NOT THINWIRE_CUDA_MODE STREQUAL "EMULATED")
     add_test(NAME ${name} COMMAND ${program} ${ARGN})

@@ -1,5 +1,6 @@
 # Finds libtorch quietly: without it the command line still builds, with the parts that need it left out.
-# Debian's package carries no Gloo target of its own; libgloo-dev provides the headers that ProcessGroupGloo needs.
+# Debian's package carries no Gloo target of its own;
+# libgloo-dev provides the headers that ProcessGroupGloo needs.
 set(THINWIRE_TORCH_FOUND OFF)
 if(THINWIRE_PYTHON_FOUND)
   set(THINWIRE_TORCH_FOUND ON)

@@ -1,6 +1,7 @@
 """Which torch a wheel depends on, for scikit-build-core ([[tool.dynamic-metadata]] in pyproject.toml).
 
-torch keeps its C++ interface within a minor version, so a wheel needs the minor version that it was built against.
+torch keeps its C++ interface within a minor version,
+so a wheel needs the minor version that it was built against.
 """
 import os
 import subprocess
@@ -20,7 +21,8 @@ class TorchDependency:
     def dynamic_metadata(self, settings: Mapping[str, Any], project: Mapping[str, Any]) -> Dict[str, Any]:
         if self._source:
             return {"dependencies": ["torch"]}
-        answer = subprocess.run([sys.executable, PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        answer = subprocess.run([sys.executable, PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                universal_newlines=True)
         if answer.returncode:
             raise SystemExit(answer.stderr.strip())
         minor = ".".join(answer.stdout.split(".", 2)[:2])

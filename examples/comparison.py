@@ -1,8 +1,9 @@
-"""What the examples share: training once per system from the same weights, with progress, and a table at the end."""
+"""What the examples share: training once per system from the same weights, with progress,
+and a table at the end."""
 import argparse
 import math
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -13,22 +14,29 @@ import thinwire
 
 
 def add_options(parser, epochs: int, compare: str) -> None:
-    parser.add_argument("--compare", default=compare, help="systems, by commas; 'plain' is DDP without Thinwire (default %(default)s)")
-    parser.add_argument("--rows", default="zen", help="the system for row-sparse gradients (default %(default)s)")
+    parser.add_argument("--compare", default=compare,
+                        help="systems, by commas; 'plain' is DDP without Thinwire (default %(default)s)")
+    parser.add_argument("--rows", default="zen",
+                        help="the system for row-sparse gradients (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=epochs)
     parser.add_argument("--limit", type=int, default=0, help="use only the first N training examples")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where models are; ranks take CUDA devices in turn and may share one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="where models are; ranks take CUDA devices in turn and may share one")
 
 
 def add_training_options(parser, sgd_lr: float) -> None:
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    parser.add_argument("--lr", type=float, help=f"highest learning rate (default {sgd_lr:g} for sgd, 0.001 for adamw)")
+    parser.add_argument("--lr", type=float,
+                        help=f"highest learning rate (default {sgd_lr:g} for sgd, 0.001 for adamw)")
     parser.add_argument("--momentum", type=float, default=0.0, help="of sgd (default %(default)s)")
     parser.add_argument("--weight-decay", type=float, default=0.0)
-    parser.add_argument("--clip", type=float, default=0.0, metavar="NORM", help="largest norm of the mean gradient; 0: any")
-    parser.add_argument("--warm-up", type=int, default=0, metavar="STEPS", help="steps in which the rate rises from 0 (default %(default)s)")
-    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant", help="of the rate after the warm-up")
+    parser.add_argument("--clip", type=float, default=0.0, metavar="NORM",
+                        help="largest norm of the mean gradient; 0: any")
+    parser.add_argument("--warm-up", type=int, default=0, metavar="STEPS",
+                        help="steps in which the rate rises from 0 (default %(default)s)")
+    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant",
+                        help="of the rate after the warm-up")
     parser.set_defaults(sgd_lr=sgd_lr)
 
 
@@ -42,14 +50,17 @@ class Training:
         if options.optimizer == "adamw" and options.momentum:
             parser.error("--momentum is of --optimizer sgd: adamw has its own")
         self.options = options
-        self.lr = options.lr if options.lr is not None else {"sgd": options.sgd_lr, "adamw": 1e-3}[options.optimizer]
+        self.lr = (options.lr if options.lr is not None
+                   else {"sgd": options.sgd_lr, "adamw": 1e-3}[options.optimizer])
 
     def optimizers(self, module: nn.Module) -> List[torch.optim.Optimizer]:
-        """The first steps all parameters but those of sparse embeddings, which have one of their own, if there are any.
+        """The first steps all parameters but those of sparse embeddings,
+        which have one of their own, if there are any.
 
         Momentum and weight decay would touch every row of a table, so the second goes without.
         """
-        tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding) and layer.sparse]
+        tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding)
+                  and layer.sparse]
         rows = {id(table) for table in tables}
         rest = [parameter for parameter in module.parameters() if id(parameter) not in rows]
         decay = self.options.weight_decay
@@ -75,7 +86,8 @@ class Training:
         """After backward the gradients are the mean's, the same on every rank: so all scale them alike."""
         if not self.options.clip:
             return
-        parts = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad for p in module.parameters() if p.grad is not None]
+        parts = [p.grad.coalesce().values() if p.grad.is_sparse else p.grad
+                 for p in module.parameters() if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
         factor = (self.options.clip / (norm + 1e-6)).clamp(max=1.0)
         for parameter in module.parameters():
@@ -90,6 +102,15 @@ def device_of(options) -> torch.device:
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def bytes_of(handle: thinwire.Handle, steps: int) -> Tuple[str, str]:
+    """What this rank has sent in a step, and the part that this is of what dense sends."""
+    sums: Dict = handle.report()["total"]
+    world = dist.get_world_size()
+    dense = 2 * (world - 1) / world * sums["raw_bytes"]
+    share = f"1/{dense / sums['wire_bytes_sent']:.1f}" if sums["wire_bytes_sent"] else ""
+    return f"{sums['wire_bytes_sent'] / steps:,.0f}", share
 
 
 def compare(
@@ -107,16 +128,20 @@ def compare(
 ) -> None:
     """Trains once per system and prints a table on rank 0.
 
-    batches(epoch): this rank's, the same number on every rank, in host memory or on the device. loss_of(model, batch): of one batch. score_of(module): on test data.
+    batches(epoch): this rank's, the same number on every rank, in host memory or on the device.
+    loss_of(model, batch): of one batch. score_of(module): on test data.
     """
     first = dist.get_rank() == 0
-    lines = [f"| system | {score_name} | step, ms | bytes sent per step | of dense |", "| --- | --- | --- | --- | --- |"]
+    lines = [f"| system | {score_name} | step, ms | bytes sent per step | of dense |",
+             "| --- | --- | --- | --- | --- |"]
     for system in systems:
         torch.manual_seed(seed)
         model = DistributedDataParallel(make_model().to(device))
         optimizers = training.optimizers(model.module)
         # Some systems work with the learning rate: they read it from the optimizer.
-        handle: Optional[thinwire.Handle] = None if system == "plain" else thinwire.register(model, system, rows=rows, optimizer=optimizers[0])
+        handle: Optional[thinwire.Handle] = None
+        if system != "plain":
+            handle = thinwire.register(model, system, rows=rows, optimizer=optimizers[0])
         started, steps = time.perf_counter(), 0
         for epoch in range(epochs):
             total = 0.0
@@ -133,19 +158,14 @@ def compare(
                 total += loss.item()
                 steps += 1
                 if first and (number + 1) % 50 == 0:
-                    print(f"\r{system}: epoch {epoch + 1}/{epochs}, batch {number + 1}/{len(todo)}, loss {total / (number + 1):.4f}", end="", flush=True)
+                    print(f"\r{system}: epoch {epoch + 1}/{epochs}, batch {number + 1}/{len(todo)}, "
+                          f"loss {total / (number + 1):.4f}", end="", flush=True)
             if first:
                 print(f"\r{system}: epoch {epoch + 1}/{epochs}, loss {total / len(todo):.4f}" + " " * 30)
         seconds = time.perf_counter() - started
         if first:
             score = score_of(model.module)
-            sent = share = ""
-            if handle is not None:
-                sums: Dict = handle.report()["total"]
-                sent = f"{sums['wire_bytes_sent'] / steps:,.0f}"
-                world = dist.get_world_size()
-                dense = 2 * (world - 1) / world * sums["raw_bytes"]
-                share = f"1/{dense / sums['wire_bytes_sent']:.1f}" if sums["wire_bytes_sent"] else ""
+            sent, share = ("", "") if handle is None else bytes_of(handle, steps)
             lines.append(f"| {system} | {score:.4f} | {1e3 * seconds / steps:.1f} | {sent} | {share} |")
         if handle is not None:
             handle.close()

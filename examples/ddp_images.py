@@ -1,12 +1,13 @@
 """A network on images under DistributedDataParallel, without and with Thinwire.
 
     torchrun --nproc_per_node 4 examples/ddp_images.py
-    python3 -m thinwire.launch -n 4 examples/ddp_images.py        where torchrun does not work (Debian 12's own)
-    srun -n 4 python3 examples/ddp_images.py                      under Slurm (docs/clusters.md)
+    python3 -m thinwire.launch -n 4 examples/ddp_images.py   where torchrun does not work (Debian 12's own)
+    srun -n 4 python3 examples/ddp_images.py                 under Slurm (docs/clusters.md)
 
-The images are those of Debian's package dataset-fashion-mnist, or the four files of the data set in --data; or CIFAR-10's binary version in
---cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR --device cuda --epochs 30 --batch 32 --lr 0.1` is what the papers train. What people train adds
-`--momentum 0.9 --weight-decay 1e-4 --warm-up 100 --schedule cosine`, or `--optimizer adamw --clip 1`.
+The images are those of Debian's package dataset-fashion-mnist, or the four files of the data set in --data;
+or CIFAR-10's binary version in --cifar10, with random crops and flips. `--model resnet20 --cifar10 DIR
+--device cuda --epochs 30 --batch 32 --lr 0.1` is what the papers train. What people train adds `--momentum
+0.9 --weight-decay 1e-4 --warm-up 100 --schedule cosine`, or `--optimizer adamw --clip 1`.
 """
 import argparse
 import gzip
@@ -50,7 +51,8 @@ def read_cifar10(folder: str, names):
 def crop_and_flip(images: torch.Tensor) -> torch.Tensor:
     """Each image moved by up to 4 pixels and mirrored or not, at random."""
     padded = functional.pad(images, (4, 4, 4, 4))
-    down, right = (torch.randint(0, 9, (len(images), 1, 1)) + torch.arange(32).reshape(shape) for shape in ((1, 32, 1), (1, 1, 32)))
+    down, right = (torch.randint(0, 9, (len(images), 1, 1)) + torch.arange(32).reshape(shape)
+                   for shape in ((1, 32, 1), (1, 1, 32)))
     mirrored = torch.rand(len(images), 1, 1) < 0.5
     right = torch.where(mirrored, right.flip(2), right)
     moved = padded[torch.arange(len(images)).reshape(-1, 1, 1), :, down, right]
@@ -74,7 +76,10 @@ class Residual(nn.Module):
             nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs),
         )
-        self.shortcut = nn.Identity() if inputs == outputs else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Identity()
+        if inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                                          nn.BatchNorm2d(outputs))
 
     def forward(self, images):
         return functional.relu(self.body(images) + self.shortcut(images))
@@ -82,16 +87,19 @@ class Residual(nn.Module):
 
 def make_resnet20(channels: int, _side: int) -> nn.Module:
     widths = (16, 16, 16, 16, 32, 32, 32, 64, 64, 64)
-    blocks = [Residual(before, after, 1 if before == after else 2) for before, after in zip(widths, widths[1:])]
-    return nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), *blocks,
-                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    blocks = [Residual(before, after, 1 if before == after else 2)
+              for before, after in zip(widths, widths[1:])]
+    return nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16),
+                         nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Images under DDP, without and with Thinwire")
     add_options(parser, epochs=2, compare="plain,dense,marsit:full_every=100,casq")
-    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist", help="folder of the four files (default %(default)s)")
-    parser.add_argument("--cifar10", default="", help="folder of CIFAR-10's binary version, to take it instead")
+    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist",
+                        help="folder of the four files (default %(default)s)")
+    parser.add_argument("--cifar10", default="",
+                        help="folder of CIFAR-10's binary version, to take it instead")
     parser.add_argument("--model", choices=("cnn", "resnet20"), default="cnn")
     parser.add_argument("--batch", type=int, default=32, help="examples per rank and step")
     add_training_options(parser, sgd_lr=0.05)
@@ -122,12 +130,13 @@ def main() -> None:
     def accuracy(module):
         module.eval()
         with torch.no_grad():
-            right = sum((module(part.to(device)).argmax(1).cpu() == truth).sum() for part, truth in zip(test_images.split(500), test_labels.split(500)))
+            right = sum((module(part.to(device)).argmax(1).cpu() == truth).sum()
+                        for part, truth in zip(test_images.split(500), test_labels.split(500)))
         return right.item() / len(test_labels)
 
     compare(
-        options.compare.split(","), options.rows, options.seed, lambda: make_model(images.shape[1], images.shape[2]), batches,
-        options.epochs, training,
+        options.compare.split(","), options.rows, options.seed,
+        lambda: make_model(images.shape[1], images.shape[2]), batches, options.epochs, training,
         lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
         accuracy, "test accuracy", device,
     )

@@ -1,11 +1,12 @@
 """A word language model with a sparse embedding under DistributedDataParallel, without and with Thinwire.
 
     torchrun --nproc_per_node 4 examples/ddp_text.py
-    python3 -m thinwire.launch -n 4 examples/ddp_text.py          where torchrun does not work (Debian 12's own)
-    srun -n 4 python3 examples/ddp_text.py                        under Slurm (docs/clusters.md)
+    python3 -m thinwire.launch -n 4 examples/ddp_text.py   where torchrun does not work (Debian 12's own)
+    srun -n 4 python3 examples/ddp_text.py                 under Slurm (docs/clusters.md)
 
-The text is the King James Bible of Debian's packages bible-kjv and bible-kjv-text, or --text FILE. The embedding's gradient has a row
-for every word of a batch and none for the thousands of others; plain DDP gathers the rows of all ranks on all ranks.
+The text is the King James Bible of Debian's packages bible-kjv and bible-kjv-text, or --text FILE. The
+embedding's gradient has a row for every word of a batch and none for the thousands of others; plain DDP
+gathers the rows of all ranks on all ranks.
 """
 import argparse
 import collections
@@ -29,7 +30,8 @@ def read_words(path: str):
         with open(path, encoding="utf-8") as file:
             text = file.read()
     else:
-        text = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True).stdout
+        text = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, check=True).stdout
         text = re.sub(r"^\S+ ", "", text, flags=re.MULTILINE)  # the verse's number
     return re.findall(r"[a-z0-9']+|[.,;:?!]", text.lower())
 
@@ -60,7 +62,8 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     device = device_of(options)
     words = read_words(options.text)
-    known = {word: i + 1 for i, (word, _) in enumerate(collections.Counter(words).most_common(options.vocabulary - 1))}
+    known = {word: i + 1
+             for i, (word, _) in enumerate(collections.Counter(words).most_common(options.vocabulary - 1))}
     numbers = torch.tensor([known.get(word, 0) for word in words])
     windows = numbers[: (len(numbers) - 1) // WINDOW * WINDOW].reshape(-1, WINDOW)
     targets = numbers[1: windows.numel() + 1].reshape(-1, WINDOW)
@@ -82,11 +85,12 @@ def main() -> None:
         module.eval()
         with torch.no_grad():
             pairs = list(zip(windows[-held_out:].split(64), targets[-held_out:].split(64)))
-            return math.exp(sum(loss_of(module, [part.to(device) for part in pair]).item() * len(pair[0]) for pair in pairs) / held_out)
+            return math.exp(sum(loss_of(module, [part.to(device) for part in pair]).item() * len(pair[0])
+                                for pair in pairs) / held_out)
 
     compare(
-        options.compare.split(","), options.rows, options.seed, lambda: Language(options.vocabulary), batches, options.epochs,
-        training, loss_of, perplexity, "perplexity", device,
+        options.compare.split(","), options.rows, options.seed, lambda: Language(options.vocabulary), batches,
+        options.epochs, training, loss_of, perplexity, "perplexity", device,
     )
 
 

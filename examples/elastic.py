@@ -3,16 +3,16 @@
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc_per_node 4 --max_restarts 3 examples/elastic.py
 
-The variable has torch 2.15 open a rendezvous store for each restart. Without it restarted ranks read addresses of ranks that have ended.
-torch 1.13 does not need it.
+The variable has torch 2.15 open a rendezvous store for each restart. Without it restarted ranks read
+addresses of ranks that have ended. torch 1.13 does not need it.
 
 On one host or two, whichever are there, with a folder that both see (the same line on each):
 
-    torchrun --nnodes 1:2 --nproc_per_node 4 --max_restarts 3 --rdzv_backend c10d --rdzv_endpoint HOST:29400 \\
-        examples/elastic.py --checkpoints /shared/checkpoints
+    torchrun --nnodes 1:2 --nproc_per_node 4 --max_restarts 3 \\
+        --rdzv_backend c10d --rdzv_endpoint HOST:29400 examples/elastic.py --checkpoints /shared/checkpoints
 
-As many ranks as before end with the same parameters as a run that nobody disturbed. With another number of ranks the sum of the residuals is
-kept. The points are made up.
+As many ranks as before end with the same parameters as a run that nobody disturbed. With another number of
+ranks the sum of the residuals is kept. The points are made up.
 """
 import argparse
 import math
@@ -50,7 +50,8 @@ def write(value, path: pathlib.Path) -> None:
 
 
 def complete(folder: pathlib.Path):
-    """The checkpoints that can be loaded, oldest first. Each has the file of the model, which is written last."""
+    """The checkpoints that can be loaded, oldest first. Each has the file of the model,
+    which is written last."""
     return sorted(path.parent for path in folder.glob("step_*/model.pt"))
 
 
@@ -62,7 +63,8 @@ def save(folder: pathlib.Path, step: int, model, optimizer, handle) -> None:
     write(handle.state_dict(), place / f"thinwire_{rank}_of_{world}.pt")
     dist.barrier()  # every rank's file is there
     if rank == 0:
-        common = {"step": step, "world": world, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+        common = {"step": step, "world": world, "model": model.module.state_dict(),
+                  "optimizer": optimizer.state_dict()}
         write(common, place / "model.pt")
         for old in complete(folder)[:-KEPT]:
             (old / "model.pt").unlink()  # first: what is half deleted is not complete
@@ -70,9 +72,11 @@ def save(folder: pathlib.Path, step: int, model, optimizer, handle) -> None:
 
 
 def resume(folder: pathlib.Path, model, optimizer, handle) -> int:
-    """Collective. Loads the newest checkpoint and gives the number of steps that it has; 0 where there is none."""
+    """Collective. Loads the newest checkpoint and gives the number of steps that it has;
+    0 where there is none."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):]) if rank == 0 and complete(folder) else -1)
+    newest = torch.tensor(int(complete(folder)[-1].name[len("step_"):])
+                          if rank == 0 and complete(folder) else -1)
     dist.broadcast(newest, 0)
     if newest < 0:
         return 0
@@ -95,8 +99,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--spec", default="power_sgd:rank=4", help="the system (default %(default)s)")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--every", type=int, default=50, help="steps between two checkpoints, at least 2 (default %(default)s)")
-    parser.add_argument("--checkpoints", type=pathlib.Path, default="elastic_checkpoints", help="a folder that all hosts see")
+    parser.add_argument("--every", type=int, default=50,
+                        help="steps between two checkpoints, at least 2 (default %(default)s)")
+    parser.add_argument("--checkpoints", type=pathlib.Path, default="elastic_checkpoints",
+                        help="a folder that all hosts see")
     options = parser.parse_args()
     torch.manual_seed(1)
     points = torch.randn(2400, 64)
@@ -115,7 +121,8 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["lr"] = 0.001 * (1 + math.cos(math.pi * step / options.steps))
         # Drawn from the step alone, so that a resumed run draws the same.
-        drawn = torch.randint(len(points), (BATCH,), generator=torch.Generator().manual_seed(step))[rank::world]
+        drawn = torch.randint(len(points), (BATCH,),
+                              generator=torch.Generator().manual_seed(step))[rank::world]
         loss = nn.functional.cross_entropy(model(points[drawn]), labels[drawn])
         optimizer.zero_grad()
         loss.backward()

@@ -1,7 +1,7 @@
 """A model sharded by torch's fully_shard and synchronized by Thinwire, on made-up points.
 
-4 ranks stand for 2 hosts of 2. It is sharded within hosts and synchronized between them; or, with `--all-ranks`, sharded among all.
-It saves after the first epoch, and `--resume` goes on from there.
+4 ranks stand for 2 hosts of 2. It is sharded within hosts and synchronized between them; or, with
+`--all-ranks`, sharded among all. It saves after the first epoch, and `--resume` goes on from there.
 
     torchrun --nproc_per_node 4 examples/fully_sharded.py
     torchrun --nproc_per_node 4 examples/fully_sharded.py --resume
@@ -22,7 +22,8 @@ parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
 parser.add_argument("--spec", default="power_sgd:rank=4:bits=8", help="the system (default %(default)s)")
 parser.add_argument("--ranks-per-host", type=int, default=2)
 parser.add_argument("--all-ranks", action="store_true")
-parser.add_argument("--all-gather", default="exact", help="with --all-ranks, how parameters travel: exact or 8bit")
+parser.add_argument("--all-gather", default="exact",
+                    help="with --all-ranks, how parameters travel: exact or 8bit")
 parser.add_argument("--folder", default="fully_sharded_checkpoint")
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
@@ -39,7 +40,8 @@ if options.all_ranks:
 else:
     hosts = ranks // options.ranks_per_host
     mesh = init_device_mesh("cpu", (hosts, options.ranks_per_host), mesh_dim_names=("replicate", "shard"))
-handle = thinwire.fully_shard(model, mesh, options.spec, modules=[model[0], model[2]], all_gather=options.all_gather)  # the line
+handle = thinwire.fully_shard(model, mesh, options.spec, modules=[model[0], model[2]],  # the line
+                              all_gather=options.all_gather)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
 
 
@@ -71,9 +73,11 @@ for epoch in range(1 if options.resume else 0, 3):
 if rank == 0:
     report, others = handle.report(), "ranks" if options.all_ranks else "hosts"
     last = report["last_step"]
-    print(f"in a step this rank sends {last['wire_bytes_sent']:,} bytes to other {others}, for {last['raw_bytes']:,} of gradients", flush=True)
+    print(f"in a step this rank sends {last['wire_bytes_sent']:,} bytes to other {others}, "
+          f"for {last['raw_bytes']:,} of gradients", flush=True)
     if options.all_gather == "8bit":
         gathers = report["all_gather"]
-        print(f"it has sent {gathers['sent_bytes']:,} bytes of parameters for {gathers['raw_bytes']:,}", flush=True)
+        print(f"it has sent {gathers['sent_bytes']:,} bytes of parameters for {gathers['raw_bytes']:,}",
+              flush=True)
 handle.close()
 dist.destroy_process_group()

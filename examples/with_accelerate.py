@@ -1,4 +1,5 @@
-"""Accelerate with Thinwire, on made-up points: saves after the first epoch, and `--resume` goes on from there.
+"""Accelerate with Thinwire, on made-up points: saves after the first epoch,
+and `--resume` goes on from there.
 
     torchrun --nproc_per_node 2 examples/with_accelerate.py
     torchrun --nproc_per_node 2 examples/with_accelerate.py --resume
@@ -29,7 +30,8 @@ accelerator = Accelerator(
     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),  # a resumed run sees the same order
 )
 model, optimizer, loader = accelerator.prepare(
-    model, torch.optim.AdamW(model.parameters(), lr=0.002), DataLoader(TensorDataset(points, labels), batch_size=20, shuffle=True)
+    model, torch.optim.AdamW(model.parameters(), lr=0.002),
+    DataLoader(TensorDataset(points, labels), batch_size=20, shuffle=True)
 )
 run = thinwire.accelerate.register(accelerator, model, options.spec)  # the line
 if options.resume:

@@ -24,7 +24,8 @@ points = torch.randn(2000, 64)
 labels = (points @ torch.randn(64, 10)).argmax(1)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
-fabric = Fabric(accelerator="cpu", strategy="ddp", devices=int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))))
+fabric = Fabric(accelerator="cpu", strategy="ddp",
+                devices=int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1"))))
 fabric.launch()
 model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.002))
 loader = fabric.setup_dataloaders(DataLoader(TensorDataset(points, labels), batch_size=20))

@@ -1,4 +1,5 @@
-# Sourced by quickstart and check: what Debian 12 packages each of them needs, and how missing ones are installed.
+# Sourced by quickstart and check: what Debian 12 packages each of them needs,
+# and how missing ones are installed.
 
 RUN_PACKAGES=(g++ cmake ninja-build libhwy-dev libtorch-dev libgloo-dev libopenblas0-pthread libopenmpi-dev openmpi-bin
   libcli11-dev nlohmann-json3-dev libfmt-dev zlib1g-dev dataset-fashion-mnist python3 python3-matplotlib

@@ -1,8 +1,8 @@
 # Sourced by testbed/up, limit, run, down and check: names and life of an emulated network.
 #
-# A testbed is a set of network namespaces: PREFIX-bridge holds a bridge, PREFIX-hostI one host each. Every link is a veth
-# pair made inside them, so the machine's own interfaces, routes and rules are never touched, and everything is gone
-# with the namespaces. They are also the only place that keeps state.
+# A testbed is a set of network namespaces: PREFIX-bridge holds a bridge, PREFIX-hostI one host each. Every
+# link is a veth pair made inside them, so the machine's own interfaces, routes and rules are never touched,
+# and everything is gone with the namespaces. They are also the only place that keeps state.
 
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 program=testbed/$(basename "$0")

@@ -12,7 +12,8 @@ loader.exec_module(bench_plan)
 
 
 def the_doctors_latency_is_found():
-    assert bench_plan.latency_of("python 3\nlink        4 ranks, the slowest to its next: 213 us, 0.10 Gbit/s\n") == "213us"
+    assert bench_plan.latency_of("python 3\nlink        4 ranks, the slowest to its next: 213 us, "
+                                 "0.10 Gbit/s\n") == "213us"
     try:
         bench_plan.latency_of("link        not measured")
     except SystemExit as end:
@@ -22,7 +23,8 @@ def the_doctors_latency_is_found():
 
 
 def predictions_stand_beside_measurements():
-    row = {"spec": "half", "seconds_step": 0.5, "seconds_compute": 0.1, "exposed_codec": 0.05, "exposed_wire": 0.3, "exposed_wait": 0.05}
+    row = {"spec": "half", "seconds_step": 0.5, "seconds_compute": 0.1, "exposed_codec": 0.05,
+           "exposed_wire": 0.3, "exposed_wait": 0.05}
     lines = bench_plan.table([row], {"half": 0.4, "plain": 1.0}).splitlines()
     assert lines[2] == "| `half` | 500 | 400 | 1.25 | 100 | 50 | 300 | 50 |", lines
     assert all(line.count("|") == lines[0].count("|") for line in lines)

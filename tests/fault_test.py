@@ -7,11 +7,12 @@ STARTER is the thinwire executable, or mpirun with its options, as one word. HOW
     kill, stop    all other ranks must end by themselves with one line that names the victim
     frozen        stop, long before the deadline: the process shows no sign of life, and that is what they say
     away          the victim is busy by itself for longer than the deadline: they say that it lives
-    late          busy by itself for longer than a frozen rank is waited for, and shorter than the deadline: all go on
+    late          busy by itself for longer than a frozen rank is waited for, and shorter than the deadline:
+                  all go on
     pause         frozen for shorter than that: all go on
 
-Nothing may hang, dump core or stay behind. Time limits only tell a hang from an end: they are several times what is
-needed.
+Nothing may hang, dump core or stay behind. Time limits only tell a hang from an end: they are several times
+what is needed.
 """
 
 import os
@@ -95,7 +96,8 @@ class Job:
         """Kills whatever is left, by its own id, and says what it was."""
         # mpirun ends without waiting for those that it has just killed; they take a moment to disappear.
         patience = time.monotonic() + 2
-        while (left := [pid for pid in self.pids.values() if is_running(pid)]) and time.monotonic() < patience:
+        while ((left := [pid for pid in self.pids.values() if is_running(pid)])
+               and time.monotonic() < patience):
             time.sleep(0.01)
         if self.process.poll() is None:
             left.append(self.process.pid)
@@ -118,7 +120,8 @@ def check_gloo(job, status, how, victim):
                 fail(f"the victim spoke: {lines}", job.text)
         elif len(lines) != 1:
             fail(f"rank {rank} printed {len(lines)} lines about its end instead of one", job.text)
-        elif f"rank {rank}: rank {victim} {WORDS.get(how, 'is gone or silent')}" not in lines[0] or ", step " not in lines[0]:
+        elif (f"rank {rank}: rank {victim} {WORDS.get(how, 'is gone or silent')}" not in lines[0]
+              or ", step " not in lines[0]):
             fail(f"rank {rank} does not name rank {victim}", job.text)
     if PROOF.get(how, "") not in job.text:
         fail(f"nobody says: {PROOF[how]}", job.text)

@@ -56,10 +56,13 @@ expect("no environment", start({}), "MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE.
 expect("half an environment", start({"MASTER_ADDR": "127.0.0.1", "RANK": 0}), "but MASTER_PORT, WORLD_SIZE")
 expect("rank outside", start(ranks(29500, 4, 4)), "RANK=4: a number from 0 to 3")
 expect("no number", start(ranks("http", 0, 1)), "MASTER_PORT=http: a number from 1 to 65535")
-expect("unknown host", start({**ranks(29500, 1, 2), "MASTER_ADDR": "no-such-host.invalid"}), "no-such-host.invalid")
-expect("nobody listens", start(ranks(free_port(), 1, 2)), r"cannot reach the rendezvous at 127\.0\.0\.1:\d+ within 1 s")
+expect("unknown host", start({**ranks(29500, 1, 2), "MASTER_ADDR": "no-such-host.invalid"}),
+       "no-such-host.invalid")
+expect("nobody listens", start(ranks(free_port(), 1, 2)),
+       r"cannot reach the rendezvous at 127\.0\.0\.1:\d+ within 1 s")
 expect("a rank is missing", start(ranks(free_port(), 0, 3)), "ranks 1 and 2 of 3 did not join")
-expect("no such interface", start(ranks(free_port(), 0, 1, GLOO_SOCKET_IFNAME="nosuch0")), "nosuch0: this machine has no")
+expect("no such interface", start(ranks(free_port(), 0, 1, GLOO_SOCKET_IFNAME="nosuch0")),
+       "nosuch0: this machine has no")
 
 with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
@@ -74,7 +77,8 @@ outputs = [process.communicate(timeout=HANG)[0] for process in (first, second, t
 if sum("two processes have RANK=1" in output for output in outputs) != 1:
     failures.append(f"two ranks 1: {outputs}")
 
-# Two jobs at one port: the second one's rank 1 comes to the first one's rendezvous, in which a rank 1 is awaited.
+# Two jobs at one port: the second one's rank 1 comes to the first one's rendezvous,
+# in which a rank 1 is awaited.
 port = free_port()
 first = start(ranks(port, 0, 2, THINWIRE_JOB="first"), 20)
 other = start(ranks(port, 1, 2, THINWIRE_JOB="second"), 20)
@@ -97,20 +101,24 @@ def reaches(host, port):
 SIGNS_IN_AND_ENDS = """
 import datetime, os, sys, time
 from torch.distributed import PrefixStore, TCPStore
-store = PrefixStore("thinwire//attempt_0", TCPStore("127.0.0.1", int(sys.argv[1]), None, False, datetime.timedelta(seconds=20)))
+base = TCPStore("127.0.0.1", int(sys.argv[1]), None, False, datetime.timedelta(seconds=20))
+store = PrefixStore("thinwire//attempt_0", base)
 store.set("joined/1", "mark")
 store.add("joined", 1)
 while store.add("joined", 0) < 3:
     time.sleep(0.02)
 """
 python = "/usr/bin/python3"
-if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, check=False).returncode == 0:
+if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True,
+                  check=False).returncode == 0:
     port = free_port()
     survivors = [start(ranks(port, rank, 3), 4) for rank in (0, 2)]
     # Rank 0 has opened the port when a client gets through; c10d tries until then.
-    fake = subprocess.Popen([python, "-c", SIGNS_IN_AND_ENDS, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    fake = subprocess.Popen([python, "-c", SIGNS_IN_AND_ENDS, str(port)], stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL)
     for rank, process in zip((0, 2), survivors):
-        expect(f"a rank ends before it connects, seen by rank {rank}", process, "not all ranks connected.*: rank 1 is gone or silent")
+        expect(f"a rank ends before it connects, seen by rank {rank}", process,
+               "not all ranks connected.*: rank 1 is gone or silent")
     if fake.wait(HANG) != 0:
         failures.append("the rank that signs in and ends did not")
 
@@ -123,34 +131,41 @@ store = PrefixStore("thinwire//attempt_0", base)
 while store.add("joined", 0) < 2:
     time.sleep(0.02)
 """
-# An agent serves the store before rank 0 has come. Rank 1 of another job finds out when that one's rank 0 comes.
+# An agent serves the store before rank 0 has come.
+# Rank 1 of another job finds out when that one's rank 0 comes.
 SERVES_AND_CLAIMS = """
 import datetime, sys, time
 from torch.distributed import PrefixStore, TCPStore
-base = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, datetime.timedelta(seconds=20), wait_for_workers=False)
+patience = datetime.timedelta(seconds=20)
+base = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, patience, wait_for_workers=False)
 store = PrefixStore("thinwire/second/attempt_0", base)
 while store.add("joined", 0) < 1:
     time.sleep(0.02)
 base.compare_set("thinwire/job", "", "job first")
 sys.stdin.read()
 """
-if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, check=False).returncode == 0:
+if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True,
+                  check=False).returncode == 0:
     port = free_port()
     host, waiting = [start(ranks(port, rank, 3), 20) for rank in (0, 1)]
-    if subprocess.run([python, "-c", WATCHES, str(port)], capture_output=True, timeout=HANG, check=False).returncode != 0:
+    if subprocess.run([python, "-c", WATCHES, str(port)], capture_output=True, timeout=HANG,
+                      check=False).returncode != 0:
         failures.append("the ranks did not join")
     host.kill()
     host.communicate()
-    expect("the store's rank ends while others join", waiting, "rank 0, whose process serves it, is gone or silent")
+    expect("the store's rank ends while others join", waiting,
+           "rank 0, whose process serves it, is gone or silent")
 
     port = free_port()
-    agent = subprocess.Popen([python, "-c", SERVES_AND_CLAIMS, str(port)], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    agent = subprocess.Popen([python, "-c", SERVES_AND_CLAIMS, str(port)], stdin=subprocess.PIPE,
+                             stderr=subprocess.DEVNULL)
     other = start(ranks(port, 1, 2, THINWIRE_JOB="second", TORCHELASTIC_USE_AGENT_STORE="True"), 20)
     expect("another job's agent", other, r"is of another job \(first; THINWIRE_JOB of this one: second\)")
     agent.communicate()
 
 # On loopback nobody else is let in; elsewhere rank 0 listens for the others.
-own_addresses = [host for host in subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split() if "." in host]
+own_addresses = [host for host in subprocess.run(["hostname", "-I"], capture_output=True, text=True,
+                                                 check=False).stdout.split() if "." in host]
 if own_addresses:
     for master, outside in (("127.0.0.1", False), ("localhost", False), (own_addresses[0], True)):
         port = free_port()
@@ -161,7 +176,8 @@ if own_addresses:
         # The port is open a moment before it is restricted.
         while (found := reaches(own_addresses[0], port)) != outside and time.monotonic() < end:
             time.sleep(0.02)
-        print(f"{'ok' if found == outside else 'FAILED'}  MASTER_ADDR={master}: reached from outside: {found}")
+        print(f"{'ok' if found == outside else 'FAILED'}  MASTER_ADDR={master}: "
+              f"reached from outside: {found}")
         if found != outside:
             failures.append(f"MASTER_ADDR={master}: reached from outside: {found}")
         process.kill()

@@ -1,9 +1,10 @@
-"""Holds a build against the golden record: every system's means, residuals and bytes, and two short trainings, bit for bit.
+"""Holds a build against the golden record: every system's means, residuals and bytes,
+and two short trainings, bit for bit.
 
 golden_test.py LAUNCHER WORKER threads|gloo|training [--record]
 
---record writes tests/golden anew, for a change that is meant to change results. Exit status 77 where the machine cannot repeat
-the record: hashes are those of AVX2 kernels.
+--record writes tests/golden anew, for a change that is meant to change results. Exit status 77 where the
+machine cannot repeat the record: hashes are those of AVX2 kernels.
 """
 
 import json
@@ -15,23 +16,28 @@ import tempfile
 LAUNCHER, WORKER, WHAT = sys.argv[1:4]
 RECORD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden", WHAT + ".txt")
 WORLDS = (1, 2, 3, 4, 5, 8)
-# What torch computes with depends on the processor unless it is told; training uses systems whose results do not.
+# What torch computes with depends on the processor unless it is told;
+# training uses systems whose results do not.
 ONE_WAY = {"ATEN_CPU_CAPABILITY": "default", "DNNL_MAX_CPU_ISA": "SSE41", "ONEDNN_MAX_CPU_ISA": "SSE41",
            "OPENBLAS_CORETYPE": "Nehalem", "OMP_NUM_THREADS": "1"}
 TRAININGS = (
-    ("cnn", "--sync", "top_k:ratio=0.05+zen:scheme=push_pull", "--data", "fashion-mnist", "--lr", "0.05", "--momentum", "0.9", "--batch", "16"),
-    ("cnn", "--sync", "marsit:full_every=4:eta_s=0.001", "--data", "fashion-mnist", "--lr", "0.05", "--momentum", "0", "--batch", "16"),
+    ("cnn", "--sync", "top_k:ratio=0.05+zen:scheme=push_pull", "--data", "fashion-mnist", "--lr", "0.05",
+     "--momentum", "0.9", "--batch", "16"),
+    ("cnn", "--sync", "marsit:full_every=4:eta_s=0.001", "--data", "fashion-mnist", "--lr", "0.05",
+     "--momentum", "0", "--batch", "16"),
     ("lstm", "--sync", "rows=zen:scheme=push_pull,dense=half:feedback=on", "--data", "text"),
 )
 
 
 def output(command, **variables):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **variables})
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          env={**os.environ, **variables})
     if done.returncode == 77:
         print("skipped:", done.stderr.strip())
         sys.exit(77)
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n"
+                 f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout
 
 
@@ -42,7 +48,8 @@ def of_systems():
             text = output([WORKER, "threads", "golden"], WORLD_SIZE=str(world))
         else:
             text = output([LAUNCHER, "launch", "-n", str(world), "--", WORKER, "gloo", "golden"])
-        lines += [f"{world} {line[7:]}" for line in text.splitlines() if line.startswith("golden ") and line != "golden begins"]
+        lines += [f"{world} {line[7:]}" for line in text.splitlines() if line.startswith("golden ")
+                  and line != "golden begins"]
     return lines
 
 
@@ -51,7 +58,8 @@ def of_trainings():
     for model, *options in TRAININGS:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "results.json")
-            output([LAUNCHER, "train", "--model", model, "--workers", "3", "--epochs", "1", "--limit", "960", "--json", path, *options],
+            output([LAUNCHER, "train", "--model", model, "--workers", "3", "--epochs", "1", "--limit", "960",
+                    "--json", path, *options],
                    **ONE_WAY)
             with open(path, encoding="utf-8") as file:
                 results = json.load(file)

@@ -1,7 +1,9 @@
-"""Ranks on an emulated network that is slow, interrupted and cut: interrupted_network_test.py FOLDER_OF_TESTBED LAUNCHER WORKER
+"""Ranks on an emulated network that is slow, interrupted and cut:
+interrupted_network_test.py FOLDER_OF_TESTBED LAUNCHER WORKER
 
-An outage below the deadline is survived to the bit, by every system. A link on which a message takes longer than the
-deadline is no silence. A cut above the deadline is named by the rank that is cut off, and the connections to it are.
+An outage below the deadline is survived to the bit, by every system. A link on which a message takes longer
+than the deadline is no silence. A cut above the deadline is named by the rank that is cut off,
+and the connections to it are.
 
 Needs root and a kernel with namespaces, bridges, veth pairs and tbf; else it exits with 77.
 """
@@ -23,7 +25,8 @@ BRIDGE = None
 
 
 def testbed(script, *arguments):
-    return subprocess.run([os.path.join(FOLDER, script), *arguments], capture_output=True, text=True, timeout=HANG, check=False)
+    return subprocess.run([os.path.join(FOLDER, script), *arguments], capture_output=True, text=True,
+                          timeout=HANG, check=False)
 
 
 def up(rate):
@@ -37,7 +40,8 @@ def up(rate):
 def start(*command):
     output = tempfile.TemporaryFile("w+", encoding="utf-8")
     process = subprocess.Popen(
-        [os.path.join(FOLDER, "run"), "--all", "--grace", "20", "--", *command], stdout=output, stderr=subprocess.STDOUT
+        [os.path.join(FOLDER, "run"), "--all", "--grace", "20", "--", *command], stdout=output,
+        stderr=subprocess.STDOUT
     )
     process.output = output
     return process
@@ -54,9 +58,11 @@ def end_of(process):
 
 
 def plug(is_in):
-    """Takes the bridge's end of a link out of the bridge, or puts it back: packets are lost, and nobody hears of it."""
+    """Takes the bridge's end of a link out of the bridge, or puts it back:
+    packets are lost, and nobody hears of it."""
     change = ["master", "bridge"] if is_in else ["nomaster"]
-    subprocess.run(["ip", "-n", BRIDGE, "link", "set", "dev", f"host{CUT_OFF}", *change], check=True, timeout=HANG)
+    subprocess.run(["ip", "-n", BRIDGE, "link", "set", "dev", f"host{CUT_OFF}", *change],
+                   check=True, timeout=HANG)
 
 
 def await_lines(process, words, count):
@@ -95,7 +101,8 @@ def an_outage_is_survived():
     text = end_of(process)
     with open(GOLDEN, encoding="utf-8") as record:
         expected = [line[2:].strip() for line in record if line.startswith(f"{RANKS} ")]
-    got = [line.split("golden ", 1)[1] for line in text.splitlines() if " golden " in line and "golden begins" not in line]
+    got = [line.split("golden ", 1)[1] for line in text.splitlines() if " golden " in line
+           and "golden begins" not in line]
     if process.returncode != 0 or outages == 0 or sorted(got) != sorted(expected):
         fail(f"{outages} outages: status {process.returncode}, {len(got)} lines of {len(expected)}", text)
     print(f"ok     {outages} outages of 3.2 s below a deadline of 4 s, {len(got)} results to the bit")
@@ -105,8 +112,8 @@ def a_slow_link_is_no_silence(rate, deadline, spec, elements):
     up(rate)
     begin = time.monotonic()
     process = start(
-        LAUNCHER, "bench", "--engine", "gloo", "--workers", str(RANKS), "--sync", spec, "--elements", str(elements), "--steps", "1",
-        "--warm-up", "1", "--deadline", str(deadline),
+        LAUNCHER, "bench", "--engine", "gloo", "--workers", str(RANKS), "--sync", spec, "--elements",
+        str(elements), "--steps", "1", "--warm-up", "1", "--deadline", str(deadline),
     )
     text = end_of(process)
     seconds = time.monotonic() - begin
@@ -126,7 +133,8 @@ def a_cut_is_named(mode):
     text = end_of(process)
     for rank in range(RANKS):
         lines = re.findall(rf"process_worker: rank {rank}: .*", text)
-        words = "its own network is interrupted" if rank == CUT_OFF else f"rank {rank}: rank {CUT_OFF} is gone or silent"
+        words = ("its own network is interrupted" if rank == CUT_OFF
+                 else f"rank {rank}: rank {CUT_OFF} is gone or silent")
         if len(lines) != 1 or words not in lines[0]:
             fail(f"rank {rank} should say: {words}", text)
     if f"nothing has moved on the connection from rank {CUT_OFF} for 3 s" not in text:

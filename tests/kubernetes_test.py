@@ -1,6 +1,8 @@
-"""Whether what must agree in examples/kubernetes.yaml, or in a FILE made from it, does: kubernetes_test.py [FILE]
+"""Whether what must agree in examples/kubernetes.yaml, or in a FILE made from it,
+does: kubernetes_test.py [FILE]
 
-Without FILE it also finds each disagreement in spoiled copies, and starts a rank's command with the variables that its pod would have.
+Without FILE it also finds each disagreement in spoiled copies,
+and starts a rank's command with the variables that its pod would have.
 """
 import copy
 import os
@@ -25,7 +27,8 @@ def parts(documents):
 
 def variables_of(template):
     """Of the container: text, or where a pod finds it."""
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in template["spec"]["containers"][0]["env"]}
+    return {one["name"]: one.get("value", one.get("valueFrom"))
+            for one in template["spec"]["containers"][0]["env"]}
 
 
 def problems_of(documents):
@@ -44,11 +47,13 @@ def problems_of(documents):
         ("restartPolicy", pod.get("restartPolicy"), "Never"),
         ("containers", len(pod["containers"]), 1),
     ]
-    problems = [f"{what} is {found}, and should be {wanted}" for what, found, wanted in expected if found != wanted]
+    problems = [f"{what} is {found}, and should be {wanted}"
+                for what, found, wanted in expected if found != wanted]
     labels = template["metadata"].get("labels", {})
     if not service["spec"]["selector"].items() <= labels.items():
         problems.append(f"selector is {service['spec']['selector']}, and the pods have the labels {labels}")
-    problems += [f"{key} is {value!r}, and should be text" for key, value in variables.items() if not isinstance(value, (str, dict))]
+    problems += [f"{key} is {value!r}, and should be text"
+                 for key, value in variables.items() if not isinstance(value, (str, dict))]
     # A label is not allowed to be longer, and the host name of a pod is the job's name with its index.
     if len(f"{name}-{spec.get('completions')}") > 63:
         problems.append(f"the name {name} is too long for a host name")
@@ -65,7 +70,8 @@ def spoiled(documents):
 
     def set_variable(name, value):
         def change(service, job, template):
-            next(one for one in template["spec"]["containers"][0]["env"] if one["name"] == name)["value"] = value
+            next(one for one in template["spec"]["containers"][0]["env"]
+                 if one["name"] == name)["value"] = value
         return change
 
     yield other("clusterIP", lambda service, job, template: service["spec"].pop("clusterIP"))
@@ -78,16 +84,19 @@ def spoiled(documents):
     yield other("MASTER_ADDR", lambda service, job, template: job["metadata"].update(name="renamed"))
     yield other("too long", lambda service, job, template: job["metadata"].update(name="n" * 63))
     yield other("subdomain", lambda service, job, template: service["metadata"].update(name="renamed"))
-    yield other("restartPolicy", lambda service, job, template: template["spec"].update(restartPolicy="OnFailure"))
+    yield other("restartPolicy",
+                lambda service, job, template: template["spec"].update(restartPolicy="OnFailure"))
 
 
 def started(template, index):
-    """What the rank's program has for RANK, WORLD_SIZE and MASTER_ADDR, and its arguments, in a pod whose master has a name at last."""
+    """What the rank's program has for RANK, WORLD_SIZE and MASTER_ADDR, and its arguments,
+    in a pod whose master has a name at last."""
     container = template["spec"]["containers"][0]
     with tempfile.TemporaryDirectory() as folder:
         programs = {
             "python3": 'echo "$RANK $WORLD_SIZE $MASTER_ADDR $*"',
-            "getent": f"[ -e {folder}/asked ] && exit 0; touch {folder}/asked; exit 2",  # the first time the name is unknown
+            # The first time the name is unknown.
+            "getent": f"[ -e {folder}/asked ] && exit 0; touch {folder}/asked; exit 2",
             "sleep": "exit 0",
         }
         for name, text in programs.items():
@@ -97,7 +106,8 @@ def started(template, index):
             os.chmod(path, 0o755)
         texts = {key: value for key, value in variables_of(template).items() if isinstance(value, str)}
         environment = {**texts, "JOB_COMPLETION_INDEX": str(index), "PATH": f"{folder}:{os.environ['PATH']}"}
-        done = subprocess.run(container["command"] + container["args"], env=environment, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(container["command"] + container["args"], env=environment, capture_output=True,
+                              text=True, timeout=30, check=True)
         assert os.path.exists(os.path.join(folder, "asked")), "the command does not wait for the name"
         return done.stdout
 

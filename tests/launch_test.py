@@ -52,9 +52,11 @@ def all_gone(pids):
 done = shell(3, 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT"')
 lines = sorted(done.stdout.splitlines())
 check("status 0", done.returncode == 0, done)
-check("environment", all(re.fullmatch(rf"{r} {r} 3 3 127\.0\.0\.1 \d+", line) for r, line in enumerate(lines)), lines)
+check("environment",
+      all(re.fullmatch(rf"{r} {r} 3 3 127\.0\.0\.1 \d+", line) for r, line in enumerate(lines)), lines)
 threads = [shell(ranks, "echo $OMP_NUM_THREADS").stdout for ranks in (2, 1)]
-check("one OpenMP thread for each of several", os.environ.get("OMP_NUM_THREADS") or threads == ["1\n1\n", "\n"], threads)
+check("one OpenMP thread for each of several",
+      os.environ.get("OMP_NUM_THREADS") or threads == ["1\n1\n", "\n"], threads)
 jobs = [set(shell(2, "echo $THINWIRE_JOB").stdout.split()) for _ in range(2)]
 check("a token for each job", [len(job) for job in jobs] == [1, 1] and jobs[0] != jobs[1], jobs)
 check("one port for all", len({line.split()[-1] for line in lines}) == 1, lines)
@@ -62,15 +64,18 @@ check("--port", shell(1, "echo $MASTER_PORT", "--port", "23456").stdout == "2345
 words = launch("-n", "1", "--", "echo", "bench", "--sync", "a", "--", "-n", "7").stdout
 check("arguments arrive untouched", words == "bench --sync a -- -n 7\n", words)
 
-# A bench without --workers takes as many as were started, where its engine joins them; else it says that each is alone.
+# A bench without --workers takes as many as were started, where its engine joins them;
+# else it says that each is alone.
 bench = ("bench", "--sync", "dense", "--elements", "1000", "--steps", "1")
 alone = launch("-n", "3", "--", THINWIRE, *bench)
-check("processes that nothing joins are told", alone.stderr.count("--engine gloo makes them one job") == 1, alone.stderr)
+check("processes that nothing joins are told",
+      alone.stderr.count("--engine gloo makes them one job") == 1, alone.stderr)
 joined = launch("-n", "3", "--", THINWIRE, *bench, "--engine", "gloo", "--json", "-")
 if "no torch with Gloo" in joined.stderr:
     print("skipped: bench joins the ranks that were started: no Gloo")
 else:
-    workers = [result["workers"] for result in json.loads(joined.stdout)] if joined.returncode == 0 else joined.stderr
+    workers = ([result["workers"] for result in json.loads(joined.stdout)] if joined.returncode == 0
+               else joined.stderr)
     check("bench joins the ranks that were started", workers == [3], workers)
 
 check("first failure's status", shell(2, "[ $RANK = 0 ] || exit 7").returncode == 7)
@@ -87,7 +92,8 @@ crashed = shell(
     "--grace",
     "2",
 )
-check("says who crashed after another's failure", re.search(r"rank 2 .* was killed by signal 11", crashed.stderr), crashed)
+check("says who crashed after another's failure",
+      re.search(r"rank 2 .* was killed by signal 11", crashed.stderr), crashed)
 check("the first failure's status all the same", crashed.returncode == 3, crashed)
 
 unknown = launch("-n", "2", "--", "no-such-command")
@@ -97,12 +103,15 @@ check("no ranks", launch("-n", "0", "--", "true").returncode == 2)
 check("no number of ranks", launch("--", "true").returncode == 2)
 
 # The others get their grace, then SIGTERM, then SIGKILL, also when they ignore or cannot hear it.
-deaf = shell(3, 'echo $$; trap "" TERM; [ $RANK = 0 ] && exit 3; while :; do sleep 0.1; done', "--grace", "0.5")
+deaf = shell(3, 'echo $$; trap "" TERM; [ $RANK = 0 ] && exit 3; while :; do sleep 0.1; done',
+             "--grace", "0.5")
 check("ends those that ignore SIGTERM", deaf.returncode == 3 and all_gone(deaf.stdout.split()), deaf)
 stopped = shell(2, "echo $$; [ $RANK = 0 ] && exit 4; kill -STOP $$")
-check("ends stopped ones without waiting", stopped.returncode == 4 and all_gone(stopped.stdout.split()), stopped)
+check("ends stopped ones without waiting",
+      stopped.returncode == 4 and all_gone(stopped.stdout.split()), stopped)
 orphans = shell(2, "sleep 1000 & echo $!; exit 0")
-check("ends what the ranks left behind", orphans.returncode == 0 and all_gone(orphans.stdout.split()), orphans)
+check("ends what the ranks left behind",
+      orphans.returncode == 0 and all_gone(orphans.stdout.split()), orphans)
 
 
 def interrupted(number, script):

@@ -18,16 +18,19 @@ from recipes import RECIPES  # noqa: E402
 
 
 def made(seed, label, loss, sent, failure=None, steps=5):
-    epochs = [{"steps": steps, "test_loss": loss + 1 - at, "test_accuracy": 0.5, "wire_bytes_so_far": sent * (at + 1)} for at in range(2)]
-    return {"label": label, "seed": seed, "epochs": epochs, "failure": failure, "perplexity": None if failure else 1.0, "model": "transformer",
-            "parameters": 10, "data": "text", "workers": 4, "batch": 8, "optimizer": "adamw", "lr": 0.002, "momentum": 0, "clip": 1,
+    epochs = [{"steps": steps, "test_loss": loss + 1 - at, "test_accuracy": 0.5,
+               "wire_bytes_so_far": sent * (at + 1)} for at in range(2)]
+    return {"label": label, "seed": seed, "epochs": epochs, "failure": failure,
+            "perplexity": None if failure else 1.0, "model": "transformer", "parameters": 10, "data": "text",
+            "workers": 4, "batch": 8, "optimizer": "adamw", "lr": 0.002, "momentum": 0, "clip": 1,
             "lr_schedule": "cosine"}
 
 
 def tables_say_what_seeds_show():
     runs = [made(seed, "dense", 4.0 + 0.01 * seed, 1000) for seed in (1, 2, 3)]
     runs += [made(seed, "worse", 4.1 + 0.01 * seed, 100) for seed in (1, 2, 3)]
-    runs += [made(seed, "like", 4.0 + 0.01 * seed + (0.002 if seed == 2 else -0.001), 50) for seed in (1, 2, 3)]
+    runs += [made(seed, "like", 4.0 + 0.01 * seed + (0.002 if seed == 2 else -0.001), 50)
+             for seed in (1, 2, 3)]
     runs += [made(1, "gone", 9.0, 10), made(2, "gone", 9.0, 10, failure="diverged: x")]
     text = loss_report.table(runs)
     lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("| `")}
@@ -53,8 +56,9 @@ def every_setting_has_recipes_with_dense():
 
 def runs_once(thinwire):
     with tempfile.TemporaryDirectory() as folder:
-        command = ["/usr/bin/python3", os.path.join(LOSS, "run.py"), "cnn-fashion", "--thinwire", thinwire, "--results", folder, "--epochs", "1",
-                   "--limit", "128", "--seeds", "1,2", "--recipe", "dense", "--recipe", "casq --local-steps 2"]
+        command = ["/usr/bin/python3", os.path.join(LOSS, "run.py"), "cnn-fashion", "--thinwire", thinwire,
+                   "--results", folder, "--epochs", "1", "--limit", "128", "--seeds", "1,2", "--recipe",
+                   "dense", "--recipe", "casq --local-steps 2"]
         for first in (True, False):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
@@ -62,13 +66,15 @@ def runs_once(thinwire):
             assert sorted(os.listdir(folder)) == ["cnn-fashion.json", "cnn-fashion.md", "cnn-fashion.png"]
             with open(os.path.join(folder, "cnn-fashion.json"), encoding="utf-8") as file:
                 runs = [json.loads(line) for line in file]
-            assert sorted((run["label"], run["local_steps"]) for run in runs) == [("casq --local-steps 2", 2)] * 2 + [("dense", 0)] * 2
+            assert sorted((run["label"], run["local_steps"])
+                          for run in runs) == [("casq --local-steps 2", 2)] * 2 + [("dense", 0)] * 2
         refused = subprocess.run(command + ["--seeds", "x"], capture_output=True, text=True, check=False)
         assert refused.returncode == 2 and "--seeds x" in refused.stderr, refused.stderr
 
 
 def signs_carry_what_is_computed_by_hand():
-    ranks = [{"a": numpy.array([1.0, -1.0]), "b": numpy.array([4.0, 4.0])}, {"a": numpy.array([1.0, 1.0]), "b": numpy.array([4.0, -2.0])}]
+    ranks = [{"a": numpy.array([1.0, -1.0]), "b": numpy.array([4.0, 4.0])},
+             {"a": numpy.array([1.0, 1.0]), "b": numpy.array([4.0, -2.0])}]
     wanted = [6.25 / 8.5, 1, 2.25 / 4.5, (0.5 + 12.5) / 18, (0.5 + 8) / 18]
     assert numpy.allclose(sign_share.shares_of_step(ranks), wanted), sign_share.shares_of_step(ranks)
 
@@ -77,9 +83,12 @@ def recorded_updates_are_read(thinwire):
     with tempfile.TemporaryDirectory() as folder:
         script = ["/usr/bin/python3", os.path.join(LOSS, "sign_share.py"), folder]
         empty = subprocess.run(script, capture_output=True, text=True, check=False)
-        assert empty.returncode == 1 and "write them with thinwire train --record" in empty.stderr, empty.stderr
-        subprocess.run([thinwire, "train", "--model", "cnn", "--workers", "2", "--batch", "4", "--limit", "64", "--epochs", "1", "--local-steps", "2",
-                        "--record", "2", "--record-every", "2", "--record-to", folder], capture_output=True, check=True)
+        assert (empty.returncode == 1
+                and "write them with thinwire train --record" in empty.stderr), empty.stderr
+        subprocess.run([thinwire, "train", "--model", "cnn", "--workers", "2", "--batch", "4", "--limit",
+                        "64", "--epochs", "1", "--local-steps", "2",
+                        "--record", "2", "--record-every", "2", "--record-to", folder],
+                       capture_output=True, check=True)
         done = subprocess.run(script, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         rows = [[float(cell) for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:]]

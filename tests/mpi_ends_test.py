@@ -1,11 +1,12 @@
-"""Starts a job under mpirun that ends badly, and checks what its ranks say and that nothing of it stays behind.
+"""Starts a job under mpirun that ends badly, and checks what its ranks say and that
+nothing of it stays behind.
 
 mpi_ends_test.py TEXT COMMAND...
 
 TEXT: a regular expression that the output must hold.
 
-How mpirun itself ends is not looked at: Open MPI 4.1's can crash, in its own PMIx server, after a rank has ended within
-MPI_Finalize. A rank that crashes fails the test.
+How mpirun itself ends is not looked at: Open MPI 4.1's can crash, in its own PMIx server, after a rank has
+ended within MPI_Finalize. A rank that crashes fails the test.
 """
 
 import os
@@ -36,15 +37,16 @@ def main():
     text, command = sys.argv[1], sys.argv[2:]
     mark = uuid.uuid4().hex
     job = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "THINWIRE_TEST_JOB": mark}
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "THINWIRE_TEST_JOB": mark}
     )
     failures = []
     try:
         output, _ = job.communicate(timeout=HANG)
     except subprocess.TimeoutExpired:
         failures.append(f"still running after {HANG} s")
-    # mpirun ends without waiting for those that it has just killed; they take a moment to disappear. One that has crashed
-    # leaves the stopped rank behind.
+    # mpirun ends without waiting for those that it has just killed; they take a moment to disappear. One that
+    # has crashed leaves the stopped rank behind.
     patience = time.monotonic() + 2
     while (left := processes_of(mark.encode())) and time.monotonic() < patience:
         time.sleep(0.01)
@@ -59,7 +61,8 @@ def main():
         failures.append("mpirun's status is 0")
     if not re.search(text, output):
         failures.append(f"nobody says: {text}")
-    crashed = set(re.findall(r"^\[[^\]:]*:(\d+)\] \*\*\* Process received signal", output, re.M)) - {str(job.pid)}
+    crashed = set(re.findall(r"^\[[^\]:]*:(\d+)\] \*\*\* Process received signal", output,
+                             re.M)) - {str(job.pid)}
     if crashed or job.returncode > 128 or "terminate called" in output:
         failures.append(f"a rank crashed {sorted(crashed)}, mpirun's status is {job.returncode}")
     for failure in failures:

@@ -12,14 +12,17 @@ import runs  # noqa: E402
 def run(label, seed, accuracy, lr=0.4, sent=1000.0, epochs=2):
     """accuracy: of the last epoch; None: diverged before the first one's end."""
     done = [] if accuracy is None else [
-        {"epoch": at + 1, "steps": 5, "loss": 1.0 / (at + 1), "test_accuracy": accuracy} for at in range(epochs)]
-    return {"label": label, "system": label.split(":")[0], "seed": seed, "test_accuracy": accuracy, "epochs": done, "lr": lr,
-            "failure": "diverged: x" if accuracy is None else None, "wire_bytes_sent_max": sent, "workers": 4, "batch": 16,
-            "model": "cnn", "data": "fashion-mnist", "parameters": 10, "lr_schedule": "cosine", "momentum": 0}
+        {"epoch": at + 1, "steps": 5, "loss": 1.0 / (at + 1), "test_accuracy": accuracy}
+        for at in range(epochs)]
+    return {"label": label, "system": label.split(":")[0], "seed": seed, "test_accuracy": accuracy,
+            "epochs": done, "lr": lr, "failure": "diverged: x" if accuracy is None else None,
+            "wire_bytes_sent_max": sent, "workers": 4, "batch": 16, "model": "cnn", "data": "fashion-mnist",
+            "parameters": 10, "lr_schedule": "cosine", "momentum": 0}
 
 
 def system(*accuracies):
-    return runs.System([run("marsit:full_every=50", seed, value) for seed, value in enumerate(accuracies, start=1)])
+    return runs.System([run("marsit:full_every=50", seed, value)
+                        for seed, value in enumerate(accuracies, start=1)])
 
 
 def accuracies():

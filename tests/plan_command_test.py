@@ -6,15 +6,16 @@ import sys
 import tempfile
 
 THINWIRE = sys.argv[1]
-KEYS = """spec workers elements buckets bits_per_second latency_seconds wire_bytes_formula frame_header_bytes rounds seconds_codec
-    seconds_sockets seconds_step seconds_compute seconds_exposed exposed_codec exposed_wire exposed_wait simulated_seconds
-    seconds_step_at chosen reason""".split()
+KEYS = """spec workers elements buckets bits_per_second latency_seconds wire_bytes_formula frame_header_bytes
+    rounds seconds_codec seconds_sockets seconds_step seconds_compute seconds_exposed exposed_codec
+    exposed_wire exposed_wait simulated_seconds seconds_step_at chosen reason""".split()
 FREE = ("--codec", "off")
 
 
 def run(*arguments, status=0):
     done = subprocess.run([THINWIRE, "plan", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == status, f"{arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == status, (f"{arguments}: exit status {done.returncode}\n"
+                                       f"{done.stdout}{done.stderr}")
     return done
 
 
@@ -35,7 +36,8 @@ def the_formula_of_dense():
 
 
 def one_command_for_many_workers():
-    arguments = ("--workers", "16,128,1024", "--elements", "1000000", "--model-step", "0.01", "--link", "25Gbit:20us", *FREE)
+    arguments = ("--workers", "16,128,1024", "--elements", "1000000", "--model-step", "0.01", "--link",
+                 "25Gbit:20us", *FREE)
     plans = rows(*arguments)
     assert plans == rows(*arguments), "without measuring, a plan repeats"
     assert [row["workers"] for row in plans] == [w for w in (16, 128, 1024) for _ in range(3)]
@@ -54,15 +56,18 @@ def one_command_for_many_workers():
 
 def what_backward_covers_costs_nothing():
     """All buckets but the last one can be on their way beside backward."""
-    exposed = [rows("--elements", "20000000", "--workers", "4", "--link", "1Gbit:50us", "--model-step", step, *FREE)[0]["seconds_exposed"]
+    exposed = [rows("--elements", "20000000", "--workers", "4", "--link", "1Gbit:50us", "--model-step", step,
+                    *FREE)[0]["seconds_exposed"]
                for step in ("0", "0.3", "3")]
     assert exposed[0] > exposed[1] > exposed[2], exposed
 
 
 def a_codec_that_costs_more_than_it_saves_is_not_chosen():
-    arguments = ("--elements", "1000000", "--workers", "4", "--link", "1Gbit:50us", "--model-step", "0.01", "--sync", "dense,half")
+    arguments = ("--elements", "1000000", "--workers", "4", "--link", "1Gbit:50us", "--model-step", "0.01",
+                 "--sync", "dense,half")
     text = run(*arguments, "--codec", "off:10M").stdout
-    assert "choice (*): dense: compression cannot help you here: " in text and "every other candidate costs more" in text, text
+    assert ("choice (*): dense: compression cannot help you here: " in text
+            and "every other candidate costs more" in text), text
     assert "choice (*): half: a step takes " in run(*arguments, "--codec", "off:10G").stdout
 
 
@@ -70,15 +75,18 @@ def shapes_matter():
     """PowerSGD sends vectors as they are."""
     common = ("--workers", "4", "--link", "1Gbit:50us", "--sync", "dense,power_sgd:rank=4", *FREE)
     vectors, matrices = (rows("--shapes", shapes, *common) for shapes in ("65536*4", "256x256*4"))
-    assert vectors[0]["wire_bytes_formula"] == matrices[0]["wire_bytes_formula"] == vectors[1]["wire_bytes_formula"]
+    assert (vectors[0]["wire_bytes_formula"] == matrices[0]["wire_bytes_formula"]
+            == vectors[1]["wire_bytes_formula"])
     assert matrices[1]["wire_bytes_formula"] * 30 < vectors[1]["wire_bytes_formula"]
     told = run("--elements", "262144", *common).stdout
-    assert "assumed: parameters are matrices of 512 x 512" in told and "assumed: nothing is computed beside" in told, told
+    assert ("assumed: parameters are matrices of 512 x 512" in told
+            and "assumed: nothing is computed beside" in told), told
     assert "assumed: parameters" not in run("--shapes", "256x256*4", *common).stdout
 
 
 def simulated_is_predicted():
-    plans = rows("--buckets", "10000,22500", "--workers", "16", "--link", "1Gbit:50us", "--model-step", "0.001", "--codec", "off:500M:500M",
+    plans = rows("--buckets", "10000,22500", "--workers", "16", "--link", "1Gbit:50us", "--model-step",
+                 "0.001", "--codec", "off:500M:500M",
                  "--simulate")
     for row in plans:
         assert abs(row["simulated_seconds"] / row["seconds_step"] - 1) < 0.02, row
@@ -94,7 +102,8 @@ def bad_usage():
         ((*good, "--shapes", "10y100"), "10y100"),
         ((*good, "--elements", "1000", "--buckets", "10,20"), "30 elements together"),
         ((*good, "--elements", "1000", "--workers", "0"), "--workers"),
-        ((*good, "--elements", "1000", "--workers", "6", "--ranks-per-host", "4"), "6 workers do not fill hosts of 4"),
+        ((*good, "--elements", "1000", "--workers", "6", "--ranks-per-host", "4"),
+         "6 workers do not fill hosts of 4"),
         ((*good, "--elements", "1000", "--sync", "nonsense"), "nonsense"),
         ((*good, "--elements", "1000", "--sync", "dense,auto"), "it is what chooses"),
         ((*good, "--elements", "1000", "--model-step", "-1"), "a step of -1"),
@@ -117,6 +126,7 @@ def results_go_to_a_file():
 
 
 for test in (the_formula_of_dense, one_command_for_many_workers, what_backward_covers_costs_nothing,
-             a_codec_that_costs_more_than_it_saves_is_not_chosen, shapes_matter, simulated_is_predicted, bad_usage, results_go_to_a_file):
+             a_codec_that_costs_more_than_it_saves_is_not_chosen, shapes_matter, simulated_is_predicted,
+             bad_usage, results_go_to_a_file):
     test()
     print(test.__name__, "ok", flush=True)

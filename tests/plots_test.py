@@ -17,8 +17,8 @@ import plot_training  # noqa: E402
 def run(label, accuracies, failure=None, seed=1):
     epochs = [{"epoch": at, "test_accuracy": value, "perplexity": None, "wire_bytes_so_far": 1e6 * at}
               for at, value in enumerate(accuracies, start=1)]
-    return {"label": label, "seed": seed, "failure": failure, "epochs": epochs, "model": "cnn", "data": "fashion-mnist",
-            "workers": 4, "batch": 16, "parameters": 10}
+    return {"label": label, "seed": seed, "failure": failure, "epochs": epochs, "model": "cnn",
+            "data": "fashion-mnist", "workers": 4, "batch": 16, "parameters": 10}
 
 
 def lines_of(axes):
@@ -43,9 +43,11 @@ def epochs_are_whole_numbers():
 
 
 def a_covered_line_is_wider():
-    by_epoch, _ = plot_training.make([run("dense", [0.7, 0.8]), run("rows=zen,dense=dense", [0.7, 0.8]), run("half", [0.6, 0.7])]).axes
+    by_epoch, _ = plot_training.make([run("dense", [0.7, 0.8]), run("rows=zen,dense=dense", [0.7, 0.8]),
+                                      run("half", [0.6, 0.7])]).axes
     lines = lines_of(by_epoch)
-    assert lines["dense"].get_linewidth() > lines["rows=zen,dense=dense"].get_linewidth() == lines["half"].get_linewidth()
+    assert (lines["dense"].get_linewidth() > lines["rows=zen,dense=dense"].get_linewidth()
+            == lines["half"].get_linewidth())
 
 
 def diverged_seeds_are_named_and_not_averaged():
@@ -61,13 +63,15 @@ def diverged_seeds_are_named_and_not_averaged():
 
 def simulated_curves_are_all_in_sight():
     def result(spec, workers, ratio):
-        return {"spec": spec, "workers": workers, "density_in": 1, "gamma": 1, "time_vs_dense": ratio, "elements": 1000, "scale": 1,
-                "link": "1Gbit:20us", "row_width": 1, "codec": "off"}
+        return {"spec": spec, "workers": workers, "density_in": 1, "gamma": 1, "time_vs_dense": ratio,
+                "elements": 1000, "scale": 1, "link": "1Gbit:20us", "row_width": 1, "codec": "off"}
     results = [result(spec, workers, ratio) for workers in (2, 4)
-               for spec, ratio in (("dense", 1), ("zen", 0.5), ("zen:scheme=push_pull", 0.501), ("half", 0.9))]
+               for spec, ratio in (("dense", 1), ("zen", 0.5), ("zen:scheme=push_pull", 0.501),
+                                   ("half", 0.9))]
     (axes,) = plot_simulation.make(results).axes
     lines = lines_of(axes)
-    assert lines["zen"].get_linewidth() > lines["zen:scheme=push_pull"].get_linewidth() == lines["half"].get_linewidth()
+    assert (lines["zen"].get_linewidth() > lines["zen:scheme=push_pull"].get_linewidth()
+            == lines["half"].get_linewidth())
     (dense,) = [text for text in axes.texts if text.get_text() == "dense"]
     assert dense.get_ha() == "left" and dense.xy == (1, 1)  # right of the axes
 

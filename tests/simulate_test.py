@@ -7,15 +7,16 @@ import tempfile
 
 THINWIRE = sys.argv[1]
 KEYS = """system spec engine workers elements row_width density_in density_out steps wire_bytes_sent_max
-    wire_bytes_sent_mean wire_bytes_formula modelled_seconds formula_seconds time_vs_dense gamma relative_error
-    ranks_agree imbalance_push imbalance_pull seed link scale codec""".split()
+    wire_bytes_sent_mean wire_bytes_formula modelled_seconds formula_seconds time_vs_dense gamma
+    relative_error ranks_agree imbalance_push imbalance_pull seed link scale codec""".split()
 # What a run measures of this machine's CPU; all else repeats.
 MEASURED = ("seconds_compress", "seconds_decompress")
 
 
 def run(*arguments, status=0):
     done = subprocess.run([THINWIRE, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == status, f"{arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == status, (f"{arguments}: exit status {done.returncode}\n"
+                                       f"{done.stdout}{done.stderr}")
     return done
 
 
@@ -24,7 +25,8 @@ def simulate(*arguments):
 
 
 def repeats():
-    arguments = ("--sync", "half,signsgd", "--workers", "2,5", "--elements", "3000", "--density", "0.1", "--zipf", "1")
+    arguments = ("--sync", "half,signsgd", "--workers", "2,5", "--elements", "3000", "--density", "0.1",
+                 "--zipf", "1")
     runs = [simulate(*arguments) for _ in range(2)]
     for results in runs:
         assert [(r["workers"], r["spec"]) for r in results] == [
@@ -39,7 +41,8 @@ def repeats():
 
 
 def bench_agrees():
-    common = ("--elements", "8000", "--link", "1Gbit:50us", "--steps", "2", "--json", "-", "--sync", "dense,half")
+    common = ("--elements", "8000", "--link", "1Gbit:50us", "--steps", "2", "--json", "-",
+              "--sync", "dense,half")
     bench = json.loads(run("bench", "--engine", "virtual", "--workers", "4", *common).stdout)
     for one, other in zip(bench, simulate("--workers", "4", *common[:-4], *common[-2:])):
         assert one["modelled_seconds"] == other["modelled_seconds"] == one["seconds_median"]
@@ -70,7 +73,8 @@ def bad_usage():
         (("bench", "--json", os.path.dirname(THINWIRE)), ("is a folder: name a file",)),
     ]:
         done = run(*arguments, status=2)
-        assert all(word in done.stderr for word in words) and done.stderr.count("\n") == 1 and not done.stdout, done
+        assert (all(word in done.stderr for word in words) and done.stderr.count("\n") == 1
+                and not done.stdout), done
 
 
 def gradient_files_are_separated_by_commas_or_spaces():
@@ -82,14 +86,16 @@ def gradient_files_are_separated_by_commas_or_spaces():
 
 def failing_runs_leave_no_file():
     with tempfile.TemporaryDirectory() as folder:
-        run("simulate", "--gamma", "40", "--density", "0.01", "--json", os.path.join(folder, "results.json"), status=2)
+        run("simulate", "--gamma", "40", "--density", "0.01", "--json",
+            os.path.join(folder, "results.json"), status=2)
         assert not os.listdir(folder)
 
 
 def plots():
     with tempfile.TemporaryDirectory() as folder:
         picture = os.path.join(folder, "curve.png")
-        arguments = ("simulate", "--sync", "half", "--workers", "2,4", "--elements", "1000", "--plot", picture)
+        arguments = ("simulate", "--sync", "half", "--workers", "2,4", "--elements", "1000",
+                     "--plot", picture)
         done = subprocess.run([THINWIRE, *arguments], capture_output=True, text=True, check=False)
         if "matplotlib is missing" in done.stderr:
             assert not os.listdir(folder)
@@ -103,9 +109,11 @@ def plots():
 def impossible_plots_are_refused_before_the_run():
     with tempfile.TemporaryDirectory() as folder:
         picture = os.path.join(folder, "no", "curve.png")
-        done = subprocess.run([THINWIRE, "simulate", "--workers", "2", "--elements", "100", "--plot", picture], capture_output=True,
+        done = subprocess.run([THINWIRE, "simulate", "--workers", "2", "--elements", "100", "--plot",
+                               picture], capture_output=True,
                               text=True, check=False, env={**os.environ, "TMPDIR": folder})
-        assert done.returncode == 1 and not done.stdout and picture in done.stderr and "no folder" in done.stderr, done
+        assert (done.returncode == 1 and not done.stdout and picture in done.stderr
+                and "no folder" in done.stderr), done
         assert not os.listdir(folder)
 
 
@@ -114,7 +122,8 @@ def a_failing_plot_leaves_no_temporary():
         # The picture's place is taken while it is drawn.
         picture = os.path.join(folder, "curve.png")
         os.mkdir(picture + ".partial")
-        done = subprocess.run([THINWIRE, "simulate", "--workers", "2", "--elements", "100", "--plot", picture], capture_output=True,
+        done = subprocess.run([THINWIRE, "simulate", "--workers", "2", "--elements", "100", "--plot",
+                               picture], capture_output=True,
                               text=True, check=False, env={**os.environ, "TMPDIR": folder})
         assert done.returncode == 1 and "thinwire-simulation" not in done.stderr, done
         assert os.listdir(folder) == ["curve.png.partial"]

@@ -1,6 +1,7 @@
 """Starts processes with the variables that Slurm's srun sets, and without Slurm.
 
-As a program it stands in for srun itself: srun_tasks.py TASKS [--OPTION...] COMMAND... runs the command once per task, and ends with the largest status.
+As a program it stands in for srun itself: srun_tasks.py TASKS [--OPTION...] COMMAND... runs the command once
+per task, and ends with the largest status.
 """
 import os
 import random
@@ -8,8 +9,9 @@ import socket
 import subprocess
 import sys
 
-TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "THINWIRE_JOB",
-             "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT")
+TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+             "THINWIRE_JOB", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
+             "TORCHELASTIC_RESTART_COUNT")
 SECONDS = 120
 
 
@@ -28,13 +30,16 @@ def new_job():
 
 
 def variables(job, task, tasks, **more):
-    """The environment of one task on this machine. more: variables that differ; None: one that is not there."""
+    """The environment of one task on this machine. more: variables that differ;
+    None: one that is not there."""
     own = {
-        "SLURM_JOB_ID": job, "SLURM_STEP_ID": 0, "SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NTASKS": tasks,
-        "SLURM_STEP_NUM_TASKS": tasks, "SLURM_JOB_NODELIST": "localhost,no-such-host[1-2]", "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_ID": job, "SLURM_STEP_ID": 0, "SLURM_PROCID": task, "SLURM_LOCALID": task,
+        "SLURM_NTASKS": tasks, "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_JOB_NODELIST": "localhost,no-such-host[1-2]", "SLURM_STEP_NODELIST": "localhost",
         "OMP_NUM_THREADS": 1, **more,
     }
-    kept = {name: value for name, value in os.environ.items() if name not in TORCHRUNS and not name.startswith("SLURM_")}
+    kept = {name: value for name, value in os.environ.items() if name not in TORCHRUNS
+            and not name.startswith("SLURM_")}
     return {**kept, **{name: str(value) for name, value in own.items() if value is not None}}
 
 
@@ -42,7 +47,8 @@ def run(command, tasks=1, **more):
     """(status, output, errors) of each task."""
     job = new_job()
     processes = [
-        subprocess.Popen(command, env=variables(job, task, tasks, **more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(command, env=variables(job, task, tasks, **more), stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
         for task in range(tasks)
     ]
     try:

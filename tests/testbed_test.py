@@ -2,8 +2,8 @@
 
 testbed_test.py FOLDER_OF_TESTBED THINWIRE
 
-Needs root and a kernel with namespaces, bridges, veth pairs and tbf; else it says so and exits with 77. The testbeds
-have names of this process, so one that somebody uses is left alone.
+Needs root and a kernel with namespaces, bridges, veth pairs and tbf; else it says so and exits with 77. The
+testbeds have names of this process, so one that somebody uses is left alone.
 """
 
 import glob
@@ -52,7 +52,8 @@ def skip_unless_possible():
         for step in steps:
             done = subprocess.run(step.split(), capture_output=True, text=True, timeout=HANG, check=False)
             if done.returncode != 0:
-                print(f"skipped: testbed_test cannot make an emulated network here: {step}: {done.stderr.strip()}")
+                print(f"skipped: testbed_test cannot make an emulated network here: {step}: "
+                      f"{done.stderr.strip()}")
                 sys.exit(SKIPPED)
     except FileNotFoundError as error:
         print(f"skipped: testbed_test needs iproute2: {error}")
@@ -118,20 +119,23 @@ def all_gone(pids):
 def hosts_empty():
     def pids(path):
         listing = ["ip", "netns", "pids", os.path.basename(path)]
-        return subprocess.run(listing, capture_output=True, text=True, timeout=HANG, check=True).stdout.split()
+        return subprocess.run(listing, capture_output=True, text=True, timeout=HANG,
+                              check=True).stdout.split()
 
     return eventually(lambda: not any(pids(path) for path in namespaces()))
 
 
 def the_machines_links():
     """Names of the links, addresses and routes outside; their counters and ages do not matter."""
-    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, timeout=HANG, check=True).stdout
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, timeout=HANG,
+                           check=True).stdout
     routes = subprocess.run(["ip", "route"], capture_output=True, text=True, timeout=HANG, check=True).stdout
     return sorted(line.split(": ")[1] for line in links.splitlines()), routes
 
 
 def bad_input():
-    for arguments in ((), ("2",), ("0", "1Gbit"), ("17", "1Gbit"), ("2", "1gbit"), ("2", "1Gbit", "--burst", "1kb")):
+    for arguments in ((), ("2",), ("0", "1Gbit"), ("17", "1Gbit"), ("2", "1gbit"),
+                      ("2", "1Gbit", "--burst", "1kb")):
         done = testbed("up", *arguments)
         check(f"up {' '.join(arguments)}", done.returncode == 2 and len(done.stderr.splitlines()) == 1, done)
     none = testbed("run", "--", "true")
@@ -157,7 +161,8 @@ def a_failing_step():
 
 def made_and_used():
     made = testbed("up", "3", "100Mbit", "--burst", "64kb")
-    check("up", made.returncode == 0 and made.stdout.startswith("3 hosts, rate 100Mbit burst 64Kb lat 20ms"), made)
+    check("up", made.returncode == 0 and made.stdout.startswith("3 hosts, rate 100Mbit burst 64Kb lat 20ms"),
+          made)
     check("namespaces", len(namespaces()) == 4, namespaces())
     again = testbed("up", "2", "1Gbit")
     check("up twice", again.returncode == 1 and "3 hosts are up, rate 100Mbit" in again.stderr, again)
@@ -165,18 +170,22 @@ def made_and_used():
         host = f"thinwire-testbed-{NAME}-host{rank}"
         for namespace, device in ((host, "eth0"), (f"thinwire-testbed-{NAME}-bridge", f"host{rank}")):
             limit = subprocess.run(
-                ["tc", "-n", namespace, "qdisc", "show", "dev", device], capture_output=True, text=True, timeout=HANG, check=True
+                ["tc", "-n", namespace, "qdisc", "show", "dev", device], capture_output=True, text=True,
+                timeout=HANG, check=True
             ).stdout
             check(f"limit of {device} in {namespace}", "tbf" in limit and "rate 100Mbit" in limit, limit)
 
     words = "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $GLOO_SOCKET_IFNAME"
     done = run_shell(f"echo {words}", "--all")
     expected = [f"[{rank}] {rank} 3 0 1 10.83.0.1 29500 eth0" for rank in range(3)]
-    check("environment of every rank", done.returncode == 0 and sorted(done.stdout.splitlines()) == expected, done)
+    check("environment of every rank",
+          done.returncode == 0 and sorted(done.stdout.splitlines()) == expected, done)
     done = run_shell("echo $RANK $WORLD_SIZE; echo error >&2", "-n", "2")
-    check("output of rank 0", done.stdout == "0 2\n" and sorted(done.stderr.splitlines()) == ["[1] error", "error"], done)
+    check("output of rank 0",
+          done.stdout == "0 2\n" and sorted(done.stderr.splitlines()) == ["[1] error", "error"], done)
 
-    bench = ["bench", "--engine", "gloo", "--sync", "dense,marsit:full_every=2", "--workers", "3", "--steps", "2"]
+    bench = ["bench", "--engine", "gloo", "--sync", "dense,marsit:full_every=2", "--workers", "3",
+             "--steps", "2"]
     done = testbed("run", "--", THINWIRE, *bench, "--elements", "1250000", "--json", "-")
     check("bench", done.returncode == 0, done)
     results = json.loads(done.stdout) if done.returncode == 0 else []
@@ -186,7 +195,8 @@ def made_and_used():
 
 def failing_commands():
     failed = run_shell("[ $RANK != 1 ] || exit 7")
-    check("the failing rank's status", failed.returncode == 7 and "rank 1 failed with status 7" in failed.stderr, failed)
+    check("the failing rank's status",
+          failed.returncode == 7 and "rank 1 failed with status 7" in failed.stderr, failed)
     killed = run_shell("[ $RANK != 2 ] || kill -9 $$")
     check("128 + signal", killed.returncode == 137 and len(killed.stderr.splitlines()) == 1, killed)
     check("unknown command", testbed("run", "--", "no-such-command").returncode == 127)
@@ -219,7 +229,8 @@ def interrupted_run():
         pids = [process.stdout.readline().split()[1] for _ in range(3)]
         process.send_signal(number)
         status = process.wait(HANG)
-        check(f"run ends by {number.name}", status == 128 + number and all_gone(pids) and hosts_empty(), status)
+        check(f"run ends by {number.name}",
+              status == 128 + number and all_gone(pids) and hosts_empty(), status)
     # As a terminal does it, to run and all that it started in its group, and while ranks are being started.
     for delay in (0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08):
         process = start("run", "--", "sleep", "1000")
@@ -255,7 +266,8 @@ def interrupted_up():
             if process.returncode == 0:
                 check("down", testbed("down").returncode == 0)
             else:
-                check("status of up", process.returncode in (128 + number, -number), (process.returncode, output))
+                check("status of up", process.returncode in (128 + number, -number),
+                      (process.returncode, output))
             check(f"up ends by {number.name} after {delay} s", not namespaces(), namespaces())
 
 
@@ -298,7 +310,8 @@ def main():
         interrupted_check()
     finally:
         testbed("down")
-    check("the machine's links and routes are as before", the_machines_links() == before, (before, the_machines_links()))
+    check("the machine's links and routes are as before", the_machines_links() == before,
+          (before, the_machines_links()))
     if failures:
         sys.exit(f"{len(failures)} failed")
 

@@ -1,24 +1,31 @@
-"""The page about Python's API, from signatures and docstrings. Sources are parsed, so neither torch nor the compiled module is needed."""
+"""The page about Python's API, from signatures and docstrings. Sources are parsed,
+so neither torch nor the compiled module is needed."""
 import ast
 import inspect
 import os
 import re
 from typing import Dict, List, Optional, Tuple
 
-#: (heading, what is said first, [(module, name, members)]). members: of a class, None for all that have a docstring.
+#: (heading, what is said first, [(module, name, members)]). members: of a class,
+#: None for all that have a docstring.
 Entry = Tuple[str, str, Optional[Tuple[str, ...]]]
 CONTENTS: List[Tuple[str, str, List[Entry]]] = [
     ("Under DistributedDataParallel", "", [
-        ("ddp", "register", None), ("ddp", "Handle", None), ("lazy", "comm_hook", None), ("lazy", "LazyState", None), ("ddp", "systems", None),
+        ("ddp", "register", None), ("ddp", "Handle", None), ("lazy", "comm_hook", None),
+        ("lazy", "LazyState", None), ("ddp", "systems", None),
         ("cluster", "cluster_environment", None)]),
     ("A page about a training", "", [("html_report", "HtmlReport", ("step", "resume", "write", "close"))]),
-    ("Under fully_shard", "", [("fsdp", "fully_shard", None), ("fsdp", "ShardedHandle", None), ("shards", "states_in", None)]),
+    ("Under fully_shard", "",
+     [("fsdp", "fully_shard", None), ("fsdp", "ShardedHandle", None), ("shards", "states_in", None)]),
     ("Accelerate", "accelerate", [("accelerate", "register", None)]),
     ("Lightning", "lightning", [("lightning", "ThinwireCallback", None), ("lightning", "register", None)]),
     ("Hugging Face's Trainer", "transformers", [("transformers", "ThinwireCallback", None)]),
-    ("What adapters return", "", [("adapter", "Synchronization", ("model", "is_over", "scalars", "close", "save", "load", "state_dict", "load_state_dict"))]),
+    ("What adapters return", "", [("adapter", "Synchronization", (
+        "model", "is_over", "scalars", "close", "save", "load", "state_dict", "load_state_dict"
+    ))]),
     ("Types", "interface", [("interface", name, None) for name in (
-        "Report", "EngineReport", "BucketReport", "Costs", "Engines", "Options", "AdapterOptions", "CommonOptions", "GradScaler", "Writer")]),
+        "Report", "EngineReport", "BucketReport", "Costs", "Engines", "Options", "AdapterOptions",
+        "CommonOptions", "GradScaler", "Writer")]),
     ("thinwire.launch", "launch", []),
     ("thinwire.doctor", "doctor", []),
     ("thinwire.plan", "plan", []),
@@ -29,7 +36,8 @@ ARGUMENT = re.compile(r"(\w+): (.*)", re.DOTALL)
 
 
 def as_rst(docstring: Optional[str], arguments: Tuple[str, ...] = ()) -> str:
-    """A docstring as Sphinx reads it: what is said of each argument becomes a field, and indented examples become code."""
+    """A docstring as Sphinx reads it: what is said of each argument becomes a field,
+    and indented examples become code."""
     parts: List[str] = []
     for paragraph in inspect.cleandoc(docstring or "").split("\n\n"):
         if paragraph.startswith("    "):
@@ -43,7 +51,8 @@ def as_rst(docstring: Optional[str], arguments: Tuple[str, ...] = ()) -> str:
             if argument and argument[1] in arguments:
                 lines.append(f":param {argument[1]}: {argument[2]}")
             else:
-                lines.append("    " + line.strip() if any(one.startswith(":param") for one in lines) else line)
+                lines.append("    " + line.strip()
+                             if any(one.startswith(":param") for one in lines) else line)
         # Fields begin a paragraph of their own.
         first = next((i for i, line in enumerate(lines) if line.startswith(":param")), len(lines))
         parts += ["\n".join(some) for some in (lines[:first], lines[first:]) if some]
@@ -55,7 +64,8 @@ def arguments_of(function: ast.FunctionDef, is_method: bool) -> Tuple[str, Tuple
     arguments = function.args
     if is_method:
         (arguments.posonlyargs or arguments.args).pop(0)
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *(one for one in (arguments.vararg, arguments.kwarg) if one)]
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs,
+             *(one for one in (arguments.vararg, arguments.kwarg) if one)]
     for one in named:  # forward references look like any other type
         if isinstance(one.annotation, ast.Constant) and isinstance(one.annotation.value, str):
             one.annotation = ast.parse(one.annotation.value, mode="eval").body
@@ -66,7 +76,8 @@ def result_of(function: ast.FunctionDef) -> str:
     returns = function.returns
     if returns is None:
         return ""
-    return " -> " + (returns.value if isinstance(returns, ast.Constant) and isinstance(returns.value, str) else ast.unparse(returns))
+    return " -> " + (returns.value if isinstance(returns, ast.Constant) and isinstance(returns.value, str)
+                     else ast.unparse(returns))
 
 
 def indented(text: str, by: int = 4) -> str:
@@ -75,7 +86,8 @@ def indented(text: str, by: int = 4) -> str:
 
 def member(node: ast.stmt) -> str:
     if isinstance(node, ast.AnnAssign):
-        return f".. py:attribute:: {ast.unparse(node.target)}\n    :type: {ast.unparse(node.annotation)}\n    :no-contents-entry:\n"
+        return (f".. py:attribute:: {ast.unparse(node.target)}\n    :type: {ast.unparse(node.annotation)}\n"
+                "    :no-contents-entry:\n")
     assert isinstance(node, ast.FunctionDef)
     is_property = any(isinstance(one, ast.Name) and one.id == "property" for one in node.decorator_list)
     signature, names = arguments_of(node, is_method=True)
@@ -87,26 +99,37 @@ def member(node: ast.stmt) -> str:
 
 
 def entry(tree: ast.Module, module: str, name: str, members: Optional[Tuple[str, ...]]) -> str:
-    node = next(one for one in tree.body if isinstance(one, (ast.FunctionDef, ast.ClassDef)) and one.name == name)
-    shown = f"thinwire.{name}" if name in TOP and module not in ("accelerate", "lightning") else f"thinwire.{module}.{name}"
+    node = next(one for one in tree.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))
+                and one.name == name)
+    shown = (f"thinwire.{name}" if name in TOP and module not in ("accelerate", "lightning")
+             else f"thinwire.{module}.{name}")
     shown = "thinwire.fsdp.states_in" if name == "states_in" else shown
     if isinstance(node, ast.FunctionDef):
         signature, names = arguments_of(node, is_method=False)
-        return f".. py:function:: {shown}({signature}){result_of(node)}\n\n{indented(as_rst(ast.get_docstring(node), names))}\n"
-    made = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__" and ast.get_docstring(one)), None)
+        return (f".. py:function:: {shown}({signature}){result_of(node)}\n\n"
+                f"{indented(as_rst(ast.get_docstring(node), names))}\n")
+    made = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+                 and ast.get_docstring(one)), None)
     signature, names = arguments_of(made, is_method=True) if made else ("", ())
     parts = [as_rst(ast.get_docstring(node))]
-    bases = [one.id if isinstance(one, ast.Name) else one.attr for one in node.bases if isinstance(one, (ast.Name, ast.Attribute))]
-    bases = [base for base in bases if base not in ("TypedDict", "Protocol", "Callback", "TrainerCallback", "HookState")]
+    bases = [one.id if isinstance(one, ast.Name) else one.attr
+             for one in node.bases if isinstance(one, (ast.Name, ast.Attribute))]
+    bases = [base for base in bases if base not in ("TypedDict", "Protocol", "Callback",
+                                                    "TrainerCallback", "HookState")]
     if bases:
         parts.append(f"Has what ``{bases[0]}`` has, too.")
     if made:
         parts.append(as_rst(ast.get_docstring(made), names))
     for one in node.body:
-        if isinstance(one, ast.AnnAssign) or (isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and (
-                one.name in members if members else ast.get_docstring(one) or not made and module == "interface")):
+        if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
+            is_shown = (one.name in members if members
+                        else ast.get_docstring(one) or (not made and module == "interface"))
+        else:
+            is_shown = isinstance(one, ast.AnnAssign)
+        if is_shown:
             parts.append(member(one))
-    return f".. py:class:: {shown}" + (f"({signature})" if made else "") + "\n\n" + indented("\n\n".join(parts)) + "\n"
+    arguments = f"({signature})" if made else ""
+    return f".. py:class:: {shown}{arguments}\n\n" + indented("\n\n".join(parts)) + "\n"
 
 
 def heading(text: str, line: str) -> str:

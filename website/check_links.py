@@ -1,7 +1,7 @@
 """Whether all links between pages of a folder lead to a file and to an anchor in it: check_links.py FOLDER
 
-Prints each that does not as PAGE: TARGET. Exit status: 0 all do, 1 some do not. Links to other sites are not followed, but pages must load
-nothing from there.
+Prints each that does not as PAGE: TARGET. Exit status: 0 all do, 1 some do not. Links to other sites are not
+followed, but pages must load nothing from there.
 """
 import os
 import sys
@@ -23,7 +23,8 @@ class Page(HTMLParser):
         self.anchors.update(given[name] for name in ("id", "name") if given.get(name))
         for name in ("href", "src"):
             if given.get(name) is not None:
-                self.targets.append((given[name], name == "src" or tag == "link" and given.get("rel") == "stylesheet"))
+                self.targets.append((given[name],
+                                     name == "src" or tag == "link" and given.get("rel") == "stylesheet"))
 
 
 def broken_in(folder: str) -> List[str]:
@@ -37,7 +38,8 @@ def broken_in(folder: str) -> List[str]:
     for path, page in sorted(pages.items()):
         for target, is_loaded in page.targets:
             parts = urllib.parse.urlsplit(target)
-            there = os.path.normpath(os.path.join(os.path.dirname(path), urllib.parse.unquote(parts.path))) if parts.path else path
+            there = (os.path.normpath(os.path.join(os.path.dirname(path), urllib.parse.unquote(parts.path)))
+                     if parts.path else path)
             if parts.scheme == "data":
                 continue
             if parts.scheme or parts.netloc:

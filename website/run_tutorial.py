@@ -1,7 +1,7 @@
 """Runs the cells of docs/tutorial.ipynb and stores what they print and draw.
 
-For a Python that has torch, matplotlib, Thinwire, nbclient and ipykernel. The notebook remembers which code has run, by a hash, so that a test
-finds code that was changed afterwards.
+For a Python that has torch, matplotlib, Thinwire, nbclient and ipykernel. The notebook remembers which code
+has run, by a hash, so that a test finds code that was changed afterwards.
 """
 import hashlib
 import json
@@ -16,7 +16,8 @@ MINUTES = 30
 
 def hash_of(notebook: dict) -> str:
     """Of all code cells."""
-    return hashlib.sha256(json.dumps(["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(["".join(cell["source"]) for cell in notebook["cells"]
+                                      if cell["cell_type"] == "code"]).encode()).hexdigest()
 
 
 def main() -> None:
@@ -28,10 +29,12 @@ def main() -> None:
         kernel = Path(folder, "kernels", "python3")
         kernel.mkdir(parents=True)
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
+        (kernel / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "Python 3",
+                                                        "language": "python"}))
         os.environ["JUPYTER_PATH"] = folder
         client = nbclient.NotebookClient(notebook, timeout=60 * MINUTES, kernel_name="python3")
-        client.create_kernel_manager().transport = "ipc"  # sockets that are files: nobody else can speak to the kernel
+        # Sockets that are files: nobody else can speak to the kernel.
+        client.create_kernel_manager().transport = "ipc"
         client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # times of this run, which would differ in the next

@@ -1,7 +1,9 @@
-"""What the site is made of: sources.py FOLDER writes README.md, docs/ and all that they link to there, as pages for Sphinx.
+"""What the site is made of: sources.py FOLDER writes README.md, docs/ and all that they link to there,
+as pages for Sphinx.
 
-Pages lie in FOLDER as they lie in the repository, so most links hold as they are. What a browser would not show becomes a page:
-a source file by its text, a folder by the list of its files, a notebook by its cells. Needs no package but Python's own.
+Pages lie in FOLDER as they lie in the repository, so most links hold as they are. What a browser would not
+show becomes a page: a source file by its text, a folder by the list of its files, a notebook by its cells.
+Needs no package but Python's own.
 Exit status: 0 all written, 1 with a line for each link that leads nowhere.
 """
 import base64
@@ -17,7 +19,8 @@ import api
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 PICTURES = (".png", ".svg")
-LANGUAGES = {".py": "python", ".pyi": "python", ".cc": "cpp", ".h": "cpp", ".cu": "cuda", ".yaml": "yaml", ".json": "json", ".sbatch": "bash", ".sh": "bash",
+LANGUAGES = {".py": "python", ".pyi": "python", ".cc": "cpp", ".h": "cpp", ".cu": "cuda", ".yaml": "yaml",
+             ".json": "json", ".sbatch": "bash", ".sh": "bash",
              ".txt": "text"}
 CODE = re.compile(r"^(`{3,}).*?^\1|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -25,7 +28,8 @@ ORPHAN = "---\norphan: true\n---\n\n"  # tells Sphinx that the contents need not
 
 
 def links_in(text: str) -> Iterator[Tuple[int, int, str]]:
-    """Where each link's target begins and ends, and the target: links within the site's sources alone, and none in code."""
+    """Where each link's target begins and ends, and the target: links within the site's sources alone,
+    and none in code."""
     clean = CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     for match in LINK.finditer(clean):
         if not re.match(r"\w+:|#", match[1]):
@@ -55,8 +59,10 @@ def page_of_source(path: str, text: str) -> str:
     return f"{ORPHAN}# `{path}`\n\n{fenced(text, language)}"
 
 
-def page_of_notebook(notebook: dict, name: str, rewritten: Callable[[str], str]) -> Tuple[str, Dict[str, bytes]]:
-    """The page, and its pictures by their names. ValueError where a cell has failed. rewritten(text): with links for the site."""
+def page_of_notebook(notebook: dict, name: str,
+                     rewritten: Callable[[str], str]) -> Tuple[str, Dict[str, bytes]]:
+    """The page, and its pictures by their names. ValueError where a cell has failed.
+    rewritten(text): with links for the site."""
     parts: List[str] = []
     pictures: Dict[str, bytes] = {}
     for cell in notebook["cells"]:
@@ -64,7 +70,8 @@ def page_of_notebook(notebook: dict, name: str, rewritten: Callable[[str], str])
         parts.append(fenced(source, "python") if cell["cell_type"] == "code" else rewritten(source) + "\n")
         for output in cell.get("outputs", []):
             if output["output_type"] == "error":
-                raise ValueError(f"a cell of {name}.ipynb has failed with {output['ename']}: {output['evalue']}")
+                raise ValueError(f"a cell of {name}.ipynb has failed with {output['ename']}: "
+                                 f"{output['evalue']}")
             picture = output.get("data", {}).get("image/png")
             if picture:
                 file = f"{name}-{len(pictures) + 1}.png"
@@ -72,7 +79,8 @@ def page_of_notebook(notebook: dict, name: str, rewritten: Callable[[str], str])
                 parts.append(f"![{cell['metadata'].get('alt', '')}]({file})\n")
             elif "text" in output:
                 parts.append(fenced("".join(output["text"]), "text"))
-    parts.insert(1, f"This page is a notebook that has run: <a href=\"{name}.ipynb\" download>{name}.ipynb</a>.\n")
+    parts.insert(1, "This page is a notebook that has run: "
+                 f"<a href=\"{name}.ipynb\" download>{name}.ipynb</a>.\n")
     return "\n".join(parts), pictures
 
 
@@ -80,8 +88,10 @@ class Sources:
     def __init__(self, root: str, folder: str) -> None:
         self._root, self._folder = root, folder
         self.broken: List[str] = []
-        listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"], check=True, capture_output=True)
-        self._files = sorted(path for path in set(listed.stdout.decode().split("\0")) if os.path.isfile(os.path.join(root, path)))
+        listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others",
+                                 "--exclude-standard"], check=True, capture_output=True)
+        self._files = sorted(path for path in set(listed.stdout.decode().split("\0"))
+                             if os.path.isfile(os.path.join(root, path)))
         self._waiting: List[str] = []
         self._seen: Set[str] = set()
 
@@ -103,7 +113,8 @@ class Sources:
                 self._put_notebook(path)
             elif path.endswith(".md"):
                 text = self._rewritten(path, self._read(path))
-                before, after = ("", "\n" + contents) if path == "README.md" else ("" if path.startswith("docs/") else ORPHAN, "")
+                before, after = (("", "\n" + contents) if path == "README.md"
+                                 else ("" if path.startswith("docs/") else ORPHAN, ""))
                 self._put(page_of(path, False), before + text + after)
             else:
                 self._put(page_of(path, False), page_of_source(path, self._read(path)))
@@ -150,7 +161,9 @@ class Sources:
         for name in inner:
             if "/" not in name or (name.count("/") == 1 and name.endswith(".md")):
                 self._add(os.path.join(folder, name))
-                lines.append(f"- [{name}]({os.path.relpath(page_of(os.path.join(folder, name), False), folder)})")
+                lines.append(
+                    f"- [{name}]({os.path.relpath(page_of(os.path.join(folder, name), False), folder)})"
+                )
         return "\n".join(lines) + "\n"
 
     def _put_notebook(self, path: str) -> None:
@@ -164,7 +177,8 @@ class Sources:
 
     def _put_headers(self) -> None:
         """What programs include, each with the first paragraph of its comment."""
-        lines = ["# C++ headers\n", "For a program that includes Thinwire. [cpp.md](cpp.md) has a whole one, and how to link it."]
+        lines = ["# C++ headers\n", "For a program that includes Thinwire. [cpp.md](cpp.md) has a whole one, "
+                 "and how to link it."]
         lines.append("Each header's comments say what its types and functions do, and what they throw.\n")
         for path in self._files:
             if re.fullmatch(r"include/thinwire/\w+\.h", path):
@@ -172,7 +186,8 @@ class Sources:
                 comment = re.search(r"(?:^//.*\n)+", self._read(path), re.MULTILINE)
                 first = re.split(r"\n//\s*\n", comment[0])[0] if comment else ""
                 words = " ".join(re.sub(r"^// ?", "", first, flags=re.MULTILINE).split())
-                lines.append(f"- [`{path[len('include/'):]}`](../{page_of(path, False)})" + (f": {words}" if words else ""))
+                lines.append(f"- [`{path[len('include/'):]}`](../{page_of(path, False)})"
+                             + (f": {words}" if words else ""))
         self._put("docs/headers.md", "\n".join(lines) + "\n")
 
 

@@ -3,9 +3,9 @@
 
 Usage: plot_simulation.py RESULTS.json PICTURE.png
 
-The horizontal axis is what varies: workers, else density, else gamma. Where more than one varies, each value of the
-others has a curve of its own. Exit status: 0 drawn, 1 failed (one line on stderr), 2 wrong usage, 3 matplotlib is
-missing (says nothing: the caller tells what to install).
+The horizontal axis is what varies: workers, else density, else gamma. Where more than one varies, each value
+of the others has a curve of its own. Exit status: 0 drawn, 1 failed (one line on stderr), 2 wrong usage, 3
+matplotlib is missing (says nothing: the caller tells what to install).
 """
 import math
 import sys

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Draw what `thinwire train --json` wrote: test accuracy, or of a text the perplexity, against epochs and against
-bytes sent. Of a system that was trained with several seeds: the mean, in a band of one standard deviation; if one of
-them diverged, each by itself.
+"""Draw what `thinwire train --json` wrote: test accuracy, or of a text the perplexity, against epochs and
+against bytes sent. Of a system that was trained with several seeds: the mean, in a band of one standard
+deviation; if one of them diverged, each by itself.
 
 Usage: plot_training.py RESULTS.json PICTURE.png
 
@@ -32,12 +32,13 @@ def title_of(runs: list) -> str:
     failed = sum(1 for run in runs if run["failure"])
     if not failed:
         return runs[0]["label"]
-    return runs[0]["label"] + (" (diverged)" if failed == len(runs) else f" ({failed} of {len(runs)} diverged)")
+    return runs[0]["label"] + (" (diverged)" if failed == len(runs)
+                               else f" ({failed} of {len(runs)} diverged)")
 
 
 def curves_of(runs: list, measure: str) -> list:
-    """What is drawn of a system: (epochs, values, deviations, bytes sent) of the mean over its runs, or of each run if one
-    failed: a mean would hide it. Runs without an epoch have nothing to draw."""
+    """What is drawn of a system: (epochs, values, deviations, bytes sent) of the mean over its runs, or of
+    each run if one failed: a mean would hide it. Runs without an epoch have nothing to draw."""
     begun = [run for run in runs if run["epochs"]]
     if not begun:
         return []
@@ -61,7 +62,9 @@ def curves_of(runs: list, measure: str) -> list:
 
 def same_line(one: list, other: list) -> bool:
     """Whether two systems' lines lie upon each other, as those of exact systems do."""
-    close = lambda a, b: len(a) == len(b) and all(math.isclose(x, y, rel_tol=2e-3) for x, y in zip(a, b))  # noqa: E731
+    def close(a, b):
+        return len(a) == len(b) and all(math.isclose(x, y, rel_tol=2e-3) for x, y in zip(a, b))
+
     return len(one) == len(other) and all(close(a[1], b[1]) for a, b in zip(one, other))
 
 
@@ -84,7 +87,8 @@ def draw_curves(by_epoch, by_bytes, results: list, perplexity: bool) -> int:
     curves = [curves_of(runs, "perplexity" if perplexity else "test_accuracy") for runs in systems]
     last_epoch = max((max(numbers) for of_system in curves for numbers, *_ in of_system), default=1)
     for i, runs in enumerate(systems):
-        covered = sum(1 for later in curves[i + 1:] if last_epoch > 1 and curves[i] and same_line(curves[i], later))
+        covered = sum(1 for later in curves[i + 1:] if last_epoch > 1 and curves[i]
+                      and same_line(curves[i], later))
         how = style(i, covered)
         title = title_of(runs)
         if not curves[i]:
@@ -95,7 +99,8 @@ def draw_curves(by_epoch, by_bytes, results: list, perplexity: bool) -> int:
             by_epoch.plot(places, measured, label=title if at == 0 else None, **how)
             if any(spread) and last_epoch > 1:
                 low = [max(0.0, middle - width) for middle, width in zip(measured, spread)]
-                high = [middle + width if perplexity else min(1.0, middle + width) for middle, width in zip(measured, spread)]
+                high = [middle + width if perplexity else min(1.0, middle + width)
+                        for middle, width in zip(measured, spread)]
                 by_epoch.fill_between(numbers, low, high, color=how["color"], alpha=0.18, linewidth=0)
             # A single worker sends nothing, which has no place on a logarithmic axis.
             if sent[-1] > 0:

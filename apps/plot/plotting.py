@@ -4,7 +4,8 @@ import math
 import os
 import sys
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; markers say the same once more.
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart;
+# markers say the same once more.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
 
@@ -16,7 +17,8 @@ def figure(columns: int, size: tuple, **how):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True})
+    plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False,
+                         "axes.axisbelow": True})
     made, axes = plt.subplots(1, columns, figsize=size, squeeze=False, **how)
     for one in axes[0]:
         one.grid(True, which="major", color="#DDDDDD", linewidth=0.7)
@@ -31,7 +33,8 @@ def style(at: int, covered: int = 0) -> dict:
 
 
 def legend_below(made, axes, columns: int, foot: float, line: float, top: float = 1, **how) -> None:
-    """foot, line: the height below the legend and of one of its rows, of the picture's; top: where the axes end."""
+    """foot, line: the height below the legend and of one of its rows, of the picture's;
+    top: where the axes end."""
     handles, labels = axes.get_legend_handles_labels()
     rows = 0
     if labels:
@@ -74,8 +77,8 @@ def deviation(values: list) -> float:
 
 
 def main(description: str, make) -> int:
-    """The whole of a script that is given results and a picture's name: make(results) is the figure. Exit status: 0 drawn,
-    1 failed (one line on stderr), 2 wrong usage."""
+    """The whole of a script that is given results and a picture's name: make(results) is the figure. Exit
+    status: 0 drawn, 1 failed (one line on stderr), 2 wrong usage."""
     script = os.path.basename(sys.argv[0])
     if len(sys.argv) != 3:
         print(description, file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Which specs each setting of run.py is trained with: the systems as they come, and what the runs have shown to be better."""
+"""Which specs each setting of run.py is trained with: the systems as they come,
+and what the runs have shown to be better."""
 
 AS_THEY_COME = [
     "dense", "half", "casq:bits=4", "casq", "casq:topology=all_gather", "power_sgd:rank=16", "power_sgd:rank=4", "qsgd:bits=4",

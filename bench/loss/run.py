@@ -4,11 +4,12 @@
     bench/loss/run.py [SETTING ...] [--recipe RECIPE ...] [--seeds 1,2,3] [--thinwire PATH] [--results DIR]
                       [--wikitext FILE] [--cifar10 DIR] [--epochs N] [--redraw]
 
-A setting is a model, its data and the way people train it (the table SETTINGS below); without one, all are run whose
-data are there. A recipe is a spec, and after a blank more options of `thinwire train`, as in "marsit --local-steps 4".
-Runs that the results hold already are not run again, so a call that was ended goes on where it was.
-Results: DIR/SETTING.json, a line to a run as `thinwire train --json` has it; DIR/SETTING.md, the table; DIR/SETTING.png,
-loss or accuracy against steps and against the bytes of the whole run.
+A setting is a model, its data and the way people train it (the table SETTINGS below); without one, all are
+run whose data are there. A recipe is a spec, and after a blank more options of `thinwire train`, as in
+"marsit --local-steps 4". Runs that the results hold already are not run again,
+so a call that was ended goes on where it was.
+Results: DIR/SETTING.json, a line to a run as `thinwire train --json` has it; DIR/SETTING.md, the table;
+DIR/SETTING.png, loss or accuracy against steps and against the bytes of the whole run.
 """
 import argparse
 import json

@@ -3,15 +3,16 @@
 
     bench/loss/sign_share.py FOLDER
 
-FOLDER holds the files of `thinwire train --record N --record-to FOLDER`: gradients, or with --local-steps updates.
-The best that signs with one step size can say of a vector x is sign(x) * mean |x|. Its share of x's squared norm is
-(mean |x|)^2 / mean x^2: 1 where all elements are of one magnitude, 0.64 for a normal distribution, near 0 where a few
-elements have most of the norm. The table has this share of rank 0's vector and of the mean over ranks, with one step
-size for all elements and with one for each parameter.
+FOLDER holds the files of `thinwire train --record N --record-to FOLDER`: gradients, or with --local-steps
+updates. The best that signs with one step size can say of a vector x is sign(x) * mean |x|. Its share of x's
+squared norm is (mean |x|)^2 / mean x^2: 1 where all elements are of one magnitude, 0.64 for a normal
+distribution, near 0 where a few elements have most of the norm. The table has this share of rank 0's vector
+and of the mean over ranks, with one step size for all elements and with one for each parameter.
 
-Marsit does not send the mean's signs: each bit is the sign of a rank drawn at random. With s the mean of the ranks'
-signs, such a step with its best size leaves all of the mean m's squared norm but (s . m)^2 / (n |m|^2), on average over
-the draws. That is the column "mean, drawn signs", with one step size for each parameter.
+Marsit does not send the mean's signs: each bit is the sign of a rank drawn at random. With s the mean of the
+ranks' signs, such a step with its best size leaves all of the mean m's squared norm but (s . m)^2 / (n
+|m|^2), on average over the draws. That is the column "mean, drawn signs",
+with one step size for each parameter.
 """
 import argparse
 import glob
@@ -49,7 +50,8 @@ def read_file(path: str) -> list:
 
 
 def share(parts: list, signs: list) -> float:
-    """Of the squared norm of all parts, by signs or their expectation, each part with a step size of its own."""
+    """Of the squared norm of all parts, by signs or their expectation,
+    each part with a step size of its own."""
     whole = sum((part * part).sum() for part in parts)
     return sum((part * sign).sum() ** 2 / len(part) for part, sign in zip(parts, signs)) / whole if whole else 1.0
 

@@ -1,13 +1,16 @@
-# What the experiments of this folder share; each sources it with its own name in $experiment. They rerun tables and figures of
-# the papers behind Thinwire's systems, smaller by default: Fashion-MNIST, a small network, few epochs.
+# What the experiments of this folder share; each sources it with its own name in $experiment. They rerun
+# tables and figures of the papers behind Thinwire's systems, smaller by default:
+# Fashion-MNIST, a small network, few epochs.
 #
-#   bench/papers/NAME [--full DIR] [--thinwire PATH] [--results DIR] [--seeds 1,2,3] [--epochs N] [--limit N] [--workers N]
-#                     [--steps N] [--note TEXT] [--redraw]
+#   bench/papers/NAME [--full DIR] [--thinwire PATH] [--results DIR] [--seeds 1,2,3] [--epochs N] [--limit N]
+#                     [--workers N] [--steps N] [--note TEXT] [--redraw]
 #
-#   --full DIR   CIFAR-10 in its binary version lies in DIR: train the paper's kind of model for more epochs (hours)
+#   --full DIR   CIFAR-10 in its binary version lies in DIR: train the paper's kind of model for more epochs
+#                (hours)
 #   --limit N    use only the first N training examples
 #   --steps N    recorded steps, where gradients are replayed
-#   --redraw     run nothing: table and plot anew from the results that are there, which the other options must describe
+#   --redraw     run nothing: table and plot anew from the results that are there,
+#                which the other options must describe
 #
 # Results: DIR/NAME/*.json as `thinwire` wrote them, table.md and plot.png (default results/papers).
 
@@ -30,7 +33,7 @@ redraw=
 options=()  # that the results depend on, as given
 while [ $# -gt 0 ]; do
   [ "$1" = --redraw ] && { redraw=1; shift; continue; }
-  case $1 in -h | --help) sed -n '4,${/^#/!q;s/^# \{0,1\}//p}' bench/papers/common.sh && exit 0 ;; esac
+  case $1 in -h | --help) sed -n '/^#   /,${/^#/!q;s/^# \{0,1\}//p}' bench/papers/common.sh && exit 0 ;; esac
   [ $# -gt 1 ] || { echo "$experiment: $1 needs a value; see bench/papers/common.sh" >&2; exit 2; }
   case $1 in
     --full) full=$(absolute "$2") ;;
@@ -57,22 +60,23 @@ mkdir -p "$out"
 [ -n "$redraw" ] || rm -f "$out"/*.json
 given_epochs=$epochs given_limit=$limit
 
-# sizes SMALL_EPOCHS SMALL_LIMIT FULL_MODEL FULL_EPOCHS: sets $model, $data, $epochs, $limit and $training, the options that every
-# training of the experiment has. What was given on the command line stays.
+# sizes SMALL_EPOCHS SMALL_LIMIT FULL_MODEL FULL_EPOCHS: sets $model, $data, $epochs, $limit and $training,
+# the options that every training of the experiment has. What was given on the command line stays.
 sizes() {
   if [ -n "$full" ]; then
     data=cifar10:$full model=$3 batch=32 lr=0.1 momentum=0.9
     epochs=${epochs:-$4} limit=${limit:-0}
   else
-    # The largest of 0.05, 0.1, 0.2, 0.4, 0.8 at which dense trains, and its best: at smaller ones even noise looks like progress.
+    # The largest of 0.05, 0.1, 0.2, 0.4, 0.8 at which dense trains, and its best:
+    # at smaller ones even noise looks like progress.
     data=fashion-mnist model=cnn batch=16 lr=0.4 momentum=0
     epochs=${epochs:-$1} limit=${limit:-$2}
   fi
   training=(--data "$data" --model "$model" --epochs "$epochs" --limit "$limit" --seeds "$seeds")
 }
 
-# run PART COMMAND OPTION...: one call of thinwire, whose results become PART.json. A training in which every system diverged is a
-# result too; anything else that fails ends the experiment.
+# run PART COMMAND OPTION...: one call of thinwire, whose results become PART.json. A training in which every
+# system diverged is a result too; anything else that fails ends the experiment.
 run() {
   local part=$1 status=0
   [ -n "$redraw" ] && return
@@ -88,8 +92,9 @@ run() {
   exit 1
 }
 
-# report SIZE [SETTINGS]: table and plot of what run() left. SIZE says what is smaller than in the paper unless --full is given, SETTINGS
-# what differs in any case. Epochs and examples that were asked for are said as well.
+# report SIZE [SETTINGS]: table and plot of what run() left. SIZE says what is smaller than in the paper
+# unless --full is given, SETTINGS what differs in any case.
+# Epochs and examples that were asked for are said as well.
 report() {
   local smaller=$1
   [ -n "$full" ] && smaller="CIFAR-10 as in the paper where it used that; fewer workers, one machine, no GPU"

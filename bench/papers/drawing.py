@@ -1,4 +1,5 @@
-"""How the experiments' pictures look. Where a seed diverged or collapsed every seed is drawn by itself, never a mean."""
+"""How the experiments' pictures look. Where a seed diverged or collapsed every seed is drawn by
+itself, never a mean."""
 import math
 
 import plotting
@@ -24,7 +25,8 @@ def limits(middle: float, width: float, top: float = 100.0) -> list:
 
 
 def point(axes, x: float, system: System, **how) -> None:
-    """Accuracy in percent: mean and deviation, or an open marker for each seed and what became of the others."""
+    """Accuracy in percent: mean and deviation, or an open marker for each seed and what
+    became of the others."""
     if system.whole():
         axes.errorbar(x, 100 * system.accuracy(), yerr=limits(100 * system.accuracy(), 100 * system.spread()), capsize=3, **how)
         return
@@ -57,8 +59,8 @@ def plot_epochs(axes, systems: list, key: str, name: str, label=lambda system: s
 
 
 def bars(axes, names: list, systems: list) -> None:
-    """Accuracies in percent, and of a system that failed for some seeds a hatched outline up to its best, with every
-    finished seed as a cross. None: nothing there finished."""
+    """Accuracies in percent, and of a system that failed for some seeds a hatched outline up to its best,
+    with every finished seed as a cross. None: nothing there finished."""
     for at, system in enumerate(systems):
         colour = COLOURS[at % len(COLOURS)]
         if system is None or not system.accuracies:

@@ -3,10 +3,11 @@
 
 Usage: report.py EXPERIMENT FOLDER SMALLER [NOTE [OPTIONS]]
 
-Reads FOLDER/*.json and writes FOLDER/table.md and FOLDER/plot.png. SMALLER says what is smaller than in the paper, NOTE
-whatever else should stand in the table's head, OPTIONS with which options the experiment ran. Accuracies are means over
-seeds, with the standard deviation of the sample; differences to dense are taken seed by seed first, for a seed's order of
-examples moves all systems alike. Where a seed diverged or collapsed, all seeds are listed instead.
+Reads FOLDER/*.json and writes FOLDER/table.md and FOLDER/plot.png. SMALLER says what is smaller than in the
+paper, NOTE whatever else should stand in the table's head, OPTIONS with which options the experiment ran.
+Accuracies are means over seeds, with the standard deviation of the sample; differences to dense are taken
+seed by seed first, for a seed's order of examples moves all systems alike. Where a seed diverged or
+collapsed, all seeds are listed instead.
 """
 import os
 import sys
@@ -15,13 +16,13 @@ sys.dont_write_bytecode = True  # the source tree stays as it is
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator  # noqa: E402
 
-from runs import (DIFFERENCE, System, accuracy_table, compression, describe, load, named, options_of, systems_in,  # noqa: E402
-                  table)
+from runs import (DIFFERENCE, System, accuracy_table, compression, describe, load, named,  # noqa: E402
+                  options_of, systems_in, table)
 from drawing import bars, figure, legend, plot_epochs, point, style  # noqa: E402
 from plotting import COLOURS, MARKERS  # noqa: E402
 
 
-# --- The experiments: each returns the table and the figure --------------------------------------------------------------
+# --- The experiments: each returns the table and the figure -------------------------------------------------
 
 def sketched_sgd_figure_5(parts: dict) -> tuple:
     dense = systems_in(parts["dense"])[0]

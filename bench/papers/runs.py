@@ -122,8 +122,8 @@ def counted(count: int, what: str) -> str:
 
 
 def setting_text(results: list, key: str, name: str) -> str:
-    """"learning rate 0.4"; where systems differ, whose is another: "learning rate 0.4 (ssdm: 0.001)"; where one system
-    had several, all of them."""
+    """"learning rate 0.4"; where systems differ, whose is another: "learning rate 0.4 (ssdm: 0.001)"; where
+    one system had several, all of them."""
     by_system = {}
     for run in results:
         by_system.setdefault(run["system"], {})[run[key]] = None

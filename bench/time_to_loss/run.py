@@ -1,15 +1,18 @@
 #!/usr/bin/python3
 """Loss against wall-clock on slow networks, beside plain DDP and torch's own hooks.
 
-    bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--workers N] [--steps N] [--results DIR]
-                              [--python PATH] [--margin NATS] [--redraw] [options of settings.py]
+    bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--workers N]
+                              [--steps N] [--results DIR] [--python PATH] [--margin NATS] [--redraw]
+                              [options of settings.py]
 
-RATE is of every link of an emulated network (testbed/up): 100Mbit, 1Gbit, 10Gbit; all three if none is given. `loopback` is the
-machine without a limit, and needs no root. Every way trains the same model from the same weights for the same number of steps
-with the same learning rates. Runs that the results hold already are not made again, so a call that was ended goes on where it was.
+RATE is of every link of an emulated network (testbed/up): 100Mbit, 1Gbit, 10Gbit; all three if none is given.
+`loopback` is the machine without a limit, and needs no root. Every way trains the same model from the same
+weights for the same number of steps with the same learning rates. Runs that the results hold already are not
+made again, so a call that was ended goes on where it was.
 
-Results: DIR/RATE.json, a line to a run; DIR/time_to_loss.md, a table for each rate; DIR/time_to_loss.png, loss against seconds.
-PATH (default /usr/bin/python3) has torch and thinwire; where thinwire is not installed, build/release/python is taken.
+Results: DIR/RATE.json, a line to a run; DIR/time_to_loss.md, a table for each rate; DIR/time_to_loss.png,
+loss against seconds. PATH (default /usr/bin/python3) has torch and thinwire;
+where thinwire is not installed, build/release/python is taken.
 """
 import argparse
 import json
@@ -29,7 +32,8 @@ from network import Network, environment_of  # noqa: E402
 
 WAYS = "plain,fp16_hook,power_sgd_hook,half"
 RATES = ("100Mbit", "1Gbit", "10Gbit")
-# Plain DDP of 25 million parameters takes 8 s for a step at 100 Mbit/s: fewer steps there, so that five ways take half an hour.
+# Plain DDP of 25 million parameters takes 8 s for a step at 100 Mbit/s:
+# fewer steps there, so that five ways take half an hour.
 STEPS = {"100Mbit": 90, "1Gbit": 300}
 
 

@@ -12,7 +12,8 @@ def final_loss(run: dict) -> float:
 
 
 def seconds_to(run: dict, loss: float):
-    """When the evaluation loss comes to `loss` for the first time, on straight lines between evaluations; None: never."""
+    """When the evaluation loss comes to `loss` for the first time,
+    on straight lines between evaluations; None: never."""
     before = None
     for point in run["points"]:
         now = point["evaluation_loss"]

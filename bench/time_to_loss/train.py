@@ -2,11 +2,12 @@
 
     train.py --way WAY --json FILE [OPTION...]
 
-WAY is `plain` (DDP alone), `fp16_hook` or `power_sgd_hook` (torch's), or a spec of Thinwire. The model is a decoder-only
-transformer that learns a text word by word, with AdamW, clipping, a warm-up of the rate and half a cosine.
+WAY is `plain` (DDP alone), `fp16_hook` or `power_sgd_hook` (torch's), or a spec of Thinwire. The model is a
+decoder-only transformer that learns a text word by word, with AdamW, clipping,
+a warm-up of the rate and half a cosine.
 
-The clock runs through the steps and stands still while the held-out words are evaluated. It does not count what comes before the
-first step: making the model, and Thinwire's register.
+The clock runs through the steps and stands still while the held-out words are evaluated. It does not count
+what comes before the first step: making the model, and Thinwire's register.
 """
 import argparse
 import json
@@ -160,7 +161,8 @@ class Run:
             self.interface_bytes += ways.sent_bytes() - before
 
     def local_seconds(self):
-        """Of a step whose gradients stay where they are: the mean over ranks, which share this machine's cores in either case."""
+        """Of a step whose gradients stay where they are: the mean over ranks,
+        which share this machine's cores in either case."""
         dist.barrier()
         with self.model.no_sync():
             self.step(self.options.steps - 1)

@@ -5,8 +5,9 @@ One line on an existing script puts a compressing system under DDP::
     model = torch.nn.parallel.DistributedDataParallel(model)
     handle = thinwire.register(model, "marsit:full_every=100")
 
-``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2), within hosts or among all ranks.
-``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who train through these frameworks.
+``thinwire.fully_shard`` is for models sharded by torch's ``fully_shard`` (FSDP2), within hosts or among all
+ranks. ``thinwire.accelerate``, ``thinwire.lightning`` and ``thinwire.transformers`` do the same for those who
+train through these frameworks.
 
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
 """
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems", "__version__"]
-_ADAPTERS = ("accelerate", "lightning", "transformers")  # each needs its framework, and is loaded when it is asked for
+__all__ = ["Handle", "HtmlReport", "cluster_environment", "comm_hook", "fully_shard", "register", "systems",
+           "__version__"]
+# Each needs its framework, and is loaded when it is asked for.
+_ADAPTERS = ("accelerate", "lightning", "transformers")
 
 
 def _load(name: str) -> object:
-    # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an extension that does not load.
+    # Loaded when it is asked for, so that thinwire.doctor can tell what is wrong with an
+    # extension that does not load.
     if name in _ADAPTERS:
         return importlib.import_module(f"thinwire.{name}")
     if name not in __all__:
@@ -44,11 +48,13 @@ def _load(name: str) -> object:
         from thinwire import _C, cluster, ddp, fsdp, html_report, lazy
     except ImportError as error:
         raise ImportError(
-            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Build it again, {torch_version.REBUILD}"
+            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Build it again, "
+            f"{torch_version.REBUILD}"
         ) from error
     if name == "__version__":
         return _C.version
-    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy, "fully_shard": fsdp}
+    homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy,
+             "fully_shard": fsdp}
     return getattr(homes.get(name, ddp), name)
 
 

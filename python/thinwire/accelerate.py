@@ -20,29 +20,35 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _REMEDY = (
-    "give what accelerator.prepare(model) returned. Without GPUs Accelerate wraps it, and synchronizes, only by Accelerator(cpu=True) or under "
-    "accelerate launch --cpu"
+    "give what accelerator.prepare(model) returned. Without GPUs Accelerate wraps it, and synchronizes, "
+    "only by Accelerator(cpu=True) or under accelerate launch --cpu"
 )
 
 
 def register(
-    accelerator: Accelerator, model: torch.nn.Module, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]"
+    accelerator: Accelerator, model: torch.nn.Module, spec: str, rows: Optional[str] = None,
+    **options: "Unpack[AdapterOptions]"
 ) -> Synchronization:
-    """Synchronizes the gradients of a model that ``accelerator.prepare`` returned by the system ``spec``. On all ranks.
+    """Synchronizes the gradients of a model that ``accelerator.prepare`` returned by the
+    system ``spec``. On all ranks.
 
-    The learning rate and Adam's variance are of the prepared optimizer that has the model's parameters, and the loss scale is the
-    accelerator's. ``save_state`` writes every rank's state into the folder, and ``load_state`` reads it, on any number of ranks.
-    ``accelerator.log`` logs what the last step cost as well. ``end_training`` closes.
+    The learning rate and Adam's variance are of the prepared optimizer that has the model's parameters, and
+    the loss scale is the accelerator's. ``save_state`` writes every rank's state into the folder, and
+    ``load_state`` reads it, on any number of ranks. ``accelerator.log`` logs what the last step cost as well.
+    ``end_training`` closes.
 
-    options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint without a state of Thinwire is no error.
+    options: those of ``thinwire.register``, and ``require_state=False``:
+        a checkpoint without a state of Thinwire is no error.
 
-    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process, where nothing is done.
-    Raises what ``thinwire.register`` raises, and TypeError for what is not wrapped in DistributedDataParallel.
+    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process,
+    where nothing is done. Raises what ``thinwire.register`` raises,
+    and TypeError for what is not wrapped in DistributedDataParallel.
     """
     handler = getattr(accelerator, "ddp_handler", None)
     hook = str(getattr(getattr(handler, "comm_hook", None), "value", "no"))
     if hook.lower() != "no":
-        raise ValueError(f"DistributedDataParallelKwargs(comm_hook={hook!r}) gives the model a hook already, and DDP takes one: leave comm_hook out")
+        raise ValueError(f"DistributedDataParallelKwargs(comm_hook={hook!r}) gives the model a hook already, "
+                         "and DDP takes one: leave comm_hook out")
     options.setdefault("optimizer", _optimizer_of(accelerator, model))
     options.setdefault("grad_scaler", accelerator.scaler)
     run = Synchronization(model, spec, rows, remedy=_REMEDY, **options)
@@ -55,14 +61,17 @@ def register(
 def _optimizer_of(accelerator: Accelerator, model: torch.nn.Module) -> Optional[torch.optim.Optimizer]:
     """The prepared one that has this model's parameters; None where there is none, or several are."""
     own = {id(parameter) for parameter in model.parameters()} if hasattr(model, "parameters") else set()
-    found = [one for one in accelerator._optimizers if any(id(parameter) in own for group in one.param_groups for parameter in group["params"])]
+    found = [one for one in accelerator._optimizers
+             if any(id(parameter) in own for group in one.param_groups for parameter in group["params"])]
     return found[0] if len(found) == 1 else None
 
 
 def _is_of(run: Synchronization, model: torch.nn.Module) -> bool:
-    """Whether a prepared model is the one of a run: Accelerate's list has it as it was before it was wrapped."""
+    """Whether a prepared model is the one of a run:
+    Accelerate's list has it as it was before it was wrapped."""
     wrapped = run.model
-    return wrapped is not None and (ddp_within(model) is wrapped or getattr(model, "_orig_mod", model) is wrapped.module)
+    return (wrapped is not None
+            and (ddp_within(model) is wrapped or getattr(model, "_orig_mod", model) is wrapped.module))
 
 
 class _Attached:
@@ -84,16 +93,19 @@ class _Attached:
 
     def _named(self, models: List[torch.nn.Module]) -> Dict[str, Synchronization]:
         """By the place of the model among the prepared ones, as Accelerate names its own files."""
-        named = {f"thinwire_{place}": run for run in self._runs for place, model in enumerate(models) if _is_of(run, model)}
+        named = {f"thinwire_{place}": run for run in self._runs
+                 for place, model in enumerate(models) if _is_of(run, model)}
         if not named and self._runs and self._runs[-1].handle is None:
             named["thinwire_0"] = self._runs[-1]  # with one process
         return named
 
-    def _save(self, models: List[torch.nn.Module], weights: List[Dict[str, torch.Tensor]], output_dir: str) -> None:
+    def _save(self, models: List[torch.nn.Module], weights: List[Dict[str, torch.Tensor]],
+              output_dir: str) -> None:
         named = self._named(models)
         for run in self._runs:
             if run.handle is not None and not run.is_over() and run not in named.values():
-                log.warning("Thinwire: a model that is registered is none of the accelerator's any more, so its state is not saved")
+                log.warning("Thinwire: a model that is registered is none of the accelerator's any more, "
+                            "so its state is not saved")
         for name, run in named.items():
             run.save(output_dir, name)
 

@@ -1,8 +1,10 @@
-"""What the adapters for training frameworks share: finding the model, saving and loading the state of all ranks, ending.
+"""What the adapters for training frameworks share: finding the model,
+saving and loading the state of all ranks, ending.
 
-A framework saves rank 0's state only, and every rank has its own. So either every rank writes a file into the framework's folder
-(``save``, ``load``), or rank 0 gets everybody's state for the framework's one file (``state_dict``, ``load_state_dict``). Both keep the
-states as they are: as many ranks go on bit for bit, another number of them conserves the residual.
+A framework saves rank 0's state only, and every rank has its own. So either every rank writes a file into the
+framework's folder (``save``, ``load``), or rank 0 gets everybody's state for the framework's one file
+(``state_dict``, ``load_state_dict``). Both keep the states as they are: as many ranks go on bit for bit,
+another number of them conserves the residual.
 """
 import contextlib
 import io
@@ -48,19 +50,23 @@ def _torch_optimizer(optimizer: object) -> Optional[torch.optim.Optimizer]:
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer):
             return _torch_optimizer(inner)
-    return cast(Optional[torch.optim.Optimizer], optimizer)  # what is none, register refuses where it needs one
+    # What is no optimizer, register refuses where it needs one.
+    return cast(Optional[torch.optim.Optimizer], optimizer)
 
 
 class Synchronization:
     """A model that a framework has wrapped, synchronized by ``handle``; None where there is one process.
 
-    Methods are for the thread that trains, between steps. Those that save and load are for all ranks together.
+    Methods are for the thread that trains, between steps.
+    Those that save and load are for all ranks together.
     """
 
-    def __init__(self, model: object, spec: str, rows: Optional[str] = None, *, remedy: str, require_state: bool = True,
-                 optimizer: object = None, **options: "Unpack[CommonOptions]") -> None:
-        """Collective. remedy: what to do where the framework has not wrapped the model. require_state: whether loading a checkpoint without
-        a state of Thinwire is an error. options: those of ``register``. Raises what that raises."""
+    def __init__(self, model: object, spec: str, rows: Optional[str] = None, *, remedy: str,
+                 require_state: bool = True, optimizer: object = None,
+                 **options: "Unpack[CommonOptions]") -> None:
+        """Collective. remedy: what to do where the framework has not wrapped the model. require_state:
+        whether loading a checkpoint without a state of Thinwire is an error. options: those of ``register``.
+        Raises what that raises."""
         self.handle: Optional[Handle] = None
         self._require_state = require_state
         self._group: Optional[dist.ProcessGroup] = None
@@ -70,7 +76,8 @@ class Synchronization:
             return
         wrapped = ddp_within(model)
         if wrapped is None:
-            raise TypeError(f"the model, a {type(model).__name__}, is not wrapped in DistributedDataParallel: {remedy}")
+            raise TypeError(f"the model, a {type(model).__name__}, "
+                            f"is not wrapped in DistributedDataParallel: {remedy}")
         self.handle = register(wrapped, spec, rows, optimizer=_torch_optimizer(optimizer), **options)
 
     @property
@@ -83,7 +90,8 @@ class Synchronization:
         return self.handle is not None and (self.handle._is_closed or self.handle._model() is None)
 
     def scalars(self) -> Dict[str, float]:
-        """What the last step cost, for a logger; empty before the first, after the end, and with one process."""
+        """What the last step cost, for a logger; empty before the first, after the end,
+        and with one process."""
         return {} if self.handle is None or self.is_over() else self.handle.scalars()
 
     def close(self) -> None:
@@ -91,10 +99,11 @@ class Synchronization:
         if self.handle is not None and not self.handle._is_closed:
             self.handle.close()
 
-    # --- One file per rank -----------------------------------------------------------------------------------------------
+    # --- One file per rank ----------------------------------------------------------------------------------
 
     def save(self, folder: str, name: str = "thinwire") -> None:
-        """This rank's file in ``folder``. Files of a run with another number of ranks that was saved there go."""
+        """This rank's file in ``folder``. Files of a run with another number of ranks
+        that was saved there go."""
         os.makedirs(folder, exist_ok=True)
         rank, ranks = (dist.get_rank(), _ranks()) if self.handle is not None else (0, 1)
         for number, paths in _files(folder, name).items():
@@ -123,23 +132,27 @@ class Synchronization:
             return None
         if len(found) > 1:
             several = " and of ".join(str(number) for number in sorted(found))
-            raise ValueError(f"{folder} has states of Thinwire of {several} ranks: delete those that are not of the last save")
+            raise ValueError(f"{folder} has states of Thinwire of {several} ranks: "
+                             "delete those that are not of the last save")
         (saved_ranks, paths), = found.items()
-        wanted = [dist.get_rank()] if self.handle is not None and saved_ranks == _ranks() else list(range(saved_ranks))
+        wanted = ([dist.get_rank()] if self.handle is not None and saved_ranks == _ranks()
+                  else list(range(saved_ranks)))
         missing = [rank for rank in wanted if rank not in paths]
         if missing:
             raise ValueError(
-                f"{folder} lacks {name}.rank_{missing[0]}_of_{saved_ranks}.pt, the state of rank {missing[0]}. Every rank writes one: bring those "
-                "of all hosts together, or resume from another checkpoint"
+                f"{folder} lacks {name}.rank_{missing[0]}_of_{saved_ranks}.pt, "
+                f"the state of rank {missing[0]}. Every rank writes one: bring those of all hosts together, "
+                "or resume from another checkpoint"
             )
         saved = [torch.load(paths[rank], map_location="cpu", weights_only=True) for rank in wanted]
         states = [one.get("state") if isinstance(one, Mapping) else one for one in saved]
         return None if states == [None] else states
 
-    # --- One file for all ------------------------------------------------------------------------------------------------
+    # --- One file for all -----------------------------------------------------------------------------------
 
     def state_dict(self) -> Dict[str, Any]:
-        """All ranks' states on rank 0, for a file that it writes; for torch.distributed.checkpoint on all. Collective."""
+        """All ranks' states on rank 0, for a file that it writes;
+        for torch.distributed.checkpoint on all. Collective."""
         asked = saved_state.asked_by_dcp()
         if asked:
             return saved_state.pack([]) if self.handle is None else self.handle._for_dcp(asked)
@@ -148,7 +161,8 @@ class Synchronization:
         buffer = io.BytesIO()
         torch.save(self.handle.state_dict(), buffer)
         parts = self._gather(buffer.getvalue())
-        return {"ranks": _ranks(), "states": [torch.load(io.BytesIO(part), weights_only=True) for part in parts]}
+        return {"ranks": _ranks(),
+                "states": [torch.load(io.BytesIO(part), weights_only=True) for part in parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """What ``state_dict`` gave on rank 0, or torch.distributed.checkpoint. Collective."""
@@ -173,15 +187,15 @@ class Synchronization:
             error = str(caught)
         self._take(None, error)
 
-    # --- Both ------------------------------------------------------------------------------------------------------------
+    # --- Both -----------------------------------------------------------------------------------------------
 
     def _tell_missing(self, what: str) -> None:
         if self.handle is None:
             return
         if self._require_state:
             raise ValueError(
-                f"{what}. It was saved without Thinwire, or not by all ranks. require_state=False goes on from it, with residuals that "
-                "begin at zero"
+                f"{what}. It was saved without Thinwire, or not by all ranks. "
+                "require_state=False goes on from it, with residuals that begin at zero"
             )
         if dist.get_rank() == 0:
             log.warning("Thinwire: %s: residuals begin at zero", what)
@@ -192,7 +206,8 @@ class Synchronization:
             if error is not None:
                 raise ValueError(error)
             if states:
-                log.warning("Thinwire: there is one process now, so what %d ranks had not delivered yet is dropped", len(states))
+                log.warning("Thinwire: there is one process now, "
+                            "so what %d ranks had not delivered yet is dropped", len(states))
             return
         given: Any = states[0] if states is not None and len(states) == 1 else states
         step = None
@@ -209,19 +224,21 @@ class Synchronization:
         """Raises ValueError on all ranks where one has an error, or a state of another step."""
         assert self.handle is not None
         mine = json.dumps([error and error[:_LONGEST_ERROR], step]).encode()
-        everyones = [json.loads(one) for one in self.handle._engine.gather("what ranks load", mine, 16 * _LONGEST_ERROR)]
+        everyones = [json.loads(one)
+                     for one in self.handle._engine.gather("what ranks load", mine, 16 * _LONGEST_ERROR)]
         for rank, (theirs, _) in enumerate(everyones):
             if theirs is not None:
                 raise ValueError(f"rank {rank} cannot load its state of Thinwire: {theirs}")
         for rank, (_, other) in enumerate(everyones):
             if other != everyones[0][1]:
                 raise ValueError(
-                    f"ranks 0 and {rank} have states of Thinwire of different steps, {everyones[0][1]} and {other}: give all the same checkpoint, "
-                    "one that was saved to its end"
+                    f"ranks 0 and {rank} have states of Thinwire of different steps, {everyones[0][1]} and "
+                    f"{other}: give all the same checkpoint, one that was saved to its end"
                 )
 
     def _gather(self, mine: bytes) -> List[bytes]:
-        """Everyone's on rank 0, and nothing on the others. On its own connections, so that it works when the handle is closed."""
+        """Everyone's on rank 0, and nothing on the others. On its own connections,
+        so that it works when the handle is closed."""
         if self._group is None and "gloo" not in dist.get_backend():
             self._group = cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
         ranks = _ranks()
@@ -231,7 +248,8 @@ class Synchronization:
         longest = self.handle._longest_state()
         for rank, length in enumerate(lengths):
             if not 0 < int(length) <= longest:
-                raise RuntimeError(f"rank {rank} announces a state of {int(length)} bytes, and {longest} are the most")
+                raise RuntimeError(f"rank {rank} announces a state of {int(length)} bytes, "
+                                   f"and {longest} are the most")
         padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         parts = [torch.empty_like(padded) for _ in range(ranks)] if dist.get_rank() == 0 else None

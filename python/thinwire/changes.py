@@ -28,7 +28,7 @@ class ChangeLog:
         return list(self._all)
 
     def collect(self, writer: Optional[Writer]) -> None:
-        """Logs what is new, and writes it to ``writer`` where that takes texts. Costs nothing where nothing is new."""
+        """Logs what is new, and writes it to ``writer`` where that takes texts. Else it costs nothing."""
         times = self._engine.times_changed()
         if times == self._seen:
             return

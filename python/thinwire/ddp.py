@@ -5,7 +5,8 @@ import io
 import json
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union, cast
+from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence,
+                    Tuple, Union, cast)
 
 import torch
 import torch.distributed as dist
@@ -38,21 +39,25 @@ def _forget(reference: "weakref.ref[Handle]") -> None:
 
 
 def systems() -> List[Dict[str, str]]:
-    """Every system and baseline: ``name``, ``summary``, ``paper`` and ``formula`` of the bytes that a rank sends."""
+    """Every system and baseline: ``name``, ``summary``,
+    ``paper`` and ``formula`` of the bytes that a rank sends."""
     return _C.systems()
 
 
 def join_spec(spec: str, rows: Optional[str]) -> str:
-    """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings, ``spec`` for all others."""
+    """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings,
+    ``spec`` for all others."""
     if "," not in spec and "rows=" not in spec and "dense=" not in spec:
         return f"rows={rows or 'zen'},dense={spec}"
     if rows is not None:
-        raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: leave out rows={rows!r}")
+        raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: "
+                         f"leave out rows={rows!r}")
     return spec
 
 
 def _require_arguments(
-    model: object, spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]], compress_on: object,
+    model: object, spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]],
+    compress_on: object,
     check_replicas_every: object,
 ) -> None:
     """What ``register`` says of arguments that cannot be."""
@@ -66,17 +71,20 @@ def _require_arguments(
     require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
 
 
-def require_options(spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any, check_replicas_every: Any) -> None:
+def require_options(spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any,
+                    check_replicas_every: Any) -> None:
     """What is said of options that cannot be."""
     if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
+                        "such as 'casq:bits=2'")
     for name, value in (("threads", threads), ("lanes", lanes)):
         if not isinstance(value, int) or not 1 <= value <= 64:
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
     if compress_on not in ("device", "cpu"):
         raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
     if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
-        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, 0 for never")
+        raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, "
+                         "0 for never")
     for name, value in limits.items():
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value!r}: more than 0 is needed")
@@ -87,9 +95,11 @@ def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch
     parameters = [(name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad]
     for name, parameter in parameters:
         if parameter.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"parameter {name} is on {parameter.device}: only gradients in host memory or on CUDA devices can be synchronized")
+            raise ValueError(f"parameter {name} is on {parameter.device}: "
+                             "only gradients in host memory or on CUDA devices can be synchronized")
     if any(parameter.is_cuda for _, parameter in parameters):
-        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet", stacklevel=3)
+        warnings.warn("Thinwire's way to CUDA devices and back is experimental: it has not run on a GPU yet",
+                      stacklevel=3)
     return parameters
 
 
@@ -108,50 +118,61 @@ def register(
     compress_on: str = "device",
     check_replicas_every: int = 1000,
 ) -> "Handle":
-    """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective over DDP's ranks.
+    """Synchronizes the gradients of ``model`` by the system ``spec`` from now on.
+    Collective over DDP's ranks.
 
-    model: wrapped in DistributedDataParallel, without another communication hook; torch.compile may be around it or
-        within. Parameters in host memory or on CUDA devices, which compress their gradients where Thinwire was built with CUDA; otherwise those go through pinned host memory
-        to the CPU, while backward goes on. DDP's own group may be Gloo's or NCCL's.
+    model: wrapped in DistributedDataParallel, without another communication hook; torch.compile may be around
+        it or within. Parameters are in host memory or on CUDA devices. Devices compress their own gradients
+        where Thinwire was built with CUDA. Otherwise gradients go through pinned host memory to the CPU,
+        while backward goes on. DDP's own group may be Gloo's or NCCL's.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
-    rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; ``zen``, which is exact, unless given.
+    rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``;
+        ``zen``, which is exact, unless given.
     seed: of everything random; the same on all ranks.
     threads: CPU threads that compress, per lane.
-    lanes: buckets that are under way at the same time: while one waits for the network another is compressed. Each has
-        connections of its own.
-    deadline_seconds: how long a rank waits while no byte moves, as another is busy by itself or the network is interrupted. The
-        timeout of the model's process group unless given. A rank that ends is named at once, a frozen one after a minute at most.
-    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a longer deadline. Both limits
-        are the same on all ranks.
-    optimizer: where systems with an option lr_after, and marsit:eta_s=theorem, read the learning rate, of the first parameter
-        group. Those that freeze Adam's variance (one_bit_adam, zero_one_adam) need it: torch.optim.Adam or AdamW, whose ``step``
-        then leaves the second moment as it is in the steps in which they say so. Register before the first step.
+    lanes: buckets that are under way at the same time: while one waits for the network another is compressed.
+        Each has connections of its own.
+    deadline_seconds: how long a rank waits while no byte moves, because another rank is busy by itself or the
+        network is interrupted. Unless given, the timeout of the model's process group. A rank that ends is
+        named at once, a frozen one after a minute at most.
+    step_limit_seconds: of all waits of one step, also while bytes move. Unless given an hour, or twice a
+        longer deadline. Both limits are the same on all ranks.
+    optimizer: where systems with an option lr_after, and marsit:eta_s=theorem, read the learning rate, of the
+        first parameter group. Those that freeze Adam's variance (one_bit_adam, zero_one_adam) need it:
+        torch.optim.Adam or AdamW, whose ``step`` then leaves the second moment as it is in the steps in which
+        they say so. Register before the first step.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
-    compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``. The same on all ranks.
-    check_replicas_every: in the first step, in every so many after it and in the first after ``load_state_dict`` ranks compare a hash
-        of all parameters that DDP keeps equal, before any gradient of that step is sent; 0: never. Buffers are not compared. The
-        same on all ranks.
+    compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
+        The same on all ranks.
+    check_replicas_every: after so many steps ranks compare a hash of all parameters that DDP keeps equal,
+        before any gradient of the step is sent. They also do so in the first step, and in the first after
+        ``load_state_dict``. 0: never. Buffers are not compared. The same on all ranks.
 
-    Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a rank has inf or
-    NaN, the bucket's mean has NaN on all ranks and the step is undone: state becomes what it was before, and the optimizer must leave
-    the step out, as a GradScaler does. So is a step that fails or whose backward raises. What no rank used loses nothing.
+    Gradients of float32, float16 and bfloat16 go through the system, others are averaged as they are. Where a
+    rank has inf or NaN, the bucket's mean has NaN on all ranks and the step is undone: state becomes what it
+    was before, and the optimizer must leave the step out, as a GradScaler does. So is a step that fails or
+    whose backward raises. What no rank used loses nothing.
 
-    A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``) is plain DDP without a hook.
+    A copy of the model (``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``)
+    is plain DDP without a hook.
 
-    Raises TypeError for what is not a DDP model, and ValueError for a bad spec or option, for DDP's own mixed_precision, for options of
-    torch.compile that leave the hook out or, at once and on every rank, when ranks register different models. Raises RuntimeError when the model has a hook already; when a rank does not come, or ends
-    meanwhile, within the deadline and a few seconds, with its number; and in the first step, on every rank, when ranks differ
-    in spec or options.
+    Raises TypeError for what is not a DDP model. Raises ValueError for a bad spec or option, for DDP's own
+    mixed_precision, and for options of torch.compile that leave the hook out. When ranks register different
+    models, every rank raises ValueError at once. Raises RuntimeError when the model has a hook already. When
+    a rank does not come, or ends meanwhile, the others raise RuntimeError with its number, within the
+    deadline and a few seconds. When ranks differ in spec or options, the first step raises RuntimeError on
+    every rank.
     """
     model = ddp_within(model) or model
     if deadline_seconds is None:  # of what is no DDP model it does not matter
-        deadline_seconds = private_group.timeout_of(model.process_group) if isinstance(model, DistributedDataParallel) else 1.0
+        deadline_seconds = (private_group.timeout_of(model.process_group)
+                            if isinstance(model, DistributedDataParallel) else 1.0)
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
     _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
     parameters = _trained_parameters(model)
     return Handle(
-        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds, optimizer, grad_scaler,
-        compress_on, check_replicas_every,
+        model, parameters, join_spec(spec, rows), seed, threads, lanes, deadline_seconds, step_limit_seconds,
+        optimizer, grad_scaler, compress_on, check_replicas_every,
     )
 
 
@@ -160,9 +181,11 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _uncompiled_call() -> Callable[..., Any]:
-    """``_call``, which torch.compile leaves alone. Where a compiled function calls backward, torch would compile what backward calls, too,
-    and again with each bucket."""
-    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = getattr(getattr(torch, "compiler", None), "disable", lambda function: function)
+    """``_call``, which torch.compile leaves alone. Where a compiled function calls backward, torch would
+    compile what backward calls, too, and again with each bucket."""
+    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = getattr(
+        getattr(torch, "compiler", None), "disable", lambda function: function
+    )
     return disable(_call)
 
 
@@ -183,14 +206,15 @@ class HookState:
 
 
 class CopiedHandle:
-    """What a copy of a registered model, or of its handle, has in the handle's place. The copy's gradients go by plain DDP."""
+    """What a copy of a registered model, or of its handle, has in the handle's place.
+    The copy's gradients go by plain DDP."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
         raise RuntimeError(
-            "this is a copy of a Thinwire handle, which synchronizes nothing: a copy of a registered model is plain DDP until "
-            "thinwire.register is called for it"
+            "this is a copy of a Thinwire handle, which synchronizes nothing: "
+            "a copy of a registered model is plain DDP until thinwire.register is called for it"
         )
 
 
@@ -199,15 +223,17 @@ def _copy_without_hook() -> CopiedHandle:
 
 
 class Handle:
-    """What ``register`` returns. Lives as long as the model; methods are for the thread that trains, between steps."""
+    """What ``register`` returns. Lives as long as the model;
+    methods are for the thread that trains, between steps."""
 
     #: Whether each rank gets its part of a mean alone.
     _reduce_scatter = False
 
     def __init__(
-        self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str, seed: int, threads: int, lanes: int,
-        deadline_seconds: float, step_limit_seconds: Optional[float], optimizer: Optional[torch.optim.Optimizer],
-        grad_scaler: Optional[GradScaler], compress_on: str, check_replicas_every: int,
+        self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str,
+        seed: int, threads: int, lanes: int, deadline_seconds: float, step_limit_seconds: Optional[float],
+        optimizer: Optional[torch.optim.Optimizer], grad_scaler: Optional[GradScaler], compress_on: str,
+        check_replicas_every: int,
     ) -> None:
         self._model = weakref.ref(model)
         self._call = _uncompiled_call()
@@ -227,15 +253,18 @@ class Handle:
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         # Those that were frozen after wrapping are still in DDP's buckets, and have state.
-        self._frozen_shapes = {name: parameter.shape for name, parameter in self._in_buckets(model) if name not in self._shapes}
+        self._frozen_shapes = {name: parameter.shape for name, parameter in self._in_buckets(model)
+                               if name not in self._shapes}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
         self._private = private_group.open_private(
             self._group_of(model), lanes, deadline_seconds, device, parameters,
-            {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds},
+            {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
+             "step_limit_seconds": step_limit_seconds},
         )
         try:
-            self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed, threads, compress_on)
+            self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed,
+                                              threads, compress_on)
         except BaseException:
             self._private.close()
             raise
@@ -254,7 +283,8 @@ class Handle:
         if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
             self._loss_scale.watch(model)
 
-    def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str, seed: int, threads: int,
+    def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
+                      seed: int, threads: int,
                       compress_on: str) -> _C.Engine:
         return _C.Engine(
             groups=self._private.groups,
@@ -273,7 +303,7 @@ class Handle:
             parameters=list(self._in_buckets(model)),
         )
 
-    # --- What a handle of sharded models has in place of DDP's ------------------------------------------------------
+    # --- What a handle of sharded models has in place of DDP's ----------------------------------------------
 
     def _group_of(self, model: DistributedDataParallel) -> dist.ProcessGroup:
         """Whose ranks exchange gradients."""
@@ -301,8 +331,8 @@ class Handle:
                 raise RuntimeError("it is that of a handle which is not closed")
         except RuntimeError as error:
             raise RuntimeError(
-                f"the model has a communication hook already, and DDP takes one: handle.set(spec) of the handle that register returned "
-                f"changes the system ({error})"
+                "the model has a communication hook already, and DDP takes one: "
+                f"handle.set(spec) of the handle that register returned changes the system ({error})"
             ) from error
         state.handle = self
 
@@ -319,8 +349,8 @@ class Handle:
     def set(self, spec: str, rows: Optional[str] = None) -> None:
         """Another system from the next step on. On all ranks, between the same two steps.
 
-        The old system's residuals become the new one's; one that keeps none delivers them in the next step. Raises
-        ValueError for a bad spec, which changes nothing.
+        The old system's residuals become the new one's; one that keeps none delivers them in the next step.
+        Raises ValueError for a bad spec, which changes nothing.
         """
         joined = join_spec(spec, rows)
         self._fit_to_optimizer(joined)
@@ -329,10 +359,13 @@ class Handle:
         self._engine.set_spec(joined)
 
     def _fit_to_optimizer(self, spec: str) -> None:
-        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it. ValueError where it has none, and
-        for a mean of signs under a loss scale, by which the scaler would divide them."""
-        if self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec and "sign=off" not in spec:
-            raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: give sign=off, or no grad_scaler")
+        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
+        ValueError where it has none, and for a mean of signs under a loss scale,
+        by which the scaler would divide them."""
+        if (self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec
+            and "sign=off" not in spec):
+            raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
+                             "give sign=off, or no grad_scaler")
         if not _C.freezes_variance(spec):
             return
         optimizer = variance.require_adam(self._optimizer, spec)
@@ -347,30 +380,33 @@ class Handle:
             self._variance_is_held = True
 
     def explain(self) -> str:
-        """What the system has decided by itself and why, a line for each decision; empty for systems that decide nothing.
+        """What the system has decided by itself and why, a line for each decision;
+        empty for systems that decide nothing.
 
-        Of ``auto``: which system it chose at which step, and how long a step took with each. Of ``guard``: which buckets
-        another system got, and what was measured last. Begins anew with buckets that DDP makes anew, with a loaded state and
-        with another system. Not collective; between steps.
+        Of ``auto``: which system it chose at which step, and how long a step took with each. Of ``guard``:
+        which buckets another system got, and what was measured last. Begins anew with buckets that DDP makes
+        anew, with a loaded state and with another system. Not collective; between steps.
         """
         return self._engine.explain()
 
     def changes(self) -> List[Tuple[int, str]]:
-        """What systems have changed by themselves since ``register``: steps and reasons. The same on all ranks.
+        """What systems have changed by themselves since ``register``: steps and reasons.
 
-        Rank 0 logs each when the next step begins, ``logging.getLogger("thinwire")`` at level INFO. A writer that was given
-        to ``log_to`` and has ``add_text`` gets them as well. Not collective; between steps.
+        The same on all ranks. Rank 0 logs each when the next step begins, by the logger ``thinwire`` at level
+        INFO. A writer that was given to ``log_to`` and has ``add_text`` gets them as well. Not
+        collective; between steps.
         """
         return self._changes.all()
 
     def report(self) -> Report:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
-        ``spec``, ``rank``, ``world_size``, ``step``; ``changes()``; ``engines``, which move ``frames`` and sum what lies on devices (``device_sums``;
-        None where that goes through the host); ``buckets``, one per DDP bucket for the last step, each with the names of its
-        ``parameters`` and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all steps;
-        ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock times of a lane's thread: those of two
-        lanes overlap, so sums can be longer than a step.
+        ``spec``, ``rank``, ``world_size``, ``step``; ``changes``, as ``changes()`` gives them; ``engines``,
+        which move ``frames`` and sum what lies on devices (``device_sums``; None where that goes through the
+        host); ``buckets``, one per DDP bucket for the last step, each with the names of its ``parameters``
+        and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all
+        steps; ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock times of a
+        lane's thread: those of two lanes overlap, so sums can be longer than a step.
         """
         report = self._costs()
         for bucket, more in zip(report["buckets"], self._engine.buckets()):
@@ -389,25 +425,29 @@ class Handle:
         return cast(EngineReport, json.loads(self._engine.report()))
 
     def scalars(self) -> Dict[str, float]:
-        """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not collective. Empty before the first step."""
+        """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not
+        collective. Empty before the first step."""
         return scalars_of(self._costs()) if self.step > 0 else {}
 
     def log_to(self, writer: Optional[Writer], every: int = 1) -> None:
-        """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its ``add_scalar(tag, value,
-        step)``, when the next step begins; so the last step is not written. ``None`` ends it. Give it to one rank only."""
+        """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its
+        ``add_scalar(tag, value, step)``, when the next step begins; so the last step is not written.
+        ``None`` ends it. Give it to one rank only."""
         if every < 1:
             raise ValueError(f"every={every!r}: a whole number from 1 is needed")
         self._writer, self._every = writer, every
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
-        """What training must not lose at a restart: residuals and the systems' own state, keyed by parameter name, and the step.
+        """What training must not lose at a restart: residuals and the systems' own state,
+        keyed by parameter name, and the step.
 
-        Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``. With
-        ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved once; a run resumed from it
-        goes on correctly, though not bit for bit.
+        Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``.
+        With ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved
+        once; a run resumed from it goes on correctly, though not bit for bit.
 
-        ``torch.distributed.checkpoint`` saves and loads the handle itself, ``save({"thinwire": handle}, ...)``: it gets all ranks' states
-        (collective), and as many ranks go on bit for bit.
+        ``torch.distributed.checkpoint`` saves and loads the handle itself,
+        ``save({"thinwire": handle}, ...)``: it gets all ranks' states (collective),
+        and as many ranks go on bit for bit.
         """
         asked = saved_state.asked_by_dcp()
         if asked:
@@ -434,7 +474,8 @@ class Handle:
         buffer = io.BytesIO()
         torch.save({**mine, "loss_scale": None}, buffer)
         everyones = self._engine.gather("ranks' states", buffer.getvalue(), self._longest_state())
-        return [{**torch.load(io.BytesIO(part), weights_only=True), "loss_scale": self._scale} for part in everyones]
+        return [{**torch.load(io.BytesIO(part), weights_only=True), "loss_scale": self._scale}
+                for part in everyones]
 
     def _longest_state(self) -> int:
         """Bytes that no rank's saved state exceeds: systems keep a few values for each of the gradient's."""
@@ -444,18 +485,20 @@ class Handle:
     def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
-        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one; or a list of all
-            ranks' states. The latter two fit any number of ranks: residuals are split so that their sum is kept.
-        strict: parameters that the model has and the state has not, or the other way round, are errors. Otherwise the former
-            begin without a residual and the latter's values are dropped.
+        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one;
+            or a list of all ranks' states. The latter two fit any number of ranks:
+            residuals are split so that their sum is kept.
+        strict: parameters that the model has and the state has not, or the other way round, are errors.
+            Otherwise the former begin without a residual and the latter's values are dropped.
 
-        Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and RuntimeError for one
-        of the same spec and another seed; nothing has changed then.
+        Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and
+        RuntimeError for one of the same spec and another seed; nothing has changed then.
         """
         self._take_over(saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size), strict)
 
     def _take_over(self, own: saved_state.State, strict: bool) -> None:
-        shapes = {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
+        shapes = {**self._shapes,
+                  **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
         self._engine.load_state(saved_state.fit(own, shapes, strict))
         self._replicas.after_load()
         self._scale = own["loss_scale"]
@@ -463,14 +506,16 @@ class Handle:
 
     def _shapes_in_buckets(self) -> Dict[str, torch.Size]:
         in_buckets = {name for bucket in self._engine.buckets() for name in bucket["parameters"]}
-        return {**self._shapes, **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
+        return {**self._shapes,
+                **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
 
     def __reduce__(self) -> Tuple[Callable[[], CopiedHandle], Tuple[()]]:
         # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
         return _copy_without_hook, ()
 
     def close(self) -> None:
-        """Ends the threads and connections; a later step is an error until ``register`` is called again. Happens by itself at exit.
+        """Ends the threads and connections; a later step is an error until ``register`` is called again.
+        Happens by itself at exit.
 
         ``state_dict()`` still gives the state of the last step.
         """
@@ -483,7 +528,7 @@ class Handle:
         for watcher in list(self._watchers):
             watcher.handle_closed()
 
-    # --- Called by the hook ----------------------------------------------------------------------------------------
+    # --- Called by the hook ---------------------------------------------------------------------------------
 
     def _begins(self, index: int) -> bool:
         """Whether the bucket is the first of its step: the first ones may be missing."""
@@ -492,7 +537,8 @@ class Handle:
         return begins
 
     def _try_to_begin_step(self) -> None:
-        """Where it fails, all buckets of this backward end with the error, and nothing has been synchronized."""
+        """Where it fails, all buckets of this backward end with the error,
+        and nothing has been synchronized."""
         try:
             self._begin_step()
             self._refusal = None
@@ -503,7 +549,8 @@ class Handle:
         model = self._model()
         assert model is not None  # it has called the hook
         if not getattr(model, "_divide_by_initial_world_size", True):
-            raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a communication hook: means are over all ranks")
+            raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a "
+                               "communication hook: means are over all ranks")
         self._replicas.before_step(self.step, model, self._engine)
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
         if self._optimizer is not None:
@@ -520,11 +567,12 @@ class Handle:
                 self._log(self._writer, step)
 
     def _expect_end(self) -> bool:
-        """Sees to it that the engine learns of the end of this backward. False outside of backward, where Join stands in for a rank that
-        has no inputs left: there a step ends with its last bucket.
+        """Sees to it that the engine learns of the end of this backward. False outside of backward, where
+        Join stands in for a rank that has no inputs left: there a step ends with its last bucket.
 
-        Callbacks run when backward is done, in the order in which they were queued, those queued by others last: the first comes before
-        the one in which DDP waits for the means and gives them to the parameters, the second after it. Where backward raises, neither.
+        Callbacks run when backward is done, in the order in which they were queued, those queued by others
+        last: the first comes before the one in which DDP waits for the means and gives them to the
+        parameters, the second after it. Where backward raises, neither.
         """
         before = self._gradients()
 
@@ -548,7 +596,8 @@ class Handle:
         return True
 
     def _gradients(self) -> Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]:
-        """Of parameters that may be unused on all ranks: how often the gradient was written so far; None where there is none."""
+        """Of parameters that may be unused on all ranks: how often the gradient was written so far;
+        None where there is none."""
         model = self._model()
         assert model is not None
         if not (model.find_unused_parameters or getattr(model, "static_graph", False)):
@@ -567,7 +616,8 @@ class Handle:
             gradient = parameter.grad
             if gradient is None:
                 unused.append(name)
-            elif version is not None and not in_bucket and not gradient.is_sparse and gradient._version == version:
+            elif (version is not None and not in_bucket and not gradient.is_sparse
+                  and gradient._version == version):
                 unused.append(name)
         return unused
 
@@ -582,7 +632,8 @@ def scalars_of(report: EngineReport) -> Dict[str, float]:
     last = report["last_step"]
     scalars: Dict[str, float] = {
         f"thinwire/{key}": last[key]
-        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress", "seconds_total")
+        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress",
+                    "seconds_total")
     }
     if last["wire_bytes_sent"]:
         scalars["thinwire/compression"] = last["raw_bytes"] / last["wire_bytes_sent"]
@@ -596,16 +647,19 @@ def _hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[to
 
 def _synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     if isinstance(bucket, tuple):  # DDP's other reducer gives a gradient and its parameter
-        raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: set it to "ddp_optimizer", torch\'s default, '
+        raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: '
+                           'set it to "ddp_optimizer", torch\'s default, '
                            "before DistributedDataParallel(model)")
     state = hooked.handle_for(bucket)
     gradient = bucket.buffer()
-    # With devices a future's completion is of the stream that completes it, and who waits for it waits on a stream as well.
-    devices: Optional[List[Union[int, str, torch.device]]] = None if gradient.device.type == "cpu" else [gradient.device]
+    # With devices a future's completion is of the stream that completes it,
+    # and who waits for it waits on a stream as well.
+    on_cpu = gradient.device.type == "cpu"
+    devices: Optional[List[Union[int, str, torch.device]]] = None if on_cpu else [gradient.device]
     if devices and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: capture forward and the loss "
-            "only, or train without graphs"
+            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: "
+            "capture forward and the loss only, or train without graphs"
         )
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     ready: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)

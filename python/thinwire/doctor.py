@@ -1,7 +1,7 @@
 """What this installation of Thinwire can do, and what is wrong with it: ``python3 -m thinwire.doctor``.
 
-Started by torchrun, Slurm's srun or ``python3 -m thinwire.launch -n 2 -m thinwire.doctor`` it also measures the link between ranks. Exit
-status 1 when something is wrong.
+Started by torchrun, Slurm's srun or ``python3 -m thinwire.launch -n 2 -m thinwire.doctor`` it also measures
+the link between ranks. Exit status 1 when something is wrong.
 """
 import os
 import platform
@@ -11,10 +11,15 @@ from typing import List
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _DEADLINE_SECONDS = 60.0
+# By how Thinwire was built: _C.cuda.
+_WHERE_COMPRESSED = {"yes": "devices compress their gradients where torch has CUDA",
+                     "emulated": "Thinwire is built with an emulated device, for tests"}
+_ON_CPU = "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA"
 
 
 def _engines(dist: ModuleType) -> str:
-    names = [("gloo", hasattr(dist, "ProcessGroupGloo")), ("nccl", dist.is_nccl_available()), ("mpi", dist.is_mpi_available())]
+    names = [("gloo", hasattr(dist, "ProcessGroupGloo")), ("nccl", dist.is_nccl_available()),
+             ("mpi", dist.is_mpi_available())]
     return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in names)
 
 
@@ -28,7 +33,8 @@ def _measure_link() -> str:
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_DEADLINE_SECONDS))
     private = group.open_private(dist.distributed_c10d._get_default_group(), 1, _DEADLINE_SECONDS)
-    latency, bandwidth = _C.measure_link(private.groups[0], private.stores[0], private.store_host, _DEADLINE_SECONDS)
+    latency, bandwidth = _C.measure_link(private.groups[0], private.stores[0], private.store_host,
+                                         _DEADLINE_SECONDS)
     slowest = torch.tensor([latency, 1 / bandwidth if bandwidth else 0.0], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     dist.barrier()
@@ -37,8 +43,18 @@ def _measure_link() -> str:
     if not seconds:
         return "one rank: nothing to measure"
     gbit = 8e-9 / seconds
-    return (f"{dist.get_world_size()} ranks, the slowest to its next: {latency * 1e6:.0f} us, {gbit:.2f} Gbit/s"
+    return (f"{dist.get_world_size()} ranks, the slowest to its next: {latency * 1e6:.0f} us, "
+            f"{gbit:.2f} Gbit/s"
             + ("; fast: compression may cost more than it saves, compare with 'dense'" if gbit > 25 else ""))
+
+
+def _not_found(error: Exception) -> str:
+    """Why ranks do not find each other, and what to look at."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return (f"ranks do not find each other at {place} within {_DEADLINE_SECONDS:.0f} s: "
+            f"{str(error).splitlines()[0]}. Were all {os.environ['WORLD_SIZE']} started (WORLD_SIZE)? "
+            "Does every host reach that address, and name by GLOO_SOCKET_IFNAME an interface "
+            "that the others reach?")
 
 
 def _look(problems: List[str]) -> List[str]:
@@ -48,7 +64,8 @@ def _look(problems: List[str]) -> List[str]:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        problems.append(f"torch cannot be imported ({error}): install it in this environment (Debian: python3-torch)")
+        problems.append(f"torch cannot be imported ({error}): install it in this environment "
+                        "(Debian: python3-torch)")
         return lines
     lines.append(f"torch       {torch.__version__}, {os.path.dirname(torch.__file__)}")
     from thinwire import torch_version
@@ -61,7 +78,8 @@ def _look(problems: List[str]) -> List[str]:
         from thinwire import _C
         from thinwire.cluster import cluster_environment
     except ImportError as error:
-        problems.append(f"Thinwire's extension does not load: {error}. Build it again, {torch_version.REBUILD}")
+        problems.append(f"Thinwire's extension does not load: {error}. Build it again, "
+                        f"{torch_version.REBUILD}")
         return lines
     lines += [f"thinwire    {_C.version}, {len(_C.systems())} systems, {os.path.dirname(_C.__file__)}",
               f"SIMD        {', '.join(_C.simd_targets())}"]
@@ -70,14 +88,13 @@ def _look(problems: List[str]) -> List[str]:
         return lines
     lines.append(f"engines     {_engines(dist)}")
     if not hasattr(dist, "ProcessGroupGloo"):
-        problems.append("this torch was built without Gloo, which Thinwire's messages go over: install another")
+        problems.append("this torch was built without Gloo, which Thinwire's messages go over: "
+                        "install another")
     cuda = f"{torch.version.cuda}, {torch.cuda.device_count()} devices" if torch.version.cuda else "no"
     if _C.cuda == "yes" and torch.cuda.is_available() and _C.cuda_devices() == 0:
-        problems.append("Thinwire was built with CUDA and finds no device, torch does: the driver is older than the CUDA that nvcc came from; "
-                        "the CPU compresses")
-    where = {"yes": "devices compress their gradients where torch has CUDA", "emulated": "Thinwire is built with an emulated device, for tests"}.get(
-        _C.cuda, "gradients on devices are compressed by the CPU, since Thinwire was built without CUDA")
-    lines += [f"CUDA        {cuda}; {where}",
+        problems.append("Thinwire was built with CUDA and finds no device, torch does: "
+                        "the driver is older than the CUDA that nvcc came from; the CPU compresses")
+    lines += [f"CUDA        {cuda}; {_WHERE_COMPRESSED.get(_C.cuda, _ON_CPU)}",
               f"cores       {os.cpu_count()}, torch uses {torch.get_num_threads()} threads"]
     try:
         cluster_environment()
@@ -85,16 +102,16 @@ def _look(problems: List[str]) -> List[str]:
         problems.append(str(error))
     missing = [name for name in _VARIABLES if name not in os.environ]
     if len(missing) == len(_VARIABLES):
-        lines.append("link        not measured: start it on every rank, by torchrun, srun or python3 -m thinwire.launch -n 2 -m thinwire.doctor")
+        lines.append("link        not measured: start it on every rank, by torchrun, "
+                     "srun or python3 -m thinwire.launch -n 2 -m thinwire.doctor")
     elif missing:
-        problems.append(f"{', '.join(missing)} not set, and other variables of torchrun are: set all of {', '.join(_VARIABLES)} or none")
+        problems.append(f"{', '.join(missing)} not set, and other variables of torchrun are: "
+                        f"set all of {', '.join(_VARIABLES)} or none")
     elif not problems:
         try:
             lines.append(f"link        {_measure_link()}")
         except (RuntimeError, ValueError) as error:
-            problems.append(f"ranks do not find each other at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within "
-                            f"{_DEADLINE_SECONDS:.0f} s: {str(error).splitlines()[0]}. Were all {os.environ['WORLD_SIZE']} started (WORLD_SIZE)? "
-                            "Does every host reach that address, and name by GLOO_SOCKET_IFNAME an interface that the others reach?")
+            problems.append(_not_found(error))
     return lines
 
 

@@ -1,12 +1,14 @@
-"""Models under torch's ``fully_shard`` (FSDP2): sharded among the ranks of a host, their gradients synchronized between hosts by any system.
+"""Models under torch's ``fully_shard`` (FSDP2): sharded among the ranks of a host, their gradients
+synchronized between hosts by any system.
 
-In torch's own hybrid of both, the ranks that hold the same shard sum their gradients in full. Here a session of Thinwire does it. For
-models that are sharded among all ranks see ``scattered.py``.
+In torch's own hybrid of both, the ranks that hold the same shard sum their gradients in full. Here a session
+of Thinwire does it. For models that are sharded among all ranks see ``scattered.py``.
 """
 import functools
 import importlib
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union, cast
+from typing import (Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple,
+                    TypeVar, Union, cast)
 
 import torch
 import torch.distributed as dist
@@ -35,7 +37,8 @@ _UNSHARDED_ADVICE = "thinwire.fully_shard(model, mesh, spec, modules=[...]) of t
 
 
 class _Unit:
-    """Parameters whose gradients torch reduces together: those of one module to which ``fully_shard`` was applied."""
+    """Parameters whose gradients torch reduces together:
+    those of one module to which ``fully_shard`` was applied."""
 
     def __init__(self, module: _Sharded, name: str, group: Any, names: Mapping[int, str]) -> None:
         self.module = weakref.ref(module)
@@ -44,7 +47,9 @@ class _Unit:
         self.names = [names[id(one.sharded_param)] for one in group.fsdp_params]
         # Stand for the parts of the flat gradient: of their sizes, and almost without memory.
         self._parts = [
-            torch.empty(1, dtype=one.sharded_param.dtype, device=group.device).expand(one.padded_sharded_param_size) for one in group.fsdp_params
+            torch.empty(1, dtype=one.sharded_param.dtype,
+                        device=group.device).expand(one.padded_sharded_param_size)
+            for one in group.fsdp_params
         ]
 
     @property
@@ -67,7 +72,8 @@ class _Unit:
         return [one.sharded_param for one in self._group.fsdp_params]
 
     def in_gradient(self) -> List[int]:
-        """Parameters in the order in which the flat gradient has them; newer versions of torch sort them by type."""
+        """Parameters in the order in which the flat gradient has them;
+        newer versions of torch sort them by type."""
         order = getattr(self._group, "_reduce_scatter_param_indices", None) or range(len(self._parts))
         return [index for index in order if self.trains(index)]
 
@@ -75,27 +81,30 @@ class _Unit:
         return [self._parts[index] for index in self.in_gradient()]
 
     def take(self, gradient: torch.Tensor) -> List[torch.Tensor]:
-        """The parts of a flat gradient, which is all of this unit's. RuntimeError where it is not, or is no mean over the shard group."""
+        """The parts of a flat gradient, which is all of this unit's.
+        RuntimeError where it is not, or is no mean over the shard group."""
         parts = self._parts_of_gradient()
         if gradient.numel() != sum(part.numel() for part in parts):
             raise RuntimeError(
-                f"some parameters of {self.name} got no gradient in this backward: give modules that are not always used a fully_shard of their "
-                "own, by modules=[...], or call set_reduce_scatter_unused_params(True) where torch has it"
+                f"some parameters of {self.name} got no gradient in this backward: "
+                "give modules that are not always used a fully_shard of their own, by modules=[...], "
+                "or call set_reduce_scatter_unused_params(True) where torch has it"
             )
-        if getattr(self._group, "gradient_divide_factor", None) is not None or getattr(self._group, "force_sum_reduction_for_comms", False):
+        if (getattr(self._group, "gradient_divide_factor", None) is not None
+            or getattr(self._group, "force_sum_reduction_for_comms", False)):
             raise RuntimeError(
-                f"gradients of {self.name} come as sums, and means are needed: leave out set_gradient_divide_factor and "
-                "set_force_sum_reduction_for_comms"
+                f"gradients of {self.name} come as sums, and means are needed: "
+                "leave out set_gradient_divide_factor and set_force_sum_reduction_for_comms"
             )
         if gradient.dtype == torch.float16:
             raise RuntimeError(
-                f"gradients of {self.name} are reduced in float16, which torch divides only after the sum between hosts: "
-                "MixedPrecisionPolicy(reduce_dtype=torch.float32), or torch.bfloat16"
+                f"gradients of {self.name} are reduced in float16, which torch divides only after the sum "
+                "between hosts: MixedPrecisionPolicy(reduce_dtype=torch.float32), or torch.bfloat16"
             )
         if any(getattr(one, "_post_accumulate_grad_hooks", None) for one in self.parameters()):
             raise RuntimeError(
-                f"a parameter of {self.name} has a hook that takes its gradient within backward (an optimizer step, as a rule), and means come "
-                "at the end of backward: step after backward"
+                f"a parameter of {self.name} has a hook that takes its gradient within backward (an "
+                "optimizer step, as a rule), and means come at the end of backward: step after backward"
             )
         return parts
 
@@ -105,7 +114,8 @@ class _Unit:
         for index in self.in_gradient():
             gradient = self._group.fsdp_params[index].sharded_param.grad
             if gradient is None:
-                raise RuntimeError(f"the gradient of {self.names[index]} was taken away within backward: take it afterwards")
+                raise RuntimeError(f"the gradient of {self.names[index]} was taken away within backward: "
+                                   "take it afterwards")
             own = gradient.to_local()
             part = mean[begin : begin + own.numel()].view(own.shape)
             own.add_(part.to(device=own.device, dtype=own.dtype))
@@ -159,7 +169,8 @@ class ShardedHandle(ddp.Handle):
     """What ``fully_shard`` returns: as ``register``'s handle, of the ranks that hold the same shard.
 
     ``report()`` has ``shard`` and ``shards`` beside ``rank`` and ``world_size``, which are those of the
-    replicas, and its bytes are those between replicas. ``step`` counts backward passes whose gradients were reduced.
+    replicas, and its bytes are those between replicas.
+    ``step`` counts backward passes whose gradients were reduced.
     """
 
     def __init__(self, model: nn.Module, mesh: Any, spec: str, options: Mapping[str, Any]) -> None:
@@ -172,7 +183,7 @@ class ShardedHandle(ddp.Handle):
         sharded: Any = model  # DDP's handle asks it for what the methods below give
         super().__init__(sharded, cast(List[Tuple[str, nn.Parameter]], trained), spec, **options)
 
-    # --- What a handle of one dimension has in place of these ------------------------------------------------------
+    # --- What a handle of one dimension has in place of these -----------------------------------------------
 
     def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[_Unit]:
         return units_of(model, _Unit)
@@ -190,10 +201,11 @@ class ShardedHandle(ddp.Handle):
         """A step has ended, and was not undone."""
 
     def _to_engine(self, gradient: torch.Tensor) -> torch.Tensor:
-        # A mean over replicas on its way must not be seen by torch, which casts and accumulates what it has at once.
+        # A mean over replicas on its way must not be seen by torch,
+        # which casts and accumulates what it has at once.
         return gradient.clone()
 
-    # --- What DDP's handle asks -------------------------------------------------------------------------------------
+    # --- What DDP's handle asks -----------------------------------------------------------------------------
 
     def _group_of(self, model: Any) -> dist.ProcessGroup:
         return cast(dist.ProcessGroup, self._replicas_group)
@@ -217,16 +229,18 @@ class ShardedHandle(ddp.Handle):
         for unit in self._units:
             self._hook(unit)
 
-    # --- A backward -------------------------------------------------------------------------------------------------
+    # --- A backward -----------------------------------------------------------------------------------------
 
     def _reduce(self, unit: _Unit, gradient: torch.Tensor) -> None:
         """torch's hook: ``gradient`` is this rank's shard of the mean over its shard group, as a flat vector.
 
-        torch gives it to the parameters as soon as the hook returns. So it becomes zero, and a copy of it goes to the engine, whose mean
-        is added at the end of backward. Errors wait until then: a rank that left backward here would let its shard group wait.
+        torch gives it to the parameters as soon as the hook returns. So it becomes zero, and a copy of it
+        goes to the engine, whose mean is added at the end of backward. Errors wait until then: a rank that
+        left backward here would let its shard group wait.
         """
         if self._is_closed:
-            raise RuntimeError("the handle of this sharded model is closed: thinwire.fully_shard(model, mesh, spec) makes another")
+            raise RuntimeError("the handle of this sharded model is closed: thinwire.fully_shard(model, "
+                               "mesh, spec) makes another")
         if self._backward is None:
             self._begin_backward()
         backward = self._backward
@@ -243,7 +257,8 @@ class ShardedHandle(ddp.Handle):
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         except RuntimeError:
             raise RuntimeError(
-                "gradients are reduced outside of backward: leave out set_manual_backward_finalization, so that torch reduces them within"
+                "gradients are reduced outside of backward: leave out set_manual_backward_finalization, "
+                "so that torch reduces them within"
             ) from None
         self._backward = backward
         self._try_to_begin_step()
@@ -253,18 +268,20 @@ class ShardedHandle(ddp.Handle):
     def _submit(self, backward: _Backward, unit: _Unit, gradient: torch.Tensor) -> None:
         if unit.name in backward.seen:
             raise RuntimeError(
-                f"gradients of {unit.name} were reduced twice in one backward, as modules that were sharded as one were called one by one: give "
-                "each a fully_shard of its own"
+                f"gradients of {unit.name} were reduced twice in one backward, as modules that were sharded "
+                "as one were called one by one: give each a fully_shard of its own"
             )
         parts = unit.take(gradient)
         own = self._to_engine(gradient)
-        devices: Optional[List[Union[int, str, torch.device]]] = None if own.device.type == "cpu" else [own.device]
+        on_cpu = own.device.type == "cpu"
+        devices: Optional[List[Union[int, str, torch.device]]] = None if on_cpu else [own.device]
         if devices:
             backward.streams.add(torch.cuda.current_stream(own.device))
         future: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)
         ready: "torch.futures.Future[torch.Tensor]" = torch.futures.Future(devices=devices)
         ready.set_result(own)
-        # The engine takes buckets in ascending order. A unit keeps its place while backward takes the same way.
+        # The engine takes buckets in ascending order.
+        # A unit keeps its place while backward takes the same way.
         place = self._places.get(unit.name, -1)
         if place <= backward.last_place:
             place = backward.last_place + 1
@@ -281,7 +298,8 @@ class ShardedHandle(ddp.Handle):
         model: _Sharded = self._model()
         if model._get_fsdp_state()._state_ctx.post_backward_final_callback_queued:
             backward.error = backward.error or RuntimeError(
-                "a backward within backward has ended, as activation checkpointing makes them: give checkpoint use_reentrant=False"
+                "a backward within backward has ended, as activation checkpointing makes them: "
+                "give checkpoint use_reentrant=False"
             )
         try:
             self._engine.last_bucket_was_submitted()
@@ -290,12 +308,14 @@ class ShardedHandle(ddp.Handle):
         except Exception as error:
             backward.error = backward.error or error
         with torch.no_grad():
-            verdict = self._worst(_FAILED if backward.error is not None else _NOT_FINITE if _is_spoiled(backward) else _GOOD)
+            verdict = self._worst(_FAILED if backward.error is not None else _NOT_FINITE
+                                  if _is_spoiled(backward) else _GOOD)
             if verdict == _GOOD:
                 self._give_means(backward)
                 self._engine.end_backward([])
                 self._step_counts()
-                if len(set(self._places.values())) < len(self._places) or max(self._places.values()) >= 2 * len(self._units):
+                if (len(set(self._places.values())) < len(self._places)
+                    or max(self._places.values()) >= 2 * len(self._units)):
                     self._places = {}  # the ways of backward differ: counted anew
                 return
             # The engine undoes a step that was not ended when the next one begins, with its first bucket.
@@ -307,7 +327,8 @@ class ShardedHandle(ddp.Handle):
                 return
         if backward.error is not None:
             raise backward.error
-        raise RuntimeError("gradients of this step could not be synchronized on a rank that holds another shard, which says why; the step is undone")
+        raise RuntimeError("gradients of this step could not be synchronized on a rank that holds another "
+                           "shard, which says why; the step is undone")
 
     def _worst(self, own: int) -> int:
         """Of what the ranks of the shard group say. A step counts for all shards or for none."""
@@ -328,16 +349,18 @@ class ShardedHandle(ddp.Handle):
         self._backward = None
         self._places = {}
 
-    # --- Report and state -------------------------------------------------------------------------------------------
+    # --- Report and state -----------------------------------------------------------------------------------
 
     def report(self) -> "ShardedReport":
         return {**super().report(), "shard": self._shard, "shards": self._shards}
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
-        """What training must not lose at a restart, of this rank's shard: residuals and the systems' own state, and the step.
+        """What training must not lose at a restart, of this rank's shard:
+        residuals and the systems' own state, and the step.
 
-        Each rank has its own: save all of them. With ``consolidate=True`` (collective) all replicas of a shard get the same one, with
-        sums over replicas. ``torch.distributed.checkpoint`` saves and loads the handle itself, each rank its own state, without a message.
+        Each rank has its own: save all of them. With ``consolidate=True`` (collective) all replicas of a
+        shard get the same one, with sums over replicas. ``torch.distributed.checkpoint`` saves and loads the
+        handle itself, each rank its own state, without a message.
         """
         asked = saved_state.asked_by_dcp()
         return self._for_dcp(asked) if asked else super().state_dict(consolidate)
@@ -349,15 +372,17 @@ class ShardedHandle(ddp.Handle):
         name = shards.entry_name(self._rank, self._world_size, self._shard, self._shards)
         return {name: b"" if asked == "load" else shards.pack(self._own_state())}
 
-    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
+    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]],
+                        strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
-        state: this rank's own of a run on the same mesh, which goes on bit for bit; or a list of all ranks' states, which fits any mesh:
-            residuals are cut along other shards and split among other replicas so that their sum is kept.
+        state: this rank's own of a run on the same mesh, which goes on bit for bit; or a list of all ranks'
+            states, which fits any mesh: residuals are cut along other shards and split among other replicas
+            so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, and for a system's own state that cannot be
-        cut; nothing has changed then.
+        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, and for a
+        system's own state that cannot be cut; nothing has changed then.
         """
         states = shards.unpack(state)
         fitting = shards.for_shard(states, self._shard, self._shards, self._sizes())
@@ -392,23 +417,28 @@ def _forward_begins(handle: "weakref.ref[ShardedHandle]", module: nn.Module, inp
 
 def _task_of_backward() -> int:
     """-1 outside of backward."""
-    return int(getattr(torch._C, "_current_graph_task_id")())  # noqa: B009  not in the types of older versions
+    # getattr: the function is not in the types of older versions.
+    return int(getattr(torch._C, "_current_graph_task_id")())  # noqa: B009
 
 
 def _is_spoiled(backward: _Backward) -> bool:
     """Whether a gradient had inf or NaN on any replica: its mean is NaN then, all of it."""
     means = [one.mean for one in backward.under_way]
-    first = [mean[:1].float() for mean in means if mean.numel() and mean.dtype in (torch.float32, torch.bfloat16)]
+    first = [mean[:1].float() for mean in means if mean.numel()
+             and mean.dtype in (torch.float32, torch.bfloat16)]
     others = [mean for mean in means if mean.dtype not in (torch.float32, torch.bfloat16)]
-    return bool(first and torch.cat(first).isnan().any()) or any(not bool(mean.isfinite().all()) for mean in others)
+    return (bool(first and torch.cat(first).isnan().any())
+            or any(not bool(mean.isfinite().all()) for mean in others))
 
 
 def units_of(model: _Sharded, make: Callable[[Any, str, Any, Mapping[int, str]], _AnyUnit]) -> List[_AnyUnit]:
     """In order of modules. Parameters are shards here, so it is asked before the first forward."""
-    names = {id(parameter): name.replace("_orig_mod.", "") for name, parameter in model.named_parameters(remove_duplicate=False)}
+    names = {id(parameter): name.replace("_orig_mod.", "")
+             for name, parameter in model.named_parameters(remove_duplicate=False)}
     units: List[_AnyUnit] = []
     known: Set[int] = set()
-    modules: Dict[_Sharded, str] = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
+    modules: Dict[_Sharded, str] = {module: name.replace("_orig_mod.", "")
+                                    for name, module in model.named_modules()}
     for module in modules:
         if not hasattr(module, "set_all_reduce_hook"):
             continue
@@ -417,7 +447,8 @@ def units_of(model: _Sharded, make: Callable[[Any, str, Any, Mapping[int, str]],
             continue
         known.add(id(group))
         if any(id(one.sharded_param) not in names for one in group.fsdp_params):
-            raise ValueError(f"{modules[module] or 'the model'} holds whole parameters since its last forward: call its reshard() first")
+            raise ValueError(f"{modules[module] or 'the model'} holds whole parameters since its last "
+                             "forward: call its reshard() first")
         units.append(make(module, ", ".join(modules[one] for one in group.modules), group, names))
     return units
 
@@ -428,23 +459,27 @@ def _require_torch(mesh: Any) -> None:
         methods.append("set_custom_reduce_scatter")
     for method in methods:
         if not shards.torch_has(method):
-            raise ImportError(f"torch {torch.__version__} has no FSDPModule.{method}, which fully_shard needs: install a current torch")
+            raise ImportError(f"torch {torch.__version__} has no FSDPModule.{method}, "
+                              "which fully_shard needs: install a current torch")
 
 
 def _require_mesh(mesh: Any, all_gather: str) -> None:
     dimensions = getattr(mesh, "ndim", None)
     if all_gather not in ("exact", "8bit") or (all_gather == "8bit" and dimensions == 2):
-        raise ValueError(f"all_gather={all_gather!r}: 'exact' or, with a mesh of one dimension, '8bit' is needed")
+        raise ValueError(f"all_gather={all_gather!r}: 'exact' or, with a mesh of one dimension, "
+                         "'8bit' is needed")
     if dimensions == 1:
         if mesh.size() > 1:
             return
         raise ValueError("mesh has one rank: there is nobody to synchronize gradients with")
     if getattr(mesh, "ndim", None) == 2 and getattr(mesh, "mesh_dim_names", None):
         return
-    found = f"a mesh of shape {tuple(mesh.mesh.shape)} named {mesh.mesh_dim_names}" if hasattr(mesh, "mesh_dim_names") else repr(mesh)
+    found = (f"a mesh of shape {tuple(mesh.mesh.shape)} named {mesh.mesh_dim_names}"
+             if hasattr(mesh, "mesh_dim_names") else repr(mesh))
     raise ValueError(
-        f"mesh={found}: one dimension is needed, over all ranks, or two with names, the first over hosts, whose ranks hold the same shard, and the "
-        "second over the ranks of a host: init_device_mesh(device, (hosts, ranks_per_host), mesh_dim_names=('replicate', 'shard'))"
+        f"mesh={found}: one dimension is needed, over all ranks, or two with names, the first over hosts, "
+        "whose ranks hold the same shard, and the second over the ranks of a host: init_device_mesh(device, "
+        "(hosts, ranks_per_host), mesh_dim_names=('replicate', 'shard'))"
     )
 
 
@@ -459,7 +494,8 @@ def _over_shards(mesh: Any) -> Tuple[Any, str]:
 def _require_model(model: Any, mesh: Any) -> None:
     """TypeError and ValueError for a model whose gradients something else synchronizes."""
     if isinstance(model, DistributedDataParallel):
-        raise TypeError("the model is wrapped in DistributedDataParallel: thinwire.register(model, spec) is for it, or give fully_shard model.module")
+        raise TypeError("the model is wrapped in DistributedDataParallel: thinwire.register(model, "
+                        "spec) is for it, or give fully_shard model.module")
     if not isinstance(model, nn.Module):
         raise TypeError(f"fully_shard takes a torch.nn.Module, not {type(model).__name__}")
     refuse_other_wrappers(model, but="FSDPModule")
@@ -467,19 +503,21 @@ def _require_model(model: Any, mesh: Any) -> None:
     module: _Sharded
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
-            raise TypeError("a part of the model is wrapped in DistributedDataParallel, which sums whole gradients: leave the wrapper out")
+            raise TypeError("a part of the model is wrapped in DistributedDataParallel, "
+                            "which sums whole gradients: leave the wrapper out")
         group = module._get_fsdp_state()._fsdp_param_group if hasattr(module, "set_all_reduce_hook") else None
         if group is None:
             continue
         if group.mesh_info.mesh.ndim != 1:
             raise ValueError(
-                "torch's fully_shard was applied over a mesh of two dimensions (HSDP), and sums whole gradients between replicas before anybody is "
-                f"asked: give it {named} instead; or " + _UNSHARDED_ADVICE
+                "torch's fully_shard was applied over a mesh of two dimensions (HSDP), "
+                "and sums whole gradients between replicas before anybody is asked: "
+                f"give it {named} instead; or " + _UNSHARDED_ADVICE
             )
         if group.mesh_info.mesh.mesh.tolist() != over.mesh.tolist():
             raise ValueError(
-                f"torch's fully_shard was applied over ranks {group.mesh_info.mesh.mesh.tolist()}, and mesh has shards over ranks "
-                f"{over.mesh.tolist()}: give both the same mesh"
+                f"torch's fully_shard was applied over ranks {group.mesh_info.mesh.mesh.tolist()}, "
+                f"and mesh has shards over ranks {over.mesh.tolist()}: give both the same mesh"
             )
 
 
@@ -488,10 +526,11 @@ def _require_own_parameters(model: nn.Module) -> None:
     sharded = {id(parameter) for unit in units_of(model, _Unit) for parameter in unit.parameters()}
     parameter: _Sharded
     for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor" and (id(parameter) not in sharded or parameter.device_mesh.ndim != 1):
+        if (type(parameter.data).__name__ == "DTensor"
+            and (id(parameter) not in sharded or parameter.device_mesh.ndim != 1)):
             raise TypeError(
-                f"parameter {name} is a DTensor, a part of a tensor by other means than fully_shard (tensor parallel): load the model without a "
-                "tp_plan"
+                f"parameter {name} is a DTensor, a part of a tensor by other means than fully_shard (tensor "
+                "parallel): load the model without a tp_plan"
             )
 
 
@@ -501,9 +540,11 @@ def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapp
 
     if any(hasattr(module, "set_all_reduce_hook") for module in model.modules()):
         if not hasattr(model, "set_all_reduce_hook"):
-            raise ValueError("torch's fully_shard was applied to modules of the model and not to the model itself: apply it to both, or to none")
+            raise ValueError("torch's fully_shard was applied to modules of the model and not to the model "
+                             "itself: apply it to both, or to none")
         if modules or more:
-            raise ValueError("torch's fully_shard was applied to the model before: give modules and options to that, or leave it out")
+            raise ValueError("torch's fully_shard was applied to the model before: "
+                             "give modules and options to that, or leave it out")
         return
     over, _ = _over_shards(mesh)
     for module in modules:
@@ -511,7 +552,8 @@ def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapp
     torchs(model, mesh=over, **more)
 
 
-def _handle_of(model: nn.Module, mesh: Any, spec: str, all_gather: str, options: Mapping[str, Any]) -> ShardedHandle:
+def _handle_of(model: nn.Module, mesh: Any, spec: str, all_gather: str,
+               options: Mapping[str, Any]) -> ShardedHandle:
     if mesh.ndim == 2:
         return ShardedHandle(model, mesh, spec, options)
     from thinwire.scattered import ScatteredHandle  # which is made of what stands above
@@ -539,33 +581,43 @@ def fully_shard(
 ) -> ShardedHandle:
     """Shards ``model`` by torch's ``fully_shard``, and synchronizes its gradients by ``spec``. Collective.
 
-    model: not sharded; or sharded by torch's ``fully_shard`` over the last dimension of ``mesh`` alone, itself and the modules within.
-    mesh: a DeviceMesh of two dimensions with names, (hosts, ranks of a host), as torch's HSDP takes it. The model is sharded within hosts,
-        and ``spec`` synchronizes the means of a host with those of others. Or of one dimension, over all ranks. The model is sharded among
-        them, and ``spec`` takes the place of torch's reduce-scatter.
-    spec: as for ``register``: ``casq:bits=4``, ``power_sgd:rank=32:bits=8``. A shard of a matrix is a matrix of fewer rows. Over one
-        dimension one of ``dense``, ``half``, ``ef_signsgd``, ``qsgd``, ``nuqsgd``, ``casq``, ``zen`` and ``top_k+zen``.
-    modules: those within that are sharded by themselves, as layers of a transformer are. The rest is one more unit, the model's.
-    optimizer: as for ``register``. It holds the shards, so it is made after torch's ``fully_shard``, and the model given here afterwards.
-    all_gather: over one dimension, how shards of parameters travel: ``"exact"``, as torch sends them, or ``"8bit"``. Then all ranks compute
-        with parameters rounded to 8 bits. The optimizer has them in full, and what rounding left out is added before the next.
-    fully_shard_options: for torch's ``fully_shard`` of every module: ``reshard_after_forward``, ``mp_policy``, ``offload_policy``.
+    model: not sharded; or sharded by torch's ``fully_shard`` over the last dimension of ``mesh`` alone,
+        itself and the modules within.
+    mesh: a DeviceMesh of two dimensions with names, (hosts, ranks of a host), as torch's HSDP takes it. The
+        model is sharded within hosts, and ``spec`` synchronizes the means of a host with those of others. Or
+        of one dimension, over all ranks. The model is sharded among them,
+        and ``spec`` takes the place of torch's reduce-scatter.
+    spec: as for ``register``: ``casq:bits=4``, ``power_sgd:rank=32:bits=8``. A shard of a matrix is a matrix
+        of fewer rows. Over one dimension one of ``dense``, ``half``, ``ef_signsgd``, ``qsgd``, ``nuqsgd``,
+        ``casq``, ``zen`` and ``top_k+zen``.
+    modules: those within that are sharded by themselves, as layers of a transformer are.
+        The rest is one more unit, the model's.
+    optimizer: as for ``register``. It holds the shards, so it is made after torch's ``fully_shard``,
+        and the model given here afterwards.
+    all_gather: over one dimension, how shards of parameters travel: ``"exact"``, as torch sends them, or
+        ``"8bit"``. Then all ranks compute with parameters rounded to 8 bits. The optimizer has them in full,
+        and what rounding left out is added before the next.
+    fully_shard_options: for torch's ``fully_shard`` of every module:
+        ``reshard_after_forward``, ``mp_policy``, ``offload_policy``.
 
-    ``seed``, ``threads``, ``lanes``, limits, ``grad_scaler``, ``compress_on`` and ``check_replicas_every`` are those of ``register``; the latter
-    compares the replicas of each shard, of which there are none over one dimension.
+    ``seed``, ``threads``, ``lanes``, limits, ``grad_scaler``, ``compress_on`` and ``check_replicas_every``
+    are those of ``register``; the latter compares the replicas of each shard,
+    of which there are none over one dimension.
 
-    Means come to the gradients at the end of backward, so gradients are complete when ``backward()`` returns and not before. Where a rank has
-    inf or NaN, all gradients are NaN on all ranks and the step is undone, in all shards. So is one that fails or whose backward raises.
+    Means come to the gradients at the end of backward, so gradients are complete when ``backward()`` returns
+    and not before. Where a rank has inf or NaN, all gradients are NaN on all ranks and the step is undone, in
+    all shards. So is one that fails or whose backward raises.
 
-    Raises TypeError and ValueError for a model, mesh, spec or option that cannot be, ImportError where torch is too old, and otherwise as
-    ``register`` does.
+    Raises TypeError and ValueError for a model, mesh, spec or option that cannot be, ImportError where torch
+    is too old, and otherwise as ``register`` does.
     """
     _require_torch(mesh)
     _require_mesh(mesh, all_gather)
     _require_model(model, mesh)
     earlier = _sharded.get(model)
     if earlier is not None and not earlier._is_closed:
-        raise RuntimeError("the model has a handle already, which is not closed: handle.set(spec) changes the system")
+        raise RuntimeError("the model has a handle already, which is not closed: "
+                           "handle.set(spec) changes the system")
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
     ddp.require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
     _require_own_parameters(model)
@@ -573,7 +625,9 @@ def fully_shard(
     shards.require_optimizer(optimizer, model)
     return _handle_of(model, mesh, ddp.join_spec(spec, None), all_gather, {
         "seed": seed, "threads": threads, "lanes": lanes,
-        "deadline_seconds": private_group.timeout_of(mesh.get_group(0)) if deadline_seconds is None else deadline_seconds,
-        "step_limit_seconds": step_limit_seconds, "optimizer": optimizer, "grad_scaler": grad_scaler, "compress_on": compress_on,
+        "deadline_seconds": private_group.timeout_of(mesh.get_group(0)) if deadline_seconds is None
+        else deadline_seconds,
+        "step_limit_seconds": step_limit_seconds, "optimizer": optimizer, "grad_scaler": grad_scaler,
+        "compress_on": compress_on,
         "check_replicas_every": check_replicas_every,
     })

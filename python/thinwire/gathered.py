@@ -10,7 +10,8 @@ _LARGEST = 127
 
 
 def encode(values: torch.Tensor) -> torch.Tensor:
-    """Codes and scales of float32 values, as bytes: of each block its elements as multiples of a 127th of the largest magnitude."""
+    """Codes and scales of float32 values, as bytes:
+    of each block its elements as multiples of a 127th of the largest magnitude."""
     blocks = torch.nn.functional.pad(values, (0, -values.numel() % _BLOCK)).view(-1, _BLOCK)
     scales = blocks.abs().amax(dim=1, keepdim=True) / _LARGEST
     codes = (blocks / scales).nan_to_num_(0, 0, 0).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
@@ -22,18 +23,21 @@ def encoded_bytes(elements: int) -> int:
 
 
 def decode(message: torch.Tensor, elements: int) -> torch.Tensor:
-    """The values of a message of ``encode``, the same bits on every rank. Where a value was inf or NaN, so is its block."""
-    codes = torch.nn.functional.pad(message[:elements].view(torch.int8).float(), (0, -elements % _BLOCK)).view(-1, _BLOCK)
-    scales = message[elements:].clone().view(torch.float32)  # which need not lie at a multiple of 4 bytes in the message
+    """The values of a message of ``encode``, the same bits on every rank.
+    Where a value was inf or NaN, so is its block."""
+    codes = torch.nn.functional.pad(message[:elements].view(torch.int8).float(),
+                                    (0, -elements % _BLOCK)).view(-1, _BLOCK)
+    # They need not lie at a multiple of 4 bytes in the message, so they are copied.
+    scales = message[elements:].clone().view(torch.float32)
     return (codes * scales.view(-1, 1)).view(-1)[:elements]
 
 
 class EightBitGather:
     """torch's all-gather of one unit's parameters, for ``set_custom_all_gather``.
 
-    Each rank sends codes of its shard + rest, and all ranks, it too, compute with what these decode to. The rest is what the codes of the
-    steps before left out. It changes with a step that counts, and not from one gather of a step to the next: so backward has the
-    parameters of forward.
+    Each rank sends codes of its shard + rest, and all ranks, it too, compute with what these decode to. The
+    rest is what the codes of the steps before left out. It changes with a step that counts, and not from one
+    gather of a step to the next: so backward has the parameters of forward.
     """
 
     def __init__(self, parts: List[Tuple[str, torch.Tensor]]) -> None:
@@ -49,14 +53,16 @@ class EightBitGather:
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any,
+                 async_op: bool = False) -> Any:
         elements, ranks = input_tensor.numel(), group.size()
         if not self._exact and not input_tensor.is_floating_point():
             raise RuntimeError(
-                f"parameters {', '.join(self._names)} are gathered as bytes, since they are of several types: all_gather='exact', or a fully_shard of "
-                "its own for those of each type"
+                f"parameters {', '.join(self._names)} are gathered as bytes, since they are of several "
+                "types: all_gather='exact', or a fully_shard of its own for those of each type"
             )
-        # Shards of what was gathered before (reshard_after_forward=RANKS) are other parts, of values that are rounded already.
+        # Shards of what was gathered before (reshard_after_forward=RANKS) are other parts,
+        # of values that are rounded already.
         if self._exact or elements != sum(self._sizes):
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
         own = input_tensor.float()

@@ -1,7 +1,7 @@
 """Process groups of Thinwire's own beside DDP's: the same ranks, other connections.
 
-DDP's own group must not be shared: Thinwire's messages carry tags that would mix with those of others. ``new_group`` would not
-do either: every rank of the job has to call it, also those outside of a sub-group.
+DDP's own group must not be shared: Thinwire's messages carry tags that would mix with those of others.
+``new_group`` would not do either: every rank of the job has to call it, also those outside of a sub-group.
 """
 import contextlib
 import datetime
@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict, TypeVar, Union
+from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict,
+                    TypeVar, Union)
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,8 @@ _GROUP_TIMEOUT = datetime.timedelta(hours=24)
 # Longer than a rank takes to write what it has concluded, shorter than anybody would mind.
 _COURTESY = datetime.timedelta(seconds=5)
 
-# What c10d raises when its store does not answer: in some versions, and for some calls, Python's TimeoutError.
+# What c10d raises when its store does not answer: in some versions, and for some calls,
+# Python's TimeoutError.
 _STORE_ERRORS = (RuntimeError, OSError)
 
 
@@ -38,7 +40,8 @@ def _brief(error: BaseException) -> str:
 
 
 def _store_client(store: dist.Store, timeout: datetime.timedelta) -> dist.Store:
-    """A client of the same store with a connection of its own: another user's wait on it does not block ours."""
+    """A client of the same store with a connection of its own:
+    another user's wait on it does not block ours."""
     if hasattr(store, "clone"):
         clone: dist.Store = store.clone()
         clone.set_timeout(timeout)
@@ -58,8 +61,9 @@ def _served_by_agent() -> bool:
 def _attempt() -> str:
     """What sets a restart's keys apart where torchrun's agent keeps one store for all of them.
 
-    Such a version of torch sets its own keys apart by a prefix, which a client of our own has not. Newer ones set nothing apart: their
-    users must have a store opened for each restart. There the count must not be a part of keys, since each host counts its own restarts.
+    Such a version of torch sets its own keys apart by a prefix, which a client of our own has not. Newer ones
+    set nothing apart: their users must have a store opened for each restart. There the count must not be a
+    part of keys, since each host counts its own restarts.
     """
     if not _served_by_agent():
         return ""
@@ -77,7 +81,8 @@ def _in_words(what: str) -> Iterator[None]:
         yield
     except _STORE_ERRORS as error:
         server = "the agent that serves it" if _served_by_agent() else "rank 0, whose process serves it,"
-        raise RuntimeError(f"register could not {what} the rendezvous store: {server} is gone or silent ({_brief(error)})") from None
+        raise RuntimeError(f"register could not {what} the rendezvous store: "
+                           f"{server} is gone or silent ({_brief(error)})") from None
 
 
 _Found = TypeVar("_Found")
@@ -86,7 +91,8 @@ Choices = Mapping[str, Union[int, float, str, None]]
 
 
 class _Conclusion(TypedDict, total=False):
-    """``token`` where all ranks go on; else ``text``, why they do not, and how many ranks ``came`` to read it."""
+    """``token`` where all ranks go on; else ``text``, why they do not,
+    and how many ranks ``came`` to read it."""
 
     token: str
     text: str
@@ -110,7 +116,8 @@ class _Keys:
         """What stands there afterwards."""
         with _in_words("write to"):
             standing = self._store.compare_set(key, "", value).decode()
-            self._store.set(key, standing)  # wakes those that wait for it, which torch 1.13's compare_set does not
+            # Wakes those that wait for it, which torch 1.13's compare_set does not.
+            self._store.set(key, standing)
             return standing
 
     def add(self, key: str, number: int) -> int:
@@ -150,8 +157,10 @@ class Signature:
     """What ranks compare of the models that they register: names, sizes and types of parameters, in order."""
 
     def __init__(self, parameters: Sequence[Tuple[str, torch.Tensor]]):
-        self.parameters: List[List[Union[str, int]]] = [[name, parameter.numel(), str(parameter.dtype)] for name, parameter in parameters]
-        first = f", the first {self.parameters[0][0]!r} of {self.parameters[0][1]} elements" if parameters else ""
+        self.parameters: List[List[Union[str, int]]] = [[name, parameter.numel(), str(parameter.dtype)]
+                                                        for name, parameter in parameters]
+        first = (f", the first {self.parameters[0][0]!r} of {self.parameters[0][1]} elements"
+                 if parameters else "")
         self.summary = f"{len(self.parameters)} parameters{first}"
         self.hash = hashlib.sha256(json.dumps(self.parameters).encode()).hexdigest()
 
@@ -159,8 +168,8 @@ class Signature:
         """Where this rank's model first differs from that of ``rank``."""
         for place, (own, other) in enumerate(zip(self.parameters, theirs)):
             if own != other:
-                return (f"parameter {place} is {own[0]!r} of {own[1]} elements ({own[2]}) here and {other[0]!r} of {other[1]} elements "
-                        f"({other[2]}) on rank {rank}")
+                return (f"parameter {place} is {own[0]!r} of {own[1]} elements ({own[2]}) here and "
+                        f"{other[0]!r} of {other[1]} elements ({other[2]}) on rank {rank}")
         return f"there are {len(self.parameters)} parameters here and {len(theirs)} on rank {rank}"
 
 
@@ -189,7 +198,8 @@ def timeout_of(group: dist.ProcessGroup) -> float:
 
 
 def _sums_by(group: dist.ProcessGroup, device: Optional[torch.device]) -> Optional[str]:
-    """The engine that sums what lies on ``device`` beside Gloo: that of DDP's own ``group``, if it works there."""
+    """The engine that sums what lies on ``device`` beside Gloo: that of DDP's own ``group``,
+    if it works there."""
     if device is None or _C.cuda == "no":
         return None
     if _C.cuda == "emulated":
@@ -202,7 +212,8 @@ def _sums_by(group: dist.ProcessGroup, device: Optional[torch.device]) -> Option
 
 @contextlib.contextmanager
 def _nccl_errors_left_to_us() -> Iterator[None]:
-    """For the construction of a group: its watchdog would end the process at an error, before that says which rank is gone."""
+    """For the construction of a group: its watchdog would end the process at an error,
+    before that says which rank is gone."""
     old_name = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 2)
     name = "NCCL_ASYNC_ERROR_HANDLING" if old_name else "TORCH_NCCL_ASYNC_ERROR_HANDLING"
     before = os.environ.get(name)
@@ -217,13 +228,15 @@ def _nccl_errors_left_to_us() -> Iterator[None]:
 
 
 class PrivateGroups:
-    """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections, and the store where it finds out who is to blame, per lane.
+    """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections,
+    and the store where it finds out who is to blame, per lane.
 
-    ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host. ``sums_by`` names its engine.
+    ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host.
+    ``sums_by`` names its engine.
     """
 
-    def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device], sums_by: Optional[str],
-                 signature: Signature, choices: Choices) -> None:
+    def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device],
+                 sums_by: Optional[str], signature: Signature, choices: Choices) -> None:
         self.sums_by = sums_by
         self.rank = ranks.index(dist.get_rank())
         self.size = len(ranks)
@@ -241,10 +254,11 @@ class PrivateGroups:
             self.close()
             raise
 
-    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature, choices: Choices) -> None:
+    def _open(self, ranks: List[int], lanes: int, device: Optional[torch.device], signature: Signature,
+              choices: Choices) -> None:
         with _in_words("reach"):
-            # A wait that was given up may be answered later, and its client takes that for the next answer. So one client waits,
-            # and another asks without waiting.
+            # A wait that was given up may be answered later, and its client takes that for the next answer.
+            # So one client waits, and another asks without waiting.
             waiting = _store_client(self._default_store, self._deadline)
             client = _store_client(self._default_store, self._deadline)
             self._limit_answers(client, max(self._deadline / 4, _COURTESY))
@@ -253,7 +267,8 @@ class PrivateGroups:
             self._limit_answers(client, self._deadline)
         prefix = f"thinwire/{token}"
         watch = _C.StartWatch(
-            store=dist.PrefixStore(prefix, client), rank=self.rank, size=self.size, store_host=self.store_host,
+            store=dist.PrefixStore(prefix, client), rank=self.rank, size=self.size,
+            store_host=self.store_host,
             deadline_seconds=self._deadline.total_seconds(),
         )
         watch.begins()
@@ -265,7 +280,8 @@ class PrivateGroups:
                 self.groups.append(self._open_lane(dist.PrefixStore(f"{prefix}/{lane}/gloo", waiting)))
                 self.sockets.append(_C.tcp_sockets_since(before))
                 self.stores.append(store)
-            # A rank that is refused what it registers may close its connections while another still opens them.
+            # A rank that is refused what it registers may close its connections while
+            # another still opens them.
             connected = dist.PrefixStore(f"{prefix}/connected", waiting)
             connected.set(str(self.rank), "")
             connected.wait([str(rank) for rank in range(self.size)], self._deadline)
@@ -278,8 +294,8 @@ class PrivateGroups:
                 self._open_device_group(f"{prefix}/device", device)
         except (*_STORE_ERRORS, ValueError) as error:
             raise RuntimeError(
-                f"not all ranks opened their connections in register: {watch.blame()}. Ranks are those of the model's process group; "
-                f"this rank's own error was: {_brief(error)}"
+                f"not all ranks opened their connections in register: {watch.blame()}. "
+                f"Ranks are those of the model's process group; this rank's own error was: {_brief(error)}"
             ) from None
         finally:
             watch.ends()
@@ -298,13 +314,15 @@ class PrivateGroups:
         if self.sums_by == "gloo":
             self.device_group = self._open_lane(store)
             return
-        options: Any = dist.ProcessGroupNCCL.Options()  # torch's types of these two lack what is used here, in one version or another
+        # Any: torch's types of these two lack what is used here, in one version or another.
+        options: Any = dist.ProcessGroupNCCL.Options()
         group: Any
         # Later than ours, which tells who is gone, but it also bounds how long the group takes to end.
         options._timeout = max(4 * self._deadline, datetime.timedelta(minutes=1))
         with _nccl_errors_left_to_us():
             group = self.device_group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
-        # It connects in its first operation, in which ranks that miss one wait without an end: none may have failed before.
+        # It connects in its first operation, in which ranks that miss one wait without an end:
+        # none may have failed before.
         with torch.cuda.device(device):
             one = torch.ones(1, device=device)
             store.set(f"ready/{self.rank}", "")
@@ -313,33 +331,39 @@ class PrivateGroups:
             end = time.monotonic() + self._deadline.total_seconds()
             while not work.is_completed():
                 if time.monotonic() > end:
-                    raise RuntimeError(f"NCCL did not connect all ranks within {self._deadline.total_seconds():.0f} s: compress_on='cpu' does without it")
+                    raise RuntimeError("NCCL did not connect all ranks within "
+                                       f"{self._deadline.total_seconds():.0f} s: "
+                                       "compress_on='cpu' does without it")
                 time.sleep(0.001)
             work.wait()
 
     def _agree_on_token(self, ranks: List[int], waiting: dist.Store, client: dist.Store, choices: Choices,
                         signature: Signature) -> str:
-        """What sets these groups' keys apart from those of other registrations, jobs and restarts: drawn by the first rank.
+        """What sets these groups' keys apart from those of other registrations, jobs and restarts:
+        drawn by the first rank.
 
-        It also holds all ranks' choices and models against its own, and tells every rank the same of them: so each rank reads
-        one key, however many there are. choices: what has to be the same on all ranks.
+        It also holds all ranks' choices and models against its own, and tells every rank the same of them: so
+        each rank reads one key, however many there are. choices: what has to be the same on all ranks.
         """
         name = ",".join(str(rank) for rank in ranks)
         number = _opened[name] = _opened.get(name, 0) + 1
         prefix = f"thinwire/{_attempt()}{name}/{number}"
         store = dist.PrefixStore(prefix, waiting)
-        own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary, "hash": signature.hash, **choices}
+        own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary,
+               "hash": signature.hash, **choices}
         asking = _Keys(client, prefix)
         if asking.get(str(self.rank)) is not None:
             raise RuntimeError(
-                f"rank {ranks[self.rank]} finds in the rendezvous store what it wrote before it was started again, so ranks would connect to "
-                "processes that have ended. Give each start a store of its own: with torchrun, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and "
-                "give --standalone or --rdzv_backend c10d; with a FileStore, another file"
+                f"rank {ranks[self.rank]} finds in the rendezvous store what "
+                "it wrote before it was started again, so ranks would connect to processes that have ended. "
+                "Give each start a store of its own: with torchrun, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+                "and give --standalone or --rdzv_backend c10d; with a FileStore, another file"
             )
         asking.set(str(self.rank), json.dumps(own))
         if self.rank == 0:
             own_conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
-            conclusion: _Conclusion = json.loads(asking.set_if_absent("conclusion", json.dumps(own_conclusion)))
+            agreed = asking.set_if_absent("conclusion", json.dumps(own_conclusion))
+            conclusion: _Conclusion = json.loads(agreed)
             if "token" not in conclusion:
                 # The store may end with this process.
                 _poll(lambda: asking.add("heard", 0) >= conclusion["came"])
@@ -353,17 +377,20 @@ class PrivateGroups:
             raise RuntimeError(conclusion["text"])
         text = conclusion["text"]
         if signature.hash != conclusion["hash"]:
-            text += f" On this rank, {ranks[self.rank]}: {signature.difference(conclusion['parameters'], ranks[0])}."
+            text += (f" On this rank, {ranks[self.rank]}: "
+                     f"{signature.difference(conclusion['parameters'], ranks[0])}.")
         raise ValueError(text)
 
     def _limit_answers(self, client: dist.Store, limit: datetime.timedelta) -> None:
-        """From now on a request is an error when its answer takes longer. Older versions take this from the latest wait alone."""
+        """From now on a request is an error when its answer takes longer.
+        Older versions take this from the latest wait alone."""
         key = f"thinwire/hello/{self.rank}"
         client.set(key, "")
         client.wait([key], limit)
 
     def _conclude(
-        self, ranks: List[int], store: dist.Store, asking: _Keys, own: Choices, choices: List[str], signature: Signature
+        self, ranks: List[int], store: dist.Store, asking: _Keys, own: Choices, choices: List[str],
+        signature: Signature
     ) -> _Conclusion:
         """On the first rank: the token, or why there is none."""
         keys = [str(rank) for rank in range(self.size)]
@@ -374,20 +401,25 @@ class PrivateGroups:
         for rank, key in enumerate(keys):
             refused = self._refused(ranks, rank, json.loads(asking.get(key) or "{}"), own, choices)
             if refused is not None:
-                return {"came": self.size - 1, "text": refused, "hash": signature.hash, "parameters": signature.parameters}
+                return {"came": self.size - 1, "text": refused, "hash": signature.hash,
+                        "parameters": signature.parameters}
         return {"token": os.urandom(8).hex()}
 
-    def _refused(self, ranks: List[int], rank: int, other: Choices, own: Choices, choices: List[str]) -> Optional[str]:
+    def _refused(self, ranks: List[int], rank: int, other: Choices, own: Choices,
+                 choices: List[str]) -> Optional[str]:
         """Why the first rank, which this is, cannot work with that rank."""
         for choice in choices:
             if other[choice] != own[choice]:
                 remedy = " compress_on, kind of device and build of Thinwire" if choice == "sums_by" else ""
-                return f"{choice}={own[choice]} on rank {ranks[0]}, {choice}={other[choice]} on rank {ranks[rank]}: give all ranks the same{remedy}"
+                return (f"{choice}={own[choice]} on rank {ranks[0]}, "
+                        f"{choice}={other[choice]} on rank {ranks[rank]}: give all ranks the same{remedy}")
         if other["job"] and own["job"] and other["job"] != own["job"]:
-            return (f"rank {ranks[rank]} belongs to another job than rank {ranks[0]} (THINWIRE_JOB={other['job']} and {own['job']}): "
+            return (f"rank {ranks[rank]} belongs "
+                    f"to another job than rank {ranks[0]} (THINWIRE_JOB={other['job']} and {own['job']}): "
                     "two jobs were started at one MASTER_PORT, give each its own")
         if other["hash"] != own["hash"]:
-            return (f"rank {ranks[rank]} registers a model of {other['model']}, where rank {ranks[0]} registers one of {own['model']}: "
+            return (f"rank {ranks[rank]} registers a model of {other['model']}, "
+                    f"where rank {ranks[0]} registers one of {own['model']}: "
                     "register the same models in the same order on all ranks.")
         return None
 
@@ -397,7 +429,8 @@ class PrivateGroups:
             store.wait(["conclusion"], self._deadline)
         # The first rank's deadline may end a moment later than this one's.
         conclusion = _poll(lambda: asking.get("conclusion"))
-        # One rank asks for all who is missing: each asking would be as many requests as the square of the ranks.
+        # One rank asks for all who is missing: each asking would be as many requests as
+        # the square of the ranks.
         if conclusion is None and asking.add("asks who is missing", 1) > 1:
             conclusion = _poll(lambda: asking.get("conclusion"))
         if conclusion is None:
@@ -408,18 +441,22 @@ class PrivateGroups:
         """The conclusion where not all have come within the deadline."""
         missing = asking.missing([str(rank) for rank in range(self.size)])
         why = f" ({_brief(error)})" if error is not None else ""
-        who = ", ".join(str(ranks[place]) for place in missing) or f"none any more, but rank {ranks[0]} did not go on{why}"
+        who = (", ".join(str(ranks[place]) for place in missing)
+               or f"none any more, but rank {ranks[0]} did not go on{why}")
         text = (
-            f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, missing: {who}. Every rank of the "
-            "model's process group has to call register, for the same models in the same order"
+            f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, "
+            f"missing: {who}. Every rank of the model's process group has to call register, "
+            "for the same models in the same order"
         )
-        return {"missing": True, "came": self.size - 1 - len([place for place in missing if place > 0]), "text": text}
+        return {"missing": True,
+                "came": self.size - 1 - len([place for place in missing if place > 0]), "text": text}
 
     def close(self) -> None:
         self.groups = []
         self.stores = []
         if self.sums_by == "nccl" and self.device_group is not None:
-            # Every sum was waited for; left to its destructor, newer versions warn about a group that the user does not know.
+            # Every sum was waited for; left to its destructor,
+            # newer versions warn about a group that the user does not know.
             for name in ("abort", "_abort"):
                 if hasattr(self.device_group, name):
                     getattr(self.device_group, name)()
@@ -431,10 +468,12 @@ def open_private(
     group: dist.ProcessGroup, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None,
     parameters: Sequence[Tuple[str, torch.Tensor]] = (), choices: Optional[Choices] = None,
 ) -> PrivateGroups:
-    """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there. Collective over those ranks alone.
+    """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there.
+    Collective over those ranks alone.
 
-    parameters: of the model that is registered, the same on all ranks. choices: what else has to be the same, by name. Raises RuntimeError that names the ranks that do not come, or leave
-    meanwhile, within the deadline and a few seconds; ValueError, at once, when ranks differ in what they register.
+    parameters: of the model that is registered, the same on all ranks. choices: what else has to be the same,
+    by name. Raises RuntimeError that names the ranks that do not come, or leave meanwhile, within the
+    deadline and a few seconds; ValueError, at once, when ranks differ in what they register.
     """
     if hasattr(dist, "get_process_group_ranks"):
         ranks = list(dist.get_process_group_ranks(group))
@@ -443,4 +482,5 @@ def open_private(
     else:
         table: Dict[int, int] = distributed_c10d._pg_group_ranks[group]
         ranks = sorted(table, key=lambda rank: table[rank])
-    return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device), Signature(parameters), choices or {})
+    return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device),
+                         Signature(parameters), choices or {})

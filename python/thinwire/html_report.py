@@ -82,30 +82,34 @@ def _thinned(values: List[Any], most: int) -> bool:
 
 
 class HtmlReport:
-    """Records what each step cost and writes it as one HTML page: where its time went by bucket, which system ran and why, what each
-    layer has not delivered yet, and the loss.
+    """Records what each step cost and writes it as one HTML page: where its time went by bucket, which system
+    ran and why, what each layer has not delivered yet, and the loss.
 
-    Usage: ``report = thinwire.HtmlReport(handle, "report.html")``, ``report.step(loss=loss)`` after every ``optimizer.step()``, and
-    ``report.close()`` at the end. Or ``with thinwire.HtmlReport(handle, "report.html") as report:`` around the training.
+    Usage: ``report = thinwire.HtmlReport(handle, "report.html")``, ``report.step(loss=loss)`` after every
+    ``optimizer.step()``, and ``report.close()`` at the end. Or
+    ``with thinwire.HtmlReport(handle, "report.html") as report:`` around the training.
 
-    Every rank may do the same: rank 0 records and writes, on all others nothing happens. Nothing of it is collective. The memory that it
-    takes does not grow with the number of steps.
+    Every rank may do the same: rank 0 records and writes, on all others nothing happens. Nothing of it is
+    collective. The memory that it takes does not grow with the number of steps.
     """
 
-    def __init__(self, handle: Handle, path: "Union[str, os.PathLike[str]]", *, layers_every: int = 100) -> None:
+    def __init__(self, handle: Handle, path: "Union[str, os.PathLike[str]]", *,
+                 layers_every: int = 100) -> None:
         """path: the file, which is written whole or not at all.
-        layers_every: after so many steps, and more often in the beginning, the norms of each layer's residual and gradient are taken.
-            That copies the systems' state once. 0: never.
+        layers_every: after so many steps, and more often in the beginning, the norms of each layer's residual
+            and gradient are taken. That copies the systems' state once. 0: never.
 
-        Raises TypeError for what is not a handle of a model under DistributedDataParallel, ValueError for a bad number, and FileNotFoundError where there is no folder for the
-        file.
+        Raises TypeError for what is not a handle of a model under DistributedDataParallel, ValueError for a
+        bad number, and FileNotFoundError where there is no folder for the file.
         """
         if not callable(getattr(handle, "report", None)):
-            raise TypeError(f"HtmlReport takes the handle that thinwire.register returned, not {type(handle).__name__}: register the model first. "
+            raise TypeError("HtmlReport takes the handle that thinwire.register returned, "
+                            f"not {type(handle).__name__}: register the model first. "
                             "With one process a framework's adapter has none")
         model = handle._model() if isinstance(handle, Handle) else None
         if model is not None and not isinstance(model, DistributedDataParallel):
-            raise TypeError(f"HtmlReport is of a model under DistributedDataParallel, not of a {type(model).__name__} whose parameters are sharded: "
+            raise TypeError("HtmlReport is of a model under DistributedDataParallel, "
+                            f"not of a {type(model).__name__} whose parameters are sharded: "
                             "handle.report() and handle.log_to() tell of that one")
         if not isinstance(layers_every, int) or layers_every < 0:
             raise ValueError(f"layers_every={layers_every!r}: a whole number of steps is needed, 0 for never")
@@ -140,7 +144,8 @@ class HtmlReport:
         if not os.path.isdir(folder):
             raise FileNotFoundError(f"path={self._path!r}: there is no folder {folder}, make it first")
         if handle._is_closed:
-            raise RuntimeError("the handle is closed, and there is nothing to record: register the model again")
+            raise RuntimeError("the handle is closed, and there is nothing to record: "
+                               "register the model again")
         model = handle._model()
         assert model is not None  # DDP's hook keeps the handle as long as the model
         self.is_on_device = any(parameter.is_cuda for parameter in model.parameters())
@@ -148,7 +153,7 @@ class HtmlReport:
         handle._watchers.append(self)
         atexit.register(self._close_at_exit)
 
-    # --- Called by the handle ----------------------------------------------------------------------------------------
+    # --- Called by the handle -------------------------------------------------------------------------------
 
     def _clear_clock(self) -> None:
         self._bucket_times: List[Tuple[int, float]] = []
@@ -185,7 +190,7 @@ class HtmlReport:
         """Nothing comes any more."""
         self._close(look=False)
 
-    # --- Recording ---------------------------------------------------------------------------------------------------
+    # --- Recording ------------------------------------------------------------------------------------------
 
     def step(self, loss: Union[float, torch.Tensor, None] = None) -> None:
         """Records a step: once after every ``optimizer.step()``, also after one that was left out.
@@ -200,7 +205,8 @@ class HtmlReport:
         value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self.steps += 1
         self._needs_writing = True
-        entry: Dict[str, Any] = {"call": self.steps, "wall": now - self._began, "seconds": now - self._step_began, "loss": value}
+        entry: Dict[str, Any] = {"call": self.steps, "wall": now - self._began,
+                                 "seconds": now - self._step_began, "loss": value}
         if self._bucket_times:
             entry.update(self._synchronized(report, number, now))
         if (self.steps - 1) % self._stride == 0:
@@ -215,7 +221,8 @@ class HtmlReport:
         self._step_began = time.perf_counter()
 
     def resume(self) -> None:
-        """What happened since the last ``step()``, an evaluation or a checkpoint, is not of the next step's time."""
+        """What happened since the last ``step()``, an evaluation or a checkpoint,
+        is not of the next step's time."""
         self._step_began = time.perf_counter()
 
     def _synchronized(self, report: Report, number: int, now: float) -> Dict[str, Any]:
@@ -244,18 +251,21 @@ class HtmlReport:
         return {"step": number, "waiting": parts.get("waiting"), "skipped": not finite}
 
     def _parts(self, now: float) -> Dict[str, float]:
-        """The step's seconds one after the other; empty where a part is not known, as in Join for a rank without inputs."""
+        """The step's seconds one after the other; empty where a part is not known,
+        as in Join for a rank without inputs."""
         began, end, means = self._backward_began, self._backward_end, self._means_time
         if began is None or end is None or means is None:
             return {}
-        return {"forward": began - self._step_began, "backward": end - began, "waiting": means - end, "rest": now - means}
+        return {"forward": began - self._step_began, "backward": end - began, "waiting": means - end,
+                "rest": now - means}
 
     def _run_of(self, report: Report, number: int) -> Run:
         """The run that the step goes on with, or a new one."""
         schemes = tuple(sorted({bucket["scheme"] for bucket in report["buckets"] if bucket["scheme"]}))
         key = (self._spec, schemes)
         # Its number is not above the last one's where a state of an earlier step was loaded.
-        if not self.runs or key != (self.runs[-1].spec, self.runs[-1].schemes) or number <= self.runs[-1].last:
+        if (not self.runs or key != (self.runs[-1].spec, self.runs[-1].schemes)
+            or number <= self.runs[-1].last):
             is_set = self._is_set and bool(self.runs) and self.runs[-1].spec != self._spec
             self.runs.append(Run(number, number, *key, time.perf_counter() - self._began, is_set))
             self._is_set = False
@@ -290,7 +300,8 @@ class HtmlReport:
         model = None if handle is None else handle._model()
         if handle is None or model is None:
             return
-        values, scale = handle._engine.state(), handle._scale or 1.0  # by which a GradScaler divides gradients
+        # scale: by which a GradScaler divides gradients.
+        values, scale = handle._engine.state(), handle._scale or 1.0
         layers: Dict[str, Tuple[int, Optional[float], Optional[float]]] = {}
         for name, parameter in named_parameters(model):
             if not parameter.requires_grad:
@@ -298,7 +309,8 @@ class HtmlReport:
             residual, gradient = values.get("residual/" + name), parameter.grad
             if gradient is not None and gradient.is_sparse:
                 gradient = gradient.coalesce().values()
-            layers[name] = (parameter.numel(), residual.double().norm().item() / scale if isinstance(residual, torch.Tensor) else None,
+            layers[name] = (parameter.numel(), residual.double().norm().item() / scale
+                            if isinstance(residual, torch.Tensor) else None,
                             None if gradient is None else gradient.detach().double().norm().item())
         self.samples.append({"step": handle.step - 1, "layers": layers})
         _thinned(self.samples, _MOST_SAMPLES)
@@ -320,15 +332,17 @@ class HtmlReport:
             raise RuntimeError("the model is gone, and its handle with it: close the HtmlReport before")
         return handle
 
-    # --- Writing -----------------------------------------------------------------------------------------------------
+    # --- Writing --------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Writes the page as it is now; call it as often as you like, between steps. Raises OSError where that fails."""
+        """Writes the page as it is now; call it as often as you like, between steps.
+        Raises OSError where that fails."""
         if self._is_open:
             self._write(look=True)
 
     def close(self) -> None:
-        """Writes the page and records no more. Happens by itself at ``handle.close()`` and at exit, where errors are warnings."""
+        """Writes the page and records no more. Happens by itself at ``handle.close()`` and at exit,
+        where errors are warnings."""
         if self._is_open:
             self._is_open = False
             self._detach()
@@ -344,7 +358,8 @@ class HtmlReport:
             self._close(look=False)
 
     def _write(self, look: bool) -> None:
-        """look: also at what only the engine knows. Not where a step may have been broken off: its threads may wait for others."""
+        """look: also at what only the engine knows. Not where a step may have been broken off:
+        its threads may wait for others."""
         handle = self._handle()
         if look and handle is not None and not handle._is_closed and self.runs:
             self._explain()

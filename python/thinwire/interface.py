@@ -18,7 +18,8 @@ class Writer(Protocol):
 
 
 class CommonOptions(TypedDict, total=False):
-    """Of ``register``, and of whatever calls it: those that are the same everywhere. ``register`` explains them."""
+    """Of ``register``, and of whatever calls it: those that are the same everywhere.
+    ``register`` explains them."""
 
     seed: int
     threads: int

@@ -1,12 +1,15 @@
-"""Starts the ranks of a script on this machine, as torchrun does: ``python3 -m thinwire.launch -n 4 train.py --epochs 3``.
+"""Starts the ranks of a script on this machine, as torchrun does:
+``python3 -m thinwire.launch -n 4 train.py --epochs 3``.
 
-Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI brings one that does. Sets RANK, LOCAL_RANK, WORLD_SIZE,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, THINWIRE_JOB, which no other job has, and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all
-cores for itself. The launcher serves the rendezvous itself, to this machine alone. When a rank fails, the others have ten seconds to say why before they are ended; the
-exit status is that of the first one that failed.
+Debian 12's torchrun does not work with its own Python 3.11; torch from PyPI brings one that does. Sets RANK,
+LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, THINWIRE_JOB, which no other job has,
+and for several ranks OMP_NUM_THREADS=1 where it is not set, since each would take all cores for itself. The
+launcher serves the rendezvous itself, to this machine alone. When a rank fails, the others have ten seconds
+to say why before they are ended; the exit status is that of the first one that failed.
 
-Where Slurm's srun starts several launchers, their ranks make one job: ``srun --ntasks-per-node=1 python3 -m thinwire.launch -n 4 train.py``. Rank 0 serves the rendezvous
-then, to all machines.
+Where Slurm's srun starts several launchers, their ranks make one job:
+``srun --ntasks-per-node=1 python3 -m thinwire.launch -n 4 train.py``.
+Rank 0 serves the rendezvous then, to all machines.
 """
 import argparse
 import os
@@ -30,7 +33,8 @@ def free_port() -> int:
 
 
 def srun_task() -> Dict[str, str]:
-    """The variables of this launcher where srun started several; else nothing, as where Thinwire does not load: the ranks will say why."""
+    """The variables of this launcher where srun started several;
+    else nothing, as where Thinwire does not load: the ranks will say why."""
     try:
         import torch.distributed  # noqa: F401  without it the extension finds no torch
 
@@ -44,16 +48,19 @@ def srun_task() -> Dict[str, str]:
 def environments(ranks: int, port: int, task: Optional[Mapping[str, str]] = None) -> List[Dict[str, str]]:
     """What each rank has in its environment beside what is there. task: what srun_task gave."""
     task = task or {}
-    common: Dict[str, Union[str, int]] = {"THINWIRE_JOB": os.urandom(8).hex(), "MASTER_ADDR": "127.0.0.1", **task, "MASTER_PORT": port,
+    common: Dict[str, Union[str, int]] = {"THINWIRE_JOB": os.urandom(8).hex(), "MASTER_ADDR": "127.0.0.1",
+                                          **task, "MASTER_PORT": port,
                               "WORLD_SIZE": ranks * int(task.get("WORLD_SIZE", 1)), "LOCAL_WORLD_SIZE": ranks}
     first, first_local = (ranks * int(task.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = 1
-    return [{key: str(value) for key, value in {**common, "RANK": first + i, "LOCAL_RANK": first_local + i}.items()} for i in range(ranks)]
+    return [{key: str(value) for key, value in {**common, "RANK": first + i,
+                                                "LOCAL_RANK": first_local + i}.items()} for i in range(ranks)]
 
 
 def serve_rendezvous(port: int) -> Optional["TCPStore"]:
-    """What the ranks meet at, for as long as it is kept; None where torch or Thinwire does not load: the ranks will say why.
+    """What the ranks meet at, for as long as it is kept; None where torch or Thinwire does not load:
+    the ranks will say why.
 
     Served by a rank it would listen on every interface. port: 0 for a free one.
     """
@@ -65,7 +72,8 @@ def serve_rendezvous(port: int) -> Optional["TCPStore"]:
         return None
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     if not _C.restrict_to_loopback(store.port):
-        print(f"thinwire.launch: the rendezvous at port {store.port} listens on all interfaces", file=sys.stderr, flush=True)
+        print(f"thinwire.launch: the rendezvous at port {store.port} listens on all interfaces",
+              file=sys.stderr, flush=True)
     return store
 
 
@@ -82,7 +90,8 @@ def end(processes: List["subprocess.Popen[bytes]"]) -> None:
 
 
 def tell(processes: List["subprocess.Popen[bytes]"], first: int, told: Set[int]) -> None:
-    """Which ranks ended badly, each once: one that was killed cannot say so itself. first: the rank of the first process."""
+    """Which ranks ended badly, each once: one that was killed cannot say so itself.
+    first: the rank of the first process."""
     for rank, process in enumerate(processes, first):
         code = process.returncode
         if not code or rank in told:
@@ -95,7 +104,8 @@ def tell(processes: List["subprocess.Popen[bytes]"], first: int, told: Set[int])
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.launch", description=__doc__.split("\n", 1)[0])
     parser.add_argument("-n", "--ranks", type=int, required=True, help="processes to start, from 1")
-    parser.add_argument("--port", type=int, default=0, help="of the rendezvous; unless given a free one, or in several tasks of srun theirs")
+    parser.add_argument("--port", type=int, default=0,
+                        help="of the rendezvous; unless given a free one, or in several tasks of srun theirs")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -116,12 +126,15 @@ def main() -> int:
         try:
             store = None if task else serve_rendezvous(options.port)
         except RuntimeError as error:
-            print(f"thinwire.launch: cannot serve the rendezvous at port {options.port} ({str(error).splitlines()[0]}): choose another --port",
+            print(f"thinwire.launch: cannot serve the rendezvous at port {options.port} "
+                  f"({str(error).splitlines()[0]}): choose another --port",
                   file=sys.stderr)
             return 1
-        port = store.port if store is not None else options.port or int(task.get("MASTER_PORT", 0)) or free_port()
+        port = (store.port if store is not None else options.port or int(task.get("MASTER_PORT", 0))
+                or free_port())
         # What torchrun tells its ranks, so that none of them serves it.
-        served = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"} if store is not None else {}
+        served = ({"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+                  if store is not None else {})
         places = environments(options.ranks, port, task)
         first = int(places[0]["RANK"])
         for environment in places:

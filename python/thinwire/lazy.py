@@ -1,4 +1,5 @@
-"""``comm_hook``: for whoever calls ``register_comm_hook`` by himself, or gives a framework a hook and its state."""
+"""``comm_hook``: for whoever calls ``register_comm_hook`` by himself,
+or gives a framework a hook and its state."""
 import gc
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
@@ -47,16 +48,18 @@ class LazyState(ddp.HookState):
         wanted = bucket.parameters()[0]
         found: List[DistributedDataParallel] = []
         for one in gc.get_objects():
-            if not issubclass(type(one), DistributedDataParallel) or "module" not in one.__dict__.get("_modules", {}):
+            if (not issubclass(type(one), DistributedDataParallel)
+                or "module" not in one.__dict__.get("_modules", {})):
                 continue
             hooks = one.__dict__.get("_comm_hooks")  # of newer versions of torch
             is_ours = hooks is None or any(state is self for _, state in hooks)
-            if is_ours and one not in ddp._hooked and any(parameter is wanted for parameter in one.module.parameters()):
+            if (is_ours and one not in ddp._hooked
+                and any(parameter is wanted for parameter in one.module.parameters())):
                 found.append(one)
         if len(found) != 1:
             raise RuntimeError(
-                f"the hook finds {len(found)} DistributedDataParallel models with this gradient's parameter: one hook and state is of one "
-                "model. thinwire.register(model, spec) is told the model"
+                f"the hook finds {len(found)} DistributedDataParallel models with this gradient's parameter: "
+                "one hook and state is of one model. thinwire.register(model, spec) is told the model"
             )
         return found[0]
 
@@ -66,11 +69,13 @@ class LazyState(ddp.HookState):
         if asked == "load":
             return saved_state.pack([])
         if self.handle is None:
-            raise RuntimeError("there is no state before the first backward, in which the hook learns its model")
+            raise RuntimeError("there is no state before the first backward, "
+                               "in which the hook learns its model")
         return self.handle._for_dcp(asked) if asked else self.handle.state_dict(consolidate)
 
     def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
-        """As ``Handle.load_state_dict``. Before the first backward the state is kept for it, and what is wrong with it is said there."""
+        """As ``Handle.load_state_dict``. Before the first backward the state is kept for it,
+        and what is wrong with it is said there."""
         if self.handle is None:
             self._to_load = (state, strict)
         else:
@@ -87,14 +92,17 @@ Hook = Callable[[ddp.HookState, dist.GradBucket], "torch.futures.Future[torch.Te
 
 
 def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]") -> Tuple[Hook, LazyState]:
-    """A hook and its state for DDP's ``register_comm_hook(state, hook)``, which synchronizes by the system ``spec``.
+    """A hook and its state for DDP's ``register_comm_hook(state, hook)``,
+    which synchronizes by the system ``spec``.
 
-    The first backward on all ranks does what ``register`` does, and takes the same ``options``; errors of ``register`` other than that
-    the spec is bad are raised by that backward. ``state.handle`` is the handle from then on. One pair is of one model.
+    The first backward on all ranks does what ``register`` does, and takes the same ``options``; errors of
+    ``register`` other than that the spec is bad are raised by that backward.
+    ``state.handle`` is the handle from then on. One pair is of one model.
 
     Raises TypeError and ValueError for a bad spec.
     """
     if not isinstance(spec, str):
-        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, such as 'casq:bits=2'")
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
+                        "such as 'casq:bits=2'")
     _C.freezes_variance(ddp.join_spec(spec, rows))  # reads the spec
     return ddp._hook, LazyState(spec, rows, options)

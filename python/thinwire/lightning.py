@@ -34,15 +34,17 @@ _REMEDY = "Trainer(strategy='ddp') or Fabric(strategy='ddp') is needed"
 
 
 class ThinwireCallback(Callback):
-    """Synchronizes the gradients of the trainer's model by the system ``spec`` whenever it fits. On all ranks.
+    """Synchronizes the gradients of the trainer's model by the system ``spec``
+    whenever it fits. On all ranks.
 
-    All ranks' states are in the trainer's checkpoints, and ``fit(ckpt_path=...)`` reads them, on any number of ranks. What the last step
-    cost goes to the trainer's loggers every ``log_every_n_steps``. The end of ``fit`` closes, an exception's too. With one process
-    nothing is done.
+    All ranks' states are in the trainer's checkpoints, and ``fit(ckpt_path=...)`` reads them, on any number
+    of ranks. What the last step cost goes to the trainer's loggers every ``log_every_n_steps``. The end of
+    ``fit`` closes, an exception's too. With one process nothing is done.
     """
 
     def __init__(self, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
-        """options: those of ``thinwire.register``, and ``require_state=False``: a checkpoint without a state of Thinwire is no error."""
+        """options: those of ``thinwire.register``, and ``require_state=False``:
+        a checkpoint without a state of Thinwire is no error."""
         self.run: Optional[Synchronization] = None
         self._arguments = (spec, rows)
         self._options = options
@@ -53,7 +55,9 @@ class ThinwireCallback(Callback):
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         _refuse_hook(trainer.strategy)
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
-        options: AdapterOptions = {"optimizer": optimizer, "grad_scaler": getattr(trainer.precision_plugin, "scaler", None), **self._options}
+        options: AdapterOptions = {"optimizer": optimizer,
+                                   "grad_scaler": getattr(trainer.precision_plugin, "scaler", None),
+                                   **self._options}
         self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY, **options)
         # The checkpoint is read before the model is wrapped.
         loaded, self._loaded = self._loaded, None
@@ -63,10 +67,12 @@ class ThinwireCallback(Callback):
         elif without:
             self.run.missing("the checkpoint has no state of Thinwire")
 
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any,
+                           batch_idx: int) -> None:
         step = trainer.global_step
         every: int = getattr(trainer, "log_every_n_steps")  # which its class does not declare
-        if self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers or step % every:
+        if (self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers
+            or step % every):
             return
         self._logged = step
         costs = self.run.scalars()
@@ -83,11 +89,13 @@ class ThinwireCallback(Callback):
         else:
             self.run.load_state_dict(state_dict)
 
-    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule", checkpoint: Dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule",
+                           checkpoint: Dict[str, Any]) -> None:
         # load_state_dict follows where there is a state.
         self._loads_without_state = self.state_key not in checkpoint.get("callbacks", {})
 
-    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
+    def on_exception(self, trainer: "Trainer", pl_module: "LightningModule",
+                     exception: BaseException) -> None:
         self._close()
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
@@ -102,16 +110,19 @@ class ThinwireCallback(Callback):
 
 def _refuse_hook(strategy: "Strategy") -> None:
     if getattr(strategy, "_ddp_comm_hook", None) is not None:
-        raise ValueError("DDPStrategy(ddp_comm_hook=...) gives the model a hook already, and DDP takes one: leave ddp_comm_hook out")
+        raise ValueError("DDPStrategy(ddp_comm_hook=...) gives the model a hook already, and DDP takes one: "
+                         "leave ddp_comm_hook out")
 
 
 def register(
-    fabric: "Fabric", model: torch.nn.Module, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]"
+    fabric: "Fabric", model: torch.nn.Module, spec: str, rows: Optional[str] = None,
+    **options: "Unpack[AdapterOptions]"
 ) -> Synchronization:
-    """Synchronizes the gradients of a model that ``fabric.setup`` returned by the system ``spec``. On all ranks.
+    """Synchronizes the gradients of a model that ``fabric.setup`` returned by the
+    system ``spec``. On all ranks.
 
-    ``fabric.log`` and ``fabric.log_dict`` log what the last step cost as well. Put what this returns into what Fabric saves and loads:
-    it has all ranks' states, and loads them on any number of ranks::
+    ``fabric.log`` and ``fabric.log_dict`` log what the last step cost as well. Put what this returns into
+    what Fabric saves and loads: it has all ranks' states, and loads them on any number of ranks::
 
         state = {"model": model, "optimizer": optimizer, "thinwire": run}
         fabric.save("checkpoint.ckpt", state)
@@ -119,8 +130,9 @@ def register(
 
     options: those of ``thinwire.register``; ``optimizer`` may be Fabric's. The loss scale is Fabric's.
 
-    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process, where nothing is done.
-    ``close()`` ends it. Raises what ``thinwire.register`` raises, and TypeError for what is not wrapped in DistributedDataParallel.
+    Returns the Synchronization, whose ``handle`` is that of ``thinwire.register``; None with one process,
+    where nothing is done. ``close()`` ends it. Raises what ``thinwire.register`` raises, and TypeError for
+    what is not wrapped in DistributedDataParallel.
     """
     options.setdefault("grad_scaler", getattr(getattr(fabric.strategy, "precision", None), "scaler", None))
     run = Synchronization(model, spec, rows, remedy=_REMEDY, **options)

@@ -9,14 +9,16 @@ from thinwire.interface import GradScaler
 class LossScale:
     """``read()`` gives the scale as a number.
 
-    On a CUDA device that waits for the stream that is current. Within backward this would be all of forward, and of backward so
-    far. The scale is from before forward, as a rule. So an event is recorded when forward begins, and a stream beside waits for that
-    alone. Where the scale is of later than that, or nothing is known of forward, it is read on the current stream.
+    On a CUDA device that waits for the stream that is current. Within backward this would be all of forward,
+    and of backward so far. The scale is from before forward, as a rule. So an event is recorded when forward
+    begins, and a stream beside waits for that alone. Where the scale is of later than that, or nothing is
+    known of forward, it is read on the current stream.
     """
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
-        self._at_forward: Optional[Tuple[torch.Tensor, int, torch.cuda.Event]] = None  # the scale, its version, the event
+        # The scale, its version, the event.
+        self._at_forward: Optional[Tuple[torch.Tensor, int, torch.cuda.Event]] = None
         self._beside: Optional[torch.cuda.Stream] = None
         self._watched: Optional[torch.utils.hooks.RemovableHandle] = None
 

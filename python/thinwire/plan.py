@@ -1,9 +1,9 @@
-"""What a step of your own script would cost with each system, before it runs on many machines: ``python3 -m thinwire.plan --workers 4
---link 10Gbit:50us train.py --epochs 3``.
+"""What a step of your own script would cost with each system, before it runs on many machines:
+``python3 -m thinwire.plan --workers 4 --link 10Gbit:50us train.py --epochs 3``.
 
-Runs the script as the only rank, by itself, until DistributedDataParallel has made some steps, and ends it. Nothing is sent and no
-communication hook of the script's is used. Whatever the script writes in these steps is written. Prints ``thinwire plan``'s table for
-the buckets and times that were seen.
+Runs the script as the only rank, by itself, until DistributedDataParallel has made some steps, and ends it.
+Nothing is sent and no communication hook of the script's is used. Whatever the script writes in these steps
+is written. Prints ``thinwire plan``'s table for the buckets and times that were seen.
 """
 import argparse
 import os
@@ -11,7 +11,7 @@ import runpy
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, TypedDict
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, TypedDict, Union
 
 from thinwire.interface import Costs, Report
 
@@ -55,10 +55,12 @@ class _NoHandle:
     step = 0
 
     def report(self) -> Report:
-        sums = Costs(elements=0, raw_bytes=0, wire_bytes_sent=0, wire_bytes_received=0, messages_sent=0, messages_received=0, frame_header_bytes=0, changes=0,
-                     formula_bytes=0, seconds_total=0.0, seconds_compress=0.0, seconds_communicate=0.0, seconds_decompress=0.0, seconds_wait=0.0,
+        sums = Costs(elements=0, raw_bytes=0, wire_bytes_sent=0, wire_bytes_received=0, messages_sent=0,
+                     messages_received=0, frame_header_bytes=0, changes=0, formula_bytes=0, seconds_total=0.0,
+                     seconds_compress=0.0, seconds_communicate=0.0, seconds_decompress=0.0, seconds_wait=0.0,
                      finite=True)
-        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0, "engines": {"frames": "gloo", "device_sums": None}, "changes": [], "buckets": [],
+        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0,
+                "engines": {"frames": "gloo", "device_sums": None}, "changes": [], "buckets": [],
                 "last_step": sums, "total": sums.copy()}
 
     def explain(self) -> str:
@@ -77,7 +79,8 @@ class _NoHandle:
 
 
 class Recorder:
-    """When buckets of a DDP model become ready, and what is in them. Times are seconds from a step's beginning."""
+    """When buckets of a DDP model become ready, and what is in them.
+    Times are seconds from a step's beginning."""
 
     def __init__(self, model: "DistributedDataParallel", steps: int) -> None:
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
@@ -95,7 +98,8 @@ class Recorder:
         """The first one after a backward begins a step. Raises _Enough in its place after the last step."""
         now = time.perf_counter()
         if self._backward_end is not None and self._begun is not None:
-            self.steps.append({"ready": dict(self._ready), "layouts": dict(self._layouts), "backward_end": self._backward_end - self._begun,
+            self.steps.append({"ready": dict(self._ready), "layouts": dict(self._layouts),
+                               "backward_end": self._backward_end - self._begun,
                                "rest": now - self._backward_end})
             if len(self.steps) >= self._wanted:
                 raise _Enough
@@ -111,7 +115,8 @@ class Recorder:
         gradient = bucket.buffer()
         if gradient.is_cuda:
             self.on_device = True
-            torch.cuda.synchronize(gradient.device)  # it is computed when it is, and not when it was asked for
+            # The gradient is there when it is computed, and not when it was asked for.
+            torch.cuda.synchronize(gradient.device)
         if gradient.is_sparse:
             self.has_rows = True
         elif self._begun is not None:
@@ -119,13 +124,17 @@ class Recorder:
             self.types.add(str(gradient.dtype).replace("torch.", ""))
             self._ready[index] = time.perf_counter() - self._begun
             self._layouts[index] = [
-                (self._names.get(id(one), f"bucket {index}, parameter {place}"), one.numel(), one.shape[0] if one.dim() > 0 else 1)
+                (self._names.get(id(one), f"bucket {index}, parameter {place}"), one.numel(),
+                 one.shape[0] if one.dim() > 0 else 1)
                 for place, one in enumerate(bucket.parameters())
             ]
         if bucket.is_last():
             queue = torch.autograd.Variable._execution_engine.queue_callback
             queue(lambda: queue(self._backward_ends))
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[gradient.device] if gradient.is_cuda else None)
+        devices: Optional[List[Union[int, str, torch.device]]] = None
+        if gradient.is_cuda:
+            devices = [gradient.device]
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         future.set_result(gradient)
         return future
 
@@ -143,7 +152,8 @@ class Recorder:
         steps = [step for step in steps if step["layouts"] == layouts]
         order = sorted(layouts)
         backward_end = statistics.median(step["backward_end"] for step in steps)
-        ready = [min(backward_end, statistics.median(step["ready"][index] for step in steps)) for index in order]
+        ready = [min(backward_end, statistics.median(step["ready"][index] for step in steps))
+                 for index in order]
         return {
             "steps": len(steps),
             "buckets": [layouts[index] for index in order],
@@ -212,10 +222,11 @@ def run_script(script: str, arguments: List[str], is_module: bool) -> None:
 def _refusal(recorder: Optional[Recorder]) -> str:
     """Why there is nothing to plan; empty where there is."""
     if recorder is None:
-        return "the script wrapped no model in DistributedDataParallel in this process (a script that starts processes of its own is not seen)"
+        return ("the script wrapped no model in DistributedDataParallel in this process (a script that "
+                "starts processes of its own is not seen)")
     if len(recorder.steps) <= _SETTLE:
-        return (f"the script ended after {len(recorder.steps)} steps of DistributedDataParallel and another forward, and {_SETTLE + 1} are needed "
-                "at least: give it more to do")
+        return (f"the script ended after {len(recorder.steps)} steps of DistributedDataParallel and another "
+                f"forward, and {_SETTLE + 1} are needed at least: give it more to do")
     if not recorder.steps[-1]["layouts"]:
         return "no dense gradients were seen: rows of embeddings are not planned"
     return ""
@@ -227,14 +238,18 @@ def _candidates(options: argparse.Namespace) -> List[str]:
 
 def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str]:
     ready = profile["ready"]
-    lines = [f"seen in {profile['steps']} step{'s' if profile['steps'] > 1 else ''} on this machine: {len(ready)} buckets, ready {1e3 * ready[0]:.1f} to {1e3 * ready[-1]:.1f} ms after a step's "
-             f"beginning; backward ends at {1e3 * profile['backward_end']:.1f} ms; {1e3 * profile['rest']:.1f} ms until the next step"]
+    lines = [f"seen in {profile['steps']} step{'s' if profile['steps'] > 1 else ''} on this machine: "
+             f"{len(ready)} buckets, ready {1e3 * ready[0]:.1f} to {1e3 * ready[-1]:.1f} ms after a "
+             f"step's beginning; backward ends at {1e3 * profile['backward_end']:.1f} ms; "
+             f"{1e3 * profile['rest']:.1f} ms until the next step"]
     if stretch > 1:
-        lines.append(f"assumed: ranks of a host share its cores, so that a step computes {stretch:.2g} times as long")
+        lines.append("assumed: ranks of a host share its cores, "
+                     f"so that a step computes {stretch:.2g} times as long")
     if recorder.has_rows:
         lines.append("left out: rows of sparse embeddings")
     if recorder.types - {"float32"}:
-        lines.append(f"gradients are {', '.join(sorted(recorder.types))}: bytes are those of float32, and plain DDP's are as many fewer")
+        lines.append(f"gradients are {', '.join(sorted(recorder.types))}: bytes are those of float32, "
+                     "and plain DDP's are as many fewer")
     return lines
 
 
@@ -271,11 +286,15 @@ def _parse() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.plan", description=__doc__.split("\n\n", 1)[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--workers", type=numbers, required=True, help="numbers of ranks, separated by commas")
+    parser.add_argument("--workers", type=numbers, required=True,
+                        help="numbers of ranks, separated by commas")
     parser.add_argument("--link", required=True, help="each host's link, RATE:LATENCY, as 10Gbit:50us")
-    parser.add_argument("--sync", default="", help="candidates, the one that changes gradients least first; those of auto if not given")
-    parser.add_argument("--steps", type=positive, default=8, help="steps that are measured, after the first three")
-    parser.add_argument("--ranks-per-host", type=positive, default=1, help="ranks that share a host's cores and link")
+    parser.add_argument("--sync", default="", help="candidates, the one that changes gradients least first; "
+                        "those of auto if not given")
+    parser.add_argument("--steps", type=positive, default=8,
+                        help="steps that are measured, after the first three")
+    parser.add_argument("--ranks-per-host", type=positive, default=1,
+                        help="ranks that share a host's cores and link")
     parser.add_argument("--cores", type=float, default=float(os.cpu_count() or 1), help="of a host")
     parser.add_argument("--lanes", type=positive, default=2, help="as register's")
     parser.add_argument("--json", help="write results to this file")
@@ -298,9 +317,10 @@ def _refuse_bad_words(options: argparse.Namespace) -> None:
 
     for workers in options.workers:
         if workers > options.ranks_per_host and workers % options.ranks_per_host != 0:
-            raise ValueError(f"{workers} workers do not fill hosts of {options.ranks_per_host} ranks each: give a multiple")
-    _C.plan(buckets=[[("tiny", 4, 2)]], ready=[0.0], backward_end=0.0, rest=0.0, threads=0.0, specs=_candidates(options), workers=[1],
-            link=options.link, ranks_per_host=1, cores=1.0, lanes=1)
+            raise ValueError(f"{workers} workers do not fill hosts of {options.ranks_per_host} ranks each: "
+                             "give a multiple")
+    _C.plan(buckets=[[("tiny", 4, 2)]], ready=[0.0], backward_end=0.0, rest=0.0, threads=0.0,
+            specs=_candidates(options), workers=[1], link=options.link, ranks_per_host=1, cores=1.0, lanes=1)
 
 
 def main() -> int:

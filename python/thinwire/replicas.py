@@ -19,9 +19,11 @@ class ReplicaCheck:
         self._due = True
 
     def before_step(self, step: int, model: Any, engine: _C.Engine) -> None:
-        """Before the first bucket of a step: all ranks have then taken the same optimizer steps, also when they accumulate.
+        """Before the first bucket of a step: all ranks have then taken the same optimizer steps,
+        also when they accumulate.
 
-        Collective where the step is one that compares. Not within ``Join``, where ranks without input take no optimizer steps.
+        Collective where the step is one that compares. Not within ``Join``,
+        where ranks without input take no optimizer steps.
         """
         if not self._every or not (self._due or step % self._every == 0):
             return
@@ -33,7 +35,8 @@ class ReplicaCheck:
         text = _C.replica_difference([int.from_bytes(one, "little") for one in everyones])
         if text is not None:
             raise RuntimeError(
-                f"replicas differ before step {step}: {text}. Load the same checkpoint on all ranks; what changed them is something that "
-                f"one rank did alone (other memory, another kind of processor, code that depends on the rank). check_replicas_every="
-                f"{self._every} found it, 0 does not look"
+                f"replicas differ before step {step}: {text}. Load the same checkpoint on all ranks; "
+                "what changed them is something that one rank did alone (other memory, "
+                "another kind of processor, code that depends on the rank). "
+                f"check_replicas_every={self._every} found it, 0 does not look"
             )

@@ -1,7 +1,8 @@
-"""Models under torch's ``fully_shard`` (FSDP2) that are sharded among all ranks: a system in place of torch's reduce-scatter of gradients.
+"""Models under torch's ``fully_shard`` (FSDP2) that are sharded among all ranks:
+a system in place of torch's reduce-scatter of gradients.
 
-A unit's gradient is W parts of the same length, one for each rank. Each rank codes every part, with a residual of its own for all of them,
-and sends it to its owner, who has the mean of what all ranks sent.
+A unit's gradient is W parts of the same length, one for each rank. Each rank codes every part, with a
+residual of its own for all of them, and sends it to its owner, who has the mean of what all ranks sent.
 """
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union, cast
@@ -25,11 +26,13 @@ class _WholeUnit(_Unit):
         self._rank: int = group.mesh_info.mesh.get_local_rank()
         # An engine knows parameters by their tensors: every rank's part needs one.
         self._of_rank = [
-            self._parts if rank == self._rank else [part.new_empty(1).expand(part.shape) for part in self._parts] for rank in ranks
+            self._parts if rank == self._rank
+            else [part.new_empty(1).expand(part.shape) for part in self._parts] for rank in ranks
         ]
 
     def parts(self) -> List[Tuple[str, torch.Tensor]]:
-        return [(shards.part_name(name, rank), part) for rank, own in enumerate(self._of_rank) for name, part in zip(self.names, own)]
+        return [(shards.part_name(name, rank), part) for rank, own in enumerate(self._of_rank)
+                for name, part in zip(self.names, own)]
 
     def trained_parts(self) -> List[Tuple[str, torch.Tensor]]:
         trained = [self.trains(index) for index in range(len(self.names))]
@@ -60,7 +63,8 @@ class _ReduceScatter:
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False) -> None:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any,
+                 async_op: bool = False) -> None:
         handle = self._handle()
         assert handle is not None
         handle._reduce_by(op, self._unit, input_tensor)
@@ -74,14 +78,17 @@ class ScatteredReport(ShardedReport):
 
 
 class ScatteredHandle(ShardedHandle):
-    """What ``fully_shard`` returns over a mesh of one dimension: as ``register``'s handle, of ranks that hold a shard each.
+    """What ``fully_shard`` returns over a mesh of one dimension:
+    as ``register``'s handle, of ranks that hold a shard each.
 
-    ``report()`` has the bytes of gradients, and under ``all_gather`` those of parameters, where these are gathered in 8 bits.
+    ``report()`` has the bytes of gradients, and under ``all_gather`` those of parameters,
+    where these are gathered in 8 bits.
     """
 
     _reduce_scatter = True
 
-    def __init__(self, model: nn.Module, mesh: Any, spec: str, all_gather: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, mesh: Any, spec: str, all_gather: str,
+                 options: Mapping[str, Any]) -> None:
         self._gathers: List[EightBitGather] = []
         self._whole_units: List[_WholeUnit] = []
         # No parameter is on two ranks.
@@ -93,7 +100,7 @@ class ScatteredHandle(ShardedHandle):
                 module.set_custom_all_gather(gather)
                 self._gathers.append(gather)
 
-    # --- What ShardedHandle asks ------------------------------------------------------------------------------------
+    # --- What ShardedHandle asks ----------------------------------------------------------------------------
 
     def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[_Unit]:
         self._whole_units = units_of(model, _WholeUnit)
@@ -126,7 +133,8 @@ class ScatteredHandle(ShardedHandle):
 
     def _submit(self, backward: _Backward, unit: _Unit, gradient: torch.Tensor) -> None:
         super()._submit(backward, unit, gradient)
-        # Other ranks' parts are let go as soon as they were sent, so that a backward need not hold the whole model's gradient.
+        # Other ranks' parts are let go as soon as they were sent,
+        # so that a backward need not hold the whole model's gradient.
         for one in backward.under_way:
             if one.has_come():
                 one.wait()
@@ -139,12 +147,13 @@ class ScatteredHandle(ShardedHandle):
         for gather in self._gathers:
             gather.step_counts()
 
-    # --- Report and state -------------------------------------------------------------------------------------------
+    # --- Report and state -----------------------------------------------------------------------------------
 
     def report(self) -> ScatteredReport:
         report = cast(ScatteredReport, super().report())
         for bucket in report["buckets"]:
-            bucket["parameters"] = list(dict.fromkeys(shards.of_part(name)[0] for name in bucket["parameters"]))
+            bucket["parameters"] = list(dict.fromkeys(shards.of_part(name)[0]
+                                                      for name in bucket["parameters"]))
         report["all_gather"] = {
             "gathers": sum(one.gathers for one in self._gathers),
             "sent_bytes": sum(one.sent_bytes for one in self._gathers),
@@ -153,10 +162,12 @@ class ScatteredHandle(ShardedHandle):
         return report
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
-        """What training must not lose at a restart: this rank's residual of all shards, what 8-bit codes of its parameters left out, and the
-        step. ``consolidate=True`` (collective) gives all ranks sums of residuals, without the latter.
+        """What training must not lose at a restart: this rank's residual of all shards, what 8-bit codes of
+        its parameters left out, and the step. ``consolidate=True`` (collective)
+        gives all ranks sums of residuals, without the latter.
 
-        ``torch.distributed.checkpoint`` saves and loads the handle itself, each rank its own state, without a message.
+        ``torch.distributed.checkpoint`` saves and loads the handle itself,
+        each rank its own state, without a message.
         """
         asked = saved_state.asked_by_dcp()
         if asked:
@@ -168,20 +179,24 @@ class ScatteredHandle(ShardedHandle):
 
     def _own_state(self) -> shards.ShardedState:
         rests = {name: rest for gather in self._gathers for name, rest in gather.state().items()}
-        return cast(shards.ShardedState, {**super()._own_state(), "shard": 0, "shards": 1, "parts": self._shards, "all_gather": rests})
+        return cast(shards.ShardedState, {**super()._own_state(), "shard": 0, "shards": 1,
+                                          "parts": self._shards, "all_gather": rests})
 
     def _for_dcp(self, asked: str) -> Dict[str, Any]:
         name = shards.entry_name(self._rank, self._world_size, 0, 1)
         return {name: b"" if asked == "load" else shards.pack(self._own_state())}
 
-    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], strict: bool = True) -> None:
+    def load_state_dict(self, state: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]],
+                        strict: bool = True) -> None:
         """Takes over what ``state_dict`` gave, on all ranks before the same step.
 
-        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a list of all ranks' states, on any mesh of one
-            or two dimensions: residuals are cut along other shards and split among other ranks so that their sum is kept.
+        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a list of all ranks'
+            states, on any mesh of one or two dimensions:
+            residuals are cut along other shards and split among other ranks so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another rank or mesh, and of other parameters or shapes; nothing has changed then.
+        Raises ValueError for a state of another rank or mesh, and of other parameters or shapes;
+        nothing has changed then.
         """
         states = shards.unpack(state)
         sizes = self._sizes()

@@ -1,7 +1,8 @@
-"""States of sharded models: kept for each rank, and cut anew for another mesh. See ``state.py`` for what a state is.
+"""States of sharded models: kept for each rank, and cut anew for another mesh.
+See ``state.py`` for what a state is.
 
-One of a sharded model also has ``shard`` and ``shards``, and its parameters' elements are those of a shard, with the padding that makes all
-shards of a parameter equally long.
+One of a sharded model also has ``shard`` and ``shards``, and its parameters' elements are those of a shard,
+with the padding that makes all shards of a parameter equally long.
 """
 import importlib
 import io
@@ -37,8 +38,8 @@ def require_optimizer(optimizer: Optional[torch.optim.Optimizer], model: torch.n
     own = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError(
-            "optimizer holds none of the model's shards, as it was made before: apply torch's fully_shard over the mesh's second dimension, make "
-            "the optimizer, and give both to thinwire.fully_shard"
+            "optimizer holds none of the model's shards, as it was made before: apply torch's fully_shard "
+            "over the mesh's second dimension, make the optimizer, and give both to thinwire.fully_shard"
         )
 
 
@@ -58,7 +59,8 @@ def of_part(name: str) -> Tuple[str, int]:
 
 
 class ShardedState(saved_state.State):
-    """A rank's. Of a model that is sharded among all ranks it also has ``parts``, how many there are of each parameter, and ``all_gather``."""
+    """A rank's. Of a model that is sharded among all ranks it also has ``parts``,
+    how many there are of each parameter, and ``all_gather``."""
 
     shard: int
     shards: int
@@ -78,25 +80,31 @@ def unpack(state: Any) -> List[Mapping[str, Any]]:
 
 
 def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
-    """All ranks' states in a checkpoint of torch.distributed.checkpoint, for ``load_state_dict`` on another mesh.
+    """All ranks' states in a checkpoint of torch.distributed.checkpoint,
+    for ``load_state_dict`` on another mesh.
 
     checkpoint: its folder, or a StorageReader. ValueError where it has none. Not collective.
     """
     dcp: Any = importlib.import_module("torch.distributed.checkpoint")  # Debian's torch has no types for it
     reader = checkpoint if isinstance(checkpoint, dcp.StorageReader) else dcp.FileSystemReader(checkpoint)
-    wanted: Dict[str, Any] = {name: b"" for name in reader.read_metadata().state_dict_metadata if _ENTRY.search(name)}
+    wanted: Dict[str, Any] = {name: b"" for name in reader.read_metadata().state_dict_metadata
+                              if _ENTRY.search(name)}
     if not wanted:
-        raise ValueError(f"the checkpoint {checkpoint!r} has no state of a handle of thinwire.fully_shard: save it with {{'thinwire': handle}}")
+        raise ValueError(f"the checkpoint {checkpoint!r} has no state of a handle of thinwire.fully_shard: "
+                         f"save it with {{'thinwire': handle}}")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads by itself, on purpose
+        # Each rank reads by itself, on purpose.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(wanted, storage_reader=reader, no_dist=True)
     return unpack(wanted)
 
 
 def _place_of(state: Any) -> Tuple[int, int]:
     """Shard and number of shards."""
-    if not isinstance(state, Mapping) or not isinstance(state.get("shards"), int) or not isinstance(state.get("shard"), int):
-        raise ValueError("this is no state of a sharded model: give what state_dict() of thinwire.fully_shard's handle returned")
+    if (not isinstance(state, Mapping) or not isinstance(state.get("shards"), int)
+        or not isinstance(state.get("shard"), int)):
+        raise ValueError("this is no state of a sharded model: "
+                         "give what state_dict() of thinwire.fully_shard's handle returned")
     return state["shard"], state["shards"]
 
 
@@ -104,37 +112,43 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
     """What ``state.for_rank`` takes, of this shard."""
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
-    states = [_whole(state, sizes) if isinstance(state, Mapping) and state.get("parts") else state for state in states]
+    states = [_whole(state, sizes) if isinstance(state, Mapping) and state.get("parts") else state
+              for state in states]
     places = [_place_of(state) for state in states]
     counts = {count for _, count in places}
     if len(counts) > 1:
-        raise ValueError(f"states of meshes with {sorted(counts)} shards: give those that all ranks saved at the same moment")
+        raise ValueError(f"states of meshes with {sorted(counts)} shards: "
+                         "give those that all ranks saved at the same moment")
     saved = counts.pop()
     if saved == shards:
         mine = [state for state, (place, _) in zip(states, places) if place == shard]
         if mine:
             return mine if len(mine) > 1 else mine[0]
-        raise ValueError(f"the state is of shard {places[0][0]} of {shards}, and this rank holds shard {shard}: give this rank's own, or all ranks'")
+        raise ValueError(f"the state is of shard {places[0][0]} of {shards}, "
+                         f"and this rank holds shard {shard}: give this rank's own, or all ranks'")
     by_shard = [[state for state, (place, _) in zip(states, places) if place == one] for one in range(saved)]
     if any(not own for own in by_shard):
         raise ValueError(
-            f"the state is of a mesh with {saved} shards, and here are {shards}: give load_state_dict the list of all ranks' states, which "
-            "thinwire.fsdp.states_in(checkpoint) reads"
+            f"the state is of a mesh with {saved} shards, and here are {shards}: give load_state_dict the "
+            "list of all ranks' states, which thinwire.fsdp.states_in(checkpoint) reads"
         )
     saved_state.require_one_step([cast(ShardedState, own[0]) for own in by_shard])
     return cut([saved_state.merge(own) for own in by_shard], shard, shards, sizes)
 
 
 def own_of(states: Sequence[Any], rank: int, ranks: int) -> Optional[Mapping[str, Any]]:
-    """The state with which a rank of a model that is sharded among ``ranks`` ranks goes on as it is, if it is among these."""
+    """The state with which a rank of a model that is sharded among ``ranks`` ranks goes on as it is,
+    if it is among these."""
     for state in states:
-        if isinstance(state, Mapping) and state.get("parts") == ranks and (state.get("rank"), state.get("world_size")) == (rank, ranks):
+        if (isinstance(state, Mapping) and state.get("parts") == ranks
+            and (state.get("rank"), state.get("world_size")) == (rank, ranks)):
             return state
     return None
 
 
 def _whole(state: Mapping[str, Any], sizes: Sizes) -> Dict[str, Any]:
-    """A state in parts as that of whole parameters, of shard 0 of 1. What is no value for each element begins anew, as in ``cut``."""
+    """A state in parts as that of whole parameters, of shard 0 of 1.
+    What is no value for each element begins anew, as in ``cut``."""
     parts: int = state["parts"]
     values: Dict[str, Any] = {}
     found: Dict[str, Dict[int, Any]] = {}
@@ -149,7 +163,8 @@ def _whole(state: Mapping[str, Any], sizes: Sizes) -> Dict[str, Any]:
     for name, own in found.items():
         parameter = name.partition("/")[2]
         elements = state["parameters"].get(part_name(parameter, 0))
-        if parameter in sizes and len(own) == parts and all(isinstance(one, torch.Tensor) and len(one) == elements for one in own.values()):
+        if (parameter in sizes and len(own) == parts
+            and all(isinstance(one, torch.Tensor) and len(one) == elements for one in own.values())):
             _require_rows(parameter, sizes)
             values[name] = _cut_one([own[rank] for rank in range(parts)], sizes[parameter][0], 0, 1)
         elif any(isinstance(one, torch.Tensor) for one in own.values()):
@@ -158,7 +173,8 @@ def _whole(state: Mapping[str, Any], sizes: Sizes) -> Dict[str, Any]:
     parameters = {name: math.prod(sizes[name][0]) if name in sizes else 0 for name in sorted(names)}
     return {
         **{name: value for name, value in state.items() if name not in ("parts", "all_gather")},
-        "shard": 0, "shards": 1, "parameters": parameters, "values": _without_common(values) if dropped else values,
+        "shard": 0, "shards": 1, "parameters": parameters,
+        "values": _without_common(values) if dropped else values,
     }
 
 
@@ -178,40 +194,49 @@ def in_parts(state: saved_state.State, parts: int, sizes: Sizes) -> saved_state.
         elif isinstance(value, torch.Tensor) and len(value) == state["parameters"].get(parameter):
             _require_rows(parameter, sizes)
             for rank in range(parts):
-                values[f"{kind}/{part_name(parameter, rank)}"] = _cut_one([value], sizes[parameter][0], rank, parts)
+                part = _cut_one([value], sizes[parameter][0], rank, parts)
+                values[f"{kind}/{part_name(parameter, rank)}"] = part
         else:
             all_are_cut = all_are_cut and not isinstance(value, torch.Tensor)
-    return cast(saved_state.State, {**state, "parameters": parameters, "values": values if all_are_cut else _without_common(values)})
+    return cast(saved_state.State, {**state, "parameters": parameters,
+                                    "values": values if all_are_cut else _without_common(values)})
 
 
 def rests_for(
     states: Sequence[Any], own: Optional[Mapping[str, Any]], rank: int, parts: int, sizes: Sizes
 ) -> Dict[str, torch.Tensor]:
-    """What 8-bit codes of this rank's shards have left out, of a state of its own or of all ranks'; empty where these do not say."""
+    """What 8-bit codes of this rank's shards have left out, of a state of its own or of all ranks';
+    empty where these do not say."""
     if own is not None:
         return dict(own.get("all_gather", {}))
-    by_rank = sorted((state for state in states if isinstance(state, Mapping) and state.get("parts")), key=lambda state: int(state["rank"]))
+    by_rank = sorted((state for state in states if isinstance(state, Mapping) and state.get("parts")),
+                     key=lambda state: int(state["rank"]))
     if not by_rank or [state["rank"] for state in by_rank] != list(range(by_rank[0]["parts"])):
         return {}
-    names = [name for name in by_rank[0].get("all_gather", {}) if all(name in state["all_gather"] for state in by_rank) and name in sizes]
-    return {name: _cut_one([state["all_gather"][name] for state in by_rank], sizes[name][0], rank, parts) for name in names}
+    names = [name for name in by_rank[0].get("all_gather", {})
+             if all(name in state["all_gather"] for state in by_rank) and name in sizes]
+    return {name: _cut_one([state["all_gather"][name] for state in by_rank], sizes[name][0], rank, parts)
+            for name in names}
 
 
 def _require_rows(parameter: str, sizes: Sizes) -> None:
     dimension = sizes[parameter][1]
     if dimension != 0:
-        raise ValueError(f"parameter {parameter!r} is sharded along dimension {dimension}: its state fits the mesh alone on which it was saved")
+        raise ValueError(f"parameter {parameter!r} is sharded along dimension {dimension}: "
+                         "its state fits the mesh alone on which it was saved")
 
 
 def _without_common(values: Mapping[str, Any]) -> Dict[str, Any]:
     """Without what all ranks have in common of any parameter."""
-    common = {name.partition("/")[2] for name, text in values.items() if name.startswith("kind/") and "ranks=same" in text}
+    common = {name.partition("/")[2] for name, text in values.items() if name.startswith("kind/")
+              and "ranks=same" in text}
     return {name: value for name, value in values.items() if name.partition("/")[0] not in common}
 
 
 def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Dict[str, Any]:
-    """Of one state per old shard, that of a new one. What has a value for each element is cut. Where the system keeps anything else of a
-    parameter, which belongs to shards as they were, all that its ranks have in common begins anew, as for a new parameter."""
+    """Of one state per old shard, that of a new one. What has a value for each element is cut. Where the
+    system keeps anything else of a parameter, which belongs to shards as they were, all that its ranks have
+    in common begins anew, as for a new parameter."""
     first = merged[0]
     parameters: Dict[str, int] = {}
     for name, elements in first["parameters"].items():
@@ -226,7 +251,8 @@ def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Siz
         parameter = name.partition("/")[2]
         if not isinstance(value, torch.Tensor) or parameter not in sizes:
             values[name] = value
-        elif all(isinstance(part, torch.Tensor) and len(part) == first["parameters"][parameter] for part in parts):
+        elif all(isinstance(part, torch.Tensor) and len(part) == first["parameters"][parameter]
+                 for part in parts):
             values[name] = _cut_one(parts, sizes[parameter][0], shard, shards)
         else:
             all_are_cut = False

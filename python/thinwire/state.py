@@ -1,8 +1,10 @@
-"""States of ranks: what ``Handle.state_dict`` gives, merged over ranks, shared out among others, and checked against a model.
+"""States of ranks: what ``Handle.state_dict`` gives, merged over ranks, shared out among others,
+and checked against a model.
 
-A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "values"}``. ``loss_scale`` is what the values were scaled by, or
-None; ``parameters`` has the elements of each parameter of the model by name. ``values`` has flat tensors, keyed ``KIND/PARAMETER``, and
-for each kind a text ``kind/KIND`` that says whether ranks have it in common; ``spec``, ``seed`` and ``step`` stand beside them.
+A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "values"}``. ``loss_scale`` is what
+the values were scaled by, or None; ``parameters`` has the elements of each parameter of the model by name.
+``values`` has flat tensors, keyed ``KIND/PARAMETER``, and for each kind a text ``kind/KIND`` that says
+whether ranks have it in common; ``spec``, ``seed`` and ``step`` stand beside them.
 """
 import io
 import math
@@ -36,14 +38,16 @@ class State(TypedDict):
 
 
 def _damaged(what: str) -> ValueError:
-    return ValueError(f"this state of Thinwire is damaged: {what}; give what state_dict() returned, as it was saved")
+    return ValueError(f"this state of Thinwire is damaged: {what}; give what state_dict() returned, "
+                      "as it was saved")
 
 
 def _brief(value: object) -> str:
     """For a message of one line."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-    return repr(value) if value is None or isinstance(value, (bool, int, float)) else f"a {type(value).__name__}"
+    return (repr(value) if value is None or isinstance(value, (bool, int, float))
+            else f"a {type(value).__name__}")
 
 
 def _is_count(value: object, limit: int) -> bool:
@@ -64,7 +68,8 @@ def _check_value(name: object, value: object) -> None:
 
 def _check(state: Mapping[str, Any]) -> State:
     """The state itself. Raises ValueError for what is none."""
-    if not isinstance(state, Mapping) or "values" not in state or not _is_count(state.get("format"), 2**31) or state["format"] != FORMAT:
+    if (not isinstance(state, Mapping) or "values" not in state or not _is_count(state.get("format"), 2**31)
+        or state["format"] != FORMAT):
         raise ValueError(f"this is no state of Thinwire in format {FORMAT}: give what state_dict() returned")
     for name, kind in (("rank", int), ("world_size", int), ("parameters", Mapping), ("values", Mapping)):
         if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
@@ -72,11 +77,13 @@ def _check(state: Mapping[str, Any]) -> State:
     if not _ALL <= state["rank"] < state["world_size"] < 2**31:
         raise _damaged(f"it is of rank {state['rank']} of {state['world_size']}")
     scale = state.get("loss_scale", "missing")
-    if scale is not None and not (isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale < math.inf):
+    if (scale is not None
+        and not (isinstance(scale, (int, float)) and not isinstance(scale, bool) and 0 < scale < math.inf)):
         raise _damaged(f"its loss_scale is {_brief(scale)}")
     for name, elements in state["parameters"].items():
         if not isinstance(name, str) or not _is_count(elements, 2**63):
-            raise _damaged(f"its parameter {_brief(name) if not isinstance(name, str) else repr(name)} has {_brief(elements)} elements")
+            raise _damaged(f"its parameter {_brief(name) if not isinstance(name, str) else repr(name)} has "
+                           f"{_brief(elements)} elements")
     for name, value in state["values"].items():
         _check_value(name, value)
     return cast(State, state)
@@ -86,23 +93,28 @@ def require_one_step(states: Sequence[State]) -> None:
     """That the states are of the same moment of the same run: sums over others are no state of any run."""
     first = states[0]
     for state in states[1:]:
-        pairs: List[Tuple[str, object, object]] = [(name, first["values"].get(name), state["values"].get(name)) for name in ("step", "spec", "seed")]
-        pairs += [("loss scale", first["loss_scale"], state["loss_scale"]), ("number of ranks", first["world_size"], state["world_size"])]
+        pairs: List[Tuple[str, object, object]] = [
+            (name, first["values"].get(name), state["values"].get(name)) for name in ("step", "spec", "seed")
+        ]
+        pairs += [("loss scale", first["loss_scale"], state["loss_scale"]),
+                  ("number of ranks", first["world_size"], state["world_size"])]
         for name, one, other in pairs:
             if one != other:
                 raise ValueError(
-                    f"the states of ranks {first['rank']} and {state['rank']} are not of the same {name}: {one} and {other}. Give those that "
-                    "all ranks saved at the same moment"
+                    f"the states of ranks {first['rank']} and {state['rank']} are not of the same {name}: "
+                    f"{one} and {other}. Give those that all ranks saved at the same moment"
                 )
         if state["parameters"] != first["parameters"]:
             names = sorted(set(first["parameters"].items()) ^ set(state["parameters"].items()))
-            raise ValueError(f"the states of ranks {first['rank']} and {state['rank']} are of different models: {names[0][0]!r} differs")
+            raise ValueError(f"the states of ranks {first['rank']} and {state['rank']} are of different "
+                             f"models: {names[0][0]!r} differs")
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> State:
     """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
 
-    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs, seeds, loss scales or models.
+    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs,
+    seeds, loss scales or models.
     """
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
@@ -110,7 +122,8 @@ def merge(states: Sequence[Mapping[str, Any]]) -> State:
     world_size = checked[0]["world_size"]
     found = sorted(state["rank"] for state in checked)
     if found != list(range(world_size)):
-        raise ValueError(f"states of ranks {found} are given, and all of ranks 0 to {world_size - 1} are needed")
+        raise ValueError(f"states of ranks {found} are given, "
+                         f"and all of ranks 0 to {world_size - 1} are needed")
     by_rank = sorted(checked, key=lambda state: state["rank"])
     require_one_step(by_rank)
     return {**by_rank[0], "rank": _ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
@@ -121,37 +134,43 @@ def for_rank(given: Given, rank: int, world_size: int) -> State:
     one: Any = given
     if isinstance(given, (list, tuple)):
         mine = [one for one in given if isinstance(one, Mapping) and one.get("rank") == rank]
-        one = mine[0] if len(given) == world_size and len(mine) == 1 and mine[0].get("world_size") == world_size else merge(given)
+        one = (mine[0] if len(given) == world_size and len(mine) == 1
+               and mine[0].get("world_size") == world_size else merge(given))
     state = _check(one)
     if state["rank"] == _ALL:
         return {**state, "values": _C.share_state(state["values"], state["world_size"], world_size)}
     if state["rank"] != rank or state["world_size"] != world_size:
         raise ValueError(
-            f"this state is of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of {world_size}: give the "
-            "list of all ranks' states, or one made by state_dict(consolidate=True)"
+            f"this state is of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of "
+            f"{world_size}: give the list of all ranks' states, or one made by state_dict(consolidate=True)"
         )
     return cast(State, dict(state))
 
 
 def fit(state: State, shapes: Mapping[str, torch.Size], strict: bool) -> Values:
-    """The values of a state for a model with parameters of these shapes; see ``Handle.load_state_dict`` for ``strict``."""
+    """The values of a state for a model with parameters of these shapes;
+    see ``Handle.load_state_dict`` for ``strict``."""
     saved = state["parameters"]
     gone = sorted(set(saved) - set(shapes))
     new = sorted(set(shapes) - set(saved))
     if strict and (gone or new):
-        what = f"has {gone[0]!r}, which the model has not" if gone else f"has not {new[0]!r}, which the model has"
+        what = (f"has {gone[0]!r}, which the model has not" if gone
+                else f"has not {new[0]!r}, which the model has")
         raise ValueError(f"the state {what}: load it into the same model, or with strict=False")
     for name, elements in saved.items():
         if name in shapes and shapes[name].numel() != elements:
-            raise ValueError(f"parameter {name!r} had {elements} elements when the state was saved, and has {shapes[name].numel()}")
+            raise ValueError(f"parameter {name!r} had {elements} elements when the state was saved, "
+                             f"and has {shapes[name].numel()}")
     return _C.fit_state(state["values"], {name: shape.numel() for name, shape in shapes.items()}, list(saved))
 
 
 def asked_by_dcp() -> str:
-    """"save" or "load" where torch.distributed.checkpoint has called the function that calls this one, else "".
+    """"save" or "load" where torch.distributed.checkpoint has called the function that
+    calls this one, else "".
 
-    It takes values of one name for the same on all ranks and keeps one rank's, so what it saves has to be everyone's. It loads names that
-    are there already, whatever they hold. Its protocol, ``Stateful``, does not say who asks.
+    It takes values of one name for the same on all ranks and keeps one rank's, so what it saves has to be
+    everyone's. It loads names that are there already, whatever they hold.
+    Its protocol, ``Stateful``, does not say who asks.
     """
     module = str(sys._getframe(2).f_globals.get("__name__", ""))
     if not module.startswith("torch.distributed.checkpoint."):

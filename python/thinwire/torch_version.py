@@ -1,7 +1,7 @@
 """Whether the torch that is installed is the one that this build of Thinwire is for.
 
-torch keeps its C++ interface within a minor version, such as 2.8. Up to 2.6 some builds of one version have the old std::string and others the
-new one, which do not fit each other.
+torch keeps its C++ interface within a minor version, such as 2.8. Up to 2.6 some builds of one version have
+the old std::string and others the new one, which do not fit each other.
 """
 from typing import Optional
 
@@ -20,10 +20,11 @@ def mismatch() -> Optional[str]:
     """What is wrong with this torch, in one line; None where nothing is."""
     here = torch.__version__
     if minor(here) != minor(_built.TORCH):
-        return (f"This Thinwire was built for torch {minor(_built.TORCH)}, and torch {here} is installed. A wheel for it is called "
-                f"thinwire-{_built.VERSION}+torch{minor(here)}. Install that one, or build one, {REBUILD}")
+        return (f"This Thinwire was built for torch {minor(_built.TORCH)}, and torch {here} is installed. "
+                f"A wheel for it is called thinwire-{_built.VERSION}+torch{minor(here)}. Install that one, "
+                f"or build one, {REBUILD}")
     if bool(torch._C._GLIBCXX_USE_CXX11_ABI) != _built.CXX11_ABI:
         had, has = ("new", "old") if _built.CXX11_ABI else ("old", "new")
-        return (f"This Thinwire was built for a torch {minor(here)} with the {had} C++ ABI of std::string, and torch {here} has the {has} one. "
-                f"Build Thinwire for it, {REBUILD}")
+        return (f"This Thinwire was built for a torch {minor(here)} with the {had} C++ ABI of std::string, "
+                f"and torch {here} has the {has} one. Build Thinwire for it, {REBUILD}")
     return None

@@ -5,7 +5,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-# Of a parameter, in the optimizer's state: steps in which its second moment stood still. So it is in the optimizer's checkpoints.
+# Of a parameter, in the optimizer's state: steps in which its second moment stood still.
+# So it is in the optimizer's checkpoints.
 FROZEN_STEPS = "thinwire_frozen_steps"
 # Of the optimizer: who says whether the variance is frozen.
 _ASKED = "_thinwire_variance_is_frozen"
@@ -17,25 +18,28 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch
         raise ValueError(f"spec {spec!r} freezes Adam's variance: give register the Adam, optimizer=...")
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         raise ValueError(
-            f"spec {spec!r} freezes Adam's variance, which {type(optimizer).__name__} has not: torch.optim.Adam or AdamW is needed"
+            f"spec {spec!r} freezes Adam's variance, which {type(optimizer).__name__} has not: "
+            "torch.optim.Adam or AdamW is needed"
         )
     if any(group["amsgrad"] for group in optimizer.param_groups):
-        raise ValueError(f"spec {spec!r} freezes Adam's variance, and amsgrad=True keeps another beside it: amsgrad=False is needed")
+        raise ValueError(f"spec {spec!r} freezes Adam's variance, and amsgrad=True keeps another beside it: "
+                         "amsgrad=False is needed")
     return optimizer
 
 
 def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool]]) -> None:
-    """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so. None: whoever could say so
-    is gone, and another may take its place. ValueError while there is one.
+    """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so.
+    None: whoever could say so is gone, and another may take its place. ValueError while there is one.
 
-    In such a step the second moment and its bias correction are those of the last step in which it moved, and the first moment is
-    Adam's own. In later steps in which it moves both moments are corrected for the number of steps in which it moved.
+    In such a step the second moment and its bias correction are those of the last step in which it moved, and
+    the first moment is Adam's own. In later steps in which it moves both moments are corrected for the number
+    of steps in which it moved.
     """
     earlier = getattr(optimizer, _ASKED, None)
     if earlier is not None and earlier() is not None:
         raise ValueError(
-            "the optimizer's variance is held for another model: close() that model's handle first, or give each model an optimizer "
-            "of its own"
+            "the optimizer's variance is held for another model: close() that model's handle first, "
+            "or give each model an optimizer of its own"
         )
     setattr(optimizer, _ASKED, is_frozen)
     if earlier is not None:
@@ -44,7 +48,8 @@ def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool
 
     @functools.wraps(step)
     def held_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return (_frozen_step if getattr(self, _ASKED)() else _moving_step)(self, functools.partial(step, *args, **kwargs))
+        return (_frozen_step if getattr(self, _ASKED)()
+                else _moving_step)(self, functools.partial(step, *args, **kwargs))
 
     # A bound method, as learning rate schedulers expect when they count its calls.
     optimizer.step = types.MethodType(held_step, optimizer)  # type: ignore[method-assign]
@@ -72,13 +77,15 @@ def _moving_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> A
 
 
 def _frozen_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
-    """With AMSGrad the step divides by the maximum of second moments: it finds the held one there, and in the second moment's place a
-    value that is smaller, whatever is added to it."""
+    """With AMSGrad the step divides by the maximum of second moments: it finds the held one there, and in the
+    second moment's place a value that is smaller, whatever is added to it."""
     stepped = _stepped(optimizer)
-    if not stepped and any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+    if (not stepped and any(parameter.grad is not None for group in optimizer.param_groups
+                            for parameter in group["params"])):
         raise RuntimeError(
-            "Adam's variance is to stand still in this step, and the optimizer has none yet. After a resumption: load the optimizer's "
-            "state_dict as well. Otherwise all steps before were skipped: give a larger freeze="
+            "Adam's variance is to stand still in this step, "
+            "and the optimizer has none yet. After a resumption: load the optimizer's state_dict as well. "
+            "Otherwise all steps before were skipped: give a larger freeze="
         )
     before = []
     for group, state in stepped:

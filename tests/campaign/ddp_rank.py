@@ -1,8 +1,9 @@
-"""One rank of the campaign under DistributedDataParallel, forked from a process that has loaded torch already.
+"""One rank of the campaign under DistributedDataParallel,
+forked from a process that has loaded torch already.
 
-It trains "parameters" that are the sum of all means. After its last step it writes final-RANK: the elements as three arrays
-of double, the sum of its own gradients over all steps, the sum of means, the residual. An error ends it as it would end a
-user's script, after one more look at its state.
+It trains "parameters" that are the sum of all means. After its last step it writes final-RANK: the elements
+as three arrays of double, the sum of its own gradients over all steps, the sum of means, the residual. An
+error ends it as it would end a user's script, after one more look at its state.
 """
 import ctypes
 import datetime
@@ -53,13 +54,15 @@ def digest(values):
     for name in sorted(values):
         value = values[name]
         result.update(name.encode())
-        result.update(value.contiguous().numpy().tobytes() if torch.is_tensor(value) else repr(value).encode())
+        result.update(value.contiguous().numpy().tobytes() if torch.is_tensor(value)
+                      else repr(value).encode())
     return result.hexdigest()
 
 
 def undelivered(values):
     """Digest of the residuals that are not zero."""
-    return digest({name: value for name, value in values.items() if name.startswith("residual/") and value.any()})
+    return digest({name: value for name, value in values.items() if name.startswith("residual/")
+                   and value.any()})
 
 
 class Events:
@@ -111,7 +114,8 @@ class Striker:
             return
         self._mine = False
         if plan.fault in ("kill", "stop", "pause", "away"):
-            threading.Thread(target=self._later, args=(signal.SIGKILL if plan.fault == "kill" else signal.SIGSTOP,), daemon=True).start()
+            threading.Thread(target=self._later, args=(signal.SIGKILL if plan.fault == "kill"
+                                                       else signal.SIGSTOP,), daemon=True).start()
             if plan.delay_us == 0:
                 time.sleep(1)  # the signal comes here
             return
@@ -184,8 +188,9 @@ class Rank:
         self.striker.at("register")
         resumed_after_set = plan.set_spec is not None and self.start > STEP_OF_SET
         spec = plan.set_spec if resumed_after_set else plan.spec
-        self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes, deadline_seconds=self.deadline,
-                                        optimizer=self.optimizer, grad_scaler=NoScaler() if plan.fault == "overflow" else None)
+        self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes,
+                                        deadline_seconds=self.deadline, optimizer=self.optimizer,
+                                        grad_scaler=NoScaler() if plan.fault == "overflow" else None)
         if self.start:
             self._load()
         for step in range(self.start, self.steps):
@@ -232,7 +237,8 @@ class Rank:
         # At once: torch ends the process where a file cannot take more.
         buffer = io.BytesIO()
         optimizer = self.optimizer and self.optimizer.state_dict()
-        torch.save({"thinwire": state, "applied": self.applied, "step": self.done, "optimizer": optimizer}, buffer)
+        torch.save({"thinwire": state, "applied": self.applied, "step": self.done, "optimizer": optimizer},
+                   buffer)
         with open(partial, "wb") as file:
             file.write(buffer.getvalue())
         os.rename(partial, self._path(self.done))
@@ -245,12 +251,15 @@ class Rank:
             self.optimizer.load_state_dict(saved["optimizer"])
         self.handle.load_state_dict(saved["thinwire"])
         if self.handle.step != self.start:
-            raise RuntimeError(f"a state of step {self.start} was saved, and goes on at step {self.handle.step}")
+            raise RuntimeError(f"a state of step {self.start} was saved, "
+                               f"and goes on at step {self.handle.step}")
 
     def _finish(self):
-        given = sum(torch.cat(gradients_of(step, self.rank)).double() for step in range(self.steps) if step not in self.left_out)
+        given = sum(torch.cat(gradients_of(step, self.rank)).double()
+                    for step in range(self.steps) if step not in self.left_out)
         values = self.handle.state_dict()["values"]
-        residual = torch.cat([values.get(f"residual/weights.{i}", torch.zeros(size)) for i, size in enumerate(SIZES)]).double()
+        residual = torch.cat([values.get(f"residual/weights.{i}", torch.zeros(size))
+                              for i, size in enumerate(SIZES)]).double()
         with open(f"{self.folder}/final-{self.rank}", "wb") as file:
             for array in (given, self.applied, residual):
                 file.write(array.numpy().tobytes())

@@ -1,8 +1,8 @@
 """What became of a run: one outcome, and every promise that was broken.
 
-The promises: nobody hangs, nobody is silent, a rank that is gone is named and no other is, no crash, states after an error are
-those of a whole step, no gradient is lost or doubled over all of the job's lives, what was resumed equals what was never
-disturbed, and nothing stays behind.
+The promises: nobody hangs, nobody is silent, a rank that is gone is named and no other is, no crash, states
+after an error are those of a whole step, no gradient is lost or doubled over all of the job's lives, what was
+resumed equals what was never disturbed, and nothing stays behind.
 """
 import array
 import os
@@ -46,7 +46,8 @@ class Verdict:
             self.violations.append(f"hang: ranks {phase.hung} were there {HANG:.0f} s after the deadline")
         if plan.kind == "mpi":
             return self._ends_of_mpi()
-        failed = [rank for rank, one in enumerate(phase.ranks) if not (one.status == 0 and one.final) and rank not in phase.hung]
+        failed = [rank for rank, one in enumerate(phase.ranks) if not (one.status == 0 and one.final)
+                  and rank not in phase.hung]
         failed = [rank for rank in failed if not self._is_of_store(phase.ranks[rank])]
         for rank in failed:
             if rank == plan.victim and plan.fault in ("kill", "stop") and phase.struck:
@@ -62,7 +63,8 @@ class Verdict:
         if end.status == 0:
             self.violations.append(f"silent end: rank {rank} has status 0 and no result")
         elif end.status is not None and end.status < 0:
-            if not (self.plan.fault == "memory" and rank == self.plan.victim and re.search("bad_alloc|memory|Memory", end.text)):
+            if not (self.plan.fault == "memory" and rank == self.plan.victim
+                    and re.search("bad_alloc|memory|Memory", end.text)):
                 self.violations.append(f"crash: rank {rank} by signal {-end.status}: {end.text[-300:]}")
         elif not end.text.strip():
             self.violations.append(f"silent end: rank {rank} has status {end.status} and said nothing")
@@ -73,30 +75,36 @@ class Verdict:
         named = {rank: named_in(said[rank]) for rank in survivors}
         for rank in survivors:
             if named[rank] and named[rank] != [victim]:
-                self.violations.append(f"wrong rank named by rank {rank}, it was {victim}: {said[rank][:300]}")
+                self.violations.append(f"wrong rank named by rank {rank}, it was {victim}: "
+                                       f"{said[rank][:300]}")
         unnamed = [rank for rank in survivors if not named[rank] and not self._is_of_ddp(said[rank])]
         if unnamed:
             self.violations.append(f"nobody named by rank {unnamed[0]}: {said[unnamed[0]][:300]}")
         self.named = False if unnamed else True if any(named.values()) else None
 
     def _is_of_ddp(self, text: str) -> bool:
-        """An error of DDP's own group, which knows no names: after its first step DDP sends its new buckets by it."""
+        """An error of DDP's own group, which knows no names:
+        after its first step DDP sends its new buckets by it."""
         early = self.plan.kind == "ddp" and self.plan.at_step < 2
-        return early and re.search(r"gloo/|Connection (?:closed|reset)|Broken pipe", text) is not None and "connection lost" not in text
+        return (early and re.search(r"gloo/|Connection (?:closed|reset)|Broken pipe", text) is not None
+                and "connection lost" not in text)
 
     def _is_of_store(self, end: RankEnd) -> bool:
-        """The end of a thread of torch's own: each client of its TCPStore has one, which nothing can catch for. It throws where rank 0
-        dies before it has accepted the client's connection."""
-        thrown = r"terminate called after throwing an instance of 'std::system_error'\s+what\(\):  Connection reset"
+        """The end of a thread of torch's own: each client of its TCPStore has one, which nothing can catch
+        for. It throws where rank 0 dies before it has accepted the client's connection."""
+        thrown = (r"terminate called after throwing an instance of 'std::system_error'\s+what\(\):  "
+                  r"Connection reset")
         opening = self.plan.kind == "ddp" and self.plan.victim == 0 and self.plan.place == "register"
         return opening and self.phase.struck and end.status == -6 and re.search(thrown, end.text) is not None
 
     def hit_ddp(self) -> bool:
         """Whether a bit was turned over in what DDP sends by its own group, which checks nothing."""
-        return any(one.flipped_port in self.phase.ports_before for one in self.phase.ranks if one.flipped_port)
+        return any(one.flipped_port in self.phase.ports_before
+                   for one in self.phase.ranks if one.flipped_port)
 
     def _names_of_a_flip(self, failed: List[int]) -> None:
-        """The receiver, which is hit, names the sender; the others name the sender, or the receiver, which ends."""
+        """The receiver, which is hit, names the sender; the others name the sender,
+        or the receiver, which ends."""
         if self.hit_ddp():
             return
         victim = self.plan.victim
@@ -104,9 +112,11 @@ class Verdict:
         named = {rank: named_in(text) for rank, text in said.items()}
         sender = self.phase.ports.get(self.phase.ranks[victim].flipped_port)
         for rank in failed:
-            right = [[one] for one in range(self.plan.world) if one != rank and (sender is None or one in (sender, victim))]
+            right = [[one] for one in range(self.plan.world) if one != rank
+                     and (sender is None or one in (sender, victim))]
             if named[rank] and named[rank] not in right:
-                self.violations.append(f"wrong rank named by rank {rank} after a flipped bit from rank {sender}: {said[rank][:300]}")
+                self.violations.append(f"wrong rank named by rank {rank} after a flipped bit from rank "
+                                       f"{sender}: {said[rank][:300]}")
         self.named = any(named.values())
         if not self.named:
             self.violations.append(f"nobody named after a flipped bit: {said[failed[0]][:300]}")
@@ -124,7 +134,8 @@ class Verdict:
         # Nobody was left to name a rank that is stopped as the last one.
         if not self.phase.struck or plan.fault not in NAMED or self.phase.alone:
             return
-        pattern = rf"rank {plan.victim} (?:is gone|with PID)|^rank {plan.victim}: |\[\[\d+,1\],{plan.victim}\]"
+        pattern = (rf"rank {plan.victim} (?:is gone|with PID)|^rank {plan.victim}: "
+                   rf"|\[\[\d+,1\],{plan.victim}\]")
         self.named = re.search(pattern, end.text, re.MULTILINE) is not None
         # Inside of MPI_Finalize ranks cannot ask each other any more.
         if not self.named and "the end of MPI is not reached" not in end.text:
@@ -137,8 +148,10 @@ class Verdict:
                 self.violations.append(f"torn state: rank {rank} after the error: {end.inspected}")
 
     def went_on(self) -> None:
-        if self.plan.fault in SURVIVED and self.phase.struck and not self.phase.ended_well() and not self.phase.hung:
-            rank, end = next((rank, one) for rank, one in enumerate(self.phase.ranks) if one.status != 0 or not one.final)
+        if (self.plan.fault in SURVIVED and self.phase.struck and not self.phase.ended_well()
+            and not self.phase.hung):
+            rank, end = next((rank, one) for rank, one in enumerate(self.phase.ranks) if one.status != 0
+                             or not one.final)
             self.violations.append(f"did not go on: rank {rank}: {error_of(end.text, rank)[:300]}")
 
 
@@ -159,7 +172,8 @@ def imbalance(ranks: List[List[array.array]]) -> float:
     """max |sum of given - W * applied - sum of left| over the largest |sum of given|."""
     world = len(ranks)
     worst, largest = 0.0, 1e-30
-    for given, applied, left in zip(zip(*(one[0] for one in ranks)), ranks[0][1], zip(*(one[2] for one in ranks))):
+    for given, applied, left in zip(zip(*(one[0] for one in ranks)), ranks[0][1],
+                                    zip(*(one[2] for one in ranks))):
         gap = abs(sum(given) - world * applied - sum(left))
         worst = gap if not gap <= worst else worst  # also NaN
         largest = max(largest, abs(sum(given)))
@@ -176,7 +190,8 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
         found.append("ranks differ in what they applied")
     undisturbed = finals(reference(0), plan.world)
     lost, allowed = imbalance(ranks), imbalance(undisturbed)
-    # A system that keeps all it does not deliver loses only rounding; one that drops things by design is not judged.
+    # A system that keeps all it does not deliver loses only rounding;
+    # one that drops things by design is not judged.
     if allowed < ROUNDING and not lost < 10 * ROUNDING:
         found.append(f"lost or doubled gradient: imbalance {lost:.3g}, undisturbed {allowed:.3g}")
     if bit_for_bit and [one[1:] for one in ranks] != [one[1:] for one in undisturbed]:
@@ -186,20 +201,23 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
     return found
 
 
-#: Systems and stages of which some part is a sum: warm_up's first steps unless `with` says otherwise, the variance of the Adams,
-#: the parameters that whole sends, marsit's full steps and step sizes.
-SUMMED = r"\b(?:dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|sketched_sgd|global_top_k|s2_reducer|marsit)\b"
+#: Systems and stages of which some part is a sum: warm_up's first steps unless `with` says otherwise, the
+#: variance of the Adams, the parameters that whole sends, marsit's full steps and step sizes.
+SUMMED = (r"\b(?:dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|sketched_sgd|global_top_k"
+          r"|s2_reducer|marsit)\b")
 
 
 def sums_by_engine(plan: Plan) -> bool:
-    """Whether Gloo itself sums what the plan's systems send: nothing but TCP's checksum guards that (docs/wire_formats.md)."""
+    """Whether Gloo itself sums what the plan's systems send:
+    nothing but TCP's checksum guards that (docs/wire_formats.md)."""
     return plan.kind != "mpi" and any(re.search(SUMMED, spec) for spec in (plan.spec, plan.set_spec) if spec)
 
 
 def compare_training(mine: str, reference: Callable[[int], str]) -> List[str]:
     """The same of `thinwire train`, which compares its ranks itself."""
     result, undisturbed = trainer.result_of(mine), trainer.result_of(reference(0))
-    if trainer.is_same(result, undisturbed) or not trainer.is_same(trainer.result_of(reference(1)), undisturbed):
+    if (trainer.is_same(result, undisturbed)
+        or not trainer.is_same(trainer.result_of(reference(1)), undisturbed)):
         return []
     return [f"the result differs from that of the undisturbed run: {result}, {undisturbed}"]
 
@@ -219,10 +237,12 @@ def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[
         last = result["resumed"]
         if not last.ended_well():
             rank = next((rank for rank, one in enumerate(last.ranks) if one.status != 0), 0)
-            violations.append(f"resuming from step {result['from']} failed: rank {rank}: {error_of(last.ranks[rank].text, rank)[:300]}")
+            violations.append(f"resuming from step {result['from']} failed: rank {rank}: "
+                              f"{error_of(last.ranks[rank].text, rank)[:300]}")
     if last.ended_well():
         # DDP makes its buckets anew after a process's first step, which a state of that step cannot know.
-        exact = plan.fault != "overflow" and (result["resumed"] is None or plan.kind != "ddp" or result["from"] != 1)
+        exact = (plan.fault != "overflow"
+                 and (result["resumed"] is None or plan.kind != "ddp" or result["from"] != 1))
         found = compare(folder, reference, plan, exact)
         flipped = any(one.flipped_port for one in phase.ranks)
         damaged = bool(found) and flipped and (sums_by_engine(plan) or verdict.hit_ddp())
@@ -249,4 +269,5 @@ def outcome(plan: Plan, phase: Phase, verdict: Verdict, result: Dict[str, Any]) 
     if phase.ended_well():
         return "went on"
     how = {True: "named", False: "not named", None: "no culprit"}[verdict.named]
-    return f"ended, {how}, resumed" if result["resumed"] and result["resumed"].ended_well() else f"ended, {how}, not resumed"
+    return (f"ended, {how}, resumed" if result["resumed"] and result["resumed"].ended_well()
+            else f"ended, {how}, not resumed")

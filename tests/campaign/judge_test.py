@@ -28,7 +28,8 @@ def lost(rank, other):
 
 
 def refused(rank, sender):
-    return f"rank {rank}: frame refused: its checksum (rank {sender}, bucket 0, step 5): bytes changed on the way\n"
+    return (f"rank {rank}: frame refused: its checksum (rank {sender}, bucket 0, step 5): "
+            "bytes changed on the way\n")
 
 
 # The receiver is hit. It names the sender, and the others name either.
@@ -39,7 +40,8 @@ for texts in ([refused(0, 1), lost(1, 0), lost(2, 0)],  # another rank than the 
               [refused(0, 2), lost(1, 0), lost(2, 1)]):  # neither end
     violations, named = verdict_on(texts, "flip", flipped_port=4002)
     assert len(violations) == 1 and violations[0].startswith("wrong rank named"), violations
-violations, named = verdict_on([f"rank {rank}: something is wrong\n" for rank in range(3)], "flip", flipped_port=4002)
+violations, named = verdict_on([f"rank {rank}: something is wrong\n" for rank in range(3)], "flip",
+                               flipped_port=4002)
 assert not named and violations[0].startswith("nobody named after a flipped bit"), violations
 # DDP's own group checks nothing and names nobody; ours does in every step.
 own = "RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:1\n"
@@ -52,26 +54,31 @@ violations, named = verdict_on(["", own, lost(2, 1)], "kill", "ddp", 1)
 assert violations[0].startswith("wrong rank named by rank 2"), violations
 
 # What a thread of torch's store client throws is no crash of ours, in the one place where it can.
-reset = "terminate called after throwing an instance of 'std::system_error'\n  what():  Connection reset by peer\n"
+reset = ("terminate called after throwing an instance of 'std::system_error'\n  what():  "
+         "Connection reset by peer\n")
 for place, ends in (("register", []), ("step", ["crash"])):
     plan = draw_plan(1, 1, 3.0, ["ddp"], ["kill"])
     plan.world, plan.victim, plan.place, plan.at_step = 3, 0, place, 5
-    verdict = Verdict(plan, Phase([RankEnd(status=-9), RankEnd(status=-6, text=reset), RankEnd(status=1, text=lost(2, 0))], struck=True))
+    verdict = Verdict(plan, Phase([RankEnd(status=-9), RankEnd(status=-6, text=reset),
+                                   RankEnd(status=1, text=lost(2, 0))], struck=True))
     verdict.ends()
-    assert [one.split(":")[0] for one in verdict.violations if one.startswith("crash")] == ends, verdict.violations
+    assert [one.split(":")[0]
+            for one in verdict.violations if one.startswith("crash")] == ends, verdict.violations
 
 # What Gloo sums has no checksum of ours.
 plan = draw_plan(1, 1, 3.0, ["gloo"], ["flip"])
 plan.set_spec = None
-for spec, sums in (("ef_signsgd", False), ("whole:below=300:names=*+qsgd", True), ("warm_up:steps=2+qsgd", True),
-                   ("one_bit_adam:freeze=2", True), ("zero_one_adam:kappa=1", True), ("marsit:full_every=0", True)):
+for spec, sums in (("ef_signsgd", False), ("whole:below=300:names=*+qsgd", True),
+                   ("warm_up:steps=2+qsgd", True), ("one_bit_adam:freeze=2", True),
+                   ("zero_one_adam:kappa=1", True), ("marsit:full_every=0", True)):
     plan.spec = spec
     assert sums_by_engine(plan) == sums, spec
 
 # A residual that one of two runs has not measured is not compared; one that both have is.
 known, unknown = {"model_hash": "1", "residual_norm": 2.0}, {"model_hash": "1", "residual_norm": None}
 assert trainer.is_same(known, unknown) and trainer.is_same(unknown, known) and trainer.is_same(known, known)
-assert not trainer.is_same(known, {**known, "residual_norm": 3.0}) and not trainer.is_same(known, {**unknown, "model_hash": "2"})
+assert (not trainer.is_same(known, {**known, "residual_norm": 3.0})
+        and not trainer.is_same(known, {**unknown, "model_hash": "2"}))
 
 # Plans that register refuses are not drawn.
 plans = [draw_plan(1, number, 3.0, ["ddp"], ["overflow"]) for number in range(2000)]

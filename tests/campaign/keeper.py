@@ -1,4 +1,5 @@
-"""Keeps one run: starts its ranks, makes the faults that come from outside, resumes, and collects what happened."""
+"""Keeps one run: starts its ranks, makes the faults that come from outside, resumes,
+and collects what happened."""
 import atexit
 import ctypes
 import dataclasses
@@ -52,7 +53,8 @@ class RankEnd:
 class Phase:
     ranks: List[RankEnd]
     struck: bool = False
-    ports: Dict[int, int] = dataclasses.field(default_factory=dict)  # ranks by local port, when a flip was armed
+    # Ranks by local port, when a flip was armed.
+    ports: Dict[int, int] = dataclasses.field(default_factory=dict)
     ports_before: Set[int] = dataclasses.field(default_factory=set)  # those of DDP's own connections
     hung: List[int] = dataclasses.field(default_factory=list)
     leaked: List[str] = dataclasses.field(default_factory=list)
@@ -100,8 +102,10 @@ class Job:
             for kind in ("events", "acks"):
                 if not os.path.exists(f"{self.folder}/{kind}-{rank}"):
                     os.mkfifo(f"{self.folder}/{kind}-{rank}")
-            self.streams[os.open(f"{self.folder}/events-{rank}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)] = rank
-        self.acks = [os.open(f"{self.folder}/acks-{rank}", os.O_RDWR | os.O_CLOEXEC) for rank in range(self.world)]
+            self.streams[os.open(f"{self.folder}/events-{rank}",
+                                 os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)] = rank
+        self.acks = [os.open(f"{self.folder}/acks-{rank}", os.O_RDWR | os.O_CLOEXEC)
+                     for rank in range(self.world)]
         try:
             self._start_all()
             self._attend(begin)
@@ -116,7 +120,7 @@ class Job:
         self.phase.seconds = time.monotonic() - begin
         return self.phase
 
-    # --- Start ---------------------------------------------------------------------------------------------------------
+    # --- Start ----------------------------------------------------------------------------------------------
 
     def _start_all(self) -> None:
         if self.plan.kind == "mpi":
@@ -160,11 +164,13 @@ class Job:
     def _environment(self, rank: int) -> Dict[str, str]:
         master = f"{network.SUBNET}.1" if self.links else "127.0.0.1"
         result = {
-            "MASTER_ADDR": master, "MASTER_PORT": str(self.port()), "RANK": str(rank), "WORLD_SIZE": str(self.world),
-            "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", "TMPDIR": f"{self.folder}/tmp", "LD_PRELOAD": self.tools.shim,
+            "MASTER_ADDR": master, "MASTER_PORT": str(self.port()), "RANK": str(rank),
+            "WORLD_SIZE": str(self.world), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1",
+            "TMPDIR": f"{self.folder}/tmp", "LD_PRELOAD": self.tools.shim,
             "GLOO_SOCKET_IFNAME": "eth0" if self.links else "lo",
         }
-        return {**{key: value for key, value in os.environ.items() if not key.startswith("CAMPAIGN_")}, **result}
+        return {**{key: value for key, value in os.environ.items() if not key.startswith("CAMPAIGN_")},
+                **result}
 
     def port(self) -> int:
         """Of the rendezvous; where runs share the machine's loopback, one of this process's own."""
@@ -188,29 +194,35 @@ class Job:
                  "start": self.start, "steps": self.steps, "seed": self.plan.seed + 1}
         if not self.armed:
             words["victim"] = -1
-        return [self.tools.mpi_rank, *(f"{key}={value}" for key, value in words.items() if key not in ("kind", "set_spec", "lanes"))]
+        return [self.tools.mpi_rank, *(f"{key}={value}" for key, value in words.items()
+                                       if key not in ("kind", "set_spec", "lanes"))]
 
     def _become_gloo(self, rank: int) -> None:
         os.environ.update(self._environment(rank))
         words = [word.encode() for word in self._session_words()]
-        status = self.tools.gloo_library.campaign_gloo_rank(len(words), (ctypes.c_char_p * len(words))(*words))
+        status = self.tools.gloo_library.campaign_gloo_rank(len(words),
+                                                            (ctypes.c_char_p * len(words))(*words))
         # The end of a program in C++, destructors included.
         ctypes.CDLL(None).exit(status)
 
     def _become_trainer(self, rank: int) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         words = trainer.words(self.plan, self.tools.program, self.tools.images, self.folder, self.deadline)
-        os.execve(words[0], words, {key: value for key, value in self._environment(rank).items() if key != "LD_PRELOAD"})
+        os.execve(words[0], words,
+                  {key: value for key, value in self._environment(rank).items() if key != "LD_PRELOAD"})
 
     def _become_mpirun(self, _: int) -> None:
-        environment = {**self._environment(0), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment = {**self._environment(0), "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                       "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         for name in ("RANK", "LOCAL_RANK"):
             del environment[name]
         # Shared memory only, more ranks than cores.
-        options = "--oversubscribe --mca btl self,vader --mca btl_vader_single_copy_mechanism none --mca pml ob1 --mca plm isolated"
-        os.execvpe("mpirun", ["mpirun", *options.split(), "-n", str(self.world), *self._session_words()], environment)
+        options = ("--oversubscribe --mca btl self,vader --mca btl_vader_single_copy_mechanism none --mca "
+                   "pml ob1 --mca plm isolated")
+        os.execvpe("mpirun",
+                   ["mpirun", *options.split(), "-n", str(self.world), *self._session_words()], environment)
 
-    # --- Attend --------------------------------------------------------------------------------------------------------
+    # --- Attend ---------------------------------------------------------------------------------------------
 
     def _limit(self, begin: float) -> float:
         """Until when the job has to have ended."""
@@ -227,11 +239,13 @@ class Job:
             for when, action in [one for one in self.later if one[0] <= now]:
                 self.later.remove((when, action))
                 action()
-            if self.plan.kind == "train" and self.armed and self.fault_at is None and trainer.is_due(self.plan, self.folder):
+            if (self.plan.kind == "train" and self.armed and self.fault_at is None
+                and trainer.is_due(self.plan, self.folder)):
                 self.fault_at = now + self.plan.delay_us / 1e6
                 self.later.append((self.fault_at, lambda: self._strike_trainer(self.plan.victim)))
             if now > self._limit(begin):
-                self.phase.hung = sorted(rank for ranks in self.running.values() for rank in ranks if not self._frozen(rank))
+                self.phase.hung = sorted(rank for ranks in self.running.values()
+                                         for rank in ranks if not self._frozen(rank))
                 return
             if self.running and all(self._frozen(ranks[0]) for ranks in self.running.values()):
                 return
@@ -248,7 +262,8 @@ class Job:
         return self._is_stopped() and rank == self.plan.victim and self.plan.kind != "mpi"
 
     def _others_are_gone(self) -> bool:
-        """Under mpirun, which reaps its ranks. A rank that is stopped after the others have left leaves nobody who could notice."""
+        """Under mpirun, which reaps its ranks. A rank that is stopped after the others have left leaves
+        nobody who could notice."""
         pids = [one.pid for rank, one in enumerate(self.ends) if rank != self.plan.victim]
         return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
@@ -345,10 +360,11 @@ class Job:
             for rank in self.running.pop(pid, []):
                 self.ends[rank].status = os.waitstatus_to_exitcode(status)
                 if self.plan.kind == "train":
-                    self.ends[rank].final = status == 0 and (rank > 0 or os.path.exists(f"{self.folder}/final.json"))
+                    self.ends[rank].final = (status == 0
+                                             and (rank > 0 or os.path.exists(f"{self.folder}/final.json")))
                 self.ends[rank].after = now - self.fault_at if self.fault_at is not None else None
 
-    # --- End -----------------------------------------------------------------------------------------------------------
+    # --- End ------------------------------------------------------------------------------------------------
 
     def _end_all(self) -> None:
         for pid in list(self.running):
@@ -406,7 +422,8 @@ def keep(plan: Plan, tools: Tools, folder: str) -> Dict[str, Any]:
     if plan.place == "load":
         first = Job(plan, tools, folder, 0, plan.at_step, armed=False).run()
         if not first.ended_well():
-            return {"struck": first, "resumed": None, "from": None, "broken": "the job before the fault did not end"}
+            return {"struck": first, "resumed": None, "from": None,
+                    "broken": "the job before the fault did not end"}
         start = newest_common(folder, plan.world)
     struck = Job(plan, tools, folder, start, STEPS, armed=True).run()
     result = {"struck": struck, "resumed": None, "from": None, "broken": None}

@@ -15,8 +15,10 @@ PLACES = {
     "mpi": ["start", "step", "save", "load", "close"],
     "train": ["epoch", "save"],
 }
-#: What `thinwire train` is run with, which writes and reads its own checkpoints; hit in its second epoch or as it saves that.
-TRAINED = ["dense", "casq:interval=3", "marsit:full_every=3", "top_k:ratio=0.05+zen", "sketched_sgd", "power_sgd", "ef_signsgd"]
+#: What `thinwire train` is run with, which writes and reads its own checkpoints;
+#: hit in its second epoch or as it saves that.
+TRAINED = ["dense", "casq:interval=3", "marsit:full_every=3", "top_k:ratio=0.05+zen", "sketched_sgd",
+           "power_sgd", "ef_signsgd"]
 EPOCHS = 3
 #: Faults that the job must survive by itself, to the bit.
 SURVIVED = {"pause", "outage", "slow", "loss", "clock", "overflow"}
@@ -38,13 +40,14 @@ WHERE = {
     "pause": ["register", "start", "step", "save", "set", "load"],
     "away": ["register", "start", "step", "save", "set", "load"],
 }
-#: How often each comes up among the runs. "pause" is shorter than the deadline, "away" is longer. "overflow" is NaN in one
-#: bucket's gradient, for which the step is left out.
+#: How often each comes up among the runs. "pause" is shorter than the deadline, "away" is longer. "overflow"
+#: is NaN in one bucket's gradient, for which the step is left out.
 WEIGHTS = {
-    "kill": 22, "stop": 8, "pause": 8, "away": 5, "cut": 8, "outage": 8, "slow": 6, "loss": 7, "flip": 9, "exception": 6,
-    "memory": 6, "disk": 5, "clock": 6, "overflow": 6,
+    "kill": 22, "stop": 8, "pause": 8, "away": 5, "cut": 8, "outage": 8, "slow": 6, "loss": 7, "flip": 9,
+    "exception": 6, "memory": 6, "disk": 5, "clock": 6, "overflow": 6,
 }
-#: MPI's ranks are on one host, and its messages pass through no socket. What `thinwire train` does to itself is not ours.
+#: MPI's ranks are on one host, and its messages pass through no socket.
+#: What `thinwire train` does to itself is not ours.
 NOT_OF = {
     "mpi": {"cut", "outage", "slow", "loss"},
     "train": {"loss", "flip", "exception", "memory", "clock", "overflow"},
@@ -53,7 +56,8 @@ NOT_OF = {
 
 @dataclasses.dataclass
 class Plan:
-    """One run. ``amount`` is of the fault: bytes, seconds, bits a second, or per mille; ``hold`` is how long it lasts, in seconds."""
+    """One run. ``amount`` is of the fault: bytes, seconds, bits a second, or per mille;
+    ``hold`` is how long it lasts, in seconds."""
 
     seed: int
     number: int
@@ -74,7 +78,8 @@ class Plan:
     set_spec: Optional[str]
 
     def describe(self) -> str:
-        where = f"{self.place}, step {self.at_step}, bucket {self.at_bucket}" if self.place == "step" else self.place
+        where = (f"{self.place}, step {self.at_step}, bucket {self.at_bucket}" if self.place == "step"
+                 else self.place)
         return f"{self.kind} {self.spec} on {self.world} ranks: {self.fault} of rank {self.victim} in {where}"
 
     def words(self) -> Dict[str, object]:
@@ -104,7 +109,8 @@ def _amount(fault: str, kind: str, draw: random.Random) -> int:
         "disk": lambda: draw.choice([0, 100, 4096]),
         "flip": lambda: draw.randrange(0, 3000),
         "clock": lambda: draw.choice([-86400, -3600, -10, 10, 3600, 86400]),
-        "slow": lambda: draw.choice([300_000, 500_000, 1_000_000]) * (50 if kind == "train" else 1),  # whose model is larger
+        # The model of `thinwire train` is larger.
+        "slow": lambda: draw.choice([300_000, 500_000, 1_000_000]) * (50 if kind == "train" else 1),
         "loss": lambda: draw.choice([10, 30, 60]),
     }.get(fault, lambda: 0)()
 
@@ -129,7 +135,8 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     specs = TRAINED if kind == "train" else contract_specs()
     # Each system with one number of ranks for each seed, so that undisturbed runs serve many others.
     index = draw.randrange(len(specs))
-    while kind == "ddp" and fault == "overflow" and any(map(refuses_scaler, (specs[index], _set_after(specs, index)))):
+    while (kind == "ddp" and fault == "overflow"
+           and any(map(refuses_scaler, (specs[index], _set_after(specs, index))))):
         index = draw.randrange(len(specs))
     world = 3 + (index + seed) % 3
     places = [place for place in PLACES[kind] if place in WHERE.get(fault, PLACES[kind])]
@@ -143,14 +150,17 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     if place == "load":
         at_step = draw.randint(every, STEPS - 1)
     if kind == "ddp" and at_step == 0 and fault in ("stop", "away", "cut"):
-        at_step = 1  # before that step DDP sends its new buckets by its own group, whose waits have its own, long limit
+        # Before that step DDP sends its new buckets by its own group, whose waits have its own, long limit.
+        at_step = 1
     if kind == "ddp" and fault == "overflow" and holds_variance(specs[index]):
-        at_step = max(at_step, 1)  # a step that is left out is none of Adam's, which needs one before its variance is frozen
+        # A step that is left out is none of Adam's, which needs one before its variance is frozen.
+        at_step = max(at_step, 1)
     has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
     delay_us = draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000])
     return Plan(
-        seed=seed, number=number, kind=kind, spec=specs[index], world=world, fault=fault, victim=draw.randrange(world),
-        place=place, at_step=at_step, at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=delay_us,
+        seed=seed, number=number, kind=kind, spec=specs[index], world=world, fault=fault,
+        victim=draw.randrange(world), place=place, at_step=at_step,
+        at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=delay_us,
         amount=_amount(fault, kind, draw), hold=_hold(fault, deadline, draw), every=every, deadline=deadline,
         lanes=draw.choice([1, 2, 2, 3]),
         set_spec=_set_after(specs, index) if has_set else None,
@@ -159,7 +169,8 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
 
 def short_plans(seed: int, deadline: float) -> List[Plan]:
     """Every fault once on each kind of job that knows it, each the first one drawn that has it."""
-    kinds = {"kill": ["ddp", "gloo", "mpi", "train"], "stop": ["ddp", "mpi"], "exception": ["ddp", "gloo"], "flip": ["ddp", "gloo", "mpi"]}
+    kinds = {"kill": ["ddp", "gloo", "mpi", "train"], "stop": ["ddp", "mpi"], "exception": ["ddp", "gloo"],
+             "flip": ["ddp", "gloo", "mpi"]}
     plans = []
     for index, fault in enumerate(WEIGHTS):
         for kind in kinds.get(fault, [["ddp", "gloo"][index % 2]]):

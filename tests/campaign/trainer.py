@@ -1,4 +1,5 @@
-"""`thinwire train` as a kind of job: its words, its data, and when it can be hit, which shows in its checkpoints alone."""
+"""`thinwire train` as a kind of job: its words, its data, and when it can be hit,
+which shows in its checkpoints alone."""
 import json
 import os
 import random
@@ -21,9 +22,10 @@ def write_images(folder: str) -> None:
 
 
 def words(plan: Plan, program: str, images: str, folder: str, deadline: float) -> List[str]:
-    result = [program, "train", "--engine", "gloo", "--workers", str(plan.world), "--data", f"fashion-mnist:{images}", "--batch", "4",
-              "--epochs", str(EPOCHS), "--sync", plan.spec, "--seed", str(plan.seed + 1), "--deadline", str(deadline),
-              "--checkpoint", f"{folder}/checkpoint", "--json", f"{folder}/final.json"]
+    result = [program, "train", "--engine", "gloo", "--workers", str(plan.world), "--data",
+              f"fashion-mnist:{images}", "--batch", "4", "--epochs", str(EPOCHS), "--sync", plan.spec,
+              "--seed", str(plan.seed + 1), "--deadline", str(deadline), "--checkpoint",
+              f"{folder}/checkpoint", "--json", f"{folder}/final.json"]
     return result + (["--resume"] if newest(folder) else [])
 
 
@@ -31,7 +33,8 @@ def newest(folder: str) -> int:
     """The last epoch of which there is a whole checkpoint; 0: none."""
     place = f"{folder}/checkpoint"
     names = os.listdir(place) if os.path.isdir(place) else []
-    return max((int(name[6:]) for name in names if name.startswith("epoch-") and name[6:].isdigit()), default=0)
+    return max((int(name[6:]) for name in names if name.startswith("epoch-") and name[6:].isdigit()),
+               default=0)
 
 
 def is_due(plan: Plan, folder: str) -> bool:
@@ -55,5 +58,6 @@ def result_of(folder: str) -> Dict[str, Any]:
 
 
 def is_same(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
-    """What one of them does not know is not compared: a job that resumes after its last step has taken none that measured residuals."""
+    """What one of them does not know is not compared:
+    a job that resumes after its last step has taken none that measured residuals."""
     return all(one[key] == other[key] or None in (one[key], other[key]) for key in one)

@@ -52,7 +52,8 @@ def the_variance_stands_still():
     """Of Adam and AdamW, one parameter at a time and all at once, with a schedule made before and after."""
     for kind in (torch.optim.Adam, torch.optim.AdamW):
         for foreach in (False, True):
-            for spec, moves in (("one_bit_adam:freeze=3:beta1=0.8", range(3)), ("zero_one_adam:kappa=2:beta1=0.8", (0, 1, 2, 4, 6, 10))):
+            for spec, moves in (("one_bit_adam:freeze=3:beta1=0.8", range(3)),
+                                ("zero_one_adam:kappa=2:beta1=0.8", (0, 1, 2, 4, 6, 10))):
                 model = wrap(Given)
                 optimizer = make(kind, model, foreach=foreach)
                 schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)]
@@ -71,10 +72,12 @@ def the_variance_stands_still():
                     now = [optimizer.state[p]["exp_avg_sq"] for p in parameters]
                     if before is not None:
                         same = all(torch.equal(a, b) for a, b in zip(before, now))
-                        assert same == (step not in moves), f"{spec}, step {step}: the variance {'stood' if same else 'moved'}"
+                        assert same == (step not in moves), (f"{spec}, step {step}: "
+                                                             f"the variance {'stood' if same else 'moved'}")
                 assert not optimizer.param_groups[0]["amsgrad"]
                 for parameter, expected in zip(parameters, reference.x):
-                    assert torch.allclose(parameter.detach().double(), expected, atol=2e-5), f"{spec}, {kind.__name__}"
+                    assert torch.allclose(parameter.detach().double(), expected,
+                                          atol=2e-5), f"{spec}, {kind.__name__}"
                 require_agreement(model, spec)
                 handle.close()
 
@@ -141,7 +144,8 @@ def an_adam_is_needed():
         require_error(ValueError, ["SGD", "AdamW"], lambda: thinwire.register(model, spec, optimizer=sgd))
         model = wrap(Net)
         amsgrad = torch.optim.Adam(model.parameters(), amsgrad=True)
-        require_error(ValueError, ["amsgrad=False"], lambda: thinwire.register(model, spec, optimizer=amsgrad))
+        require_error(ValueError, ["amsgrad=False"],
+                      lambda: thinwire.register(model, spec, optimizer=amsgrad))
     model = wrap(Net)
     handle = register(model, "dense")
     require_error(ValueError, ["variance", "optimizer=..."], lambda: handle.set("one_bit_adam"))
@@ -150,12 +154,14 @@ def an_adam_is_needed():
 
 
 def an_optimizer_is_held_for_one_model():
-    """Whoever held it may end, and another model's handle takes its place: variance and bias correction stay right."""
+    """Whoever held it may end, and another model's handle takes its place:
+    variance and bias correction stay right."""
     spec = "one_bit_adam:freeze=3"
     model = wrap(Given)
     optimizer = make(torch.optim.AdamW, model)
     handle = register(model, spec, optimizer=optimizer)
-    require_error(ValueError, ["another model", "close()"], lambda: register(wrap(Given), spec, optimizer=optimizer))
+    require_error(ValueError, ["another model", "close()"],
+                  lambda: register(wrap(Given), spec, optimizer=optimizer))
     for step in range(5):
         model.zero_grad()
         model(gradients_of(step)).backward()
@@ -172,13 +178,15 @@ def an_optimizer_is_held_for_one_model():
         again(gradients_of(step)).backward()
         optimizer.step()
     moved = [state["exp_avg_sq"].clone() for state in optimizer.state.values()]
-    assert all(not torch.equal(a, b) for a, b in zip(frozen, moved)), "the second handle's first steps are dense"
+    assert all(not torch.equal(a, b)
+               for a, b in zip(frozen, moved)), "the second handle's first steps are dense"
     for step in range(2):
         again.zero_grad()
         again(gradients_of(step)).backward()
         optimizer.step()
     assert all(torch.equal(a, state["exp_avg_sq"]) for a, state in zip(moved, optimizer.state.values()))
-    assert all(int(state["step"]) == 10 and state["thinwire_frozen_steps"] == 4 for state in optimizer.state.values())
+    assert all(int(state["step"]) == 10 and state["thinwire_frozen_steps"] == 4
+               for state in optimizer.state.values())
     assert all(bool(parameter.isfinite().all()) for parameter in again.parameters())
     second.close()
     # Nobody says any more that it stands still.
@@ -197,11 +205,13 @@ class Scale:
 
 def signs_are_refused_under_a_loss_scale():
     model = wrap(Net)
-    require_error(ValueError, ["demo", "sign=off"], lambda: thinwire.register(model, "demo", grad_scaler=Scale()))
+    require_error(ValueError, ["demo", "sign=off"],
+                  lambda: thinwire.register(model, "demo", grad_scaler=Scale()))
     handle = register(wrap(Net), "demo:sign=off", grad_scaler=Scale())
     require_error(ValueError, ["demo", "sign=off"], lambda: handle.set("demo:top=8"))
     handle.close()
 
 
 ADAM = [an_optimizer_is_held_for_one_model, signs_are_refused_under_a_loss_scale,
-        the_variance_stands_still, adams_momentum_is_what_travelled, resumes_with_its_optimizer, an_adam_is_needed]
+        the_variance_stands_still, adams_momentum_is_what_travelled, resumes_with_its_optimizer,
+        an_adam_is_needed]

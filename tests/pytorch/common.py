@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import thinwire
 
 DEADLINE = 30.0
-COMPRESS_ON = "cpu" if sys.argv[1:] == ["cuda_staged"] else "device"  # what register is told unless a scenario says it
+# What register is told unless a scenario says it.
+COMPRESS_ON = "cpu" if sys.argv[1:] == ["cuda_staged"] else "device"
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
 
@@ -21,7 +22,8 @@ class Net(nn.Module):
 
     def __init__(self, width=48):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
+        self.layers = nn.Sequential(nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
+                                    nn.Linear(width, 5))
 
     def forward(self, x):
         return self.layers(x)
@@ -84,7 +86,8 @@ class Given(nn.Module):
         )
 
     def forward(self, gradients):
-        return sum((weight * gradient.to(weight.dtype)).double().sum() for weight, gradient in zip(self.weights, gradients))
+        return sum((weight * gradient.to(weight.dtype)).double().sum()
+                   for weight, gradient in zip(self.weights, gradients))
 
 
 
@@ -165,8 +168,9 @@ def require_error(kind, words, action):
 
 
 def end():
-    """Ends the process as Python does, without taking the interpreter apart. There torch 2.15's Gloo threads may abort the process, without
-    Thinwire as well: one of them waits for Python's lock, to release a tensor of the last collective."""
+    """Ends the process as Python does, without taking the interpreter apart. There torch 2.15's Gloo threads
+    may abort the process, without Thinwire as well: one of them waits for Python's lock,
+    to release a tensor of the last collective."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

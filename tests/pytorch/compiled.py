@@ -1,4 +1,5 @@
-"""Scenarios of torch.compile: that what it compiles still goes through the hook, and that what cannot is refused."""
+"""Scenarios of torch.compile: that what it compiles still goes through the hook,
+and that what cannot is refused."""
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -86,19 +87,23 @@ def compiled_autograd():
     model = wrapped()
     handle = register(model)
     with torch._dynamo.config.patch(compiled_autograd=True):
-        require_error(RuntimeError, ["Compiled autograd", "python_reducer"], lambda: whole_steps(model, adamw(model)))
+        require_error(RuntimeError, ["Compiled autograd", "python_reducer"],
+                      lambda: whole_steps(model, adamw(model)))
         with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
             require_error(ValueError, ["python_reducer", "compiled autograd"], lambda: register(wrapped()))
     assert handle.step == 0, handle.step
 
 
 def a_backward_that_is_traced():
-    """Under DDP it leaves parameters without a gradient. Where it no longer does, register need not refuse it."""
+    """Under DDP it leaves parameters without a gradient. Where it no longer does,
+    register need not refuse it."""
     plain = wrapped()
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         whole_steps(plain, adamw(plain))
-        assert all(parameter.grad is None for parameter in plain.parameters()), "DDP now synchronizes these gradients"
+        assert all(parameter.grad is None
+                   for parameter in plain.parameters()), "DDP now synchronizes these gradients"
         require_error(ValueError, ["trace_autograd_ops", "False"], lambda: register(wrapped()))
 
 
-COMPILED = [compiled_steps_go_through_the_hook, registered_after_compiled_steps, compiled_autograd, a_backward_that_is_traced]
+COMPILED = [compiled_steps_go_through_the_hook, registered_after_compiled_steps, compiled_autograd,
+            a_backward_that_is_traced]

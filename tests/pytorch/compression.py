@@ -12,9 +12,10 @@ from common import (
     require_error, require_same, sgd, total, train, values_of, wrap,
 )
 
-SPECS = ["dense", "half", "marsit:full_every=3", "casq", "sketched_sgd:ratio=0.1", "power_sgd:rank=2", "ef_signsgd", "signsgd", "ssdm",
-         "qsgd:bits=3", "terngrad", "nuqsgd:bits=3", "alq:bits=3", "amq:bits=3", "zen", "agsparse", "top_k:ratio=0.1+zen",
-         "dgc:ratio=0.1+agsparse", "block_top_k:ratio=0.25:block=16+s2_reducer:lambda=exact", "global_top_k:ratio=0.1", "omnireduce",
+SPECS = ["dense", "half", "marsit:full_every=3", "casq", "sketched_sgd:ratio=0.1", "power_sgd:rank=2",
+         "ef_signsgd", "signsgd", "ssdm", "qsgd:bits=3", "terngrad", "nuqsgd:bits=3", "alq:bits=3",
+         "amq:bits=3", "zen", "agsparse", "top_k:ratio=0.1+zen", "dgc:ratio=0.1+agsparse",
+         "block_top_k:ratio=0.25:block=16+s2_reducer:lambda=exact", "global_top_k:ratio=0.1", "omnireduce",
          "sparcml", "sparse_ps", "auto", "auto:settle=0:steps=2"]
 
 
@@ -33,7 +34,8 @@ def every_system_agrees():
 
 
 def auto_chooses_and_says_why():
-    """Whatever the times say: all ranks choose alike, every bucket is told of, and a resumed run keeps the choice."""
+    """Whatever the times say: all ranks choose alike, every bucket is told of,
+    and a resumed run keeps the choice."""
     spec = "auto:settle=1:rounds=1:steps=2:interval=64"
     logged = []
     log = logging.Handler()
@@ -127,9 +129,10 @@ def nothing_is_lost():
 
 
 def compare_with_the_cpu(where):
-    """The same gradients give the same means on the CPU and from `where`: to the bit where the CPU compresses both, else but for
-    step sizes whose sums are rounded in another order."""
-    for spec in ("marsit:full_every=3", "casq", "ef_signsgd", "top_k:ratio=0.1+zen", "sketched_sgd:k=64:columns=512"):
+    """The same gradients give the same means on the CPU and from `where`: to the bit where the CPU compresses
+    both, else but for step sizes whose sums are rounded in another order."""
+    for spec in ("marsit:full_every=3", "casq", "ef_signsgd", "top_k:ratio=0.1+zen",
+                 "sketched_sgd:k=64:columns=512"):
         sizes = (700, 33, 1200, 5)
         host = wrap(lambda: Given(sizes, (torch.float32, torch.float16)))
         device = wrap(lambda: Given(sizes, (torch.float32, torch.float16)).to(where))
@@ -144,9 +147,11 @@ def compare_with_the_cpu(where):
             for one, other in zip(host.parameters(), device.parameters()):
                 apart = (one.grad - other.grad.cpu()).abs().float()
                 # In float16 a last bit; a threshold that moves takes single elements along.
-                allowed = 0.0 if exact else one.grad.abs().max().float() * (1e-3 if one.dtype == torch.float16 else 1e-5)
+                allowed = (0.0 if exact
+                           else one.grad.abs().max().float() * (1e-3 if one.dtype == torch.float16 else 1e-5))
                 count = int((apart > allowed).sum())
-                assert count <= (0 if exact else len(apart) // 100), f"{spec}, step {step}: {count} of {len(apart)} differ"
+                assert count <= (0 if exact else len(apart)
+                                 // 100), (f"{spec}, step {step}: {count} of {len(apart)} differ")
 
 
 def compression_is_the_same_on_an_emulated_device():
@@ -193,7 +198,8 @@ class Scaler:
 
 def loss_scaling():
     sizes = (700, 33, 1200, 5)
-    for spec in ("top_k:ratio=0.05+zen", "casq", "marsit:full_every=3", "ef_signsgd", "half", "mc+top_k:ratio=0.05+zen"):
+    for spec in ("top_k:ratio=0.05+zen", "casq", "marsit:full_every=3", "ef_signsgd", "half",
+                 "mc+top_k:ratio=0.05+zen"):
         scaler = Scaler()
         model = wrap(lambda: Given(sizes))
         handle = register(model, spec, grad_scaler=scaler)
@@ -206,8 +212,12 @@ def loss_scaling():
             spoilt[2][0] = float("inf")
         model.zero_grad()
         model(spoilt).backward()
-        assert not torch.isfinite(model.module.weights[2].grad).all(), f"{spec}: a rank did not see the overflow"
-        assert torch.isfinite(model.module.weights[0].grad).all(), f"{spec}: was meant to be in another bucket"
+        assert not torch.isfinite(model.module.weights[2].grad).all(), (
+            f"{spec}: a rank did not see the overflow"
+        )
+        assert torch.isfinite(model.module.weights[0].grad).all(), (
+            f"{spec}: was meant to be in another bucket"
+        )
         after = residuals_of(handle)
         for name, value in before.items():
             assert torch.equal(value, after[name]), f"{spec}: a skipped step changed a residual"
@@ -216,7 +226,8 @@ def loss_scaling():
         state = handle.state_dict()
         assert state["loss_scale"] == 2 * scaler.scale
         for name, value in state["values"].items():
-            if name.split("/")[0] in ("residual", "velocity", "casq_centres", "casq_shard_centres", "marsit_eta"):
+            if name.split("/")[0] in ("residual", "velocity", "casq_centres", "casq_shard_centres",
+                                      "marsit_eta"):
                 state["values"][name] = value / 2
         other = wrap(lambda: Given(sizes))
         reference = register(other, spec)
@@ -227,7 +238,8 @@ def loss_scaling():
         for one in (model, other):
             one.zero_grad()
             one(gradients).backward()
-        require_same([w.grad for w in model.module.weights], [w.grad for w in other.module.weights], f"{spec} after a new scale", 1e-5)
+        require_same([w.grad for w in model.module.weights], [w.grad for w in other.module.weights],
+                     f"{spec} after a new scale", 1e-5)
 
 
 def overflow_in_the_first_step():
@@ -246,7 +258,8 @@ def overflow_in_the_first_step():
 
 
 def overflow_where_buckets_are_rebuilt():
-    """In DDP's second step some buckets are what they were and others are not: nothing of it may stay behind."""
+    """In DDP's second step some buckets are what they were and others are not:
+    nothing of it may stay behind."""
     # At first a bucket for each type, then one for each parameter.
     sizes = (1500, 1400, 3000)
     model = wrap(lambda: Given(sizes, (torch.float32, torch.float32, torch.float16)))
@@ -268,7 +281,8 @@ def overflow_where_buckets_are_rebuilt():
 
 
 def a_backward_that_raises():
-    """After an overflow in one bucket backward ends before its last one: what other buckets have delivered is undone."""
+    """After an overflow in one bucket backward ends before its last one:
+    what other buckets have delivered is undone."""
     sizes = (1500, 1400, 1300, 1200)
     for spec in ("top_k:ratio=0.05+zen", "casq", "ef_signsgd", "half:feedback=on"):
         scaler = Scaler()
@@ -277,7 +291,8 @@ def a_backward_that_raises():
         for step in range(3):
             model.zero_grad()
             model(given(step, sizes)).backward()
-        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]] for bucket in handle.report()["buckets"]]
+        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]]
+                   for bucket in handle.report()["buckets"]]
         assert len(buckets) > 2, buckets
         before = residuals_of(handle)
         spoilt = given(3, sizes)
@@ -290,14 +305,18 @@ def a_backward_that_raises():
         model.module.weights[buckets[-1][0]].register_hook(fail)
         model.zero_grad()
         require_error(ValueError, ["in the middle"], lambda: model(spoilt).backward())
-        assert model.module.weights[buckets[1][0]].grad is not None, f"{spec}: backward did not come to the second bucket"
+        assert model.module.weights[buckets[1][0]].grad is not None, (
+            f"{spec}: backward did not come to the second bucket"
+        )
         after = residuals_of(handle)
         for name, value in before.items():
-            assert torch.equal(value, after[name]), f"{spec}: a step that was given up changed the residual of {name}"
+            assert torch.equal(value, after[name]), (f"{spec}: a step that was given up changed the "
+                                                     f"residual of {name}")
 
 
 def means_beyond_float16():
-    """Every rank's gradient is finite in float16, what is delivered is not: a step to leave out, like one with an infinite gradient."""
+    """Every rank's gradient is finite in float16, what is delivered is not:
+    a step to leave out, like one with an infinite gradient."""
     model = wrap(lambda: Given((64,), (torch.float16,)))
     handle = register(model, "top_k:ratio=0.02+zen", grad_scaler=Scaler())
     gradient = (6e4 * (1 - 1e-3 * torch.arange(64))).half()
@@ -390,7 +409,7 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, auto_chooses_and_says_why, compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
-               loss_scaling, overflow_in_the_first_step,
-               overflow_where_buckets_are_rebuilt, a_backward_that_raises, means_beyond_float16, skipped_steps,
-               tiny_model, reports_and_logs]
+COMPRESSION = [every_system_agrees, auto_chooses_and_says_why, compression_is_the_same_on_an_emulated_device,
+               nothing_is_lost, mixed_types, loss_scaling, overflow_in_the_first_step,
+               overflow_where_buckets_are_rebuilt, a_backward_that_raises, means_beyond_float16,
+               skipped_steps, tiny_model, reports_and_logs]

@@ -9,7 +9,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire import adapter
-from common import DEADLINE, RANK, WORLD, Mixed, Net, register, require_agreement, require_error, require_same, sgd, total, train, values_of, wrap
+from common import (DEADLINE, RANK, WORLD, Mixed, Net, register, require_agreement, require_error,
+                    require_same, sgd, total, train, values_of, wrap)
 from compression import residuals_of
 
 LOSSY = ["casq", "top_k:ratio=0.05+zen", "power_sgd:rank=4", "rows=zen,dense=casq"]
@@ -115,7 +116,8 @@ def dcp_takes_hooks_and_runs():
         model.register_comm_hook(state, hook)
         with shared_folder() as folder, shared_folder() as other:
             # Of another rank, or of one that failed: all hear of it.
-            require_error(BaseException, ["before the first backward"], lambda: dcp.save({"thinwire": state}, checkpoint_id=folder))
+            require_error(BaseException, ["before the first backward"],
+                          lambda: dcp.save({"thinwire": state}, checkpoint_id=folder))
             train(model, 4)
             dcp.save({"thinwire": state}, checkpoint_id=folder)
             expected = state.state_dict()["values"]
@@ -127,13 +129,15 @@ def dcp_takes_hooks_and_runs():
             train(hooked, 1, first=4)
             assert loaded.handle.step == 5
             run = adapter.Synchronization(wrap(Net), spec, remedy="", deadline_seconds=DEADLINE)
-            dcp.load({"run": run, "thinwire": run}, checkpoint_id=folder, planner=dcp.default_planner.DefaultLoadPlanner(allow_partial_load=True))
+            dcp.load({"run": run, "thinwire": run}, checkpoint_id=folder,
+                     planner=dcp.default_planner.DefaultLoadPlanner(allow_partial_load=True))
             dcp.save({"thinwire": run}, checkpoint_id=other)
             handle = register(wrap(Net), spec)
             dcp.load({"thinwire": handle}, checkpoint_id=other)
         for one in (run.handle, handle):
             for name, value in one.state_dict()["values"].items():
-                assert torch.equal(value, expected[name]) if isinstance(value, torch.Tensor) else value == expected[name], name
+                assert (torch.equal(value, expected[name]) if isinstance(value, torch.Tensor)
+                        else value == expected[name]), name
 
 
 def dcp_refuses_what_is_no_state():
@@ -145,16 +149,20 @@ def dcp_refuses_what_is_no_state():
         train(model, 2)
         before = handle.state_dict()["values"]
         dcp.save({"model": model.module}, checkpoint_id=folder)
-        require_error(BaseException, ["Missing key", "thinwire"], lambda: dcp.load({"thinwire": handle}, checkpoint_id=folder))
-    for damage, words in ((lambda packed: packed[: len(packed) // 2], ["damaged"]), (lambda packed: b"", ["damaged"]), (lambda packed: 5, ["damaged"])):
+        require_error(BaseException, ["Missing key", "thinwire"],
+                      lambda: dcp.load({"thinwire": handle}, checkpoint_id=folder))
+    for damage, words in ((lambda packed: packed[: len(packed) // 2], ["damaged"]),
+                          (lambda packed: b"", ["damaged"]), (lambda packed: 5, ["damaged"])):
         packed = handle._for_dcp("save")
         (name, value), = packed.items()
         require_error(ValueError, words, lambda: handle.load_state_dict({name: damage(value)}))
     require_error(ValueError, ["empty list"], lambda: handle.load_state_dict(handle._for_dcp("load")))
     after = handle.state_dict()["values"]
     for name, value in before.items():
-        assert torch.equal(value, after[name]) if isinstance(value, torch.Tensor) else value == after[name], name
+        same = torch.equal(value, after[name]) if isinstance(value, torch.Tensor) else value == after[name]
+        assert same, name
     assert WORLD == 2
 
 
-DCP = [dcp_resumes_bit_for_bit, dcp_resumes_with_other_ranks, dcp_takes_hooks_and_runs, dcp_refuses_what_is_no_state]
+DCP = [dcp_resumes_bit_for_bit, dcp_resumes_with_other_ranks, dcp_takes_hooks_and_runs,
+       dcp_refuses_what_is_no_state]

@@ -1,8 +1,9 @@
 """One rank of examples/elastic.py that dies where it is told, once: elastic_worker.py [ARGUMENT...].
 
-THINWIRE_TEST_DIES is a list of "step=N", before the process's N-th step of its optimizer, and "save=N", before its N-th file gets its name.
-Rank 1 dies; with THINWIRE_TEST_HOST set, any rank does, and torchrun before it. THINWIRE_TEST_FOLDER keeps what has happened: a file for each
-death, and the state of each rank as it was right after loading.
+THINWIRE_TEST_DIES is a list of "step=N", before the process's N-th step of its optimizer, and "save=N",
+before its N-th file gets its name. Rank 1 dies; with THINWIRE_TEST_HOST set, any rank does, and torchrun
+before it. THINWIRE_TEST_FOLDER keeps what has happened: a file for each death,
+and the state of each rank as it was right after loading.
 """
 import os
 import pathlib
@@ -39,7 +40,8 @@ def keep_what_is_loaded():
 
     def load(self, state, strict=True):
         original(self, state, strict)
-        torch.save(self.state_dict(), FOLDER / f"loaded_{os.environ['RANK']}_of_{os.environ['WORLD_SIZE']}.pt")
+        torch.save(self.state_dict(),
+                   FOLDER / f"loaded_{os.environ['RANK']}_of_{os.environ['WORLD_SIZE']}.pt")
 
     thinwire.Handle.load_state_dict = load
 
@@ -47,7 +49,8 @@ def keep_what_is_loaded():
 if os.environ["RANK"] == "1" or "THINWIRE_TEST_HOST" in os.environ:
     for death in filter(None, os.environ.get("THINWIRE_TEST_DIES", "").split(",")):
         at, call = death.split("=")
-        dies_before(*{"step": (torch.optim.AdamW, "step"), "save": (os, "replace")}[at], int(call), f"died_at_{at}")
+        dies_before(*{"step": (torch.optim.AdamW, "step"), "save": (os, "replace")}[at], int(call),
+                    f"died_at_{at}")
 keep_what_is_loaded()
 sys.argv[0] = str(EXAMPLE)
 runpy.run_path(str(EXAMPLE), run_name="__main__")

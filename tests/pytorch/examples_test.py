@@ -37,7 +37,8 @@ def rates_rise_and_fall():
     for arguments, expected in (
         ([], [0.5] * 6),
         (["--warm-up", "2"], [0.5 / 3, 1.0 / 3, 0.5, 0.5, 0.5, 0.5]),
-        (["--lr", "1", "--warm-up", "2", "--schedule", "cosine"], [1 / 3, 2 / 3, 1.0, 0.853553, 0.5, 0.146447]),
+        (["--lr", "1", "--warm-up", "2", "--schedule", "cosine"],
+         [1 / 3, 2 / 3, 1.0, 0.853553, 0.5, 0.146447]),
         (["--optimizer", "adamw"], [0.001] * 6),
     ):
         how = training(*arguments)
@@ -65,7 +66,8 @@ def clipping_counts_every_gradient():
 
 def each_optimizer_learns():
     words = torch.tensor([3, 5, 3, 7])
-    for arguments in (["--lr", "0.01", "--momentum", "0.9", "--weight-decay", "1e-4"], ["--optimizer", "adamw", "--lr", "0.01"]):
+    for arguments in (["--lr", "0.01", "--momentum", "0.9", "--weight-decay", "1e-4"],
+                      ["--optimizer", "adamw", "--lr", "0.01"]):
         how, model = training(*arguments, "--clip", "1"), Mixed()
         optimizers = how.optimizers(model)
         untouched = model.table.weight[0].clone()
@@ -85,8 +87,10 @@ def each_optimizer_learns():
 
 
 def wrong_options_are_named():
-    for arguments, named in ((["--clip", "-1"], "--clip -1"), (["--optimizer", "adamw", "--momentum", "0.9"], "--momentum"),
-                             (["--warm-up", "-3"], "--warm-up -3"), (["--weight-decay", "nan"], "--weight-decay nan")):
+    for arguments, named in ((["--clip", "-1"], "--clip -1"),
+                             (["--optimizer", "adamw", "--momentum", "0.9"], "--momentum"),
+                             (["--warm-up", "-3"], "--warm-up -3"),
+                             (["--weight-decay", "nan"], "--weight-decay nan")):
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said):

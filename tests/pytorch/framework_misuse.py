@@ -1,4 +1,5 @@
-"""What goes wrong with frameworks, and what else people do with them: two models, a trainer that trains twice, what cannot work."""
+"""What goes wrong with frameworks, and what else people do with them:
+two models, a trainer that trains twice, what cannot work."""
 import os
 import sys
 import tempfile
@@ -22,7 +23,7 @@ def shared_folder():
     return folder[0]
 
 
-# --- Accelerate ----------------------------------------------------------------------------------------------------------
+# --- Accelerate ---------------------------------------------------------------------------------------------
 
 def two_models_of_one_accelerator():
     """As of a generator and its critic: each has its own state in the folder."""
@@ -30,8 +31,10 @@ def two_models_of_one_accelerator():
 
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     models = [make_model(), nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 5))]
-    pairs = [accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)) for model in models]
-    runs = [thinwire.accelerate.register(accelerator, model, spec, **LIMITS) for (model, _), spec in zip(pairs, ("casq", "top_k:ratio=0.05+zen"))]
+    pairs = [accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+             for model in models]
+    runs = [thinwire.accelerate.register(accelerator, model, spec, **LIMITS)
+            for (model, _), spec in zip(pairs, ("casq", "top_k:ratio=0.05+zen"))]
 
     def train(first, steps):
         for step in range(first, first + steps):
@@ -45,7 +48,8 @@ def two_models_of_one_accelerator():
     folder = shared_folder()
     accelerator.save_state(folder)
     dist.barrier()
-    assert {f"thinwire_{place}.rank_{rank}_of_2.pt" for place in (0, 1) for rank in (0, 1)} <= set(os.listdir(folder)), os.listdir(folder)
+    assert {f"thinwire_{place}.rank_{rank}_of_2.pt" for place in (0, 1)
+            for rank in (0, 1)} <= set(os.listdir(folder)), (os.listdir(folder))
     train(3, 3)
     expected = [values_of(model) for model, _ in pairs]
     accelerator.load_state(folder)
@@ -63,9 +67,11 @@ def two_models_of_one_accelerator():
 
 def adam_of_an_accelerator():
     """The prepared optimizer is found, and holds still when the system says so."""
-    result = framework_scripts.accelerate(shared_folder(), "one_bit_adam:freeze=4", optimizer=torch.optim.Adam, **LIMITS)
+    result = framework_scripts.accelerate(shared_folder(), "one_bit_adam:freeze=4",
+                                          optimizer=torch.optim.Adam, **LIMITS)
     assert result.losses[1] < 0.9 * result.losses[0], result.losses
-    require_error(ValueError, ["Adam"], lambda: framework_scripts.accelerate(shared_folder(), "one_bit_adam:freeze=4", **LIMITS))
+    require_error(ValueError, ["Adam"],
+                  lambda: framework_scripts.accelerate(shared_folder(), "one_bit_adam:freeze=4", **LIMITS))
 
 
 def what_accelerate_cannot():
@@ -73,11 +79,17 @@ def what_accelerate_cannot():
     from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    require_error(TypeError, ["a Sequential, is not wrapped", "accelerator.prepare"], lambda: thinwire.accelerate.register(accelerator, make_model(), "dense"))
+    require_error(TypeError, ["a Sequential, is not wrapped", "accelerator.prepare"],
+                  lambda: thinwire.accelerate.register(accelerator, make_model(), "dense"))
     model = accelerator.prepare(make_model())
-    require_error(ValueError, ["nosuch"], lambda: thinwire.accelerate.register(accelerator, model, "nosuch", **LIMITS))
-    hooked = Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)])
-    require_error(ValueError, ["comm_hook='fp16'"], lambda: thinwire.accelerate.register(hooked, hooked.prepare(make_model()), "dense", **LIMITS))
+    require_error(ValueError, ["nosuch"],
+                  lambda: thinwire.accelerate.register(accelerator, model, "nosuch", **LIMITS))
+    hooked = Accelerator(cpu=True, mixed_precision="bf16", kwargs_handlers=[
+        DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+    ])
+    require_error(ValueError, ["comm_hook='fp16'"], lambda: thinwire.accelerate.register(
+        hooked, hooked.prepare(make_model()), "dense", **LIMITS
+    ))
 
 
 def sharded_models():
@@ -90,25 +102,30 @@ def sharded_models():
     accelerator, mesh = Accelerator(cpu=True, mixed_precision="bf16"), init_device_mesh("cpu", (2,))
     sharded = make_model()
     fully_shard(sharded, mesh=mesh)
-    require_error(TypeError, ["fully_shard (FSDP2)", "DistributedDataParallel"], lambda: thinwire.accelerate.register(accelerator, sharded, "dense"))
+    require_error(TypeError, ["fully_shard (FSDP2)", "DistributedDataParallel"],
+                  lambda: thinwire.accelerate.register(accelerator, sharded, "dense"))
 
     older = FullyShardedDataParallel(make_model(), device_id=torch.device("cpu"))
-    require_error(TypeError, ["(FSDP1)", "DistributedDataParallel"], lambda: thinwire.accelerate.register(accelerator, older, "dense"))
+    require_error(TypeError, ["(FSDP1)", "DistributedDataParallel"],
+                  lambda: thinwire.accelerate.register(accelerator, older, "dense"))
 
     def in_parts(name, module, mesh):
         for key, parameter in list(module.named_parameters(recurse=False)):
-            module.register_parameter(key, nn.Parameter(distribute_tensor(parameter.data, mesh, [Replicate()])))
+            module.register_parameter(key,
+                                      nn.Parameter(distribute_tensor(parameter.data, mesh, [Replicate()])))
 
     parts = distribute_module(make_model(), mesh, in_parts)
-    require_error(TypeError, ["0.weight is a DTensor", "tp_plan"], lambda: thinwire.accelerate.register(accelerator, parts, "dense"))
+    require_error(TypeError, ["0.weight is a DTensor", "tp_plan"],
+                  lambda: thinwire.accelerate.register(accelerator, parts, "dense"))
     require_error(TypeError, ["0.weight is a DTensor"], lambda: thinwire.register(parts, "dense"))
 
 
-# --- Lightning -----------------------------------------------------------------------------------------------------------
+# --- Lightning ----------------------------------------------------------------------------------------------
 
 def one_callback_in_two_trainers():
     callback = thinwire.lightning.ThinwireCallback("casq", **LIMITS)
-    first, again = [framework_scripts.lightning(shared_folder(), "casq", callbacks=[callback]) for _ in range(2)]
+    first, again = [framework_scripts.lightning(shared_folder(), "casq", callbacks=[callback])
+                    for _ in range(2)]
     require_same(again.values, first.values, "a callback that is used twice")
     assert callback.run.is_over()
 
@@ -118,19 +135,22 @@ def what_lightning_cannot():
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     strategy = DDPStrategy(ddp_comm_hook=fp16_compress_hook)
-    require_error(ValueError, ["ddp_comm_hook"], lambda: framework_scripts.lightning(shared_folder(), "casq", strategy=strategy, **LIMITS))
+    require_error(ValueError, ["ddp_comm_hook"],
+                  lambda: framework_scripts.lightning(shared_folder(), "casq", strategy=strategy, **LIMITS))
     words = ["not wrapped in DistributedDataParallel", "strategy='ddp'"]
-    require_error(TypeError, words, lambda: framework_scripts.lightning(shared_folder(), "casq", devices=1, **LIMITS))
+    require_error(TypeError, words,
+                  lambda: framework_scripts.lightning(shared_folder(), "casq", devices=1, **LIMITS))
 
 
 def what_fabric_cannot():
     words = ["not wrapped in DistributedDataParallel", "strategy='ddp'"]
     from lightning.fabric import Fabric
 
-    require_error(TypeError, words, lambda: thinwire.lightning.register(Fabric(accelerator="cpu", devices=1), make_model(), "dense"))
+    fabric = Fabric(accelerator="cpu", devices=1)
+    require_error(TypeError, words, lambda: thinwire.lightning.register(fabric, make_model(), "dense"))
 
 
-# --- Trainer -------------------------------------------------------------------------------------------------------------
+# --- Trainer ------------------------------------------------------------------------------------------------
 
 def a_trainer_that_trains_twice():
     """The trainer wraps its model once, and the second run registers it again."""
@@ -139,14 +159,16 @@ def a_trainer_that_trains_twice():
     again = framework_scripts.transformers(folder, "casq", trainer=result.trainer)
     assert again.losses[1] < result.losses[0] and result.trainer.state.global_step == 12
     assert any(not torch.equal(one, other) for one, other in zip(again.values, result.values))
-    once_more = framework_scripts.transformers(folder, "casq", trainer=result.trainer, resume=again.checkpoint)
+    once_more = framework_scripts.transformers(folder, "casq", trainer=result.trainer,
+                                               resume=again.checkpoint)
     require_same(once_more.values, again.values, "a trainer that resumes what it saved")
 
 
 def what_the_trainer_cannot():
     from transformers import Trainer, TrainingArguments
 
-    require_error(TypeError, ["add_callback(ThinwireCallback(trainer, spec))"], lambda: thinwire.transformers.ThinwireCallback("casq", "casq"))
+    require_error(TypeError, ["add_callback(ThinwireCallback(trainer, spec))"],
+                  lambda: thinwire.transformers.ThinwireCallback("casq", "casq"))
     trainer = Trainer(make_model(), TrainingArguments(output_dir=shared_folder(), use_cpu=True, report_to=[]))
     thinwire.transformers.ThinwireCallback(trainer, "casq")
     require_error(RuntimeError, ["was not added"], trainer.train)
@@ -154,14 +176,17 @@ def what_the_trainer_cannot():
 
 def nothing_is_imported_before_it_is_asked_for():
     """Each adapter loads its own framework alone."""
-    others = {"accelerate": ("lightning", "transformers"), "lightning": ("accelerate", "transformers")}[sys.argv[1]]
+    others = {"accelerate": ("lightning", "transformers"),
+              "lightning": ("accelerate", "transformers")}[sys.argv[1]]
     loaded = [other for other in others if other in sys.modules and f"thinwire.{other}" in sys.modules]
     assert not loaded, loaded
 
 
 SCENARIOS = {
-    "accelerate": [nothing_is_imported_before_it_is_asked_for, two_models_of_one_accelerator, adam_of_an_accelerator, what_accelerate_cannot, sharded_models],
-    "lightning": [nothing_is_imported_before_it_is_asked_for, one_callback_in_two_trainers, what_lightning_cannot],
+    "accelerate": [nothing_is_imported_before_it_is_asked_for, two_models_of_one_accelerator,
+                   adam_of_an_accelerator, what_accelerate_cannot, sharded_models],
+    "lightning": [nothing_is_imported_before_it_is_asked_for, one_callback_in_two_trainers,
+                  what_lightning_cannot],
     "fabric": [what_fabric_cannot],
     "transformers": [a_trainer_that_trains_twice, what_the_trainer_cannot],
 }

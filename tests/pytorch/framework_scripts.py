@@ -1,8 +1,9 @@
-"""One script per framework, as in its own documentation, with Thinwire's line where a spec is given: mixed precision, accumulation of two
-batches, clipping, two epochs with a checkpoint after the first.
+"""One script per framework, as in its own documentation, with Thinwire's line where a spec is given: mixed
+precision, accumulation of two batches, clipping, two epochs with a checkpoint after the first.
 
-A script is called ``script(folder, spec, resume=None, probe=None, epochs=2, **options)`` and returns a Result. folder: where checkpoints go.
-resume: a checkpoint. probe(run): called before the first step, with Thinwire's Synchronization.
+A script is called ``script(folder, spec, resume=None, probe=None, epochs=2, **options)`` and returns a
+Result. folder: where checkpoints go. resume: a checkpoint. probe(run): called before the first step,
+with Thinwire's Synchronization.
 """
 import glob
 import os
@@ -80,15 +81,18 @@ def dies_at(step, fails_at, rank):
         raise ArithmeticError("what this test does to rank 1")
 
 
-def accelerate(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, optimizer=torch.optim.SGD, model=None, **options):
+def accelerate(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, optimizer=torch.optim.SGD,
+               model=None, **options):
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
-    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2, dataloader_config=DataLoaderConfiguration())
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2,
+                              dataloader_config=DataLoaderConfiguration())
     kept = Kept(accelerator)
     more = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
     model = make_model() if model is None else model
-    model, optimizer, loader = accelerator.prepare(model, optimizer(model.parameters(), lr=0.02, **more), DataLoader(Classes(), batch_size=BATCH))
+    model, optimizer, loader = accelerator.prepare(model, optimizer(model.parameters(), lr=0.02, **more),
+                                                   DataLoader(Classes(), batch_size=BATCH))
     run = None
     if spec is not None:
         run = thinwire.accelerate.register(accelerator, model, spec, **options)
@@ -138,7 +142,8 @@ class Kept:
         accelerator.trackers.append(Tracker(_blank=True))
 
 
-def lightning(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, callbacks=(), strategy="ddp", devices=None, **options):
+def lightning(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, callbacks=(), strategy="ddp",
+              devices=None, **options):
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -165,13 +170,15 @@ def lightning(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, ca
             if probe is not None:
                 probe(callbacks[0].run)
 
-    callbacks = list(callbacks) or ([] if spec is None else [thinwire.lightning.ThinwireCallback(spec, **options)])
+    callbacks = (list(callbacks)
+                 or ([] if spec is None else [thinwire.lightning.ThinwireCallback(spec, **options)]))
     ranks = devices or RANKS
     module, kept = Module(), kept_by_lightning()
     trainer = Trainer(
-        accelerator="cpu", devices=ranks, strategy=strategy if ranks > 1 else "auto", max_epochs=epochs, precision="bf16-mixed",
-        accumulate_grad_batches=2, gradient_clip_val=1.0, logger=kept, log_every_n_steps=2, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=folder, plugins=[LightningEnvironment()] if ranks > 1 else [],
+        accelerator="cpu", devices=ranks, strategy=strategy if ranks > 1 else "auto", max_epochs=epochs,
+        precision="bf16-mixed", accumulate_grad_batches=2, gradient_clip_val=1.0, logger=kept,
+        log_every_n_steps=2, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        plugins=[LightningEnvironment()] if ranks > 1 else [],
         callbacks=[*callbacks, Probe(), ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)],
     )
     trainer.fit(module, DataLoader(Classes(), batch_size=BATCH), ckpt_path=resume)
@@ -201,7 +208,8 @@ def fabric(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, strat
     from lightning.fabric.plugins.environments import LightningEnvironment
 
     ranks, kept = RANKS, kept_by_lightning()
-    fabric = Fabric(accelerator="cpu", devices=ranks, strategy=strategy if ranks > 1 else "auto", precision="bf16-mixed", loggers=kept,
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy=strategy if ranks > 1 else "auto",
+                    precision="bf16-mixed", loggers=kept,
                     plugins=[LightningEnvironment()] if ranks > 1 else [])
     fabric.launch()
     model = make_model()
@@ -210,7 +218,8 @@ def fabric(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, strat
     state = {"model": model, "optimizer": optimizer}
     run = None
     if spec is not None:
-        run = state["thinwire"] = thinwire.lightning.register(fabric, model, spec, optimizer=optimizer, **options)
+        run = state["thinwire"] = thinwire.lightning.register(fabric, model, spec,
+                                                              optimizer=optimizer, **options)
     if resume is not None:
         fabric.load(resume, state)
     if probe is not None:
@@ -241,7 +250,8 @@ def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None,
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
     torch.manual_seed(7)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0))
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2,
+                                       bos_token_id=0, eos_token_id=0))
 
     class Fails(TrainerCallback):
         def on_train_begin(self, args, state, control, **more):
@@ -253,9 +263,10 @@ def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None,
 
     if trainer is None:
         arguments = TrainingArguments(
-            output_dir=folder, use_cpu=True, bf16=True, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2, max_grad_norm=1.0,
-            num_train_epochs=epochs, learning_rate=0.01, lr_scheduler_type="constant", save_strategy="epoch", logging_steps=2,
-            report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
+            output_dir=folder, use_cpu=True, bf16=True, per_device_train_batch_size=BATCH,
+            gradient_accumulation_steps=2, max_grad_norm=1.0, num_train_epochs=epochs, learning_rate=0.01,
+            lr_scheduler_type="constant", save_strategy="epoch", logging_steps=2, report_to=[],
+            disable_tqdm=True, dataloader_pin_memory=False,
         )
         trainer = Trainer(model, arguments, train_dataset=Phrases())
         added = None
@@ -265,8 +276,10 @@ def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None,
         trainer.add_callback(Fails())
     trainer.train(resume_from_checkpoint=resume)
     lines = [line for line in trainer.state.log_history if "loss" in line]
-    checkpoints = sorted(glob.glob(os.path.join(folder, "checkpoint-*")), key=lambda path: int(path.rsplit("-", 1)[1]))
-    result = Result(values_of(trainer.model), [lines[0]["loss"], lines[-1]["loss"]], (checkpoints or [""])[0], lines[-1])
+    checkpoints = sorted(glob.glob(os.path.join(folder, "checkpoint-*")),
+                         key=lambda path: int(path.rsplit("-", 1)[1]))
+    result = Result(values_of(trainer.model), [lines[0]["loss"], lines[-1]["loss"]],
+                    (checkpoints or [""])[0], lines[-1])
     result.trainer = trainer
     return result
 
@@ -274,7 +287,8 @@ def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None,
 def states_in(checkpoint):
     """All ranks' states of Thinwire in a checkpoint of any of them."""
     if os.path.isdir(checkpoint):
-        return [torch.load(path, weights_only=True)["state"] for path in sorted(glob.glob(os.path.join(checkpoint, "thinwire*.pt")))]
+        return [torch.load(path, weights_only=True)["state"]
+                for path in sorted(glob.glob(os.path.join(checkpoint, "thinwire*.pt")))]
     saved = torch.load(checkpoint, weights_only=False)
     return (saved["thinwire"] if "thinwire" in saved else saved["callbacks"]["ThinwireCallback"])["states"]
 

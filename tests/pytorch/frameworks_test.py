@@ -20,7 +20,8 @@ PHASES = {"two": 2, "resumed": 2, "three": 3, "one": 1, "more": 2, "fails": 2, "
 # Each ends with the same loss whether it was interrupted or not: how to begin, and how to resume.
 EXAMPLES = {
     "accelerate": [("with_accelerate.py", ["--resume"])],
-    "lightning": [("with_lightning.py", ["--resume", "lightning_checkpoints/epoch=0.ckpt"]), ("with_fabric.py", ["--resume"])],
+    "lightning": [("with_lightning.py", ["--resume", "lightning_checkpoints/epoch=0.ckpt"]),
+                  ("with_fabric.py", ["--resume"])],
     "transformers": [("with_trainer.py", ["--resume", "trainer_checkpoints/checkpoint-10"])],
 }
 here = os.path.dirname(os.path.abspath(__file__))
@@ -29,11 +30,12 @@ worker = os.path.join(here, "framework_worker.py")
 
 def outputs_of(ranks, folder, *command):
     """What each rank prints; None unless all end well, and in time."""
-    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
+             "CUDA_VISIBLE_DEVICES": ""}
     own = environments(ranks, free_port()) if ranks > 1 else [{"RANK": "0", "WORLD_SIZE": "1"}]
     processes = [
-        subprocess.Popen([sys.executable, *command], env={**os.environ, **quiet, **environment}, cwd=folder, stdout=subprocess.PIPE,
-                         stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen([sys.executable, *command], env={**os.environ, **quiet, **environment}, cwd=folder,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for environment in own
     ]
     end, good, outputs = time.monotonic() + LIMIT_SECONDS, True, []
@@ -53,14 +55,16 @@ def outputs_of(ranks, folder, *command):
 def phase_is_good(framework, phase, folder, *more):
     outputs = outputs_of(PHASES[phase], folder, worker, framework, phase, folder, *more)
     if outputs is not None:
-        print(*[line for output in outputs for line in output.splitlines() if line.startswith("ok ")], sep="\n")
+        print(*[line for output in outputs for line in output.splitlines() if line.startswith("ok ")],
+              sep="\n")
     return outputs is not None
 
 
 def example_is_good(name, resume, folder):
     losses = []
     for arguments in ([], resume):
-        outputs = outputs_of(2, folder, os.path.join(here, "example_worker.py"), os.path.join(here, "..", "..", "examples", name), *arguments)
+        outputs = outputs_of(2, folder, os.path.join(here, "example_worker.py"),
+                             os.path.join(here, "..", "..", "examples", name), *arguments)
         if outputs is None:
             return False
         losses.append(re.findall(r"(?<!train_)loss\D{1,5}([\d.]+)", "".join(outputs))[-1])
@@ -83,7 +87,8 @@ def main():
                 # Ranks end there: a script at a time.
                 rounds = [("0",), ("1",)] if phase == "fails" and framework == "lightning" else [()]
                 good = all([phase_is_good(framework, phase, folder, *more) for more in rounds])
-            print(f"{'      ' if good else 'FAILED'} {framework}: {phase}, {time.monotonic() - started:.0f} s", flush=True)
+            print(f"{'      ' if good else 'FAILED'} {framework}: {phase}, "
+                  f"{time.monotonic() - started:.0f} s", flush=True)
             if not good:
                 sys.exit(1)
 

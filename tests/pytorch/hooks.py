@@ -7,7 +7,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire import wrappers
-from common import DEADLINE, Net, register, require_agreement, require_error, require_same, sgd, train, values_of, wrap
+from common import (DEADLINE, Net, register, require_agreement, require_error, require_same, sgd, train,
+                    values_of, wrap)
 
 LOSSY = ["casq", "top_k:ratio=0.05+zen", "power_sgd:rank=4"]
 
@@ -56,7 +57,8 @@ def hooks_that_cannot_be():
     for model in (one, other):
         model.register_comm_hook(state, hook)
     train(one, 2)
-    require_error(RuntimeError, ["a parameter that the model did not have", "register"], lambda: train(other, 1))
+    require_error(RuntimeError, ["a parameter that the model did not have", "register"],
+                  lambda: train(other, 1))
     model, state = hooked("casq")
     state.load_state_dict({"values": {}})
     require_error((RuntimeError, ValueError), ["state_dict()"], lambda: train(model, 1))
@@ -74,11 +76,13 @@ def a_copy_of_a_hooked_model():
 
 def registered_again():
     """A model whose handle was closed takes another, which begins as on a new model."""
-    for before, spec in (("dense", "casq"), ("casq", "top_k:ratio=0.05+zen"), ("power_sgd:rank=4", "power_sgd:rank=4")):
+    for before, spec in (("dense", "casq"), ("casq", "top_k:ratio=0.05+zen"),
+                         ("power_sgd:rank=4", "power_sgd:rank=4")):
         model = wrap(Net)
         first = register(model, before)
         train(model, 3)
-        require_error(RuntimeError, ["a communication hook already", "handle.set"], lambda: register(model, spec))
+        require_error(RuntimeError, ["a communication hook already", "handle.set"],
+                      lambda: register(model, spec))
         first.close()
         state = first.state_dict()
         assert state["values"]["step"] == 3
@@ -109,19 +113,23 @@ FSDPModule.__module__, DeepSpeedEngine.__module__ = "torch.distributed.fsdp", "d
 
 def wrappers_that_synchronize_themselves():
     for model, words in (
-        (FSDPModule(), ["FSDP2", "DistributedDataParallel"]), (DeepSpeedEngine(), ["DeepSpeed's engine", "DistributedDataParallel"]),
-        (nn.Sequential(nn.Linear(2, 2), FSDPModule()), ["FSDP2"]), (nn.DataParallel(nn.Linear(2, 2)), ["one process per device"]),
+        (FSDPModule(), ["FSDP2", "DistributedDataParallel"]),
+        (DeepSpeedEngine(), ["DeepSpeed's engine", "DistributedDataParallel"]),
+        (nn.Sequential(nn.Linear(2, 2), FSDPModule()), ["FSDP2"]),
+        (nn.DataParallel(nn.Linear(2, 2)), ["one process per device"]),
     ):
         require_error(TypeError, words, lambda: register(model))
     wrapped = DDP(Net())
-    assert wrappers.ddp_within(wrapped) is wrapped and wrappers.ddp_within(Net()) is None and wrappers.ddp_within(None) is None
+    assert (wrappers.ddp_within(wrapped) is wrapped and wrappers.ddp_within(Net()) is None
+            and wrappers.ddp_within(None) is None)
     if not hasattr(torch, "compile"):
         return
     assert wrappers.ddp_within(torch.compile(wrapped)) is wrapped
 
 
 def compiled_models():
-    """torch.compile around DDP, before and after register, and within it: as without, and states are each other's."""
+    """torch.compile around DDP, before and after register, and within it:
+    as without, and states are each other's."""
     if not hasattr(torch, "compile"):
         return "skipped"
 
@@ -140,7 +148,8 @@ def compiled_models():
         state = handle.state_dict()
         for around, within in (("before", False), ("after", False), (None, True)):
             values, compiled = trained(spec, around, within)
-            require_same(values, plain, f"{spec}, torch.compile {around} register, within: {within}", 1e-6 if spec == "dense" else 0.05)
+            require_same(values, plain, f"{spec}, torch.compile {around} register, within: {within}",
+                         1e-6 if spec == "dense" else 0.05)
             compiled.load_state_dict(state)
             assert compiled.state_dict()["parameters"] == state["parameters"], "names with torch.compile"
             compiled.close()
@@ -166,5 +175,6 @@ def reducers_without_buckets():
         torch._dynamo.config.optimize_ddp = True
 
 
-HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again,
-         wrappers_that_synchronize_themselves, compiled_models, reducers_without_buckets]
+HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, hooks_that_cannot_be,
+         a_copy_of_a_hooked_model, registered_again, wrappers_that_synchronize_themselves, compiled_models,
+         reducers_without_buckets]

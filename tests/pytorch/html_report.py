@@ -33,7 +33,8 @@ class Page(html.parser.HTMLParser):
         self.close()
         assert not self.open, f"not closed: {self.open}"
         assert self.source.startswith('<!DOCTYPE html>\n<html lang="en">')
-        foreign = [word for word in ("http:", "https:", "src=", "href=", "<script", "@import", "NaN", "nan<") if word in self.source]
+        foreign = [word for word in ("http:", "https:", "src=", "href=", "<script", "@import", "NaN", "nan<")
+                   if word in self.source]
         assert not foreign, foreign
 
     def handle_starttag(self, tag, attributes):
@@ -50,7 +51,8 @@ class Page(html.parser.HTMLParser):
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, f"{tag} ends at {self.getpos()}"
         if tag == "caption":
-            self._caption = self._cell if self._cell not in self.tables else f"{self._cell} {len(self.tables)}"
+            self._caption = (self._cell if self._cell not in self.tables
+                             else f"{self._cell} {len(self.tables)}")
             self.tables[self._caption] = []
         elif tag in ("td", "th"):
             self.tables[self._caption][-1].append(self._cell)
@@ -69,7 +71,8 @@ class Page(html.parser.HTMLParser):
 
 
 def recorded(spec, steps, act=lambda step, handle: None, make=Net, folder=None, **options):
-    """Trains with AdamW and gives the page's path, the handle and its model; ``act`` is called before each step."""
+    """Trains with AdamW and gives the page's path, the handle and its model;
+    ``act`` is called before each step."""
     model = wrap(make)
     handle = register(model, spec)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -100,7 +103,8 @@ def require_last_step(page, report):
             assert abs(float(row[5]) - bucket["residual_norm"]) <= 1e-3 * bucket["residual_norm"], row
     assert int(rows[-1][4].replace(",", "")) == report["last_step"]["wire_bytes_sent"]
     summary = dict(page.rows("In short"))
-    assert int(summary["bytes sent by this rank since it registered"].replace(",", "")) == report["total"]["wire_bytes_sent"]
+    assert int(summary["bytes sent by this rank since it "
+                       "registered"].replace(",", "")) == report["total"]["wire_bytes_sent"]
 
 
 def a_page_of_a_lossy_system():
@@ -119,10 +123,12 @@ def a_page_of_a_lossy_system():
         require_last_step(page, report)
         choices = page.rows("Steps count from 0")
         assert [row[1] for row in choices] == ["0–5", "6–8"], choices
-        assert choices[0][2].startswith("casq:bits=4") and choices[1][2].startswith("top_k:ratio=0.1"), choices
+        assert (choices[0][2].startswith("casq:bits=4")
+                and choices[1][2].startswith("top_k:ratio=0.1")), choices
         assert [row[5] for row in choices] == ["1", "0"] and "Steps that were not finite: 4." in page.text
         assert choices[0][6] == "As registered." and choices[1][6] == "The script called handle.set.", choices
-        sent = sum(6 * int(row[4].replace(",", "")) if row is choices[0] else 3 * int(row[4].replace(",", "")) for row in choices)
+        sent = sum(6 * int(row[4].replace(",", "")) if row is choices[0] else 3 * int(row[4].replace(",", ""))
+                   for row in choices)
         assert abs(sent - report["total"]["wire_bytes_sent"]) <= 9, (sent, report["total"])
         for ms, (_, steps, *parts) in zip([float(row[3]) for row in choices], page.rows("Parts in numbers")):
             assert abs(sum(map(float, parts)) - ms) <= 0.03 and min(map(float, parts)) >= 0, (ms, parts)
@@ -133,9 +139,12 @@ def a_page_of_a_lossy_system():
         assert [row[0] for row in layers] == list(gradients)
         for name, elements, residual, gradient, *_ in layers:
             assert int(elements.replace(",", "")) == gradients[name].numel()
-            assert abs(float(residual) - state["residual/" + name].norm().item()) <= 1e-3 * float(residual) + 1e-12, name
-            assert abs(float(gradient) - gradients[name].grad.norm().item()) <= 1e-3 * float(gradient) + 1e-12, name
-        assert len(page.rows("Buckets in numbers")) == len(report["buckets"]) and float(page.rows("Losses in numbers")[0][1]) > 0
+            assert abs(float(residual)
+                       - state["residual/" + name].norm().item()) <= 1e-3 * float(residual) + 1e-12, name
+            assert abs(float(gradient)
+                       - gradients[name].grad.norm().item()) <= 1e-3 * float(gradient) + 1e-12, name
+        assert (len(page.rows("Buckets in numbers")) == len(report["buckets"])
+                and float(page.rows("Losses in numbers")[0][1]) > 0)
         assert {"Loss against time", "Time by bucket", "Time of each step"} <= set(page.figures)
 
 
@@ -151,7 +160,8 @@ def a_page_of_choices():
             del handle.explain
 
     with tempfile.TemporaryDirectory() as folder:
-        path, handle, _ = recorded("auto:settle=1:rounds=1:steps=2:interval=64", 14, act, folder=folder, layers_every=0)
+        path, handle, _ = recorded("auto:settle=1:rounds=1:steps=2:interval=64", 14, act, folder=folder,
+                                   layers_every=0)
         if RANK != 0:
             return
         page = Page(path)
@@ -179,7 +189,8 @@ class Strange(nn.Module):
 
 def the_lines_of_the_docs():
     """As docs/pytorch.md prints them."""
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/pytorch.md"), encoding="utf-8") as file:
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../docs/pytorch.md"),
+              encoding="utf-8") as file:
         section = file.read().split("## A page about a whole training", 1)[1]
     once, after_step, at_end = section.split("```python\n", 1)[1].split("```", 1)[0].splitlines()
     model = wrap(Net)
@@ -203,7 +214,8 @@ def names_are_text():
         if RANK == 0:
             page = Page(path)
             assert "b" not in page.tags and "&lt;b&gt;&amp;" in page.source
-            assert [row[0] for row in page.rows("By parameter")] == [name for name, _ in model.module.named_parameters()]
+            assert ([row[0] for row in page.rows("By parameter")]
+                    == [name for name, _ in model.module.named_parameters()])
 
 
 class Scaler:
@@ -232,7 +244,8 @@ def scales_and_states():
         if RANK == 0:
             page = Page(os.path.join(folder, "report.html"))
             choices = page.rows("Steps count from 0")
-            assert [row[1] for row in choices] == ["0–4", "3–4"] and choices[1][6] == "A state of an earlier step was loaded.", choices
+            assert ([row[1] for row in choices] == ["0–4", "3–4"]
+                    and choices[1][6] == "A state of an earlier step was loaded."), choices
             values = handle.state_dict()["values"]
             for name, _, residual, *_ in page.rows("By parameter"):
                 expected = values["residual/" + name].norm().item() / 256
@@ -240,7 +253,8 @@ def scales_and_states():
 
 
 def what_a_loop_may_do():
-    """Accumulation, sparse rows, several synchronizations or none in a step, several handles and recorders, pages of a run that goes on."""
+    """Accumulation, sparse rows, several synchronizations or none in a step, several handles and recorders,
+    pages of a run that goes on."""
     with tempfile.TemporaryDirectory() as folder:
         models = [wrap(Mixed), wrap(Net)]
         handles = [register(model, spec) for model, spec in zip(models, ("casq", "dense"))]
@@ -258,14 +272,18 @@ def what_a_loop_may_do():
                 report.step(loss=1.0 / (step + 1) if report is not reports[1] else None)
                 report.resume()
             reports[1].write()
-        assert pickle.dumps(models[0]) and copy.deepcopy(models[0])(batch(0)).shape == (6, 5), "the recorder's hook on forward stays behind"
+        assert (pickle.dumps(models[0]) and copy.deepcopy(models[0])(batch(0)).shape
+                == (6, 5)), "the recorder's hook on forward stays behind"
         for handle in handles:
             handle.close()
         reports[0].step(loss=2.0)
         if RANK == 0:
             pages = [Page(path) for path in paths]
-            assert [row[1] for row in pages[0].rows("Steps count from 0")] == [row[1] for row in pages[2].rows("Steps count from 0")] == ["0–3"]
-            assert [row[1] for row in pages[1].rows("Steps count from 0")] == ["1–7"], "two steps for one of the optimizer"
+            assert ([row[1] for row in pages[0].rows("Steps count from 0")]
+                    == [row[1] for row in pages[2].rows("Steps count from 0")] == ["0–3"])
+            assert [row[1] for row in pages[1].rows("Steps count from 0")] == ["1–7"], (
+                "two steps for one of the optimizer"
+            )
             assert "Loss against time" in pages[0].headings and "Loss against time" not in pages[1].headings
             require_last_step(pages[0], handles[0].report())
             assert dict(pages[0].rows("In short"))["steps recorded"].startswith("5,")
@@ -281,7 +299,8 @@ def memory_is_bounded():
         if RANK == 0:
             for step in range(9000):
                 report.step(loss=1.0)
-            assert len(report.history) <= 2000 and [entry["call"] % 8 for entry in report.history] == [1] * len(report.history)
+            assert (len(report.history) <= 2000
+                    and [entry["call"] % 8 for entry in report.history] == [1] * len(report.history))
             assert report.steps == 9000 and len(report.samples) <= 32
         report.close()
         again = thinwire.HtmlReport(handle, os.path.join(folder, "report.html"))
@@ -319,26 +338,33 @@ def scripts_that_close_nothing():
     for ends in ("fails", "returns") if RANK == 0 else ():
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "report.html")
-            done = subprocess.run([sys.executable, "-c", UNFINISHED, path, ends], text=True, capture_output=True, timeout=120,
+            done = subprocess.run([sys.executable, "-c", UNFINISHED, path, ends], text=True,
+                                  capture_output=True, timeout=120,
                                   env={**os.environ, **environments(1, free_port())[0]})
-            assert done.returncode == (ends == "fails") and ("a bug in the script" in done.stderr) == (ends == "fails"), done.stderr
+            assert (done.returncode == (ends == "fails")
+                    and ("a bug in the script" in done.stderr) == (ends == "fails")), done.stderr
             page = Page(path)
             assert [row[1] for row in page.rows("Steps count from 0")] == ["0–2"]
-            assert dict(page.rows("In short"))["steps recorded"].startswith("3,") and len(page.rows("By parameter")) == 2
+            assert (dict(page.rows("In short"))["steps recorded"].startswith("3,")
+                    and len(page.rows("By parameter")) == 2)
     dist.barrier()
 
 
 def pages_that_cannot_be():
-    require_error(TypeError, ["handle that thinwire.register returned", "NoneType"], lambda: thinwire.HtmlReport(None, "report.html"))
+    require_error(TypeError, ["handle that thinwire.register returned", "NoneType"],
+                  lambda: thinwire.HtmlReport(None, "report.html"))
     model = wrap(Net)
     handle = register(model, "dense")
-    require_error(ValueError, ["layers_every=-1"], lambda: thinwire.HtmlReport(handle, "report.html", layers_every=-1))
+    require_error(ValueError, ["layers_every=-1"],
+                  lambda: thinwire.HtmlReport(handle, "report.html", layers_every=-1))
     model_of, sharded = handle._model, nn.Linear(2, 2)
     handle._model = lambda: sharded
-    require_error(TypeError, ["a Linear whose parameters are sharded", "handle.report()"], lambda: thinwire.HtmlReport(handle, "report.html"))
+    require_error(TypeError, ["a Linear whose parameters are sharded", "handle.report()"],
+                  lambda: thinwire.HtmlReport(handle, "report.html"))
     handle._model = model_of
     if RANK == 0:
-        require_error(FileNotFoundError, ["/no/such", "make it first"], lambda: thinwire.HtmlReport(handle, "/no/such/report.html"))
+        require_error(FileNotFoundError, ["/no/such", "make it first"],
+                      lambda: thinwire.HtmlReport(handle, "/no/such/report.html"))
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "report.html")
             with open(path, "w", encoding="utf-8") as file:
@@ -349,11 +375,14 @@ def pages_that_cannot_be():
             os.remove(path)
             os.mkdir(path)
             require_error(OSError, ["report.html"], report.write)
-            assert os.listdir(folder) == ["report.html"], "nothing is left of a page that could not be written"
+            assert os.listdir(folder) == ["report.html"], ("nothing is left of a page that could "
+                                                           "not be written")
             os.rmdir(path)
             report.close()
             assert os.listdir(folder) == ["report.html"]
     train(model, 1)
 
 
-HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, the_lines_of_the_docs, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing, pages_that_cannot_be]
+HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, the_lines_of_the_docs, names_are_text,
+               scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing,
+               pages_that_cannot_be]

@@ -140,7 +140,8 @@ def ignored_parameters():
         for model in (plain, ours):
             train(model, 4)
         require_same(values_of(ours), values_of(plain), f"ignored parameters, {options}")
-        assert list(handle.state_dict()["parameters"]) == [name for name, _ in ours.module.named_parameters() if "own" not in name]
+        assert list(handle.state_dict()["parameters"]) == [name for name, _ in ours.module.named_parameters()
+                                                           if "own" not in name]
 
 
 def two_models():
@@ -183,8 +184,10 @@ def halves_are_summed_in_their_type():
                 model.zero_grad()
                 model(gradients).backward()
             expected = [parameter.grad for parameter in plain.parameters()]
-            require_same([parameter.grad for parameter in ours.parameters()], expected, f"{dtype}, step {step}")
-            require_same([parameter.grad for parameter in floats.parameters()], expected, f"{dtype} by float32", 1e-2)
+            require_same([parameter.grad for parameter in ours.parameters()], expected,
+                         f"{dtype}, step {step}")
+            require_same([parameter.grad for parameter in floats.parameters()], expected,
+                         f"{dtype} by float32", 1e-2)
         steps = [handle.report()["last_step"] for handle in handles]
         assert [step["raw_bytes"] for step in steps] == [2 * sum(sizes)] * 2, steps
         assert 2 * steps[0]["formula_bytes"] == steps[1]["formula_bytes"] > 0, steps
@@ -215,7 +218,8 @@ def sparse_embedding():
     optimizer = torch.optim.SparseAdam(list(adam.module.table.parameters()))
     for step in range(3):
         optimizer.zero_grad()
-        adam(torch.randint(0, 300, (5, 7), generator=torch.Generator().manual_seed(step + RANK))).square().sum().backward()
+        adam(torch.randint(0, 300, (5, 7),
+                           generator=torch.Generator().manual_seed(step + RANK))).square().sum().backward()
         optimizer.step()
     require_agreement(adam, "SparseAdam")
     lossy = wrap(Words)
@@ -235,13 +239,15 @@ def require_compression_on(handle, device):
 
 def compresses_where_it_is_told():
     # The tests' build with an emulated device takes all memory for the device's.
-    for where, expected in (("device", "cuda:0" if thinwire._C.cuda == "emulated" else "cpu"), ("cpu", "cpu")):
+    for where, expected in (("device", "cuda:0" if thinwire._C.cuda == "emulated" else "cpu"),
+                            ("cpu", "cpu")):
         model = wrap(Net)
         handle = register(model, "casq", compress_on=where)
         train(model, 2)
         require_compression_on(handle, expected)
 
 
-PLAIN = [dense_equals_plain_ddp, compresses_where_it_is_told, buckets_are_rebuilt, accumulation_without_synchronization, unused_parameters, static_graph,
-         gradients_as_views, uneven_inputs, frozen_and_unfrozen, ignored_parameters, two_models, double_precision_is_exact,
+PLAIN = [dense_equals_plain_ddp, compresses_where_it_is_told, buckets_are_rebuilt,
+         accumulation_without_synchronization, unused_parameters, static_graph, gradients_as_views,
+         uneven_inputs, frozen_and_unfrozen, ignored_parameters, two_models, double_precision_is_exact,
          halves_are_summed_in_their_type, sparse_embedding]

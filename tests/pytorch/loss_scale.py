@@ -1,4 +1,5 @@
-"""How a GradScaler's scale is read where it lies on a CUDA device: with stand-ins for the device, so that it runs everywhere."""
+"""How a GradScaler's scale is read where it lies on a CUDA device:
+with stand-ins for the device, so that it runs everywhere."""
 import copy
 import pickle
 from unittest import mock
@@ -87,7 +88,8 @@ def the_scale_waits_for_what_was_before_forward():
             beside = read_after()
             assert beside is not cuda.users, "read on the stream that backward is on"
             event, stream = cuda.recorded[-1]
-            assert stream is cuda.users and beside.awaits[step:] == [event], "waits for something else than the beginning of forward"
+            assert (stream is cuda.users and beside.awaits[step:]
+                    == [event]), "waits for something else than the beginning of forward"
         # No forward since, another value, another tensor: what was recorded is of before those.
         scale.read()
         assert cuda.read_on[-1] is cuda.users
@@ -110,7 +112,8 @@ def the_scale_waits_for_what_was_before_forward():
 
 def the_scale_of_the_cpu():
     """Is read as it is."""
-    for scaler in (mock.Mock(get_scale=lambda: 8, _scale=torch.full((), 8.0)), mock.Mock(spec=["get_scale"], get_scale=lambda: 8)):
+    for scaler in (mock.Mock(get_scale=lambda: 8, _scale=torch.full((), 8.0)),
+                   mock.Mock(spec=["get_scale"], get_scale=lambda: 8)):
         scale = LossScale(scaler)
         model = nn.Linear(2, 2)
         scale.watch(model)

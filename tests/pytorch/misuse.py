@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire import _C, ddp, group, shards
-from common import RANK, WORLD, Net, require_agreement, register, require_error, require_same, train, values_of, wrap
+from common import (RANK, WORLD, Net, require_agreement, register, require_error, require_same, train,
+                    values_of, wrap)
 
 
 def bad_input():
@@ -26,7 +27,8 @@ def bad_input():
     require_error(ValueError, ["lanes=0"], lambda: register(wrap(Net), lanes=0))
     require_error(ValueError, ["compress_on='gpu'"], lambda: register(wrap(Net), compress_on="gpu"))
     require_error(ValueError, ["threads='2'"], lambda: register(wrap(Net), threads="2"))
-    require_error(ValueError, ["deadline_seconds=0"], lambda: thinwire.register(wrap(Net), "dense", deadline_seconds=0))
+    require_error(ValueError, ["deadline_seconds=0"],
+                  lambda: thinwire.register(wrap(Net), "dense", deadline_seconds=0))
     require_error(ValueError, ["rows="], lambda: register(wrap(Net), "rows=zen,dense=half", rows="zen"))
     model = wrap(Net)
     handle = register(model)
@@ -48,7 +50,8 @@ def ranks_that_differ():
     register(model, "casq" if RANK == 0 else "half")
     message = require_error(RuntimeError, ["rank"], lambda: train(model, 1))
     assert "casq" in message or "half" in message, message
-    require_error(ValueError, ["lanes=1 on rank 0", "lanes=2 on rank 1"], lambda: register(wrap(Net), lanes=1 + RANK))
+    require_error(ValueError, ["lanes=1 on rank 0", "lanes=2 on rank 1"],
+                  lambda: register(wrap(Net), lanes=1 + RANK))
     seeded = wrap(Net)
     register(seeded, "casq", seed=1 + RANK)
     require_error(RuntimeError, ["seed"], lambda: train(seeded, 1))
@@ -104,7 +107,8 @@ def a_group_without_the_cpu():
                 raise RuntimeError("No backend type associated with device type cpu")
             return Sums()
 
-    assert group.timeout_of(Group()) == min(dist.distributed_c10d.default_pg_timeout.total_seconds(), _C.longest_deadline_seconds)
+    assert group.timeout_of(Group()) == min(dist.distributed_c10d.default_pg_timeout.total_seconds(),
+                                            _C.longest_deadline_seconds)
 
 
 def a_step_limit_that_ends_on_one_rank():
@@ -113,11 +117,13 @@ def a_step_limit_that_ends_on_one_rank():
     thinwire.register(model, "casq", deadline_seconds=30.0, step_limit_seconds=2)
     train(model, 2)
     if RANK == 0:
-        require_error(RuntimeError, ["this step has waited for more than 2 s in all, lately for rank 1"], lambda: train(model, 1, first=2))
+        require_error(RuntimeError, ["this step has waited for more than 2 s in all, lately for rank 1"],
+                      lambda: train(model, 1, first=2))
         dist.barrier()
         return
     dist.barrier()  # rank 0 has given up
-    require_error(RuntimeError, ["on rank 0 this step has waited for more than 2 s in all"], lambda: train(model, 1, first=2))
+    require_error(RuntimeError, ["on rank 0 this step has waited for more than 2 s in all"],
+                  lambda: train(model, 1, first=2))
 
 
 def subgroups():
@@ -149,8 +155,10 @@ def models_in_another_order():
     """Said at once: at the deadline the error would be another one."""
     small, large = wrap(Net), wrap(lambda: Net(50))
     one, other = (small, large) if RANK == 0 else (large, small)
-    words = ["rank 1 registers a model of 6 parameters, the first 'layers.0.weight' of 1000", "rank 0 registers one of 6 parameters, the first", "960"]
-    words += ["On this rank, 1: parameter 0 is 'layers.0.weight' of 1000 elements (torch.float32) here and"] if RANK == 1 else []
+    words = ["rank 1 registers a model of 6 parameters, the first 'layers.0.weight' of 1000",
+             "rank 0 registers one of 6 parameters, the first", "960"]
+    words += (["On this rank, 1: parameter 0 is 'layers.0.weight' of 1000 elements (torch.float32) here and"]
+              if RANK == 1 else [])
     require_error(ValueError, words, lambda: register(one))
     renamed = wrap(lambda: nn.ModuleDict({"a" if RANK == 0 else "b": nn.Linear(20, 5)}))
     require_error(ValueError, ["'a.weight'", "'b.weight'"], lambda: register(renamed))
@@ -165,7 +173,8 @@ def a_restart_that_finds_the_store_of_before():
     register(wrap(Net))
     counted = dict(group._opened)
     group._opened.clear()
-    words = [f"rank {RANK} finds in the rendezvous store what it wrote before", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
+    words = [f"rank {RANK} finds in the rendezvous store what it wrote before",
+             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
     require_error(RuntimeError, words, lambda: register(wrap(Net)))
     group._opened.update(counted)
     again = wrap(Net)
@@ -186,10 +195,12 @@ def copies_are_plain_ddp():
     plain.module.load_state_dict(model.module.state_dict())
     train(plain, 3, first=2)
     load = {"weights_only": False} if "weights_only" in inspect.signature(torch.load).parameters else {}
-    for copied in (copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model).module, torch.load(file, **load)):
+    for copied in (copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model).module,
+                   torch.load(file, **load)):
         train(copied, 3, first=2)
         require_same(values_of(copied), values_of(plain), "a copy", 1e-6)
-    require_error(RuntimeError, ["a copy of a Thinwire handle", "register"], lambda: copy.deepcopy(handle).state_dict())
+    require_error(RuntimeError, ["a copy of a Thinwire handle", "register"],
+                  lambda: copy.deepcopy(handle).state_dict())
     train(model, 1, first=2)
     assert handle.step == 3
 
@@ -207,12 +218,14 @@ def replicas_that_differ():
             train(model, 4, first=4, optimizer=optimizer)
             continue
         train(model, found_at - 4, first=4, optimizer=optimizer)
-        names = "rank 0, rank 1 hold different ones" if WORLD == 2 else "rank 1 holds other parameters than the rest of 3 ranks"
+        names = ("rank 0, rank 1 hold different ones" if WORLD == 2
+                 else "rank 1 holds other parameters than the rest of 3 ranks")
         words = [f"replicas differ before step {found_at}", names]
         require_error(RuntimeError, words, lambda: train(model, 1, first=found_at, optimizer=optimizer))
     require_error(ValueError, ["check_replicas_every=1 on rank 0, check_replicas_every=2 on rank 1"],
                   lambda: register(wrap(Net), check_replicas_every=1 + (RANK == 1)))
-    require_error(ValueError, ["check_replicas_every=-1"], lambda: register(wrap(Net), check_replicas_every=-1))
+    require_error(ValueError, ["check_replicas_every=-1"],
+                  lambda: register(wrap(Net), check_replicas_every=-1))
 
 
 def a_load_of_different_models_is_found():
@@ -241,13 +254,15 @@ def a_group_waits_longer_than_it_was_opened():
 def fully_shard_under_an_older_torch():
     if shards.torch_has("set_all_reduce_hook"):
         return "skipped"
-    require_error(ImportError, [torch.__version__, "set_all_reduce_hook", "install a current torch"], lambda: thinwire.fully_shard(Net(), None, "casq"))
+    require_error(ImportError, [torch.__version__, "set_all_reduce_hook", "install a current torch"],
+                  lambda: thinwire.fully_shard(Net(), None, "casq"))
 
 
-MISUSE = [bad_input, models_in_another_order, a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
-          a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened, a_group_without_the_cpu,
-          what_register_leaves_behind, a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ,
-          a_rank_that_does_not_register, fully_shard_under_an_older_torch]
+MISUSE = [bad_input, models_in_another_order, a_restart_that_finds_the_store_of_before, copies_are_plain_ddp,
+          replicas_that_differ, a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
+          a_group_without_the_cpu, what_register_leaves_behind, a_state_that_one_rank_gathers_alone,
+          a_step_limit_that_ends_on_one_rank, ranks_that_differ, a_rank_that_does_not_register,
+          fully_shard_under_an_older_torch]
 
 
 def dies(how, victim, spec="ef_signsgd"):
@@ -264,7 +279,8 @@ def dies(how, victim, spec="ef_signsgd"):
         # What some buckets of the step delivered before is undone.
         after = handle.state_dict()["values"]
         for name, value in before.items():
-            assert torch.equal(value, after[name]) if isinstance(value, torch.Tensor) else value == after[name], name
+            assert (torch.equal(value, after[name]) if isinstance(value, torch.Tensor)
+                    else value == after[name]), name
         print(f"survivor {RANK}: {error}", flush=True)
         os._exit(0)
     raise AssertionError("the loss of a rank went unnoticed")

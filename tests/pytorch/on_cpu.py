@@ -1,4 +1,5 @@
-"""Runs code that was written for CUDA devices on a machine without one: whatever device it names, tensors are on the CPU."""
+"""Runs code that was written for CUDA devices on a machine without one:
+whatever device it names, tensors are on the CPU."""
 import contextlib
 
 import torch
@@ -13,7 +14,8 @@ _wrap = DistributedDataParallel.__init__
 def _is_device(value):
     if isinstance(value, bool):
         return False
-    return isinstance(value, (int, torch.device)) or (isinstance(value, str) and value.split(":")[0] == "cuda")
+    return (isinstance(value, (int, torch.device))
+            or (isinstance(value, str) and value.split(":")[0] == "cuda"))
 
 
 def _moved(arguments, options):
@@ -91,10 +93,12 @@ def emulate():
     """From now on, for the rest of the process."""
     torch.nn.Module.cuda, torch.nn.Module.to = _stay, _to
     DistributedDataParallel.__init__ = _wrap_on_cpu
-    torch.Stream, torch.Event, torch.cuda.Stream = (type(name, (_Stream,), {}) for name in ("Stream", "Event", "CudaStream"))
+    torch.Stream, torch.Event, torch.cuda.Stream = (type(name, (_Stream,), {})
+                                                    for name in ("Stream", "Event", "CudaStream"))
     torch.cuda.stream, torch.cuda.current_device = _enter, _current_device
-    torch.cuda.current_stream, torch.accelerator.current_stream = (lambda *_: _Stream()), (lambda *_: _Stream())
-    for module, names in ((torch.cuda, ("set_device", "synchronize")), (torch.accelerator, ("set_device_index", "synchronize"))):
+    torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_: _Stream()
+    for module, names in ((torch.cuda, ("set_device", "synchronize")),
+                          (torch.accelerator, ("set_device_index", "synchronize"))):
         for name in names:
             setattr(module, name, _nothing(name))
     _OnCpu().__enter__()

@@ -4,7 +4,8 @@ import copy
 import torch
 
 import thinwire
-from common import COMPRESS_ON, RANK, WORLD, Net, Words, batch, register, require_same, sgd, step_of, values_of, wrap
+from common import (COMPRESS_ON, RANK, WORLD, Net, Words, batch, register, require_same, sgd, step_of,
+                    values_of, wrap)
 from like_plain_ddp import require_compression_on
 from compression import compare_with_the_cpu
 
@@ -50,20 +51,23 @@ def device_rows():
             if step < 3:
                 with torch.no_grad():
                     for parameter in model.parameters():
-                        parameter -= 0.1 * (parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
+                        parameter -= 0.1 * (parameter.grad.to_dense() if parameter.grad.is_sparse
+                                            else parameter.grad)
     gap = [a.detach().cpu() for a in device.parameters()]
     require_same(gap, values_of(host), "rows on a device", 1e-5)
     assert device.module.table.weight.grad.is_sparse and str(device.module.table.weight.grad.device) == CUDA
 
 
 def device_states():
-    """A run that was saved, resumed in a new process's buckets, and changed to another system, beside one that went on."""
+    """A run that was saved, resumed in a new process's buckets, and changed to another system,
+    beside one that went on."""
     for spec in ("casq", "top_k:ratio=0.1+zen", "ef_signsgd"):
         model = wrap_on_device(Net)
         handle = register(model, spec)
         optimizer = train_on_device(model, 3)
         saved = copy.deepcopy((model.module.state_dict(), optimizer.state_dict(), handle.state_dict()))
-        assert all(value.device.type == "cpu" for value in saved[2]["values"].values() if torch.is_tensor(value))
+        assert all(value.device.type == "cpu"
+                   for value in saved[2]["values"].values() if torch.is_tensor(value))
         again = wrap_on_device(Net)
         resumed = register(again, spec)
         again.module.load_state_dict(saved[0])
@@ -90,7 +94,8 @@ def device_skipped_steps():
     after = handle.state_dict()["values"]
     residuals = [name for name in before if name.startswith("residual/")]
     assert residuals and any(before[name].abs().max() > 0 for name in residuals)
-    require_same([after[name] for name in residuals], [before[name] for name in residuals], "residuals after a skipped step")
+    require_same([after[name] for name in residuals], [before[name] for name in residuals],
+                 "residuals after a skipped step")
 
 
 def device_other_streams():
@@ -147,6 +152,7 @@ def device_amp():
 
 
 DEVICE = [
-    device_dense_equals_plain_ddp, device_equals_host, device_rows, device_states, device_skipped_steps, device_other_streams, device_amp,
+    device_dense_equals_plain_ddp, device_equals_host, device_rows, device_states, device_skipped_steps,
+    device_other_streams, device_amp,
     device_graphs_are_refused,
 ]

@@ -16,7 +16,8 @@ import thinwire
 dist.init_process_group("gloo")
 assert dist.get_world_size() == 1
 torch.manual_seed(1)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10)))
+layers = [nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 10)]
+model = DistributedDataParallel(nn.Sequential(*layers))
 handle = thinwire.register(model, "casq")
 report = thinwire.HtmlReport(handle, sys.argv[2] + ".html")
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -64,7 +65,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(12)]), bucket_cap_mb=2)
+layers = [torch.nn.Linear(512, 512) for _ in range(12)]
+model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=2)
 try:
     while True:
         model(torch.randn(4, 512)).sum().backward()
@@ -83,9 +85,11 @@ class Bench:
         path = os.path.join(self.folder, "script.py")
         with open(path, "w", encoding="utf-8") as file:
             file.write(script)
-        done = subprocess.run([sys.executable, "-m", "thinwire.plan", *options, "--json", self.json, path, *arguments], capture_output=True,
+        done = subprocess.run([sys.executable, "-m", "thinwire.plan", *options, "--json", self.json, path,
+                               *arguments], capture_output=True,
                               text=True, timeout=150, check=False)
-        assert done.returncode == status, f"{options}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.returncode == status, (f"{options}: exit status {done.returncode}\n"
+                                           f"{done.stdout}{done.stderr}")
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr
 
@@ -95,20 +99,24 @@ class Bench:
 
 
 def a_training_is_ended_and_planned(bench):
-    text = bench.run(SCRIPT, "1000", bench.marker, options=("--workers", "2,64", "--link", "1Mbit:1ms", "--steps", "4"))
+    text = bench.run(SCRIPT, "1000", bench.marker,
+                     options=("--workers", "2,64", "--link", "1Mbit:1ms", "--steps", "4"))
     assert not os.path.exists(bench.marker), "the script went on"
     assert not os.path.exists(bench.marker + ".html"), "a page of a training that was none"
     assert "step 6 0" in text and "step 7" not in text, text  # the eighth step's forward ends it
-    assert "seen in 4 steps on this machine" in text and "choice (*): power_sgd:rank=32:bits=8: a step takes" in text, text
+    assert ("seen in 4 steps on this machine" in text
+            and "choice (*): power_sgd:rank=32:bits=8: a step takes" in text), text
     rows = bench.rows()
-    assert [(row["workers"], row["spec"].split(":")[0]) for row in rows] == [(w, s) for w in (2, 64) for s in ("dense", "half", "power_sgd")]
+    assert [(row["workers"], row["spec"].split(":")[0])
+            for row in rows] == [(w, s) for w in (2, 64) for s in ("dense", "half", "power_sgd")]
     for row in rows:
         assert row["elements"] == PARAMETERS and row["seconds_compute"] > 0, row
         parts = row["seconds_compute"] + row["exposed_codec"] + row["exposed_wire"] + row["exposed_wait"]
         assert abs(parts / row["seconds_step"] - 1) < 1e-6, row
         assert list(row["seconds_step_at"]) == ["1 Gbit", "10 Gbit", "25 Gbit"], row
     # 2 (W-1)/W * 4 bytes, at 1 Mbit/s.
-    assert rows[0]["wire_bytes_formula"] == 4 * PARAMETERS and rows[0]["seconds_step"] > 4 * PARAMETERS * 8 / 1e6, rows[0]
+    assert (rows[0]["wire_bytes_formula"] == 4 * PARAMETERS
+            and rows[0]["seconds_step"] > 4 * PARAMETERS * 8 / 1e6), rows[0]
     assert [row["chosen"] for row in rows] == [False, False, True] * 2, rows
 
 
@@ -116,7 +124,8 @@ def where_a_step_computes_for_long_compression_cannot_help(bench):
     """A small model, and half a second of other work in every step."""
     script = SCRIPT.replace("    optimizer.step()", "    __import__('time').sleep(0.5)\n    optimizer.step()")
     assert script != SCRIPT
-    text = bench.run(script, "1000", bench.marker, options=("--workers", "4", "--link", "100Gbit:1us", "--steps", "3", "--sync", "dense,casq"))
+    text = bench.run(script, "1000", bench.marker, options=("--workers", "4", "--link", "100Gbit:1us",
+                                                            "--steps", "3", "--sync", "dense,casq"))
     assert "choice (*): dense: compression cannot help you here" in text, text
 
 

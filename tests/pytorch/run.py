@@ -16,9 +16,10 @@ worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 processes = [
     subprocess.Popen(
         [sys.executable, worker, group],
-        # Messages must be the same with torch's own stack traces in them and without. Under torchrun each host counts its own
-        # restarts, so here every rank has another number of them.
-        env={**os.environ, **environment, "TORCHELASTIC_RESTART_COUNT": environment["RANK"], "OMP_NUM_THREADS": "1",
+        # Messages must be the same with torch's own stack traces in them and without. Under torchrun each
+        # host counts its own restarts, so here every rank has another number of them.
+        env={**os.environ, **environment, "TORCHELASTIC_RESTART_COUNT": environment["RANK"],
+             "OMP_NUM_THREADS": "1",
              "TORCH_SHOW_CPP_STACKTRACES": "1" if group == "frozen" else "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -46,7 +47,8 @@ for rank in sorted(range(ranks), key=lambda one: one == victim):
         print(output, end="")
 if victim is not None:
     print(*survivors, sep="\n")
-    if len(survivors) != ranks - 1 or not all(f"rank {victim} is gone or silent" in line for line in survivors):
+    if (len(survivors) != ranks - 1
+        or not all(f"rank {victim} is gone or silent" in line for line in survivors)):
         print(f"every survivor should name rank {victim}")
         failed = True
 if all(process.returncode == SKIPPED for process in processes):

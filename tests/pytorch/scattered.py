@@ -1,4 +1,5 @@
-"""Scenarios of models that torch's fully_shard shards among all 4 ranks, with a system in place of its reduce-scatter."""
+"""Scenarios of models that torch's fully_shard shards among all 4 ranks,
+with a system in place of its reduce-scatter."""
 import torch
 import torch.distributed as dist
 
@@ -6,8 +7,8 @@ import thinwire
 from common import RANK, WORLD, batch, require_error, require_same
 from dcp import shared_folder
 from sharded import (
-    Given, Net, Ordered, Parts, Raises, adamw, closing, given, locals_of, loss_of, mesh_of, net, plain, put_back, require_same_state, residuals_of,
-    saved, shard, tensors_of, torchs, train,
+    Given, Net, Ordered, Parts, Raises, adamw, closing, given, locals_of, loss_of, mesh_of, net, plain,
+    put_back, require_same_state, residuals_of, saved, shard, tensors_of, torchs, train,
 )
 
 try:
@@ -34,12 +35,14 @@ def dense_equals_plain_fully_shard():
     """With AdamW, clipping and accumulation, over uneven shards; and in bfloat16."""
     mesh = flat()
     bfloat = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
-    for accumulate, policy, tolerance in ((1, MixedPrecisionPolicy(), 1e-6), (3, MixedPrecisionPolicy(), 1e-6), (3, bfloat, 0.01)):
+    for accumulate, policy, tolerance in ((1, MixedPrecisionPolicy(), 1e-6),
+                                          (3, MixedPrecisionPolicy(), 1e-6), (3, bfloat, 0.01)):
         ours, theirs = net(), plain(net(), mesh, mp_policy=policy)
         handle = shard(ours, "dense", mesh, mp_policy=policy)
         train(ours, adamw(ours), 4, accumulate=accumulate)
         train(theirs, adamw(theirs), 4, accumulate=accumulate)
-        require_same(locals_of(ours), locals_of(theirs), f"dense and fully_shard, {accumulate} parts, {policy.reduce_dtype}", tolerance)
+        require_same(locals_of(ours), locals_of(theirs),
+                     f"dense and fully_shard, {accumulate} parts, {policy.reduce_dtype}", tolerance)
         assert handle.step == 4
         assert all(parameter.grad.dtype == torch.float32 for parameter in ours.parameters())
 
@@ -51,7 +54,8 @@ def means_of_several_backwards_add_up():
     for model in (ours, theirs):
         for step in range(3):
             model(batch(step)).square().mean().backward()
-    require_same([p.grad.to_local() for p in ours.parameters()], [p.grad.to_local() for p in theirs.parameters()], "sums of means", 1e-6)
+    require_same([p.grad.to_local() for p in ours.parameters()],
+                 [p.grad.to_local() for p in theirs.parameters()], "sums of means", 1e-6)
     assert handle.step == 3
 
 
@@ -61,7 +65,8 @@ def whole_residuals(handle, model):
     sums = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            own = torch.cat([residuals[f"{name}@{rank}"] for rank in range(WORLD)])[: parameter.numel()].double()
+            own = torch.cat([residuals[f"{name}@{rank}"]
+                             for rank in range(WORLD)])[: parameter.numel()].double()
             dist.all_reduce(own)
             sums.append(own.view(parameter.shape))
     return sums
@@ -87,7 +92,8 @@ def nothing_is_lost():
         left = whole_residuals(handle, model)
         assert max(value.abs().max() for value in left) > 0, spec
         for parameter, whole, rest, value in zip(trained, entered, left, delivered):
-            expected = distribute_tensor((whole - rest).float() / WORLD, mesh, parameter.placements, src_data_rank=None).to_local()
+            expected = distribute_tensor((whole - rest).float() / WORLD, mesh, parameter.placements,
+                                         src_data_rank=None).to_local()
             require_same([value], [expected], spec, 1e-4)
         assert handle.step == 6
         handle.close()
@@ -103,9 +109,11 @@ def lossy_systems_learn():
         after = loss_of(model)
         assert after < before, (spec, before, after)
         report = handle.report()
-        assert (report["rank"], report["world_size"], report["shard"], report["shards"]) == (RANK, WORLD, RANK, WORLD)
+        assert (report["rank"], report["world_size"], report["shard"],
+                report["shards"]) == (RANK, WORLD, RANK, WORLD)
         assert report["step"] == 6 and report["total"]["finite"]
-        assert {name for bucket in report["buckets"] for name in bucket["parameters"]} == {name for name, _ in Net().named_parameters()}
+        assert {name for bucket in report["buckets"]
+                for name in bucket["parameters"]} == {name for name, _ in Net().named_parameters()}
         handle.set("dense")
         train(model, optimizer, 1, first=6)
         assert not residuals_of(handle), "dense delivers what others kept"
@@ -145,11 +153,13 @@ def resumes_bit_for_bit():
         require_same(locals_of(again), locals_of(model), f"{spec}, {gather}, resumed")
         require_same_state(tensors_of(handle), tensors_of(resumed), spec)
         other = {**parts[2], "rank": (RANK + 1) % WORLD}
-        require_error(ValueError, [f"this is rank {RANK} of {WORLD}", "all ranks' states"], lambda: resumed.load_state_dict(other))
+        require_error(ValueError, [f"this is rank {RANK} of {WORLD}", "all ranks' states"],
+                      lambda: resumed.load_state_dict(other))
 
 
 def checkpoints_of_torch():
-    """Saved and loaded by torch.distributed.checkpoint: bit for bit on this mesh, with residuals' sums from and to one of hosts."""
+    """Saved and loaded by torch.distributed.checkpoint: bit for bit on this mesh,
+    with residuals' sums from and to one of hosts."""
     for spec in ("casq:bits=4", "top_k:ratio=0.05+zen"):
         model = net()
         handle = shard(model, spec, flat(), all_gather="8bit")
@@ -162,8 +172,10 @@ def checkpoints_of_torch():
             resumed = shard(again, spec, flat(), all_gather="8bit")
             parts = {"model": again.state_dict(), "thinwire": resumed}
             dcp.load(parts, checkpoint_id=folder)
-            require_same_state(tensors_of(handle), tensors_of(resumed), f"{spec}, by torch.distributed.checkpoint")
-            require_same_state(handle.state_dict()["all_gather"], resumed.state_dict()["all_gather"], f"{spec}, what 8 bits left out")
+            require_same_state(tensors_of(handle), tensors_of(resumed),
+                               f"{spec}, by torch.distributed.checkpoint")
+            require_same_state(handle.state_dict()["all_gather"], resumed.state_dict()["all_gather"],
+                               f"{spec}, what 8 bits left out")
             require_same(locals_of(again), locals_of(model), spec)
             in_hosts = net()
             elsewhere = shard(in_hosts, spec, mesh_of())
@@ -174,11 +186,13 @@ def checkpoints_of_torch():
             dcp.save({"thinwire": elsewhere}, checkpoint_id=folder)
             from_hosts = net()
             back = shard(from_hosts, spec, flat())
-            require_error(BaseException, ["Missing key", f"of_{WORLD}_shard_0_of_1"], lambda: dcp.load({"thinwire": back}, checkpoint_id=folder))
+            require_error(BaseException, ["Missing key", f"of_{WORLD}_shard_0_of_1"],
+                          lambda: dcp.load({"thinwire": back}, checkpoint_id=folder))
             before = elsewhere.state_dict(consolidate=True)["values"]
             back.load_state_dict(thinwire.fsdp.states_in(folder))
             assert back.step == 4
-            for (name, parameter), sums in zip(from_hosts.named_parameters(), whole_residuals(back, from_hosts)):
+            for (name, parameter), sums in zip(from_hosts.named_parameters(),
+                                               whole_residuals(back, from_hosts)):
                 shards_of = [None] * WORLD
                 dist.all_gather_object(shards_of, before[f"residual/{name}"])
                 expected = torch.cat(shards_of[:2])[: parameter.numel()].view(parameter.shape)
@@ -194,11 +208,13 @@ def fewer_ranks_take_the_state_of_more():
     states = [None] * WORLD
     dist.all_gather_object(states, handle.state_dict())
     whole = whole_residuals(handle, model)
-    rests = {name: torch.cat([state["all_gather"][name] for state in states]) for name, _ in model.named_parameters()}
+    rests = {name: torch.cat([state["all_gather"][name] for state in states])
+             for name, _ in model.named_parameters()}
     pairs = mesh_of()["shard"]  # ranks 0 and 1, and ranks 2 and 3
     few = net()
     resumed = shard(few, "casq:bits=4", pairs, all_gather="8bit")
-    require_error(ValueError, [f"rank {RANK} of {WORLD}", "list of all"], lambda: resumed.load_state_dict(states[RANK]))
+    require_error(ValueError, [f"rank {RANK} of {WORLD}", "list of all"],
+                  lambda: resumed.load_state_dict(states[RANK]))
     resumed.load_state_dict(states)
     assert resumed.step == 3
     residuals = residuals_of(resumed)
@@ -215,7 +231,8 @@ def fewer_ranks_take_the_state_of_more():
     handle.load_state_dict(consolidated)
     for own, expected in zip(whole_residuals(handle, model), whole):
         require_same([own], [expected], "consolidated", 1e-6)
-    wrong = [{**state, "values": {**state["values"], "step": 7}} if state["rank"] else state for state in states]
+    wrong = [{**state, "values": {**state["values"], "step": 7}} if state["rank"] else state
+             for state in states]
     require_error(ValueError, ["not of the same step: 3 and 7"], lambda: resumed.load_state_dict(wrong))
 
 
@@ -227,7 +244,9 @@ def given_up_backward_leaves_no_trace():
         train(model, optimizer, 2)
         before, rests = tensors_of(handle), handle.state_dict()["all_gather"]
         optimizer.zero_grad()
-        model.layers[1].register_forward_hook(lambda module, inputs, output: Raises.apply(output, model.fails))
+        model.layers[1].register_forward_hook(
+            lambda module, inputs, output: Raises.apply(output, model.fails)
+        )
         model.fails = True
         require_error(ArithmeticError, ["given up"], lambda: model(batch(2)).square().mean().backward())
         model.reset_iter_state()
@@ -240,7 +259,8 @@ def given_up_backward_leaves_no_trace():
 
 
 def spoiled_step_is_undone():
-    """inf on one rank, in a row that another rank owns: all gradients are NaN everywhere, and no state has changed."""
+    """inf on one rank, in a row that another rank owns: all gradients are NaN everywhere,
+    and no state has changed."""
     for spec in KEEPING:
         model = Given()
         handle = shard(model, spec, flat(), modules=[model.layers[1]])
@@ -282,11 +302,14 @@ def layers_in_another_order():
                 used = not name.startswith("layers") or int(name.split(".")[1]) in order
                 assert (parameter.grad is not None) == used, (name, order)
                 if spec == "dense" and used:
-                    require_same([parameter.grad.to_local()], [other.grad.to_local()], f"{name}, {order}", 1e-6)
+                    require_same([parameter.grad.to_local()], [other.grad.to_local()],
+                                 f"{name}, {order}", 1e-6)
                 elif not used and spec != "dense":
                     for rank in range(WORLD):
                         part = f"{name}@{rank}"
-                        assert torch.equal(before[part], residuals_of(handle)[part]), f"{part} has lost its residual in {order}"
+                        assert torch.equal(before[part], residuals_of(handle)[part]), (
+                            f"{part} has lost its residual in {order}"
+                        )
         assert handle.step == len(orders)
 
 
@@ -297,7 +320,9 @@ class Watched(Net):
         torch.manual_seed(7)
         super().__init__(47)
         self.seen = []
-        self.layers[2].register_forward_hook(lambda module, inputs, output: self.seen.append(module.weight.detach().clone()))
+        self.layers[2].register_forward_hook(
+            lambda module, inputs, output: self.seen.append(module.weight.detach().clone())
+        )
 
 
 def all_ranks_compute_with_the_same_8_bits():
@@ -314,8 +339,10 @@ def all_ranks_compute_with_the_same_8_bits():
         used = model.seen.pop()
         everyones = [torch.empty_like(used) for _ in range(WORLD)]
         dist.all_gather(everyones, used)
-        assert all(torch.equal(used, one) for one in everyones), f"step {step}: ranks compute with different parameters"
-        # A block's values are multiples of a 127th of its largest, which the rest makes at most a 254th larger.
+        assert all(torch.equal(used, one)
+                   for one in everyones), f"step {step}: ranks compute with different parameters"
+        # A block's values are multiples of a 127th of its largest,
+        # which the rest makes at most a 254th larger.
         error = (used - master).abs().max().item()
         assert 0 < error <= 2 * 1.02 * master.abs().max().item() / 254, (step, error)
     ours, theirs = loss_of(model), loss_of(exact)
@@ -326,11 +353,13 @@ def all_ranks_compute_with_the_same_8_bits():
     # loss_of computes once more, without backward; the last layer stays whole from forward to backward.
     assert gathered["gathers"] > 8 * len(messages)
     assert gathered["sent_bytes"] < 0.27 * gathered["raw_bytes"], gathered
-    assert gathered["sent_bytes"] % (WORLD - 1) == 0 and gathered["sent_bytes"] >= 8 * (WORLD - 1) * sum(messages)
+    assert (gathered["sent_bytes"] % (WORLD - 1) == 0
+            and gathered["sent_bytes"] >= 8 * (WORLD - 1) * sum(messages))
 
 
 def what_8_bits_leave_out_is_not_lost():
-    """Parameters that stand still: the mean over steps of what ranks compute with comes to the parameters themselves."""
+    """Parameters that stand still: the mean over steps of what ranks compute with comes to the
+    parameters themselves."""
     model = Watched()
     handle = shard(model, "dense", flat(), all_gather="8bit")
     master = model.layers[2].weight.full_tensor()
@@ -356,36 +385,46 @@ def what_8_bits_leave_out_is_not_lost():
 def what_a_backward_cannot():
     model = Parts()
     handle = shard(model, "casq", flat())
-    require_error(RuntimeError, ["the whole model", "got no gradient", "modules=[...]"], lambda: model(batch(0)).sum().backward())
+    require_error(RuntimeError, ["the whole model", "got no gradient", "modules=[...]"],
+                  lambda: model(batch(0)).sum().backward())
     model.zero_grad()
     model(batch(1), True).sum().backward()
     assert all(parameter.grad.to_local().isfinite().all() for parameter in model.parameters())
     handle.close()
-    require_error(RuntimeError, ["is closed", "makes another"], lambda: model(batch(0), True).sum().backward())
+    require_error(RuntimeError, ["is closed", "makes another"],
+                  lambda: model(batch(0), True).sum().backward())
     half = net()
     shard(half, "casq", flat(), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))
-    require_error(RuntimeError, ["float16", "reduce_dtype=torch.float32"], lambda: half(batch(0)).sum().backward())
+    require_error(RuntimeError, ["float16", "reduce_dtype=torch.float32"],
+                  lambda: half(batch(0)).sum().backward())
     double = net().double()
     shard(double, "casq", flat())
-    require_error(RuntimeError, ["as sums in torch.float64", "reduce_dtype=torch.float32"], lambda: double(batch(0).double()).sum().backward())
+    require_error(RuntimeError, ["as sums in torch.float64", "reduce_dtype=torch.float32"],
+                  lambda: double(batch(0).double()).sum().backward())
     several = net()
     several.layers[2].bias.data = several.layers[2].bias.data.double()
     several.layers[2].bias.requires_grad_(False)
     shard(several, "dense", flat(), all_gather="8bit")
-    require_error(RuntimeError, ["layers.2.weight, layers.2.bias", "several types", "'exact'"], lambda: several(batch(0)))
+    require_error(RuntimeError, ["layers.2.weight, layers.2.bias", "several types", "'exact'"],
+                  lambda: several(batch(0)))
 
 
 def what_cannot_be_scattered():
     mesh = flat()
     for spec in ("marsit", "power_sgd", "top_k", "auto", "warm_up:steps=2+casq"):
-        require_error(ValueError, ["cannot leave each rank its part", "dense, half, ef_signsgd"], lambda spec=spec: shard(net(), spec, mesh))
+        require_error(ValueError, ["cannot leave each rank its part", "dense, half, ef_signsgd"],
+                      lambda spec=spec: shard(net(), spec, mesh))
     require_error(ValueError, ["mesh has one rank"], lambda: shard(net(), "casq", mesh_of(4, 1)["shard"]))
-    require_error(ValueError, ["all_gather='4bit'", "'exact'", "'8bit'"], lambda: shard(net(), "casq", mesh, all_gather="4bit"))
-    require_error(ValueError, ["all_gather='8bit'", "one dimension"], lambda: shard(net(), "casq", mesh_of(), all_gather="8bit"))
-    require_error(ValueError, ["HSDP", "give it mesh instead"], lambda: shard(plain(net(), mesh_of()), "casq", mesh, modules=()))
+    require_error(ValueError, ["all_gather='4bit'", "'exact'", "'8bit'"],
+                  lambda: shard(net(), "casq", mesh, all_gather="4bit"))
+    require_error(ValueError, ["all_gather='8bit'", "one dimension"],
+                  lambda: shard(net(), "casq", mesh_of(), all_gather="8bit"))
+    require_error(ValueError, ["HSDP", "give it mesh instead"],
+                  lambda: shard(plain(net(), mesh_of()), "casq", mesh, modules=()))
     model = net()
     handle = shard(model, "casq", mesh)
-    require_error(ValueError, ["power_sgd", "cannot leave each rank its part"], lambda: handle.set("power_sgd"))
+    require_error(ValueError, ["power_sgd", "cannot leave each rank its part"],
+                  lambda: handle.set("power_sgd"))
     train(model, adamw(model), 1)
     assert "dense=casq" in handle.spec and handle.step == 1
     # Sharded by torch before, and by a new handle of the same model.
@@ -399,8 +438,10 @@ def what_cannot_be_scattered():
 
 
 SCATTERED = [closing(scenario) for scenario in (
-    dense_equals_plain_fully_shard, means_of_several_backwards_add_up, nothing_is_lost, lossy_systems_learn, bytes_are_those_of_the_formulas,
-    resumes_bit_for_bit, checkpoints_of_torch, fewer_ranks_take_the_state_of_more, given_up_backward_leaves_no_trace, spoiled_step_is_undone,
-    layers_in_another_order, all_ranks_compute_with_the_same_8_bits, what_8_bits_leave_out_is_not_lost, what_a_backward_cannot,
+    dense_equals_plain_fully_shard, means_of_several_backwards_add_up, nothing_is_lost, lossy_systems_learn,
+    bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch,
+    fewer_ranks_take_the_state_of_more, given_up_backward_leaves_no_trace, spoiled_step_is_undone,
+    layers_in_another_order, all_ranks_compute_with_the_same_8_bits, what_8_bits_leave_out_is_not_lost,
+    what_a_backward_cannot,
     what_cannot_be_scattered,
 )]

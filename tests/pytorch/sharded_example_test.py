@@ -1,4 +1,5 @@
-"""examples/fully_sharded.py on 4 ranks learns, with a small part of the bytes, within hosts and among all ranks."""
+"""examples/fully_sharded.py on 4 ranks learns, with a small part of the bytes,
+within hosts and among all ranks."""
 import os
 import re
 import subprocess
@@ -18,7 +19,8 @@ def numbers(pattern, text):
 for options, times in (([], 20), (["--all-ranks", "--spec", "casq:bits=4", "--all-gather", "8bit"], 8)):
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "thinwire.launch", "-n", "4", script, *options]
-        done = subprocess.run(command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                              capture_output=True, text=True, timeout=200)
         print(done.stdout, done.stderr, sep="\n")
         assert done.returncode == 0, done.returncode
         assert os.listdir(folder) == ["fully_sharded_checkpoint"], os.listdir(folder)

@@ -14,7 +14,8 @@ from srun_tasks import run, variables  # noqa: E402
 from thinwire.launch import environments  # noqa: E402
 
 DOCTOR = ["-m", "thinwire.doctor"]
-PLACE = "import os, thinwire; print(sorted(thinwire.cluster_environment().items()), os.environ.get('RANK'), os.environ.get('MASTER_ADDR'))"
+PLACE = ("import os, thinwire; print(sorted(thinwire.cluster_environment().items()), os.environ.get('RANK'), "
+         "os.environ.get('MASTER_ADDR'))")
 
 
 def python(arguments, tasks=1, **more):
@@ -31,27 +32,34 @@ def training_is_that_of_the_launcher():
     with tempfile.TemporaryDirectory() as folder:
 
         def script(name):
-            return [os.path.join(ROOT, "examples", "elastic.py"), "--spec", "casq:bits=4", "--steps", "20", "--checkpoints", f"{folder}/{name}"]
+            return [os.path.join(ROOT, "examples", "elastic.py"), "--spec", "casq:bits=4", "--steps", "20",
+                    "--checkpoints", f"{folder}/{name}"]
 
-        expected = subprocess.run([sys.executable, "-m", "thinwire.launch", "-n", "3", *script("launch")], capture_output=True, text=True, check=True)
+        expected = subprocess.run([sys.executable, "-m", "thinwire.launch", "-n", "3", *script("launch")],
+                                  capture_output=True, text=True, check=True)
         loss = last_line(python(script("tasks"), 3))
-        assert re.fullmatch(r"loss \d+\.\d+ in the last batch", loss) and loss == expected.stdout.strip(), (loss, expected)
+        assert re.fullmatch(r"loss \d+\.\d+ in the last batch",
+                            loss) and loss == expected.stdout.strip(), ((loss, expected))
 
 
 def launchers_make_one_job():
     done = python(["-m", "thinwire.launch", "-n", "1", *DOCTOR], 2)
     assert last_line(done) == "nothing is wrong" and "2 ranks, the slowest" in done[0][1], done
-    task = {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "MASTER_ADDR": "n09", "THINWIRE_JOB": "slurm-1203.0"}
-    own = [{name: one[name] for name in (*task, "LOCAL_WORLD_SIZE", "MASTER_PORT")} for one in environments(2, 29624, task)]
+    task = {"RANK": "4", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "MASTER_ADDR": "n09",
+            "THINWIRE_JOB": "slurm-1203.0"}
+    own = [{name: one[name] for name in (*task, "LOCAL_WORLD_SIZE", "MASTER_PORT")}
+           for one in environments(2, 29624, task)]
     common = {**task, "WORLD_SIZE": "12", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29624"}
-    assert own == [{**common, "RANK": "8", "LOCAL_RANK": "2"}, {**common, "RANK": "9", "LOCAL_RANK": "3"}], own
+    assert own == [{**common, "RANK": "8", "LOCAL_RANK": "2"},
+                   {**common, "RANK": "9", "LOCAL_RANK": "3"}], own
 
 
 def place_is_set_once():
-    (status, out, err), = python(["-c", PLACE], SLURM_JOB_ID=1203, SLURM_PROCID=1, SLURM_NTASKS=2, SLURM_STEP_NUM_TASKS=2, MASTER_PORT="")
+    (status, out, err), = python(["-c", PLACE], SLURM_JOB_ID=1203, SLURM_PROCID=1, SLURM_NTASKS=2,
+                                 SLURM_STEP_NUM_TASKS=2, MASTER_PORT="")
     assert status == 0 and out == (
-        "[('LOCAL_RANK', '0'), ('MASTER_ADDR', 'localhost'), ('MASTER_PORT', '29624'), ('RANK', '1'), ('THINWIRE_JOB', 'slurm-1203.0'), "
-        "('WORLD_SIZE', '2')] 1 localhost\n"), (out, err)
+        "[('LOCAL_RANK', '0'), ('MASTER_ADDR', 'localhost'), ('MASTER_PORT', '29624'), ('RANK', '1'), "
+        "('THINWIRE_JOB', 'slurm-1203.0'), ('WORLD_SIZE', '2')] 1 localhost\n"), (out, err)
     (status, out, err), = python(["-c", PLACE], RANK=7, WORLD_SIZE=8, MASTER_ADDR="there")
     assert status == 0 and out == "[] 7 there\n", (out, err)
 
@@ -59,7 +67,8 @@ def place_is_set_once():
 def what_cannot_be_is_named():
     bad = {"SLURM_STEP_NODELIST": "n[3-1]"}
     text = r"SLURM_STEP_NODELIST=n\[3-1\]: a list of hosts such as .* is needed; set MASTER_ADDR"
-    for arguments, pattern, status in ((DOCTOR, f"wrong: {text}", 1), (["-m", "thinwire.launch", "-n", "2", *DOCTOR], f"error: {text}", 2)):
+    for arguments, pattern, status in ((DOCTOR, f"wrong: {text}", 1),
+                                       (["-m", "thinwire.launch", "-n", "2", *DOCTOR], f"error: {text}", 2)):
         found = python(arguments, **bad)[0]
         assert found[0] == status and re.search(pattern, found[1] + found[2]), found
 
@@ -68,20 +77,26 @@ def batch_file_starts_its_steps():
     with tempfile.TemporaryDirectory() as folder:
         srun = os.path.join(folder, "srun")
         with open(srun, "w", encoding="utf-8") as file:
-            file.write(f'#!/bin/sh\necho "srun $1 OMP_NUM_THREADS=$OMP_NUM_THREADS"\nexec {sys.executable} {ROOT}/tests/srun_tasks.py 2 "$@"\n')
+            file.write('#!/bin/sh\necho "srun $1 OMP_NUM_THREADS=$OMP_NUM_THREADS"\n'
+                       f'exec {sys.executable} {ROOT}/tests/srun_tasks.py 2 "$@"\n')
         os.chmod(srun, 0o755)
-        environment = {**variables(7, 0, 2, SLURM_STEP_ID=None, SLURM_CPUS_PER_TASK=3), "PATH": f"{folder}:{os.environ['PATH']}",
+        environment = {**variables(7, 0, 2, SLURM_STEP_ID=None, SLURM_CPUS_PER_TASK=3),
+                       "PATH": f"{folder}:{os.environ['PATH']}",
                        "THINWIRE_PYTHON": sys.executable}
         command = ["bash", os.path.join(ROOT, "examples", "slurm.sbatch")]
         script = ["-c", "import os; print(os.environ['SLURM_PROCID'], 'trains')"]
         done = subprocess.run([*command, *script], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout.count("srun --cpus-per-task=3 OMP_NUM_THREADS=3\n") == 2, done
-        assert re.search(r"2 ranks, the slowest.*\nnothing is wrong\n(.*\n)+0 trains\n1 trains\n", done.stdout), done
+        assert (done.returncode == 0
+                and done.stdout.count("srun --cpus-per-task=3 OMP_NUM_THREADS=3\n") == 2), done
+        assert re.search(r"2 ranks, the slowest.*\nnothing is wrong\n(.*\n)+0 trains\n1 trains\n",
+                         done.stdout), done
         # A doctor that finds something ends the job.
-        stopped = subprocess.run([*command, *script], env={**environment, "THINWIRE_PYTHON": "false"}, capture_output=True, text=True)
+        stopped = subprocess.run([*command, *script], env={**environment, "THINWIRE_PYTHON": "false"},
+                                 capture_output=True, text=True)
         assert stopped.returncode == 1 and stopped.stdout.count("srun") == 1, stopped
 
 
-for scenario in (training_is_that_of_the_launcher, launchers_make_one_job, place_is_set_once, what_cannot_be_is_named, batch_file_starts_its_steps):
+for scenario in (training_is_that_of_the_launcher, launchers_make_one_job, place_is_set_once,
+                 what_cannot_be_is_named, batch_file_starts_its_steps):
     scenario()
     print("ok", scenario.__name__)

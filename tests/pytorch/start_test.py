@@ -1,4 +1,5 @@
-"""Kills or freezes a rank at each place within register: all others end in time and name it. start_test.py [PLACE:VICTIM...]"""
+"""Kills or freezes a rank at each place within register: all others end in time and name it.
+start_test.py [PLACE:VICTIM...]"""
 import os
 import signal
 import subprocess
@@ -21,8 +22,9 @@ def is_stopped(pid):
 def outputs_of(place, victim):
     """Status and output of each rank; a hang is a status of None."""
     processes = [
-        subprocess.Popen([sys.executable, WORKER, place, str(victim)], env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen([sys.executable, WORKER, place, str(victim)],
+                         env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True)
         for environment in environments(RANKS, free_port())
     ]
     end = time.monotonic() + HANG
@@ -44,7 +46,8 @@ def problems_of(place, victim):
     results = outputs_of(place, victim)
     problems = []
     if results[victim][0] != -signal.SIGKILL:
-        problems.append(f"the victim was to be killed and ended with {results[victim][0]}: {results[victim][1]}")
+        problems.append(f"the victim was to be killed and ended with {results[victim][0]}: "
+                        f"{results[victim][1]}")
     for rank, (status, output) in results.items():
         if rank == victim:
             continue
@@ -61,8 +64,9 @@ def problems_of(place, victim):
 
 # Each way to end once; any other PLACE:VICTIM can be given. Rank 0's process serves the store.
 CASES = [
-    ("before_the_clients", 0), ("before_the_keys", 1), ("before_the_groups", 1), ("between_the_groups", 2), ("after_the_groups", 1), ("before_the_keys", 0),
-    ("between_the_groups", 0), ("frozen_between_the_groups", 1), ("frozen_between_the_groups", 0),
+    ("before_the_clients", 0), ("before_the_keys", 1), ("before_the_groups", 1), ("between_the_groups", 2),
+    ("after_the_groups", 1), ("before_the_keys", 0), ("between_the_groups", 0),
+    ("frozen_between_the_groups", 1), ("frozen_between_the_groups", 0),
 ]
 
 failed = False
@@ -70,5 +74,6 @@ for place, victim in [(word.split(":")[0], int(word.split(":")[1])) for word in 
     began = time.monotonic()
     problems = problems_of(place, victim)
     failed = failed or bool(problems)
-    print("FAILED" if problems else "ok    ", f"{place.replace('_', ' ')}, rank {victim} ({time.monotonic() - began:.1f} s)", *problems, sep="\n    " if problems else " ")
+    print("FAILED" if problems else "ok    ", f"{place.replace('_', ' ')}, "
+          f"rank {victim} ({time.monotonic() - began:.1f} s)", *problems, sep="\n    " if problems else " ")
 sys.exit(1 if failed else 0)

@@ -1,4 +1,5 @@
-"""One rank of start_test.py: start_worker.py PLACE VICTIM. The victim ends itself at the place, within register."""
+"""One rank of start_test.py: start_worker.py PLACE VICTIM.
+The victim ends itself at the place, within register."""
 import contextlib
 import datetime
 import os
@@ -24,7 +25,8 @@ def end_here():
         return end_beside()
     if place.endswith("before_the_keys") and victim == 0:
         # Torch 1.13 aborts a process that opens a client of a store whose server ends at this moment.
-        store = group._store_client(dist.distributed_c10d._get_default_store(), datetime.timedelta(seconds=60))
+        store = group._store_client(dist.distributed_c10d._get_default_store(),
+                                    datetime.timedelta(seconds=60))
         store.wait([f"thinwire/0,1,2/1/{other}" for other in range(1, dist.get_world_size())])
     os.kill(os.getpid(), signal.SIGSTOP if place.startswith("frozen") else signal.SIGKILL)
 

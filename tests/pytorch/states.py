@@ -17,9 +17,13 @@ from compression import residuals_of
 
 
 def resumes_bit_for_bit():
-    """As a new process does: its first step is in the buckets that DDP begins with, which are others than those of later steps."""
-    specs = ["dense", "half", "casq", "marsit", "marsit:full_every=3", "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2"]
-    specs += ["auto:settle=0:steps=2", "whole+casq", "warm_up:steps=3:with=qsgd/bits=4+power_sgd:rank=2", "qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0", "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd"]
+    """As a new process does: its first step is in the buckets that DDP begins with,
+    which are others than those of later steps."""
+    specs = ["dense", "half", "casq", "marsit", "marsit:full_every=3",
+             "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2"]
+    specs += ["auto:settle=0:steps=2", "whole+casq", "warm_up:steps=3:with=qsgd/bits=4+power_sgd:rank=2",
+              "qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0",
+              "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd"]
     for spec in specs:
         cases = [(Net, 0)]
         if spec in ("casq", "sketched_sgd:ratio=0.1:dense_below=0"):
@@ -29,7 +33,8 @@ def resumes_bit_for_bit():
             handle = register(model, f"rows=zen,dense={spec}" if make is Mixed else spec)
             optimizer = train(model, 4)
             with tempfile.TemporaryFile() as file:
-                torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "thinwire": handle.state_dict()}, file)
+                torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                            "thinwire": handle.state_dict()}, file)
                 train(model, 3, first=4, optimizer=optimizer)
                 file.seek(0)
                 saved = torch.load(file)
@@ -44,7 +49,8 @@ def resumes_bit_for_bit():
             assert resumed.step == 4
             train(again, 1, first=4, optimizer=optimizer)
             buckets = [bucket["parameters"] for bucket in handle.report()["buckets"]]
-            assert [bucket["parameters"] for bucket in resumed.report()["buckets"]] == buckets, "not in the state's buckets"
+            assert [bucket["parameters"]
+                    for bucket in resumed.report()["buckets"]] == buckets, "not in the state's buckets"
             train(again, 2, first=5, optimizer=optimizer)
             require_same(values_of(again), values_of(model), f"{spec}, resumed after {steps_before} steps")
 
@@ -64,9 +70,11 @@ class Many(torch.nn.Module):
 
 
 def first_step_is_in_the_states_buckets():
-    """Buckets of several of DDP's, and the other way round: the step after the load is the saved run's next one, bit for bit."""
+    """Buckets of several of DDP's, and the other way round:
+    the step after the load is the saved run's next one, bit for bit."""
     for spec in ("casq", "mc:momentum=0.9+top_k:ratio=0.1+agsparse"):
-        for saved_mb, own_mb, steps_before, lanes in ((0.004, 0.010, 3, 2), (0.010, 0.004, 3, 1), (25, 0.004, 3, 2), (0.006, 0.010, 0, 3)):
+        for saved_mb, own_mb, steps_before, lanes in ((0.004, 0.010, 3, 2), (0.010, 0.004, 3, 1),
+                                                      (25, 0.004, 3, 2), (0.006, 0.010, 0, 3)):
             model = wrap(Many, bucket_cap_mb=saved_mb)
             handle = register(model, spec)
             optimizer = train(model, 3)
@@ -80,7 +88,8 @@ def first_step_is_in_the_states_buckets():
             optimizer.load_state_dict(saved[1])
             resumed.load_state_dict(saved[2])
             train(again, 1, first=3, optimizer=optimizer)
-            require_same(values_of(again), values_of(model), f"{spec}, from {saved_mb} to {own_mb} MB after {steps_before} steps")
+            require_same(values_of(again), values_of(model),
+                         f"{spec}, from {saved_mb} to {own_mb} MB after {steps_before} steps")
             train(again, 2, first=4, optimizer=optimizer)
             require_agreement(again, "back in buckets of its own")
 
@@ -92,7 +101,8 @@ def mixed_types_resume():
     def gradients_of(model, step):
         generator = torch.Generator().manual_seed(100 * step + RANK)
         model.zero_grad()
-        model([torch.randn(weight.numel(), generator=generator) for weight in model.module.weights]).backward()
+        model([torch.randn(weight.numel(), generator=generator)
+               for weight in model.module.weights]).backward()
         return [parameter.grad.clone() for parameter in model.parameters()]
 
     for steps_before in (0, 3):
@@ -107,7 +117,8 @@ def mixed_types_resume():
             gradients_of(again, 70 + step)
         resumed.load_state_dict(state)
         for step in (4, 5):
-            require_same(gradients_of(again, step), gradients_of(model, step), f"mixed types, step {step} after {steps_before}")
+            require_same(gradients_of(again, step), gradients_of(model, step),
+                         f"mixed types, step {step} after {steps_before}")
 
 
 class _Scaler:
@@ -116,7 +127,8 @@ class _Scaler:
 
 
 def a_skipped_step_after_a_load():
-    """The second step after a load is in other buckets than the first; what it changes is undone all the same."""
+    """The second step after a load is in other buckets than the first;
+    what it changes is undone all the same."""
     sizes = (300, 300, 1500)
 
     def step(model, number, spoilt=False):
@@ -142,7 +154,8 @@ def a_skipped_step_after_a_load():
         step(again, 5, spoilt=True)
         after = residuals_of(resumed)
         for name, value in before.items():
-            require_same([after[name]], [value], f"residual of {name} after a skipped step, {steps_before} steps before the load")
+            require_same([after[name]], [value],
+                         f"residual of {name} after a skipped step, {steps_before} steps before the load")
 
 
 class _Lines:
@@ -178,7 +191,8 @@ def resumes_in_other_buckets():
     other = DDP(Net())  # one bucket
     resumed = register(other, "top_k:ratio=0.1+zen", lanes=1)
     resumed.load_state_dict(state)
-    assert {k: v.tolist() for k, v in residuals_of(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    assert {k: v.tolist()
+            for k, v in residuals_of(resumed).items()} == {k: v.tolist() for k, v in before.items()}
     train(other, 1)  # in the buckets of the state
     assert len(resumed.report()["buckets"]) == len(handle.report()["buckets"])
     train(other, 1)
@@ -195,7 +209,8 @@ def another_system_before_the_first_step():
     resumed = register(fresh, "top_k:ratio=0.1+zen")
     resumed.load_state_dict(handle.state_dict())
     resumed.set("ef_signsgd")
-    assert {k: v.tolist() for k, v in residuals_of(resumed).items()} == {k: v.tolist() for k, v in before.items()}
+    assert {k: v.tolist()
+            for k, v in residuals_of(resumed).items()} == {k: v.tolist() for k, v in before.items()}
     # A step of zeros: residuals go in, and what comes out and what is left add up to them.
     optimizer = torch.optim.SGD(fresh.parameters(), lr=1.0)
     optimizer.zero_grad()
@@ -214,7 +229,8 @@ def resumes_with_other_ranks():
     everyones = [None] * WORLD
     dist.all_gather_object(everyones, handle.state_dict())
     # As saved before states said what their values are.
-    undeclared = [{**one, "values": {name: value for name, value in one["values"].items() if not name.startswith("kind/")}} for one in everyones]
+    undeclared = [{**one, "values": {name: value for name, value in one["values"].items()
+                                     if not name.startswith("kind/")}} for one in everyones]
     assert all(len(one["values"]) < len(other["values"]) for one, other in zip(undeclared, everyones))
     sums = {name: total(value) for name, value in sorted(residuals_of(handle).items())}
     small = dist.new_group(list(range(WORLD - 1)))
@@ -255,7 +271,8 @@ def refuses_what_does_not_fit():
     untrained = register(wrap(Net), "ef_signsgd", seed=4)
     require_error(RuntimeError, ["seed 3", "seed 4"], lambda: untrained.load_state_dict(handle.state_dict()))
     # A layer more than when it was saved: what is known is kept.
-    bigger = wrap(lambda: nn.ModuleDict({"layers": Net().layers, "more": nn.Linear(2, 2)}), find_unused_parameters=True)
+    bigger = wrap(lambda: nn.ModuleDict({"layers": Net().layers, "more": nn.Linear(2, 2)}),
+                  find_unused_parameters=True)
     grown = register(bigger, "ef_signsgd", seed=3)
     grown.load_state_dict(handle.state_dict(), strict=False)
     assert all(torch.equal(residuals_of(grown)[name], value) for name, value in before.items())
@@ -282,7 +299,8 @@ def refuses_states_of_different_moments():
     require_error(ValueError, ["ranks [0, 0]"], lambda: small.load_state_dict([states[0], states[0]]))
     require_error(ValueError, [f"of rank {1 - RANK} of 2"], lambda: small.load_state_dict(states[1 - RANK]))
     other = {**states[1], "parameters": {**states[1]["parameters"], "layers.0.bias": 49}}
-    require_error(ValueError, ["different models", "layers.0.bias"], lambda: saved_state.merge([states[0], other]))
+    require_error(ValueError, ["different models", "layers.0.bias"],
+                  lambda: saved_state.merge([states[0], other]))
     damaged = {**states[RANK], "values": 5}
     require_error(ValueError, ["damaged", "values"], lambda: small.load_state_dict(damaged))
     handle.load_state_dict(list(reversed(states)))  # each finds its own
@@ -291,11 +309,13 @@ def refuses_states_of_different_moments():
 
 def _damaged(state, random):
     """The state with one to three things changed."""
-    junk = [None, -1, 0, 2, 2**63 - 1, 2**70, 1.5, float("nan"), "x", b"x", True, {}, [], torch.zeros(3), torch.zeros(2, 2), torch.zeros(0),
-            torch.full((7,), float("nan")), torch.zeros(5, dtype=torch.int64), torch.zeros(4, dtype=torch.complex64)]
+    junk = [None, -1, 0, 2, 2**63 - 1, 2**70, 1.5, float("nan"), "x", b"x", True, {}, [], torch.zeros(3),
+            torch.zeros(2, 2), torch.zeros(0), torch.full((7,), float("nan")),
+            torch.zeros(5, dtype=torch.int64), torch.zeros(4, dtype=torch.complex64)]
     damaged = {**state, "parameters": dict(state["parameters"]), "values": dict(state["values"])}
     for _ in range(random.randint(1, 3)):
-        part = random.choice([damaged, damaged.get("values"), damaged.get("values"), damaged.get("parameters")])
+        part = random.choice([damaged, damaged.get("values"), damaged.get("values"),
+                              damaged.get("parameters")])
         if not isinstance(part, dict) or not part:
             continue
         key = random.choice(sorted(part, key=str))
@@ -303,11 +323,14 @@ def _damaged(state, random):
         if what == 0:
             del part[key]
         elif what == 1:
-            part[random.choice(["x", "", f"{key}x", str(key)[:-1], str(key).replace("/", ""), 7])] = part.pop(key)
+            part[random.choice(["x", "", f"{key}x", str(key)[:-1], str(key).replace("/", ""),
+                                7])] = part.pop(key)
         elif what == 2:
             part[key] = part[random.choice(sorted(part, key=str))]
-        elif what == 3 and isinstance(part[key], torch.Tensor) and part[key].dim() == 1 and part[key].numel() > 1:
-            part[key] = random.choice([part[key][1:], part[key].repeat(2), part[key].double(), part[key].view(1, -1), part[key][::2]])
+        elif (what == 3 and isinstance(part[key], torch.Tensor) and part[key].dim() == 1
+              and part[key].numel() > 1):
+            part[key] = random.choice([part[key][1:], part[key].repeat(2), part[key].double(),
+                                       part[key].view(1, -1), part[key][::2]])
         else:
             part[key] = random.choice(junk)
     return damaged
@@ -316,7 +339,8 @@ def _damaged(state, random):
 def _require_same_state(one, other, what):
     assert one["values"].keys() == other["values"].keys(), what
     for key, value in one["values"].items():
-        same = torch.equal(value, other["values"][key]) if isinstance(value, torch.Tensor) else value == other["values"][key]
+        same = (torch.equal(value, other["values"][key]) if isinstance(value, torch.Tensor)
+                else value == other["values"][key])
         assert same, f"{what}: {key} is another"
 
 
@@ -350,6 +374,7 @@ def damaged_states_are_refused():
 STATES = [
     damaged_states_are_refused,
     refuses_states_of_different_moments,
-    resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load, a_load_is_not_logged,
-    resumes_in_other_buckets, another_system_before_the_first_step, resumes_with_other_ranks, refuses_what_does_not_fit,
+    resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load,
+    a_load_is_not_logged, resumes_in_other_buckets, another_system_before_the_first_step,
+    resumes_with_other_ranks, refuses_what_does_not_fit,
 ]

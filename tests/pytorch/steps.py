@@ -1,4 +1,5 @@
-"""Scenarios of a step as a unit: what takes no part in it loses nothing, and one that does not count leaves no trace."""
+"""Scenarios of a step as a unit: what takes no part in it loses nothing,
+and one that does not count leaves no trace."""
 import torch
 from torch import nn
 
@@ -7,8 +8,9 @@ from common import RANK, WORLD, register, require_agreement, require_error, requ
 from compression import residuals_of
 
 SPECS = [
-    "casq", "marsit:full_every=3", "marsit:full_every=0:eta_s=0.1", "top_k:ratio=0.05+zen", "sketched_sgd:ratio=0.1:dense_below=0",
-    "ef_signsgd", "power_sgd:rank=1", "mc:momentum=0.5+top_k:ratio=0.05+agsparse",
+    "casq", "marsit:full_every=3", "marsit:full_every=0:eta_s=0.1", "top_k:ratio=0.05+zen",
+    "sketched_sgd:ratio=0.1:dense_below=0", "ef_signsgd", "power_sgd:rank=1",
+    "mc:momentum=0.5+top_k:ratio=0.05+agsparse",
 ]
 
 
@@ -54,7 +56,8 @@ def require_same_state(before, after, what):
 
 
 def unused_on_all_ranks():
-    """Parameter 1 is unused on all ranks for three steps, parameter 2 on one rank: what went in came out or is in a residual."""
+    """Parameter 1 is unused on all ranks for three steps, parameter 2 on one rank:
+    what went in came out or is in a residual."""
     for spec in SPECS:
         for to_none, view in ((True, False), (False, False), (True, True)):
             model = wrap(Parts, find_unused_parameters=True, gradient_as_bucket_view=view)
@@ -62,7 +65,8 @@ def unused_on_all_ranks():
             sums = [torch.zeros(weight.shape, dtype=torch.float64) for weight in model.module.weights]
             for step in range(8):
                 pause = 2 <= step < 5
-                used = [i for i in range(4) if not (pause and i == 1) and not (i == 2 and RANK == step % WORLD)]
+                used = [i for i in range(4) if not (pause and i == 1)
+                        and not (i == 2 and RANK == step % WORLD)]
                 gradients = gradients_of(model, step, used)
                 before = state_of(handle)
                 backward(model, gradients, to_none)
@@ -80,12 +84,14 @@ def unused_on_all_ranks():
                 if spec.startswith("mc"):
                     continue  # delivers more than comes in
                 for i, summed in enumerate(sums):
-                    require_same([summed], [total(residuals_of(handle)[f"weights.{i}"]).reshape(summed.shape)], f"{what}, parameter {i}", 1e-3)
+                    require_same([summed],
+                                 [total(residuals_of(handle)[f"weights.{i}"]).reshape(summed.shape)],
+                                 f"{what}, parameter {i}", 1e-3)
 
 
 def keeps_own_gradients():
-    """Whether this torch leaves each rank its own gradient of a parameter that no rank used in the synchronized part of a step. Newer
-    ones deliver the mean of what accumulated."""
+    """Whether this torch leaves each rank its own gradient of a parameter that no rank used in the
+    synchronized part of a step. Newer ones deliver the mean of what accumulated."""
     model = wrap(Parts, find_unused_parameters=True)
     own = torch.full_like(model.module.weights[1], RANK + 1.0)
     with model.no_sync():
@@ -95,8 +101,9 @@ def keeps_own_gradients():
 
 
 def used_without_synchronization():
-    """In the last part of an accumulated step only one rank uses parameter 1, and in step 3 none does. Where DDP itself then leaves each
-    rank its own gradient, nothing is delivered. Otherwise what went in came out or is in a residual."""
+    """In the last part of an accumulated step only one rank uses parameter 1, and in step 3 none does. Where
+    DDP itself then leaves each rank its own gradient, nothing is delivered.
+    Otherwise what went in came out or is in a residual."""
     keeps = keeps_own_gradients()
     model = wrap(Parts, find_unused_parameters=True)
     handle = register(model, "casq")
@@ -113,8 +120,10 @@ def used_without_synchronization():
         if step == 3 and keeps:
             assert torch.equal(model.module.weights[1].grad, first[1]) and torch.equal(before, after)
             continue
-        require_same([WORLD * model.module.weights[1].grad], [total(model.module.weights[1].grad)], f"ranks agree in step {step}")
-        sums += total(first[1] + second.get(1, torch.zeros_like(first[1]))) - WORLD * model.module.weights[1].grad.double()
+        require_same([WORLD * model.module.weights[1].grad], [total(model.module.weights[1].grad)],
+                     f"ranks agree in step {step}")
+        sums += (total(first[1] + second.get(1, torch.zeros_like(first[1])))
+                 - WORLD * model.module.weights[1].grad.double())
         require_same([sums], [total(after).reshape(sums.shape)], f"step {step}", 1e-4)
 
 
@@ -130,7 +139,8 @@ def unused_with_a_static_graph():
                 sums[i] += total(gradients[i])
             if weight.grad is not None:
                 sums[i] -= WORLD * weight.grad.double()
-            require_same([sums[i]], [total(residuals_of(handle)[f"weights.{i}"]).reshape(sums[i].shape)], f"step {step}, parameter {i}", 1e-4)
+            require_same([sums[i]], [total(residuals_of(handle)[f"weights.{i}"]).reshape(sums[i].shape)],
+                         f"step {step}, parameter {i}", 1e-4)
 
 
 def frozen_after_wrapping():
@@ -149,7 +159,8 @@ def frozen_after_wrapping():
         resumed.load_state_dict(state)
         for again in (model, other):
             backward(again, gradients_of(again, 3, [0, 2, 3]))
-        require_same([w.grad for w in other.module.weights if w.grad is not None], [w.grad for w in model.module.weights if w.grad is not None], spec)
+        require_same([w.grad for w in other.module.weights if w.grad is not None],
+                     [w.grad for w in model.module.weights if w.grad is not None], spec)
 
 
 def a_bad_bucket_undoes_the_step():
@@ -172,7 +183,8 @@ def a_bad_bucket_undoes_the_step():
 def submit(handle, index, bucket, model):
     """A bucket of parameters with these numbers, as the hook hands it over."""
     weights = [model.module.weights[i] for i in bucket]
-    gradient = torch.randn(sum(weight.numel() for weight in weights), generator=torch.Generator().manual_seed(10 * index + RANK))
+    gradient = torch.randn(sum(weight.numel() for weight in weights),
+                           generator=torch.Generator().manual_seed(10 * index + RANK))
     future, ready = torch.futures.Future(), torch.futures.Future()
     ready.set_result(gradient)
     last = index + 1 == len(handle.report()["buckets"])
@@ -187,7 +199,8 @@ def a_backward_that_is_given_up():
         handle = register(model, spec)
         for step in range(4):
             backward(model, gradients_of(model, step, range(4)))
-        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]] for bucket in handle.report()["buckets"]]
+        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]]
+                   for bucket in handle.report()["buckets"]]
         assert len(buckets) > 2, buckets
         before = handle.state_dict()
 
@@ -195,16 +208,19 @@ def a_backward_that_is_given_up():
             raise ValueError("in the middle of backward")
 
         model.module.weights[buckets[-1][0]].register_hook(fail)
-        require_error(ValueError, ["in the middle"], lambda: backward(model, gradients_of(model, 4, range(4))))
+        require_error(ValueError, ["in the middle"],
+                      lambda: backward(model, gradients_of(model, 4, range(4))))
         assert handle.step == 4, f"{spec}: {handle.step} steps have ended"
         given_up = handle.state_dict()
-        assert handle.step == given_up["values"]["step"] == 4, f"{spec}: the step that was given up has counted"
+        assert handle.step == given_up["values"]["step"] == 4, (f"{spec}: "
+                                                                "the step that was given up has counted")
         require_same_state(tensors_of(before), tensors_of(given_up), spec)
-        # DDP itself goes on with another model alone. Where the engine goes on, the number is passed over: so no rank takes messages
-        # of the one step for the other's.
+        # DDP itself goes on with another model alone. Where the engine goes on, the number is passed over: so
+        # no rank takes messages of the one step for the other's.
         futures = [submit(handle, index, bucket, model) for index, bucket in enumerate(buckets)]
         handle._engine.end_backward([])
-        require_same([WORLD * future.wait() for future in futures], [total(future.wait()) for future in futures], spec)
+        require_same([WORLD * future.wait() for future in futures],
+                     [total(future.wait()) for future in futures], spec)
         assert handle.state_dict()["values"]["step"] == handle.step == 6, handle.step
 
 
@@ -217,14 +233,16 @@ def a_backward_that_one_rank_gives_up():
         for step in range(4):
             backward(model, gradients_of(model, step, range(4)))
         before = handle.state_dict()
-        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]] for bucket in handle.report()["buckets"]]
+        buckets = [[int(name.split(".")[-1]) for name in bucket["parameters"]]
+                   for bucket in handle.report()["buckets"]]
 
         def fail(_):
             raise ValueError("on this rank alone")
 
         if RANK == 1:
             model.module.weights[buckets[-1][0]].register_hook(fail)
-            require_error(ValueError, ["this rank alone"], lambda: backward(model, gradients_of(model, 4, range(4))))
+            require_error(ValueError, ["this rank alone"],
+                          lambda: backward(model, gradients_of(model, 4, range(4))))
             state = handle.state_dict()
             handle.close()
         else:
@@ -241,7 +259,8 @@ def a_backward_that_one_rank_gives_up():
 
 
 def buckets_that_are_missing():
-    """DDP(skip_all_reduce_unused_params=True) leaves out buckets that no rank used: first, middle and last ones."""
+    """DDP(skip_all_reduce_unused_params=True) leaves out buckets that no rank used:
+    first, middle and last ones."""
     try:
         wrap(Parts, find_unused_parameters=True, skip_all_reduce_unused_params=True)
     except TypeError:
@@ -261,11 +280,13 @@ def buckets_that_are_missing():
             left = residuals_of(handle)
             for i in used:
                 if f"weights.{i}" in left or spec != "dense":
-                    require_same([sums[i]], [total(left[f"weights.{i}"]).reshape(sums[i].shape)], f"{spec} without {unused}, parameter {i}", 1e-3)
+                    require_same([sums[i]], [total(left[f"weights.{i}"]).reshape(sums[i].shape)],
+                                 f"{spec} without {unused}, parameter {i}", 1e-3)
     return None
 
 
 STEPS = [
-    unused_on_all_ranks, used_without_synchronization, unused_with_a_static_graph, frozen_after_wrapping, a_bad_bucket_undoes_the_step,
-    a_backward_that_is_given_up, a_backward_that_one_rank_gives_up, buckets_that_are_missing,
+    unused_on_all_ranks, used_without_synchronization, unused_with_a_static_graph, frozen_after_wrapping,
+    a_bad_bucket_undoes_the_step, a_backward_that_is_given_up, a_backward_that_one_rank_gives_up,
+    buckets_that_are_missing,
 ]

@@ -1,5 +1,6 @@
-"""Whether thinwire/_C.pyi says what the compiled module has: every name, parameter and type that pybind11 writes into its docstrings, both
-ways. Also whether this comparison sees it when a line of the stub is missing, or says something else."""
+"""Whether thinwire/_C.pyi says what the compiled module has: every name, parameter and type that pybind11
+writes into its docstrings, both ways. Also whether this comparison sees it when a line of the stub is
+missing, or says something else."""
 import ast
 import difflib
 import os
@@ -14,12 +15,14 @@ from thinwire import _C
 
 STUB = os.path.join(os.path.dirname(os.path.abspath(thinwire.__file__)), "_C.pyi")
 # By what pybind11 calls a type: what a stub calls it. Versions differ.
-SAME = {"List": "list", "Sequence": "list", "Tuple": "tuple", "Dict": "dict", "Mapping": "dict", "SupportsInt": "int", "SupportsFloat": "float"}
+SAME = {"List": "list", "Sequence": "list", "Tuple": "tuple", "Dict": "dict", "Mapping": "dict",
+        "SupportsInt": "int", "SupportsFloat": "float"}
 # What pybind11 knows nothing more of.
 ANY = {"object", "handle"}
 
 Type = Tuple  # of a name and the types in brackets behind it
-Signature = Tuple  # of parameters as (name, or None where it cannot be given, kind, type), and the type that is returned
+# Of parameters as (name, or None where it cannot be given, kind, type), and the type that is returned.
+Signature = Tuple
 
 
 class Reader:
@@ -54,13 +57,16 @@ class Reader:
 
     def signature(self, node: ast.FunctionDef) -> Signature:
         given = node.args
-        assert given.vararg is None and given.kwarg is None and not given.defaults, f"{node.name}: extend this test to its parameters"
-        kinds = [(one, "by place") for one in given.posonlyargs + given.args] + [(one, "by name") for one in given.kwonlyargs]
+        assert (given.vararg is None and given.kwarg is None
+                and not given.defaults), f"{node.name}: extend this test to its parameters"
+        kinds = [(one, "by place")
+                 for one in given.posonlyargs + given.args] + [(one, "by name") for one in given.kwonlyargs]
         parameters = []
         for argument, kind in kinds:
             if argument.arg == "self":
                 continue
-            by_place = kind == "by place" and (argument in given.posonlyargs or re.fullmatch(r"arg\d+", argument.arg))
+            by_place = (kind == "by place"
+                        and (argument in given.posonlyargs or re.fullmatch(r"arg\d+", argument.arg)))
             parameters.append((None if by_place else argument.arg, kind, self.type(argument.annotation)))
         return tuple(parameters), self.type(node.returns)
 
@@ -69,7 +75,8 @@ def of_stub(text: str) -> Dict[str, object]:
     """By name, a method's behind that of its class: a signature, or the type of a value."""
     tree = ast.parse(text)
     aliases = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
-    dicts = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and any(getattr(base, "id", "") == "TypedDict" for base in node.bases)]
+    dicts = [node.name for node in tree.body if isinstance(node, ast.ClassDef)
+             and any(getattr(base, "id", "") == "TypedDict" for base in node.bases)]
     reader = Reader(aliases, dicts)
     found: Dict[str, object] = {}
     for node in tree.body:
@@ -98,7 +105,8 @@ def of_module() -> Dict[str, object]:
         if isinstance(value, type):
             found[name] = "class"
             methods = [one for one in vars(value) if one == "__init__" or not one.startswith("_")]
-            found.update({f"{name}.{method}": of_docstring(getattr(value, method), method) for method in methods})
+            found.update({f"{name}.{method}": of_docstring(getattr(value, method), method)
+                          for method in methods})
         else:
             found[name] = of_docstring(value, name) if callable(value) else (type(value).__name__,)
     return found
@@ -110,14 +118,16 @@ def fits(stub: Type, module: Type) -> bool:
         return True
     if stub[0] != module[0]:
         return False
-    return len(module) == 1 or (len(stub) == len(module) and all(fits(one, other) for one, other in zip(stub[1:], module[1:])))
+    return (len(module) == 1 or (len(stub) == len(module)
+                                 and all(fits(one, other) for one, other in zip(stub[1:], module[1:]))))
 
 
 def fit(stub: object, module: object) -> bool:
     if stub == "class" or module == "class" or isinstance(stub[0], str) or isinstance(module[0], str):
         return stub == module
     same = [one[:2] for one in stub[0]] == [one[:2] for one in module[0]]
-    return same and all(fits(one[2], other[2]) for one, other in zip(stub[0], module[0])) and fits(stub[1], module[1])
+    return (same and all(fits(one[2], other[2]) for one, other in zip(stub[0], module[0]))
+            and fits(stub[1], module[1]))
 
 
 def differences(text: str) -> List[str]:
@@ -129,7 +139,8 @@ def differences(text: str) -> List[str]:
 
 
 def wrong_stubs(text: str) -> Iterator[str]:
-    """Each differs from the stub in one place: without a definition or a parameter, with another type, or with a name more."""
+    """Each differs from the stub in one place: without a definition or a parameter, with another type,
+    or with a name more."""
     tree = ast.parse(text)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     for body in [tree.body, *(node.body for node in classes)]:
@@ -140,7 +151,8 @@ def wrong_stubs(text: str) -> Iterator[str]:
             setattr(node, kind, ast.Name("complex"))
             yield ast.unparse(tree)
             setattr(node, kind, before)
-            for arguments in (node.args.posonlyargs, node.args.kwonlyargs) if isinstance(node, ast.FunctionDef) else ():
+            for arguments in ((node.args.posonlyargs, node.args.kwonlyargs)
+                              if isinstance(node, ast.FunctionDef) else ()):
                 for argument in [one for one in arguments if one.arg != "self"]:
                     yield from without(tree, arguments, argument)
     yield text + "\ndef more() -> None: ...\n"
@@ -161,8 +173,10 @@ def main() -> int:
     wrong = list(wrong_stubs(text))
     unseen = [one for one in wrong if not differences(one)]
     for one in unseen:
-        print("\n".join(difflib.unified_diff(ast.unparse(ast.parse(text)).splitlines(), one.splitlines(), lineterm="", n=0)), "is not seen")
-    print(f"{len(of_module())} names compared, {len(found)} differ; {len(wrong)} wrong stubs, {len(unseen)} unseen")
+        print("\n".join(difflib.unified_diff(ast.unparse(ast.parse(text)).splitlines(), one.splitlines(),
+                                             lineterm="", n=0)), "is not seen")
+    print(f"{len(of_module())} names compared, {len(found)} differ; {len(wrong)} wrong stubs, "
+          f"{len(unseen)} unseen")
     return 1 if found or unseen or len(wrong) < len(of_module()) else 0
 
 

@@ -1,13 +1,14 @@
-"""torch's own tests of DistributedDataParallel: each plain, and again with ``dense`` registered on every model that it wraps.
+"""torch's own tests of DistributedDataParallel: each plain,
+and again with ``dense`` registered on every model that it wraps.
 
     torch_tests.py [PATTERN]       those whose names the regular expression fits; all of them unless given
 
-They are those of torch.testing._internal.distributed.distributed_test that wrap a model, on 2 ranks over Gloo. The module comes with torch
-from PyPI, and needs the package expecttest. Most of these tests ask for CUDA devices: on_cpu.py gives them the CPU. What nevertheless does
-not pass without Thinwire is left out.
+They are those of torch.testing._internal.distributed.distributed_test that wrap a model, on 2 ranks over
+Gloo. The module comes with torch from PyPI, and needs the package expecttest. Most of these tests ask for
+CUDA devices: on_cpu.py gives them the CPU. What nevertheless does not pass without Thinwire is left out.
 
-Fails where a test passes plain and not with Thinwire, unless torch_tests_that_differ.py has it with a reason, and where a test that stands
-there passes.
+Fails where a test passes plain and not with Thinwire, unless torch_tests_that_differ.py has it with a reason,
+and where a test that stands there passes.
 """
 import collections
 import contextlib
@@ -31,7 +32,8 @@ from torch.testing._internal import common_distributed
 # The tests take these when they are imported.
 common_distributed.skip_if_lt_x_gpu = lambda count, **_: lambda test: test
 common_distributed.skip_if_no_gpu = lambda test: test
-common_distributed.init_multigpu_helper = lambda world_size, backend: {rank: [rank] for rank in range(world_size)}
+common_distributed.init_multigpu_helper = (
+    lambda world_size, backend: {rank: [rank] for rank in range(world_size)})
 
 from torch.testing._internal.distributed import distributed_test
 
@@ -44,7 +46,8 @@ FEWEST = 60  # that must pass plain, or nothing is shown
 FAILED = common_distributed.MultiProcessTestCase.TEST_ERROR_EXIT_CODE
 SKIPPED = {skip.exit_code for skip in common_distributed.TEST_SKIPS.values()}
 BASE = distributed_test.DistributedTest._DistTestBase
-distributed_test.Barrier.sync.__func__.__defaults__ = (None, LIMIT_SECONDS)  # 10 s are short on a busy machine
+# 10 s are short on a busy machine.
+distributed_test.Barrier.sync.__func__.__defaults__ = (None, LIMIT_SECONDS)
 
 Outcome = collections.namedtuple("Outcome", "verdict output models steps")
 
@@ -59,7 +62,8 @@ def wraps_a_model(name, seen=()):
     if "DistributedDataParallel(" in source:
         return True
     called = set(re.findall(r"self\.(\w+)", source)) - {name, *seen}
-    return any(wraps_a_model(one, (*seen, name)) for one in called if inspect.isfunction(getattr(BASE, one, None)))
+    return any(wraps_a_model(one, (*seen, name))
+               for one in called if inspect.isfunction(getattr(BASE, one, None)))
 
 
 def register_every_model(handles):
@@ -76,7 +80,8 @@ def register_every_model(handles):
 def be_rank(rank, name, folder, with_thinwire):
     """Ends the process with the status that torch's own runner looks for."""
     for stream in (1, 2):
-        os.dup2(os.open(os.path.join(folder, f"output.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), stream)
+        os.dup2(os.open(os.path.join(folder, f"output.{rank}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND,
+                        0o600), stream)
     os.environ["TEMP_DIR"] = folder
     torch.set_num_threads(1)
     on_cpu.emulate()
@@ -102,7 +107,8 @@ def be_rank(rank, name, folder, with_thinwire):
 
 
 def wait_for(ranks):
-    """The status of each rank that ended by itself. Others are killed when one has failed, and at the limit."""
+    """The status of each rank that ended by itself. Others are killed when one has failed,
+    and at the limit."""
     statuses = {}
     end = time.monotonic() + LIMIT_SECONDS
     while len(statuses) < len(ranks) and time.monotonic() < end and set(statuses.values()) <= {0, *SKIPPED}:
@@ -139,7 +145,8 @@ def run(name, with_thinwire):
     statuses = wait_for(ranks)
     output, models, steps = "", 0, 0
     for rank in range(RANKS):
-        output += f"--- rank {rank}: " + (f"exit status {statuses[rank]}" if rank in statuses else "was ended") + "\n"
+        output += f"--- rank {rank}: " + (f"exit status {statuses[rank]}" if rank in statuses
+                                          else "was ended") + "\n"
         with open(os.path.join(folder, f"output.{rank}")) as file:
             output += file.read()
         if rank == 0 and 0 in statuses and statuses[0] >= 0:
@@ -153,9 +160,11 @@ def run(name, with_thinwire):
 
 def main():
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
-    names = [name for name in dir(BASE) if name.startswith("test_") and re.search(pattern, name) and wraps_a_model(name)]
+    names = [name for name in dir(BASE) if name.startswith("test_") and re.search(pattern, name)
+             and wraps_a_model(name)]
     listed = {name for name in DIFFER if re.search(pattern, name)}
-    plain, ours, wrong = {}, {}, [f"{name} is listed, and torch {torch.__version__} has no such test" for name in listed - set(names)]
+    plain, ours, wrong = {}, {}, [f"{name} is listed, and torch {torch.__version__} has no such test"
+                                  for name in listed - set(names)]
     for name in names:
         plain[name] = run(name, False)
         if plain[name].verdict != "passed":
@@ -167,20 +176,23 @@ def main():
         ours[name] = run(name, True)
         passes = ours[name].verdict == "passed"
         why = "" if passes else f", {reason(ours[name].output)}"
-        print(f"{name}: {ours[name].verdict}, {ours[name].models} models, {ours[name].steps} steps{why}", flush=True)
+        print(f"{name}: {ours[name].verdict}, {ours[name].models} models, {ours[name].steps} steps{why}",
+              flush=True)
         if passes and name in listed:
             wrong.append(f"{name} passes with Thinwire: take it from the list")
         elif not passes and name not in listed:
             wrong.append(f"{name} passes plain and not with Thinwire:\n{ours[name].output}")
     good = [one for one in ours.values() if one.verdict == "passed"]
     if not pattern and len(ours) < FEWEST:
-        wrong.append(f"only {len(ours)} tests pass plain, {FEWEST} are needed: does on_cpu.py fit torch {torch.__version__}?")
+        wrong.append(f"only {len(ours)} tests pass plain, {FEWEST} are needed: "
+                     f"does on_cpu.py fit torch {torch.__version__}?")
     print(*wrong, sep="\n")
     counts = collections.Counter(one.verdict for one in plain.values())
-    print(f"torch {torch.__version__}: of {len(names)} tests that wrap a model {counts['passed']} pass plain, {counts['failed']} do not on a CPU, "
-          f"{counts['skipped']} torch skips")
-    print(f"of the {len(ours)} that pass plain {len(good)} pass with Thinwire, with {sum(one.steps for one in good)} steps of "
-          f"{sum(one.models for one in good)} models; {len(listed)} are listed")
+    print(f"torch {torch.__version__}: of {len(names)} tests that wrap a model {counts['passed']} pass "
+          f"plain, {counts['failed']} do not on a CPU, {counts['skipped']} torch skips")
+    print(f"of the {len(ours)} that pass plain {len(good)} pass with Thinwire, "
+          f"with {sum(one.steps for one in good)} steps of {sum(one.models for one in good)} models; "
+          f"{len(listed)} are listed")
     return 1 if wrong else 0
 
 

@@ -1,5 +1,5 @@
-"""What a script of somebody's own sees of Thinwire's types. mypy reads it strictly, and nothing runs it. Where an error is ignored there has
-to be one: mypy says so otherwise."""
+"""What a script of somebody's own sees of Thinwire's types. mypy reads it strictly, and nothing runs it.
+Where an error is ignored there has to be one: mypy says so otherwise."""
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -11,8 +11,10 @@ import thinwire
 from thinwire.interface import Report
 
 
-def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, scaler: torch.cuda.amp.GradScaler, writer: SummaryWriter) -> None:
-    handle = thinwire.register(model, "power_sgd:rank=32:bits=8", lanes=3, deadline_seconds=60, optimizer=optimizer, grad_scaler=scaler)
+def train(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, scaler: torch.cuda.amp.GradScaler,
+          writer: SummaryWriter) -> None:
+    handle = thinwire.register(model, "power_sgd:rank=32:bits=8", lanes=3, deadline_seconds=60,
+                               optimizer=optimizer, grad_scaler=scaler)
     assert_type(handle, thinwire.Handle)
     assert_type(handle.spec, str)
     assert_type(handle.step, int)

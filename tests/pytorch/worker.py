@@ -1,4 +1,5 @@
-"""One rank of the PyTorch module's tests: worker.py GROUP_OF_SCENARIOS. run.py starts as many as a group wants.
+"""One rank of the PyTorch module's tests: worker.py GROUP_OF_SCENARIOS.
+run.py starts as many as a group wants.
 
 Every scenario runs on all ranks; one that fails ends its process, and the others name the rank that left.
 """
@@ -27,7 +28,8 @@ from steps import STEPS
 GROUPS = {
     "cuda": DEVICE,
     "cuda_staged": DEVICE,
-    "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],  # which have models on the host, too
+    # Those that are left out have models on the host, too.
+    "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],
     "plain": PLAIN,
     "compression": COMPRESSION + LOSS_SCALE,
     "states": STATES + DCP,
@@ -40,10 +42,12 @@ GROUPS = {
     "exits": EXITS,
     "sharded": SHARDED,
     "scattered": SCATTERED,
-    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost, resumes_with_other_ranks,
+    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost,
+              resumes_with_other_ranks,
               replicas_that_differ],
     "killed": [lambda: dies("killed", 1)],
-    "killed_in_sums": [lambda: dies("killed", 1, "dense")],  # which are the engine's own, on devices another's
+    # The sums are the engine's own, on devices another's.
+    "killed_in_sums": [lambda: dies("killed", 1, "dense")],
     "frozen": [lambda: dies("frozen", 1)],
     "host_killed": [lambda: dies("killed", 0)],  # whose process serves the store
 }
