@@ -114,8 +114,10 @@ Timing timing_of(Span<const double> seconds) {
   std::copy(seconds.begin(), seconds.end(), sorted.begin());
   std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(seconds.size()));
   const std::size_t last = seconds.size() - 1;
-  const double undisturbed = sorted[std::min<std::size_t>(1, last)];
-  const double next = sorted[std::min<std::size_t>(2, last)];
+  // Of two the longer one may hold an evaluation or a checkpoint.
+  const std::size_t taken = last >= 2 ? 1 : 0;
+  const double undisturbed = sorted[taken];
+  const double next = sorted[std::min(taken + 1, last)];
   return {undisturbed, undisturbed > 0 ? next / undisturbed - 1 : 0};
 }
 

@@ -84,7 +84,7 @@ double median(Span<double> values);
 /// How long a step takes that nothing disturbs: what else the machine does only ever makes a step longer.
 /// error: by what share that would be another value with one step less.
 struct Timing {
-  double seconds = 0;  ///< The shortest but one.
+  double seconds = 0;  ///< The shortest but one; of one or two the shortest.
   double error = 0;
 };
 /// seconds: at most Trial::kMostTimes, at least one.

@@ -115,6 +115,7 @@ TEST(TimingOf, WhatDisturbsAStepIsLeftOut) {
   const auto of = [](const std::vector<double>& seconds) { return timing_of(Span<const double>(seconds)); };
   EXPECT_EQ(of({2}).seconds, 2);
   EXPECT_EQ(of({2}).error, 0);
+  EXPECT_EQ(of({400, 2}).seconds, 2) << "a pause between two steps";
   EXPECT_EQ(of({3, 1, 9, 2, 4}).seconds, 2) << "one that is too short by chance does not count";
   EXPECT_EQ(of({3, 1, 9, 2, 4}).error, 0.5);
   EXPECT_EQ(of({0, 0, 0}).error, 0);

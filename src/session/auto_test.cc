@@ -98,6 +98,18 @@ TEST(Auto, WhatLeavesTooMuchOutIsGivenUp) {
   });
 }
 
+TEST(Auto, APauseInTheTrialIsNotTheCandidates) {
+  for (int paused = 0; paused < kTrial; ++paused) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Training training(communicator);
+      training.run(paused, 0.01);
+      communicator.advance(100);  // an evaluation
+      training.run(kTrial + 3 - paused, 0.01);
+      EXPECT_EQ(training.system(), "power_sgd") << "a pause before step " << paused;
+    });
+  }
+}
+
 TEST(Auto, TheBudgetIsTheGuards) {
   // Noise of full rank: the default allows no such error, another budget does.
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
