@@ -58,7 +58,7 @@ def the_table_judges_a_cell():
     lossy = grid_report.judge(made(calm, calm, [1.0] * 4, [0.5] * 4, half_error=4.011))
     assert lossy["best"] == "plain" and lossy["within_best"], lossy
     page = grid_report.page([made(calm, calm, [1.02] * 4, [0.5] * 4), made(calm, calm, [0.5] * 4, [0.5] * 4)])
-    assert "likewise: 1 of 2 cells" in page and "keeps the loss: 2 of 2 cells" in page, page
+    assert "of plain DDP and the noise: 1 of 2 cells" in page and "or 0.2 points: 2 of 2 cells" in page, page
     row, _ = [line for line in page.splitlines() if line.startswith("| 1Gbit")]
     assert (
         "| 1,000 | - | - | - | 500 | - | 1,020 | `half` |" in row

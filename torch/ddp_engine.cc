@@ -278,6 +278,9 @@ std::vector<thinwire::Change> DdpEngine::changes() {
   for (const auto& lane : lanes_) {
     if (lane->session() != nullptr) add_changes(all, lane->session()->changes());
   }
+  // A lane may have come to the same by itself.
+  for (auto one = all.begin(); one != all.end(); ++one)
+    all.erase(std::remove(one + 1, all.end(), *one), all.end());
   return all;
 }
 

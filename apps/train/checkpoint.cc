@@ -288,8 +288,10 @@ void put_costs(StateWriter& writer, const Costs& costs) {
 
 Costs get_costs(const StateReader& reader) {
   Costs costs;
-  Costs::for_each_member(
-      [&](const char* name, auto member) { get(reader, fmt::format("costs/{}", name), costs.*member); });
+  Costs::for_each_member([&](const char* name, auto member) {
+    const std::string entry = fmt::format("costs/{}", name);
+    if (reader.contains(entry)) get(reader, entry, costs.*member);  // earlier versions had fewer
+  });
   return costs;
 }
 

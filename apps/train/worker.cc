@@ -119,7 +119,7 @@ Worker::Worker(const Job& job, Communicator& communicator, Progress* progress)
       recorder_(options_.record_to, options_.record, options_.record_every, communicator),
       pass_steps_(steps_per_epoch(job.dataset.training_examples(), options_.workers, options_.batch)),
       steps_(options_.epoch_steps > 0 ? options_.epoch_steps : pass_steps_) {
-  if (options_.local_steps > 0) local_.emplace(gradients_.dense_parameters(), *optimizer_);
+  if (options_.local_steps > 0) local_.emplace(gradients_.dense_parameters(), model_->buffers(), *optimizer_);
   result_.label = job.spec;
   result_.seed = options_.seed;
   result_.system = system_name(job.spec);

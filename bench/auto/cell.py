@@ -128,8 +128,9 @@ def main() -> None:
     trainings = [Training(setting, way, options.seed) for way in names]
     for training in trainings:
         training.block(options.first, counts=False)
-    for _ in range(options.blocks):
-        for training in trainings:
+    for at in range(options.blocks):
+        begin = at % len(trainings)  # so that none always comes behind the same one
+        for training in trainings[begin:] + trainings[:begin]:
             training.block(options.block, counts=True)
     results = [training.result() for training in trainings]
     if dist.get_rank() == 0:

@@ -1,5 +1,6 @@
 """The grid's table: `auto` beside plain DDP and the best fixed candidate, cell by cell."""
 
+import math
 import statistics
 
 # Asked of every cell: a step of auto over that of the best fixed candidate, and over plain DDP's.
@@ -23,8 +24,9 @@ def judge(cell: dict) -> dict:
     """What the table says of a cell."""
     ways = {way["way"]: way for way in cell["ways"]}
     plain = ways["plain"]
-    # What plain DDP itself changes by, with another order of examples, is no loss.
-    allowed = cell["allowed"] + abs(ways["plain:again"]["error"] - plain["error"])
+    # What plain DDP itself changes by, with another order of examples.
+    noise_of_error = abs(ways["plain:again"]["error"] - plain["error"])
+    allowed = cell["allowed"] + noise_of_error
     keeps = [
         name
         for name in ("plain", *CANDIDATES)
@@ -36,8 +38,8 @@ def judge(cell: dict) -> dict:
         ratio(ways, "auto", best),
         ratio(ways, "plain:again", "plain"),
     )
-    # A ratio is over its bound where most of its blocks are, by more than two equal ways differ.
-    spread = max(noise[2] - noise[1], 0.0)
+    # How well the median of so many blocks is known, by two equal ways.
+    spread = (noise[2] - noise[1]) / math.sqrt(len(plain["block_seconds"]))
     return {
         "ways": ways,
         "best": best,
@@ -47,7 +49,8 @@ def judge(cell: dict) -> dict:
         "spread": spread,
         "within_plain": of_plain[0] <= OF_PLAIN + spread,
         "within_best": of_best[0] <= OF_BEST + spread,
-        "keeps": ways["auto"]["error"] - plain["error"] <= allowed,
+        "keeps": ways["auto"]["error"] - plain["error"] <= cell["allowed"],
+        "keeps_within_noise": ways["auto"]["error"] - plain["error"] <= allowed,
     }
 
 
@@ -115,18 +118,18 @@ def page(cells: list) -> str:
             "",
             "Milliseconds of a step: medians over blocks of steps that ways took in turns,",
             "after 30 steps of each that do not count.",
-            "Ratios are medians over blocks that came beside each other, with quartiles.",
+            "Ratios are medians over rounds of one block each, with quartiles.",
             "`plain again` is plain DDP a second time, with the examples in another order.",
             "Its ratio and its error show what the cell's noise is.",
-            "A way keeps the loss if its error at the end is at most plain DDP's and 0.01 nats or 0.2 points,",
-            "and what plain again differs by.",
-            "The best fixed way is the fastest of plain DDP and of auto's candidates that keep the loss.",
+            "The best fixed way is the fastest of plain DDP and of those of auto's candidates whose error at the",
+            "end is at most plain DDP's, 0.01 nats or 0.2 points, and what plain again differs by.",
             "Errors are of one seed, after few steps. All ranks share this machine's cores.",
+            "The noise of a ratio's median is the quartiles' distance for plain again, over the root of the blocks.",
             "",
-            f"- auto at most {OF_BEST} of the best fixed way, the noise between quartiles allowed for: "
-            f"{count('within_best')} cells.",
-            f"- auto at most {OF_PLAIN} of plain DDP, likewise: {count('within_plain')} cells.",
-            f"- auto keeps the loss: {count('keeps')} cells.",
+            f"- auto at most {OF_BEST} of the best fixed way and the noise: {count('within_best')} cells.",
+            f"- auto at most {OF_PLAIN} of plain DDP and the noise: {count('within_plain')} cells.",
+            f"- auto's error at most plain DDP's and 0.01 nats or 0.2 points: {count('keeps')} cells; "
+            f"with what plain again differs by: {count('keeps_within_noise')} cells.",
             "",
             *("| " + " | ".join(one) + " |" for one in rows),
             "",

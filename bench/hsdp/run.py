@@ -15,6 +15,7 @@ step.
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -65,6 +66,9 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    if not re.fullmatch(r"[0-9.]+[GMK]bit", options.rate):
+        print(f"run.py: --rate {options.rate}: give a rate such as 1Gbit", file=sys.stderr)
+        return 2
     try:
         environment = environment_of(options.python)
         with (

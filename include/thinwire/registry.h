@@ -100,6 +100,7 @@ struct SystemInfo {
   bool stage = false;              ///< Goes in front of a system with '+'.
   bool sparsifies = false;         ///< A stage that hands on a part of the gradient and keeps the rest.
   bool forgets = false;            ///< A stage that drops a part of the residual for good.
+  bool renumbers_steps = false;    ///< A stage that counts steps anew for the system behind it.
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
   /// A stage that compares what is delivered with what came in.
   bool compares = false;

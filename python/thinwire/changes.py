@@ -22,9 +22,9 @@ class ChangeLog:
         self._known: Set[Tuple[int, str]] = set()  # of the engine's
         self._all: List[Tuple[int, str]] = []
 
-    def all(self) -> List[Tuple[int, str]]:
+    def all(self, writer: Optional[Writer]) -> List[Tuple[int, str]]:
         """Steps and reasons. Waits for a step that is under way where it has brought changes."""
-        self.collect(None)
+        self.collect(writer)
         return list(self._all)
 
     def collect(self, writer: Optional[Writer]) -> None:

@@ -396,7 +396,7 @@ class Handle:
         INFO. A writer that was given to ``log_to`` and has ``add_text`` gets them as well. Not
         collective; between steps.
         """
-        return self._changes.all()
+        return self._changes.all(self._writer)
 
     def report(self) -> Report:
         """What synchronization cost this rank. Not collective; can be written as JSON.
@@ -497,6 +497,7 @@ class Handle:
         self._take_over(saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size), strict)
 
     def _take_over(self, own: saved_state.State, strict: bool) -> None:
+        self._changes.collect(self._writer)  # a state begins with none
         shapes = {**self._shapes,
                   **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
         self._engine.load_state(saved_state.fit(own, shapes, strict))

@@ -6,6 +6,7 @@ of Thinwire does it. For models that are sharded among all ranks see ``scattered
 """
 import functools
 import importlib
+import warnings
 import weakref
 from typing import (Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple,
                     TypeVar, Union, cast)
@@ -108,15 +109,18 @@ class _Unit:
             )
         return parts
 
+    def require_gradients(self) -> None:
+        """That ``deliver`` has where to add a mean."""
+        for index in self.in_gradient():
+            if self._group.fsdp_params[index].sharded_param.grad is None:
+                raise RuntimeError(f"the gradient of {self.names[index]} was taken away within backward: "
+                                   "take it afterwards")
+
     def deliver(self, mean: torch.Tensor) -> None:
         """Adds a mean in place of the flat gradient to the parameters' gradients."""
         begin = 0
         for index in self.in_gradient():
-            gradient = self._group.fsdp_params[index].sharded_param.grad
-            if gradient is None:
-                raise RuntimeError(f"the gradient of {self.names[index]} was taken away within backward: "
-                                   "take it afterwards")
-            own = gradient.to_local()
+            own = self._group.fsdp_params[index].sharded_param.grad.to_local()
             part = mean[begin : begin + own.numel()].view(own.shape)
             own.add_(part.to(device=own.device, dtype=own.dtype))
             begin += self._parts[index].numel()
@@ -305,6 +309,8 @@ class ShardedHandle(ddp.Handle):
             self._engine.last_bucket_was_submitted()
             for one in backward.under_way:
                 one.wait()
+            for one in backward.under_way:
+                one.unit.require_gradients()
         except Exception as error:
             backward.error = backward.error or error
         with torch.no_grad():
@@ -470,6 +476,10 @@ def _require_mesh(mesh: Any, all_gather: str) -> None:
                          "'8bit' is needed")
     if dimensions == 1:
         if mesh.size() > 1:
+            if mesh.size() < dist.get_world_size():
+                warnings.warn(f"mesh has {mesh.size()} of {dist.get_world_size()} ranks: models of others "
+                              "go their own ways. To keep all alike, give the whole mesh of two dimensions",
+                              stacklevel=3)
             return
         raise ValueError("mesh has one rank: there is nobody to synchronize gradients with")
     if getattr(mesh, "ndim", None) == 2 and getattr(mesh, "mesh_dim_names", None):

@@ -65,14 +65,13 @@ class EightBitGather:
         # of values that are rounded already.
         if self._exact or elements != sum(self._sizes):
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
-        own = input_tensor.float()
+        own = input_tensor.to(torch.float32, copy=True)  # the input is a part of the output
         if self._rest is not None:
             self._rest = self._rest.to(own.device)
             own = own + self._rest
         message = encode(own)
         messages = message.new_empty(ranks * message.numel())
         dist.all_gather_into_tensor(messages, message, group=group)
-        # The input is a part of the output.
         for into, one in zip(output_tensor.view(ranks, elements), messages.view(ranks, -1)):
             into.copy_(decode(one, elements))
         self._next = (own - output_tensor.view(ranks, elements)[group.rank()].float()).nan_to_num_(0, 0, 0)
@@ -94,6 +93,17 @@ class EightBitGather:
         if self._rest is None:
             return {}
         return {name: part.cpu().clone() for name, part in zip(self._names, self._rest.split(self._sizes))}
+
+    def require(self, rests: Mapping[str, torch.Tensor]) -> None:
+        """ValueError for a rest that is none of the shard of its name."""
+        for name, size in zip(self._names, self._sizes):
+            rest = rests.get(name)
+            if rest is None:
+                continue
+            if (not isinstance(rest, torch.Tensor) or rest.dtype != torch.float32
+                    or tuple(rest.shape) != (size,) or not bool(rest.isfinite().all())):
+                raise ValueError(f"the state's all_gather entry of {name!r} is not {size} finite float32 "
+                                 "values: it was not saved by this handle's state_dict()")
 
     def load(self, rests: Mapping[str, torch.Tensor]) -> None:
         """What ``state`` gave; parameters that it does not name begin without a rest."""

@@ -13,7 +13,9 @@ from torch import nn
 
 from thinwire import shards
 from thinwire import state as saved_state
-from thinwire.fsdp import ShardedHandle, ShardedReport, _Backward, _Sharded, _Unit, units_of
+from thinwire.fsdp import (
+    _FAILED, ShardedHandle, ShardedReport, _Backward, _Sharded, _Unit, units_of,
+)
 from thinwire.gathered import EightBitGather
 
 
@@ -133,15 +135,19 @@ class ScatteredHandle(ShardedHandle):
 
     def _submit(self, backward: _Backward, unit: _Unit, gradient: torch.Tensor) -> None:
         super()._submit(backward, unit, gradient)
-        # Other ranks' parts are let go as soon as they were sent,
-        # so that a backward need not hold the whole model's gradient.
+        # Of gradients, other ranks' parts are let go as soon as they were sent.
         for one in backward.under_way:
             if one.has_come():
                 one.wait()
                 one.replace(cast(_WholeUnit, one.unit).own(one.mean).clone())
 
     def _worst(self, own: int) -> int:
-        return own  # all ranks have exchanged all buckets, and know
+        try:
+            return super()._worst(own)
+        except RuntimeError:
+            if own == _FAILED:  # the engine's error names who is gone
+                return own
+            raise
 
     def _step_counts(self) -> None:
         for gather in self._gathers:
@@ -207,6 +213,8 @@ class ScatteredHandle(ShardedHandle):
         else:
             fitting = saved_state.for_rank(own, self._rank, self._world_size)
         rests = shards.rests_for(states, own, self._rank, self._shards, sizes)
+        for gather in self._gathers:
+            gather.require(rests)
         self._take_over(fitting, strict)
         for gather in self._gathers:
             gather.load(rests)

@@ -102,7 +102,8 @@ def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
 def _place_of(state: Any) -> Tuple[int, int]:
     """Shard and number of shards."""
     if (not isinstance(state, Mapping) or not isinstance(state.get("shards"), int)
-        or not isinstance(state.get("shard"), int)):
+        or not isinstance(state.get("shard"), int) or not isinstance(state.get("values"), Mapping)
+        or not isinstance(state.get("parameters"), Mapping) or not isinstance(state.get("parts", 0), int)):
         raise ValueError("this is no state of a sharded model: "
                          "give what state_dict() of thinwire.fully_shard's handle returned")
     return state["shard"], state["shards"]
@@ -112,8 +113,9 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
     """What ``state.for_rank`` takes, of this shard."""
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
-    states = [_whole(state, sizes) if isinstance(state, Mapping) and state.get("parts") else state
-              for state in states]
+    for state in states:
+        _place_of(state)
+    states = [_whole(state, sizes) if state.get("parts") else state for state in states]
     places = [_place_of(state) for state in states]
     counts = {count for _, count in places}
     if len(counts) > 1:
@@ -236,8 +238,15 @@ def _without_common(values: Mapping[str, Any]) -> Dict[str, Any]:
 def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Dict[str, Any]:
     """Of one state per old shard, that of a new one. What has a value for each element is cut. Where the
     system keeps anything else of a parameter, which belongs to shards as they were, all that its ranks have
-    in common begins anew, as for a new parameter."""
+    in common begins anew, as for a new parameter.
+
+    A shard's gradient is a mean over the ranks of its shard group. So where these were more, what they have
+    not delivered counts for more ranks, and the other way round.
+    """
     first = merged[0]
+    weight = len(merged) / shards
+    summed = {name.partition("/")[2] for name, text in first["values"].items()
+              if name.startswith("kind/") and "ranks=sum" in text}
     parameters: Dict[str, int] = {}
     for name, elements in first["parameters"].items():
         shape, _ = sizes.get(name, ((elements,), 0))
@@ -253,7 +262,8 @@ def cut(merged: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Siz
             values[name] = value
         elif all(isinstance(part, torch.Tensor) and len(part) == first["parameters"][parameter]
                  for part in parts):
-            values[name] = _cut_one(parts, sizes[parameter][0], shard, shards)
+            own = _cut_one(parts, sizes[parameter][0], shard, shards)
+            values[name] = own * weight if name.partition("/")[0] in summed else own
         else:
             all_are_cut = False
     if not all_are_cut:

@@ -52,9 +52,11 @@ void refuse_comparison(const SystemInfo& stage, const SpecPart& part, const Syst
                               instead + ", or leave out " + stage.name);
 }
 
-void refuse_comparison_behind(const SystemInfo& sparsifier, const SystemInfo& stage) {
-  throw std::invalid_argument(stage.name + " behind " + sparsifier.name +
-                              " would not meet what that leaves out; put " + stage.name + " in front");
+void refuse_comparison_behind(const SystemInfo& front, const SystemInfo& stage) {
+  if (!front.sparsifies && !front.renumbers_steps) return;
+  throw std::invalid_argument(stage.name + " behind " + front.name + " would not " +
+                              (front.sparsifies ? "meet what that leaves out" : "know the steps' numbers") +
+                              "; put " + stage.name + " in front");
 }
 
 /// What a stage's option names, which has '/' in place of ':'.
@@ -115,7 +117,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
     for (std::size_t j = 0; j < i; ++j) {
       refuse_same_state(*infos[j], *infos[i]);
       if (infos[j]->compares) refuse_comparison(*infos[j], parts[i], *infos[i]);
-      if (infos[i]->compares && infos[j]->sparsifies) refuse_comparison_behind(*infos[j], *infos[i]);
+      if (infos[i]->compares) refuse_comparison_behind(*infos[j], *infos[i]);
     }
   }
   if (sparsifier != nullptr && !last.takes_rows) {

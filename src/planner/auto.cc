@@ -55,9 +55,15 @@ constexpr std::size_t kPlanNumbers = 5 + Trial::kNumbers;
 constexpr int kLooksToRetry = 2;
 constexpr int kMostLooksToRetry = 64;
 constexpr int kCalmLooks = 20;
+/// Looks after which a milder choice than the last candidate is put to the test again: a guard may have given
+/// that candidate's buckets to dense in the trial. Twice as many after each trial that confirms the choice.
+constexpr int kLooksToTryAgain = 50;
+constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
 
-/// Times that are known worse than this say nothing about candidates.
-constexpr double kMostError = 0.1;
+/// Times that are known worse than this get another round.
+constexpr double kGoodError = 0.03;
+/// The most by which a milder candidate may be behind for times that are not known better.
+constexpr double kMostError = 0.05;
 
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
@@ -208,6 +214,8 @@ class Auto final : public Synchronizer {
     int drifted = 0;       // looks in a row
     int looks_to_retry = kLooksToRetry;
     int calm = 0;
+    int looks = 0;  // since the choice
+    int looks_to_try_again = kLooksToTryAgain;
     std::size_t changes = 0;
   };
 
@@ -360,7 +368,7 @@ std::uint64_t Auto::after_round(Step& step) {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     if (seconds[i] > kHopeless * fastest && plan_.trial.has(i)) plan_.trial.drop(i);
   }
-  if (plan_.trial.is_over()) choose(step, seconds, error);
+  if (plan_.trial.is_over() && !(error > kGoodError && plan_.trial.extend())) choose(step, seconds, error);
   return sent;
 }
 
@@ -371,6 +379,9 @@ void Auto::choose(Step& step, const std::vector<double>& seconds, double error) 
   const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
   const bool confirmed = plan_.tried && choice == plan_.choice;
   plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
+  plan_.looks_to_try_again =
+      confirmed ? std::min(2 * plan_.looks_to_try_again, kMostLooksToTryAgain) : kLooksToTryAgain;
+  plan_.looks = 0;
   plan_.choice = plan_.coming = choice;
   plan_.chosen = plan_.tried = true;
   plan_.ranks = step.communicator.size();
@@ -412,6 +423,11 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
   // A trial knows its times by few steps, all of them soon after another candidate's.
   if (plan_.usual == 0 || (plan_.fresh && !has_drifted_far(plan_.usual, now))) plan_.usual = now;
   plan_.fresh = false;
+  if (++plan_.looks >= plan_.looks_to_try_again && plan_.choice + 1 < members_.size()) {
+    return try_again(step, names_[plan_.choice] + " was chosen " +
+                               std::to_string(static_cast<std::size_t>(plan_.looks) * rules_.interval) +
+                               " steps ago");
+  }
   if (!has_drifted(plan_.usual, now)) {
     plan_.drifted = 0;
     if (++plan_.calm < kCalmLooks) return;

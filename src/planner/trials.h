@@ -29,6 +29,7 @@ class Trial {
  public:
   static constexpr std::size_t kMostCandidates = 8;
   static constexpr std::size_t kMostTimes = 32;  // of a candidate
+  static constexpr std::size_t kMostMoreRounds = 1;
 
   /// before: the candidate that ran last, if one did.
   explicit Trial(const TrialOptions& options, std::optional<std::size_t> before = {});
@@ -43,7 +44,9 @@ class Trial {
   /// choose.
   bool round_is_over() const { return over_; }
   /// It was the last round, or one candidate is left.
-  bool is_over() const { return over_ && (round_ >= options_.rounds || left() < 2); }
+  bool is_over() const { return over_ && (round_ >= rounds_ || left() < 2); }
+  /// Where it is over: a round more, unless there was one already or one candidate is left. Returns whether.
+  bool extend();
 
   /// Not the only one that is left.
   void drop(std::size_t candidate);
@@ -66,6 +69,7 @@ class Trial {
   void next_turn();
 
   TrialOptions options_;
+  std::size_t rounds_ = 0;  // of options_, and what extend() adds
   std::array<bool, kMostCandidates> dropped_{};
   std::array<std::array<double, kMostTimes>, kMostCandidates> times_{};
   std::array<std::size_t, kMostCandidates> counts_{};

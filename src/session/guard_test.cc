@@ -195,6 +195,7 @@ TEST(Guard, RefusesWhatCannotBeCompared) {
         {"guard:with=demo+casq", "take another system"},
         {"guard:with=sketched_sgd/momentum=0.9/lr_after=on+casq", "set its momentum=0"},
         {"top_k:ratio=0.1+guard+zen", "put guard in front"},
+        {"warm_up+guard+casq", "put guard in front"},
         {"warm_up:with=sketched_sgd/momentum=0.9+casq", "keeps a state of its own"},
     };
     for (const auto& [spec, words] : refused) {
@@ -207,7 +208,7 @@ TEST(Guard, RefusesWhatCannotBeCompared) {
     }
     for (const std::string accepted :
          {"mc:momentum=0.5+guard+top_k:ratio=0.1+zen", "momentum+guard+casq",
-          "guard+sketched_sgd:lr_after=on", "guard+marsit", "decay+guard+casq"}) {
+          "guard+sketched_sgd:lr_after=on", "guard+marsit", "decay+guard+casq", "guard+warm_up+casq"}) {
       EXPECT_NO_THROW(Session(accepted, communicator)) << accepted;
     }
   });

@@ -209,9 +209,8 @@ std::vector<std::string> candidates_of_auto(bool lossless) {
   if (lossless) part.options.emplace_back("lossless", "on");
   std::vector<std::string> candidates = info.members(Options(part, info.options));
   // What a guard adds to a step vanishes in its 50, and would weigh too much in the few that are simulated.
-  const std::string guard = "guard+";
   for (std::string& spec : candidates) {
-    if (spec.starts_with(guard)) spec.erase(0, guard.size());
+    if (spec.starts_with("guard")) spec.erase(0, spec.find('+') + 1);
   }
   return candidates;
 }

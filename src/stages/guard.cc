@@ -88,6 +88,7 @@ class Guard final : public Forwarding {
     require_matching(gradient, residual);
     State& own = open(bucket);
     own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    if (labels_.find(bucket) == labels_.end()) labels_[bucket] = label_of(bucket, step);
     if (step.index < own.begin) {
       other_->synchronize(bucket, gradient, residual, step);
       step.report.scheme = other_name_.c_str();
@@ -242,7 +243,6 @@ class Guard final : public Forwarding {
   }
 
   void judge(BucketId bucket, State& own, double error, Step& step) {
-    labels_.try_emplace(bucket, label_of(bucket, step));
     own.measured = step.index;
     own.error = error;
     if (error <= rules_.bound) {

@@ -78,6 +78,7 @@ SystemInfo warm_up_info() {
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018, section 3.3";
   info.formula = "that of the system whose step it is";
   info.stage = true;
+  info.renumbers_steps = true;
   info.options = {{"steps", "100", "steps of training before the system behind takes over"},
                   {"with", "dense", "the system of these steps, without state; its options behind '/'"}};
   info.other_option = "with";

@@ -22,6 +22,7 @@ assert run["parameters"] == 2 * (48 * 48 + 48), run
 assert [way["way"] for way in run["ways"]] == ["plain", "dense", "casq:bits=4"], run
 assert all(len(way["seconds"]) == 3 and min(way["seconds"]) > 0 for way in run["ways"]), run
 
-refused = subprocess.run([sys.executable, os.path.join(FOLDER, "run.py"), "--python", "no-python"],
-                         capture_output=True, text=True, timeout=60)
-assert refused.returncode == 1 and "no-python" in refused.stderr, refused.stderr
+for wrong, status in ((["--python", "no-python"], 1), (["--rate", "fast"], 2)):
+    refused = subprocess.run([sys.executable, os.path.join(FOLDER, "run.py"), *wrong],
+                             capture_output=True, text=True, timeout=60)
+    assert refused.returncode == status and wrong[1] in refused.stderr, refused.stderr

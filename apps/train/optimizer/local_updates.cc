@@ -34,14 +34,17 @@ std::unique_ptr<OptimizerParamState> deep_copy(const OptimizerParamState& state)
 
 }  // namespace
 
-LocalUpdates::LocalUpdates(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer)
-    : parameters_(std::move(parameters)), optimizer_(optimizer) {
+LocalUpdates::LocalUpdates(std::vector<torch::Tensor> parameters, std::vector<torch::Tensor> buffers,
+                           torch::optim::Optimizer& optimizer)
+    : parameters_(std::move(parameters)), buffers_(std::move(buffers)), optimizer_(optimizer) {
   for (const auto& parameter : parameters_) start_.push_back(torch::empty_like(parameter).detach());
+  for (const auto& buffer : buffers_) buffers_at_start_.push_back(torch::empty_like(buffer));
 }
 
 void LocalUpdates::begin() {
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < parameters_.size(); ++i) start_[i].copy_(parameters_[i]);
+  for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_at_start_[i].copy_(buffers_[i]);
   kept_.clear();
   for (const auto& [parameter, state] : optimizer_.state()) kept_[parameter] = deep_copy(*state);
 }
@@ -61,6 +64,7 @@ void LocalUpdates::apply(double outer_rate) {
 }
 
 void LocalUpdates::undo() {
+  for (std::size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(buffers_at_start_[i]);
   optimizer_.state() = std::move(kept_);
   kept_.clear();
 }

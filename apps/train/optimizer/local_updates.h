@@ -29,11 +29,13 @@ namespace thinwire::train {
 
 class LocalUpdates {
  public:
-  /// `parameters`: all that `optimizer` steps, each with a gradient. Torch's SGD and AdamW are known;
-  /// std::logic_error for another optimizer once it has state. The optimizer outlives this.
-  LocalUpdates(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer);
+  /// `parameters`: all that `optimizer` steps, each with a gradient. `buffers`: what else forward changes,
+  /// such as running means. Torch's SGD and AdamW are known; std::logic_error for another optimizer once it
+  /// has state. The optimizer outlives this.
+  LocalUpdates(std::vector<torch::Tensor> parameters, std::vector<torch::Tensor> buffers,
+               torch::optim::Optimizer& optimizer);
 
-  /// A round begins: keeps copies of parameters and of the optimizer's state.
+  /// A round begins: keeps copies of parameters, buffers and the optimizer's state.
   void begin();
   /// After the round's last local step: every parameter's gradient becomes its update since begin(), and the
   /// parameter what it was there.
@@ -41,16 +43,18 @@ class LocalUpdates {
   /// After take_updates() and the synchronization, when the round counts: steps along the mean update, which
   /// the gradients hold now.
   void apply(double outer_rate);
-  /// Instead, when it does not count: the optimizer's state becomes what it was at begin(). So a value that
-  /// was not finite on one rank leaves no trace on any.
+  /// Instead, when it does not count: buffers and the optimizer's state become what they were at begin(). So
+  /// a value that was not finite on one rank leaves no trace on any.
   void undo();
 
  private:
   using OptimizerStates = std::decay_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
 
   std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> buffers_;
   torch::optim::Optimizer& optimizer_;
   std::vector<torch::Tensor> start_;  // parameters at begin()
+  std::vector<torch::Tensor> buffers_at_start_;
   OptimizerStates kept_;              // at begin()
 };
 

@@ -217,7 +217,7 @@ struct SmallRank {
         session(spec, communicator),
         gradients(*model, session, 1 << 20),
         optimizer(make_optimizer(options, gradients.dense_parameters())),
-        local(gradients.dense_parameters(), *optimizer) {}
+        local(gradients.dense_parameters(), {statistic}, *optimizer) {}
 
   /// Random gradients that depend on rank and step; `bad` makes one of them NaN.
   void local_step(int step, bool bad = false) {
@@ -232,6 +232,8 @@ struct SmallRank {
       gradients.dense_parameters()[1].grad().view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
     }
     optimizer->step();
+    // What a normalization in forward would keep.
+    statistic.add_(gradients.dense_parameters()[1].detach().sum());
   }
   bool round(int first_step, int steps, bool bad = false) {
     local.begin();
@@ -251,6 +253,7 @@ struct SmallRank {
   Session session;
   Gradients gradients;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
+  torch::Tensor statistic = torch::zeros(3);
   LocalUpdates local;
 };
 
@@ -268,6 +271,7 @@ TEST(LocalUpdates, LeaveNoTraceOfARoundThatWasNotFiniteOnOneRank) {
             const std::uint64_t before = hash_model(*disturbed.model);
             EXPECT_FALSE(disturbed.round(50, 3, bad));
             EXPECT_EQ(hash_model(*disturbed.model), before);
+            EXPECT_TRUE(torch::equal(disturbed.statistic, other.statistic)) << disturbed.statistic;
             EXPECT_FALSE(other.session.next_step(false));  // for the same numbers of steps
           }
           EXPECT_TRUE(disturbed.round(3 * round, 3));
