@@ -44,9 +44,8 @@
 #include <vector>
 
 #include "baselines/baselines.h"
-#include "baselines/block_options.h"
+#include "baselines/stochastic_quantizer.h"
 #include "core/bucket_states.h"
-#include "core/partition.h"
 #include "core/philox.h"
 #include "exchange/block_average.h"
 #include "exchange/collectives.h"
@@ -261,12 +260,7 @@ class PowerSgdStep {
         bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
-        step_(step),
-        first_(step.workspace.take<float>(plan.exact() + plan.left())),
-        right_(step.workspace.take<float>(plan.right())),
-        first_view_(step, first_),
-        right_view_(step, right_),
-        chunks_(plan.exact_chunks(step.workspace)) {}
+        step_(step) {}
 
   /// Algorithm 1 from the right factors `start`. Fills in the report.
   void run(Span<float> start) {
@@ -418,11 +412,12 @@ class PowerSgdStep {
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
-  Span<float> first_;  // what travels as it is, then all left factors
-  Span<float> right_;
-  ExecutorView first_view_;
-  ExecutorView right_view_;
-  Span<const VectorChunk> chunks_;
+  /// What travels as it is, then all left factors.
+  Span<float> first_ = step_.workspace.take<float>(plan_.exact() + plan_.left());
+  Span<float> right_ = step_.workspace.take<float>(plan_.right());
+  ExecutorView first_view_{step_, first_};
+  ExecutorView right_view_{step_, right_};
+  Span<const VectorChunk> chunks_ = plan_.exact_chunks(step_.workspace);
   // With codes and a residual: what they left out, and this rank's own right factors.
   Span<float> first_code_error_;
   Span<float> right_code_error_;
