@@ -157,7 +157,18 @@ class Auto final : public Synchronizer {
     return members_[begun ? plan_.use : plan_.coming].synchronizer->payload_bytes(workload);
   }
 
-  std::string explain() const override;
+  std::string explain() const override {
+    if (!begun_) return "";
+    if (alone_) return "dense: one rank sends nothing";
+    if (events_.empty() && !follows_) return "the candidates are being tried, nothing is chosen yet";
+    std::string text;
+    for (const std::string& line : events_) text += (text.empty() ? "" : "\n") + line;
+    for (const Pipeline& member : members_) {
+      const std::string own = member.synchronizer->explain();
+      if (!own.empty()) text += (text.empty() ? "" : "\n") + own;
+    }
+    return text;
+  }
 
   std::vector<float> decision() const override { return numbers(); }
   void follow(Span<const float> decision) override {
@@ -166,8 +177,38 @@ class Auto final : public Synchronizer {
     follows_ = true;
   }
 
-  void save(BucketWriter& writer) const override;
-  void load(const BucketReader& reader) override;
+  void save(BucketWriter& writer) const override {
+    for (const Pipeline& member : members_) member.synchronizer->save(writer);
+    const std::vector<float> numbers = this->numbers();
+    for (const auto& [bucket, state] : buckets_) {
+      for (std::size_t i = 0; i < state.parameters; ++i) {
+        writer.array(kPlan, bucket, i, Span<const float>(numbers));
+      }
+    }
+  }
+
+  void load(const BucketReader& reader) override {
+    for (const Pipeline& member : members_) member.synchronizer->load(reader);
+    plan_ = Plan(rules_.trial);
+    before_.reset();
+    events_.clear();
+    buckets_.clear();
+    begun_ = timed_ = follows_ = false;
+    // Parameters may come from sessions that had chosen otherwise: the mildest of all.
+    std::optional<Plan> mildest;
+    for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+      for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
+        std::array<float, kPlanNumbers> numbers{};
+        if (!reader.array(kPlan, bucket, i, Span<float>(numbers))) return;
+        buckets_[bucket].parameters = reader.parameters(bucket);
+        buckets_[bucket].counted = true;
+        const std::optional<Plan> read = read_plan(numbers);
+        if (!read) return;
+        if (!mildest || read->coming < mildest->coming) mildest = read;
+      }
+    }
+    if (mildest) plan_ = *mildest;
+  }
 
   void keep_step(BucketId bucket) override {
     for_each_used(bucket, [&](Synchronizer& member) { member.keep_step(bucket); });
@@ -241,21 +282,201 @@ class Auto final : public Synchronizer {
   bool decides(const Step& step) const {
     return !follows_ && members_.size() > 1 && step.communicator.size() > 1;
   }
-  std::vector<float> numbers() const;
-  std::optional<Plan> read_plan(Span<const float> numbers) const;
+
+  std::vector<float> numbers() const {
+    std::vector<float> numbers = {plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
+                                  static_cast<float>(plan_.usual), static_cast<float>(plan_.ranks),
+                                  plan_.chosen ? 1.0f : 0.0f, static_cast<float>(plan_.coming)};
+    const auto trial = plan_.trial.numbers();
+    numbers.insert(numbers.end(), trial.begin(), trial.end());
+    return numbers;
+  }
+
+  /// Nothing for numbers that no plan has.
+  std::optional<Plan> read_plan(Span<const float> numbers) const {
+    const auto candidates = static_cast<float>(members_.size());
+    Plan plan(rules_.trial);
+    if (!(numbers[0] >= 0 && numbers[0] <= candidates && is_time(static_cast<double>(numbers[1])) &&
+          numbers[2] >= 0 && numbers[2] < 1e7f && numbers[4] >= 0 && numbers[4] < candidates) ||
+        !plan.trial.resume(numbers.subspan(5, Trial::kNumbers))) {
+      return {};
+    }
+    plan.tried = numbers[0] >= 1;
+    plan.chosen = plan.tried && numbers[3] != 0;
+    plan.choice = plan.tried ? static_cast<std::size_t>(numbers[0]) - 1 : 0;
+    plan.usual = static_cast<double>(numbers[1]);
+    plan.ranks = static_cast<int>(numbers[2]);
+    plan.coming = static_cast<std::size_t>(numbers[4]);
+    plan.loaded = plan.chosen;
+    return plan;
+  }
+
   /// A trial that is not the first one has nothing to settle.
   TrialOptions again() const {
     TrialOptions options = rules_.trial;
     options.settle = 0;
     return options;
   }
-  std::uint64_t begin_step(Step& step);
-  std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
-  std::uint64_t after_round(Step& step);
-  void choose(const Step& step, const std::vector<double>& seconds, double error);
-  std::uint64_t look(Step& step);
-  void judge(const Step& step, Span<const Seen> ranks);
-  void try_again(const Step& step, const std::string& why);
+
+  /// At a step's first bucket. Returns the bytes that were sent to agree.
+  std::uint64_t begin_step(Step& step) {
+    if (timed_ && step.index == index_) return 0;
+    const double now = step.communicator.now_seconds();
+    const bool follows_on = timed_ && step.index == index_ + 1;
+    before_ = plan_;
+    plan_.changed = plan_.use != plan_.coming;
+    plan_.use = plan_.coming;
+    std::uint64_t sent = 0;
+    alone_ = step.communicator.size() == 1;
+    if (decides(step)) {
+      sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
+    }
+    begun_ = timed_ = true;
+    index_ = step.index;
+    inside_ = 0;
+    began_ = step.communicator.now_seconds();
+    return sent;
+  }
+
+  /// seconds: of the step before, if they are known, of which `inside` were the exchange's.
+  std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside) {
+    if (plan_.loaded) {
+      plan_.loaded = false;
+      const int now = step.communicator.size();
+      if (plan_.ranks != now) {
+        try_again(step, std::to_string(now) + " ranks, and " + names_[plan_.choice] + " was chosen with " +
+                            std::to_string(plan_.ranks));
+      } else {
+        event(step, names_[plan_.choice] + ", as in the state that was loaded. A step took " +
+                        milliseconds(plan_.usual) + " then");
+      }
+    }
+    if (!plan_.chosen) {
+      plan_.trial.begin_step(seconds);
+      const std::uint64_t sent = plan_.trial.round_is_over() ? after_round(step) : 0;
+      if (!plan_.chosen) plan_.coming = plan_.trial.coming();
+      return sent;
+    }
+    if (seconds && !before_->changed) plan_.times.add(*seconds, inside);
+    return plan_.times.count >= rules_.interval ? look(step) : 0;
+  }
+
+  /// Every candidate has had one turn more.
+  std::uint64_t after_round(Step& step) {
+    struct Measured {
+      std::array<double, Trial::kMostCandidates> seconds{};
+      std::array<double, Trial::kMostCandidates> error{};
+    };
+    Measured own;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      const auto times = plan_.trial.times(i);
+      // None where its steps did not count, or came before the run was resumed.
+      const Timing timing = times.empty() ? Timing{kUnknown, 0} : timing_of(times);
+      own.seconds[i] = timing.seconds;
+      own.error[i] = timing.error;
+    }
+    const Span<Measured> all = gather(step, own);
+    const auto world = static_cast<double>(all.size());
+    std::vector<double> seconds(members_.size());
+    double error = 0;
+    bool known = true;
+    for (const Measured& one : all) {
+      for (std::size_t i = 0; i < members_.size(); ++i) {
+        known = known && is_time(one.seconds[i]) && one.error[i] >= 0 && std::isfinite(one.error[i]);
+        seconds[i] += one.seconds[i] / world;
+        error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
+      }
+    }
+    const std::uint64_t sent = sizeof(Measured) * (all.size() - 1);
+    const double fastest = *std::min_element(seconds.begin(), seconds.end());
+    if (!known) {
+      // Some candidate's steps did not count, or a clock told nonsense.
+      plan_.trial = Trial(again(), plan_.use);
+      return sent;
+    }
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (seconds[i] > kHopeless * fastest && plan_.trial.has(i)) plan_.trial.drop(i);
+    }
+    if (plan_.trial.is_over()) choose(step, seconds, error);
+    return sent;
+  }
+
+  void choose(const Step& step, const std::vector<double>& seconds, double error) {
+    const double allowed = rules_.within + std::min(error, kMostError);
+    const double bound = (1 + allowed) * *std::min_element(seconds.begin(), seconds.end());
+    const auto mildest =
+        std::find_if(seconds.begin(), seconds.end(), [&](double one) { return one <= bound; });
+    const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
+    const bool confirmed = plan_.tried && choice == plan_.choice;
+    plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
+    plan_.choice = plan_.coming = choice;
+    plan_.chosen = plan_.tried = true;
+    plan_.ranks = step.communicator.size();
+    plan_.usual = seconds[choice];
+    plan_.usual_inside = -1;
+    plan_.times = Times();
+    plan_.drifted = plan_.calm = 0;
+    std::string all;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      all += (all.empty() ? "" : ", ") + milliseconds(seconds[i]) + " with " + names_[i];
+    }
+    event(step, names_[choice] + ". A step takes " + all +
+                    ". The mildest is taken whose step takes at most " + percent(rules_.within) +
+                    " more than the shortest, and " + percent(allowed - rules_.within) +
+                    " for what is not known better");
+  }
+
+  std::uint64_t look(Step& step) {
+    Seen own;
+    own.step = median({plan_.times.steps.data(), plan_.times.count});
+    own.inside = median({plan_.times.inside.data(), plan_.times.count});
+    own.inside_before = plan_.usual_inside;
+    plan_.times.count = 0;
+    const Span<Seen> all = gather(step, own);
+    if (std::all_of(all.begin(), all.end(), [](const Seen& one) {
+          return is_time(one.step) && is_time(one.inside) && std::abs(one.inside_before) < kMostSeconds;
+        })) {
+      judge(step, all);
+      // What a rank spends in the exchange is known from the first calm look on.
+      if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) plan_.usual_inside = own.inside;
+    }
+    return sizeof(Seen) * (all.size() - 1);
+  }
+
+  void judge(const Step& step, Span<const Seen> ranks) {
+    double now = 0;
+    for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
+    if (plan_.usual == 0) plan_.usual = now;
+    if (!has_drifted(plan_.usual, now)) {
+      plan_.drifted = 0;
+      if (++plan_.calm < kCalmLooks) return;
+      plan_.calm = 0;
+      plan_.looks_to_retry = std::max(plan_.looks_to_retry / 2, kLooksToRetry);
+      return;
+    }
+    plan_.calm = 0;
+    const int patience = has_drifted_far(plan_.usual, now) ? kLooksToRetry : plan_.looks_to_retry;
+    if (++plan_.drifted < patience) return;
+    const std::string what =
+        "a step takes " + milliseconds(now) + " where it took " + milliseconds(plan_.usual);
+    if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
+      event(step, what + ", by rank " + std::to_string(*rank) +
+                      " alone, for which the others wait: " + names_[plan_.choice] + " stays");
+      plan_.usual = now;
+      plan_.usual_inside = -1;
+      plan_.drifted = 0;
+      return;
+    }
+    try_again(step, what);
+  }
+
+  void try_again(const Step& step, const std::string& why) {
+    event(step, why + ": the candidates are tried again");
+    plan_.trial = Trial(again(), plan_.use);
+    plan_.chosen = false;
+    plan_.coming = plan_.trial.coming();
+  }
+
   void event(const Step& step, const std::string& text) {
     events_.push_back("step " + std::to_string(step.index) + ": " + text);
     plan_.events = events_.size();
@@ -277,237 +498,6 @@ class Auto final : public Synchronizer {
   double began_ = 0;         // by the communicator's clock
   double inside_ = 0;        // seconds of this step in the exchange
 };
-
-/// At a step's first bucket. Returns the bytes that were sent to agree.
-std::uint64_t Auto::begin_step(Step& step) {
-  if (timed_ && step.index == index_) return 0;
-  const double now = step.communicator.now_seconds();
-  const bool follows_on = timed_ && step.index == index_ + 1;
-  before_ = plan_;
-  plan_.changed = plan_.use != plan_.coming;
-  plan_.use = plan_.coming;
-  std::uint64_t sent = 0;
-  alone_ = step.communicator.size() == 1;
-  if (decides(step)) {
-    sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
-  }
-  begun_ = timed_ = true;
-  index_ = step.index;
-  inside_ = 0;
-  began_ = step.communicator.now_seconds();
-  return sent;
-}
-
-/// seconds: of the step before, if they are known, of which `inside` were the exchange's.
-std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double inside) {
-  if (plan_.loaded) {
-    plan_.loaded = false;
-    const int now = step.communicator.size();
-    if (plan_.ranks != now) {
-      try_again(step, std::to_string(now) + " ranks, and " + names_[plan_.choice] + " was chosen with " +
-                          std::to_string(plan_.ranks));
-    } else {
-      event(step, names_[plan_.choice] + ", as in the state that was loaded. A step took " +
-                      milliseconds(plan_.usual) + " then");
-    }
-  }
-  if (!plan_.chosen) {
-    plan_.trial.begin_step(seconds);
-    const std::uint64_t sent = plan_.trial.round_is_over() ? after_round(step) : 0;
-    if (!plan_.chosen) plan_.coming = plan_.trial.coming();
-    return sent;
-  }
-  if (seconds && !before_->changed) plan_.times.add(*seconds, inside);
-  return plan_.times.count >= rules_.interval ? look(step) : 0;
-}
-
-/// Every candidate has had one turn more.
-std::uint64_t Auto::after_round(Step& step) {
-  struct Measured {
-    std::array<double, Trial::kMostCandidates> seconds{};
-    std::array<double, Trial::kMostCandidates> error{};
-  };
-  Measured own;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    const auto times = plan_.trial.times(i);
-    // None where its steps did not count, or came before the run was resumed.
-    const Timing timing = times.empty() ? Timing{kUnknown, 0} : timing_of(times);
-    own.seconds[i] = timing.seconds;
-    own.error[i] = timing.error;
-  }
-  const Span<Measured> all = gather(step, own);
-  const auto world = static_cast<double>(all.size());
-  std::vector<double> seconds(members_.size());
-  double error = 0;
-  bool known = true;
-  for (const Measured& one : all) {
-    for (std::size_t i = 0; i < members_.size(); ++i) {
-      known = known && is_time(one.seconds[i]) && one.error[i] >= 0 && std::isfinite(one.error[i]);
-      seconds[i] += one.seconds[i] / world;
-      error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
-    }
-  }
-  const std::uint64_t sent = sizeof(Measured) * (all.size() - 1);
-  const double fastest = *std::min_element(seconds.begin(), seconds.end());
-  if (!known) {
-    // Some candidate's steps did not count, or a clock told nonsense.
-    plan_.trial = Trial(again(), plan_.use);
-    return sent;
-  }
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (seconds[i] > kHopeless * fastest && plan_.trial.has(i)) plan_.trial.drop(i);
-  }
-  if (plan_.trial.is_over()) choose(step, seconds, error);
-  return sent;
-}
-
-void Auto::choose(const Step& step, const std::vector<double>& seconds, double error) {
-  const double allowed = rules_.within + std::min(error, kMostError);
-  const double bound = (1 + allowed) * *std::min_element(seconds.begin(), seconds.end());
-  const auto mildest = std::find_if(seconds.begin(), seconds.end(), [&](double one) { return one <= bound; });
-  const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
-  const bool confirmed = plan_.tried && choice == plan_.choice;
-  plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
-  plan_.choice = plan_.coming = choice;
-  plan_.chosen = plan_.tried = true;
-  plan_.ranks = step.communicator.size();
-  plan_.usual = seconds[choice];
-  plan_.usual_inside = -1;
-  plan_.times = Times();
-  plan_.drifted = plan_.calm = 0;
-  std::string all;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    all += (all.empty() ? "" : ", ") + milliseconds(seconds[i]) + " with " + names_[i];
-  }
-  event(step, names_[choice] + ". A step takes " + all + ". The mildest is taken whose step takes at most " +
-                  percent(rules_.within) + " more than the shortest, and " +
-                  percent(allowed - rules_.within) + " for what is not known better");
-}
-
-std::uint64_t Auto::look(Step& step) {
-  Seen own;
-  own.step = median({plan_.times.steps.data(), plan_.times.count});
-  own.inside = median({plan_.times.inside.data(), plan_.times.count});
-  own.inside_before = plan_.usual_inside;
-  plan_.times.count = 0;
-  const Span<Seen> all = gather(step, own);
-  if (std::all_of(all.begin(), all.end(), [](const Seen& one) {
-        return is_time(one.step) && is_time(one.inside) && std::abs(one.inside_before) < kMostSeconds;
-      })) {
-    judge(step, all);
-    // What a rank spends in the exchange is known from the first calm look on.
-    if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) plan_.usual_inside = own.inside;
-  }
-  return sizeof(Seen) * (all.size() - 1);
-}
-
-void Auto::judge(const Step& step, Span<const Seen> ranks) {
-  double now = 0;
-  for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
-  if (plan_.usual == 0) plan_.usual = now;
-  if (!has_drifted(plan_.usual, now)) {
-    plan_.drifted = 0;
-    if (++plan_.calm < kCalmLooks) return;
-    plan_.calm = 0;
-    plan_.looks_to_retry = std::max(plan_.looks_to_retry / 2, kLooksToRetry);
-    return;
-  }
-  plan_.calm = 0;
-  const int patience = has_drifted_far(plan_.usual, now) ? kLooksToRetry : plan_.looks_to_retry;
-  if (++plan_.drifted < patience) return;
-  const std::string what =
-      "a step takes " + milliseconds(now) + " where it took " + milliseconds(plan_.usual);
-  if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
-    event(step, what + ", by rank " + std::to_string(*rank) +
-                    " alone, for which the others wait: " + names_[plan_.choice] + " stays");
-    plan_.usual = now;
-    plan_.usual_inside = -1;
-    plan_.drifted = 0;
-    return;
-  }
-  try_again(step, what);
-}
-
-void Auto::try_again(const Step& step, const std::string& why) {
-  event(step, why + ": the candidates are tried again");
-  plan_.trial = Trial(again(), plan_.use);
-  plan_.chosen = false;
-  plan_.coming = plan_.trial.coming();
-}
-
-std::string Auto::explain() const {
-  if (!begun_) return "";
-  if (alone_) return "dense: one rank sends nothing";
-  if (events_.empty() && !follows_) return "the candidates are being tried, nothing is chosen yet";
-  std::string text;
-  for (const std::string& line : events_) text += (text.empty() ? "" : "\n") + line;
-  for (const Pipeline& member : members_) {
-    const std::string own = member.synchronizer->explain();
-    if (!own.empty()) text += (text.empty() ? "" : "\n") + own;
-  }
-  return text;
-}
-
-void Auto::save(BucketWriter& writer) const {
-  for (const Pipeline& member : members_) member.synchronizer->save(writer);
-  const std::vector<float> numbers = this->numbers();
-  for (const auto& [bucket, state] : buckets_) {
-    for (std::size_t i = 0; i < state.parameters; ++i) {
-      writer.array(kPlan, bucket, i, Span<const float>(numbers));
-    }
-  }
-}
-
-void Auto::load(const BucketReader& reader) {
-  for (const Pipeline& member : members_) member.synchronizer->load(reader);
-  plan_ = Plan(rules_.trial);
-  before_.reset();
-  events_.clear();
-  buckets_.clear();
-  begun_ = timed_ = follows_ = false;
-  // Parameters may come from sessions that had chosen otherwise: the mildest of all.
-  std::optional<Plan> mildest;
-  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
-    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
-      std::array<float, kPlanNumbers> numbers{};
-      if (!reader.array(kPlan, bucket, i, Span<float>(numbers))) return;
-      buckets_[bucket].parameters = reader.parameters(bucket);
-      buckets_[bucket].counted = true;
-      const std::optional<Plan> read = read_plan(numbers);
-      if (!read) return;
-      if (!mildest || read->coming < mildest->coming) mildest = read;
-    }
-  }
-  if (mildest) plan_ = *mildest;
-}
-
-std::vector<float> Auto::numbers() const {
-  std::vector<float> numbers = {plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
-                                static_cast<float>(plan_.usual), static_cast<float>(plan_.ranks),
-                                plan_.chosen ? 1.0f : 0.0f, static_cast<float>(plan_.coming)};
-  const auto trial = plan_.trial.numbers();
-  numbers.insert(numbers.end(), trial.begin(), trial.end());
-  return numbers;
-}
-
-/// Nothing for numbers that no plan has.
-std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
-  const auto candidates = static_cast<float>(members_.size());
-  Plan plan(rules_.trial);
-  if (!(numbers[0] >= 0 && numbers[0] <= candidates && is_time(static_cast<double>(numbers[1])) &&
-        numbers[2] >= 0 && numbers[2] < 1e7f && numbers[4] >= 0 && numbers[4] < candidates) ||
-      !plan.trial.resume(numbers.subspan(5, Trial::kNumbers))) {
-    return {};
-  }
-  plan.tried = numbers[0] >= 1;
-  plan.chosen = plan.tried && numbers[3] != 0;
-  plan.choice = plan.tried ? static_cast<std::size_t>(numbers[0]) - 1 : 0;
-  plan.usual = static_cast<double>(numbers[1]);
-  plan.ranks = static_cast<int>(numbers[2]);
-  plan.coming = static_cast<std::size_t>(numbers[4]);
-  plan.loaded = plan.chosen;
-  return plan;
-}
 
 /// As reasons call them, mildest first.
 std::vector<std::string> names_of(const Options& options) {
