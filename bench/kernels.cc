@@ -12,7 +12,6 @@
 #include "bench/measure.h"
 #include "kernels/codes/dequantize.h"
 #include "kernels/codes/quantize.h"
-#include "kernels/dense/dense.h"
 #include "kernels/dense/half.h"
 #include "kernels/signs/bernoulli_bits.h"
 #include "kernels/signs/sign_bits.h"
@@ -48,24 +47,22 @@ struct Data {
   }
 };
 
-Data& data() {
-  static Data all;
-  return all;
-}
+constexpr auto& data = made_once<Data>;
 
 void pack(benchmark::State& state) {
-  against(state, "of_read", read_bandwidth, (4.0 + 1.0 / 8) * kElements, kElements,
-          [] { benchmark::DoNotOptimize(pack_signs(*data().executor, data().gradient, {}, data().bits)); });
+  against_read(state, (4.0 + 1.0 / 8) * kElements, kElements, [] {
+    benchmark::DoNotOptimize(pack_signs(*data().executor, data().gradient, {}, data().bits));
+  });
 }
 
 void pack_with_residual(benchmark::State& state) {
-  against(state, "of_read", read_bandwidth, (8.0 + 1.0 / 8) * kElements, kElements, [] {
+  against_read(state, (8.0 + 1.0 / 8) * kElements, kElements, [] {
     benchmark::DoNotOptimize(pack_signs(*data().executor, data().gradient, data().residual, data().bits));
   });
 }
 
 void apply(benchmark::State& state) {
-  against(state, "of_copy", copy_bandwidth, (16.0 + 1.0 / 8) * kElements, kElements, [] {
+  against_copy(state, (16.0 + 1.0 / 8) * kElements, kElements, [] {
     benchmark::DoNotOptimize(
         apply_signs(*data().executor, data().bits, 0.1f, data().gradient, data().residual));
   });
@@ -73,13 +70,13 @@ void apply(benchmark::State& state) {
 
 void merge(benchmark::State& state) {
   // Reads own, received and mask, writes own.
-  against(state, "of_copy", copy_bandwidth, 4.0 * 8 * kManyWords, 64.0 * kManyWords,
-          [] { merge_signs(*data().executor, data().own, data().received, data().masks); });
+  against_copy(state, 4.0 * 8 * kManyWords, 64.0 * kManyWords,
+               [] { merge_signs(*data().executor, data().own, data().received, data().masks); });
 }
 
 void bernoulli(benchmark::State& state) {
   const auto m = static_cast<std::uint32_t>(state.range(0));
-  against(state, "of_copy", copy_bandwidth, 8.0 * kWords, 64.0 * kWords, [m] {
+  against_copy(state, 8.0 * kWords, 64.0 * kWords, [m] {
     bernoulli_bits(*data().executor, random_stream(1, 2, 3, RandomPurpose::merge), 0, 1, m, data().bits);
   });
 }
@@ -87,13 +84,13 @@ void bernoulli(benchmark::State& state) {
 void votes(benchmark::State& state) {
   const int planes = 3;
   auto& counters = data().received;
-  against(state, "of_copy", copy_bandwidth, (2.0 * planes + 1) * 8 * kWords, 64.0 * kWords, [&] {
+  against_copy(state, (2.0 * planes + 1) * 8 * kWords, 64.0 * kWords, [&] {
     add_votes(*data().executor, Span<std::uint64_t>(counters).first(planes * kWords), planes, data().bits);
   });
 }
 
 void stochastic(benchmark::State& state) {
-  against(state, "of_read", read_bandwidth, (4.0 + 1.0 / 8) * kElements, kElements, [] {
+  against_read(state, (4.0 + 1.0 / 8) * kElements, kElements, [] {
     stochastic_signs(*data().executor, random_stream(1, 2, 3, RandomPurpose::stochastic_sign),
                      data().gradient, {}, 1e-4f, data().bits);
   });
@@ -102,8 +99,9 @@ void stochastic(benchmark::State& state) {
 void encode(benchmark::State& state) {
   const auto format = state.range(0) == 0 ? HalfFormat::fp16 : HalfFormat::bf16;
   const Span<std::uint16_t> out(reinterpret_cast<std::uint16_t*>(data().copy.data()), kElements);
-  against(state, "of_copy", copy_bandwidth, 6.0 * kElements, kElements,
-          [&] { benchmark::DoNotOptimize(encode_half(*data().executor, format, data().gradient, {}, out)); });
+  against_copy(state, 6.0 * kElements, kElements, [&] {
+    benchmark::DoNotOptimize(encode_half(*data().executor, format, data().gradient, {}, out));
+  });
 }
 
 /// Equal steps, or, for comparison, the levels 2^-k.
@@ -120,12 +118,11 @@ void quantize(benchmark::State& state) {
   const Span<const float> residual = state.range(3) != 0 ? data().residual : Span<const float>();
   std::vector<float> norms(chunk_count(kElements, kChunk));
   const double inputs = state.range(3) != 0 ? 8.0 : 4.0;
-  against(state, "of_read", read_bandwidth, (inputs + static_cast<double>(levels.bits) / 8) * kElements,
-          kElements, [&] {
-            benchmark::DoNotOptimize(quantize_chunks(
-                *data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels, norm, kChunk,
-                data().gradient, residual, norms, Span<std::uint64_t>(data().received)));
-          });
+  against_read(state, (inputs + static_cast<double>(levels.bits) / 8) * kElements, kElements, [&] {
+    benchmark::DoNotOptimize(
+        quantize_chunks(*data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels, norm,
+                        kChunk, data().gradient, residual, norms, Span<std::uint64_t>(data().received)));
+  });
 }
 
 void decode(benchmark::State& state) {
@@ -133,11 +130,9 @@ void decode(benchmark::State& state) {
   std::vector<float> norms(chunk_count(kElements, kChunk));
   quantize_chunks(*data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels,
                   QuantizationNorm::largest, kChunk, data().gradient, {}, norms, data().received);
-  against(state, "of_copy", copy_bandwidth, (4.0 + static_cast<double>(levels.bits) / 8) * kElements,
-          kElements, [&] {
-            dequantize(*data().executor, levels, {.chunk = kChunk}, norms, data().received, 0, false,
-                       data().copy);
-          });
+  against_copy(state, (4.0 + static_cast<double>(levels.bits) / 8) * kElements, kElements, [&] {
+    dequantize(*data().executor, levels, {.chunk = kChunk}, norms, data().received, 0, false, data().copy);
+  });
 }
 
 BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime();

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "bench/measure.h"
@@ -35,10 +34,7 @@ struct Data {
   }
 };
 
-Data& data() {
-  static Data all;
-  return all;
-}
+constexpr auto& data = made_once<Data>;
 
 struct Case {
   MatrixShape shape;
@@ -55,7 +51,7 @@ template <class Run>
 void product(benchmark::State& state, Run run) {
   const Case one = case_of(state);
   const auto elements = static_cast<double>(one.shape.elements());
-  against(state, "of_read", read_bandwidth, 4 * elements, elements, [&] { run(one); });
+  against_read(state, 4 * elements, elements, [&] { run(one); });
 }
 
 void right_product(benchmark::State& state) {
@@ -75,7 +71,7 @@ void apply(benchmark::State& state) {
   const Case one = case_of(state);
   const auto elements = static_cast<double>(one.shape.elements());
   std::vector<float> gradient(one.shape.elements());
-  against(state, "of_copy", copy_bandwidth, 12 * elements, elements, [&] {
+  against_copy(state, 12 * elements, elements, [&] {
     const Factors factors{data().left, data().right};
     apply_products(*data().executor, one.shape, one.rank, factors, factors, gradient, data().copy);
   });
@@ -87,7 +83,7 @@ void apply_both(benchmark::State& state) {
   const auto elements = static_cast<double>(one.shape.elements());
   std::vector<float> gradient(one.shape.elements());
   const std::vector<float> own(data().right);
-  against(state, "of_copy", copy_bandwidth, 12 * elements, elements, [&] {
+  against_copy(state, 12 * elements, elements, [&] {
     apply_products(*data().executor, one.shape, one.rank, {data().left, data().right}, {data().left, own},
                    gradient, data().copy);
   });
@@ -98,11 +94,10 @@ void orthonormal_columns(benchmark::State& state) {
   const Case one = case_of(state);
   const std::size_t floats = one.shape.rows * one.rank;
   std::vector<float> left(floats);
-  against(state, "of_copy", copy_bandwidth, 8 * static_cast<double>(floats), static_cast<double>(floats),
-          [&] {
-            std::copy_n(data().left.begin(), floats, left.begin());
-            orthonormalise(one.shape.rows, one.rank, left);
-          });
+  against_copy(state, 8 * static_cast<double>(floats), static_cast<double>(floats), [&] {
+    std::copy_n(data().left.begin(), floats, left.begin());
+    orthonormalise(one.shape.rows, one.rank, left);
+  });
 }
 
 #if THINWIRE_HAVE_BLAS

@@ -16,6 +16,13 @@ namespace thinwire {
 inline double read_bandwidth = 0;
 inline double copy_bandwidth = 0;
 
+/// What all benchmarks of a program work on.
+template <class Data>
+Data& made_once() {
+  static Data all;
+  return all;
+}
+
 /// Runs body under the benchmark's loop; returns the best bandwidth of an iteration.
 template <class Body>
 double measure(benchmark::State& state, double bytes, Body body) {
@@ -40,6 +47,15 @@ void against(benchmark::State& state, const char* counter, double bound, double 
   const double best = measure(state, bytes, body);
   state.counters[counter] = best / bound;
   state.counters["Melements/s"] = best / bytes * elements / 1e6;
+}
+
+template <class Body>
+void against_read(benchmark::State& state, double bytes, double elements, Body body) {
+  against(state, "of_read", read_bandwidth, bytes, elements, body);
+}
+template <class Body>
+void against_copy(benchmark::State& state, double bytes, double elements, Body body) {
+  against(state, "of_copy", copy_bandwidth, bytes, elements, body);
 }
 
 /// memcpy from one array to the other: each byte is read once and written once. data(): has two vectors of

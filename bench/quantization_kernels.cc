@@ -31,10 +31,7 @@ struct Data {
   }
 };
 
-Data& data() {
-  static Data all;
-  return all;
-}
+constexpr auto& data = made_once<Data>;
 
 /// One group with as many cells for each cluster.
 struct OneGroup {
@@ -68,7 +65,7 @@ void cluster_encode(benchmark::State& state) {
   OneGroup one(static_cast<std::size_t>(state.range(0)));
   const bool with_residual = state.range(1) != 0;
   const double bytes = (with_residual ? 8.0 : 4.0) * kElements;
-  against(state, "of_read", read_bandwidth, bytes, kElements, [&] {
+  against_read(state, bytes, kElements, [&] {
     data().workspace.reset();
     encode_clusters(*data().executor, data().workspace, one.sketch, 0, data().gradient,
                     with_residual ? Span<const float>(data().residual) : Span<const float>(), data().codes,
@@ -79,7 +76,7 @@ void cluster_encode(benchmark::State& state) {
 /// Reads a code, writes a value.
 void cluster_decode(benchmark::State& state) {
   const OneGroup one(static_cast<std::size_t>(state.range(0)));
-  against(state, "of_copy", copy_bandwidth, 8.0 * kElements, kElements, [&] {
+  against_copy(state, 8.0 * kElements, kElements, [&] {
     data().workspace.reset();
     const auto means = lay_out_means(data().workspace, one.sketch, one.means);
     decode_clusters_serially(one.sketch, means, data().codes, 0, false, data().copy);
@@ -91,7 +88,7 @@ void cluster_encode_loop(benchmark::State& state) {
   const OneGroup one(2);
   const ClusterGroup& group = one.group;
   std::vector<float> sums(one.sketch.cells()), counts(one.sketch.cells());
-  against(state, "of_read", read_bandwidth, 4.0 * kElements, kElements, [&] {
+  against_read(state, 4.0 * kElements, kElements, [&] {
     const auto& gradient = data().gradient;
     for (std::size_t i = 0; i < kElements; ++i) {
       const std::size_t sign = gradient[i] < 0 ? 1 : 0;
@@ -111,7 +108,7 @@ void cluster_encode_loop(benchmark::State& state) {
 /// Clusters of a tenth of the elements.
 void kmeans(benchmark::State& state) {
   PerCluster<Cluster> clusters{};
-  against(state, "of_read", read_bandwidth, 0.4 * kElements, 0.1 * kElements, [&] {
+  against_read(state, 0.4 * kElements, 0.1 * kElements, [&] {
     data().workspace.reset();
     ClusterFinder(*data().executor, data().workspace)
         .find(data().gradient, {}, static_cast<std::size_t>(state.range(0)), 0.1, 1, clusters);

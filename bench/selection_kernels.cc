@@ -28,10 +28,7 @@ struct Data {
   }
 };
 
-Data& data() {
-  static Data all;
-  return all;
-}
+constexpr auto& data = made_once<Data>;
 
 /// lambda = 0.5: half a cell per element. An insertion reads every element, and per row of the table fetches
 /// and writes a cell for it; a query reads a cell per row and writes an estimate.
@@ -45,16 +42,16 @@ void sketch_insert(benchmark::State& state) {
   const auto rows = static_cast<std::size_t>(state.range(0));
   const CountSketch sketch = sketch_of(rows, static_cast<std::size_t>(state.range(1)));
   const auto table = Span<float>(data().copy).first(sketch.cells());
-  against(state, "of_copy", copy_bandwidth, 4.0 * kElements + static_cast<double>(rows) * 8 * kElements,
-          kElements, [&] { insert(*data().executor, sketch, data().gradient, {}, table); });
+  against_copy(state, 4.0 * kElements + static_cast<double>(rows) * 8 * kElements, kElements,
+               [&] { insert(*data().executor, sketch, data().gradient, {}, table); });
 }
 
 void sketch_query(benchmark::State& state) {
   const auto rows = static_cast<std::size_t>(state.range(0));
   const CountSketch sketch = sketch_of(rows, static_cast<std::size_t>(state.range(1)));
   const auto table = Span<const float>(data().gradient).first(sketch.cells());
-  against(state, "of_copy", copy_bandwidth, 4.0 * static_cast<double>(rows + 1) * kElements, kElements,
-          [&] { query(*data().executor, sketch, table, data().copy); });
+  against_copy(state, 4.0 * static_cast<double>(rows + 1) * kElements, kElements,
+               [&] { query(*data().executor, sketch, table, data().copy); });
 }
 
 /// Blocks of 256, one in 32, from a bucket: what block_top_k hands to a sketch. The table stays in the cache.
@@ -66,14 +63,14 @@ void sketch_sparse(benchmark::State& state) {
   const CountSketch sketch =
       make_count_sketch(random_stream(1, 2, 3, RandomPurpose::sketch), 1, list.listed() / 2, 64);
   const auto table = Span<float>(data().copy).first(sketch.cells());
-  against(state, "of_copy", copy_bandwidth, 12 * listed, listed, [&] {
+  against_copy(state, 12 * listed, listed, [&] {
     insert_blocks(*data().executor, sketch, list, BlockLayout::in_bucket, data().gradient, {}, table);
   });
 }
 
 /// The plain loop: every element by itself, a multiplicative hash for column and sign.
 void scalar_sketch(benchmark::State& state) {
-  against(state, "of_copy", copy_bandwidth, 12.0 * kElements, kElements, [] {
+  against_copy(state, 12.0 * kElements, kElements, [] {
     for (std::size_t i = 0; i < kElements; ++i) {
       const std::uint64_t hash = (i + 1) * 0x9E3779B97F4A7C15u;
       const std::size_t column = ((hash >> 32) * kColumns) >> 32;
@@ -84,20 +81,20 @@ void scalar_sketch(benchmark::State& state) {
 
 void norms_of_blocks(benchmark::State& state) {
   std::vector<float> norms(block_count(kElements, 256));
-  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements,
-          [&] { block_norms(*data().executor, data().gradient, data().residual, 256, norms); });
+  against_read(state, 8.0 * kElements, kElements,
+               [&] { block_norms(*data().executor, data().gradient, data().residual, 256, norms); });
 }
 
 void flags_of_blocks(benchmark::State& state) {
   std::vector<std::uint64_t> flags(bitmap_words(block_count(kElements, 256)));
-  against(state, "of_read", read_bandwidth, 4.0 * kElements, kElements, [&] {
+  against_read(state, 4.0 * kElements, kElements, [&] {
     benchmark::DoNotOptimize(flag_nonzero_blocks(*data().executor, data().gradient, {}, 256, flags));
   });
 }
 
 void scalar_norms(benchmark::State& state) {
   std::vector<float> norms(block_count(kElements, 256));
-  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements, [&] {
+  against_read(state, 8.0 * kElements, kElements, [&] {
     for (std::size_t b = 0; b < norms.size(); ++b) {
       float sum = 0;
       for (std::size_t i = b * 256; i < std::min(kElements, (b + 1) * 256); ++i) {
@@ -143,11 +140,10 @@ void candidates(benchmark::State& state, Select select) {
   static Workspace workspace;
   const Candidates of(state);
   const SketchedData sketched(of.elements, of.rows, of.columns);
-  against(state, "of_copy", copy_bandwidth, 4.0 * static_cast<double>(of.elements),
-          static_cast<double>(of.elements), [&] {
-            workspace.reset();
-            benchmark::DoNotOptimize(select(workspace, of, sketched).size());
-          });
+  against_copy(state, 4.0 * static_cast<double>(of.elements), static_cast<double>(of.elements), [&] {
+    workspace.reset();
+    benchmark::DoNotOptimize(select(workspace, of, sketched).size());
+  });
 }
 
 void largest_estimates(benchmark::State& state) {
@@ -169,11 +165,10 @@ void largest_of_all_estimates(benchmark::State& state) {
 void small_table_insert(benchmark::State& state) {
   const Candidates of(state);
   SketchedData sketched(of.elements, of.rows, of.columns);
-  against(state, "of_copy", copy_bandwidth, 4.0 * static_cast<double>(of.elements),
-          static_cast<double>(of.elements), [&] {
-            insert(*data().executor, sketched.sketch, Span<const float>(data().gradient).first(of.elements),
-                   Span<const float>(data().residual).first(of.elements), sketched.table);
-          });
+  against_copy(state, 4.0 * static_cast<double>(of.elements), static_cast<double>(of.elements), [&] {
+    insert(*data().executor, sketched.sketch, Span<const float>(data().gradient).first(of.elements),
+           Span<const float>(data().residual).first(of.elements), sketched.table);
+  });
 }
 
 std::size_t share_of_elements(const benchmark::State& state) {
@@ -183,7 +178,7 @@ std::size_t share_of_elements(const benchmark::State& state) {
 void top_k(benchmark::State& state) {
   static Workspace workspace;
   const std::size_t k = share_of_elements(state);
-  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements, [&] {
+  against_read(state, 8.0 * kElements, kElements, [&] {
     workspace.reset();
     const Selection selection =
         select_largest(*data().executor, workspace, data().gradient, data().residual, k);
@@ -194,7 +189,7 @@ void top_k(benchmark::State& state) {
 /// Three passes, for data on which no sample can be had.
 void top_k_threshold(benchmark::State& state) {
   const std::size_t k = share_of_elements(state);
-  against(state, "of_read", read_bandwidth, 3 * 8.0 * kElements, kElements, [&] {
+  against_read(state, 3 * 8.0 * kElements, kElements, [&] {
     benchmark::DoNotOptimize(cut_of_largest(*data().executor, data().gradient, data().residual, k));
   });
 }
@@ -204,7 +199,7 @@ void scalar_top_k(benchmark::State& state) {
   const std::size_t k = share_of_elements(state);
   std::vector<float> magnitudes(kElements);
   std::vector<std::uint32_t> indices;
-  against(state, "of_read", read_bandwidth, 8.0 * kElements, kElements, [&] {
+  against_read(state, 8.0 * kElements, kElements, [&] {
     for (std::size_t i = 0; i < kElements; ++i) {
       magnitudes[i] = std::fabs(data().gradient[i] + data().residual[i]);
     }

@@ -1,7 +1,6 @@
 // Kernels of the sparse systems beside memory and beside a straightforward scalar loop, on one core, in one
 // run. What each figure counts stands in docs/kernels.md.
 
-#include <cmath>
 #include <memory>
 #include <random>
 #include <unordered_map>
@@ -38,10 +37,7 @@ struct Data {
   Data() : gradient(kElements, 0.0f), copy(kElements, 0.0f) {}
 };
 
-Data& data() {
-  static Data all;
-  return all;
-}
+constexpr auto& data = made_once<Data>;
 
 /// Fills the gradient for the benchmark's density and lists its non-zeros.
 const Sparse& sparse_of(const benchmark::State& state) {
@@ -71,21 +67,24 @@ double count_of(const std::vector<std::uint32_t>& indices) {
   return static_cast<double>(indices.size());
 }
 
+template <auto run>
+void with_sparse(benchmark::State& state) {
+  run(state, sparse_of(state));
+}
+
 /// Reads every element once, writes an index and a value per non-zero.
-void nonzeros(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void nonzeros(benchmark::State& state, const Sparse& sparse) {
   Workspace workspace;
-  against(state, "of_read", read_bandwidth, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
+  against_read(state, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
     workspace.reset();
     benchmark::DoNotOptimize(find_nonzeros(*data().executor, data().gradient, {}, workspace));
   });
 }
 
-void nonzeros_loop(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void nonzeros_loop(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> indices(kElements);
   std::vector<float> values(kElements);
-  against(state, "of_read", read_bandwidth, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
+  against_read(state, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
     std::size_t out = 0;
     for (std::uint32_t i = 0; i < kElements; ++i) {
       if (data().gradient[i] == 0) continue;
@@ -96,18 +95,16 @@ void nonzeros_loop(benchmark::State& state) {
   });
 }
 
-void permutation(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void permutation(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> slots(sparse.indices.size());
-  against(state, "of_copy", copy_bandwidth, 8 * count_of(sparse.indices), count_of(sparse.indices),
-          [&] { permute(*data().executor, data().permutation, sparse.indices, slots); });
+  against_copy(state, 8 * count_of(sparse.indices), count_of(sparse.indices),
+               [&] { permute(*data().executor, data().permutation, sparse.indices, slots); });
 }
 
-void permutation_loop(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void permutation_loop(benchmark::State& state, const Sparse& sparse) {
   const IndexPermutation& p = data().permutation;
   std::vector<std::uint32_t> slots(sparse.indices.size());
-  against(state, "of_copy", copy_bandwidth, 8 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+  against_copy(state, 8 * count_of(sparse.indices), count_of(sparse.indices), [&] {
     for (std::size_t k = 0; k < slots.size(); ++k) {
       std::uint32_t x = sparse.indices[k];
       do {
@@ -122,8 +119,7 @@ void permutation_loop(benchmark::State& state) {
 }
 
 /// Owners of slots, their counts, and the split: reads slot, index and value, writes index and value.
-void partition(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void partition(benchmark::State& state, const Sparse& sparse) {
   const std::size_t count = sparse.indices.size();
   std::vector<std::uint32_t> slots(count), out(count);
   std::vector<float> out_values(count);
@@ -131,7 +127,7 @@ void partition(benchmark::State& state) {
   std::vector<std::size_t> counts(kOwners);
   std::vector<RowCursor> cursors(kOwners);
   permute(*data().executor, data().permutation, sparse.indices, slots);
-  against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+  against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
     find_owners(*data().executor, slots, kElements, kOwners, owner_of, counts);
     std::size_t at = 0;
     for (std::size_t p = 0; p < kOwners; at += counts[p++])
@@ -141,8 +137,7 @@ void partition(benchmark::State& state) {
 }
 
 /// The same by the paper's Algorithm 1.
-void partition_by_hash(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void partition_by_hash(benchmark::State& state, const Sparse& sparse) {
   const std::size_t count = sparse.indices.size();
   const auto shape = HierarchicalHashShape::for_nonzeros(count, kOwners);
   std::vector<std::uint32_t> slots(count), out(count), positions(count), serial(count);
@@ -152,7 +147,7 @@ void partition_by_hash(benchmark::State& state) {
   std::vector<std::size_t> counts(kOwners), cursors(kOwners);
   permute(*data().executor, data().permutation, sparse.indices, slots);
   const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership, 0, 1);
-  against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+  against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
     find_owners(*data().executor, slots, kElements, kOwners, owner_of, counts);
     split_positions_by_hash(*data().executor, shape, stream, sparse.indices, owner_of, counts,
                             {.slots = table, .serial = serial, .cursors = cursors}, positions);
@@ -162,12 +157,11 @@ void partition_by_hash(benchmark::State& state) {
 }
 
 /// The plain way: a vector per owner, grown as rows come, the owner by a 64-bit division.
-void partition_loop(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void partition_loop(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> slots(sparse.indices.size());
   permute(*data().executor, data().permutation, sparse.indices, slots);
   std::vector<std::vector<std::pair<std::uint32_t, float>>> parts(kOwners);
-  against(state, "of_copy", copy_bandwidth, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+  against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
     for (auto& part : parts) part.clear();
     for (std::size_t k = 0; k < slots.size(); ++k) {
       const std::uint64_t owner = ((std::uint64_t{slots[k]} + 1) * kOwners - 1) / kElements;
@@ -177,25 +171,23 @@ void partition_loop(benchmark::State& state) {
 }
 
 /// Two lists into one: reads both, writes at most both.
-void merge_sorted(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void merge_sorted(benchmark::State& state, const Sparse& sparse) {
   const double count = count_of(sparse.indices) + count_of(sparse.other);
   std::vector<std::uint32_t> indices(sparse.indices.size() + sparse.other.size());
   std::vector<float> values(indices.size());
-  against(state, "of_copy", copy_bandwidth, 16 * count, count, [&] {
+  against_copy(state, 16 * count, count, [&] {
     benchmark::DoNotOptimize(merge_sorted_rows(*data().executor, sparse.indices, sparse.values, sparse.other,
                                                sparse.other_values, 1, indices, values));
   });
 }
 
 /// The owner's merge of two ranks: bits, ranks in them, sums; reads both lists, writes the union.
-void merge_by_bitmap(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void merge_by_bitmap(benchmark::State& state, const Sparse& sparse) {
   const double count = count_of(sparse.indices) + count_of(sparse.other);
   std::vector<std::uint64_t> bits(bitmap_words(kElements));
   std::vector<std::uint32_t> before(bits.size());
   std::vector<float> sums(sparse.indices.size() + sparse.other.size());
-  against(state, "of_copy", copy_bandwidth, 16 * count, count, [&] {
+  against_copy(state, 16 * count, count, [&] {
     std::fill(bits.begin(), bits.end(), 0);
     set_bits(*data().executor, sparse.indices, bits);
     set_bits(*data().executor, sparse.other, bits);
@@ -207,10 +199,9 @@ void merge_by_bitmap(benchmark::State& state) {
 }
 
 /// The plain way to merge rows whose order is unknown.
-void merge_loop(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void merge_loop(benchmark::State& state, const Sparse& sparse) {
   const double count = count_of(sparse.indices) + count_of(sparse.other);
-  against(state, "of_copy", copy_bandwidth, 16 * count, count, [&] {
+  against_copy(state, 16 * count, count, [&] {
     std::unordered_map<std::uint32_t, float> sums;
     for (std::size_t k = 0; k < sparse.indices.size(); ++k) sums[sparse.indices[k]] += sparse.values[k];
     for (std::size_t k = 0; k < sparse.other.size(); ++k) sums[sparse.other[k]] += sparse.other_values[k];
@@ -219,24 +210,22 @@ void merge_loop(benchmark::State& state) {
 }
 
 /// Reads the bits of all slots, writes a position per set one.
-void bitmap_decode(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void bitmap_decode(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint64_t> bits(bitmap_words(kElements), 0);
   std::vector<std::uint32_t> before(bits.size());
   std::vector<std::uint32_t> positions(sparse.indices.size());
   set_bits(*data().executor, sparse.indices, bits);
-  against(state, "of_copy", copy_bandwidth, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
+  against_copy(state, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
     count_bits_before(*data().executor, bits, before);
     list_bits(*data().executor, bits, before, positions);
   });
 }
 
-void bitmap_decode_loop(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void bitmap_decode_loop(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint64_t> bits(bitmap_words(kElements), 0);
   std::vector<std::uint32_t> positions(sparse.indices.size());
   set_bits(*data().executor, sparse.indices, bits);
-  against(state, "of_copy", copy_bandwidth, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
+  against_copy(state, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
     std::size_t out = 0;
     for (std::uint32_t i = 0; i < kElements; ++i) {
       if (((bits[i / 64] >> (i % 64)) & 1) != 0) positions[out++] = i;
@@ -246,16 +235,15 @@ void bitmap_decode_loop(benchmark::State& state) {
 }
 
 /// What a pull ends with: the mean's values to where they belong, in the order of slots.
-void scatter(benchmark::State& state) {
-  const Sparse& sparse = sparse_of(state);
+void scatter(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> slots(sparse.indices.size());
   permute(*data().executor, data().permutation, sparse.indices, slots);
-  against(state, "of_copy", copy_bandwidth, 12 * count_of(sparse.indices), count_of(sparse.indices),
-          [&] { scatter_rows(*data().executor, slots, sparse.values, 1, data().copy); });
+  against_copy(state, 12 * count_of(sparse.indices), count_of(sparse.indices),
+               [&] { scatter_rows(*data().executor, slots, sparse.values, 1, data().copy); });
 }
 
 #define SPARSE(function, name) \
-  BENCHMARK(function)->UseManualTime()->Name(name)->ArgName("one_in")->Arg(100)->Arg(10)
+  BENCHMARK(with_sparse<function>)->UseManualTime()->Name(name)->ArgName("one_in")->Arg(100)->Arg(10)
 
 BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime();
 BENCHMARK(measure_read<data>)->Name("read")->UseManualTime();

@@ -115,32 +115,36 @@ void C10dCommunicator::check_memory(Memory memory) const {
   }
 }
 
-void* C10dCommunicator::start_send(int peer, Tag tag, Span<const std::byte> bytes) {
+/// start(): the engine's own call. awaited: as of give_up.
+template <class Start>
+C10dCommunicator::Work C10dCommunicator::started(std::vector<int> awaited, Start start) {
+  try {
+    return start();
+  } catch (const std::exception& error) {
+    give_up(std::move(awaited), brief(error), {});
+  }
+}
+
+/// start(tensors, number): a message of these bytes with this tag.
+template <class Start>
+void* C10dCommunicator::start_message(int peer, Tag tag, Span<const std::byte> bytes, Start start) {
   check_memory(bytes.memory());
   const int number = wire_tag(tag, bytes.size());
   auto operation = std::make_unique<Operation>();
   std::vector<at::Tensor> tensors{bytes.empty() ? view_bytes(&operation->padding, 1)
                                                 : view_bytes(bytes.data(), bytes.size())};
-  try {
-    operation->work = group_->send(tensors, peer, number);
-  } catch (const std::exception& error) {
-    give_up({peer}, brief(error), {});
-  }
+  operation->work = started({peer}, [&] { return start(tensors, number); });
   return operation.release();
 }
 
+void* C10dCommunicator::start_send(int peer, Tag tag, Span<const std::byte> bytes) {
+  return start_message(peer, tag, bytes,
+                       [&](auto& tensors, int number) { return group_->send(tensors, peer, number); });
+}
+
 void* C10dCommunicator::start_receive(int peer, Tag tag, Span<std::byte> bytes) {
-  check_memory(bytes.memory());
-  const int number = wire_tag(tag, bytes.size());
-  auto operation = std::make_unique<Operation>();
-  std::vector<at::Tensor> tensors{bytes.empty() ? view_bytes(&operation->padding, 1)
-                                                : view_bytes(bytes.data(), bytes.size())};
-  try {
-    operation->work = group_->recv(tensors, peer, number);
-  } catch (const std::exception& error) {
-    give_up({peer}, brief(error), {});
-  }
-  return operation.release();
+  return start_message(peer, tag, bytes,
+                       [&](auto& tensors, int number) { return group_->recv(tensors, peer, number); });
 }
 
 void C10dCommunicator::wait_begins(int peer, Operation* operation) {
@@ -208,13 +212,7 @@ void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOp
   ::c10d::AllreduceOptions options;
   options.reduceOp = operator_name;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  Work work;
-  try {
-    work = group_->allreduce(tensors, options);
-  } catch (const std::exception& error) {
-    give_up({}, brief(error), {});
-  }
-  wait_native(work);
+  wait_native(started({}, [&] { return group_->allreduce(tensors, options); }));
 }
 
 void C10dCommunicator::set_device_group(c10::intrusive_ptr<c10d_compat::Group> group,
@@ -347,13 +345,7 @@ void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
 void C10dCommunicator::barrier() {
   if (size() == 1) return;
   bind_exchange();
-  Work work;
-  try {
-    work = group_->barrier();
-  } catch (const std::exception& error) {
-    give_up({}, brief(error), {});
-  }
-  wait_native(work);
+  wait_native(started({}, [&] { return group_->barrier(); }));
   const auto hops = static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(size() - 1)));
   count_native(hops, hops, hops);
 }

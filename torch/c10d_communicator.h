@@ -79,6 +79,10 @@ class C10dCommunicator : public Communicator {
   struct Operation;
 
   void check_memory(Memory memory) const;
+  template <class Start>
+  Work started(std::vector<int> awaited, Start start);
+  template <class Start>
+  void* start_message(int peer, Tag tag, Span<const std::byte> bytes, Start start);
   void run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOpType operator_name);
   void run_on_device(at::Tensor tensor);
   void poll_device(const Work& work);

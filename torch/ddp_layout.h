@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cstddef>
 #include <exception>
 #include <functional>
 #include <optional>

@@ -2,7 +2,6 @@
 // The sessions of all lanes as one: made for DDP's buckets, made anew when these or the spec change, saved
 // and loaded together. Bucket i is on lane i mod lanes.
 
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>

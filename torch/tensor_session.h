@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>

@@ -76,9 +76,7 @@ SystemInfo agsparse_info() {
   info.formula = "(W-1) * 8 nnz; rows: (W-1) * (4 + 4 width) each";
   info.lossless = true;
   info.takes_rows = true;
-  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<AgSparse>();
-  };
+  info.make = [](const Options&, Inner) { return std::make_unique<AgSparse>(); };
   return info;
 }
 

@@ -1,6 +1,5 @@
 #pragma once
-// The systems that the five papers measure themselves against. Each NAME.cc opens with its source and data
-// flow.
+// The systems that the five papers measure themselves against. Each .cc opens with sources and data flow.
 
 #include "thinwire/registry.h"
 

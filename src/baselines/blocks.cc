@@ -15,10 +15,8 @@
 // Rounding is to the nearest step where a residual keeps the rest, and at random, unbiased, with
 // feedback=off.
 
-#include <stdexcept>
-
 #include "baselines/baselines.h"
-#include "baselines/block_options.h"
+#include "baselines/stochastic_quantizer.h"
 
 namespace thinwire {
 namespace {
@@ -42,18 +40,6 @@ class Blocks final : public Synchronizer {
 
 }  // namespace
 
-BlockCodes read_block_codes(const Options& options) {
-  const auto block = static_cast<std::size_t>(
-      options.integer("block", QuantizationScales::kAlignment, std::int64_t{1} << 32));
-  if (block % QuantizationScales::kAlignment != 0) {
-    throw std::invalid_argument("block=" + std::to_string(block) + ": give a multiple of " +
-                                std::to_string(QuantizationScales::kAlignment));
-  }
-  const auto bits = static_cast<std::size_t>(
-      options.integer("bits", QuantizationLevels::kLeastBits, QuantizationLevels::kMostBits));
-  return {QuantizationLevels::uniform(bits), block};
-}
-
 SystemInfo blocks_info() {
   SystemInfo info;
   info.name = "blocks";
@@ -63,7 +49,7 @@ SystemInfo blocks_info() {
   info.feedback_default = true;
   info.options = {{"bits", "8", "bits per element, sign included, 2 to 8"},
                   {"block", "256", "elements that share a scale, a multiple of 128"}};
-  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options& options, Inner) {
     return std::make_unique<Blocks>(read_block_codes(options));
   };
   return info;

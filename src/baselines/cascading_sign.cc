@@ -35,13 +35,7 @@ class CascadeCodec final : public RingCodec {
         gradient_(gradient),
         residual_(residual),
         step_(step),
-        ring_(ring),
-        longest_(gradient.size() / ring.size() + 1),
-        stride_((FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, longest_, 1) + 63) /
-                64 * 64),
-        segments_(step.workspace.take<std::byte>(ring.size() * stride_)),
-        receive_buffers_(step.workspace.take<std::byte>(kRingWindow * stride_)),
-        sums_(step.scratch.take<float>(longest_)) {}
+        ring_(ring) {}
 
   void start_gather() override { gathering_ = true; }
   bool finite() const { return headers_.finite(); }
@@ -120,11 +114,12 @@ class CascadeCodec final : public RingCodec {
   Span<const float> residual_;
   Step& step_;
   const RingGroup& ring_;
-  std::size_t longest_;
-  std::size_t stride_;
-  Span<std::byte> segments_;
-  Span<std::byte> receive_buffers_;
-  Span<float> sums_;
+  const std::size_t longest_ = gradient_.size() / ring_.size() + 1;
+  const std::size_t stride_ =
+      (FrameHeader::kBytes + frame_payload_bytes(FrameType::scaled_sign_bits, longest_, 1) + 63) / 64 * 64;
+  Span<std::byte> segments_ = step_.workspace.take<std::byte>(ring_.size() * stride_);
+  Span<std::byte> receive_buffers_ = step_.workspace.take<std::byte>(kRingWindow * stride_);
+  Span<float> sums_ = step_.scratch.take<float>(longest_);
   bool gathering_ = false;
 };
 
@@ -178,9 +173,7 @@ SystemInfo cascading_sign_info() {
       "recompression at every hop: the scheme that Marsit replaces; loses accuracy, diverges at 8 workers";
   info.paper = "Marsit, section 3.2 and appendix A";
   info.formula = "2 * sum of (ceil(len/8) + 8) over W-1 segments, about 2(W-1)/W * d/8";
-  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<CascadingSign>();
-  };
+  info.make = [](const Options&, Inner) { return std::make_unique<CascadingSign>(); };
   return info;
 }
 

@@ -2,7 +2,6 @@
 // The orthonormal discrete cosine transform (DCT-II) of small blocks, and its inverse. Additions and
 // multiplications in one fixed order and nothing else: the same bits on every machine.
 
-#include <cstddef>
 #include <vector>
 
 #include "thinwire/span.h"

@@ -132,18 +132,8 @@ class DemoStep {
         step_(step),
         cut_(step, gradient.size(), options),
         bucket_(bucket),
-        self_(static_cast<std::size_t>(step.communicator.rank())),
-        world_(static_cast<std::size_t>(step.communicator.size())),
-        blocks_(step.workspace.take<Block>(cut_.blocks())),
-        indices_(step.workspace.take<std::uint32_t>(cut_.sent() * world_)),
         gradient_(gradient),
-        residual_(residual),
-        host_gradient_(in_host_memory(gradient)),
-        host_residual_(in_host_memory(residual)),
-        mean_(step.workspace.take<float>(gradient.size())),
-        parts_(static_cast<std::size_t>(step.executor.concurrency())),
-        memory_(step.workspace.take<float>(parts_ * kBuffers * options.chunk * options.chunk)),
-        order_(step.workspace.take<std::uint32_t>(parts_ * options.chunk * options.chunk)) {
+        residual_(residual) {
     std::size_t used = 0;
     cut_.for_each([&](const Block& block) {
       blocks_[used++] = block;
@@ -189,12 +179,11 @@ class DemoStep {
   /// body(block, buffers) for all blocks, on several threads.
   template <class Body>
   void for_each_block(Body&& body) {
-    const std::size_t area = options_.chunk * options_.chunk;
     step_.executor.parallel_for(parts_, 1, [&](std::size_t begin, std::size_t end) {
       for (std::size_t part = begin; part < end; ++part) {
-        const auto memory = memory_.subspan(part * kBuffers * area, kBuffers * area);
-        const Buffers buffers{memory.first(area), memory.subspan(area, area),
-                              order_.subspan(part * area, area)};
+        const auto memory = memory_.subspan(part * kBuffers * area_, kBuffers * area_);
+        const Buffers buffers{memory.first(area_), memory.subspan(area_, area_),
+                              order_.subspan(part * area_, area_)};
         const std::size_t first = part_begin(blocks_.size(), parts_, part);
         const std::size_t count = part_size(blocks_.size(), parts_, part);
         for (const Block& block : blocks_.subspan(first, count)) body(block, buffers);
@@ -339,19 +328,21 @@ class DemoStep {
   Step& step_;
   BlockCut<Step> cut_;
   BucketId bucket_;
-  std::size_t self_;
-  std::size_t world_;
-  Span<Block> blocks_;
-  Span<const CodedFrame> sent_by_{};  // all ranks'
-  Span<std::uint32_t> indices_;       // of all ranks, one behind the other
   Span<float> gradient_;
   Span<float> residual_;
-  Span<float> host_gradient_;  // the same in host memory
-  Span<float> host_residual_;
-  Span<float> mean_;
-  std::size_t parts_;
-  Span<float> memory_;
-  Span<std::uint32_t> order_;
+  const std::size_t self_ = static_cast<std::size_t>(step_.communicator.rank());
+  const std::size_t world_ = static_cast<std::size_t>(step_.communicator.size());
+  Span<Block> blocks_ = step_.workspace.take<Block>(cut_.blocks());
+  Span<const CodedFrame> sent_by_{};  // all ranks'
+  /// Of all ranks, one behind the other.
+  Span<std::uint32_t> indices_ = step_.workspace.take<std::uint32_t>(cut_.sent() * world_);
+  Span<float> host_gradient_ = in_host_memory(gradient_);
+  Span<float> host_residual_ = in_host_memory(residual_);
+  Span<float> mean_ = step_.workspace.take<float>(gradient_.size());
+  const std::size_t parts_ = static_cast<std::size_t>(step_.executor.concurrency());
+  const std::size_t area_ = options_.chunk * options_.chunk;
+  Span<float> memory_ = step_.workspace.take<float>(parts_ * kBuffers * area_);
+  Span<std::uint32_t> order_ = step_.workspace.take<std::uint32_t>(parts_ * area_);
 };
 
 class Demo final : public Synchronizer {

@@ -8,7 +8,6 @@
 // Every rank delivers the same elements. Nothing is saved on the wire: R * 4 d bytes, R = 2(W-1)/W.
 
 #include "baselines/baselines.h"
-#include "core/partition.h"
 #include "systems/sketched_sgd/contenders.h"
 
 namespace thinwire {
@@ -46,7 +45,7 @@ SystemInfo global_top_k_info() {
   info.incomparable = units_of_global_top_k;
   info.momentum_option = "momentum";
   info.options = global_top_k_options();
-  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+  info.make = [](const Options& options, Inner) {
     return with_momentum_and_rate(options, std::make_unique<GlobalTopK>(read_global_top_k(options)));
   };
   return info;

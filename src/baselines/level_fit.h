@@ -11,7 +11,6 @@
 // the data.
 
 #include <array>
-#include <cstddef>
 
 #include "thinwire/span.h"
 

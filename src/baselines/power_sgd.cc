@@ -44,9 +44,8 @@
 #include <vector>
 
 #include "baselines/baselines.h"
-#include "baselines/block_options.h"
+#include "baselines/stochastic_quantizer.h"
 #include "core/bucket_states.h"
-#include "core/partition.h"
 #include "core/philox.h"
 #include "exchange/block_average.h"
 #include "exchange/collectives.h"
@@ -199,57 +198,6 @@ class ExecutorView {
   Span<float> view_;
 };
 
-class PowerSgd final : public Synchronizer {
- public:
-  PowerSgd(std::size_t rank, const Codes& codes) : rank_(rank), codes_(codes) {}
-
-  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override;
-
-  std::uint64_t payload_bytes(const Workload& workload) const override {
-    if (workload.world_size == 1) return 0;
-    const Plan plan(workload.parameter_ends, workload.parameter_rows, workload.elements, rank_,
-                    codes_.has_value());
-    const std::size_t first = plan.exact() + plan.left();
-    if (codes_) {
-      return block_average_bytes(first, workload.world_size, workload.rank, codes_->left) +
-             block_average_bytes(plan.right(), workload.world_size, workload.rank, codes_->right);
-    }
-    return workload.ring_sent_bytes(first, sizeof(float)) +
-           workload.ring_sent_bytes(plan.right(), sizeof(float));
-  }
-
-  void save(BucketWriter& writer) const override;
-  void load(const BucketReader& reader) override;
-  void keep_step(BucketId bucket) override { states_.keep(bucket); }
-  void undo_step(BucketId bucket) override { states_.undo(bucket); }
-
- private:
-  /// Right factors that the next step starts from, one matrix after the other.
-  struct State {
-    std::vector<std::size_t> parameters;  // that are matrices, by position in the bucket
-    std::vector<std::size_t> ends;        // of their factors
-    std::vector<float> right;
-
-    void add(std::size_t parameter, std::size_t floats) {
-      parameters.push_back(parameter);
-      right.resize(right.size() + floats);
-      ends.push_back(right.size());
-    }
-  };
-
-  State& open(BucketId bucket, const Plan& plan, const Step& step);
-  void keep(Span<const float> right, const Plan& plan, BucketId bucket, const Step& step);
-
-  RandomStream stream(const Step& step, BucketId bucket, std::size_t parameter, std::size_t column) const {
-    return random_stream(step.seed, step.index, bucket, RandomPurpose::low_rank,
-                         static_cast<std::uint32_t>(parameter), static_cast<std::uint32_t>(column));
-  }
-
-  std::size_t rank_;
-  Codes codes_;
-  BucketStates<State> states_;
-};
-
 /// One step: the sums of both factors, and what they make.
 class PowerSgdStep {
  public:
@@ -261,12 +209,7 @@ class PowerSgdStep {
         bucket_(bucket),
         gradient_(gradient),
         residual_(residual),
-        step_(step),
-        first_(step.workspace.take<float>(plan.exact() + plan.left())),
-        right_(step.workspace.take<float>(plan.right())),
-        first_view_(step, first_),
-        right_view_(step, right_),
-        chunks_(plan.exact_chunks(step.workspace)) {}
+        step_(step) {}
 
   /// Algorithm 1 from the right factors `start`. Fills in the report.
   void run(Span<float> start) {
@@ -418,107 +361,152 @@ class PowerSgdStep {
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
-  Span<float> first_;  // what travels as it is, then all left factors
-  Span<float> right_;
-  ExecutorView first_view_;
-  ExecutorView right_view_;
-  Span<const VectorChunk> chunks_;
+  /// What travels as it is, then all left factors.
+  Span<float> first_ = step_.workspace.take<float>(plan_.exact() + plan_.left());
+  Span<float> right_ = step_.workspace.take<float>(plan_.right());
+  ExecutorView first_view_{step_, first_};
+  ExecutorView right_view_{step_, right_};
+  Span<const VectorChunk> chunks_ = plan_.exact_chunks(step_.workspace);
   // With codes and a residual: what they left out, and this rank's own right factors.
   Span<float> first_code_error_;
   Span<float> right_code_error_;
   Span<float> own_right_;
 };
 
-void PowerSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
-  require_matching(gradient, residual);
-  const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_, codes_.has_value());
-  State& state = open(bucket, plan, step);
-  PowerSgdStep one(plan, rank_, codes_, bucket, gradient, residual, step);
-  one.run(state.right);
-  if (step.report.finite) keep(one.right(), plan, bucket, step);
-}
+class PowerSgd final : public Synchronizer {
+ public:
+  PowerSgd(std::size_t rank, const Codes& codes) : rank_(rank), codes_(codes) {}
 
-/// The bucket's state, drawn when the bucket comes for the first time.
-PowerSgd::State& PowerSgd::open(BucketId bucket, const Plan& plan, const Step& step) {
-  const bool created = !states_.contains(bucket);
-  State& state = states_.open(bucket);
-  if (created) {
-    plan.for_each_matrix(
-        [&](const Cut& cut, std::size_t, std::size_t) { state.add(cut.parameter, rank_ * cut.right()); });
-    plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
-      const auto all = Span<float>(state.right);
-      for (std::size_t k = 0; k < rank_; ++k) {
-        draw(all.subspan(at_right + k * cut.right(), cut.right()), stream(step, bucket, cut.parameter, k));
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_, codes_.has_value());
+    State& state = open(bucket, plan, step);
+    PowerSgdStep one(plan, rank_, codes_, bucket, gradient, residual, step);
+    one.run(state.right);
+    if (step.report.finite) keep(one.right(), plan, bucket, step);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.world_size == 1) return 0;
+    const Plan plan(workload.parameter_ends, workload.parameter_rows, workload.elements, rank_,
+                    codes_.has_value());
+    const std::size_t first = plan.exact() + plan.left();
+    if (codes_) {
+      return block_average_bytes(first, workload.world_size, workload.rank, codes_->left) +
+             block_average_bytes(plan.right(), workload.world_size, workload.rank, codes_->right);
+    }
+    return workload.ring_sent_bytes(first, sizeof(float)) +
+           workload.ring_sent_bytes(plan.right(), sizeof(float));
+  }
+
+  void save(BucketWriter& writer) const override {
+    states_.for_each([&](BucketId bucket, const State& state) {
+      const auto right = Span<const float>(state.right);
+      std::size_t begin = 0;
+      for (std::size_t i = 0; i < state.parameters.size(); ++i) {
+        writer.array(kRightFactor, bucket, state.parameters[i], right.subspan(begin, state.ends[i] - begin));
+        begin = state.ends[i];
       }
     });
   }
-  if (state.right.size() != plan.right()) {
-    throw std::invalid_argument("bucket " + std::to_string(bucket) + " had parameters of other sizes in " +
-                                "earlier steps: a bucket keeps its parameters");
-  }
-  return state;
-}
 
-/// What the next step starts from.
-void PowerSgd::keep(Span<const float> right, const Plan& plan, BucketId bucket, const Step& step) {
-  State& state = states_.open(bucket);
-  plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
-    for (std::size_t k = 0; k < rank_; ++k) {
-      const std::size_t begin = at_right + k * cut.right();
-      const auto column = right.subspan(begin, cut.right());
-      const auto kept = Span<float>(state.right).subspan(begin, cut.right());
-      double squares = 0;
-      for (const float value : column) squares += static_cast<double>(value) * static_cast<double>(value);
-      if (squares == 0) {
-        draw(kept, stream(step, bucket, cut.parameter, k));
-        continue;
+  void load(const BucketReader& reader) override {
+    std::map<BucketId, State> loaded;
+    for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+      State state;
+      std::size_t found = 0;
+      std::size_t missing = 0;
+      for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
+        const Parameter& parameter = reader.parameter(bucket, i);
+        const MatrixShape shape = shape_of(parameter.elements, parameter.rows, rank_);
+        if (shape.rows == 0) continue;
+        const std::size_t begin = state.right.size();
+        const std::size_t floats = rank_ * (codes_ ? std::max(shape.rows, shape.columns) : shape.columns);
+        state.add(i, floats);
+        const bool there =
+            reader.array(kRightFactor, bucket, i, Span<float>(state.right).subspan(begin, floats));
+        if (!there) missing = i;
+        found += there ? 1 : 0;
       }
-      const double factor = 1 / std::sqrt(squares);
-      for (std::size_t j = 0; j < column.size(); ++j) {
-        kept[j] = static_cast<float>(static_cast<double>(column[j]) * factor);
+      if (found == 0) continue;  // saved before the bucket's first step
+      if (found != state.parameters.size()) {
+        throw std::runtime_error("the state has no right factor of parameter '" +
+                                 reader.parameter(bucket, missing).name + "', but of others of its bucket");
       }
+      loaded[bucket] = std::move(state);
     }
-  });
-}
-
-void PowerSgd::save(BucketWriter& writer) const {
-  states_.for_each([&](BucketId bucket, const State& state) {
-    const auto right = Span<const float>(state.right);
-    std::size_t begin = 0;
-    for (std::size_t i = 0; i < state.parameters.size(); ++i) {
-      writer.array(kRightFactor, bucket, state.parameters[i], right.subspan(begin, state.ends[i] - begin));
-      begin = state.ends[i];
-    }
-  });
-}
-
-void PowerSgd::load(const BucketReader& reader) {
-  std::map<BucketId, State> loaded;
-  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
-    State state;
-    std::size_t found = 0;
-    std::size_t missing = 0;
-    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
-      const Parameter& parameter = reader.parameter(bucket, i);
-      const MatrixShape shape = shape_of(parameter.elements, parameter.rows, rank_);
-      if (shape.rows == 0) continue;
-      const std::size_t begin = state.right.size();
-      const std::size_t floats = rank_ * (codes_ ? std::max(shape.rows, shape.columns) : shape.columns);
-      state.add(i, floats);
-      const bool there =
-          reader.array(kRightFactor, bucket, i, Span<float>(state.right).subspan(begin, floats));
-      if (!there) missing = i;
-      found += there ? 1 : 0;
-    }
-    if (found == 0) continue;  // saved before the bucket's first step
-    if (found != state.parameters.size()) {
-      throw std::runtime_error("the state has no right factor of parameter '" +
-                               reader.parameter(bucket, missing).name + "', but of others of its bucket");
-    }
-    loaded[bucket] = std::move(state);
+    states_.assign(std::move(loaded));
   }
-  states_.assign(std::move(loaded));
-}
+
+  void keep_step(BucketId bucket) override { states_.keep(bucket); }
+  void undo_step(BucketId bucket) override { states_.undo(bucket); }
+
+ private:
+  /// Right factors that the next step starts from, one matrix after the other.
+  struct State {
+    std::vector<std::size_t> parameters;  // that are matrices, by position in the bucket
+    std::vector<std::size_t> ends;        // of their factors
+    std::vector<float> right;
+
+    void add(std::size_t parameter, std::size_t floats) {
+      parameters.push_back(parameter);
+      right.resize(right.size() + floats);
+      ends.push_back(right.size());
+    }
+  };
+
+  /// The bucket's state, drawn when the bucket comes for the first time.
+  State& open(BucketId bucket, const Plan& plan, const Step& step) {
+    const bool created = !states_.contains(bucket);
+    State& state = states_.open(bucket);
+    if (created) {
+      plan.for_each_matrix(
+          [&](const Cut& cut, std::size_t, std::size_t) { state.add(cut.parameter, rank_ * cut.right()); });
+      plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
+        const auto all = Span<float>(state.right);
+        for (std::size_t k = 0; k < rank_; ++k) {
+          draw(all.subspan(at_right + k * cut.right(), cut.right()), stream(step, bucket, cut.parameter, k));
+        }
+      });
+    }
+    if (state.right.size() != plan.right()) {
+      throw std::invalid_argument("bucket " + std::to_string(bucket) + " had parameters of other sizes in " +
+                                  "earlier steps: a bucket keeps its parameters");
+    }
+    return state;
+  }
+
+  /// What the next step starts from.
+  void keep(Span<const float> right, const Plan& plan, BucketId bucket, const Step& step) {
+    State& state = states_.open(bucket);
+    plan.for_each_matrix([&](const Cut& cut, std::size_t, std::size_t at_right) {
+      for (std::size_t k = 0; k < rank_; ++k) {
+        const std::size_t begin = at_right + k * cut.right();
+        const auto column = right.subspan(begin, cut.right());
+        const auto kept = Span<float>(state.right).subspan(begin, cut.right());
+        double squares = 0;
+        for (const float value : column) squares += static_cast<double>(value) * static_cast<double>(value);
+        if (squares == 0) {
+          draw(kept, stream(step, bucket, cut.parameter, k));
+          continue;
+        }
+        const double factor = 1 / std::sqrt(squares);
+        for (std::size_t j = 0; j < column.size(); ++j) {
+          kept[j] = static_cast<float>(static_cast<double>(column[j]) * factor);
+        }
+      }
+    });
+  }
+
+  RandomStream stream(const Step& step, BucketId bucket, std::size_t parameter, std::size_t column) const {
+    return random_stream(step.seed, step.index, bucket, RandomPurpose::low_rank,
+                         static_cast<std::uint32_t>(parameter), static_cast<std::uint32_t>(column));
+  }
+
+  std::size_t rank_;
+  Codes codes_;
+  BucketStates<State> states_;
+};
 
 }  // namespace
 

@@ -50,37 +50,34 @@ class FixedLevels final : public Synchronizer {
   QuantizationLevels levels_;
 };
 
-}  // namespace
-
-SystemInfo qsgd_info() {
+SystemInfo fixed_info(const std::string& norm, QuantizationLevels (*levels)(std::size_t bits)) {
   SystemInfo info;
-  info.name = "qsgd";
-  info.summary = "random rounding to equal steps of a chunk's norm, unbiased";
-  info.paper = "Alistarh et al., QSGD, NeurIPS 2017";
   info.formula = "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk))";
   info.turns_residual = true;
   info.reduce_scatters = true;
-  info.options = chunked_options("max");
-  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
+  info.options = chunked_options(norm);
+  info.make = [levels](const Options& options, Inner) {
     const ChunkedQuantization chunked = read_chunked_options(options);
-    return std::make_unique<FixedLevels>(chunked, QuantizationLevels::uniform(chunked.bits));
+    return std::make_unique<FixedLevels>(chunked, levels(chunked.bits));
   };
   return info;
 }
 
+}  // namespace
+
+SystemInfo qsgd_info() {
+  SystemInfo info = fixed_info("max", QuantizationLevels::uniform);
+  info.name = "qsgd";
+  info.summary = "random rounding to equal steps of a chunk's norm, unbiased";
+  info.paper = "Alistarh et al., QSGD, NeurIPS 2017";
+  return info;
+}
+
 SystemInfo nuqsgd_info() {
-  SystemInfo info;
+  SystemInfo info = fixed_info("l2", QuantizationLevels::halving);
   info.name = "nuqsgd";
   info.summary = "random rounding to powers of 1/2 of a chunk's norm, unbiased";
   info.paper = "Ramezani-Kebrya et al., NUQSGD, JMLR 2021";
-  info.formula = "(W-1) * (ceil(bits d/8) + 4 ceil(d/chunk))";
-  info.turns_residual = true;
-  info.reduce_scatters = true;
-  info.options = chunked_options("l2");
-  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
-    const ChunkedQuantization chunked = read_chunked_options(options);
-    return std::make_unique<FixedLevels>(chunked, QuantizationLevels::halving(chunked.bits));
-  };
   return info;
 }
 

@@ -66,17 +66,7 @@ class VoteCodec final : public RingCodec {
         gradient_(gradient),
         residual_(residual),
         step_(step),
-        ring_(ring),
-        world_(static_cast<std::uint32_t>(ring.size())),
-        most_bytes_((std::min(kChunkElements, gradient.size() / ring.size() + 1) + 63) / 64 * 8),
-        votes_(step.workspace, gradient.size(), ring.size(), kChunkElements,
-               most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
-        bits_(step.workspace, gradient.size(), ring.size(), kChunkElements, most_bytes_),
-        receive_stride_(FrameHeader::kBytes + most_bytes_ * static_cast<std::size_t>(vote_planes(world_))),
-        receive_buffers_(step.workspace.take<std::byte>(kRingWindow * receive_stride_)),
-        planes_(step.workspace.take<std::uint64_t>(most_bytes_ / 8 *
-                                                   static_cast<std::size_t>(vote_planes(world_)))),
-        own_(step.workspace.take<std::uint64_t>(most_bytes_ / 8)) {}
+        ring_(ring) {}
 
   void start_gather() override { gathering_ = true; }
   Span<std::uint64_t> words(const RingChunk& chunk) const {
@@ -173,14 +163,17 @@ class VoteCodec final : public RingCodec {
   Span<const float> residual_;
   Step& step_;
   const RingGroup& ring_;
-  std::uint32_t world_;
-  std::size_t most_bytes_;  // of one plane of the largest chunk, in whole words
-  ChunkFrames votes_;
-  ChunkFrames bits_;
-  std::size_t receive_stride_;
-  Span<std::byte> receive_buffers_;
-  Span<std::uint64_t> planes_;
-  Span<std::uint64_t> own_;
+  const std::uint32_t world_ = static_cast<std::uint32_t>(ring_.size());
+  /// Of one plane of the largest chunk, in whole words, and of all planes.
+  const std::size_t most_bytes_ =
+      (std::min(kChunkElements, gradient_.size() / ring_.size() + 1) + 63) / 64 * 8;
+  const std::size_t most_planes_bytes_ = most_bytes_ * static_cast<std::size_t>(vote_planes(world_));
+  ChunkFrames votes_{step_.workspace, gradient_.size(), ring_.size(), kChunkElements, most_planes_bytes_};
+  ChunkFrames bits_{step_.workspace, gradient_.size(), ring_.size(), kChunkElements, most_bytes_};
+  const std::size_t receive_stride_ = FrameHeader::kBytes + most_planes_bytes_;
+  Span<std::byte> receive_buffers_ = step_.workspace.take<std::byte>(kRingWindow * receive_stride_);
+  Span<std::uint64_t> planes_ = step_.workspace.take<std::uint64_t>(most_planes_bytes_ / 8);
+  Span<std::uint64_t> own_ = step_.workspace.take<std::uint64_t>(most_bytes_ / 8);
   bool gathering_ = false;
 };
 

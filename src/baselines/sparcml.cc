@@ -38,9 +38,7 @@ SystemInfo sparcml_info() {
   info.formula = "sum over stages i < log2 W of 8 |U_(2^i)|";
   info.lossless = true;
   info.takes_rows = true;
-  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<SparCml>();
-  };
+  info.make = [](const Options&, Inner) { return std::make_unique<SparCml>(); };
   return info;
 }
 

@@ -1,50 +1,52 @@
 #include "baselines/stochastic_quantizer.h"
 
 #include <stdexcept>
-#include <string>
 
 #include "exchange/reduce_scatter.h"
 #include "kernels/codes/quantize.h"
 
 namespace thinwire {
+
+RoundingCoder::RoundingCoder(BucketId bucket, Step& step, const QuantizationLevels& levels,
+                             const QuantizationScales& scales, Span<const float> gradient,
+                             Span<const float> residual)
+    : executor_(step.executor),
+      workspace_(step.workspace),
+      stream_(random_stream(step.seed, step.index, bucket, RandomPurpose::rounding,
+                            static_cast<std::uint32_t>(step.communicator.rank()))),
+      levels_(levels),
+      scales_(scales),
+      gradient_(gradient),
+      residual_(residual) {}
+
+double RoundingCoder::average(Executor& executor, Span<const CodedFrame> frames, std::size_t self,
+                              Span<float> gradient, ResidualSpan residual) const {
+  const auto vectors = workspace_.take<QuantizedVector>(frames.size());
+  for (std::size_t rank = 0; rank < frames.size(); ++rank) {
+    vectors[rank] = {frames[rank].table(), frames[rank].codes()};
+  }
+  return average_dequantized(executor, levels_, scales_, vectors, self, gradient, residual);
+}
+
 namespace {
 
-class ChunkCoder final : public Coder {
+class ChunkCoder final : public RoundingCoder {
  public:
   ChunkCoder(BucketId bucket, Step& step, const ChunkedQuantization& chunked,
              const QuantizationLevels& levels, Span<const float> gradient, Span<const float> residual,
              std::size_t part = 0)
-      : executor_(step.executor),
-        workspace_(step.workspace),
-        stream_(rounding_stream(bucket, step)),
-        chunked_(chunked),
-        levels_(levels),
-        gradient_(gradient),
-        residual_(residual) {
+      : RoundingCoder(bucket, step, levels, {.chunk = chunked.chunk}, gradient, residual),
+        norm_(chunked.norm) {
     stream_.hop = static_cast<std::uint32_t>(part);
   }
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
-    return quantize_chunks(executor_, stream_, levels_, chunked_.norm, chunked_.chunk, gradient_, residual_,
-                           table, codes);
-  }
-
-  void prepare(std::size_t, Span<const float> table) override { require_norms(table); }
-
-  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
-                 ResidualSpan residual) const override {
-    return average_dequantized(executor, levels_, {.chunk = chunked_.chunk},
-                               quantized_vectors(workspace_, frames), self, gradient, residual);
+    return quantize_chunks(executor_, stream_, levels_, norm_, scales_.chunk, gradient_, residual_, table,
+                           codes);
   }
 
  private:
-  Executor& executor_;
-  Workspace& workspace_;
-  RandomStream stream_;
-  const ChunkedQuantization& chunked_;
-  const QuantizationLevels& levels_;
-  Span<const float> gradient_;
-  Span<const float> residual_;
+  QuantizationNorm norm_;
 };
 
 }  // namespace
@@ -55,32 +57,29 @@ std::vector<OptionInfo> chunked_options(const std::string& norm) {
           {"chunk", "8192", "elements that share a norm, a multiple of 128"}};
 }
 
-ChunkedQuantization read_chunked_options(const Options& options) {
-  ChunkedQuantization chunked;
-  chunked.bits = static_cast<std::size_t>(
+static std::size_t read_bits(const Options& options) {
+  return static_cast<std::size_t>(
       options.integer("bits", QuantizationLevels::kLeastBits, QuantizationLevels::kMostBits));
-  chunked.norm =
-      options.choice("norm", {"max", "l2"}) == "max" ? QuantizationNorm::largest : QuantizationNorm::l2;
-  chunked.chunk = static_cast<std::size_t>(
-      options.integer("chunk", QuantizationScales::kAlignment, std::int64_t{1} << 32));
-  if (chunked.chunk % QuantizationScales::kAlignment != 0) {
-    throw std::invalid_argument("chunk=" + std::to_string(chunked.chunk) + ": give a multiple of " +
-                                std::to_string(QuantizationScales::kAlignment));
-  }
-  return chunked;
 }
 
-RandomStream rounding_stream(BucketId bucket, const Step& step) {
-  return random_stream(step.seed, step.index, bucket, RandomPurpose::rounding,
-                       static_cast<std::uint32_t>(step.communicator.rank()));
+/// Elements that share a scale.
+static std::size_t read_run(const Options& options, const std::string& name) {
+  constexpr std::size_t kUnit = QuantizationScales::kAlignment;
+  const auto elements = static_cast<std::size_t>(options.integer(name, kUnit, std::int64_t{1} << 32));
+  if (elements % kUnit == 0) return elements;
+  throw std::invalid_argument(name + "=" + std::to_string(elements) + ": give a multiple of " +
+                              std::to_string(kUnit));
 }
 
-Span<const QuantizedVector> quantized_vectors(Workspace& workspace, Span<const CodedFrame> frames) {
-  const auto vectors = workspace.take<QuantizedVector>(frames.size());
-  for (std::size_t rank = 0; rank < frames.size(); ++rank) {
-    vectors[rank] = {frames[rank].table(), frames[rank].codes()};
-  }
-  return vectors;
+BlockCodes read_block_codes(const Options& options) {
+  const std::size_t block = read_run(options, "block");
+  return {QuantizationLevels::uniform(read_bits(options)), block};
+}
+
+ChunkedQuantization read_chunked_options(const Options& options) {
+  const std::size_t bits = read_bits(options);
+  const bool largest = options.choice("norm", {"max", "l2"}) == "max";
+  return {bits, read_run(options, "chunk"), largest ? QuantizationNorm::largest : QuantizationNorm::l2};
 }
 
 void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,

@@ -1,6 +1,6 @@
 #pragma once
-// What QSGD, NUQSGD, ALQ and AMQ have in common: chunks of a bucket, a norm for each, random rounding to
-// levels between 0 and the norm. They differ in where the levels lie.
+// What QSGD, NUQSGD, ALQ, AMQ and TernGrad have in common: random rounding to levels between 0 and a norm.
+// The first four have a norm for each chunk of a bucket and differ in where the levels lie.
 
 #include <string>
 #include <vector>
@@ -24,15 +24,34 @@ struct ChunkedQuantization {
   }
 };
 
+/// The options bits and block, wherever floats travel in codes. Throws std::invalid_argument where bits is
+/// not 2 to 8, or block no multiple of 128.
+BlockCodes read_block_codes(const Options& options);
+
 /// The options bits, norm and chunk.
 std::vector<OptionInfo> chunked_options(const std::string& norm);
 ChunkedQuantization read_chunked_options(const Options& options);
 
-/// This rank's random numbers for rounding.
-RandomStream rounding_stream(BucketId bucket, const Step& step);
+/// Codes that are rounded by this rank's random numbers, and norms as their table.
+class RoundingCoder : public Coder {
+ public:
+  void prepare(std::size_t, Span<const float> table) override { require_norms(table); }
+  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
+                 ResidualSpan residual) const override;
 
-/// The frames with their tables as norms, in the workspace.
-Span<const QuantizedVector> quantized_vectors(Workspace& workspace, Span<const CodedFrame> frames);
+ protected:
+  /// scales: which elements share a norm.
+  RoundingCoder(BucketId bucket, Step& step, const QuantizationLevels& levels,
+                const QuantizationScales& scales, Span<const float> gradient, Span<const float> residual);
+
+  Executor& executor_;
+  Workspace& workspace_;
+  RandomStream stream_;
+  const QuantizationLevels& levels_;
+  QuantizationScales scales_;
+  Span<const float> gradient_;
+  Span<const float> residual_;
+};
 
 /// average_coded with these levels, which have as many bits as `chunked`.
 void average_quantized(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,

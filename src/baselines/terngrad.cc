@@ -30,18 +30,11 @@
 namespace thinwire {
 namespace {
 
-class TernaryCoder final : public Coder {
+class TernaryCoder final : public RoundingCoder {
  public:
   TernaryCoder(BucketId bucket, Step& step, const QuantizationLevels& levels, float clip,
                Span<const std::size_t> ends, Span<const float> gradient, Span<const float> residual)
-      : executor_(step.executor),
-        workspace_(step.workspace),
-        stream_(rounding_stream(bucket, step)),
-        levels_(levels),
-        clip_(clip),
-        ends_(ends),
-        gradient_(gradient),
-        residual_(residual) {}
+      : RoundingCoder(bucket, step, levels, {.ends = ends}, gradient, residual), clip_(clip), ends_(ends) {}
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
     const auto squares = workspace_.take<double>(clip_ == 0 ? 0 : ends_.size());
@@ -58,28 +51,14 @@ class TernaryCoder final : public Coder {
     return true;
   }
 
-  void prepare(std::size_t, Span<const float> table) override { require_norms(table); }
-
-  double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
-                 ResidualSpan residual) const override {
-    return average_dequantized(executor, levels_, {.ends = ends_}, quantized_vectors(workspace_, frames),
-                               self, gradient, residual);
-  }
-
  private:
   float clipped(float largest, double mean_square) const {
     return static_cast<float>(
         std::min(static_cast<double>(largest), static_cast<double>(clip_) * std::sqrt(mean_square)));
   }
 
-  Executor& executor_;
-  Workspace& workspace_;
-  RandomStream stream_;
-  const QuantizationLevels& levels_;
   float clip_;
   Span<const std::size_t> ends_;
-  Span<const float> gradient_;
-  Span<const float> residual_;
 };
 
 class TernGrad final : public Synchronizer {

@@ -43,11 +43,13 @@ void Communicator::set_deadline(std::chrono::duration<double> deadline) {
   deadline_ = deadline;
 }
 
+static std::chrono::duration<double> above_0(std::chrono::duration<double> limit, const char* what) {
+  if (limit.count() > 0) return limit;
+  throw std::invalid_argument(what + (" of " + std::to_string(limit.count())) + " s: it must be above 0");
+}
+
 void Communicator::set_step_limit(std::chrono::duration<double> limit) {
-  if (!(limit.count() > 0)) {
-    throw std::invalid_argument("step limit of " + std::to_string(limit.count()) + " s: it must be above 0");
-  }
-  step_limit_ = limit;
+  step_limit_ = above_0(limit, "step limit");
 }
 
 std::chrono::duration<double> Communicator::step_limit() const {
@@ -56,11 +58,7 @@ std::chrono::duration<double> Communicator::step_limit() const {
 }
 
 void Communicator::set_silence_limit(std::chrono::duration<double> limit) {
-  if (!(limit.count() > 0)) {
-    throw std::invalid_argument("silence limit of " + std::to_string(limit.count()) +
-                                " s: it must be above 0");
-  }
-  silence_limit_ = limit;
+  silence_limit_ = above_0(limit, "silence limit");
 }
 
 std::chrono::duration<double> Communicator::silence_limit() const {

@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <exception>
 #include <string>
-#include <type_traits>
 
 #include "comm/message_tags.h"
 #include "core/content_hash.h"

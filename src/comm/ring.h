@@ -13,8 +13,6 @@
 // Positions and segments count modulo the ring's size.
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 
 #include "core/partition.h"
 #include "thinwire/communicator.h"

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <condition_variable>
-#include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>

@@ -3,13 +3,13 @@
 #include <pthread.h>
 
 #include <cmath>
-#include <ctime>
 #include <deque>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "comm/virtual_hub.h"
+#include "core/cpu_clock.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {
@@ -17,12 +17,6 @@ namespace {
 
 /// Systems keep what is large on the heap; with the usual 8 MiB, address space would limit a thousand ranks.
 constexpr std::size_t kStackBytes = std::size_t{4} << 20;
-
-double thread_cpu_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 }  // namespace
 
@@ -34,7 +28,7 @@ class VirtualCommunicator::Entry {
       communicator.hub_.advance(communicator.rank(), communicator.uncharged_seconds());
   }
   ~Entry() {
-    if (communicator_.cpu_factor_ > 0) communicator_.cpu_seen_ = thread_cpu_seconds();
+    if (communicator_.cpu_factor_ > 0) communicator_.cpu_seen_ = cpu_seconds();
   }
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
@@ -47,7 +41,7 @@ VirtualCommunicator::VirtualCommunicator(VirtualHub& hub, int rank)
     : Communicator(rank, hub.workers()), hub_(hub) {}
 
 double VirtualCommunicator::uncharged_seconds() const {
-  return cpu_factor_ > 0 ? (thread_cpu_seconds() - cpu_seen_) * cpu_factor_ : 0;
+  return cpu_factor_ > 0 ? (cpu_seconds() - cpu_seen_) * cpu_factor_ : 0;
 }
 
 double VirtualCommunicator::now_seconds() const {

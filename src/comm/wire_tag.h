@@ -3,7 +3,6 @@
 // message is longer than its receiver. Two sizes whose numbers differ never meet: they just time out, which
 // is an error that a program can handle.
 
-#include <cstddef>
 #include <stdexcept>
 #include <string>
 

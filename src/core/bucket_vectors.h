@@ -3,7 +3,6 @@
 // the executor that works on them. keep() and undo() make a step all or nothing: what was kept is what undo()
 // returns to. What load() reads and erase() drops is a change like others until it is kept.
 
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <vector>

@@ -1,6 +1,5 @@
 #include "thinwire/state_changes.h"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>

@@ -1,8 +1,6 @@
 #pragma once
 // Copies for who has no executor.
 
-#include <cstddef>
-
 #include "thinwire/span.h"
 
 namespace thinwire {

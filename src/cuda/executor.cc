@@ -1,8 +1,6 @@
 #include "cuda/executor.h"
 
-#include <cstdint>
 #include <cstring>
-#include <new>
 #include <stdexcept>
 #include <string>
 

@@ -2,7 +2,6 @@
 // A stream of a CUDA device with the memory that its kernels need beside their operands.
 
 #include <memory>
-#include <utility>
 
 #include "cuda/runtime.h"
 #include "thinwire/cuda.h"
@@ -100,6 +99,13 @@ class Scratch {
   cudaStream_t stream_;
 };
 
+/// Submits a copy of `count` values between memories of any kind. error: what is said of one that fails.
+template <class T>
+void submit_copy(CudaExecutor& executor, const T* from, T* to, std::size_t count, const char* error) {
+  if (count == 0) return;
+  check(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, executor.stream()), error);
+}
+
 /// One operand of a kernel where kernels reach it; a null pointer where it is empty. Memory of the device and
 /// pinned memory is used as it lies; other memory of the host is copied to the device and, unless T is const,
 /// back at the end of the call.
@@ -115,17 +121,14 @@ class Operand {
     if (attributes.type != cudaMemoryTypeUnregistered) return;
     copy_ = std::make_unique<Scratch<std::remove_const_t<T>>>(executor, span.size());
     data_ = copy_->data();
-    check(
-        cudaMemcpyAsync(copy_->data(), span.data(), span.size_bytes(), cudaMemcpyDefault, executor.stream()),
-        "an operand could not be copied");
+    submit_copy<std::remove_const_t<T>>(executor, span.data(), copy_->data(), span.size(),
+                                        "an operand could not be copied");
   }
   /// After the kernels were submitted, before finish().
   void write_back() {
     if constexpr (!std::is_const_v<T>) {
       if (copy_ == nullptr) return;
-      check(cudaMemcpyAsync(span_.data(), copy_->data(), span_.size_bytes(), cudaMemcpyDefault,
-                            executor_.stream()),
-            "a result could not be copied");
+      submit_copy<T>(executor_, copy_->data(), span_.data(), span_.size(), "a result could not be copied");
     }
   }
 

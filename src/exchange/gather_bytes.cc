@@ -1,6 +1,5 @@
 #include "exchange/gather_bytes.h"
 
-#include <cstdint>
 #include <numeric>
 
 #include "thinwire/errors.h"

@@ -1,7 +1,6 @@
 #pragma once
 // What ranks tell each other outside of a bucket's step.
 
-#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>

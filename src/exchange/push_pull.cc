@@ -1,7 +1,6 @@
 #include "exchange/push_pull.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -31,19 +30,7 @@ double imbalance_of(Span<const T> counts) {
 
 PushPull::PushPull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme,
                    Step& step)
-    : bucket_(bucket),
-      own_(own),
-      scheme_(scheme),
-      step_(step),
-      executor_(step.executor),
-      pushes_(bucket, kPushTag, own.width, step),
-      world_(pushes_.world()),
-      self_(pushes_.self()),
-      width_(own.width),
-      smallest_(own.size()),
-      pushed_(take<std::size_t>(world_)),
-      pulled_rows_(take<std::uint64_t>(world_)),
-      pulled_bytes_(take<std::uint64_t>(world_)) {
+    : bucket_(bucket), own_(own), scheme_(scheme), step_(step), pushes_(bucket, kPushTag, own.width, step) {
   if (scheme_.hash_split && executor_.memory() != Memory::host) {
     throw std::invalid_argument(
         "split=hash works on the CPU and gradients are on a device: take split=sort, or compress on the CPU");

@@ -92,15 +92,15 @@ class PushPull {
   const RowSparse& own_;
   const PushPullScheme& scheme_;
   Step& step_;
-  Executor& executor_;
+  Executor& executor_ = step_.executor;
   RowMessages pushes_;
-  std::size_t world_;
-  std::size_t self_;
-  std::size_t width_;
-  std::uint64_t smallest_;
-  Span<std::size_t> pushed_;
-  Span<std::uint64_t> pulled_rows_;
-  Span<std::uint64_t> pulled_bytes_;
+  const std::size_t world_ = pushes_.world();
+  const std::size_t self_ = pushes_.self();
+  const std::size_t width_ = own_.width;
+  std::uint64_t smallest_ = own_.size();
+  Span<std::size_t> pushed_ = take<std::size_t>(world_);
+  Span<std::uint64_t> pulled_rows_ = take<std::uint64_t>(world_);
+  Span<std::uint64_t> pulled_bytes_ = take<std::uint64_t>(world_);
   Span<Span<std::byte>> parts_;
   Span<Span<const std::uint32_t>> merged_slots_;
   // What this rank owns, merged: which slots, how many before each word, their means.

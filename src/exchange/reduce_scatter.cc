@@ -15,8 +15,7 @@ class CodedParts final : public ShardExchange {
       : ShardExchange(bucket, gradient, residual, step, {kScatterTag, kScatteredTag}),
         shape_(shape),
         own_(own),
-        others_(others),
-        bounds_(step.workspace.take<float>(world())) {}
+        others_(others) {}
 
   /// Of the new residual.
   double squares() const { return squares_; }
@@ -71,7 +70,7 @@ class CodedParts final : public ShardExchange {
   FunctionRef<CodedShape(std::size_t owner)> shape_;
   Coder& own_;
   WithCoder others_;
-  Span<float> bounds_;  // on what each rank says of this rank's part
+  Span<float> bounds_ = step_.workspace.take<float>(world());  // on what each rank says of this rank's part
   double squares_ = 0;
 };
 

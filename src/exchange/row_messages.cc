@@ -7,15 +7,7 @@
 namespace thinwire {
 
 RowMessages::RowMessages(BucketId bucket, MessageTag tag, std::size_t width, Step& step)
-    : frames_(bucket, step),
-      tag_(tag),
-      width_(width),
-      step_(step),
-      headers_(step.workspace, frames_.world()),
-      payloads_(step.workspace, frames_.world()),
-      sends_(step.workspace, 2 * frames_.world()),
-      header_bytes_(step.workspace.take<std::byte>(frames_.world() * FrameHeader::kBytes)),
-      incoming_(step.workspace.take<Incoming>(frames_.world())) {}
+    : frames_(bucket, step), tag_(tag), width_(width), step_(step) {}
 
 Span<const std::byte> RowMessages::seal(FrameContents contents, Span<const std::byte> payload) {
   const auto bytes = step_.workspace.take<std::byte>(FrameHeader::kBytes);

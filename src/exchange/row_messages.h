@@ -63,11 +63,11 @@ class RowMessages {
   MessageTag tag_;
   std::size_t width_;
   Step& step_;
-  Pendings headers_;
-  Pendings payloads_;
-  Pendings sends_;
-  Span<std::byte> header_bytes_;
-  Span<Incoming> incoming_;
+  Pendings headers_{step_.workspace, frames_.world()};
+  Pendings payloads_{step_.workspace, frames_.world()};
+  Pendings sends_{step_.workspace, 2 * frames_.world()};
+  Span<std::byte> header_bytes_ = step_.workspace.take<std::byte>(frames_.world() * FrameHeader::kBytes);
+  Span<Incoming> incoming_ = step_.workspace.take<Incoming>(frames_.world());
 };
 
 /// Throws CorruptFrame, naming the sender and the field, unless both values are equal.

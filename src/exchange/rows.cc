@@ -7,7 +7,9 @@
 
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
+#include "kernels/rows/row_access.h"
 #include "kernels/rows/row_merge.h"
+#include "kernels/selection/block_norms.h"
 
 namespace thinwire {
 
@@ -57,6 +59,61 @@ RowSparse row_of_nan(Workspace& workspace, const RowSparse& gradient) {
   std::fill(index.begin(), index.end(), 0);
   std::fill(values.begin(), values.end(), std::numeric_limits<float>::quiet_NaN());
   return {index, values, gradient.rows, gradient.width};
+}
+
+RowSparse add_residual_rows(const RowSparse& gradient, Span<const float> residual, Step& step) {
+  const auto bits = step.workspace.take<std::uint64_t>(bitmap_words(gradient.rows));
+  const auto before = step.workspace.take<std::uint32_t>(bits.size());
+  flag_nonzero_blocks(step.executor, residual, {}, gradient.width, bits);
+  set_bits(step.executor, gradient.row_indices, bits);
+  const std::size_t count = count_bits_before(step.executor, bits, before);
+  const auto indices = step.workspace.take<std::uint32_t>(count);
+  const auto values = step.workspace.take<float>(count * gradient.width);
+  list_bits(step.executor, bits, before, indices);
+  gather_rows(step.executor, residual, {}, indices, gradient.width, values);
+  accumulate_rows(step.executor, gradient.row_indices, gradient.values, gradient.width, bits, before, true,
+                  values);
+  return {indices, values, gradient.rows, gradient.width};
+}
+
+RowSparse without_zero_rows(const RowSparse& gradient, Step& step, bool& finite) {
+  const auto bits = step.workspace.take<std::uint64_t>(bitmap_words(gradient.size()));
+  const auto before = step.workspace.take<std::uint32_t>(bits.size());
+  finite = flag_nonzero_blocks(step.executor, gradient.values, {}, gradient.width, bits);
+  const std::size_t kept = count_bits_before(step.executor, bits, before);
+  if (kept == gradient.size()) return gradient;
+  const auto indices = step.workspace.take<std::uint32_t>(kept);
+  const auto values = step.workspace.take<float>(kept * gradient.width);
+  list_bits(step.executor, bits, before, indices);
+  gather_rows(step.executor, gradient.values, {}, indices, gradient.width, values);
+  for (auto& index : indices) index = gradient.row_indices[index];
+  return {indices, values, gradient.rows, gradient.width};
+}
+
+RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const RowSparse& gradient,
+                                Span<float> residual, Step& step) {
+  if (gradient.elements() > std::numeric_limits<std::uint32_t>::max()) {
+    throw std::invalid_argument(
+        "a table of " + std::to_string(gradient.rows) + " rows of width " + std::to_string(gradient.width) +
+        " cannot be made dense: that is 2^32 elements or more; use a system that takes rows, "
+        "without a residual");
+  }
+  const auto table = step.scratch.take<float>(gradient.elements());
+  fill(step.executor, table, 0);
+  scatter_rows(step.executor, gradient.row_indices, gradient.values, gradient.width, table);
+  system.synchronize(bucket, table, residual, step);
+  if (!step.report.finite) return gradient;
+
+  step.clock.enter(Phase::decompress);
+  const auto bits = step.scratch.take<std::uint64_t>(bitmap_words(gradient.rows));
+  const auto before = step.scratch.take<std::uint32_t>(bits.size());
+  flag_nonzero_blocks(step.executor, table, {}, gradient.width, bits);
+  const std::size_t kept = count_bits_before(step.executor, bits, before);
+  const auto indices = step.scratch.take<std::uint32_t>(kept);
+  const auto values = step.scratch.take<float>(kept * gradient.width);
+  list_bits(step.executor, bits, before, indices);
+  gather_rows(step.executor, table, {}, indices, gradient.width, values);
+  return {indices, values, gradient.rows, gradient.width};
 }
 
 }  // namespace thinwire

@@ -1,9 +1,7 @@
 #pragma once
-// What every system for sparse gradients does with rows before and after its exchange.
+// What systems for sparse gradients, and sessions, do with rows before and after an exchange.
 
-#include "thinwire/executor.h"
-#include "thinwire/row_sparse.h"
-#include "thinwire/workspace.h"
+#include "thinwire/synchronizer.h"
 
 namespace thinwire {
 
@@ -16,5 +14,21 @@ RowSparse merge_repeated_rows(Executor& executor, Workspace& workspace, const Ro
 
 /// The mean of a step in which some rank had inf or NaN: one row of NaN (none in an empty table).
 RowSparse row_of_nan(Workspace& workspace, const RowSparse& gradient);
+
+/// gradient + residual, which is dense, as rows: those of the gradient and those whose residual holds
+/// something other than 0.
+/// gradient: indices ascending and distinct; residual: [rows * width]. In the step's workspace.
+RowSparse add_residual_rows(const RowSparse& gradient, Span<const float> residual, Step& step);
+
+/// The rows that hold a value other than 0 and -0; `gradient` itself where all do, else in the step's
+/// workspace. finite: whether every value is.
+RowSparse without_zero_rows(const RowSparse& gradient, Step& step, bool& finite);
+
+/// For a system that knows dense buckets only. Writes the rows into a dense table in the step's scratch
+/// memory, runs system.synchronize on it and returns the rows of the mean that hold a value other than 0.
+/// Parameters and contract as Synchronizer::synchronize_rows. Costs a table of rows * width floats. Throws
+/// std::invalid_argument for 2^32 or more elements.
+RowSparse synchronize_densified(Synchronizer& system, BucketId bucket, const RowSparse& gradient,
+                                Span<float> residual, Step& step);
 
 }  // namespace thinwire

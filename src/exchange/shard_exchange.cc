@@ -28,12 +28,8 @@ ShardExchange::ShardExchange(BucketId bucket, Span<float> gradient, Span<float> 
                              Tags tags, std::size_t run, std::size_t first)
     : gradient_(gradient),
       residual_(residual),
-      turned_(residual),
       step_(step),
       frames_(bucket, step),
-      up_(step.workspace.take<CodedFrame>(frames_.world())),
-      arrived_(step.workspace.take<CodedFrame>(frames_.world())),
-      down_(step.workspace.take<CodedFrame>(frames_.world())),
       tags_(tags),
       run_(run),
       first_(first) {}

@@ -90,12 +90,13 @@ class ShardExchange {
 
   Span<float> gradient_;
   Span<float> residual_;
-  ResidualSpan turned_;  // of the residual, from the first apply() on
+  ResidualSpan turned_ = residual_;  // as it becomes, from the first apply() on
   Step& step_;
   Frames frames_;
-  Span<CodedFrame> up_;       // this rank's, by owner
-  Span<CodedFrame> arrived_;  // of this rank's shard, by rank
-  Span<CodedFrame> down_;     // the results, by owner
+  // This rank's, by owner; those of this rank's shard, by rank; the results, by owner.
+  Span<CodedFrame> up_ = step_.workspace.take<CodedFrame>(world());
+  Span<CodedFrame> arrived_ = step_.workspace.take<CodedFrame>(world());
+  Span<CodedFrame> down_ = step_.workspace.take<CodedFrame>(world());
 
  private:
   bool owns(std::size_t owner) const { return shard(owner).size() != 0; }

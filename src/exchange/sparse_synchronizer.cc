@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "exchange/densify.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"

@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/operands.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -32,6 +34,17 @@ HWY_INLINE hn::Vec<D> load_sum(D d, const float* gradient, const float* residual
 }
 HWY_INLINE float sum_at(const float* gradient, const float* residual, std::size_t i) {
   return residual == nullptr ? gradient[i] : gradient[i] + residual[i];
+}
+
+/// target[i] += values[i].
+HWY_INLINE void AddTo(Writes<float> target, Reads<float> values, std::size_t count) {
+  const FloatTag d;
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, target + i), hn::LoadU(d, values + i)), d, target + i);
+  }
+  for (; i < count; ++i) target[i] += values[i];
 }
 
 /// Whether vectors of a residual can go past the caches from here on: Stream wants aligned memory.

@@ -8,15 +8,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "core/cpu_clock.h"
 
 #include "thinwire/span.h"
 #include "wire/crc32c.h"
@@ -47,16 +46,10 @@ class Socket {
   int descriptor_;
 };
 
-double thread_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 /// Ends the other side's receive on any way out.
 void send_all(int to, const std::vector<std::byte>& bytes, double& seconds, int& error,
               std::uint32_t& checksum) {
-  const double start = thread_seconds();
+  const double start = cpu_seconds();
   checksum = crc32c(Span<const std::byte>(bytes));
   for (std::size_t sent = 0; sent < bytes.size();) {
     const ssize_t now = ::send(to, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
@@ -68,7 +61,7 @@ void send_all(int to, const std::vector<std::byte>& bytes, double& seconds, int&
     sent += static_cast<std::size_t>(now);
   }
   ::shutdown(to, SHUT_WR);
-  seconds = thread_seconds() - start;
+  seconds = cpu_seconds() - start;
 }
 
 /// Both ends' CPU time.
@@ -80,7 +73,7 @@ double one_try(int from, int to) {
   std::uint32_t checksum = 0;
   std::thread sender(send_all, to, std::cref(leaving), std::ref(sending), std::ref(error),
                      std::ref(checksum));
-  const double start = thread_seconds();
+  const double start = cpu_seconds();
   std::size_t received = 0;
   while (received < kBytes) {
     const ssize_t now = ::recv(from, arriving.data() + received, kBytes - received, 0);
@@ -89,7 +82,7 @@ double one_try(int from, int to) {
     received += static_cast<std::size_t>(now);
   }
   const std::uint32_t arrived = crc32c(Span<const std::byte>(arriving));
-  const double receiving = thread_seconds() - start;
+  const double receiving = cpu_seconds() - start;
   sender.join();
   errno = error;
   if (received != kBytes || arrived != checksum) fail("send");

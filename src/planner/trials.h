@@ -6,8 +6,6 @@
 // these would have to know each.
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 
 #include "thinwire/span.h"

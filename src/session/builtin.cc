@@ -1,58 +1,28 @@
-// The list of everything that this library can run. A new system joins by one line.
+// The list of everything that this library can run, in the order in which it is shown.
 
 #include "baselines/baselines.h"
 #include "planner/auto.h"
 #include "stages/stages.h"
-#include "systems/casq/casq.h"
-#include "systems/marsit/marsit.h"
-#include "systems/s2_reducer/s2_reducer.h"
-#include "systems/sketched_sgd/sketched_sgd.h"
-#include "systems/zen/zen.h"
+#include "systems/systems.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {
 
+template <class... Infos>
+static Registry registry_of(Infos... infos) {
+  Registry registry;
+  (registry.add(infos()), ...);
+  return registry;
+}
+
 const Registry& builtin_registry() {
-  static const Registry registry = [] {
-    Registry all;
-    all.add(auto_info());
-    all.add(zen_info());
-    all.add(marsit_info());
-    all.add(s2_reducer_info());
-    all.add(sketched_sgd_info());
-    all.add(casq_info());
-    all.add(dense_info());
-    all.add(half_info());
-    all.add(signsgd_info());
-    all.add(ef_signsgd_info());
-    all.add(ssdm_info());
-    all.add(cascading_sign_info());
-    all.add(qsgd_info());
-    all.add(terngrad_info());
-    all.add(nuqsgd_info());
-    all.add(alq_info());
-    all.add(amq_info());
-    all.add(agsparse_info());
-    all.add(sparcml_info());
-    all.add(omnireduce_info());
-    all.add(sparse_ps_info());
-    all.add(global_top_k_info());
-    all.add(power_sgd_info());
-    all.add(blocks_info());
-    all.add(demo_info());
-    all.add(one_bit_adam_info());
-    all.add(zero_one_adam_info());
-    all.add(top_k_info());
-    all.add(block_top_k_info());
-    all.add(dgc_info());
-    all.add(momentum_correction_info());
-    all.add(inner_momentum_info());
-    all.add(whole_info());
-    all.add(warm_up_info());
-    all.add(decay_info());
-    all.add(guard_info());
-    return all;
-  }();
+  static const Registry registry = registry_of(
+      auto_info, zen_info, marsit_info, s2_reducer_info, sketched_sgd_info, casq_info, dense_info, half_info,
+      signsgd_info, ef_signsgd_info, ssdm_info, cascading_sign_info, qsgd_info, terngrad_info, nuqsgd_info,
+      alq_info, amq_info, agsparse_info, sparcml_info, omnireduce_info, sparse_ps_info, global_top_k_info,
+      power_sgd_info, blocks_info, demo_info, one_bit_adam_info, zero_one_adam_info, top_k_info,
+      block_top_k_info, dgc_info, momentum_correction_info, inner_momentum_info, whole_info, warm_up_info,
+      decay_info, guard_info);
   return registry;
 }
 

@@ -2,7 +2,6 @@
 // The start-up comparison: ranks that are configured differently would compute nonsense or hang; better not
 // to start.
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

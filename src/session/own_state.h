@@ -3,8 +3,6 @@
 // has state of every sort, `releaser` knows one kind of it and delivers what that holds, `plain` knows none.
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>

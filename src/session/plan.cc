@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <ctime>
 #include <map>
 #include <stdexcept>
 #include <utility>
 
+#include "core/cpu_clock.h"
 #include "planner/socket_cost.h"
 #include "thinwire/session.h"
 
@@ -114,12 +114,6 @@ void run_bucket(const std::string& spec, const BucketLayout& bucket, double dens
   });
 }
 
-double cpu_seconds(clockid_t clock) {
-  timespec time{};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 /// CPU time of a rank and step, with the copies to which a step is undone: threads of the session's own make
 /// these, so the whole process is timed.
 double codec_seconds(const std::string& spec, const BucketLayout& bucket, double density) {
@@ -135,9 +129,9 @@ double codec_seconds(const std::string& spec, const BucketLayout& bucket, double
       communicator.align();
       if (step == kWarmUpSteps && communicator.rank() == 0) begin = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID);
       communicator.align();
-      const double before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
+      const double before = cpu_seconds();
       const Span<float> gradient = drawing.draw();
-      if (step >= kWarmUpSteps) draws += cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - before;
+      if (step >= kWarmUpSteps) draws += cpu_seconds() - before;
       session.synchronize(0, gradient);
       session.next_step();
     }

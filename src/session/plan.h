@@ -7,8 +7,6 @@
 //   codec    by running it on a network that costs nothing, on drawn gradients, and timing the CPU
 //   sockets  by messages over the loopback device (planner/socket_cost.h)
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>

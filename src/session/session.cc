@@ -5,8 +5,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "exchange/densify.h"
-#include "exchange/row_residual.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "session/configuration.h"

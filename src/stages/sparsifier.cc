@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "exchange/densify.h"
+#include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/row_access.h"

@@ -12,8 +12,6 @@
 //
 // Bytes per rank: those of the system whose step it is.
 
-#include <stdexcept>
-
 #include "stages/forwarding.h"
 #include "stages/stages.h"
 

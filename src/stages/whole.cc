@@ -13,7 +13,6 @@
 // Bytes per rank: 2(W-1)/W * 4 * (chosen elements) + the inner system's for the whole bucket.
 
 #include <algorithm>
-#include <cmath>
 
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"

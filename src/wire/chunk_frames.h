@@ -2,10 +2,6 @@
 // Frames of a bucket that travels in chunks, laid out so that a kernel writes a chunk's payload straight
 // behind its header and the message goes out as it lies: no copy between packing and sending.
 
-#include <cstddef>
-#include <cstdint>
-
-#include "core/partition.h"
 #include "thinwire/span.h"
 #include "thinwire/workspace.h"
 #include "wire/frame.h"

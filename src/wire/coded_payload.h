@@ -7,9 +7,6 @@
 // neither side shifts single codes into place. Where the last group has fewer than 64 elements, its planes
 // travel one behind the other without a gap.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/span.h"
 #include "thinwire/workspace.h"
 #include "wire/frame.h"

@@ -2,9 +2,6 @@
 // CRC-32C (Castagnoli, RFC 3720 appendix B.4), the checksum of everything that ranks send: it finds every
 // error of up to 32 bits in a row, and processors have an instruction for it.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/span.h"
 
 namespace thinwire {

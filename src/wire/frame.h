@@ -3,8 +3,6 @@
 // is and whom it stands for. So a message from a wrong step, a wrong bucket or a broken peer is refused
 // before a byte of it is used. docs/wire_formats.md has the table and a worked example.
 
-#include <cstddef>
-#include <cstdint>
 #include <string>
 
 #include "thinwire/span.h"

@@ -1,9 +1,6 @@
 #pragma once
 // The payloads of row_list and row_bitmap frames: what another rank says about which rows it sends.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/span.h"
 #include "wire/frame.h"
 

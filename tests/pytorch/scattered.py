@@ -237,6 +237,25 @@ def fewer_ranks_take_the_state_of_more():
     require_error(ValueError, ["not of the same step: 3 and 7"], lambda: resumed.load_state_dict(wrong))
 
 
+def what_the_first_rounding_left_out_is_kept():
+    """And a state with anything else in its place is refused before anything has changed."""
+    model = net()
+    handle = shard(model, "casq:bits=4", flat(), all_gather="8bit")
+    train(model, adamw(model), 1)
+    state = handle.state_dict()
+    rests = state["all_gather"]
+    assert max(rest.abs().max() for rest in rests.values()) > 0, rests
+    before, name = tensors_of(handle), next(iter(rests))
+    nan = rests[name].clone()
+    nan[0] = float("nan")
+    for wrong in (rests[name][:-1], rests[name].to(torch.int8), nan, "rest"):
+        bad = {**state, "all_gather": {**rests, name: wrong}}
+        require_error(ValueError, ["all_gather entry", name], lambda: handle.load_state_dict(bad))
+    for wrong in ({**state, "values": None}, {**state, "parts": "four"}):
+        require_error(ValueError, [], lambda: handle.load_state_dict(wrong))
+    require_same_state(before, tensors_of(handle), "refused states")
+
+
 def given_up_backward_leaves_no_trace():
     for spec in ("casq:bits=4", "top_k:ratio=0.05+zen"):
         model = net()
@@ -441,7 +460,8 @@ def what_cannot_be_scattered():
 SCATTERED = [closing(scenario) for scenario in (
     dense_equals_plain_fully_shard, means_of_several_backwards_add_up, nothing_is_lost, lossy_systems_learn,
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch,
-    fewer_ranks_take_the_state_of_more, given_up_backward_leaves_no_trace, spoiled_step_is_undone,
+    fewer_ranks_take_the_state_of_more, what_the_first_rounding_left_out_is_kept,
+    given_up_backward_leaves_no_trace, spoiled_step_is_undone,
     layers_in_another_order, all_ranks_compute_with_the_same_8_bits, what_8_bits_leave_out_is_not_lost,
     what_a_backward_cannot,
     what_cannot_be_scattered,

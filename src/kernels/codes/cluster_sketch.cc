@@ -9,7 +9,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codes/cluster_sketch.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
@@ -67,11 +66,10 @@ inline std::uint64_t members_of_run(const ClusterRange& range, std::size_t base)
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// Planes of the codes of one run, p [64].
 template <std::size_t kBits>
-void CodeRun(const ClusterGroup& group, const float* HWY_RESTRICT p, std::uint64_t* HWY_RESTRICT planes) {
+void CodeRun(const ClusterGroup& group, Reads<float> p, Writes<std::uint64_t> planes) {
   constexpr std::size_t kLevels = (std::size_t{1} << kBits) / 2;
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> du;
@@ -104,9 +102,8 @@ void CodeRun(const ClusterGroup& group, const float* HWY_RESTRICT p, std::uint64
 
 /// gradient, residual and codes are those of the run that holds range.begin.
 template <std::size_t kBits>
-void EncodeRange(const RandomStream& stream, const ClusterRange& range, const float* HWY_RESTRICT gradient,
-                 const float* HWY_RESTRICT residual, std::uint64_t* HWY_RESTRICT codes,
-                 const ClusterSums& target) {
+void EncodeRange(const RandomStream& stream, const ClusterRange& range, Reads<float> gradient,
+                 Reads<float> residual, Writes<std::uint64_t> codes, const ClusterSums& target) {
   constexpr std::size_t kClusters = std::size_t{1} << kBits;
   const ClusterGroup& group = *range.group;
   const FloatTag d;
@@ -159,8 +156,8 @@ void EncodeRange(const RandomStream& stream, const ClusterRange& range, const fl
 
 /// means: the group's, laid out; codes and values are those of the run that holds range.begin.
 template <std::size_t kBits>
-void DecodeRange(const RandomStream& stream, const ClusterRange& range, const float* HWY_RESTRICT means,
-                 const std::uint64_t* HWY_RESTRICT codes, bool add, float* HWY_RESTRICT values) {
+void DecodeRange(const RandomStream& stream, const ClusterRange& range, Reads<float> means,
+                 Reads<std::uint64_t> codes, bool add, Writes<float> values) {
   constexpr std::size_t kClusters = std::size_t{1} << kBits;
   const ClusterGroup& group = *range.group;
   const FloatTag d;
@@ -203,8 +200,8 @@ void DecodeRange(const RandomStream& stream, const ClusterRange& range, const fl
 }
 
 void EncodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
-                    const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
-                    std::uint64_t* HWY_RESTRICT codes, const ClusterSums& target) {
+                    Reads<float> gradient, Reads<float> residual, Writes<std::uint64_t> codes,
+                    const ClusterSums& target) {
   switch (bits) {
     case 1:
       return EncodeRange<1>(stream, range, gradient, residual, codes, target);
@@ -218,8 +215,7 @@ void EncodeClusters(std::size_t bits, const RandomStream& stream, const ClusterR
 }
 
 void DecodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
-                    const float* HWY_RESTRICT means, const std::uint64_t* HWY_RESTRICT codes, bool add,
-                    float* HWY_RESTRICT values) {
+                    Reads<float> means, Reads<std::uint64_t> codes, bool add, Writes<float> values) {
   switch (bits) {
     case 1:
       return DecodeRange<1>(stream, range, means, codes, add, values);

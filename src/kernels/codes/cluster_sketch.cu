@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "kernels/codes/cluster_sketch.h"
 #include "kernels/device/device.h"
@@ -77,9 +76,9 @@ __device__ std::size_t group_at(const SlicedGroup* groups, std::size_t count, st
   return low;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    slice_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, RandomStream stream,
-                 std::size_t items, std::uint32_t* __restrict__ slices, std::uint32_t* __restrict__ numbers) {
+THINWIRE_KERNEL void slice_kernel(Reads<SlicedGroup> groups, std::size_t group_count, RandomStream stream,
+                                  std::size_t items, Writes<std::uint32_t> slices,
+                                  Writes<std::uint32_t> numbers) {
   for (std::size_t i = thread_of_grid(); i < items; i += threads_of_grid()) {
     const SlicedGroup& group = groups[group_at(groups, group_count, &SlicedGroup::first_item, i)];
     const std::size_t run = group.begin / kClusterRun + (i - group.first_item);
@@ -90,9 +89,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// begins[s]: items of the slices before s, [count + 1].
-__global__ void __launch_bounds__(kThreads)
-    begin_kernel(const std::uint32_t* __restrict__ slices, std::size_t items, std::size_t count,
-                 std::uint32_t* __restrict__ begins) {
+THINWIRE_KERNEL void begin_kernel(Reads<std::uint32_t> slices, std::size_t items, std::size_t count,
+                                  Writes<std::uint32_t> begins) {
   for (std::size_t i = thread_of_grid(); i <= items; i += threads_of_grid()) {
     const std::size_t from = i == 0 ? 0 : slices[i - 1] + std::size_t{1};
     const std::size_t to = i == items ? count : slices[i];
@@ -157,8 +155,8 @@ struct RunValues {
 
 /// runs: `count` of them are there.
 __device__ __forceinline__ void load_runs(const SlicedGroup& group, const std::uint32_t* runs, unsigned count,
-                                          std::size_t first, const float* __restrict__ gradient,
-                                          const float* __restrict__ residual, RunValues& values) {
+                                          std::size_t first, Reads<float> gradient, Reads<float> residual,
+                                          RunValues& values) {
 #pragma unroll
   for (unsigned a = 0; a < kAhead; ++a) {
 #pragma unroll
@@ -223,11 +221,10 @@ __device__ __forceinline__ void leave_windows(const SlicedGroup& group, std::siz
 /// A warp's slice: codes of its runs, and the sums of its windows. codes: zeros.
 template <std::size_t kBits>
 __global__ void __launch_bounds__(kSumWarps* kWarp)
-    sum_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, RandomStream stream,
-               std::size_t slices, const std::uint32_t* __restrict__ begins,
-               const std::uint32_t* __restrict__ numbers, std::size_t first,
-               const float* __restrict__ gradient, const float* __restrict__ residual,
-               unsigned long long* __restrict__ codes, std::uint32_t window, Sums target) {
+    sum_kernel(Reads<SlicedGroup> groups, std::size_t group_count, RandomStream stream, std::size_t slices,
+               Reads<std::uint32_t> begins, Reads<std::uint32_t> numbers, std::size_t first,
+               Reads<float> gradient, Reads<float> residual, Writes<unsigned long long> codes,
+               std::uint32_t window, Sums target) {
   THINWIRE_SHARED_MEMORY(float, memory);
   __shared__ SumTables<kBits> of_block[kSumWarps];
   const unsigned lane = lane_of_warp();
@@ -275,9 +272,8 @@ __global__ void __launch_bounds__(kSumWarps* kWarp)
   leave_windows(group, slice, SumTables<kBits>::kClusters, windows, target);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    mean_kernel(const SlicedGroup* __restrict__ groups, std::size_t group_count, Sums parts,
-                std::size_t cells, float* __restrict__ means, std::uint32_t* flag) {
+THINWIRE_KERNEL void mean_kernel(Reads<SlicedGroup> groups, std::size_t group_count, Sums parts,
+                                 std::size_t cells, Writes<float> means, std::uint32_t* flag) {
   constexpr unsigned kCellsAtOnce = kWarp / kCellLanes;
   const unsigned part = lane_of_warp() % kCellLanes;
   bool wrong = false;
@@ -362,12 +358,6 @@ Slicing cut_into_slices(Workspace& workspace, const ClusterSketch& sketch, std::
   return all;
 }
 
-template <class T>
-void copy_bytes(CudaExecutor& executor, const T* from, T* to, std::size_t count) {
-  if (count == 0) return;
-  check(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, executor.stream()), "a copy failed");
-}
-
 }  // namespace
 
 bool encode_clusters_on_cuda(Executor& executor, Workspace& workspace, const ClusterSketch& sketch,
@@ -379,7 +369,8 @@ bool encode_clusters_on_cuda(Executor& executor, Workspace& workspace, const Clu
   const Operand g(own, gradient);
   const Operand r(own, residual);
   const Scratch<SlicedGroup> groups(own, count);
-  copy_bytes(own, static_cast<const SlicedGroup*>(slicing.groups.data()), groups.data(), count);
+  submit_copy(own, static_cast<const SlicedGroup*>(slicing.groups.data()), groups.data(), count,
+              "a copy failed");
 
   const Scratch<std::uint32_t> slices(own, 2 * slicing.items);
   const Scratch<std::uint32_t> numbers(own, 2 * slicing.items);
@@ -414,8 +405,8 @@ bool encode_clusters_on_cuda(Executor& executor, Workspace& workspace, const Clu
   const Findings findings(own);
   launch(own.stream(), grid_for(means.size() * kCellLanes), mean_kernel, groups.data(), count, parts,
          means.size(), result.data(), findings.flag());
-  copy_bytes(own, packed.data(), codes.data(), words);
-  copy_bytes(own, result.data(), means.data(), means.size());
+  submit_copy(own, packed.data(), codes.data(), words, "a copy failed");
+  submit_copy(own, result.data(), means.data(), means.size(), "a copy failed");
   return !findings.flagged();
 }
 

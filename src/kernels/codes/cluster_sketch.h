@@ -6,8 +6,6 @@
 // China Inf Sci 2023, section 3.2.
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 
 #include "core/philox.h"
 #include "thinwire/executor.h"

@@ -133,9 +133,8 @@ __device__ void for_each_sum(const DeviceRanks& all, unsigned self, std::size_t 
 
 /// values = (values where `add`, else 0) + sum, or sum / divisor.
 template <std::size_t kBits>
-__global__ void __launch_bounds__(kThreads)
-    decode_kernel(DeviceRanks all, std::size_t first, bool add, float divisor, std::size_t count,
-                  float* __restrict__ values) {
+THINWIRE_KERNEL void decode_kernel(DeviceRanks all, std::size_t first, bool add, float divisor,
+                                   std::size_t count, Writes<float> values) {
   for_each_sum<kBits>(
       all, kNobody, first, count, [&](std::size_t i) { return add ? values[i] : 0.0f; },
       [&](std::size_t i, float sum, float before) {
@@ -145,10 +144,8 @@ __global__ void __launch_bounds__(kThreads)
 
 /// gradient = sum * factor, residual = gradient + residual - what rank `self` says. residual may be null.
 template <std::size_t kBits>
-__global__ void __launch_bounds__(kThreads)
-    apply_kernel(DeviceRanks all, unsigned self, float factor, std::size_t count,
-                 float* __restrict__ gradient, float* __restrict__ residual,
-                 double* __restrict__ block_sums) {
+THINWIRE_KERNEL void apply_kernel(DeviceRanks all, unsigned self, float factor, std::size_t count,
+                                  Writes<float> gradient, Writes<float> residual, Writes<double> block_sums) {
   double squares = 0;
   for_each_sum<kBits>(
       all, self, 0, count,
@@ -171,10 +168,9 @@ struct DeviceShard {
 };
 
 template <std::size_t kBits>
-__global__ void __launch_bounds__(kThreads)
-    subtract_kernel(DeviceRanks all, DeviceShard shard, const float* __restrict__ results, std::size_t count,
-                    float* __restrict__ gradient, float* __restrict__ residual,
-                    double* __restrict__ block_sums) {
+THINWIRE_KERNEL void subtract_kernel(DeviceRanks all, DeviceShard shard, Reads<float> results,
+                                     std::size_t count, Writes<float> gradient, Writes<float> residual,
+                                     Writes<double> block_sums) {
   double squares = 0;
   for_each_sum<kBits>(
       all, kNobody, 0, count, [&](std::size_t i) { return gradient[i] + residual[i]; },
@@ -227,9 +223,7 @@ class Brought {
  private:
   template <class T>
   void bring(const T* from, T* to, std::size_t count) {
-    if (count == 0) return;
-    check(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, executor_.stream()),
-          "a table could not be copied");
+    submit_copy(executor_, from, to, count, "a table could not be copied");
   }
 
   CudaExecutor& executor_;
@@ -276,16 +270,14 @@ double apply_clusters_on_cuda(Executor& executor, Span<const CodedClusters> code
   CudaExecutor& own = executor_on_device(executor);
   const Span<float> residual = in_place(own, turned);
   const Brought brought(own, coded);
-  const Grid grid = grid_for_runs(gradient.size());
-  const Findings findings(own, grid);
   const std::size_t bits = coded[0].sketch.bits;
   const auto kernel = bits == 1   ? apply_kernel<1>
                       : bits == 2 ? apply_kernel<2>
                       : bits == 3 ? apply_kernel<3>
                                   : apply_kernel<4>;
-  run(own, grid, kernel, brought.device(), static_cast<unsigned>(self),
-      1.0f / static_cast<float>(coded.size()), gradient.size(), gradient, residual, findings.sums());
-  return findings.sum();
+  return run_summed(own, grid_for_runs(gradient.size()), kernel, brought.device(),
+                    static_cast<unsigned>(self), 1.0f / static_cast<float>(coded.size()), gradient.size(),
+                    gradient, residual);
 }
 
 double subtract_clusters_on_cuda(Executor& executor, const CodedClusters& coded, const RecodedShard& shard,
@@ -298,17 +290,14 @@ double subtract_clusters_on_cuda(Executor& executor, const CodedClusters& coded,
   const Span<float> residual = in_place(own, turned);
   const Brought brought(own, {&coded, 1});
   const Operand a(own, shard.average);
-  const Grid grid = grid_for_runs(gradient.size());
-  const Findings findings(own, grid);
   const std::size_t bits = coded.sketch.bits;
   const auto kernel = bits == 1   ? subtract_kernel<1>
                       : bits == 2 ? subtract_kernel<2>
                       : bits == 3 ? subtract_kernel<3>
                                   : subtract_kernel<4>;
-  run(own, grid, kernel, brought.device(),
-      DeviceShard{shard.begin, shard.begin + shard.average.size(), a.data(), shard.world}, results,
-      gradient.size(), gradient, residual, findings.sums());
-  return findings.sum();
+  return run_summed(own, grid_for_runs(gradient.size()), kernel, brought.device(),
+                    DeviceShard{shard.begin, shard.begin + shard.average.size(), a.data(), shard.world},
+                    results, gradient.size(), gradient, residual);
 }
 
 }  // namespace thinwire

@@ -10,18 +10,16 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codes/dequantize.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 #include "kernels/codes/level_tables-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// 64 bytes, bit k of each from word k.
-void BytesOfPlanes(const std::uint64_t* HWY_RESTRICT codes, std::size_t groups, std::size_t bits,
-                   std::uint8_t* HWY_RESTRICT bytes) {
+void BytesOfPlanes(Reads<std::uint64_t> codes, std::size_t groups, std::size_t bits,
+                   Writes<std::uint8_t> bytes) {
   const ByteTag d;
   const std::size_t lanes = hn::Lanes(d);
   for (std::size_t group = 0; group < groups; ++group, bytes += 64, codes += bits) {
@@ -37,8 +35,8 @@ void BytesOfPlanes(const std::uint64_t* HWY_RESTRICT codes, std::size_t groups, 
 }
 
 template <class Value>
-void DecodeWith(const Value& value, std::size_t bits, const std::uint64_t* HWY_RESTRICT codes,
-                std::size_t count, bool add, float* HWY_RESTRICT values) {
+void DecodeWith(const Value& value, std::size_t bits, Reads<std::uint64_t> codes, std::size_t count, bool add,
+                Writes<float> values) {
   HWY_ALIGN std::uint8_t bytes[kStagedCodes];
   HWY_ALIGN float last[64];
   const FloatTag d;

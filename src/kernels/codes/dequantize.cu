@@ -47,10 +47,9 @@ struct Coded {
 };
 
 template <bool kEqualSteps, bool kAdd>
-__global__ void __launch_bounds__(kThreads)
-    decode_kernel(const __grid_constant__ QuantizationLevels given,
-                  const __grid_constant__ DeviceScales scales, Coded coded, std::size_t first,
-                  std::size_t count, float* __restrict__ values) {
+THINWIRE_KERNEL void decode_kernel(const __grid_constant__ QuantizationLevels given,
+                                   const __grid_constant__ DeviceScales scales, Coded coded,
+                                   std::size_t first, std::size_t count, Writes<float> values) {
   __shared__ CodeBuffer buffers[kWarpsOfBlock];
   const QuantizationLevels& levels = shared_levels(given);
   const unsigned lane = lane_of_warp();
@@ -79,11 +78,11 @@ __global__ void __launch_bounds__(kThreads)
 
 /// All ranks' values of a run are added in registers. residual may be null.
 template <bool kEqualSteps>
-__global__ void __launch_bounds__(kThreads)
-    average_kernel(const __grid_constant__ QuantizationLevels given,
-                   const __grid_constant__ DeviceScales scales, const Coded* __restrict__ ranks,
-                   unsigned count_of_ranks, unsigned self, std::size_t count, float* __restrict__ gradient,
-                   float* __restrict__ residual, double* __restrict__ block_sums) {
+THINWIRE_KERNEL void average_kernel(const __grid_constant__ QuantizationLevels given,
+                                    const __grid_constant__ DeviceScales scales, Reads<Coded> ranks,
+                                    unsigned count_of_ranks, unsigned self, std::size_t count,
+                                    Writes<float> gradient, Writes<float> residual,
+                                    Writes<double> block_sums) {
   __shared__ CodeBuffer buffers[kWarpsOfBlock];
   const QuantizationLevels& levels = shared_levels(given);
   const unsigned lane = lane_of_warp();
@@ -167,14 +166,13 @@ double average_dequantized_on_cuda(Executor& executor, const QuantizationLevels&
     coded.push_back({norms.back()->data(), codes.back()->data()});
   }
   const TableOnDevice<Coded> table(own, coded);
-  const Grid grid = grid_for_coded_runs(gradient.size());
-  const Findings findings(own, grid);
-  run(own, grid, levels.equal_steps ? average_kernel<true> : average_kernel<false>, levels,
-      DeviceScales{scales.chunk, e.data(), scales.ends.size()}, table.data(),
-      static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self), gradient.size(), gradient, residual,
-      findings.sums());
-  own.wait();  // codes and tables lie in host memory
-  return residual.empty() ? 0 : findings.sum();
+  // Waits, too, for codes and tables, which lie in host memory.
+  const double squares = run_summed(own, grid_for_coded_runs(gradient.size()),
+                                    levels.equal_steps ? average_kernel<true> : average_kernel<false>, levels,
+                                    DeviceScales{scales.chunk, e.data(), scales.ends.size()}, table.data(),
+                                    static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self),
+                                    gradient.size(), gradient, residual);
+  return residual.empty() ? 0 : squares;
 }
 
 }  // namespace thinwire

@@ -1,9 +1,6 @@
 #pragma once
 // Codes (kernels/codes/quantization_levels.h) back into values.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "kernels/codes/quantization_levels.h"
 #include "thinwire/executor.h"
 #include "thinwire/residual_span.h"

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/codes/kmeans_counts.h"
 #include "kernels/device/on_device.h"
 
 namespace thinwire {

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "kernels/codes/kmeans_counts.h"
+#include "kernels/codes/kmeans_sample.h"
 #include "kernels/device/device.h"
 
 namespace thinwire::cuda {
@@ -29,9 +29,8 @@ __device__ unsigned warp_max(unsigned value) {
   return value;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const float* __restrict__ gradient, const float* __restrict__ residual, Sample sample,
-                 Counts* __restrict__ counts) {
+THINWIRE_KERNEL void count_kernel(Reads<float> gradient, Reads<float> residual, Sample sample,
+                                  Writes<Counts> counts) {
   SeenBins seen[2] = {};
   unsigned long long zeros = 0;  // one bin that many may share
   const std::size_t sampled = sample.strata() * kSampleRun;
@@ -79,13 +78,9 @@ void count_sample(Executor& executor, Span<const float> gradient, Span<const flo
   check(cudaMemsetAsync(counts.data(), 0, sizeof(Counts), own.stream()), "no zeros");
   run(own, grid_for(sample.strata() * kSampleRun, 4), count_kernel, gradient, residual, sample,
       counts.data());
-  const auto bring = [&](const void* from, void* to, std::size_t bytes) {
-    if (bytes == 0) return;
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, own.stream()), "counts could not be copied");
-  };
   // The bins that are used are few, which is worth finding out before they cross the bus.
   auto* const seen_there = static_cast<SeenBins*>(own.results(2 * sizeof(SeenBins)));
-  bring(&counts.data()->seen, seen_there, 2 * sizeof(SeenBins));
+  submit_copy(own, counts.data()->seen.data(), seen_there, 2, "counts could not be copied");
   own.wait();
   const std::array<SeenBins, 2> seen = {seen_there[0], seen_there[1]};
   std::array<std::size_t, 2> first{};
@@ -97,7 +92,8 @@ void count_sample(Executor& executor, Span<const float> gradient, Span<const flo
   }
   auto* const bins = static_cast<BinCount*>(own.results((size[0] + size[1]) * sizeof(BinCount)));
   for (std::size_t sign = 0; sign < 2; ++sign) {
-    bring(&counts.data()->of_sign[sign][first[sign]], bins + sign * size[0], size[sign] * sizeof(BinCount));
+    submit_copy(own, &counts.data()->of_sign[sign][first[sign]], bins + sign * size[0], size[sign],
+                "counts could not be copied");
   }
   own.wait();
   for (std::size_t sign = 0; sign < 2; ++sign) {

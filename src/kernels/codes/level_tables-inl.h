@@ -7,14 +7,11 @@
 #define THINWIRE_KERNELS_LEVEL_TABLES_INL_H_
 #endif
 
-#include <hwy/highway.h>
-
 #include "kernels/bits-inl.h"
 #include "kernels/codes/quantization_levels.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 using ByteTag = HWY_CAPPED(std::uint8_t, 64);
 

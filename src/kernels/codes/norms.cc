@@ -13,17 +13,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/codes/norms.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// Bits of the largest |p|, which order like the values; inf and NaN are the largest.
-std::uint32_t LargestMagnitude(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
-                               std::size_t count) {
+std::uint32_t LargestMagnitude(Reads<float> gradient, Reads<float> residual, std::size_t count) {
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> du;
   const std::size_t lanes = hn::Lanes(d);
@@ -45,8 +42,7 @@ std::uint32_t LargestMagnitude(const float* HWY_RESTRICT gradient, const float* 
   return most;
 }
 
-double SumOfSquares(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
-                    std::size_t count) {
+double SumOfSquares(Reads<float> gradient, Reads<float> residual, std::size_t count) {
   const HWY_CAPPED(double, 8) d;
   const hn::Rebind<float, decltype(d)> df;
   const std::size_t lanes = hn::Lanes(d);

@@ -24,9 +24,8 @@ struct Measure {
 
 /// A block measures a chunk at a time.
 template <bool kSquares>
-__global__ void __launch_bounds__(kThreads)
-    measure_kernel(const Chunk* __restrict__ chunks, std::size_t count, const float* __restrict__ gradient,
-                   const float* __restrict__ residual, Measure* __restrict__ measures) {
+THINWIRE_KERNEL void measure_kernel(Reads<Chunk> chunks, std::size_t count, Reads<float> gradient,
+                                    Reads<float> residual, Writes<Measure> measures) {
   __shared__ std::uint32_t largest_of_warps[kWarpsOfBlock];
   __shared__ double squares_of_block;
   for (std::size_t k = blockIdx.x; k < count; k += gridDim.x) {

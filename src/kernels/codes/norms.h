@@ -1,8 +1,6 @@
 #pragma once
 // Norms of p = gradient + residual, which codes are scaled by.
 
-#include <cstddef>
-
 #include "kernels/codes/quantization_levels.h"
 #include "thinwire/executor.h"
 #include "thinwire/span.h"

@@ -23,8 +23,6 @@
 // stream.block(16 k + i % 16, 1 + i / 64).
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 
 #include "thinwire/span.h"
 

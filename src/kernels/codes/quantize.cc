@@ -17,7 +17,6 @@
 #define HWY_TARGET_INCLUDE "kernels/codes/quantize.cc"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 #include "kernels/codes/level_tables-inl.h"
@@ -25,7 +24,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// Where a magnitude lies between equal steps: its place in units of 2^-16 of a step.
 class EqualSteps {
@@ -111,8 +109,8 @@ HWY_INLINE void DrawWords(DU du, const RandomStream& stream, std::uint32_t first
 /// pointers on come into the cache, unless these are null.
 template <class Placement>
 void CodeBytes(const QuantizationLevels& levels, const Placement& placement, const RandomStream& stream,
-               std::size_t first_pair, std::size_t pairs, const float* HWY_RESTRICT p, float inverse,
-               const float* next_gradient, const float* next_residual, std::uint8_t* HWY_RESTRICT bytes) {
+               std::size_t first_pair, std::size_t pairs, Reads<float> p, float inverse,
+               const float* next_gradient, const float* next_residual, Writes<std::uint8_t> bytes) {
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> du;
   const hn::Rebind<std::uint8_t, FloatTag> d8;
@@ -171,8 +169,8 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
 }
 
 /// Bit k of 64 bytes into word k.
-void PlanesOfBytes(const std::uint8_t* HWY_RESTRICT bytes, std::size_t groups, std::size_t bits,
-                   std::uint64_t* HWY_RESTRICT codes) {
+void PlanesOfBytes(Reads<std::uint8_t> bytes, std::size_t groups, std::size_t bits,
+                   Writes<std::uint64_t> codes) {
   const ByteTag d;
   const std::size_t lanes = hn::Lanes(d);
   for (std::size_t group = 0; group < groups; ++group, bytes += 64, codes += bits) {
@@ -189,9 +187,8 @@ void PlanesOfBytes(const std::uint8_t* HWY_RESTRICT bytes, std::size_t groups, s
 
 template <class Placement>
 void EncodeWith(const QuantizationLevels& levels, const Placement& placement, const RandomStream& stream,
-                std::size_t first_pair, const float* HWY_RESTRICT gradient,
-                const float* HWY_RESTRICT residual, std::size_t count, std::size_t behind, float inverse,
-                std::uint64_t* HWY_RESTRICT codes) {
+                std::size_t first_pair, Reads<float> gradient, Reads<float> residual, std::size_t count,
+                std::size_t behind, float inverse, Writes<std::uint64_t> codes) {
   HWY_ALIGN std::uint8_t bytes[kStagedCodes];
   HWY_ALIGN float staged[kStagedCodes];
   const FloatTag d;

@@ -90,7 +90,7 @@ __device__ std::uint64_t encode_run(const QuantizationLevels& levels, const Rand
 template <class Norm>
 __device__ __forceinline__ void join_norms(const typename Norm::Partial* partials, unsigned elements,
                                            unsigned chunk, std::size_t first_chunk, float* inverses,
-                                           float* __restrict__ norms, std::uint32_t* flag) {
+                                           Writes<float> norms, std::uint32_t* flag) {
   for (unsigned c = threadIdx.x / kWarp; c * chunk < elements; c += kWarpsOfBlock) {
     const unsigned end = (c + 1) * chunk < elements ? (c + 1) * chunk : elements;
     typename Norm::Partial whole = 0;
@@ -109,11 +109,10 @@ __device__ __forceinline__ void join_norms(const typename Norm::Partial* partial
 /// A block takes `tile` elements at a time, a whole number of chunks: reads them into shared memory, joins
 /// what its pairs say of their norms, and codes them.
 template <bool kEqualSteps, class Norm>
-__global__ void __launch_bounds__(kThreads)
-    chunks_kernel(const __grid_constant__ QuantizationLevels given, RandomStream stream,
-                  const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
-                  unsigned chunk, unsigned tile, float* __restrict__ norms, std::uint64_t* __restrict__ codes,
-                  std::uint32_t* flag) {
+THINWIRE_KERNEL void chunks_kernel(const __grid_constant__ QuantizationLevels given, RandomStream stream,
+                                   Reads<float> gradient, Reads<float> residual, std::size_t count,
+                                   unsigned chunk, unsigned tile, Writes<float> norms,
+                                   Writes<std::uint64_t> codes, std::uint32_t* flag) {
   THINWIRE_SHARED_MEMORY(float, p);  // [tile], up to whole runs
   __shared__ CodeBuffer buffers[kWarpsOfBlock];
   __shared__ typename Norm::Partial partials[(kMostShared + kCodedRun) / kPair];
@@ -164,11 +163,10 @@ __global__ void __launch_bounds__(kThreads)
 
 /// inverses: of the norms of all ranges.
 template <bool kEqualSteps>
-__global__ void __launch_bounds__(kThreads)
-    encode_kernel(const __grid_constant__ QuantizationLevels given, RandomStream stream,
-                  const __grid_constant__ DeviceScales scales, const float* __restrict__ inverses,
-                  const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
-                  std::uint64_t* __restrict__ codes) {
+THINWIRE_KERNEL void encode_kernel(const __grid_constant__ QuantizationLevels given, RandomStream stream,
+                                   const __grid_constant__ DeviceScales scales, Reads<float> inverses,
+                                   Reads<float> gradient, Reads<float> residual, std::size_t count,
+                                   Writes<std::uint64_t> codes) {
   __shared__ CodeBuffer buffers[kWarpsOfBlock];
   const QuantizationLevels& levels = shared_levels(given);
   const auto bits = static_cast<unsigned>(levels.bits);

@@ -1,9 +1,6 @@
 #pragma once
 // Elements into codes (kernels/codes/quantization_levels.h). p = gradient + residual.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "core/philox.h"
 #include "kernels/codes/quantization_levels.h"
 #include "thinwire/executor.h"

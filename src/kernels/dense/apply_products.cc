@@ -11,7 +11,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dense/apply_products.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
@@ -32,15 +31,13 @@ struct FactorsOfBlock {
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// take(row, v0, v1, v2, v3) for kRows rows: four vectors of left right^T, added in the order of k.
 /// Multiplication and addition are rounded one by one where bits must be the same on every machine: a fused
 /// operation would give other ones where a machine lacks it. Rows of left are `rank` long, those of right
 /// kPanel.
 template <int kRows, bool kSameBits, class Take>
-HWY_INLINE void ProductTile(std::size_t rank, const float* HWY_RESTRICT left, const float* HWY_RESTRICT right,
-                            Take&& take) {
+HWY_INLINE void ProductTile(std::size_t rank, Reads<float> left, Reads<float> right, Take&& take) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   using V = hn::Vec<FloatTag>;
@@ -129,8 +126,8 @@ struct Target {
 };
 
 /// Columns of a right factor, cut into panels: [panel][k][kPanel], 0 behind the last column.
-void PackPanels(std::size_t rank, const float* HWY_RESTRICT right, std::size_t stride, std::size_t width,
-                float* HWY_RESTRICT panels) {
+void PackPanels(std::size_t rank, Reads<float> right, std::size_t stride, std::size_t width,
+                Writes<float> panels) {
   for (std::size_t j = 0; j < width; j += kPanel) {
     const std::size_t count = std::min(kPanel, width - j);
     for (std::size_t k = 0; k < rank; ++k, panels += kPanel) {
@@ -142,8 +139,8 @@ void PackPanels(std::size_t rank, const float* HWY_RESTRICT right, std::size_t s
 
 /// Rows of a left factor as ProductTile reads them; 0 behind the last of them.
 template <std::size_t kRows>
-HWY_INLINE void PackRows(std::size_t rank, const float* HWY_RESTRICT left, std::size_t stride,
-                         std::size_t rows, float* HWY_RESTRICT packed) {
+HWY_INLINE void PackRows(std::size_t rank, Reads<float> left, std::size_t stride, std::size_t rows,
+                         Writes<float> packed) {
   for (std::size_t k = 0; k < rank; ++k) {
     for (std::size_t i = 0; i < kRows; ++i) packed[i * rank + k] = i < rows ? left[k * stride + i] : 0.0f;
   }
@@ -153,8 +150,8 @@ HWY_INLINE void PackRows(std::size_t rank, const float* HWY_RESTRICT left, std::
 /// from one to the next. room: for packed factors. Rows are walked from end to end, so that memory is read
 /// and written in long runs; the panels, which every tile of rows reads anew, stay in the second-level cache.
 void ApplyToBand(std::size_t rank, FactorsOfBlock mean, FactorsOfBlock own, std::size_t height,
-                 std::size_t width, std::size_t columns, float* HWY_RESTRICT gradient,
-                 float* HWY_RESTRICT residual, bool large, float* HWY_RESTRICT room) {
+                 std::size_t width, std::size_t columns, Writes<float> gradient, Writes<float> residual,
+                 bool large, Writes<float> room) {
   constexpr std::size_t kRows = kManyRegisters ? 4 : 2;
   const std::size_t step = 4 * hn::Lanes(FloatTag());
   const std::size_t panels = (width + kPanel - 1) / kPanel * kPanel * rank;

@@ -11,10 +11,8 @@ namespace {
 /// Rows that a thread works on, all of one column: a value of `right` serves all of them.
 constexpr unsigned kRows = 4;
 
-__global__ void __launch_bounds__(kThreads)
-    product_kernel(MatrixShape shape, std::size_t rank, const float* __restrict__ left,
-                   const float* __restrict__ right, float* __restrict__ gradient,
-                   float* __restrict__ residual) {
+THINWIRE_KERNEL void product_kernel(MatrixShape shape, std::size_t rank, Reads<float> left,
+                                    Reads<float> right, Writes<float> gradient, Writes<float> residual) {
   const std::size_t items = (shape.rows + kRows - 1) / kRows * shape.columns;
   for (std::size_t item = thread_of_grid(); item < items; item += threads_of_grid()) {
     const std::size_t i = item / shape.columns * kRows;

@@ -1,6 +1,5 @@
 #include "kernels/dense/dense.h"
 
-#include <atomic>
 #include <cmath>
 
 #include "core/partition.h"
@@ -10,28 +9,16 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dense/dense.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// Float partial sums cover this many elements before they go into a double.
 constexpr std::size_t kRun = 4096;
 
-void AddTo(float* HWY_RESTRICT target, const float* HWY_RESTRICT values, std::size_t count) {
-  const FloatTag d;
-  const std::size_t lanes = hn::Lanes(d);
-  std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    hn::StoreU(hn::Add(hn::LoadU(d, target + i), hn::LoadU(d, values + i)), d, target + i);
-  }
-  for (; i < count; ++i) target[i] += values[i];
-}
-
-bool AddWithin(float* HWY_RESTRICT target, const float* HWY_RESTRICT values, float limit, std::size_t count) {
+bool AddWithin(Writes<float> target, Reads<float> values, float limit, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto bound = hn::Set(d, limit);
@@ -52,7 +39,7 @@ bool AddWithin(float* HWY_RESTRICT target, const float* HWY_RESTRICT values, flo
   return within;
 }
 
-bool Scale(float* HWY_RESTRICT values, float factor, std::size_t count) {
+bool Scale(Writes<float> values, float factor, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto by = hn::Set(d, factor);
@@ -72,7 +59,7 @@ bool Scale(float* HWY_RESTRICT values, float factor, std::size_t count) {
   return finite;
 }
 
-bool AllFinite(const float* HWY_RESTRICT values, std::size_t count) {
+bool AllFinite(Reads<float> values, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto zero = hn::Zero(d);
@@ -86,8 +73,8 @@ bool AllFinite(const float* HWY_RESTRICT values, std::size_t count) {
 
 /// Sum of f(p) over runs; both reductions differ in f only.
 template <class VectorOp, class ScalarOp>
-double Reduce(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t count,
-              VectorOp vector_op, ScalarOp scalar_op) {
+double Reduce(Reads<float> gradient, Reads<float> residual, std::size_t count, VectorOp vector_op,
+              ScalarOp scalar_op) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   double total = 0;
@@ -123,8 +110,8 @@ double Squares(const float* gradient, const float* residual, std::size_t count) 
 }
 
 /// residual = gradient + residual - own and gradient = sums * factor; residual may be null.
-double ApplyAverage(const float* HWY_RESTRICT own, const float* HWY_RESTRICT sums, float factor,
-                    float* HWY_RESTRICT gradient, ResidualBlock residual, std::size_t count) {
+double ApplyAverage(Reads<float> own, Reads<float> sums, float factor, Writes<float> gradient,
+                    ResidualBlock residual, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto scale = hn::Set(d, factor);
@@ -157,8 +144,8 @@ double ApplyAverage(const float* HWY_RESTRICT own, const float* HWY_RESTRICT sum
 }
 
 /// residual += sums - factor * mean.
-void AddRemainder(const float* HWY_RESTRICT sums, float factor, const float* HWY_RESTRICT mean,
-                  float* HWY_RESTRICT residual, std::size_t count) {
+void AddRemainder(Reads<float> sums, float factor, Reads<float> mean, Writes<float> residual,
+                  std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto by = hn::Set(d, factor);
@@ -187,42 +174,22 @@ HWY_EXPORT(AddRemainder);
 
 void add(Executor& executor, Span<float> target, Span<const float> values) {
   THINWIRE_ON_DEVICE(add, executor, target, values);
-  executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(AddTo)(target.data() + begin, values.data() + begin, end - begin);
-  });
+  in_blocks(executor, target.size(), HWY_DYNAMIC_DISPATCH(AddTo), target, values);
 }
 
 bool add_within(Executor& executor, Span<float> target, Span<const float> values, float limit) {
   THINWIRE_ON_DEVICE(add_within, executor, target, values, limit);
-  std::atomic<bool> within{true};
-  executor.parallel_for(target.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(AddWithin)(target.data() + begin, data_at(values, begin), limit, end - begin)) {
-      within.store(false, std::memory_order_relaxed);
-    }
-  });
-  return within.load(std::memory_order_relaxed);
+  return in_blocks(executor, target.size(), HWY_DYNAMIC_DISPATCH(AddWithin), target, values, limit);
 }
 
 bool scale(Executor& executor, Span<float> values, float factor) {
   THINWIRE_ON_DEVICE(scale, executor, values, factor);
-  std::atomic<bool> finite{true};
-  executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(Scale)(values.data() + begin, factor, end - begin)) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return finite.load(std::memory_order_relaxed);
+  return in_blocks(executor, values.size(), HWY_DYNAMIC_DISPATCH(Scale), values, factor);
 }
 
 bool all_finite(Executor& executor, Span<const float> values) {
   THINWIRE_ON_DEVICE(all_finite, executor, values);
-  std::atomic<bool> finite{true};
-  executor.parallel_for(values.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(AllFinite)(values.data() + begin, end - begin)) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return finite.load(std::memory_order_relaxed);
+  return in_blocks(executor, values.size(), HWY_DYNAMIC_DISPATCH(AllFinite), values);
 }
 
 void fill(Executor& executor, Span<float> values, float value) {
@@ -234,16 +201,12 @@ void fill(Executor& executor, Span<float> values, float value) {
 
 double sum_of_magnitudes(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   THINWIRE_ON_DEVICE(sum_of_magnitudes, executor, gradient, residual);
-  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(Magnitudes)(gradient.data() + begin, data_at(residual, begin), end - begin);
-  });
+  return in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(Magnitudes), gradient, residual);
 }
 
 double sum_of_squares(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   THINWIRE_ON_DEVICE(sum_of_squares, executor, gradient, residual);
-  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(Squares)(gradient.data() + begin, data_at(residual, begin), end - begin);
-  });
+  return in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(Squares), gradient, residual);
 }
 
 double apply_average(Executor& executor, Span<const float> own, Span<const float> sums, float factor,
@@ -272,10 +235,7 @@ void finish_stores(const ResidualSpan& residual) {
 void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
                    Span<float> residual) {
   THINWIRE_ON_DEVICE(add_remainder, executor, sums, factor, mean, residual);
-  executor.parallel_for(residual.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(AddRemainder)
-    (sums.data() + begin, factor, mean.data() + begin, residual.data() + begin, end - begin);
-  });
+  in_blocks(executor, residual.size(), HWY_DYNAMIC_DISPATCH(AddRemainder), sums, factor, mean, residual);
 }
 
 void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {

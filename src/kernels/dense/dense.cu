@@ -9,16 +9,14 @@ namespace thinwire {
 using namespace cuda;
 namespace {
 
-__global__ void __launch_bounds__(kThreads)
-    add_kernel(float* __restrict__ target, const float* __restrict__ values, std::size_t count) {
+THINWIRE_KERNEL void add_kernel(Writes<float> target, Reads<float> values, std::size_t count) {
   for_each_element(
       count, [&](std::size_t i) { return target[i] + values[i]; },
       [&](std::size_t i, float sum) { target[i] = sum; });
 }
 
-__global__ void __launch_bounds__(kThreads)
-    add_within_kernel(float* __restrict__ target, const float* __restrict__ values, float limit,
-                      std::size_t count, std::uint32_t* flag) {
+THINWIRE_KERNEL void add_within_kernel(Writes<float> target, Reads<float> values, float limit,
+                                       std::size_t count, std::uint32_t* flag) {
   constexpr unsigned kAhead = 4;
   bool wrong = false;
   const std::size_t step = threads_of_grid();
@@ -39,8 +37,8 @@ __global__ void __launch_bounds__(kThreads)
   report_if(wrong, flag);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    scale_kernel(float* __restrict__ values, float factor, std::size_t count, std::uint32_t* flag) {
+THINWIRE_KERNEL void scale_kernel(Writes<float> values, float factor, std::size_t count,
+                                  std::uint32_t* flag) {
   bool wrong = false;
   for_each_element(
       count, [&](std::size_t i) { return values[i]; },
@@ -52,8 +50,7 @@ __global__ void __launch_bounds__(kThreads)
   report_if(wrong, flag);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    finite_kernel(const float* __restrict__ values, std::size_t count, std::uint32_t* flag) {
+THINWIRE_KERNEL void finite_kernel(Reads<float> values, std::size_t count, std::uint32_t* flag) {
   bool wrong = false;
   for_each_element(
       count, [&](std::size_t i) { return values[i]; },
@@ -61,8 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   report_if(wrong, flag);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    fill_kernel(float* __restrict__ values, float value, std::size_t count) {
+THINWIRE_KERNEL void fill_kernel(Writes<float> values, float value, std::size_t count) {
   for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) values[i] = value;
 }
 
@@ -74,9 +70,8 @@ struct Square {
 };
 
 template <class Term>
-__global__ void __launch_bounds__(kThreads)
-    sum_kernel(const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
-               double* __restrict__ sums) {
+THINWIRE_KERNEL void sum_kernel(Reads<float> gradient, Reads<float> residual, std::size_t count,
+                                Writes<double> sums) {
   double sum = 0;
   for_each_element(
       count, [&](std::size_t i) { return sum_at(gradient, residual, i); },
@@ -85,10 +80,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// residual = gradient + residual - own, where there is one; gradient = sums * factor.
-__global__ void __launch_bounds__(kThreads)
-    average_kernel(const float* __restrict__ own, const float* __restrict__ sums, float factor,
-                   std::size_t count, float* __restrict__ gradient, float* __restrict__ residual,
-                   double* __restrict__ block_sums) {
+THINWIRE_KERNEL void average_kernel(Reads<float> own, Reads<float> sums, float factor, std::size_t count,
+                                    Writes<float> gradient, Writes<float> residual,
+                                    Writes<double> block_sums) {
   if (residual == nullptr) {
     for_each_element(
         count, [&](std::size_t i) { return sums[i]; },
@@ -106,16 +100,14 @@ __global__ void __launch_bounds__(kThreads)
   write_block_sum(squares, block_sums + blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    remainder_kernel(const float* __restrict__ sums, float factor, const float* __restrict__ mean,
-                     std::size_t count, float* __restrict__ residual) {
+THINWIRE_KERNEL void remainder_kernel(Reads<float> sums, float factor, Reads<float> mean, std::size_t count,
+                                      Writes<float> residual) {
   for_each_element(
       count, [&](std::size_t i) { return residual[i] + (sums[i] - factor * mean[i]); },
       [&](std::size_t i, float left) { residual[i] = left; });
 }
 
-__global__ void __launch_bounds__(kThreads)
-    hold_back_kernel(std::size_t count, float* __restrict__ gradient, float* __restrict__ residual) {
+THINWIRE_KERNEL void hold_back_kernel(std::size_t count, Writes<float> gradient, Writes<float> residual) {
   for_each_element(
       count, [&](std::size_t i) { return residual != nullptr ? gradient[i] + residual[i] : 0.0f; },
       [&](std::size_t i, float sum) {
@@ -124,31 +116,28 @@ __global__ void __launch_bounds__(kThreads)
       });
 }
 
-__global__ void __launch_bounds__(kThreads)
-    add_residual_kernel(const float* __restrict__ gradient, const float* __restrict__ residual,
-                        std::size_t count, float* __restrict__ sums) {
+THINWIRE_KERNEL void add_residual_kernel(Reads<float> gradient, Reads<float> residual, std::size_t count,
+                                         Writes<float> sums) {
   for_each_element(
       count, [&](std::size_t i) { return sum_at(gradient, residual, i); },
       [&](std::size_t i, float sum) { sums[i] = sum; });
 }
 
-__global__ void __launch_bounds__(kThreads)
-    clear_bits_kernel(const std::uint64_t* __restrict__ bits, std::size_t count, float* __restrict__ vector) {
+THINWIRE_KERNEL void clear_bits_kernel(Reads<std::uint64_t> bits, std::size_t count, Writes<float> vector) {
   for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
     if (bit_at(bits, i)) vector[i] = 0;
   }
 }
 
-__global__ void __launch_bounds__(kThreads) sample_kernel(const float* __restrict__ from, std::size_t range,
-                                                          std::size_t count, float* __restrict__ out) {
+THINWIRE_KERNEL void sample_kernel(Reads<float> from, std::size_t range, std::size_t count,
+                                   Writes<float> out) {
   for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
     out[i] = from[part_begin(range, count, i)];
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    momentum_kernel(float momentum, const float* __restrict__ velocity, std::size_t count,
-                    float* __restrict__ gradient, float* __restrict__ corrected) {
+THINWIRE_KERNEL void momentum_kernel(float momentum, Reads<float> velocity, std::size_t count,
+                                     Writes<float> gradient, Writes<float> corrected) {
 #pragma unroll 4
   for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
     const float value = momentum * velocity[i] + gradient[i];
@@ -159,11 +148,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Term>
 double sum_of(Executor& executor, Span<const float> gradient, Span<const float> residual) {
-  CudaExecutor& own = executor_on_device(executor);
-  const Grid grid = grid_for_elements(gradient.size());
-  const Findings findings(own, grid);
-  run(own, grid, sum_kernel<Term>, gradient, residual, gradient.size(), findings.sums());
-  return findings.sum();
+  return run_summed(executor, grid_for_elements(gradient.size()), sum_kernel<Term>, gradient, residual,
+                    gradient.size());
 }
 
 }  // namespace
@@ -173,32 +159,20 @@ void add_on_cuda(Executor& executor, Span<float> target, Span<const float> value
 }
 
 bool add_within_on_cuda(Executor& executor, Span<float> target, Span<const float> values, float limit) {
-  CudaExecutor& own = executor_on_device(executor);
-  const Findings findings(own);
-  run(own, grid_for(target.size(), 4), add_within_kernel, target, values, limit, target.size(),
-      findings.flag());
-  return !findings.flagged();
+  return run_flagged(executor, grid_for(target.size(), 4), add_within_kernel, target, values, limit,
+                     target.size());
 }
 
 bool scale_on_cuda(Executor& executor, Span<float> values, float factor) {
-  CudaExecutor& own = executor_on_device(executor);
-  const Findings findings(own);
-  launch(own.stream(), grid_for_elements(values.size()), scale_kernel, values.data(), factor, values.size(),
-         findings.flag());
-  return !findings.flagged();
+  return run_flagged(executor, grid_for_elements(values.size()), scale_kernel, values, factor, values.size());
 }
 
 bool all_finite_on_cuda(Executor& executor, Span<const float> values) {
-  CudaExecutor& own = executor_on_device(executor);
-  const Findings findings(own);
-  launch(own.stream(), grid_for_elements(values.size()), finite_kernel, values.data(), values.size(),
-         findings.flag());
-  return !findings.flagged();
+  return run_flagged(executor, grid_for_elements(values.size()), finite_kernel, values, values.size());
 }
 
 void fill_on_cuda(Executor& executor, Span<float> values, float value) {
-  CudaExecutor& own = executor_on_device(executor);
-  launch(own.stream(), grid_for_elements(values.size()), fill_kernel, values.data(), value, values.size());
+  run(executor, grid_for_elements(values.size()), fill_kernel, values, value, values.size());
 }
 
 double sum_of_magnitudes_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual) {
@@ -242,11 +216,7 @@ void clear_bits_on_cuda(Executor& executor, Span<const std::uint64_t> bits, Span
 
 void sample_evenly_on_cuda(Executor& executor, Span<const float> vector, std::size_t first, std::size_t range,
                            Span<float> out) {
-  CudaExecutor& own = executor_on_device(executor);
-  Operand v(own, vector);
-  Operand o(own, out);
-  launch(own.stream(), grid_for(out.size()), sample_kernel, v.data() + first, range, out.size(), o.data());
-  finish(own, v, o);
+  run(executor, grid_for(out.size()), sample_kernel, vector.subspan(first, range), range, out.size(), out);
 }
 
 void correct_by_momentum_on_cuda(Executor& executor, float momentum, Span<const float> velocity,

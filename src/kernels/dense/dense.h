@@ -1,8 +1,6 @@
 #pragma once
 // Passes over float vectors that need no format: sums, norms, scaling.
 
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/residual_span.h"
 #include "thinwire/span.h"

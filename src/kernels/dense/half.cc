@@ -1,21 +1,16 @@
 #include "kernels/dense/half.h"
 
-#include <algorithm>
-#include <atomic>
-
 #include "kernels/blocks.h"
 #include "kernels/device/on_device.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dense/half.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 // A 16-bit float in the low half of each 32-bit lane. Integer arithmetic where a target does not convert in
 // hardware. Where it does (F16C comes with AVX2), the processor rounds to nearest even and keeps subnormals
@@ -120,8 +115,7 @@ HWY_INLINE void store_run(V value, D d, T* to, std::size_t lanes, std::size_t va
 }
 
 template <class Format>
-bool Encode(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
-            std::uint16_t* HWY_RESTRICT out, std::size_t count) {
+bool Encode(Reads<float> gradient, Reads<float> residual, Writes<std::uint16_t> out, std::size_t count) {
   const WordTag d;
   const HalfTag dh;
   const hn::RebindToSigned<WordTag> di;
@@ -141,7 +135,7 @@ bool Encode(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residu
 }
 
 template <class Format>
-void Decode(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTRICT out, std::size_t count) {
+void Decode(Reads<std::uint16_t> in, Writes<float> out, std::size_t count) {
   const WordTag d;
   const HalfTag dh;
   const hn::Rebind<float, WordTag> df;
@@ -155,8 +149,8 @@ void Decode(const std::uint16_t* HWY_RESTRICT in, float* HWY_RESTRICT out, std::
 
 /// Elements [begin, end) of mean_of_halves.
 template <class Format>
-bool Mean(Span<const Span<const std::uint16_t>> parts, float* HWY_RESTRICT sums,
-          std::uint16_t* HWY_RESTRICT mean, std::size_t begin, std::size_t end) {
+bool Mean(Span<const Span<const std::uint16_t>> parts, Writes<float> sums, Writes<std::uint16_t> mean,
+          std::size_t begin, std::size_t end) {
   const WordTag d;
   const HalfTag dh;
   const hn::RebindToSigned<WordTag> di;
@@ -181,8 +175,7 @@ bool Mean(Span<const Span<const std::uint16_t>> parts, float* HWY_RESTRICT sums,
 }
 
 template <class Format>
-void Apply(const std::uint16_t* HWY_RESTRICT mean, float* HWY_RESTRICT gradient, ResidualBlock residual,
-           std::size_t count) {
+void Apply(Reads<std::uint16_t> mean, Writes<float> gradient, ResidualBlock residual, std::size_t count) {
   const WordTag d;
   const HalfTag dh;
   const hn::Rebind<float, WordTag> df;
@@ -244,42 +237,27 @@ HWY_EXPORT(ApplyHalf);
 bool encode_half(Executor& executor, HalfFormat format, Span<const float> gradient,
                  Span<const float> residual, Span<std::uint16_t> out) {
   THINWIRE_ON_DEVICE(encode_half, executor, format, gradient, residual, out);
-  std::atomic<bool> finite{true};
-  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(EncodeHalf)(format, gradient.data() + begin, data_at(residual, begin),
-                                          out.data() + begin, end - begin)) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return finite.load(std::memory_order_relaxed);
+  return in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(EncodeHalf), format, gradient, residual,
+                   out);
 }
 
 void decode_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> in, Span<float> out) {
   THINWIRE_ON_DEVICE(decode_half, executor, format, in, out);
-  executor.parallel_for(out.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(DecodeHalf)(format, in.data() + begin, out.data() + begin, end - begin);
-  });
+  in_blocks(executor, out.size(), HWY_DYNAMIC_DISPATCH(DecodeHalf), format, in, out);
 }
 
 bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const std::uint16_t>> parts,
                     Span<float> sums, Span<std::uint16_t> mean) {
   THINWIRE_ON_DEVICE(mean_of_halves, executor, format, parts, sums, mean);
-  std::atomic<bool> finite{true};
-  executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(MeanOfHalves)(format, parts, data_at(sums), mean.data(), begin, end)) {
-      finite.store(false, std::memory_order_relaxed);
-    }
+  return all_of_ranges(executor, mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    return HWY_DYNAMIC_DISPATCH(MeanOfHalves)(format, parts, data_at(sums), mean.data(), begin, end);
   });
-  return finite.load(std::memory_order_relaxed);
 }
 
 void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
                 ResidualSpan residual) {
   THINWIRE_ON_DEVICE(apply_half, executor, format, mean, gradient, residual);
-  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(ApplyHalf)
-    (format, mean.data() + begin, gradient.data() + begin, data_at(residual, begin), end - begin);
-  });
+  in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(ApplyHalf), format, mean, gradient, residual);
 }
 
 }  // namespace thinwire

@@ -100,9 +100,8 @@ __device__ void for_each_run(std::size_t count, bool pairs, Whole whole, Single 
 }
 
 template <class Format>
-__global__ void __launch_bounds__(kThreads)
-    encode_kernel(const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
-                  std::uint16_t* __restrict__ out, bool pairs, std::uint32_t* flag) {
+THINWIRE_KERNEL void encode_kernel(Reads<float> gradient, Reads<float> residual, std::size_t count,
+                                   Writes<std::uint16_t> out, bool pairs, std::uint32_t* flag) {
   const unsigned lane = lane_of_warp();
   bool wrong = false;
   auto encode = [&](float p) {
@@ -128,9 +127,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Format>
-__global__ void __launch_bounds__(kThreads)
-    decode_kernel(const std::uint16_t* __restrict__ in, std::size_t count, float* __restrict__ out,
-                  bool pairs) {
+THINWIRE_KERNEL void decode_kernel(Reads<std::uint16_t> in, std::size_t count, Writes<float> out,
+                                   bool pairs) {
   const unsigned lane = lane_of_warp();
   for_each_run(
       count, pairs,
@@ -152,9 +150,8 @@ __global__ void __launch_bounds__(kThreads)
 
 /// parts: table of `ranks` pointers.
 template <class Format>
-__global__ void __launch_bounds__(kThreads)
-    mean_kernel(const std::uint16_t* const* __restrict__ parts, unsigned ranks, std::size_t count,
-                float* __restrict__ sums, std::uint16_t* __restrict__ mean, std::uint32_t* flag) {
+THINWIRE_KERNEL void mean_kernel(Reads<const std::uint16_t*> parts, unsigned ranks, std::size_t count,
+                                 Writes<float> sums, Writes<std::uint16_t> mean, std::uint32_t* flag) {
   const float factor = 1.0f / static_cast<float>(ranks);
   bool wrong = false;
   for_each_element(
@@ -175,9 +172,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Format>
-__global__ void __launch_bounds__(kThreads)
-    apply_kernel(const std::uint16_t* __restrict__ mean, std::size_t count, float* __restrict__ gradient,
-                 float* __restrict__ residual, bool pairs) {
+THINWIRE_KERNEL void apply_kernel(Reads<std::uint16_t> mean, std::size_t count, Writes<float> gradient,
+                                  Writes<float> residual, bool pairs) {
   const unsigned lane = lane_of_warp();
   auto left_of = [&](std::size_t i) {
     const float p = gradient[i] + residual[i];
@@ -250,11 +246,10 @@ bool mean_of_halves_on_cuda(Executor& executor, HalfFormat format,
     operands.push_back(std::make_unique<Operand<const std::uint16_t>>(own, part));
     pointers.push_back(operands.back()->data());
   }
-  const Findings findings(own);
-  run(own, grid_for_elements(mean.size()), of_format(format, mean_kernel<Fp16>, mean_kernel<Bf16>),
-      Span<const std::uint16_t* const>(pointers), static_cast<unsigned>(parts.size()), mean.size(), sums,
-      mean, findings.flag());
-  return !findings.flagged();
+  return run_flagged(own, grid_for_elements(mean.size()),
+                     of_format(format, mean_kernel<Fp16>, mean_kernel<Bf16>),
+                     Span<const std::uint16_t* const>(pointers), static_cast<unsigned>(parts.size()),
+                     mean.size(), sums, mean);
 }
 
 void apply_half_on_cuda(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean,

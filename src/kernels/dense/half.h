@@ -2,8 +2,6 @@
 // float32 to and from 16-bit floats, rounding to nearest even, the same on every target: IEEE binary16
 // (overflow to infinity, subnormals kept) and bfloat16.
 
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/residual_span.h"
 #include "thinwire/span.h"

@@ -11,32 +11,23 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dense/low_rank.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
-#ifndef THINWIRE_KERNELS_LOW_RANK_ONCE
-#define THINWIRE_KERNELS_LOW_RANK_ONCE
-namespace thinwire {
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::HWY_NAMESPACE {
 
 /// Rows that are multiplied with a panel at a time.
 constexpr std::size_t kPanelRows = 32;
 constexpr std::size_t kLine = 16;  ///< Floats of a line of the cache.
 constexpr std::size_t kAhead = 2;  ///< Panels.
 
-}  // namespace thinwire
-#endif
-
-HWY_BEFORE_NAMESPACE();
-namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
 /// Columns whose products are summed in float before they go into a double; their part of `right` stays in
 /// the first-level cache for ranks up to 4.
 constexpr std::size_t kRun = 2048;
 
 /// Dot products of one row with one column of right, over `count` elements.
-HWY_INLINE double Dot(const float* HWY_RESTRICT row, const float* HWY_RESTRICT column, std::size_t count) {
+HWY_INLINE double Dot(Reads<float> row, Reads<float> column, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   auto sum = hn::Zero(d);
@@ -67,17 +58,16 @@ struct DotsOfRow {
 /// kRows (2 or 4) rows with four columns of right at once: eight sums for six loads, sixteen for eight. sums:
 /// [row][column].
 template <int kRows>
-HWY_INLINE void DotsBy4(const float* HWY_RESTRICT row, std::size_t row_stride,
-                        const float* HWY_RESTRICT right, std::size_t stride, std::size_t count,
-                        double* HWY_RESTRICT sums) {
+HWY_INLINE void DotsBy4(Reads<float> row, std::size_t row_stride, Reads<float> right, std::size_t stride,
+                        std::size_t count, Writes<double> sums) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
-  const float* HWY_RESTRICT row1 = row + row_stride;
-  const float* HWY_RESTRICT row2 = row1 + row_stride;
-  const float* HWY_RESTRICT row3 = row2 + row_stride;
-  const float* HWY_RESTRICT right1 = right + stride;
-  const float* HWY_RESTRICT right2 = right1 + stride;
-  const float* HWY_RESTRICT right3 = right2 + stride;
+  Reads<float> row1 = row + row_stride;
+  Reads<float> row2 = row1 + row_stride;
+  Reads<float> row3 = row2 + row_stride;
+  Reads<float> right1 = right + stride;
+  Reads<float> right2 = right1 + stride;
+  Reads<float> right3 = right2 + stride;
   const auto zero = hn::Zero(d);
   DotsOfRow<hn::Vec<FloatTag>> dots{zero, zero, zero, zero};
   auto dots1 = dots, dots2 = dots, dots3 = dots;
@@ -116,13 +106,13 @@ HWY_INLINE void DotsBy4(const float* HWY_RESTRICT row, std::size_t row_stride,
 }
 
 /// Four rows with one column: four sums for five loads.
-HWY_INLINE void Dots4x1(const float* HWY_RESTRICT row, std::size_t row_stride,
-                        const float* HWY_RESTRICT column, std::size_t count, double* HWY_RESTRICT sums) {
+HWY_INLINE void Dots4x1(Reads<float> row, std::size_t row_stride, Reads<float> column, std::size_t count,
+                        Writes<double> sums) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
-  const float* HWY_RESTRICT row1 = row + row_stride;
-  const float* HWY_RESTRICT row2 = row1 + row_stride;
-  const float* HWY_RESTRICT row3 = row2 + row_stride;
+  Reads<float> row1 = row + row_stride;
+  Reads<float> row2 = row1 + row_stride;
+  Reads<float> row3 = row2 + row_stride;
   auto s0 = hn::Zero(d);
   auto s1 = s0, s2 = s0, s3 = s0;
   std::size_t j = 0;
@@ -147,9 +137,8 @@ HWY_INLINE void Dots4x1(const float* HWY_RESTRICT row, std::size_t row_stride,
 }
 
 /// As MultiplyRightWide with vectors along the rows of the matrix; begin is a multiple of 4.
-void MultiplyRightNarrow(const float* HWY_RESTRICT matrix, std::size_t rows, std::size_t columns,
-                         std::size_t rank, const float* HWY_RESTRICT right, float* HWY_RESTRICT left,
-                         std::size_t begin, std::size_t end) {
+void MultiplyRightNarrow(Reads<float> matrix, std::size_t rows, std::size_t columns, std::size_t rank,
+                         Reads<float> right, Writes<float> left, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; i += 4) {
     const std::size_t height = std::min<std::size_t>(4, end - i);
     const float* first = matrix + i * columns;
@@ -191,8 +180,8 @@ void MultiplyRightNarrow(const float* HWY_RESTRICT matrix, std::size_t rows, std
 /// sums [kRows][kVectors vectors] += rows of the matrix times right, over `count` columns. Rows of right are
 /// `width` long.
 template <std::size_t kVectors>
-HWY_INLINE void AddRowsTimes(const float* const* HWY_RESTRICT rows, const float* HWY_RESTRICT right,
-                             std::size_t width, std::size_t count, float* HWY_RESTRICT sums) {
+HWY_INLINE void AddRowsTimes(Reads<const float*> rows, Reads<float> right, std::size_t width,
+                             std::size_t count, Writes<float> sums) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto zero = hn::Zero(d);
@@ -242,9 +231,9 @@ HWY_INLINE bool IsWide(std::size_t rows, std::size_t rank) {
 
 /// Rows [begin, end) of left = matrix right with vectors along the columns of the factors: no sum across a
 /// vector's lanes. Bands of right are transposed into `room` of kBandFloats.
-void MultiplyRightWide(const float* HWY_RESTRICT matrix, std::size_t rows, std::size_t columns,
-                       std::size_t rank, const float* HWY_RESTRICT right, float* HWY_RESTRICT left,
-                       std::size_t begin, std::size_t end, float* HWY_RESTRICT room) {
+void MultiplyRightWide(Reads<float> matrix, std::size_t rows, std::size_t columns, std::size_t rank,
+                       Reads<float> right, Writes<float> left, std::size_t begin, std::size_t end,
+                       Writes<float> room) {
   const std::size_t lanes = hn::Lanes(FloatTag());
   const std::size_t width = (rank + lanes - 1) / lanes * lanes;
   const std::size_t band = std::max<std::size_t>(1, kBandFloats / width);
@@ -255,7 +244,7 @@ void MultiplyRightWide(const float* HWY_RESTRICT matrix, std::size_t rows, std::
     const std::size_t count = std::min(band, columns - first);
     for (std::size_t j = 0; j < count; j += lanes) {
       for (std::size_t k = 0; k < rank; ++k) {
-        const float* HWY_RESTRICT column = right + k * columns + first;
+        Reads<float> column = right + k * columns + first;
         for (std::size_t at = j; at < std::min(j + lanes, count); ++at) room[at * width + k] = column[at];
       }
     }
@@ -284,9 +273,8 @@ void MultiplyRightWide(const float* HWY_RESTRICT matrix, std::size_t rows, std::
 }
 
 /// Rows [begin, end) of left = matrix right; begin is a multiple of kRowBlock.
-void MultiplyRight(const float* HWY_RESTRICT matrix, std::size_t rows, std::size_t columns, std::size_t rank,
-                   const float* HWY_RESTRICT right, float* HWY_RESTRICT left, std::size_t begin,
-                   std::size_t end) {
+void MultiplyRight(Reads<float> matrix, std::size_t rows, std::size_t columns, std::size_t rank,
+                   Reads<float> right, Writes<float> left, std::size_t begin, std::size_t end) {
   if (!IsWide(rows, rank)) return MultiplyRightNarrow(matrix, rows, columns, rank, right, left, begin, end);
   const std::size_t lanes = hn::Lanes(FloatTag());
   float* const room = kept_room(std::min(std::max(kBandFloats, rank + lanes), (rank + lanes) * columns));
@@ -295,18 +283,18 @@ void MultiplyRight(const float* HWY_RESTRICT matrix, std::size_t rows, std::size
 
 /// right[j] += sum over four rows of left[r] * row[r][j], for kColumns (1, 2 or 4) columns of the factors.
 template <int kColumns>
-HWY_INLINE void AddFourRows(const float* HWY_RESTRICT row, std::size_t row_stride,
-                            const float* HWY_RESTRICT left, std::size_t left_stride,
-                            float* HWY_RESTRICT right, std::size_t right_stride, std::size_t count) {
+HWY_INLINE void AddFourRows(Reads<float> row, std::size_t row_stride, Reads<float> left,
+                            std::size_t left_stride, Writes<float> right, std::size_t right_stride,
+                            std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
-  const float* HWY_RESTRICT row1 = row + row_stride;
-  const float* HWY_RESTRICT row2 = row1 + row_stride;
-  const float* HWY_RESTRICT row3 = row2 + row_stride;
+  Reads<float> row1 = row + row_stride;
+  Reads<float> row2 = row1 + row_stride;
+  Reads<float> row3 = row2 + row_stride;
   // Strides of columns that are not there are not used: these factors are read, and multiply nothing.
-  const float* HWY_RESTRICT b = kColumns >= 2 ? left + left_stride : left;
-  const float* HWY_RESTRICT c = kColumns == 4 ? b + left_stride : left;
-  const float* HWY_RESTRICT e = kColumns == 4 ? c + left_stride : left;
+  Reads<float> b = kColumns >= 2 ? left + left_stride : left;
+  Reads<float> c = kColumns == 4 ? b + left_stride : left;
+  Reads<float> e = kColumns == 4 ? c + left_stride : left;
   const auto a0 = hn::Set(d, left[0]), a1 = hn::Set(d, left[1]), a2 = hn::Set(d, left[2]);
   const auto b0 = hn::Set(d, b[0]), b1 = hn::Set(d, b[1]), b2 = hn::Set(d, b[2]), b3 = hn::Set(d, b[3]);
   const auto c0 = hn::Set(d, c[0]), c1 = hn::Set(d, c[1]), c2 = hn::Set(d, c[2]), c3 = hn::Set(d, c[3]);
@@ -338,8 +326,7 @@ HWY_INLINE void AddFourRows(const float* HWY_RESTRICT row, std::size_t row_strid
   }
 }
 
-HWY_INLINE void AddOneRow(const float* HWY_RESTRICT row, float factor, float* HWY_RESTRICT right,
-                          std::size_t count) {
+HWY_INLINE void AddOneRow(Reads<float> row, float factor, Writes<float> right, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto by = hn::Set(d, factor);
@@ -351,9 +338,8 @@ HWY_INLINE void AddOneRow(const float* HWY_RESTRICT row, float factor, float* HW
 }
 
 /// As MultiplyLeft for few columns of factors.
-void MultiplyLeftNarrow(const float* HWY_RESTRICT matrix, std::size_t rows, std::size_t columns,
-                        std::size_t rank, const float* HWY_RESTRICT left, float* HWY_RESTRICT right,
-                        std::size_t begin, std::size_t count) {
+void MultiplyLeftNarrow(Reads<float> matrix, std::size_t rows, std::size_t columns, std::size_t rank,
+                        Reads<float> left, Writes<float> right, std::size_t begin, std::size_t count) {
   for (std::size_t k = 0; k < rank; ++k) std::fill_n(right + k * columns + begin, count, 0.0f);
   std::size_t i = 0;
   for (; i + 4 <= rows; i += 4) {
@@ -379,8 +365,8 @@ void MultiplyLeftNarrow(const float* HWY_RESTRICT matrix, std::size_t rows, std:
 /// sums[c] += sum over `rows` of left[i][c] * panel[i], for kColumns columns of the factors and four vectors
 /// of a panel. Rows of panel and sums are kPanel long, those of left `rank`.
 template <int kColumns>
-HWY_INLINE void AddPanelTimes(const float* HWY_RESTRICT panel, std::size_t rows,
-                              const float* HWY_RESTRICT left, std::size_t rank, float* HWY_RESTRICT sums) {
+HWY_INLINE void AddPanelTimes(Reads<float> panel, std::size_t rows, Reads<float> left, std::size_t rank,
+                              Writes<float> sums) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   using V = hn::Vec<FloatTag>;
@@ -424,9 +410,9 @@ HWY_INLINE void AddPanelTimes(const float* HWY_RESTRICT panel, std::size_t rows,
 
 /// As MultiplyLeft, a few rows at a time: their panels stay in the first-level cache for all columns of the
 /// factors, the sums of a band of columns in the second. room: 2 * kBandFloats.
-void MultiplyLeftWide(const float* HWY_RESTRICT matrix, std::size_t rows, std::size_t columns,
-                      std::size_t rank, const float* HWY_RESTRICT left, float* HWY_RESTRICT right,
-                      std::size_t begin, std::size_t count, float* HWY_RESTRICT room) {
+void MultiplyLeftWide(Reads<float> matrix, std::size_t rows, std::size_t columns, std::size_t rank,
+                      Reads<float> left, Writes<float> right, std::size_t begin, std::size_t count,
+                      Writes<float> room) {
   constexpr int kColumns = kManyRegisters ? 4 : 2;
   const std::size_t step = 4 * hn::Lanes(FloatTag());
   HWY_ALIGN float panel[kPanelRows * kPanel] = {};
@@ -465,9 +451,8 @@ void MultiplyLeftWide(const float* HWY_RESTRICT matrix, std::size_t rows, std::s
 }
 
 /// Columns [begin, end) of right = matrix^T left; begin is a multiple of kColumnBlock.
-void MultiplyLeft(const float* HWY_RESTRICT matrix, std::size_t rows, std::size_t columns, std::size_t rank,
-                  const float* HWY_RESTRICT left, float* HWY_RESTRICT right, std::size_t begin,
-                  std::size_t end) {
+void MultiplyLeft(Reads<float> matrix, std::size_t rows, std::size_t columns, std::size_t rank,
+                  Reads<float> left, Writes<float> right, std::size_t begin, std::size_t end) {
   const bool wide = IsWide(rows, rank);
   const std::size_t band = wide ? band_columns(rank) : kColumnBlock;
   float* const room = kept_room(wide ? rank * (kPanelRows + std::min(band, columns + kPanel)) : 0);

@@ -1,7 +1,6 @@
 // Thin products on a CUDA device that take the whole matrix to a factor: cuBLAS's.
 
 #include "kernels/dense/low_rank.h"
-#include "kernels/device/device.h"
 #include "kernels/device/device_blas.h"
 
 namespace thinwire {

@@ -7,8 +7,6 @@
 // A matrix lies row after row. A factor of rank r lies column after column: left [r * rows], right [r *
 // columns].
 
-#include <cstddef>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 

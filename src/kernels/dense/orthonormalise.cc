@@ -3,39 +3,35 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/operands.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dense/orthonormalise.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
-#ifndef THINWIRE_KERNELS_ORTHONORMALISE_ONCE
-#define THINWIRE_KERNELS_ORTHONORMALISE_ONCE
-namespace thinwire {
+HWY_BEFORE_NAMESPACE();
+namespace thinwire::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
 
 /// Of a dot product.
 constexpr std::size_t kPartialSums = 8;
 
-}  // namespace thinwire
-#endif
-
-HWY_BEFORE_NAMESPACE();
-namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
-
 /// sums[c] = column c's dot product with `with`, for `count` <= 4 columns. Eight partial sums whatever the
 /// vectors' length, and products rounded before they are added: the same bits on every machine.
-void DotsWithColumns(const float* HWY_RESTRICT columns, std::size_t stride, std::size_t count,
-                     const float* HWY_RESTRICT with, std::size_t rows, double* HWY_RESTRICT sums) {
+void DotsWithColumns(Reads<float> columns, std::size_t stride, std::size_t count, Reads<float> with,
+                     std::size_t rows, Writes<double> sums) {
   const HWY_CAPPED(double, kPartialSums) d;
   const hn::Rebind<float, decltype(d)> of_floats;
   const std::size_t lanes = hn::Lanes(d);
   const std::size_t whole = rows / kPartialSums * kPartialSums;
   // A column that is not there is the first one again.
   const auto column = [&](std::size_t c) { return columns + (c < count ? c : 0) * stride; };
-  const float* HWY_RESTRICT c0 = column(0);
-  const float* HWY_RESTRICT c1 = column(1);
-  const float* HWY_RESTRICT c2 = column(2);
-  const float* HWY_RESTRICT c3 = column(3);
+  Reads<float> c0 = column(0);
+  Reads<float> c1 = column(1);
+  Reads<float> c2 = column(2);
+  Reads<float> c3 = column(3);
   double partial[4][kPartialSums];
   for (std::size_t part = 0; part < kPartialSums; part += lanes) {
     auto s0 = hn::Zero(d);
@@ -64,9 +60,8 @@ void DotsWithColumns(const float* HWY_RESTRICT columns, std::size_t stride, std:
 }
 
 /// column = (column - sum over `count` <= 4 columns of along[c] * column c) * factor, in double.
-void SubtractColumns(const float* HWY_RESTRICT columns, std::size_t stride, std::size_t count,
-                     const double* HWY_RESTRICT along, double factor, float* HWY_RESTRICT column,
-                     std::size_t rows) {
+void SubtractColumns(Reads<float> columns, std::size_t stride, std::size_t count, Reads<double> along,
+                     double factor, Writes<float> column, std::size_t rows) {
   const HWY_CAPPED(double, 8) d;
   const hn::Rebind<float, decltype(d)> of_floats;
   const std::size_t lanes = hn::Lanes(d);

@@ -1,8 +1,6 @@
 #pragma once
 // Gram-Schmidt for the columns of a thin factor.
 
-#include <cstddef>
-
 #include "thinwire/span.h"
 
 namespace thinwire {

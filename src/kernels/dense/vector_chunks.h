@@ -1,8 +1,6 @@
 #pragma once
 // Parts of a vector that travel without the rest.
 
-#include <cstddef>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 

@@ -2,18 +2,20 @@
 // What device code shares. Results do not depend on the device: how work is cut follows from its size alone,
 // and partial sums are added in a fixed order.
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
 #include "cuda/executor.h"
 #include "cuda/runtime.h"
+#include "kernels/operands.h"
 
 namespace thinwire::cuda {
 
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 inline constexpr unsigned kThreads = 256;
+/// A function that launch() starts, in blocks of kThreads.
+#define THINWIRE_KERNEL __global__ __launch_bounds__(kThreads)
 #ifdef THINWIRE_CUDA_EMULATED
 inline constexpr std::size_t kMostBlocks = 3;  // so that threads go around their loops more than once
 #else
@@ -92,6 +94,21 @@ __device__ void for_each_element(std::size_t count, Load load, Use use) {
   }
 }
 
+/// The first of [begin, end) for which is_before(i) is false, or `end`. It is true for all before that one,
+/// and for none behind.
+template <class IsBefore>
+__device__ std::size_t partition_point(std::size_t begin, std::size_t end, IsBefore is_before) {
+  while (begin < end) {
+    const std::size_t middle = (begin + end) / 2;
+    if (is_before(middle)) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
 template <class T>
 __device__ T warp_sum(T value) {
   for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) value += __shfl_xor_sync(kAllLanes, value, lanes);
@@ -119,9 +136,7 @@ class TableOnDevice {
  public:
   TableOnDevice(CudaExecutor& executor, Span<const T> table) : copy_(executor, table.size()) {
     if (table.empty()) return;
-    check(
-        cudaMemcpyAsync(copy_.data(), table.data(), table.size_bytes(), cudaMemcpyDefault, executor.stream()),
-        "a table could not be copied");
+    submit_copy(executor, table.data(), copy_.data(), table.size(), "a table could not be copied");
     data_ = copy_.data();
   }
   /// Null where the table is empty.
@@ -166,6 +181,24 @@ class Findings {
   std::uint32_t* flag_;
   double* sums_;
 };
+
+/// run() of a kernel whose last parameter is a flag: whether it was not set. Waits.
+template <class Kernel, class... Arguments>
+bool run_flagged(Executor& executor, const Grid& grid, Kernel kernel, const Arguments&... arguments) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Findings findings(own);
+  run(own, grid, kernel, arguments..., findings.flag());
+  return !findings.flagged();
+}
+
+/// run() of a kernel whose last parameter takes a sum per block: the sum of them. Waits.
+template <class Kernel, class... Arguments>
+double run_summed(Executor& executor, const Grid& grid, Kernel kernel, const Arguments&... arguments) {
+  CudaExecutor& own = executor_on_device(executor);
+  const Findings findings(own, grid);
+  run(own, grid, kernel, arguments..., findings.sums());
+  return findings.sum();
+}
 
 /// The warp's verdict into the flag.
 __device__ inline void report_if(bool wrong, std::uint32_t* flag) {

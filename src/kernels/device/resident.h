@@ -19,13 +19,13 @@ class Resident {
     if (span.empty() || span.memory() == Memory::cuda) return;
     copy_ = std::make_unique<Scratch<std::remove_const_t<T>>>(executor, span.size());
     data_ = copy_->data();
-    if (load) transfer(copy_->data(), span.data(), span.size());
+    if (load) transfer(span.data(), copy_->data(), span.size());
   }
   /// After the kernels were submitted, before finish(): all, or the first `count` elements.
   void write_back() { write_back(span_.size()); }
   void write_back(std::size_t count) {
     if constexpr (!std::is_const_v<T>) {
-      if (copy_ != nullptr && !written_) transfer(span_.data(), copy_->data(), count);
+      if (copy_ != nullptr && !written_) transfer(copy_->data(), span_.data(), count);
       written_ = true;
     }
   }
@@ -34,10 +34,8 @@ class Resident {
   bool on_host() const { return copy_ != nullptr; }
 
  private:
-  void transfer(std::remove_const_t<T>* to, const T* from, std::size_t count) {
-    if (count == 0) return;
-    check(cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyDefault, executor_.stream()),
-          "an operand could not be copied");
+  void transfer(const T* from, std::remove_const_t<T>* to, std::size_t count) {
+    submit_copy(executor_, from, to, count, "an operand could not be copied");
   }
 
   CudaExecutor& executor_;

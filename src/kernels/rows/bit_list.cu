@@ -3,9 +3,8 @@
 namespace thinwire::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads)
-    total_kernel(const std::uint64_t* bits, const std::uint32_t* before, std::size_t words,
-                 std::uint32_t* total) {
+THINWIRE_KERNEL void total_kernel(const std::uint64_t* bits, const std::uint32_t* before, std::size_t words,
+                                  std::uint32_t* total) {
   if (threadIdx.x == 0) {
     *total = before[words - 1] + static_cast<std::uint32_t>(__popcll(bits[words - 1]));
   }

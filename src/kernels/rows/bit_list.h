@@ -10,9 +10,8 @@ namespace thinwire::cuda {
 
 /// Bit i: is_marked(i); counts[w] = set bits of word w.
 template <class IsMarked>
-__global__ void __launch_bounds__(kThreads)
-    mark_kernel(std::size_t count, IsMarked is_marked, std::uint64_t* __restrict__ bits,
-                std::uint32_t* __restrict__ counts) {
+THINWIRE_KERNEL void mark_kernel(std::size_t count, IsMarked is_marked, Writes<std::uint64_t> bits,
+                                 Writes<std::uint32_t> counts) {
   const std::size_t words = (count + 63) / 64;
   const unsigned lane = lane_of_warp();
   for (std::size_t first = warp_of_grid() * kWordsAtOnce; first < words;
@@ -60,9 +59,8 @@ __device__ inline unsigned select_bit(std::uint64_t word, unsigned rank) {
 /// write(k, position of the k-th set bit) for all `total` set bits; before[w] = number of set bits in words
 /// [0, w).
 template <class Write>
-__global__ void __launch_bounds__(kThreads)
-    list_kernel(const std::uint64_t* __restrict__ bits, const std::uint32_t* __restrict__ before,
-                std::size_t words, std::size_t total, Write write) {
+THINWIRE_KERNEL void list_kernel(Reads<std::uint64_t> bits, Reads<std::uint32_t> before, std::size_t words,
+                                 std::size_t total, Write write) {
   __shared__ std::uint64_t tile[kThreads];
   __shared__ std::uint32_t starts[kThreads];
   for (std::size_t first = std::size_t{blockIdx.x} * kThreads; first < words;

@@ -15,8 +15,7 @@ namespace thinwire::HWY_NAMESPACE {
 
 // Plain loops: what they gain from a target is its instructions for counting and finding bits.
 
-std::size_t CountBefore(const std::uint64_t* HWY_RESTRICT bitmap, std::uint32_t* HWY_RESTRICT before,
-                        std::size_t words) {
+std::size_t CountBefore(Reads<std::uint64_t> bitmap, Writes<std::uint32_t> before, std::size_t words) {
   std::uint32_t total = 0;
   for (std::size_t w = 0; w < words; ++w) {
     before[w] = total;
@@ -25,8 +24,7 @@ std::size_t CountBefore(const std::uint64_t* HWY_RESTRICT bitmap, std::uint32_t*
   return total;
 }
 
-void ListBits(const std::uint64_t* HWY_RESTRICT bitmap, std::uint32_t* HWY_RESTRICT out, std::size_t begin,
-              std::size_t end) {
+void ListBits(Reads<std::uint64_t> bitmap, Writes<std::uint32_t> out, std::size_t begin, std::size_t end) {
   for (std::size_t w = begin; w < end; ++w) {
     const auto base = static_cast<std::uint32_t>(w * 64);
     for (std::uint64_t word = bitmap[w]; word != 0; word &= word - 1) {

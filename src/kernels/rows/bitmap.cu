@@ -9,27 +9,24 @@ namespace thinwire {
 using namespace cuda;
 namespace {
 
-__global__ void __launch_bounds__(kThreads)
-    set_kernel(const std::uint32_t* __restrict__ positions, std::size_t count,
-               unsigned long long* __restrict__ bitmap) {
+THINWIRE_KERNEL void set_kernel(Reads<std::uint32_t> positions, std::size_t count,
+                                Writes<unsigned long long> bitmap) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
     const std::uint32_t position = positions[k];
     atomicOr(bitmap + position / 64, 1ull << (position % 64));
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const std::uint64_t* __restrict__ bits, std::size_t words,
-                 std::uint32_t* __restrict__ counts) {
+THINWIRE_KERNEL void count_kernel(Reads<std::uint64_t> bits, std::size_t words,
+                                  Writes<std::uint32_t> counts) {
   for (std::size_t w = thread_of_grid(); w < words; w += threads_of_grid()) {
     counts[w] = static_cast<std::uint32_t>(__popcll(bits[w]));
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    rank_kernel(const std::uint64_t* __restrict__ bits, const std::uint32_t* __restrict__ before,
-                const std::uint32_t* __restrict__ positions, std::size_t count,
-                std::uint32_t* __restrict__ ranks) {
+THINWIRE_KERNEL void rank_kernel(Reads<std::uint64_t> bits, Reads<std::uint32_t> before,
+                                 Reads<std::uint32_t> positions, std::size_t count,
+                                 Writes<std::uint32_t> ranks) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
     ranks[k] = rank_at(bits, before, positions[k]);
   }

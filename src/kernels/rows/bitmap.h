@@ -3,8 +3,6 @@
 // Bit i of word i / 64 (least significant first) stands for position i.
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 
 #include "thinwire/executor.h"
 #include "thinwire/span.h"

@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 
 /// The compiler vectorises the loop.
-void FindOwners(const std::uint32_t* HWY_RESTRICT slots, double owners, double per_size,
-                std::uint16_t* HWY_RESTRICT owner_of, std::size_t begin, std::size_t end) {
+void FindOwners(Reads<std::uint32_t> slots, double owners, double per_size, Writes<std::uint16_t> owner_of,
+                std::size_t begin, std::size_t end) {
   for (std::size_t k = begin; k < end; ++k) owner_of[k] = owner_of_slot(slots[k], owners, per_size);
 }
 

@@ -18,9 +18,9 @@ namespace {
 constexpr std::size_t kCountedInBlock = 4096;
 
 /// totals[p] += slots of owner p.
-__global__ void __launch_bounds__(kThreads)
-    owners_kernel(const std::uint32_t* __restrict__ slots, std::size_t count, double owners, double per_size,
-                  std::uint16_t* __restrict__ owner_of, unsigned long long* __restrict__ totals) {
+THINWIRE_KERNEL void owners_kernel(Reads<std::uint32_t> slots, std::size_t count, double owners,
+                                   double per_size, Writes<std::uint16_t> owner_of,
+                                   Writes<unsigned long long> totals) {
   THINWIRE_SHARED_MEMORY(std::uint32_t, counts);
   const auto bins = static_cast<std::uint32_t>(owners);
   const bool in_block = bins <= kCountedInBlock;
@@ -44,38 +44,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    number_kernel(std::uint32_t* __restrict__ rows, std::size_t count) {
+THINWIRE_KERNEL void number_kernel(Writes<std::uint32_t> rows, std::size_t count) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
     rows[k] = static_cast<std::uint32_t>(k);
   }
 }
 
 /// begins[p] = first position of owner p in the sorted list; begins: [owners + 1].
-__global__ void __launch_bounds__(kThreads)
-    begins_kernel(const std::uint16_t* __restrict__ sorted, std::size_t count, std::size_t owners,
-                  std::uint32_t* __restrict__ begins) {
+THINWIRE_KERNEL void begins_kernel(Reads<std::uint16_t> sorted, std::size_t count, std::size_t owners,
+                                   Writes<std::uint32_t> begins) {
   for (std::size_t p = thread_of_grid(); p <= owners; p += threads_of_grid()) {
-    std::size_t low = 0;
-    std::size_t high = count;
-    while (low < high) {
-      const std::size_t middle = (low + high) / 2;
-      if (sorted[middle] < p) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    begins[p] = static_cast<std::uint32_t>(low);
+    const std::size_t first = partition_point(0, count, [&](std::size_t k) { return sorted[k] < p; });
+    begins[p] = static_cast<std::uint32_t>(first);
   }
 }
 
 /// Row `rows[k]` goes to the cursor of its owner, sorted[k].
-__global__ void __launch_bounds__(kThreads)
-    deliver_kernel(const std::uint16_t* __restrict__ sorted, const std::uint32_t* __restrict__ rows,
-                   std::size_t count, const std::uint32_t* __restrict__ begins,
-                   const std::uint32_t* __restrict__ indices, const float* __restrict__ values,
-                   std::size_t width, RowLanes lanes, const RowCursor* __restrict__ cursors) {
+THINWIRE_KERNEL void deliver_kernel(Reads<std::uint16_t> sorted, Reads<std::uint32_t> rows, std::size_t count,
+                                    Reads<std::uint32_t> begins, Reads<std::uint32_t> indices,
+                                    Reads<float> values, std::size_t width, RowLanes lanes,
+                                    Reads<RowCursor> cursors) {
   for (std::size_t k = lanes.first_row(); k < count; k += lanes.row_step()) {
     const std::uint16_t owner = sorted[k];
     const RowCursor cursor = cursors[owner];
@@ -88,9 +76,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    advance_kernel(const std::uint32_t* __restrict__ begins, std::size_t owners, std::size_t width,
-                   RowCursor* __restrict__ cursors) {
+THINWIRE_KERNEL void advance_kernel(Reads<std::uint32_t> begins, std::size_t owners, std::size_t width,
+                                    Writes<RowCursor> cursors) {
   for (std::size_t p = thread_of_grid(); p < owners; p += threads_of_grid()) {
     const std::size_t count = begins[p + 1] - begins[p];
     cursors[p].index += count;

@@ -1,9 +1,6 @@
 #pragma once
 // Splitting rows among owners: a counting sort, which keeps the order inside each part and loses nothing.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 

@@ -33,9 +33,8 @@ struct Table {
   }
 };
 
-__global__ void __launch_bounds__(kThreads)
-    insert_kernel(RandomStream stream, int rounds, const std::uint32_t* __restrict__ indices,
-                  const std::uint16_t* __restrict__ owner_of, std::size_t count, Table table) {
+THINWIRE_KERNEL void insert_kernel(RandomStream stream, int rounds, Reads<std::uint32_t> indices,
+                                   Reads<std::uint16_t> owner_of, std::size_t count, Table table) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
     const std::uint32_t index = indices[k];
     const std::size_t owner = owner_of[k];
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Moves the slots to a table whose serial areas are larger.
-__global__ void __launch_bounds__(kThreads) move_kernel(Table from, Table to, std::size_t owners) {
+THINWIRE_KERNEL void move_kernel(Table from, Table to, std::size_t owners) {
   for (std::size_t owner = 0; owner < owners; ++owner) {
     for (std::size_t slot = thread_of_grid(); slot < from.slots; slot += threads_of_grid()) {
       to.memory_of(owner)[slot] = from.memory_of(owner)[slot];
@@ -57,9 +56,8 @@ __global__ void __launch_bounds__(kThreads) move_kernel(Table from, Table to, st
 }
 
 /// Appends what lies in none of its slots.
-__global__ void __launch_bounds__(kThreads)
-    append_kernel(RandomStream stream, int rounds, const std::uint32_t* __restrict__ indices,
-                  const std::uint16_t* __restrict__ owner_of, std::size_t count, Table table) {
+THINWIRE_KERNEL void append_kernel(RandomStream stream, int rounds, Reads<std::uint32_t> indices,
+                                   Reads<std::uint16_t> owner_of, std::size_t count, Table table) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
     const std::uint32_t index = indices[k];
     const std::size_t owner = owner_of[k];
@@ -87,10 +85,9 @@ __device__ std::size_t taken_before(const std::uint64_t* bits, const std::uint32
   return position == entries ? total : rank_at(bits, before, position);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const std::uint64_t* __restrict__ bits, const std::uint32_t* __restrict__ before,
-                 std::size_t total, Table table, std::size_t owners, std::size_t* __restrict__ counts,
-                 std::size_t* __restrict__ serial_counts) {
+THINWIRE_KERNEL void count_kernel(Reads<std::uint64_t> bits, Reads<std::uint32_t> before, std::size_t total,
+                                  Table table, std::size_t owners, Writes<std::size_t> counts,
+                                  Writes<std::size_t> serial_counts) {
   const std::size_t share = table.slots + table.room;
   for (std::size_t p = thread_of_grid(); p < owners; p += threads_of_grid()) {
     counts[p] = taken_before(bits, before, (p + 1) * share, owners * share, total) -
@@ -125,9 +122,7 @@ class TableMemory {
 /// The largest of the owners' serial counts; waits.
 std::size_t most_serial(CudaExecutor& executor, const Table& table, std::size_t owners) {
   auto* counts = static_cast<std::uint32_t*>(executor.results(owners * sizeof(std::uint32_t)));
-  check(cudaMemcpyAsync(counts, table.serial_counts, owners * sizeof(std::uint32_t), cudaMemcpyDefault,
-                        executor.stream()),
-        "counts could not be copied");
+  submit_copy(executor, table.serial_counts, counts, owners, "counts could not be copied");
   executor.wait();
   return *std::max_element(counts, counts + owners);
 }

@@ -12,8 +12,6 @@
 // full grows instead of dropping.
 
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <vector>

@@ -9,9 +9,8 @@ namespace {
 
 /// `in` may be `out`.
 template <bool kForward>
-__global__ void __launch_bounds__(kThreads)
-    walk_kernel(IndexPermutation permutation, std::uint32_t first, const std::uint32_t* in,
-                std::uint32_t* out, std::size_t count) {
+THINWIRE_KERNEL void walk_kernel(IndexPermutation permutation, std::uint32_t first, const std::uint32_t* in,
+                                 std::uint32_t* out, std::size_t count) {
   for_each_element(
       count, [&](std::size_t i) { return in[i]; },
       [&](std::size_t i, std::uint32_t x) {
@@ -19,9 +18,9 @@ __global__ void __launch_bounds__(kThreads)
       });
 }
 
-__global__ void __launch_bounds__(kThreads)
-    walk_into_kernel(IndexPermutation permutation, std::uint32_t first, std::uint32_t owned,
-                     const std::uint32_t* in, std::uint32_t* out, std::size_t count, std::uint32_t* flag) {
+THINWIRE_KERNEL void walk_into_kernel(IndexPermutation permutation, std::uint32_t first, std::uint32_t owned,
+                                      const std::uint32_t* in, std::uint32_t* out, std::size_t count,
+                                      std::uint32_t* flag) {
   bool wrong = false;
   for_each_element(
       count, [&](std::size_t i) { return in[i]; },
@@ -48,11 +47,8 @@ void permute_on_cuda(Executor& executor, const IndexPermutation& permutation,
 
 bool permute_into_on_cuda(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,
                           std::uint32_t count, Span<const std::uint32_t> indices, Span<std::uint32_t> slots) {
-  CudaExecutor& own = executor_on_device(executor);
-  const Findings findings(own);
-  run(own, grid_for_elements(indices.size()), walk_into_kernel, permutation, first, count, indices, slots,
-      indices.size(), findings.flag());
-  return !findings.flagged();
+  return run_flagged(executor, grid_for_elements(indices.size()), walk_into_kernel, permutation, first, count,
+                     indices, slots, indices.size());
 }
 
 void unpermute_on_cuda(Executor& executor, const IndexPermutation& permutation, std::uint32_t first,

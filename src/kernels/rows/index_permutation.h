@@ -10,8 +10,6 @@
 // cache lines. It costs balance: a block is one ball in the owners' bins, however many non-zeros it has.
 
 #include <array>
-#include <cstddef>
-#include <cstdint>
 
 #include "core/philox.h"
 #include "thinwire/executor.h"

@@ -9,16 +9,13 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/rows/nonzeros.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
-std::size_t Count(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t begin,
-                  std::size_t end) {
+std::size_t Count(Reads<float> gradient, Reads<float> residual, std::size_t begin, std::size_t end) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto zero = hn::Zero(d);
@@ -33,9 +30,8 @@ std::size_t Count(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT 
 }
 
 /// Writes whole vectors, up to one beyond the last element found, but never past `room` elements.
-std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t begin,
-                    std::size_t end, std::uint32_t* HWY_RESTRICT indices, float* HWY_RESTRICT values,
-                    std::size_t room) {
+std::size_t Compact(Reads<float> gradient, Reads<float> residual, std::size_t begin, std::size_t end,
+                    Writes<std::uint32_t> indices, Writes<float> values, std::size_t room) {
   const FloatTag d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const std::size_t lanes = hn::Lanes(d);

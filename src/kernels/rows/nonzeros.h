@@ -1,9 +1,6 @@
 #pragma once
 // Finding what is not zero in a dense gradient: the first pass of every sparse system.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 #include "thinwire/workspace.h"

@@ -3,30 +3,19 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/blocks.h"
 #include "kernels/device/on_device.h"
-#include "kernels/rows/row_ranges.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/rows/row_access.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
-#include "kernels/rows/add_row-inl.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace thinwire::HWY_NAMESPACE {
-
-void AddToRow(float* HWY_RESTRICT sum, const float* HWY_RESTRICT row, std::size_t width) {
-  AddRow(sum, row, width);
-}
-
-}  // namespace thinwire::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
+#include "kernels/bits-inl.h"
 
 #if HWY_ONCE
 namespace thinwire {
 
-HWY_EXPORT(AddToRow);
+HWY_EXPORT(AddTo);
 
 namespace {
 
@@ -71,7 +60,7 @@ void gather_rows(Executor& executor, Span<const float> gradient, Span<const floa
       std::memcpy(out, row.data(), row.size_bytes());
       std::fill(out + row.size(), out + width, 0.0f);
       if (residual.empty()) continue;
-      HWY_DYNAMIC_DISPATCH(AddToRow)(out, residual.data() + indices[k] * width, row.size());
+      HWY_DYNAMIC_DISPATCH(AddTo)(out, residual.data() + indices[k] * width, row.size());
     }
   });
 }

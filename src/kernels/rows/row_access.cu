@@ -10,9 +10,9 @@ namespace {
 // `elements`: of the table, of whose last row some may be missing.
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    scatter_kernel(const std::uint32_t* __restrict__ indices, std::size_t rows, const T* __restrict__ values,
-                   std::size_t width, RowLanes lanes, T* __restrict__ table, std::size_t elements) {
+THINWIRE_KERNEL void scatter_kernel(Reads<std::uint32_t> indices, std::size_t rows, Reads<T> values,
+                                    std::size_t width, RowLanes lanes, Writes<T> table,
+                                    std::size_t elements) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
     const std::size_t begin = indices[k] * width;
 #pragma unroll 4
@@ -23,10 +23,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    gather_kernel(const T* __restrict__ table, std::size_t elements,
-                  const std::uint32_t* __restrict__ indices, std::size_t rows, std::size_t width,
-                  RowLanes lanes, T* __restrict__ values) {
+THINWIRE_KERNEL void gather_kernel(Reads<T> table, std::size_t elements, Reads<std::uint32_t> indices,
+                                   std::size_t rows, std::size_t width, RowLanes lanes, Writes<T> values) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
     const std::size_t begin = indices[k] * width;
 #pragma unroll 4
@@ -36,10 +34,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    gather_sums_kernel(const float* __restrict__ gradient, const float* __restrict__ residual,
-                       std::size_t elements, const std::uint32_t* __restrict__ indices, std::size_t rows,
-                       std::size_t width, RowLanes lanes, float* __restrict__ values) {
+THINWIRE_KERNEL void gather_sums_kernel(Reads<float> gradient, Reads<float> residual, std::size_t elements,
+                                        Reads<std::uint32_t> indices, std::size_t rows, std::size_t width,
+                                        RowLanes lanes, Writes<float> values) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
     const std::size_t begin = indices[k] * width;
 #pragma unroll 4
@@ -49,9 +46,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    fill_kernel(const std::uint32_t* __restrict__ indices, std::size_t rows, std::size_t width,
-                RowLanes lanes, float value, float* __restrict__ table, std::size_t elements) {
+THINWIRE_KERNEL void fill_kernel(Reads<std::uint32_t> indices, std::size_t rows, std::size_t width,
+                                 RowLanes lanes, float value, Writes<float> table, std::size_t elements) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
     const std::size_t begin = indices[k] * width;
     for (std::size_t i = lanes.first_element(); i < width; i += lanes.element_step()) {
@@ -60,10 +56,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    subtract_kernel(const std::uint32_t* __restrict__ indices, std::size_t rows,
-                    const float* __restrict__ values, std::size_t width, RowLanes lanes,
-                    float* __restrict__ table, std::size_t elements) {
+THINWIRE_KERNEL void subtract_kernel(Reads<std::uint32_t> indices, std::size_t rows, Reads<float> values,
+                                     std::size_t width, RowLanes lanes, Writes<float> table,
+                                     std::size_t elements) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
     const std::size_t begin = indices[k] * width;
 #pragma unroll 4

@@ -2,9 +2,6 @@
 // Rows of a table by their indices. A table is [rows * width] elements; of its last row some may be missing,
 // as of a bucket that is cut into blocks.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 

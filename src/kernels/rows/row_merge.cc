@@ -1,27 +1,24 @@
 #include "kernels/rows/row_merge.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 
+#include "kernels/blocks.h"
 #include "kernels/device/on_device.h"
 #include "kernels/rows/bitmap.h"
-#include "kernels/rows/row_ranges.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/rows/row_merge.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
-#include "kernels/rows/add_row-inl.h"
+#include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
 
-void Accumulate(const std::uint32_t* HWY_RESTRICT positions, const float* HWY_RESTRICT values,
-                std::size_t width, const std::uint64_t* HWY_RESTRICT bitmap,
-                const std::uint32_t* HWY_RESTRICT before, float* HWY_RESTRICT sums, std::size_t begin,
-                std::size_t end) {
+void Accumulate(Reads<std::uint32_t> positions, Reads<float> values, std::size_t width,
+                Reads<std::uint64_t> bitmap, Reads<std::uint32_t> before, Writes<float> sums,
+                std::size_t begin, std::size_t end) {
   for (std::size_t k = begin; k < end; ++k) {
     const std::uint32_t position = positions[k];
     const std::uint64_t lower = bitmap[position / 64] & ((std::uint64_t{1} << (position % 64)) - 1);
@@ -29,17 +26,16 @@ void Accumulate(const std::uint32_t* HWY_RESTRICT positions, const float* HWY_RE
     if (width == 1) {
       sums[slot] += values[k];
     } else {
-      AddRow(sums + slot * width, values + k * width, width);
+      AddTo(sums + slot * width, values + k * width, width);
     }
   }
 }
 
 /// One element per row. Which list is ahead is as good as random, so the step is made of comparisons instead
 /// of branches that would be mispredicted half of the time.
-std::size_t MergeElements(const std::uint32_t* HWY_RESTRICT first, const float* HWY_RESTRICT first_values,
-                          std::size_t first_count, const std::uint32_t* HWY_RESTRICT second,
-                          const float* HWY_RESTRICT second_values, std::size_t second_count,
-                          std::uint32_t* HWY_RESTRICT indices, float* HWY_RESTRICT values) {
+std::size_t MergeElements(Reads<std::uint32_t> first, Reads<float> first_values, std::size_t first_count,
+                          Reads<std::uint32_t> second, Reads<float> second_values, std::size_t second_count,
+                          Writes<std::uint32_t> indices, Writes<float> values) {
   std::size_t a = 0;
   std::size_t b = 0;
   std::size_t out = 0;
@@ -68,10 +64,9 @@ std::size_t MergeElements(const std::uint32_t* HWY_RESTRICT first, const float* 
   return out;
 }
 
-std::size_t MergeRows(const std::uint32_t* HWY_RESTRICT first, const float* HWY_RESTRICT first_values,
-                      std::size_t first_count, const std::uint32_t* HWY_RESTRICT second,
-                      const float* HWY_RESTRICT second_values, std::size_t second_count, std::size_t width,
-                      std::uint32_t* HWY_RESTRICT indices, float* HWY_RESTRICT values) {
+std::size_t MergeRows(Reads<std::uint32_t> first, Reads<float> first_values, std::size_t first_count,
+                      Reads<std::uint32_t> second, Reads<float> second_values, std::size_t second_count,
+                      std::size_t width, Writes<std::uint32_t> indices, Writes<float> values) {
   std::size_t a = 0;
   std::size_t b = 0;
   std::size_t out = 0;
@@ -82,7 +77,7 @@ std::size_t MergeRows(const std::uint32_t* HWY_RESTRICT first, const float* HWY_
     float* row = values + out * width;
     if (from_first) {
       std::memcpy(row, first_values + a * width, row_bytes);
-      if (from_second) AddRow(row, second_values + b * width, width);
+      if (from_second) AddTo(row, second_values + b * width, width);
     } else {
       std::memcpy(row, second_values + b * width, row_bytes);
     }

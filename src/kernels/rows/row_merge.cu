@@ -16,11 +16,9 @@ namespace {
 
 // --- By rank in a bitmap.
 
-__global__ void __launch_bounds__(kThreads)
-    accumulate_kernel(const std::uint32_t* __restrict__ positions, std::size_t rows,
-                      const float* __restrict__ values, std::size_t width, RowLanes lanes,
-                      const std::uint64_t* __restrict__ bitmap, const std::uint32_t* __restrict__ before,
-                      float* __restrict__ sums) {
+THINWIRE_KERNEL void accumulate_kernel(Reads<std::uint32_t> positions, std::size_t rows, Reads<float> values,
+                                       std::size_t width, RowLanes lanes, Reads<std::uint64_t> bitmap,
+                                       Reads<std::uint32_t> before, Writes<float> sums) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
     const std::size_t begin = rank_at(bitmap, before, positions[k]) * width;
 #pragma unroll 4
@@ -30,10 +28,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    slots_kernel(const std::uint32_t* __restrict__ positions, std::size_t rows,
-                 const std::uint64_t* __restrict__ bitmap, const std::uint32_t* __restrict__ before,
-                 std::uint32_t* __restrict__ slots, std::uint32_t* __restrict__ numbers) {
+THINWIRE_KERNEL void slots_kernel(Reads<std::uint32_t> positions, std::size_t rows,
+                                  Reads<std::uint64_t> bitmap, Reads<std::uint32_t> before,
+                                  Writes<std::uint32_t> slots, Writes<std::uint32_t> numbers) {
   for (std::size_t k = thread_of_grid(); k < rows; k += threads_of_grid()) {
     slots[k] = rank_at(bitmap, before, positions[k]);
     numbers[k] = static_cast<std::uint32_t>(k);
@@ -42,10 +39,9 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Rows numbers[i] .. of one slot stand next to each other, in the order in which they came: whoever has the
 /// first one adds them all.
-__global__ void __launch_bounds__(kThreads)
-    accumulate_runs_kernel(const std::uint32_t* __restrict__ slots, const std::uint32_t* __restrict__ numbers,
-                           std::size_t rows, const float* __restrict__ values, std::size_t width,
-                           RowLanes lanes, float* __restrict__ sums) {
+THINWIRE_KERNEL void accumulate_runs_kernel(Reads<std::uint32_t> slots, Reads<std::uint32_t> numbers,
+                                            std::size_t rows, Reads<float> values, std::size_t width,
+                                            RowLanes lanes, Writes<float> sums) {
   for (std::size_t k = lanes.first_row(); k < rows; k += lanes.row_step()) {
     const std::uint32_t slot = slots[k];
     if (k > 0 && slots[k - 1] == slot) continue;
@@ -64,22 +60,13 @@ __global__ void __launch_bounds__(kThreads)
 /// How many of values[begin, end), which ascend, are below `limit`, plus begin.
 __device__ std::size_t lower_bound(const std::uint32_t* values, std::size_t begin, std::size_t end,
                                    std::uint32_t limit) {
-  while (begin < end) {
-    const std::size_t middle = (begin + end) / 2;
-    if (values[middle] < limit) {
-      begin = middle + 1;
-    } else {
-      end = middle;
-    }
-  }
-  return begin;
+  return partition_point(begin, end, [&](std::size_t i) { return values[i] < limit; });
 }
 
 /// ranks[i] = how many of `others` are below own[i]; both[i], unless null: whether own[i] is one of them.
-__global__ void __launch_bounds__(kThreads)
-    rank_kernel(const std::uint32_t* __restrict__ own, std::size_t count,
-                const std::uint32_t* __restrict__ others, std::size_t other_count,
-                std::uint32_t* __restrict__ ranks, std::uint32_t* __restrict__ both) {
+THINWIRE_KERNEL void rank_kernel(Reads<std::uint32_t> own, std::size_t count, Reads<std::uint32_t> others,
+                                 std::size_t other_count, Writes<std::uint32_t> ranks,
+                                 Writes<std::uint32_t> both) {
   __shared__ std::size_t range[2];  // where the block's ranks lie
   for (std::size_t first = std::size_t{blockIdx.x} * kThreads; first < count;
        first += std::size_t{gridDim.x} * kThreads) {
@@ -100,12 +87,10 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Writes the first list's rows, with those of the second added that have the same index. both_before[i] =
 /// indices of both lists among the first i of this one.
-__global__ void __launch_bounds__(kThreads)
-    place_first_kernel(const std::uint32_t* __restrict__ first, std::size_t count,
-                       const float* __restrict__ values, const float* __restrict__ second_values,
-                       const std::uint32_t* __restrict__ ranks, const std::uint32_t* __restrict__ both_before,
-                       std::size_t width, RowLanes lanes, std::uint32_t* __restrict__ indices,
-                       float* __restrict__ out) {
+THINWIRE_KERNEL void place_first_kernel(Reads<std::uint32_t> first, std::size_t count, Reads<float> values,
+                                        Reads<float> second_values, Reads<std::uint32_t> ranks,
+                                        Reads<std::uint32_t> both_before, std::size_t width, RowLanes lanes,
+                                        Writes<std::uint32_t> indices, Writes<float> out) {
   for (std::size_t k = lanes.first_row(); k < count; k += lanes.row_step()) {
     const std::size_t rank = ranks[k];
     const std::size_t at = k + rank - both_before[k];
@@ -119,13 +104,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Writes those rows of the second list whose index the first one lacks.
-__global__ void __launch_bounds__(kThreads)
-    place_second_kernel(const std::uint32_t* __restrict__ second, std::size_t count,
-                        const float* __restrict__ values, std::size_t first_count,
-                        const std::uint32_t* __restrict__ ranks,
-                        const std::uint32_t* __restrict__ both_before, std::size_t width, RowLanes lanes,
-                        const std::uint32_t* __restrict__ first, std::uint32_t* __restrict__ indices,
-                        float* __restrict__ out) {
+THINWIRE_KERNEL void place_second_kernel(Reads<std::uint32_t> second, std::size_t count, Reads<float> values,
+                                         std::size_t first_count, Reads<std::uint32_t> ranks,
+                                         Reads<std::uint32_t> both_before, std::size_t width, RowLanes lanes,
+                                         Reads<std::uint32_t> first, Writes<std::uint32_t> indices,
+                                         Writes<float> out) {
   for (std::size_t k = lanes.first_row(); k < count; k += lanes.row_step()) {
     const std::size_t rank = ranks[k];
     if (rank < first_count && first[rank] == second[k]) continue;
@@ -200,8 +183,7 @@ std::size_t merge_sorted_rows_on_cuda(Executor& executor, Span<const std::uint32
   launch(own.stream(), lanes.grid(second_count), place_second_kernel, second.data(), second_count, w.data(),
          count, second_ranks.data(), both.data(), width, lanes, first.data(), out.data(), out_values.data());
   auto* in_both = static_cast<std::uint32_t*>(own.results(sizeof(std::uint32_t)));
-  check(cudaMemcpyAsync(in_both, both.data() + count, sizeof(std::uint32_t), cudaMemcpyDefault, own.stream()),
-        "a count could not be copied");
+  submit_copy(own, both.data() + count, in_both, 1, "a count could not be copied");
   own.wait();
   const std::size_t merged = count + second_count - *in_both;
   out.write_back(merged);

@@ -2,9 +2,6 @@
 // Adding up rows of several ranks: by rank in a bitmap (kernels/rows/bitmap.h), which takes positions in any
 // order and needs memory for the union alone; or two sorted lists into one.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 

@@ -1,7 +1,6 @@
 #include "kernels/selection/block_norms.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -12,19 +11,17 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/selection/block_norms.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 using IntTag = hn::RebindToSigned<FloatTag>;
 
 struct BlockInput {
-  const float* HWY_RESTRICT gradient;
-  const float* HWY_RESTRICT residual;  // or null
+  Reads<float> gradient;
+  Reads<float> residual;  // or null
 
   HWY_INLINE hn::Vec<FloatTag> vector(std::size_t i) const {
     return load_sum(FloatTag(), gradient, residual, i);
@@ -145,14 +142,11 @@ void block_norms(Executor& executor, Span<const float> gradient, Span<const floa
 bool flag_nonzero_blocks(Executor& executor, Span<const float> gradient, Span<const float> residual,
                          std::size_t block, Span<std::uint64_t> bitmap) {
   THINWIRE_ON_DEVICE(flag_nonzero_blocks, executor, gradient, residual, block, bitmap);
-  std::atomic<bool> finite{true};
   const std::size_t grain = std::max<std::size_t>(1, kBlockElements / 64 / block);
-  executor.parallel_for(bitmap.size(), grain, [&](std::size_t begin, std::size_t end) {
-    const bool all_finite = HWY_DYNAMIC_DISPATCH(FlagNonzero)(
-        gradient.data(), data_at(residual), gradient.size(), block, bitmap.data(), begin, end);
-    if (!all_finite) finite.store(false, std::memory_order_relaxed);
+  return all_of_ranges(executor, bitmap.size(), grain, [&](std::size_t begin, std::size_t end) {
+    return HWY_DYNAMIC_DISPATCH(FlagNonzero)(gradient.data(), data_at(residual), gradient.size(), block,
+                                             bitmap.data(), begin, end);
   });
-  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace thinwire

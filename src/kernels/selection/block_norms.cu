@@ -48,8 +48,7 @@ struct LargestBits {
 
 /// out[i]: of chunk i % chunks of block i / chunks.
 template <class Reduction>
-__global__ void __launch_bounds__(kThreads)
-    reduce_kernel(Blocks blocks, std::size_t count, typename Reduction::Value* __restrict__ out) {
+THINWIRE_KERNEL void reduce_kernel(Blocks blocks, std::size_t count, Writes<typename Reduction::Value> out) {
   const unsigned lane = lane_of_warp() % blocks.lanes;
   const std::size_t per_warp = kWarp / blocks.lanes;
   for (std::size_t first = warp_of_grid() * per_warp; first < count; first += warps_of_grid() * per_warp) {
@@ -78,9 +77,8 @@ __global__ void __launch_bounds__(kThreads)
 
 /// out[b]: of the chunks of block b.
 template <class Reduction>
-__global__ void __launch_bounds__(kThreads)
-    join_kernel(const typename Reduction::Value* __restrict__ parts, std::size_t chunks, std::size_t blocks,
-                typename Reduction::Value* __restrict__ out) {
+THINWIRE_KERNEL void join_kernel(Reads<typename Reduction::Value> parts, std::size_t chunks,
+                                 std::size_t blocks, Writes<typename Reduction::Value> out) {
   for (std::size_t b = warp_of_grid(); b < blocks; b += warps_of_grid()) {
     typename Reduction::Value value = 0;
     for (std::size_t i = lane_of_warp(); i < chunks; i += kWarp) {
@@ -108,9 +106,8 @@ void reduce(CudaExecutor& executor, const Blocks& blocks, std::size_t count, typ
 }
 
 /// A warp makes kWordsAtOnce words, which its lanes write side by side.
-__global__ void __launch_bounds__(kThreads)
-    flag_kernel(const std::uint32_t* __restrict__ largest, std::size_t blocks, std::size_t words,
-                std::uint64_t* __restrict__ bitmap, std::uint32_t* flag) {
+THINWIRE_KERNEL void flag_kernel(Reads<std::uint32_t> largest, std::size_t blocks, std::size_t words,
+                                 Writes<std::uint64_t> bitmap, std::uint32_t* flag) {
   const unsigned lane = lane_of_warp();
   bool wrong = false;
   for (std::size_t first = warp_of_grid() * kWordsAtOnce; first < words;
@@ -149,11 +146,9 @@ bool flag_nonzero_blocks_on_cuda(Executor& executor, Span<const float> gradient,
   const Operand r(own, residual);
   const std::size_t blocks = block_count(gradient.size(), block);
   const Scratch<std::uint32_t> largest(own, blocks);
-  const Findings findings(own);
   reduce<LargestBits>(own, blocks_of(g.data(), r.data(), gradient.size(), block), blocks, largest.data());
-  run(own, grid_for_words(bitmap.size()), flag_kernel, largest.data(), blocks, bitmap.size(), bitmap,
-      findings.flag());
-  return !findings.flagged();
+  return run_flagged(own, grid_for_words(bitmap.size()), flag_kernel, largest.data(), blocks, bitmap.size(),
+                     bitmap);
 }
 
 }  // namespace thinwire

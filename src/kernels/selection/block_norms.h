@@ -3,9 +3,6 @@
 // `block` consecutive elements; the last one may be shorter. p = gradient + residual; residual is [n] or
 // empty.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 

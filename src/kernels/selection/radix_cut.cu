@@ -57,9 +57,8 @@ __device__ void choose_digit(RadixDigit digit, std::uint64_t wanted, const std::
 }
 
 /// One pass: counts the digit of all elements whose higher digits are state->bits, and chooses it.
-__global__ void __launch_bounds__(kThreads)
-    count_digit_kernel(SelectInput input, RadixDigit digit, unsigned pass, std::uint64_t k,
-                       RadixState* state) {
+THINWIRE_KERNEL void count_digit_kernel(SelectInput input, RadixDigit digit, unsigned pass, std::uint64_t k,
+                                        RadixState* state) {
   __shared__ std::uint32_t bins[kMostBins];
   __shared__ bool last;
   for (unsigned bin = threadIdx.x; bin < kMostBins; bin += kThreads) bins[bin] = 0;
@@ -100,9 +99,8 @@ __global__ void __launch_bounds__(kThreads)
 // Keeping what the cut keeps.
 
 /// counts[tile]: values above the cut in the upper half, those equal to it in the lower.
-__global__ void __launch_bounds__(kThreads)
-    count_cut_kernel(const float* __restrict__ values, std::size_t count, const RadixState* state,
-                     std::size_t tiles, std::uint64_t* __restrict__ counts) {
+THINWIRE_KERNEL void count_cut_kernel(Reads<float> values, std::size_t count, const RadixState* state,
+                                      std::size_t tiles, Writes<std::uint64_t> counts) {
   __shared__ std::uint64_t of_warps[kThreads / kWarp];
   const std::uint32_t cut = state->bits;
   for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -126,10 +124,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Moves what the cut keeps. before: [tiles], as count_cut_kernel counts.
-__global__ void __launch_bounds__(kThreads)
-    keep_kernel(const std::uint32_t* __restrict__ from_indices, const float* __restrict__ from_values,
-                std::size_t count, const RadixState* state, const std::uint64_t* __restrict__ before,
-                std::size_t tiles, std::uint32_t* __restrict__ indices, float* __restrict__ values) {
+THINWIRE_KERNEL void keep_kernel(Reads<std::uint32_t> from_indices, Reads<float> from_values,
+                                 std::size_t count, const RadixState* state, Reads<std::uint64_t> before,
+                                 std::size_t tiles, Writes<std::uint32_t> indices, Writes<float> values) {
   const SelectInput input{from_values, nullptr, count};
   const bool aligned = aligned_for_four(from_values);
   const std::uint32_t cut = state->bits;
@@ -191,8 +188,8 @@ MagnitudeCut RadixCut::read() const {
   };
   static_assert(offsetof(Head, wanted) == offsetof(RadixState, wanted));
   auto* head = static_cast<Head*>(executor_.results(sizeof(Head)));
-  check(cudaMemcpyAsync(head, state_.data(), sizeof(Head), cudaMemcpyDefault, executor_.stream()),
-        "a result could not be copied");
+  submit_copy(executor_, reinterpret_cast<const Head*>(state_.data()), head, 1,
+              "a result could not be copied");
   executor_.wait();
   if (head->bits == 0) return {};  // fewer than k are not 0
   return {.bits = head->bits, .ties = static_cast<std::size_t>(head->wanted)};

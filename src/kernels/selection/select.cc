@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 
 #include "kernels/device/on_device.h"
 #include "kernels/selection/select_blocks.h"
@@ -12,13 +11,11 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/selection/select.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 using BitsTag = hn::RebindToUnsigned<FloatTag>;
 
@@ -28,8 +25,8 @@ HWY_INLINE hn::Vec<BitsTag> Magnitude(hn::Vec<FloatTag> p) {
 }
 
 /// bins[digit of |p|] += 1 for every element.
-void CountFirstDigit(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
-                     std::size_t begin, std::size_t end, std::uint32_t* HWY_RESTRICT bins) {
+void CountFirstDigit(Reads<float> gradient, Reads<float> residual, std::size_t begin, std::size_t end,
+                     Writes<std::uint32_t> bins) {
   constexpr unsigned kShift = kRadixDigits[0].shift;
   const BitsTag du;
   const std::size_t lanes = hn::Lanes(du);
@@ -52,9 +49,8 @@ void CountFirstDigit(const float* HWY_RESTRICT gradient, const float* HWY_RESTRI
 }
 
 /// The same for a later digit, of those elements alone whose digits before it are `prefix`.
-void CountLaterDigit(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual,
-                     std::size_t begin, std::size_t end, RadixDigit digit, std::uint32_t prefix,
-                     std::uint32_t* HWY_RESTRICT bins) {
+void CountLaterDigit(Reads<float> gradient, Reads<float> residual, std::size_t begin, std::size_t end,
+                     RadixDigit digit, std::uint32_t prefix, Writes<std::uint32_t> bins) {
   const BitsTag du;
   const std::size_t lanes = hn::Lanes(du);
   std::fill_n(bins, kMostBins, 0u);
@@ -83,9 +79,8 @@ void CountLaterDigit(const float* HWY_RESTRICT gradient, const float* HWY_RESTRI
 
 /// Writes the elements of [begin, end) of at least `least` to indices[0...] and values[0...], which have room
 /// for end - begin. Returns how many.
-std::size_t Compact(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t begin,
-                    std::size_t end, std::uint32_t least, std::uint32_t* HWY_RESTRICT indices,
-                    float* HWY_RESTRICT values) {
+std::size_t Compact(Reads<float> gradient, Reads<float> residual, std::size_t begin, std::size_t end,
+                    std::uint32_t least, Writes<std::uint32_t> indices, Writes<float> values) {
   const FloatTag d;
   const BitsTag du;
   const hn::RebindToSigned<FloatTag> di;

@@ -19,9 +19,9 @@ namespace {
 
 /// Lists of every tile the offsets of elements that reach max(least, state's bits), and counts them. counts:
 /// [tiles + 1], of which the last becomes 0.
-__global__ void __launch_bounds__(kThreads)
-    list_kernel(SelectInput input, std::uint32_t least, const RadixState* state, std::size_t tiles,
-                std::uint16_t* __restrict__ offsets, std::uint32_t* __restrict__ counts) {
+THINWIRE_KERNEL void list_kernel(SelectInput input, std::uint32_t least, const RadixState* state,
+                                 std::size_t tiles, Writes<std::uint16_t> offsets,
+                                 Writes<std::uint32_t> counts) {
   if (state != nullptr) least = least > state->bits ? least : state->bits;
   const bool aligned = aligned_for_four(input.gradient) && aligned_for_four(input.residual);
   for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -51,10 +51,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Thread k finds the tile of the k-th listed element and looks it up.
-__global__ void __launch_bounds__(kThreads)
-    gather_kernel(SelectInput input, const std::uint16_t* __restrict__ offsets,
-                  const std::uint32_t* __restrict__ before, std::size_t tiles, std::size_t count,
-                  std::uint32_t* __restrict__ indices, float* __restrict__ values) {
+THINWIRE_KERNEL void gather_kernel(SelectInput input, Reads<std::uint16_t> offsets,
+                                   Reads<std::uint32_t> before, std::size_t tiles, std::size_t count,
+                                   Writes<std::uint32_t> indices, Writes<float> values) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
     // before[low] <= k < before[high].
     std::size_t low = 0;
@@ -115,12 +114,9 @@ class Candidates {
     }
     auto* results = static_cast<std::uint32_t*>(executor.results(2 * sizeof(std::uint32_t)));
     results[1] = 0;
-    check(cudaMemcpyAsync(results, before_.data() + tiles_, sizeof *results, cudaMemcpyDefault,
-                          executor.stream()),
-          "a result could not be copied");
+    submit_copy(executor, before_.data() + tiles_, results, 1, "a result could not be copied");
     if (state != nullptr) {
-      check(cudaMemcpyAsync(results + 1, &state->bits, sizeof *results, cudaMemcpyDefault, executor.stream()),
-            "a result could not be copied");
+      submit_copy(executor, &state->bits, results + 1, 1, "a result could not be copied");
     }
     executor.wait();
     size_ = results[0];
@@ -170,9 +166,8 @@ class Candidates {
   std::uint32_t least_ = 1;
 };
 
-__global__ void __launch_bounds__(kThreads)
-    sample_kernel(SelectInput input, std::uint32_t seed, double stride, std::size_t sample,
-                  float* __restrict__ values) {
+THINWIRE_KERNEL void sample_kernel(SelectInput input, std::uint32_t seed, double stride, std::size_t sample,
+                                   Writes<float> values) {
   for (std::size_t s = thread_of_grid(); s < sample; s += threads_of_grid()) {
     values[s] = sum_at(input.gradient, input.residual, sample_position(s, seed, stride, input.count));
   }

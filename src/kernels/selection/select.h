@@ -5,8 +5,6 @@
 // is [n] or empty.
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 
 #include "thinwire/executor.h"
 #include "thinwire/span.h"

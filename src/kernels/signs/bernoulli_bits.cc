@@ -10,17 +10,15 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/signs/bernoulli_bits.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// As many words at a time as there are 32-bit lanes; their low and high halves lie in two vectors.
 void BernoulliBits(const RandomStream& stream, std::uint32_t first_word, std::uint32_t threshold, int draws,
-                   std::uint64_t* HWY_RESTRICT words, std::size_t count) {
+                   Writes<std::uint64_t> words, std::size_t count) {
   const HWY_CAPPED(std::uint32_t, 16) d;
   using V = hn::Vec<decltype(d)>;
   const std::size_t lanes = hn::Lanes(d);

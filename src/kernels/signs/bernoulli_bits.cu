@@ -10,9 +10,8 @@ using namespace cuda;
 namespace {
 
 /// draws: digits of the threshold up to its last 1.
-__global__ void __launch_bounds__(kThreads)
-    bernoulli_kernel(RandomStream stream, std::uint32_t first_word, std::uint32_t threshold, int draws,
-                     std::uint64_t* __restrict__ words, std::size_t count) {
+THINWIRE_KERNEL void bernoulli_kernel(RandomStream stream, std::uint32_t first_word, std::uint32_t threshold,
+                                      int draws, Writes<std::uint64_t> words, std::size_t count) {
   for (std::size_t k = thread_of_grid(); k < count; k += threads_of_grid()) {
     const std::uint32_t word = first_word + static_cast<std::uint32_t>(k);
     std::uint64_t open = ~std::uint64_t{0};

@@ -1,8 +1,6 @@
 #pragma once
 // Random words whose bits are 1 with a rational probability: the choices of Marsit's operator, 64 at a time.
 
-#include <cstdint>
-
 #include "core/philox.h"
 #include "thinwire/executor.h"
 #include "thinwire/span.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 
 #include "kernels/blocks.h"
@@ -11,13 +10,11 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/signs/sign_bits.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// x * 0 is 0 for finite x and NaN otherwise, and NaN sticks to a sum: one fused multiply-add per vector
 /// tells.
@@ -26,8 +23,7 @@ bool all_zero(D d, V sum_of_zeros) {
   return hn::AllTrue(d, hn::Eq(sum_of_zeros, hn::Zero(d)));
 }
 
-bool PackSigns(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT residual, std::size_t count,
-               std::uint64_t* HWY_RESTRICT bits) {
+bool PackSigns(Reads<float> gradient, Reads<float> residual, Writes<std::uint64_t> bits, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto zero = hn::Zero(d);
@@ -55,8 +51,8 @@ bool PackSigns(const float* HWY_RESTRICT gradient, const float* HWY_RESTRICT res
   return finite;
 }
 
-void MergeSigns(std::uint64_t* HWY_RESTRICT own, const std::uint64_t* HWY_RESTRICT received,
-                const std::uint64_t* HWY_RESTRICT take_own, std::size_t words) {
+void MergeSigns(Writes<std::uint64_t> own, Reads<std::uint64_t> received, Reads<std::uint64_t> take_own,
+                std::size_t words) {
   const hn::ScalableTag<std::uint64_t> d;
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
@@ -71,8 +67,8 @@ void MergeSigns(std::uint64_t* HWY_RESTRICT own, const std::uint64_t* HWY_RESTRI
 
 /// For every element: step = bit ? scale : -scale, p = gradient + residual, residual = p - step and
 /// gradient = mean != nullptr ? mean : step. Returns the residual's sum of squares.
-double ApplySigns(const std::uint64_t* HWY_RESTRICT bits, float scale, const float* HWY_RESTRICT mean,
-                  std::size_t count, float* HWY_RESTRICT gradient, ResidualBlock residual) {
+double ApplySigns(Reads<std::uint64_t> bits, float scale, Reads<float> mean, Writes<float> gradient,
+                  ResidualBlock residual, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto plus = hn::Set(d, scale);
@@ -114,8 +110,7 @@ double ApplySigns(const std::uint64_t* HWY_RESTRICT bits, float scale, const flo
   return total;
 }
 
-void AccumulateSigns(const std::uint64_t* HWY_RESTRICT bits, float scale, std::size_t count,
-                     float* HWY_RESTRICT sums) {
+void AccumulateSigns(Reads<std::uint64_t> bits, float scale, Writes<float> sums, std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto plus = hn::Set(d, scale);
@@ -145,39 +140,26 @@ HWY_EXPORT(AccumulateSigns);
 bool pack_signs(Executor& executor, Span<const float> gradient, Span<const float> residual,
                 Span<std::uint64_t> bits) {
   THINWIRE_ON_DEVICE(pack_signs, executor, gradient, residual, bits);
-  std::atomic<bool> finite{true};
-  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    if (!HWY_DYNAMIC_DISPATCH(PackSigns)(gradient.data() + begin, data_at(residual, begin), end - begin,
-                                         bits.data() + begin / 64)) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return finite.load(std::memory_order_relaxed);
+  return in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(PackSigns), gradient, residual,
+                   BitPerElement(bits));
 }
 
 void merge_signs(Executor& executor, Span<std::uint64_t> own, Span<const std::uint64_t> received,
                  Span<const std::uint64_t> take_own) {
   THINWIRE_ON_DEVICE(merge_signs, executor, own, received, take_own);
-  executor.parallel_for(own.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(MergeSigns)
-    (own.data() + begin, received.data() + begin, take_own.data() + begin, end - begin);
-  });
+  in_blocks(executor, own.size(), HWY_DYNAMIC_DISPATCH(MergeSigns), own, received, take_own);
 }
 
 double apply_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> gradient,
                    ResidualSpan residual) {
   THINWIRE_ON_DEVICE(apply_signs, executor, bits, scale, gradient, residual);
-  return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
-    return HWY_DYNAMIC_DISPATCH(ApplySigns)(bits.data() + begin / 64, scale, nullptr, end - begin,
-                                            gradient.data() + begin, data_at(residual, begin));
-  });
+  return in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(ApplySigns), BitPerElement(bits), scale,
+                   nullptr, gradient, residual);
 }
 
 void accumulate_signs(Executor& executor, Span<const std::uint64_t> bits, float scale, Span<float> sums) {
   THINWIRE_ON_DEVICE(accumulate_signs, executor, bits, scale, sums);
-  executor.parallel_for(sums.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    HWY_DYNAMIC_DISPATCH(AccumulateSigns)(bits.data() + begin / 64, scale, end - begin, sums.data() + begin);
-  });
+  in_blocks(executor, sums.size(), HWY_DYNAMIC_DISPATCH(AccumulateSigns), BitPerElement(bits), scale, sums);
 }
 
 double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::size_t self,
@@ -193,12 +175,12 @@ double average_signs(Executor& executor, Span<const ScaledSigns> vectors, std::s
       std::fill(sums.begin(), sums.end(), 0.0f);
       for (const ScaledSigns& vector : vectors) {
         HWY_DYNAMIC_DISPATCH(AccumulateSigns)
-        (vector.bits.data() + first / 64, vector.scale, count, sums.data());
+        (vector.bits.data() + first / 64, vector.scale, sums.data(), count);
       }
       for (float& sum : sums) sum *= factor;
       squares += HWY_DYNAMIC_DISPATCH(ApplySigns)(vectors[self].bits.data() + first / 64, vectors[self].scale,
-                                                  sums.data(), count, gradient.data() + first,
-                                                  data_at(residual, first));
+                                                  sums.data(), gradient.data() + first,
+                                                  data_at(residual, first), count);
     }
     return squares;
   });

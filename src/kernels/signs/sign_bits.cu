@@ -22,9 +22,8 @@ __device__ std::uint64_t vote(float low, float high) {
 }
 
 template <bool kResidual>
-__global__ void __launch_bounds__(kThreads)
-    pack_kernel(const float* __restrict__ gradient, const float* __restrict__ residual, std::size_t count,
-                std::uint64_t* __restrict__ bits, std::uint32_t* flag) {
+THINWIRE_KERNEL void pack_kernel(Reads<float> gradient, Reads<float> residual, std::size_t count,
+                                 Writes<std::uint64_t> bits, std::uint32_t* flag) {
   const unsigned lane = lane_of_warp();
   bool wrong = false;
   auto load = [&](std::size_t i) { return kResidual ? gradient[i] + residual[i] : gradient[i]; };
@@ -59,9 +58,8 @@ __global__ void __launch_bounds__(kThreads)
   report_if(wrong, flag);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    merge_kernel(std::uint64_t* __restrict__ own, const std::uint64_t* __restrict__ received,
-                 const std::uint64_t* __restrict__ take_own, std::size_t words) {
+THINWIRE_KERNEL void merge_kernel(Writes<std::uint64_t> own, Reads<std::uint64_t> received,
+                                  Reads<std::uint64_t> take_own, std::size_t words) {
   for_each_element(
       words, [&](std::size_t i) { return (take_own[i] & own[i]) | (~take_own[i] & received[i]); },
       [&](std::size_t i, std::uint64_t word) { own[i] = word; });
@@ -69,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 
 /// use(i, bit i, load(i)) for every i < count. A warp reads a run's words side by side and hands them round.
 template <class Load, class Use>
-__device__ void for_each_bit(const std::uint64_t* __restrict__ bits, std::size_t count, Load load, Use use) {
+__device__ void for_each_bit(Reads<std::uint64_t> bits, std::size_t count, Load load, Use use) {
   constexpr unsigned kRows = 2 * kWordsUnderWay;
   const unsigned lane = lane_of_warp();
   for (std::size_t run = warp_of_grid(); run * kRun < count; run += warps_of_grid()) {
@@ -93,9 +91,8 @@ __device__ void for_each_bit(const std::uint64_t* __restrict__ bits, std::size_t
 }
 
 template <bool kResidual>
-__global__ void __launch_bounds__(kThreads)
-    apply_kernel(const std::uint64_t* __restrict__ bits, float scale, std::size_t count,
-                 float* __restrict__ gradient, float* __restrict__ residual, double* __restrict__ sums) {
+THINWIRE_KERNEL void apply_kernel(Reads<std::uint64_t> bits, float scale, std::size_t count,
+                                  Writes<float> gradient, Writes<float> residual, Writes<double> sums) {
   double squares = 0;
   for_each_bit(
       bits, count, [&](std::size_t i) { return kResidual ? gradient[i] + residual[i] : 0.0f; },
@@ -111,9 +108,8 @@ __global__ void __launch_bounds__(kThreads)
   if (kResidual) write_block_sum(squares, sums + blockIdx.x);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    accumulate_kernel(const std::uint64_t* __restrict__ bits, float scale, std::size_t count,
-                      float* __restrict__ sums) {
+THINWIRE_KERNEL void accumulate_kernel(Reads<std::uint64_t> bits, float scale, std::size_t count,
+                                       Writes<float> sums) {
   for_each_bit(
       bits, count, [&](std::size_t i) { return sums[i]; },
       [&](std::size_t i, bool bit, float sum) { sums[i] = sum + (bit ? scale : -scale); });
@@ -127,10 +123,9 @@ struct Signs {
 
 /// All ranks' values of a run are added in registers.
 template <bool kResidual>
-__global__ void __launch_bounds__(kThreads)
-    average_kernel(const Signs* __restrict__ ranks, unsigned count_of_ranks, unsigned self, std::size_t count,
-                   float* __restrict__ gradient, float* __restrict__ residual,
-                   double* __restrict__ block_sums) {
+THINWIRE_KERNEL void average_kernel(Reads<Signs> ranks, unsigned count_of_ranks, unsigned self,
+                                    std::size_t count, Writes<float> gradient, Writes<float> residual,
+                                    Writes<double> block_sums) {
   constexpr unsigned kRows = 2 * kWordsAtOnce;
   const std::size_t words = (count + 63) / 64;
   const unsigned lane = lane_of_warp();
@@ -186,12 +181,9 @@ __global__ void __launch_bounds__(kThreads)
 
 bool pack_signs_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual,
                         Span<std::uint64_t> bits) {
-  CudaExecutor& own = executor_on_device(executor);
-  const Findings findings(own);
-  run(own, grid_for_words(sign_words(gradient.size())),
-      residual.empty() ? pack_kernel<false> : pack_kernel<true>, gradient, residual, gradient.size(), bits,
-      findings.flag());
-  return !findings.flagged();
+  return run_flagged(executor, grid_for_words(sign_words(gradient.size())),
+                     residual.empty() ? pack_kernel<false> : pack_kernel<true>, gradient, residual,
+                     gradient.size(), bits);
 }
 
 void merge_signs_on_cuda(Executor& executor, Span<std::uint64_t> own_bits, Span<const std::uint64_t> received,
@@ -227,13 +219,12 @@ double average_signs_on_cuda(Executor& executor, Span<const ScaledSigns> vectors
     ranks.push_back({bits.back()->data(), vector.scale});
   }
   const TableOnDevice<Signs> table(own, ranks);
-  const Grid grid = grid_for_words(sign_words(gradient.size()));
-  const Findings findings(own, grid);
-  run(own, grid, residual.empty() ? average_kernel<false> : average_kernel<true>, table.data(),
-      static_cast<unsigned>(vectors.size()), static_cast<unsigned>(self), gradient.size(), gradient, residual,
-      findings.sums());
-  own.wait();  // bits and table lie in host memory
-  return residual.empty() ? 0 : findings.sum();
+  // Waits, too, for bits and table, which lie in host memory.
+  const double squares = run_summed(own, grid_for_words(sign_words(gradient.size())),
+                                    residual.empty() ? average_kernel<false> : average_kernel<true>,
+                                    table.data(), static_cast<unsigned>(vectors.size()),
+                                    static_cast<unsigned>(self), gradient.size(), gradient, residual);
+  return residual.empty() ? 0 : squares;
 }
 
 }  // namespace thinwire

@@ -6,8 +6,6 @@
 // Bits lie in 64-bit words, element i in bit i % 64 of word i / 64; bits past the last element are zero. Word
 // spans may be read, not written, up to their next multiple of 64 bytes (Workspace pads them).
 
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/residual_span.h"
 #include "thinwire/span.h"

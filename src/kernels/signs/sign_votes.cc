@@ -10,13 +10,14 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
+
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Both kernels walk [begin, end) of planes that are `stride` words apart; D has one lane for the last words.
 
 template <class D>
-void AddVotesFrom(D d, std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_count,
-                  const std::uint64_t* HWY_RESTRICT bits, std::size_t& i, std::size_t end) {
+void AddVotesFrom(D d, Writes<std::uint64_t> planes, std::size_t stride, int plane_count,
+                  Reads<std::uint64_t> bits, std::size_t& i, std::size_t end) {
   const std::size_t lanes = hn::Lanes(d);
   for (; i + lanes <= end; i += lanes) {
     auto carry = hn::LoadU(d, bits + i);
@@ -29,17 +30,17 @@ void AddVotesFrom(D d, std::uint64_t* HWY_RESTRICT planes, std::size_t stride, i
   }
 }
 
-void AddVotes(std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_count,
-              const std::uint64_t* HWY_RESTRICT bits, std::size_t begin, std::size_t end) {
+void AddVotes(Writes<std::uint64_t> planes, std::size_t stride, int plane_count, Reads<std::uint64_t> bits,
+              std::size_t begin, std::size_t end) {
   AddVotesFrom(hn::ScalableTag<std::uint64_t>(), planes, stride, plane_count, bits, begin, end);
   AddVotesFrom(HWY_CAPPED(std::uint64_t, 1)(), planes, stride, plane_count, bits, begin, end);
 }
 
 /// Compares with workers / 2 digit by digit, the most significant plane first.
 template <class D>
-void MajorityFrom(D d, const std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_count,
-                  std::uint32_t workers, const std::uint64_t* HWY_RESTRICT ties,
-                  std::uint64_t* HWY_RESTRICT majority, std::size_t& i, std::size_t end) {
+void MajorityFrom(D d, Reads<std::uint64_t> planes, std::size_t stride, int plane_count,
+                  std::uint32_t workers, Reads<std::uint64_t> ties, Writes<std::uint64_t> majority,
+                  std::size_t& i, std::size_t end) {
   const std::size_t lanes = hn::Lanes(d);
   const std::uint32_t half = workers / 2;
   const bool tie_possible = workers % 2 == 0;
@@ -60,9 +61,8 @@ void MajorityFrom(D d, const std::uint64_t* HWY_RESTRICT planes, std::size_t str
   }
 }
 
-void Majority(const std::uint64_t* HWY_RESTRICT planes, std::size_t stride, int plane_count,
-              std::uint32_t workers, const std::uint64_t* HWY_RESTRICT ties,
-              std::uint64_t* HWY_RESTRICT majority, std::size_t begin, std::size_t end) {
+void Majority(Reads<std::uint64_t> planes, std::size_t stride, int plane_count, std::uint32_t workers,
+              Reads<std::uint64_t> ties, Writes<std::uint64_t> majority, std::size_t begin, std::size_t end) {
   MajorityFrom(hn::ScalableTag<std::uint64_t>(), planes, stride, plane_count, workers, ties, majority, begin,
                end);
   MajorityFrom(HWY_CAPPED(std::uint64_t, 1)(), planes, stride, plane_count, workers, ties, majority, begin,

@@ -7,9 +7,8 @@ namespace thinwire {
 using namespace cuda;
 namespace {
 
-__global__ void __launch_bounds__(kThreads)
-    add_kernel(std::uint64_t* __restrict__ planes, std::size_t words, int plane_count,
-               const std::uint64_t* __restrict__ bits) {
+THINWIRE_KERNEL void add_kernel(Writes<std::uint64_t> planes, std::size_t words, int plane_count,
+                                Reads<std::uint64_t> bits) {
   for (std::size_t i = thread_of_grid(); i < words; i += threads_of_grid()) {
     std::uint64_t carry = bits[i];
     // Four planes are read before the first is written.
@@ -29,10 +28,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// Compares with workers / 2 digit by digit, the most significant plane first.
-__global__ void __launch_bounds__(kThreads)
-    majority_kernel(const std::uint64_t* __restrict__ planes, std::size_t words, int plane_count,
-                    std::uint32_t workers, const std::uint64_t* __restrict__ ties,
-                    std::uint64_t* __restrict__ majority) {
+THINWIRE_KERNEL void majority_kernel(Reads<std::uint64_t> planes, std::size_t words, int plane_count,
+                                     std::uint32_t workers, Reads<std::uint64_t> ties,
+                                     Writes<std::uint64_t> majority) {
   const std::uint32_t half = workers / 2;
   for (std::size_t i = thread_of_grid(); i < words; i += threads_of_grid()) {
     std::uint64_t above = 0;

@@ -3,8 +3,6 @@
 // of ceil(log2(W + 1)) bits travel without padding and 64 of them are incremented by a handful of word
 // operations.
 
-#include <cstdint>
-
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 

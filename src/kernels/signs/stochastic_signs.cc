@@ -6,19 +6,17 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/signs/stochastic_signs.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/bits-inl.h"
 #include "kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// `count` elements from gradient on are the first of word first_word; fewer than 64 only in the last word.
-void StochasticSigns(const RandomStream& stream, std::size_t first_word, const float* HWY_RESTRICT gradient,
-                     const float* HWY_RESTRICT residual, float half_inverse_norm,
-                     std::uint64_t* HWY_RESTRICT bits, std::size_t count) {
+void StochasticSigns(const RandomStream& stream, std::size_t first_word, Reads<float> gradient,
+                     Reads<float> residual, float half_inverse_norm, Writes<std::uint64_t> bits,
+                     std::size_t count) {
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> du;
   const hn::RebindToSigned<FloatTag> di;

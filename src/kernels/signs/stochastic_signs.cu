@@ -10,9 +10,8 @@ namespace {
 
 constexpr unsigned kHalf = kWarp / 2;
 
-__global__ void __launch_bounds__(kThreads)
-    signs_kernel(RandomStream stream, const float* __restrict__ gradient, const float* __restrict__ residual,
-                 std::size_t count, float half_inverse_norm, std::uint64_t* __restrict__ bits) {
+THINWIRE_KERNEL void signs_kernel(RandomStream stream, Reads<float> gradient, Reads<float> residual,
+                                  std::size_t count, float half_inverse_norm, Writes<std::uint64_t> bits) {
   const std::size_t words = (count + 63) / 64;
   const unsigned lane = lane_of_warp();
   const unsigned offset = lane % kHalf;

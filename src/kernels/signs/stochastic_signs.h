@@ -1,8 +1,6 @@
 #pragma once
 // SSDM's compressor: a random sign whose expectation is the element over the vector's norm.
 
-#include <cstdint>
-
 #include "core/philox.h"
 #include "thinwire/executor.h"
 #include "thinwire/span.h"

@@ -4,7 +4,6 @@
 #define THINWIRE_KERNELS_COUNT_SKETCH_ONCE
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "kernels/sketches/count_sketch.h"
@@ -19,14 +18,11 @@
 #define THINWIRE_KERNELS_COUNT_SKETCH_INL_H_
 #endif
 
-#include <hwy/highway.h>
-
 #include "kernels/bits-inl.h"
 #include "kernels/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// Runs that are hashed at a time: as many as the widest vector has lanes. Their lines of the table are
 /// fetched while the hashes of the others are still being unpacked.
@@ -69,7 +65,7 @@ HWY_INLINE void multiply_wide(D d, V a, V constant, V& high, V& low) {
 }
 
 /// runs: [kBatch], of which `size` count.
-HWY_INLINE void HashRuns(const CountSketch& sketch, std::size_t row, const std::uint32_t* HWY_RESTRICT runs,
+HWY_INLINE void HashRuns(const CountSketch& sketch, std::size_t row, Reads<std::uint32_t> runs,
                          std::size_t size, RunHashes& out) {
   const HWY_CAPPED(std::uint32_t, kBatch) d;
   const std::size_t lanes = hn::Lanes(d);
@@ -105,11 +101,11 @@ HWY_INLINE V MedianOf3(V a, V b, V c) {
 }
 
 /// out[i] = median over rows of estimates[row * kLongestRun + i]; estimates are overwritten.
-HWY_INLINE void Medians(const MedianNetwork& network, std::size_t rows, float* HWY_RESTRICT estimates,
-                        std::size_t length, float* HWY_RESTRICT out) {
+HWY_INLINE void Medians(const MedianNetwork& network, std::size_t rows, Writes<float> estimates,
+                        std::size_t length, Writes<float> out) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
-  auto median = [&](float* HWY_RESTRICT at) HWY_ATTR {
+  auto median = [&](Writes<float> at) HWY_ATTR {
     auto row = [&](std::size_t j) HWY_ATTR { return hn::Load(d, at + j * kLongestRun); };
     if (rows == 3) return MedianOf3<FloatTag>(row(0), row(1), row(2));
     if (rows == 5) {

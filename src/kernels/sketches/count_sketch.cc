@@ -1,12 +1,10 @@
 #include "kernels/sketches/count_sketch.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <limits>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "kernels/blocks.h"
 #include "kernels/device/on_device.h"
@@ -15,7 +13,6 @@
 #define HWY_TARGET_INCLUDE "kernels/sketches/count_sketch.cc"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/sketches/count_sketch-inl.h"
 
@@ -36,7 +33,6 @@ struct SketchTask {
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// Cuts the listed elements [begin, end), counted along the list, into batches.
 template <class Body>
@@ -87,8 +83,8 @@ HWY_INLINE V FlipSigns(D d, V values, std::uint64_t signs, std::size_t shift) {
 constexpr std::size_t kFewElements = 3;
 
 /// cells[i] += sign * (values[i] + residual[i]).
-HWY_INLINE void AddRun(float* HWY_RESTRICT cells, const float* HWY_RESTRICT values,
-                       const float* HWY_RESTRICT residual, std::uint64_t signs, std::size_t length) {
+HWY_INLINE void AddRun(Writes<float> cells, Reads<float> values, Reads<float> residual, std::uint64_t signs,
+                       std::size_t length) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
@@ -111,8 +107,7 @@ HWY_INLINE void AddRun(float* HWY_RESTRICT cells, const float* HWY_RESTRICT valu
 }
 
 /// out[i] = sign * cells[i].
-HWY_INLINE void FlipRun(const float* HWY_RESTRICT cells, std::uint64_t signs, std::size_t length,
-                        float* HWY_RESTRICT out) {
+HWY_INLINE void FlipRun(Reads<float> cells, std::uint64_t signs, std::size_t length, Writes<float> out) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
@@ -128,13 +123,13 @@ HWY_INLINE void FlipRun(const float* HWY_RESTRICT cells, std::uint64_t signs, st
 }
 
 /// Rows [first_row, last_row) and columns [first_column, last_column) of the table, for all listed elements.
-void InsertPart(const SketchTask& task, const float* HWY_RESTRICT values, const float* HWY_RESTRICT residual,
-                float* HWY_RESTRICT table, std::size_t first_row, std::size_t last_row,
-                std::size_t first_column, std::size_t last_column) {
+void InsertPart(const SketchTask& task, Reads<float> values, Reads<float> residual, Writes<float> table,
+                std::size_t first_row, std::size_t last_row, std::size_t first_column,
+                std::size_t last_column) {
   const CountSketch& sketch = *task.sketch;
   ForEachBatch(task, 0, task.list->listed(), [&](const Batch& batch) HWY_ATTR {
     for (std::size_t row = first_row; row < last_row; ++row) {
-      float* HWY_RESTRICT cells = table + row * sketch.columns;
+      Writes<float> cells = table + row * sketch.columns;
       Hashes hashes;
       HashBatch(sketch, row, batch, hashes);
       for (std::size_t k = 0; k < batch.size; ++k) {
@@ -163,8 +158,8 @@ void InsertPart(const SketchTask& task, const float* HWY_RESTRICT values, const 
 }
 
 /// Listed elements [begin, end), counted along the list.
-void QueryPart(const SketchTask& task, const float* HWY_RESTRICT table, float* HWY_RESTRICT values,
-               std::size_t begin, std::size_t end) {
+void QueryPart(const SketchTask& task, Reads<float> table, Writes<float> values, std::size_t begin,
+               std::size_t end) {
   const CountSketch& sketch = *task.sketch;
   auto flip = [&](const float* cells, std::size_t column, std::uint64_t signs, std::size_t length, float* out)
                   HWY_ATTR {

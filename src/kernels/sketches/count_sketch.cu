@@ -11,8 +11,6 @@
 #include "kernels/sketches/count_sketch.h"
 
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
@@ -127,9 +125,9 @@ struct SketchTiles {
 static_assert(kSlots * kWarp / 2 >= kLongestRun, "a chunk must not touch more than two tiles");
 
 /// keys, numbers: [rows * chunks], for the two tiles that a chunk touches; keys of none are past the last.
-__global__ void __launch_bounds__(kThreads)
-    key_kernel(CountSketch sketch, SketchChunks chunks, SketchTiles tiles, std::uint32_t first_row,
-               std::uint32_t rows, uint2* __restrict__ keys, uint2* __restrict__ numbers) {
+THINWIRE_KERNEL void key_kernel(CountSketch sketch, SketchChunks chunks, SketchTiles tiles,
+                                std::uint32_t first_row, std::uint32_t rows, Writes<uint2> keys,
+                                Writes<uint2> numbers) {
   const auto none = static_cast<std::uint32_t>(rows * tiles.count);
   for (std::size_t q = thread_of_grid(); q < chunks.count; q += threads_of_grid()) {
     const SketchChunk chunk = chunks.locate(q);
@@ -152,21 +150,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 /// begins[tile]: its first entry; [tiles + 1].
-__global__ void __launch_bounds__(kThreads)
-    begin_kernel(const std::uint32_t* __restrict__ keys, std::size_t count, std::size_t tiles,
-                 std::size_t* __restrict__ begins) {
+THINWIRE_KERNEL void begin_kernel(Reads<std::uint32_t> keys, std::size_t count, std::size_t tiles,
+                                  Writes<std::size_t> begins) {
   for (std::size_t tile = thread_of_grid(); tile <= tiles; tile += threads_of_grid()) {
-    std::size_t low = 0;
-    std::size_t high = count;
-    while (low < high) {
-      const std::size_t middle = (low + high) / 2;
-      if (keys[middle] < tile) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    begins[tile] = low;
+    begins[tile] = partition_point(0, count, [&](std::size_t k) { return keys[k] < tile; });
   }
 }
 
@@ -187,8 +174,8 @@ struct TileLane {
 
 /// Adds kAhead entries to the lane's sums.
 __device__ __forceinline__ void add_entries(const TileEntry* entries, const TileLane& own,
-                                            const float* __restrict__ values,
-                                            const float* __restrict__ residual, float (&sums)[kSlots]) {
+                                            Reads<float> values, Reads<float> residual,
+                                            float (&sums)[kSlots]) {
   float addends[kAhead][kSlots];
 #pragma unroll
   for (unsigned ahead = 0; ahead < kAhead; ++ahead) {
@@ -213,11 +200,10 @@ __device__ __forceinline__ void add_entries(const TileEntry* entries, const Tile
 }
 
 /// A warp takes a tile, 32 entries at a time: each lane finds where one of them lies, then all add each.
-__global__ void __launch_bounds__(kThreads)
-    accumulate_kernel(CountSketch sketch, SketchChunks chunks, SketchTiles tiles, std::uint32_t first_row,
-                      std::uint32_t rows, const std::uint32_t* __restrict__ numbers,
-                      const std::size_t* __restrict__ begins, const float* __restrict__ values,
-                      const float* __restrict__ residual, float* __restrict__ table) {
+THINWIRE_KERNEL void accumulate_kernel(CountSketch sketch, SketchChunks chunks, SketchTiles tiles,
+                                       std::uint32_t first_row, std::uint32_t rows,
+                                       Reads<std::uint32_t> numbers, Reads<std::size_t> begins,
+                                       Reads<float> values, Reads<float> residual, Writes<float> table) {
   __shared__ TileEntry of_block[kThreads / kWarp][kWarp];
   TileEntry* const entries = of_block[threadIdx.x / kWarp];
   const unsigned lane = lane_of_warp();
@@ -329,9 +315,8 @@ __device__ float median(const MedianNetwork& network, unsigned rows, float* v) {
 
 /// kRows: those of the sketch, or 0 for any number, with their network.
 template <unsigned kRows>
-__global__ void __launch_bounds__(kThreads)
-    query_kernel(CountSketch sketch, SketchChunks chunks, MedianNetwork network,
-                 const float* __restrict__ table, float* __restrict__ values) {
+THINWIRE_KERNEL void query_kernel(CountSketch sketch, SketchChunks chunks, MedianNetwork network,
+                                  Reads<float> table, Writes<float> values) {
   const auto rows = static_cast<unsigned>(kRows == 0 ? sketch.rows : kRows);
   const unsigned lane = lane_of_warp();
   const unsigned warp = threadIdx.x / kWarp;

@@ -5,9 +5,6 @@
 // Source: M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", ICALP 2002. Here
 // elements are hashed in runs, so that memory is touched by lines and not by floats.
 
-#include <cstddef>
-#include <cstdint>
-
 #include "core/philox.h"
 #include "thinwire/executor.h"
 #include "thinwire/span.h"

@@ -11,7 +11,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/sketches/sketch_select.cc"
 #include <hwy/foreach_target.h>  // must come before highway.h
-#include <hwy/highway.h>
 
 #include "kernels/sketches/count_sketch-inl.h"
 
@@ -40,11 +39,10 @@ struct SelectTask {
 
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
 /// words[w]: cells [64 w, 64 w + 64) of a row of `columns`, modulo columns.
-void MarkCells(const float* HWY_RESTRICT cells, std::size_t columns, std::uint32_t least,
-               CellBits* HWY_RESTRICT words, std::size_t count) {
+void MarkCells(Reads<float> cells, std::size_t columns, std::uint32_t least, Writes<CellBits> words,
+               std::size_t count) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const std::size_t lanes = hn::Lanes(d);
@@ -119,10 +117,10 @@ HWY_INLINE void LookUpMarks(const SelectTask& task, std::size_t first_run, std::
   for (std::size_t k = 0; k < size; ++k) runs[k] = static_cast<std::uint32_t>(first_run + k);
   for (std::size_t row = 0; row < task.sketch->rows; ++row) {
     HashRuns(*task.sketch, row, runs, size, batch.hashes[row]);
-    const CellBits* HWY_RESTRICT bits = task.bits + row * task.bits_per_row;
+    Reads<CellBits> bits = task.bits + row * task.bits_per_row;
     for (std::size_t k = 0; k < size; ++k) {
       const std::uint32_t start = batch.hashes[row].starts[k];
-      const CellBits* HWY_RESTRICT word = bits + start / 64;
+      Reads<CellBits> word = bits + start / 64;
       const std::uint64_t large = Bits(word[0].large, word[1].large, start % 64);
       const std::uint64_t flipped =
           Bits(word[0].negative, word[1].negative, start % 64) ^ batch.hashes[row].signs[k];
@@ -157,8 +155,7 @@ HWY_INLINE void CountVotes(const CountSketch& sketch, std::size_t size, std::siz
 /// Elements that many rows speak for wait here until there are enough for vectors of medians.
 class Candidates {
  public:
-  HWY_INLINE Candidates(const SelectTask& task, std::uint32_t* HWY_RESTRICT indices,
-                        float* HWY_RESTRICT values)
+  HWY_INLINE Candidates(const SelectTask& task, Writes<std::uint32_t> indices, Writes<float> values)
       : task_(task), indices_(indices), values_(values) {}
 
   /// Takes those of the batch as long as there is room, and forgets them there; from run `k` on, which moves.
@@ -182,8 +179,8 @@ class Candidates {
     }
     for (std::size_t row = 0; row < sketch.rows; ++row) {
       const RunHashes& hashes = batch.hashes[row];
-      const float* HWY_RESTRICT cells = task_.table + row * sketch.columns;
-      float* HWY_RESTRICT out = estimates_ + row * kLongestRun + waits_;
+      Reads<float> cells = task_.table + row * sketch.columns;
+      Writes<float> out = estimates_ + row * kLongestRun + waits_;
       for (std::size_t i = 0; i < count; ++i) {
         const std::size_t column = std::size_t{hashes.starts[of_run[i]]} + in_run[i];
         const std::uint64_t sign = hashes.signs[of_run[i]] >> in_run[i] << 63 >> 32;
@@ -210,8 +207,8 @@ class Candidates {
 
  private:
   const SelectTask& task_;
-  std::uint32_t* HWY_RESTRICT indices_;
-  float* HWY_RESTRICT values_;
+  Writes<std::uint32_t> indices_;
+  Writes<float> values_;
   HWY_ALIGN float estimates_[kMostSketchRows * kLongestRun] = {};
   HWY_ALIGN float medians_[kLongestRun];
   std::uint32_t waiting_[kLongestRun];
@@ -221,7 +218,7 @@ class Candidates {
 
 /// Elements of at least task.least among [begin, end); begin is the start of a run. Returns how many.
 std::size_t SelectPart(const SelectTask& task, std::size_t begin, std::size_t end,
-                       std::uint32_t* HWY_RESTRICT indices, float* HWY_RESTRICT values) {
+                       Writes<std::uint32_t> indices, Writes<float> values) {
   const std::size_t length = task.sketch->run_length;
   SelectBatch batch;
   Candidates candidates(task, indices, values);

@@ -40,15 +40,11 @@
 // - Line 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer. With
 //   double_momentum=lambda the system returns g + m.
 
-#include "systems/casq/casq.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <map>
 #include <optional>
-#include <stdexcept>
 
 #include "core/bucket_states.h"
 #include "core/bucket_vectors.h"
@@ -59,6 +55,7 @@
 #include "kernels/dense/dense.h"
 #include "systems/casq/clusters.h"
 #include "systems/casq/server.h"
+#include "systems/systems.h"
 #include "thinwire/errors.h"
 #include "thinwire/state.h"
 #include "wire/frame.h"
@@ -153,14 +150,102 @@ class CasqCoder final : public Coder {
   Span<CodedClusters> coded_;  // by each rank, once its means are there
 };
 
+std::uint32_t sample_seed(const Step& step, BucketId bucket, std::size_t group, std::uint32_t hop) {
+  return random_stream(step.seed, step.index, bucket, RandomPurpose::sample, 0, hop)
+      .block(static_cast<std::uint32_t>(group), 0)[0];
+}
+
 class Casq final : public Synchronizer {
  public:
   explicit Casq(const CasqSettings& settings) : settings_(settings) {}
 
-  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override;
-  std::uint64_t payload_bytes(const Workload& workload) const override;
-  void save(BucketWriter& writer) const override;
-  void load(const BucketReader& reader) override;
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    step.report.formula_bytes = 0;
+    const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
+    const auto momentum =
+        settings_.double_momentum > 0 ? momenta_.open(step.executor, bucket, gradient.size()) : Span<float>();
+    const bool clusters = !states_.contains(bucket) || settings_.clusters_at(step.index);
+    // A copy, so that a step that is not finite leaves the state as it was.
+    const Spans model = model_for(bucket, ends, step);
+    if (clusters && !cluster(bucket, ends, gradient, residual, model, step)) {
+      step.report.finite = false;
+      return;
+    }
+    if (step.reduce_scatter) {
+      exchange_parts(bucket, ends, gradient, residual, model, step);
+    } else {
+      exchange(bucket, ends, gradient, residual, model, clusters, step);
+    }
+    if (!step.report.finite) return;
+    if (clusters) {
+      BucketState& state = states_.open(bucket);
+      state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+      state.model.centres.assign(model.centres.begin(), model.centres.end());
+      state.model.weights.assign(model.weights.begin(), model.weights.end());
+      state.model.shard_centres.assign(model.shard_centres.begin(), model.shard_centres.end());
+    }
+    if (!momentum.empty()) {
+      scale(step.executor, momentum, settings_.double_momentum);
+      add(step.executor, momentum, gradient);
+      add(step.executor, gradient, momentum);
+    }
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.elements == 0) return 0;
+    const auto elements = static_cast<std::size_t>(workload.elements);
+    const GroupEnds ends = ends_of(elements, workload.parameter_ends);
+    const std::uint64_t agreed = settings_.clusters_at(workload.step)
+                                     ? broadcast_payload_bytes(8 * settings_.clusters() * ends.size(),
+                                                               workload.rank, workload.world_size)
+                                     : 0;
+    const auto world = static_cast<std::size_t>(workload.world_size);
+    const auto rank = static_cast<std::size_t>(workload.rank);
+    return agreed + (workload.reduce_scatter ? part_bytes(ends, elements, world, rank)
+                                             : exchange_bytes(ends, elements, world, rank));
+  }
+
+  void save(BucketWriter& writer) const override {
+    states_.for_each([&](BucketId bucket, const BucketState& state) {
+      const std::array<const std::vector<PerCluster<float>>*, 3> parts = {
+          &state.model.centres, &state.model.weights, &state.model.shard_centres};
+      for (std::size_t part = 0; part < parts.size(); ++part) {
+        const auto& groups = *parts[part];
+        for (std::size_t i = 0; i < state.parameters; ++i) {
+          // Where the bucket is one group, every parameter has its clusters.
+          const PerCluster<float>& group = groups[std::min(i, groups.size() - 1)];
+          writer.array(kKinds[part], bucket, i, Span<const float>(group.data(), settings_.clusters()));
+        }
+      }
+    });
+    momenta_.save(writer);
+  }
+
+  void load(const BucketReader& reader) override {
+    std::map<BucketId, BucketState> states;
+    for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
+      BucketState state;
+      state.parameters = reader.parameters(bucket);
+      const std::size_t groups =
+          settings_.per_parameter ? state.parameters : std::min<std::size_t>(1, state.parameters);
+      const std::array<std::vector<PerCluster<float>>*, 3> parts = {
+          &state.model.centres, &state.model.weights, &state.model.shard_centres};
+      bool found = false;
+      for (std::size_t part = 0; part < parts.size(); ++part) {
+        parts[part]->assign(groups, PerCluster<float>{});
+        for (std::size_t group = 0; group < groups; ++group) {
+          float* values = (*parts[part])[group].data();
+          found =
+              reader.array(kKinds[part], bucket, group, Span<float>(values, settings_.clusters())) || found;
+        }
+      }
+      if (found) states[bucket] = std::move(state);
+    }
+    momenta_.load(reader);  // which changes nothing where it throws
+    states_.assign(std::move(states));
+  }
+
   void keep_step(BucketId bucket) override {
     states_.keep(bucket);
     momenta_.keep(bucket);
@@ -184,310 +269,205 @@ class Casq final : public Synchronizer {
     return {settings_.per_parameter ? parameter_ends : Span<const std::size_t>(), elements,
             settings_.cell_share, settings_.clusters()};
   }
-  Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step);
+
+  /// The bucket's model so far, in the step's workspace; zeros where it has none.
+  Spans model_for(BucketId bucket, const GroupEnds& ends, Step& step) {
+    const BucketState* known = states_.find(bucket);
+    auto copy_of = [&](const std::vector<PerCluster<float>>* values) {
+      const auto copy = step.workspace.take<PerCluster<float>>(ends.size());
+      std::fill(copy.begin(), copy.end(), PerCluster<float>{});
+      if (values != nullptr)
+        std::copy_n(values->begin(), std::min(values->size(), copy.size()), copy.begin());
+      return copy;
+    };
+    const auto* model = known == nullptr ? nullptr : &known->model;
+    return {copy_of(model != nullptr ? &model->centres : nullptr),
+            copy_of(model != nullptr ? &model->weights : nullptr),
+            copy_of(model != nullptr ? &model->shard_centres : nullptr)};
+  }
+
+  /// Centres and weights from a sample of rank 0's elements, on all ranks. Collective. Returns false where
+  /// rank 0 sampled a value that is not finite. A group of nothing but zeros keeps the centres that it has.
   bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
-               const Spans& model, Step& step);
+               const Spans& model, Step& step) {
+    const std::size_t count = settings_.clusters();
+    // Of each group its centres, then its weights.
+    const auto floats = step.workspace.take<float>(2 * count * ends.size());
+    std::fill(floats.begin(), floats.end(), 0.0f);
+    bool usable = true;
+    if (step.communicator.rank() == 0) {
+      ClusterFinder finder(step.executor, step.workspace);
+      for (std::size_t group = 0; group < ends.size(); ++group) {
+        const std::size_t begin = ends.begin(group);
+        const std::size_t elements = ends.end(group) - begin;
+        if (elements == 0) continue;
+        PerCluster<Cluster> clusters{};
+        const SampleKind kind =
+            finder.find(gradient.subspan(begin, elements), residual.subspan(begin, elements), settings_.bits,
+                        settings_.sample, sample_seed(step, bucket, group, 0), clusters);
+        usable = usable && kind != SampleKind::not_finite;
+        if (kind != SampleKind::usable) continue;
+        const double share = static_cast<double>(ends.cells(elements)) / static_cast<double>(elements);
+        const auto weights = cell_weights(settings_.allocation, clusters, settings_.bits, share);
+        for (std::size_t c = 0; c < count; ++c) {
+          floats[2 * count * group + c] = static_cast<float>(clusters[c].centre);
+          floats[2 * count * group + count + c] = weights[c];
+        }
+      }
+    }
+    if (!take_from_rank_0(step, floats, usable)) return false;
+    for (std::size_t group = 0; group < ends.size(); ++group) {
+      PerCluster<float> centres{};
+      PerCluster<float> weights{};
+      std::copy_n(floats.data() + 2 * count * group, count, centres.begin());
+      std::copy_n(floats.data() + 2 * count * group + count, count, weights.begin());
+      require_sound(centres, weights, count);
+      // Zeros alone on rank 0 say nothing of the other ranks, nor of later steps.
+      if (all_zero(centres)) continue;
+      model.centres[group] = centres;
+      model.weights[group] = weights;
+    }
+    return true;
+  }
+
   void exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
-                const Spans& model, bool clusters_shard, Step& step);
+                const Spans& model, bool clusters_shard, Step& step) {
+    const std::size_t elements = gradient.size();
+    const auto world = static_cast<std::size_t>(step.communicator.size());
+    const Shard whole{0, elements};
+    auto groups_for = [&](const Shard& shard) { return groups_of(ends, shard, model, step); };
+    const ClusterSketch sketch = sketch_of(bucket, ends, whole, model, step);
+    step.report.formula_bytes +=
+        exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
+    if (!through_server(ends, elements, world)) {
+      CasqCoder coder(sketch, gradient, residual, step);
+      average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.cells()}, coder);
+      return;
+    }
+    const Shard own =
+        shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()), kShardRun);
+    auto set_shard_thresholds = [&](Span<const float> average, Span<ClusterGroup> results) {
+      std::optional<ClusterFinder> finder;
+      if (clusters_shard) finder.emplace(step.executor, step.workspace);
+      std::size_t result = 0;
+      ends.for_each(own, [&](std::size_t group, std::size_t first, std::size_t last) {
+        PerCluster<float>& centres = model.shard_centres[group];
+        // A rank that has just come to this shard knows no centres of its own for it.
+        if (clusters_shard || all_zero(centres)) centres = model.centres[group];
+        if (clusters_shard) {
+          PerCluster<Cluster> clusters{};
+          if (finder->find(average.subspan(first - own.begin, last - first), {}, settings_.bits,
+                           settings_.sample, sample_seed(step, bucket, group, 1),
+                           clusters) == SampleKind::usable) {
+            for (std::size_t c = 0; c < settings_.clusters(); ++c) {
+              centres[c] = static_cast<float>(clusters[c].centre);
+            }
+          }
+        }
+        set_thresholds(results[result++], settings_.bits, centres);
+      });
+    };
+    average_at_owners(bucket, gradient, residual, step,
+                      {sketch, settings_.requantised, groups_for, set_shard_thresholds});
+  }
+
+  /// A reduce-scatter: each part has the cells of its own elements.
   void exchange_parts(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
-                      const Spans& model, Step& step);
+                      const Spans& model, Step& step) {
+    const auto world = static_cast<std::size_t>(step.communicator.size());
+    const auto sketches = step.workspace.take<ClusterSketch>(world);
+    for (std::size_t owner = 0; owner < world; ++owner) {
+      sketches[owner] = sketch_of(bucket, ends, shard_of(gradient.size(), world, owner), model, step);
+      sketches[owner].stream.hop = static_cast<std::uint32_t>(owner);
+    }
+    step.report.formula_bytes +=
+        part_bytes(ends, gradient.size(), world, static_cast<std::size_t>(step.communicator.rank()));
+    reduce_scatter_coded(
+        bucket, gradient, residual, step,
+        [&](std::size_t owner) {
+          return CodedShape{settings_.bits, sketches[owner].cells()};
+        },
+        [&](std::size_t owner, Span<const float> part, Span<const float> left) {
+          return CasqCoder(sketches[owner], part, left, step);
+        });
+  }
+
+  /// How a shard's elements are coded, which begin with the sketch's.
   ClusterSketch sketch_of(BucketId bucket, const GroupEnds& ends, const Shard& shard, const Spans& model,
-                          Step& step);
-  Span<ClusterGroup> groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model, Step& step);
-  bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const;
+                          Step& step) {
+    const auto groups = groups_of(ends, shard, model, step);
+    std::size_t k = 0;
+    ends.for_each(shard, [&](std::size_t group, std::size_t, std::size_t) {
+      groups[k].end -= shard.begin;
+      set_thresholds(groups[k++], settings_.bits, model.centres[group]);
+    });
+    ClusterSketch sketch;
+    sketch.bits = settings_.bits;
+    sketch.stream = random_stream(step.seed, step.index, bucket, RandomPurpose::sketch);
+    sketch.groups = groups;
+    return sketch;
+  }
+
+  /// The groups of a shard with the sizes of their arrays of cells, without thresholds.
+  Span<ClusterGroup> groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model, Step& step) {
+    const auto groups = step.workspace.take<ClusterGroup>(ends.size());
+    std::size_t used = 0;
+    std::size_t cells = 0;
+    ends.for_each(shard, [&](std::size_t group, std::size_t first, std::size_t last) {
+      const std::size_t own = ends.cells(last - first);
+      groups[used] = ClusterGroup();
+      groups[used].end = last;
+      groups[used].first_cell = cells;
+      groups[used].sizes = allocate_cells(model.weights[group], settings_.bits, own);
+      cells += own;
+      ++used;
+    });
+    return groups.first(used);
+  }
+
+  /// Whether shards' servers take fewer bytes, over all ranks, than gathering everything; or what was asked
+  /// for.
+  bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const {
+    if (settings_.topology != Topology::automatic) return settings_.topology == Topology::server;
+    const std::size_t cells = ends.cells(Shard{0, elements});
+    // Both per rank that receives: every rank's codes, or each shard's codes from a rank and its result.
+    const std::uint64_t gather = world * (4 * cells + code_bytes(elements, settings_.bits));
+    std::uint64_t server = 0;
+    for (std::size_t owner = 0; owner < world; ++owner) {
+      const Shard shard = shard_of(elements, world, owner, kShardRun);
+      if (shard.size() == 0) continue;
+      const std::uint64_t codes = code_bytes(shard.size(), settings_.bits);
+      server += 4 * cells + codes;
+      server += settings_.requantised ? 4 * ends.cells(shard) + codes : 4 * shard.size();
+    }
+    return server < gather;
+  }
+
   std::uint64_t exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
-                               std::size_t rank) const;
+                               std::size_t rank) const {
+    const std::size_t cells = ends.cells(Shard{0, elements});
+    if (!through_server(ends, elements, world)) {
+      return coded_bytes(elements, {settings_.bits, cells}, static_cast<int>(world));
+    }
+    return owners_payload_bytes(elements, world, rank, settings_.bits, cells, settings_.requantised,
+                                [&](const Shard& shard) { return ends.cells(shard); });
+  }
+
+  /// What a reduce-scatter takes.
   std::uint64_t part_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
-                           std::size_t rank) const;
+                           std::size_t rank) const {
+    std::uint64_t bytes = 0;
+    for (std::size_t owner = 0; owner < world; ++owner) {
+      const Shard shard = shard_of(elements, world, owner);
+      if (owner != rank) bytes += 4 * ends.cells(shard) + code_bytes(shard.size(), settings_.bits);
+    }
+    return bytes;
+  }
 
   CasqSettings settings_;
   BucketStates<BucketState> states_;
   BucketVectors momenta_{kMomentum};
 };
-
-std::uint32_t sample_seed(const Step& step, BucketId bucket, std::size_t group, std::uint32_t hop) {
-  return random_stream(step.seed, step.index, bucket, RandomPurpose::sample, 0, hop)
-      .block(static_cast<std::uint32_t>(group), 0)[0];
-}
-
-void Casq::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
-  require_matching(gradient, residual);
-  step.report.formula_bytes = 0;
-  const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
-  const auto momentum =
-      settings_.double_momentum > 0 ? momenta_.open(step.executor, bucket, gradient.size()) : Span<float>();
-  const bool clusters = !states_.contains(bucket) || settings_.clusters_at(step.index);
-  // A copy, so that a step that is not finite leaves the state as it was.
-  const Spans model = model_for(bucket, ends, step);
-  if (clusters && !cluster(bucket, ends, gradient, residual, model, step)) {
-    step.report.finite = false;
-    return;
-  }
-  if (step.reduce_scatter) {
-    exchange_parts(bucket, ends, gradient, residual, model, step);
-  } else {
-    exchange(bucket, ends, gradient, residual, model, clusters, step);
-  }
-  if (!step.report.finite) return;
-  if (clusters) {
-    BucketState& state = states_.open(bucket);
-    state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
-    state.model.centres.assign(model.centres.begin(), model.centres.end());
-    state.model.weights.assign(model.weights.begin(), model.weights.end());
-    state.model.shard_centres.assign(model.shard_centres.begin(), model.shard_centres.end());
-  }
-  if (!momentum.empty()) {
-    scale(step.executor, momentum, settings_.double_momentum);
-    add(step.executor, momentum, gradient);
-    add(step.executor, gradient, momentum);
-  }
-}
-
-/// The bucket's model so far, in the step's workspace; zeros where it has none.
-Casq::Spans Casq::model_for(BucketId bucket, const GroupEnds& ends, Step& step) {
-  const BucketState* known = states_.find(bucket);
-  auto copy_of = [&](const std::vector<PerCluster<float>>* values) {
-    const auto copy = step.workspace.take<PerCluster<float>>(ends.size());
-    std::fill(copy.begin(), copy.end(), PerCluster<float>{});
-    if (values != nullptr) std::copy_n(values->begin(), std::min(values->size(), copy.size()), copy.begin());
-    return copy;
-  };
-  const auto* model = known == nullptr ? nullptr : &known->model;
-  return {copy_of(model != nullptr ? &model->centres : nullptr),
-          copy_of(model != nullptr ? &model->weights : nullptr),
-          copy_of(model != nullptr ? &model->shard_centres : nullptr)};
-}
-
-/// Centres and weights from a sample of rank 0's elements, on all ranks. Collective. Returns false where rank
-/// 0 sampled a value that is not finite. A group of nothing but zeros keeps the centres that it has.
-bool Casq::cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient,
-                   Span<const float> residual, const Spans& model, Step& step) {
-  const std::size_t count = settings_.clusters();
-  // Of each group its centres, then its weights.
-  const auto floats = step.workspace.take<float>(2 * count * ends.size());
-  std::fill(floats.begin(), floats.end(), 0.0f);
-  bool usable = true;
-  if (step.communicator.rank() == 0) {
-    ClusterFinder finder(step.executor, step.workspace);
-    for (std::size_t group = 0; group < ends.size(); ++group) {
-      const std::size_t begin = ends.begin(group);
-      const std::size_t elements = ends.end(group) - begin;
-      if (elements == 0) continue;
-      PerCluster<Cluster> clusters{};
-      const SampleKind kind =
-          finder.find(gradient.subspan(begin, elements), residual.subspan(begin, elements), settings_.bits,
-                      settings_.sample, sample_seed(step, bucket, group, 0), clusters);
-      usable = usable && kind != SampleKind::not_finite;
-      if (kind != SampleKind::usable) continue;
-      const double share = static_cast<double>(ends.cells(elements)) / static_cast<double>(elements);
-      const auto weights = cell_weights(settings_.allocation, clusters, settings_.bits, share);
-      for (std::size_t c = 0; c < count; ++c) {
-        floats[2 * count * group + c] = static_cast<float>(clusters[c].centre);
-        floats[2 * count * group + count + c] = weights[c];
-      }
-    }
-  }
-  if (!take_from_rank_0(step, floats, usable)) return false;
-  for (std::size_t group = 0; group < ends.size(); ++group) {
-    PerCluster<float> centres{};
-    PerCluster<float> weights{};
-    std::copy_n(floats.data() + 2 * count * group, count, centres.begin());
-    std::copy_n(floats.data() + 2 * count * group + count, count, weights.begin());
-    require_sound(centres, weights, count);
-    // Zeros alone on rank 0 say nothing of the other ranks, nor of later steps.
-    if (all_zero(centres)) continue;
-    model.centres[group] = centres;
-    model.weights[group] = weights;
-  }
-  return true;
-}
-
-/// The groups of a shard with the sizes of their arrays of cells, without thresholds.
-Span<ClusterGroup> Casq::groups_of(const GroupEnds& ends, const Shard& shard, const Spans& model,
-                                   Step& step) {
-  const auto groups = step.workspace.take<ClusterGroup>(ends.size());
-  std::size_t used = 0;
-  std::size_t cells = 0;
-  ends.for_each(shard, [&](std::size_t group, std::size_t first, std::size_t last) {
-    const std::size_t own = ends.cells(last - first);
-    groups[used] = ClusterGroup();
-    groups[used].end = last;
-    groups[used].first_cell = cells;
-    groups[used].sizes = allocate_cells(model.weights[group], settings_.bits, own);
-    cells += own;
-    ++used;
-  });
-  return groups.first(used);
-}
-
-/// How a shard's elements are coded, which begin with the sketch's.
-ClusterSketch Casq::sketch_of(BucketId bucket, const GroupEnds& ends, const Shard& shard, const Spans& model,
-                              Step& step) {
-  const auto groups = groups_of(ends, shard, model, step);
-  std::size_t k = 0;
-  ends.for_each(shard, [&](std::size_t group, std::size_t, std::size_t) {
-    groups[k].end -= shard.begin;
-    set_thresholds(groups[k++], settings_.bits, model.centres[group]);
-  });
-  ClusterSketch sketch;
-  sketch.bits = settings_.bits;
-  sketch.stream = random_stream(step.seed, step.index, bucket, RandomPurpose::sketch);
-  sketch.groups = groups;
-  return sketch;
-}
-
-/// A reduce-scatter: each part has the cells of its own elements.
-void Casq::exchange_parts(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
-                          const Spans& model, Step& step) {
-  const auto world = static_cast<std::size_t>(step.communicator.size());
-  const auto sketches = step.workspace.take<ClusterSketch>(world);
-  for (std::size_t owner = 0; owner < world; ++owner) {
-    sketches[owner] = sketch_of(bucket, ends, shard_of(gradient.size(), world, owner), model, step);
-    sketches[owner].stream.hop = static_cast<std::uint32_t>(owner);
-  }
-  step.report.formula_bytes +=
-      part_bytes(ends, gradient.size(), world, static_cast<std::size_t>(step.communicator.rank()));
-  reduce_scatter_coded(
-      bucket, gradient, residual, step,
-      [&](std::size_t owner) {
-        return CodedShape{settings_.bits, sketches[owner].cells()};
-      },
-      [&](std::size_t owner, Span<const float> part, Span<const float> left) {
-        return CasqCoder(sketches[owner], part, left, step);
-      });
-}
-
-void Casq::exchange(BucketId bucket, const GroupEnds& ends, Span<float> gradient, Span<float> residual,
-                    const Spans& model, bool clusters_shard, Step& step) {
-  const std::size_t elements = gradient.size();
-  const auto world = static_cast<std::size_t>(step.communicator.size());
-  const Shard whole{0, elements};
-  auto groups_for = [&](const Shard& shard) { return groups_of(ends, shard, model, step); };
-  const ClusterSketch sketch = sketch_of(bucket, ends, whole, model, step);
-  step.report.formula_bytes +=
-      exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
-  if (!through_server(ends, elements, world)) {
-    CasqCoder coder(sketch, gradient, residual, step);
-    average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.cells()}, coder);
-    return;
-  }
-  const Shard own = shard_of(elements, world, static_cast<std::size_t>(step.communicator.rank()), kShardRun);
-  auto set_shard_thresholds = [&](Span<const float> average, Span<ClusterGroup> results) {
-    std::optional<ClusterFinder> finder;
-    if (clusters_shard) finder.emplace(step.executor, step.workspace);
-    std::size_t result = 0;
-    ends.for_each(own, [&](std::size_t group, std::size_t first, std::size_t last) {
-      PerCluster<float>& centres = model.shard_centres[group];
-      // A rank that has just come to this shard knows no centres of its own for it.
-      if (clusters_shard || all_zero(centres)) centres = model.centres[group];
-      if (clusters_shard) {
-        PerCluster<Cluster> clusters{};
-        if (finder->find(average.subspan(first - own.begin, last - first), {}, settings_.bits,
-                         settings_.sample, sample_seed(step, bucket, group, 1),
-                         clusters) == SampleKind::usable) {
-          for (std::size_t c = 0; c < settings_.clusters(); ++c) {
-            centres[c] = static_cast<float>(clusters[c].centre);
-          }
-        }
-      }
-      set_thresholds(results[result++], settings_.bits, centres);
-    });
-  };
-  average_at_owners(bucket, gradient, residual, step,
-                    {sketch, settings_.requantised, groups_for, set_shard_thresholds});
-}
-
-/// Whether shards' servers take fewer bytes, over all ranks, than gathering everything; or what was asked
-/// for.
-bool Casq::through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const {
-  if (settings_.topology != Topology::automatic) return settings_.topology == Topology::server;
-  const std::size_t cells = ends.cells(Shard{0, elements});
-  // Both per rank that receives: every rank's codes, or each shard's codes from a rank and its result.
-  const std::uint64_t gather = world * (4 * cells + code_bytes(elements, settings_.bits));
-  std::uint64_t server = 0;
-  for (std::size_t owner = 0; owner < world; ++owner) {
-    const Shard shard = shard_of(elements, world, owner, kShardRun);
-    if (shard.size() == 0) continue;
-    const std::uint64_t codes = code_bytes(shard.size(), settings_.bits);
-    server += 4 * cells + codes;
-    server += settings_.requantised ? 4 * ends.cells(shard) + codes : 4 * shard.size();
-  }
-  return server < gather;
-}
-
-std::uint64_t Casq::exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
-                                   std::size_t rank) const {
-  const std::size_t cells = ends.cells(Shard{0, elements});
-  if (!through_server(ends, elements, world)) {
-    return coded_bytes(elements, {settings_.bits, cells}, static_cast<int>(world));
-  }
-  return owners_payload_bytes(elements, world, rank, settings_.bits, cells, settings_.requantised,
-                              [&](const Shard& shard) { return ends.cells(shard); });
-}
-
-/// What a reduce-scatter takes.
-std::uint64_t Casq::part_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
-                               std::size_t rank) const {
-  std::uint64_t bytes = 0;
-  for (std::size_t owner = 0; owner < world; ++owner) {
-    const Shard shard = shard_of(elements, world, owner);
-    if (owner != rank) bytes += 4 * ends.cells(shard) + code_bytes(shard.size(), settings_.bits);
-  }
-  return bytes;
-}
-
-std::uint64_t Casq::payload_bytes(const Workload& workload) const {
-  if (workload.elements == 0) return 0;
-  const auto elements = static_cast<std::size_t>(workload.elements);
-  const GroupEnds ends = ends_of(elements, workload.parameter_ends);
-  const std::uint64_t agreed = settings_.clusters_at(workload.step)
-                                   ? broadcast_payload_bytes(8 * settings_.clusters() * ends.size(),
-                                                             workload.rank, workload.world_size)
-                                   : 0;
-  const auto world = static_cast<std::size_t>(workload.world_size);
-  const auto rank = static_cast<std::size_t>(workload.rank);
-  return agreed + (workload.reduce_scatter ? part_bytes(ends, elements, world, rank)
-                                           : exchange_bytes(ends, elements, world, rank));
-}
-
-void Casq::save(BucketWriter& writer) const {
-  states_.for_each([&](BucketId bucket, const BucketState& state) {
-    const std::array<const std::vector<PerCluster<float>>*, 3> parts = {
-        &state.model.centres, &state.model.weights, &state.model.shard_centres};
-    for (std::size_t part = 0; part < parts.size(); ++part) {
-      const auto& groups = *parts[part];
-      for (std::size_t i = 0; i < state.parameters; ++i) {
-        // Where the bucket is one group, every parameter has its clusters.
-        const PerCluster<float>& group = groups[std::min(i, groups.size() - 1)];
-        writer.array(kKinds[part], bucket, i, Span<const float>(group.data(), settings_.clusters()));
-      }
-    }
-  });
-  momenta_.save(writer);
-}
-
-void Casq::load(const BucketReader& reader) {
-  std::map<BucketId, BucketState> states;
-  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
-    BucketState state;
-    state.parameters = reader.parameters(bucket);
-    const std::size_t groups =
-        settings_.per_parameter ? state.parameters : std::min<std::size_t>(1, state.parameters);
-    const std::array<std::vector<PerCluster<float>>*, 3> parts = {&state.model.centres, &state.model.weights,
-                                                                  &state.model.shard_centres};
-    bool found = false;
-    for (std::size_t part = 0; part < parts.size(); ++part) {
-      parts[part]->assign(groups, PerCluster<float>{});
-      for (std::size_t group = 0; group < groups; ++group) {
-        float* values = (*parts[part])[group].data();
-        found = reader.array(kKinds[part], bucket, group, Span<float>(values, settings_.clusters())) || found;
-      }
-    }
-    if (found) states[bucket] = std::move(state);
-  }
-  momenta_.load(reader);  // which changes nothing where it throws
-  states_.assign(std::move(states));
-}
 
 }  // namespace
 

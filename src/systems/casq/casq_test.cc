@@ -1,5 +1,3 @@
-#include "systems/casq/casq.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 
 #include "systems/casq/clusters.h"
 #include "systems/casq/server.h"
+#include "systems/systems.h"
 #include "tests/random_values.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"

@@ -19,11 +19,7 @@ Span<const std::uint64_t> codes_from(Span<const std::uint64_t> codes, std::size_
 class OwnersStep final : public ShardExchange {
  public:
   OwnersStep(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, const ServerPlan& plan)
-      : ShardExchange(bucket, gradient, residual, step, {kCasqUpTag, kCasqDownTag}, kShardRun),
-        plan_(plan),
-        own_shard_(shard(self())),
-        coded_(step.workspace.take<CodedClusters>(world())),
-        bounds_(step.workspace.take<float>(world())) {}
+      : ShardExchange(bucket, gradient, residual, step, {kCasqUpTag, kCasqDownTag}, kShardRun), plan_(plan) {}
 
   void run() {
     expect_parts();
@@ -154,9 +150,10 @@ class OwnersStep final : public ShardExchange {
   }
 
   const ServerPlan& plan_;
-  Shard own_shard_;
-  Span<CodedClusters> coded_;  // what the ranks say of this rank's shard
-  Span<float> bounds_;         // on it, by rank
+  const Shard own_shard_ = shard(self());
+  // What the ranks say of this rank's shard, and the bounds on it, by rank.
+  Span<CodedClusters> coded_ = step_.workspace.take<CodedClusters>(world());
+  Span<float> bounds_ = step_.workspace.take<float>(world());
   Span<std::uint64_t> codes_;
   Span<float> means_;
   CodedClusters own_;  // the same for decoding

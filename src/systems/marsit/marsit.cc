@@ -39,8 +39,6 @@
 //   full_every=0 ranks agree on it once, off the first step's sample.
 // - The operator's three gates are one selection with the same probabilities (equation 2).
 
-#include "systems/marsit/marsit.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -56,6 +54,7 @@
 #include "kernels/signs/sign_bits.h"
 #include "stages/learning_rate.h"
 #include "systems/marsit/one_bit_all_reduce.h"
+#include "systems/systems.h"
 #include "thinwire/state.h"
 
 namespace thinwire {

@@ -1,8 +1,6 @@
 // What only Marsit promises: unbiased bits at every hop, whatever the topology, and the algebra of its
 // residual.
 
-#include "systems/marsit/marsit.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "comm/message_tags.h"
 #include "systems/marsit/one_bit_all_reduce.h"
 #include "systems/marsit/torus.h"
+#include "systems/systems.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire {

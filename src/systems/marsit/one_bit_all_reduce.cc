@@ -4,6 +4,7 @@
 
 #include "core/partition.h"
 #include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/sign_bits.h"
 #include "wire/frame.h"
 
 namespace thinwire {
@@ -35,11 +36,7 @@ OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Sp
       layout_{.elements = gradient.size(),
               .parts = static_cast<std::size_t>(torus.core()),
               .chunk_elements = kChunkElements},
-      chunk_bytes_(largest_chunk_bytes(gradient.size(), layout_.parts)),
-      headers_(bucket, step),
-      bits_(step.workspace, gradient.size(), layout_.parts, kChunkElements, chunk_bytes_),
-      receive_buffers_(step.workspace.take<std::byte>(kRingWindow * (FrameHeader::kBytes + chunk_bytes_))),
-      masks_(step.workspace.take<std::uint64_t>(chunk_bytes_ / 8)) {}
+      chunk_bytes_(largest_chunk_bytes(gradient.size(), layout_.parts)) {}
 
 void OneBitAllReduce::run() {
   const int rank = step_.communicator.rank();

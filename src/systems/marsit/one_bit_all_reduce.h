@@ -5,7 +5,6 @@
 
 #include "comm/ring.h"
 #include "exchange/frames.h"
-#include "kernels/signs/sign_bits.h"
 #include "systems/marsit/torus.h"
 #include "thinwire/synchronizer.h"
 #include "wire/chunk_frames.h"
@@ -66,10 +65,11 @@ class OneBitAllReduce final : private RingCodec {
   Torus torus_;
   RingLayout layout_;        // the whole bucket, in a part for each core rank
   std::size_t chunk_bytes_;  // payload of the largest chunk
-  FrameHeaders headers_;
-  ChunkFrames bits_;
-  Span<std::byte> receive_buffers_;
-  Span<std::uint64_t> masks_;
+  FrameHeaders headers_{bucket_, step_};
+  ChunkFrames bits_{step_.workspace, gradient_.size(), layout_.parts, layout_.chunk_elements, chunk_bytes_};
+  Span<std::byte> receive_buffers_ =
+      step_.workspace.take<std::byte>(kRingWindow * (FrameHeader::kBytes + chunk_bytes_));
+  Span<std::uint64_t> masks_ = step_.workspace.take<std::uint64_t>(chunk_bytes_ / 8);
 
   // Of the ring phase that is running.
   RingPhase phase_ = RingPhase::row_reduce;

@@ -3,7 +3,6 @@
 // folded into the first ones. A ring is a rectangle of one row.
 
 #include <cstdint>
-#include <string>
 
 namespace thinwire {
 

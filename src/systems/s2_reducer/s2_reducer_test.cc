@@ -1,5 +1,3 @@
-#include "systems/s2_reducer/s2_reducer.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <random>
 #include <set>
 
+#include "systems/systems.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 

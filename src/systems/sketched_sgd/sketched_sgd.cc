@@ -31,8 +31,6 @@
 // - Momentum (u = m u + g) and the learning rate inside it (lr_after=off) are stages around the system,
 //   stages/momentum_correction.h and stages/learning_rate.h.
 
-#include "systems/sketched_sgd/sketched_sgd.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -46,6 +44,7 @@
 #include "kernels/sketches/count_sketch.h"
 #include "kernels/sketches/sketch_select.h"
 #include "systems/sketched_sgd/contenders.h"
+#include "systems/systems.h"
 
 namespace thinwire {
 namespace {
@@ -85,84 +84,7 @@ Plan::Plan(const Settings& settings, std::size_t contending) {
   dense = cells + candidates >= contending;
 }
 
-class SketchedSgd final : public Synchronizer {
- public:
-  explicit SketchedSgd(const Settings& settings) : settings_(settings) {}
-
-  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override;
-  std::uint64_t payload_bytes(const Workload& workload) const override;
-
- private:
-  Span<const std::uint32_t> find_candidates(BucketId bucket, const CountSketch& sketch, const Plan& plan,
-                                            std::size_t contending, Span<const float> table,
-                                            Step& step) const;
-  Span<const std::uint32_t> heavy_and_random(BucketId bucket, const CountSketch& sketch, const Plan& plan,
-                                             std::size_t contending, Span<const float> table,
-                                             Step& step) const;
-
-  Settings settings_;
-};
-
-void SketchedSgd::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
-  require_matching(gradient, residual);
-  const Contenders contenders(gradient.size(), step.parameter_ends, settings_.top.dense_below);
-  const std::size_t contending = contenders.contending();
-  const Plan plan(settings_, contending);
-  step.report.scheme = plan.dense ? "dense" : "sketch";
-  if (plan.dense) {
-    synchronize_global_top_k(contenders, plan.k, gradient, residual, step);
-    return;
-  }
-
-  // First round: the sketch, and behind it what is always sent.
-  Span<const float> p = gradient;
-  Span<const float> p_residual = residual;
-  const auto sums = step.scratch.take<float>(plan.cells + contenders.always_sent());
-  const auto table = sums.first(plan.cells);
-  const auto always_sent = sums.subspan(plan.cells, contenders.always_sent());
-  if (contenders.always_sent() != 0) {
-    const auto packed = step.scratch.take<float>(contending);
-    contenders.pack(step.executor, gradient, residual, packed, always_sent);
-    p = packed;
-    p_residual = {};
-  }
-  const CountSketch sketch =
-      make_count_sketch(random_stream(step.seed, step.index, bucket, RandomPurpose::sketch), settings_.rows,
-                        plan.columns, settings_.run);
-  fill(step.executor, table, 0);
-  insert(step.executor, sketch, p, p_residual, table);
-  all_reduce_sum(step, sums);
-  step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
-
-  // A value that is not finite spoils its cell of every row; medians could hide it from other elements.
-  step.report.finite = all_finite(step.executor, sums);
-  if (!step.report.finite) return;
-
-  // Second round.
-  const auto candidates = find_candidates(bucket, sketch, plan, contending, table, step);
-  const auto exact = step.workspace.take<float>(candidates.size());
-  gather_rows(step.executor, p, p_residual, candidates, 1, exact);
-  if (!exact.empty()) all_reduce_sum(step, exact);
-  step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float));
-  step.clock.enter(Phase::decompress);
-  step.report.finite = all_finite(step.executor, exact);
-  if (!step.report.finite) return;
-  const Selection chosen = largest_sums(step.executor, step.workspace, exact, plan.k);
-  for (auto& index : chosen.indices) index = candidates[index];
-  contenders.deliver(chosen, always_sent, gradient, residual, step);
-}
-
-/// Indices among the contending elements, ascending, the same on all ranks.
-Span<const std::uint32_t> SketchedSgd::find_candidates(BucketId bucket, const CountSketch& sketch,
-                                                       const Plan& plan, std::size_t contending,
-                                                       Span<const float> table, Step& step) const {
-  if (settings_.fill_randomly) return heavy_and_random(bucket, sketch, plan, contending, table, step);
-  return select_largest_estimates(step.executor, step.workspace, sketch, contending, table, plan.candidates)
-      .indices;
-}
-
-// ---------------------------------------------------------------------------------------------------------
-// fill=random.
+// For fill=random.
 
 /// Median over rows of the rows' sums of squares, the mean of the two middle ones for an even number. Added
 /// up one after the other in doubles, so that every rank has the same bits, whatever its vectors or device.
@@ -195,55 +117,119 @@ std::uint32_t root_bits(double square) {
   return bits;
 }
 
-Span<const std::uint32_t> SketchedSgd::heavy_and_random(BucketId bucket, const CountSketch& sketch,
-                                                        const Plan& plan, std::size_t contending,
-                                                        Span<const float> table, Step& step) const {
-  Workspace& workspace = step.workspace;
-  const double share = squared_norm(sketch, table, step) / static_cast<double>(plan.k);
-  Selection heavy =
-      select_estimates_at_least(step.executor, workspace, sketch, contending, table, root_bits(share));
-  if (heavy.size() > plan.candidates) {
-    heavy = apply_cut(heavy, cut_of_largest(step.executor, heavy.values, {}, plan.candidates));
-  }
-  if (heavy.size() >= plan.k) return heavy.indices;
+class SketchedSgd final : public Synchronizer {
+ public:
+  explicit SketchedSgd(const Settings& settings) : settings_(settings) {}
 
-  const auto taken = workspace.take<std::uint64_t>(bitmap_words(contending));
-  std::fill(taken.begin(), taken.end(), 0);
-  set_bits(step.executor, heavy.indices, taken);
-  const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::fill);
-  std::size_t missing = plan.k - heavy.size();
-  for (std::uint64_t draw = 0; missing != 0; ++draw) {
-    const PhiloxCounter words =
-        stream.block(static_cast<std::uint32_t>(draw), static_cast<std::uint32_t>(draw >> 32));
-    for (std::size_t half = 0; half < 4 && missing != 0; half += 2) {
-      // The high 64 bits of x * contending, with x of 64 bits.
-      const std::uint64_t n = contending;
-      const std::uint64_t i = (words[half + 1] * n + ((words[half] * n) >> 32)) >> 32;
-      const std::uint64_t bit = std::uint64_t{1} << (i % 64);
-      if ((taken[i / 64] & bit) != 0) continue;
-      taken[i / 64] |= bit;
-      --missing;
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    require_matching(gradient, residual);
+    const Contenders contenders(gradient.size(), step.parameter_ends, settings_.top.dense_below);
+    const std::size_t contending = contenders.contending();
+    const Plan plan(settings_, contending);
+    step.report.scheme = plan.dense ? "dense" : "sketch";
+    if (plan.dense) {
+      synchronize_global_top_k(contenders, plan.k, gradient, residual, step);
+      return;
     }
+
+    // First round: the sketch, and behind it what is always sent.
+    Span<const float> p = gradient;
+    Span<const float> p_residual = residual;
+    const auto sums = step.scratch.take<float>(plan.cells + contenders.always_sent());
+    const auto table = sums.first(plan.cells);
+    const auto always_sent = sums.subspan(plan.cells, contenders.always_sent());
+    if (contenders.always_sent() != 0) {
+      const auto packed = step.scratch.take<float>(contending);
+      contenders.pack(step.executor, gradient, residual, packed, always_sent);
+      p = packed;
+      p_residual = {};
+    }
+    const CountSketch sketch =
+        make_count_sketch(random_stream(step.seed, step.index, bucket, RandomPurpose::sketch), settings_.rows,
+                          plan.columns, settings_.run);
+    fill(step.executor, table, 0);
+    insert(step.executor, sketch, p, p_residual, table);
+    all_reduce_sum(step, sums);
+    step.report.formula_bytes = step.communicator.ring_sent_bytes(sums.size(), sizeof(float));
+
+    // A value that is not finite spoils its cell of every row; medians could hide it from other elements.
+    step.report.finite = all_finite(step.executor, sums);
+    if (!step.report.finite) return;
+
+    // Second round.
+    const auto candidates = find_candidates(bucket, sketch, plan, contending, table, step);
+    const auto exact = step.workspace.take<float>(candidates.size());
+    gather_rows(step.executor, p, p_residual, candidates, 1, exact);
+    if (!exact.empty()) all_reduce_sum(step, exact);
+    step.report.formula_bytes += step.communicator.ring_sent_bytes(exact.size(), sizeof(float));
+    step.clock.enter(Phase::decompress);
+    step.report.finite = all_finite(step.executor, exact);
+    if (!step.report.finite) return;
+    const Selection chosen = largest_sums(step.executor, step.workspace, exact, plan.k);
+    for (auto& index : chosen.indices) index = candidates[index];
+    contenders.deliver(chosen, always_sent, gradient, residual, step);
   }
-  const auto before = workspace.take<std::uint32_t>(taken.size());
-  const auto candidates = workspace.take<std::uint32_t>(count_bits_before(step.executor, taken, before));
-  list_bits(step.executor, taken, before, candidates);
-  return candidates;
-}
 
-// ---------------------------------------------------------------------------------------------------------
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    if (workload.elements == 0) return 0;
+    const auto world = static_cast<std::size_t>(workload.world_size);
+    const auto rank = static_cast<std::size_t>(workload.rank);
+    const Contenders contenders(workload.elements, workload.parameter_ends, settings_.top.dense_below);
+    const Plan plan(settings_, contenders.contending());
+    if (plan.dense) return sizeof(float) * ring_sent_elements(workload.elements, world, rank);
+    const std::size_t candidates = settings_.fill_randomly ? plan.k : plan.candidates;
+    return sizeof(float) * (ring_sent_elements(plan.cells + contenders.always_sent(), world, rank) +
+                            ring_sent_elements(candidates, world, rank));
+  }
 
-std::uint64_t SketchedSgd::payload_bytes(const Workload& workload) const {
-  if (workload.elements == 0) return 0;
-  const auto world = static_cast<std::size_t>(workload.world_size);
-  const auto rank = static_cast<std::size_t>(workload.rank);
-  const Contenders contenders(workload.elements, workload.parameter_ends, settings_.top.dense_below);
-  const Plan plan(settings_, contenders.contending());
-  if (plan.dense) return sizeof(float) * ring_sent_elements(workload.elements, world, rank);
-  const std::size_t candidates = settings_.fill_randomly ? plan.k : plan.candidates;
-  return sizeof(float) * (ring_sent_elements(plan.cells + contenders.always_sent(), world, rank) +
-                          ring_sent_elements(candidates, world, rank));
-}
+ private:
+  /// Indices among the contending elements, ascending, the same on all ranks.
+  Span<const std::uint32_t> find_candidates(BucketId bucket, const CountSketch& sketch, const Plan& plan,
+                                            std::size_t contending, Span<const float> table,
+                                            Step& step) const {
+    if (settings_.fill_randomly) return heavy_and_random(bucket, sketch, plan, contending, table, step);
+    return select_largest_estimates(step.executor, step.workspace, sketch, contending, table, plan.candidates)
+        .indices;
+  }
+
+  Span<const std::uint32_t> heavy_and_random(BucketId bucket, const CountSketch& sketch, const Plan& plan,
+                                             std::size_t contending, Span<const float> table,
+                                             Step& step) const {
+    Workspace& workspace = step.workspace;
+    const double share = squared_norm(sketch, table, step) / static_cast<double>(plan.k);
+    Selection heavy =
+        select_estimates_at_least(step.executor, workspace, sketch, contending, table, root_bits(share));
+    if (heavy.size() > plan.candidates) {
+      heavy = apply_cut(heavy, cut_of_largest(step.executor, heavy.values, {}, plan.candidates));
+    }
+    if (heavy.size() >= plan.k) return heavy.indices;
+
+    const auto taken = workspace.take<std::uint64_t>(bitmap_words(contending));
+    std::fill(taken.begin(), taken.end(), 0);
+    set_bits(step.executor, heavy.indices, taken);
+    const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::fill);
+    std::size_t missing = plan.k - heavy.size();
+    for (std::uint64_t draw = 0; missing != 0; ++draw) {
+      const PhiloxCounter words =
+          stream.block(static_cast<std::uint32_t>(draw), static_cast<std::uint32_t>(draw >> 32));
+      for (std::size_t half = 0; half < 4 && missing != 0; half += 2) {
+        // The high 64 bits of x * contending, with x of 64 bits.
+        const std::uint64_t n = contending;
+        const std::uint64_t i = (words[half + 1] * n + ((words[half] * n) >> 32)) >> 32;
+        const std::uint64_t bit = std::uint64_t{1} << (i % 64);
+        if ((taken[i / 64] & bit) != 0) continue;
+        taken[i / 64] |= bit;
+        --missing;
+      }
+    }
+    const auto before = workspace.take<std::uint32_t>(taken.size());
+    const auto candidates = workspace.take<std::uint32_t>(count_bits_before(step.executor, taken, before));
+    list_bits(step.executor, taken, before, candidates);
+    return candidates;
+  }
+
+  Settings settings_;
+};
 
 Settings read_sketched_sgd(const Options& options) {
   Settings settings;

@@ -1,5 +1,3 @@
-#include "systems/sketched_sgd/sketched_sgd.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "baselines/baselines.h"
 #include "core/partition.h"
 #include "stages/stages.h"
+#include "systems/systems.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire {

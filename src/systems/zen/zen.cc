@@ -20,7 +20,7 @@
 //
 // Hierarchical Centralization (exchange/recursive_doubling.h) is the other scheme that can be optimal.
 // scheme=auto runs push and pull for profile_steps steps. It predicts the time of both schemes from the bytes
-// that each would really send (selector.h), and keeps the faster one.
+// that each would really send (SchemeProfile), and keeps the faster one.
 //
 // Bytes per rank, push and pull: (4 + 4 width) per row that another rank owns, and (W-1) (|I_p| / 8 + 4 width
 // |U_p|). For single elements that is about (W-1)/W * (8 nnz + 4 gamma nnz + d/8).
@@ -39,25 +39,170 @@
 // - Equations (1) and (2) assume lists in both phases and a power of two of ranks. Predictions here count the
 //   encoded sizes, for any number.
 
-#include "systems/zen/zen.h"
-
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
+#include "comm/link_probe.h"
 #include "core/bucket_states.h"
 #include "core/philox.h"
+#include "exchange/collectives.h"
 #include "exchange/push_pull.h"
 #include "exchange/recursive_doubling.h"
 #include "exchange/sparse_synchronizer.h"
-#include "systems/zen/selector.h"
+#include "kernels/rows/bitmap.h"
+#include "systems/systems.h"
 #include "thinwire/state.h"
 
 namespace thinwire {
 namespace {
+
+struct LinkModel {
+  double latency_seconds = 0;
+  double bytes_per_second = 0;  ///< 0: measure.
+};
+
+/// Seconds that a step's exchange is predicted to take.
+struct PredictedSeconds {
+  double push_pull = 0;
+  double centralization = 0;
+};
+
+/// Zen's choice between its two schemes (section 2.2), of one push/pull exchange: what both would cost. The
+/// owners see what every rank pushed. So they can count the unions that Hierarchical Centralization would
+/// send, without it being run.
+class SchemeProfile {
+ public:
+  /// Counts the unions that the doubling would send, as far as this rank owns them. After merge().
+  SchemeProfile(const PushPull& exchange, std::size_t width, Step& step) : step_(step), width_(width) {
+    const auto counts = step.workspace.take<float>(2 * power_ - 1 + world_);
+    std::fill(counts.begin(), counts.end(), 0.0f);
+    group_rows_ = counts.first(2 * power_ - 1);
+    rank_rows_ = counts.subspan(2 * power_ - 1, world_);
+    count_unions(exchange);
+  }
+
+  /// After pull(). The same on all ranks: from everyone's counts, and the means of everyone's measurements
+  /// where `link` leaves something to measure; what was measured here is written there, for the next bucket.
+  /// Adds what it sends to report.formula_bytes. Collective.
+  PredictedSeconds predict(const PushPull& exchange, LinkModel& link) {
+    const auto records = gather(step_, record_of(exchange, link));
+    step_.report.formula_bytes += (world_ - 1) * sizeof(Record);
+    // Counts above 2^24 lose their last digits in floats, which a prediction can bear.
+    const Span<float> counts(group_rows_.data(), group_rows_.size() + rank_rows_.size());
+    all_reduce_sum(step_, counts);
+    step_.report.formula_bytes += step_.communicator.ring_sent_bytes(counts.size(), sizeof(float));
+    return seconds_of(records);
+  }
+
+ private:
+  /// What one rank tells the others.
+  struct Record {
+    double push_sent, push_received, pull_sent, pull_received;  // bytes
+    double latency_seconds, bytes_per_second;
+  };
+
+  void count_unions(const PushPull& exchange) {
+    const std::size_t words = bitmap_words(exchange.owned_slots());
+    const auto unions = step_.workspace.take<std::uint64_t>(power_ * words);
+    std::fill(unions.begin(), unions.end(), 0);
+    for (std::size_t rank = 0; rank < world_; ++rank) {
+      const auto slots = exchange.merged_slots()[rank];
+      set_bits(step_.executor, slots, unions.subspan(rank % power_ * words, words));
+      if (rank != self_) push_received_ += slots.size();
+    }
+    std::size_t at = 0;
+    for (std::size_t groups = power_;; groups /= 2) {
+      for (std::size_t g = 0; g < groups; ++g) {
+        std::uint64_t rows = 0;
+        for (const std::uint64_t word : unions.subspan(g * words, words)) {
+          rows += static_cast<std::uint64_t>(std::popcount(word));
+        }
+        group_rows_[at++] = static_cast<float>(rows);
+      }
+      if (groups == 1) break;
+      // Neighbours merge; group g of the next level lies where its first half lay, moved to the front.
+      for (std::size_t g = 0; g < groups / 2; ++g) {
+        for (std::size_t w = 0; w < words; ++w) {
+          unions[g * words + w] = unions[2 * g * words + w] | unions[(2 * g + 1) * words + w];
+        }
+      }
+    }
+  }
+
+  Record record_of(const PushPull& exchange, LinkModel& link) {
+    if (link.bytes_per_second == 0) {
+      const MeasuredLink measured =
+          measure_link(step_.communicator, step_.workspace.take<std::byte>(kLinkProbeScratchBytes));
+      link = {measured.latency_seconds, measured.bytes_per_second};
+      step_.report.formula_bytes += link_probe_bytes();
+    }
+    const auto pushed = exchange.pushed_rows();
+    const auto pulled = exchange.pulled_bytes();
+    const std::size_t rows = std::accumulate(pushed.begin(), pushed.end(), std::size_t{0});
+    const std::uint64_t all_pulls = std::accumulate(pulled.begin(), pulled.end(), std::uint64_t{0});
+    rank_rows_[self_] = static_cast<float>(rows);
+    return {.push_sent = static_cast<double>(row_list_bytes(rows - pushed[self_], width_)),
+            .push_received = static_cast<double>(row_list_bytes(push_received_, width_)),
+            .pull_sent = static_cast<double>((world_ - 1) * pulled[self_]),
+            .pull_received = static_cast<double>(all_pulls - pulled[self_]),
+            .latency_seconds = link.latency_seconds,
+            .bytes_per_second = link.bytes_per_second};
+  }
+
+  PredictedSeconds seconds_of(Span<const Record> records) const {
+    auto most = [&](double Record::*one, double Record::*other) {
+      double value = 0;
+      for (const Record& record : records) value = std::max({value, record.*one, record.*other});
+      return value;
+    };
+    auto mean = [&](double Record::*field) {
+      double sum = 0;
+      for (const Record& record : records) sum += record.*field;
+      return sum / static_cast<double>(world_);
+    };
+    const double latency = mean(&Record::latency_seconds);
+    const double rate = mean(&Record::bytes_per_second);
+    const double row_bytes = static_cast<double>(row_list_bytes(1, width_));
+    auto largest = [](Span<const float> rows) {
+      return static_cast<double>(*std::max_element(rows.begin(), rows.end()));
+    };
+
+    PredictedSeconds seconds;
+    seconds.push_pull = 2 * latency + (most(&Record::push_sent, &Record::push_received) +
+                                       most(&Record::pull_sent, &Record::pull_received)) /
+                                          rate;
+    double rows = 0;
+    std::size_t at = 0;
+    int stages = 0;
+    for (std::size_t groups = power_; groups > 1; at += groups, groups /= 2, ++stages) {
+      rows += largest(group_rows_.subspan(at, groups));
+    }
+    if (world_ > power_) {  // fold in, fold out
+      rows += largest(rank_rows_.subspan(power_, world_ - power_)) + static_cast<double>(group_rows_[at]);
+      stages += 2;
+    }
+    seconds.centralization = stages * latency + rows * row_bytes / rate;
+    return seconds;
+  }
+
+  Step& step_;
+  std::size_t width_;
+  const std::size_t world_ = static_cast<std::size_t>(step_.communicator.size());
+  const std::size_t self_ = static_cast<std::size_t>(step_.communicator.rank());
+  const std::size_t power_ = largest_power_of_two(world_);
+  /// |union| of every group of ranks that the recursive doubling merges, here as far as this rank owns it:
+  /// the power_ groups of level 0 (a rank and the one folded into it), then half as many of level 1, ...
+  Span<float> group_rows_;
+  /// Rows that each rank holds; of this rank only, the others' entries are 0 until summed.
+  Span<float> rank_rows_;
+  std::size_t push_received_ = 0;  ///< Rows from other ranks.
+};
 
 // One value per parameter, the same for all of a bucket.
 constexpr StateKind kProfiled = {.name = "zen_profiled"};

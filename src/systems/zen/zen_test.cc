@@ -1,5 +1,3 @@
-#include "systems/zen/zen.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "core/partition.h"
 #include "core/philox.h"
 #include "kernels/rows/index_permutation.h"
+#include "systems/systems.h"
 #include "thinwire/cuda.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
