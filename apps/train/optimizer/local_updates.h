@@ -55,7 +55,7 @@ class LocalUpdates {
   torch::optim::Optimizer& optimizer_;
   std::vector<torch::Tensor> start_;  // parameters at begin()
   std::vector<torch::Tensor> buffers_at_start_;
-  OptimizerStates kept_;              // at begin()
+  OptimizerStates kept_;  // at begin()
 };
 
 }  // namespace thinwire::train
