@@ -159,13 +159,7 @@ def a_failing_step():
     check("a failing up leaves nothing", not namespaces(), namespaces())
 
 
-def made_and_used():
-    made = testbed("up", "3", "100Mbit", "--burst", "64kb")
-    check("up", made.returncode == 0 and made.stdout.startswith("3 hosts, rate 100Mbit burst 64Kb lat 20ms"),
-          made)
-    check("namespaces", len(namespaces()) == 4, namespaces())
-    again = testbed("up", "2", "1Gbit")
-    check("up twice", again.returncode == 1 and "3 hosts are up, rate 100Mbit" in again.stderr, again)
+def every_link_has(rate):
     for rank in range(3):
         host = f"thinwire-testbed-{NAME}-host{rank}"
         for namespace, device in ((host, "eth0"), (f"thinwire-testbed-{NAME}-bridge", f"host{rank}")):
@@ -173,7 +167,24 @@ def made_and_used():
                 ["tc", "-n", namespace, "qdisc", "show", "dev", device], capture_output=True, text=True,
                 timeout=HANG, check=True
             ).stdout
-            check(f"limit of {device} in {namespace}", "tbf" in limit and "rate 100Mbit" in limit, limit)
+            check(f"limit of {device} in {namespace}", "tbf" in limit and rate in limit, limit)
+
+
+def made_and_used():
+    made = testbed("up", "3", "100Mbit", "--burst", "64kb")
+    check("up", made.returncode == 0 and made.stdout.startswith("3 hosts, rate 100Mbit burst 64Kb lat 20ms"),
+          made)
+    check("namespaces", len(namespaces()) == 4, namespaces())
+    again = testbed("up", "2", "1Gbit")
+    check("up twice", again.returncode == 1 and "3 hosts are up, rate 100Mbit" in again.stderr, again)
+    every_link_has("rate 100Mbit")
+    for wrong in ((), ("3",), ("1Gbit", "--burst", "1kb")):
+        refused = testbed("limit", *wrong)
+        check(f"limit {' '.join(wrong)}", refused.returncode == 2, refused)
+    changed = testbed("limit", "50Mbit", "--burst", "32kb")
+    check("limit", changed.returncode == 0 and changed.stdout == "3 hosts, rate 50Mbit burst 32Kb lat 20ms\n",
+          changed)
+    every_link_has("rate 50Mbit")
 
     words = "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $GLOO_SOCKET_IFNAME"
     done = run_shell(f"echo {words}", "--all")
