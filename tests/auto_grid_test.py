@@ -88,7 +88,7 @@ def runs_once():
             "--text",
             text,
             "--first",
-            "22",
+            "34",
             "--blocks",
             "2",
             "--block",

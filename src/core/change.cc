@@ -1,14 +1,17 @@
 #include "thinwire/change.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace thinwire {
 
 void add_changes(std::vector<Change>& all, const std::vector<Change>& more) {
-  const auto before = static_cast<std::ptrdiff_t>(all.size());
-  all.insert(all.end(), more.begin(), more.end());
-  std::inplace_merge(all.begin(), all.begin() + before, all.end(),
-                     [](const Change& a, const Change& b) { return a.step < b.step; });
+  std::vector<Change> merged;
+  merged.reserve(all.size() + more.size());
+  std::merge(all.begin(), all.end(), more.begin(), more.end(), std::back_inserter(merged),
+             [](const Change& a, const Change& b) { return a.step < b.step; });
+  all = std::move(merged);
 }
 
 std::string to_text(const std::vector<Change>& changes) {

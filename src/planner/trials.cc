@@ -52,7 +52,7 @@ void Trial::begin_step(std::optional<double> seconds) {
 }
 
 bool Trial::extend() {
-  if (rounds_ >= options_.rounds + kMostMoreRounds || left() < 2) return false;
+  if (options_.rounds < 2 || rounds_ >= options_.rounds + kMostMoreRounds || left() < 2) return false;
   ++rounds_;
   over_ = false;
   const auto next = after({});

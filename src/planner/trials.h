@@ -43,7 +43,8 @@ class Trial {
   bool round_is_over() const { return over_; }
   /// It was the last round, or one candidate is left.
   bool is_over() const { return over_ && (round_ >= rounds_ || left() < 2); }
-  /// Where it is over: a round more, unless there was one already or one candidate is left. Returns whether.
+  /// Where it is over: a round more, unless there was one already, or one candidate is left or one round
+  /// asked for. Returns whether.
   bool extend();
 
   /// Not the only one that is left.

@@ -70,6 +70,27 @@ TEST(Trial, ACandidateThatRanBeforeCountsAtOnce) {
   EXPECT_EQ(run(other, {1, 2}), (std::vector<std::size_t>{0, 0, 0, 1, 1, 1, 1}));
 }
 
+TEST(Trial, ItIsExtendedOnce) {
+  const TrialOptions options{.candidates = 2, .settle = 0, .rounds = 2, .steps = 1};
+  Trial trial(options, 0);
+  run(trial, {1, 2});
+  ASSERT_EQ(times(trial, 0), 2u);
+  EXPECT_TRUE(trial.extend());
+  EXPECT_FALSE(trial.is_over());
+  // A run that is resumed here has the round as well.
+  Trial resumed(options);
+  const auto numbers = trial.numbers();
+  ASSERT_TRUE(resumed.resume(Span<const float>(numbers.data(), Trial::kNumbers)));
+  const std::vector<std::size_t> used = run(trial, {1, 2});
+  EXPECT_EQ(run(resumed, {1, 2}), used);
+  EXPECT_EQ(times(trial, 0), 3u);
+  EXPECT_EQ(times(trial, 1), 3u);
+  EXPECT_FALSE(trial.extend()) << "once";
+  Trial one({.candidates = 2, .settle = 0, .rounds = 1, .steps = 1});
+  run(one, {1, 2});
+  EXPECT_FALSE(one.extend()) << "one round was asked for";
+}
+
 TEST(Trial, StepsOfUnknownTimeSayNothing) {
   Trial trial({.candidates = 2, .settle = 0, .rounds = 1, .steps = 2}, 0);
   while (!trial.is_over()) trial.begin_step({});

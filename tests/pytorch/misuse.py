@@ -85,7 +85,8 @@ def what_register_leaves_behind():
     except ValueError as error:
         kept = error  # as an interpreter keeps the last one, and with it what its frames hold
     dist.barrier()
-    assert sorted(_C.open_tcp_sockets()) == before, kept
+    # What others have closed meanwhile may be missing.
+    assert not set(_C.open_tcp_sockets()) - set(before), kept
     del kept
     live = len(ddp._live)
     handles = [register(wrap(Net)) for _ in range(3)]
