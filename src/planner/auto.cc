@@ -395,9 +395,9 @@ void Auto::choose(Step& step, const std::vector<double>& seconds, double error) 
     all += (all.empty() ? "" : ", ") + milliseconds(seconds[i]) + " with " + names_[i];
   }
   add_change(step, names_[choice] + ". A step takes " + all +
-                       ". The mildest is taken whose step takes at most " + percent(rules_.within) +
-                       " more than the shortest, and " + percent(allowed - rules_.within) +
-                       " for what is not known better");
+                       ". The mildest is taken whose step takes at most " + percent(allowed) +
+                       " more than the shortest: " + percent(rules_.within) + ", and " +
+                       percent(allowed - rules_.within) + " for what is not known better");
 }
 
 std::uint64_t Auto::look(Step& step) {
