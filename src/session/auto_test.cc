@@ -34,6 +34,9 @@ class Training {
     session_.add_bucket({{"d", 700}});
   }
 
+  /// Of which rank gradients are from now on.
+  void become(std::size_t rank) { rank_ = rank; }
+
   /// Steps that take `compute` seconds beside the network.
   void run(int steps, double compute) {
     for (int i = 0; i < steps; ++i) {
@@ -95,6 +98,20 @@ TEST(Auto, WhatLeavesTooMuchOutIsGivenUp) {
         return one.reason.find(part) != std::string::npos;
       })) << part;
     }
+  });
+}
+
+TEST(Auto, WhatWasGivenUpIsPutToTheTestAgain) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, kSpec,
+                      kElements);  // noise of full rank, which the guard does not let pass
+    training.run(kTrial + 40, 0.01);
+    ASSERT_EQ(training.system(), "half");
+    training.become(16);
+    training.run(50 * 4 + kTrial, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd") << training.session().explain();
+    EXPECT_NE(training.session().explain().find(" steps ago: the candidates are tried again"),
+              std::string::npos);
   });
 }
 
