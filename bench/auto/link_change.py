@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -151,7 +152,10 @@ def main() -> int:
     run.update(
         model=given.model, workers=given.workers, stretches=given.stretches, steps_of_a_stretch=given.steps
     )
-    text = "\n".join(lines_of(run)) + "\n"
+    text = "\n".join(
+        textwrap.fill(line, 110, subsequent_indent="  " * line.startswith("- ")) for line in lines_of(run)
+    )
+    text += "\n"
     print(text, end="")
     if given.results:
         os.makedirs(given.results, exist_ok=True)
