@@ -25,6 +25,12 @@ def environment_of(python: str) -> dict:
     return environment
 
 
+def limits_of(rate: str) -> list:
+    """What testbed/up and testbed/limit are told of links of this rate.
+    A large burst would let much of a slow link's bytes pass for free."""
+    return [rate, "--burst", "64kb" if rate.endswith("Mbit") else "1mb"]
+
+
 class Network:
     """Hosts behind links of a rate while it is entered, which needs root. `loopback` has no links."""
 
@@ -34,9 +40,8 @@ class Network:
 
     def __enter__(self):
         if self.rate != "loopback":
-            burst = "64kb" if self.rate.endswith("Mbit") else "1mb"
             up = subprocess.run(
-                [os.path.join(ROOT, "testbed", "up"), str(self.workers), self.rate, "--burst", burst],
+                [os.path.join(ROOT, "testbed", "up"), str(self.workers), *limits_of(self.rate)],
                 env=self.environment,
                 capture_output=True,
                 text=True,

@@ -26,18 +26,14 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.dont_write_bytecode = True
 sys.path += [HERE, os.path.join(ROOT, "bench")]
 
-from network import Network, environment_of  # noqa: E402
+from network import Network, environment_of, limits_of  # noqa: E402
 
 STRETCHES = ["1Gbit", "100Mbit", "1Gbit", "slow"]
 
 
 def limit(rate: str) -> None:
-    burst = "64kb" if rate.endswith("Mbit") else "1mb"
-    subprocess.run(
-        [os.path.join(ROOT, "testbed", "limit"), rate, "--burst", burst],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    command = [os.path.join(ROOT, "testbed", "limit"), *limits_of(rate)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def train(options) -> None:
