@@ -28,6 +28,9 @@ namespace {
 constexpr std::size_t kTokenDigits = 16;
 
 #ifdef __linux__
+/// Intervals after which a first probe without an answer is late.
+constexpr double kLateProbe = 1.5;
+
 /// Of tcp_info's states; <netinet/tcp.h>, which names it, does not go with <linux/tcp.h>.
 constexpr std::uint8_t kEstablished = 1;
 
@@ -182,6 +185,7 @@ std::vector<std::string> link_owners_of(const std::vector<std::string>& lists) {
 #ifdef __linux__
 
 void TcpLinks::probe(std::chrono::seconds interval, std::chrono::seconds patience) {
+  interval_ = static_cast<double>(interval.count());
   for (const Link& link : links_) {
     if (socket_name(link.descriptor) != link.name) continue;
     const auto set = [&](int level, int option, long long value) {
@@ -214,8 +218,10 @@ std::vector<LinkState> TcpLinks::look() {
     state.moved =
         info.tcpi_bytes_acked + info.tcpi_bytes_received + info.tcpi_data_segs_in + info.tcpi_delivered;
     state.tries = std::uint32_t{info.tcpi_retransmits} + info.tcpi_probes;
-    state.unanswered = info.tcpi_retransmits >= 2 || info.tcpi_probes >= 2;
-    state.since_answer = info.tcpi_last_ack_recv / 1000.0;
+    // Data may come on a path of the kernel that does not look at acknowledgements.
+    state.since_answer = std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) / 1000.0;
+    const bool probe_is_late = info.tcpi_probes >= 1 && state.since_answer >= kLateProbe * interval_;
+    state.unanswered = info.tcpi_retransmits >= 2 || info.tcpi_probes >= 2 || probe_is_late;
     states.push_back(std::move(state));
   }
   return states;

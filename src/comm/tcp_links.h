@@ -27,9 +27,10 @@ struct LinkState {
   int rank = -1;            ///< At the other end; -1: not known yet.
   std::string remote;       ///< Its address and port.
   std::uint64_t moved = 0;  ///< Payload bytes that came or were acknowledged since the connection exists.
-  bool unanswered = false;  ///< The last two segments or probes that were sent have had no answer.
+  /// The last two segments or probes that were sent have had no answer, or the last probe for long.
+  bool unanswered = false;
   std::uint32_t tries = 0;  ///< Segments and probes sent since the last answer, beyond the first.
-  double since_answer = 0;  ///< Seconds since the other end's kernel was last heard of.
+  double since_answer = 0;  ///< Seconds since anything came from the other end's kernel.
 };
 
 /// lists: what every rank's Links::describe() says, or any text. For each rank: who is at the other ends of
@@ -69,6 +70,7 @@ class TcpLinks final : public Links {
     int rank;
   };
   std::vector<Link> links_;
+  double interval_ = 0;  ///< Of probes, in seconds; 0: there are none.
 };
 
 }  // namespace thinwire

@@ -12,8 +12,11 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
+
+#include "tests/memory_store.h"
 
 namespace thinwire {
 namespace {
@@ -82,6 +85,25 @@ TEST(TcpLinks, CountsBytesThatMove) {
     EXPECT_FALSE(state.unanswered);
     EXPECT_EQ(state.rank, -1);
   }
+}
+
+TEST(TcpLinks, DataAndAcknowledgementsAreAnAnswer) {
+  const auto before = open_tcp_sockets();
+  const Connection connection;
+  const auto longest_silence = [&] {  // of both ends; one of them only receives
+    TcpLinks links(tcp_sockets_since(before));
+    double longest = 0;
+    for (const LinkState& state : links.look()) longest = std::max(longest, state.since_answer);
+    return longest;
+  };
+  // The kernel's fast path begins after the first segments.
+  for (int i = 0; i < 20; ++i) connection.send_bytes(1000);
+  while (longest_silence() < 0.5) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  // Both ends have now heard of each other, unless this process was stopped for as long.
+  EXPECT_TRUE(testing::eventually([&] {
+    connection.send_bytes(1000);
+    return longest_silence() < 0.25;
+  }));
 }
 
 TEST(TcpLinks, RecognisesTheOtherEndByWhatItSays) {

@@ -95,6 +95,7 @@ void WaitWatch::run() {
     board_.time_passes(now - last, Seconds(elapsed), limits_.deadline);
     last = now;
     const std::uint64_t number = number_;
+    if (number > 0 && !std::exchange(probing_, true)) probe();
     const bool is_waiting = number % 2 == 1 && !ending_;
     if (!is_waiting || number != seen) {
       seen = number;
@@ -122,6 +123,15 @@ void WaitWatch::run() {
       if (call_ != nullptr) call_->end();
     }
   }
+}
+
+/// From the first wait on, however short: when a connection has been idle for long before an outage, a long
+/// wait is too late to begin.
+void WaitWatch::probe() {
+  if (!links_) return;
+  const auto deadline = std::chrono::ceil<std::chrono::seconds>(limits_.deadline);
+  links_->probe(std::chrono::seconds(1 + options_.size / kProbesPerSecond),
+                3 * deadline + std::chrono::seconds(10));
 }
 
 void WaitWatch::forget() {
@@ -162,11 +172,6 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
   std::vector<LinkState> states;
   double out_of_reach = 0;
   if (links_) {
-    if (!std::exchange(probing_, true)) {
-      const auto deadline = std::chrono::ceil<std::chrono::seconds>(wait.limits.deadline);
-      links_->probe(std::chrono::seconds(1 + options_.size / kProbesPerSecond),
-                    3 * deadline + std::chrono::seconds(10));
-    }
     if (const auto owners = board_.take_link_owners()) links_->identify(*owners, options_.size);
     states = links_->look();
   }

@@ -79,6 +79,7 @@ class WaitWatch {
   using Clock = std::chrono::steady_clock;
 
   void run();
+  void probe();
   void forget();
   void look(double elapsed);
   std::vector<LinkState> look_at_links(double elapsed);

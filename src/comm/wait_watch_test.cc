@@ -26,6 +26,7 @@ struct FakeLinks final : Links {
     int moving_rank = -2;
     bool retries = true;  ///< What is not answered is sent again now and then.
     int looks = 0;
+    std::vector<long> patience{};            ///< Of each call of probe().
     std::function<void(Script&)> at_look{};  ///< Changes something; called first, with the lock.
 
     void set(std::vector<LinkState> now) {
@@ -40,7 +41,10 @@ struct FakeLinks final : Links {
   explicit FakeLinks(std::shared_ptr<Script> the_script) : script(std::move(the_script)) {}
   std::string describe() const override { return {}; }
   void identify(const std::string&, int) override {}
-  void probe(std::chrono::seconds, std::chrono::seconds) override {}
+  void probe(std::chrono::seconds, std::chrono::seconds patience) override {
+    std::lock_guard lock(script->mutex);
+    script->patience.push_back(patience.count());
+  }
   std::vector<LinkState> look() override {
     std::lock_guard lock(script->mutex);
     ++script->looks;
@@ -213,6 +217,22 @@ TEST(WaitWatch, AFrozenStoreMeansItsHost) {
   const auto ending = rank.watch->ends();
   ASSERT_TRUE(ending.has_value());
   EXPECT_EQ(ending->evidence.culprits, Ranks{1});
+}
+
+TEST(WaitWatch, IdleConnectionsAreProbedFromTheFirstWaitOn) {
+  Watched rank;
+  const auto patience = [&] {
+    std::lock_guard lock(rank.script->mutex);
+    return rank.script->patience;
+  };
+  EXPECT_TRUE(patience().empty());  // the deadline is not known yet
+  for (int step = 0; step < 2; ++step) {
+    rank.watch->begins(1, {Seconds(4), kNever, kNever}, 0, &rank.call);
+    EXPECT_FALSE(rank.watch->ends().has_value());
+    EXPECT_TRUE(eventually([&] { return !patience().empty(); }));
+  }
+  EXPECT_EQ(patience(), std::vector<long>{22});
+  EXPECT_EQ(rank.script->seen(), 0);  // none of the waits was long
 }
 
 TEST(WaitWatch, AnOutageShorterThanTheDeadlineIsSurvived) {
