@@ -37,6 +37,7 @@ sys.dont_write_bytecode = True
 sys.path.append(os.path.dirname(os.path.abspath(__file__)))
 
 import ways  # noqa: E402
+from trainings import write_json  # noqa: E402
 
 DENSE_MODEL = ("plain,fp16_hook,power_sgd_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
                "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01,top_k:ratio=0.01+zen")
@@ -304,9 +305,8 @@ def main():
     print(f"\n{options.model}, {parameters:,} parameters, {world} ranks, {where}, torch {torch.__version__}\n")
     print_table(results, options.rate)
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"model": options.model, "parameters": parameters, "workers": world, "device": where,
-                       "torch": torch.__version__, "results": results}, file, indent=1)
+        write_json(options.json, {"model": options.model, "parameters": parameters, "workers": world, "device": where,
+                                  "torch": torch.__version__, "results": results}, indent=1)
 
 
 if __name__ == "__main__":

@@ -9,20 +9,15 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def environment_of(python: str) -> dict:
     """In which `python` has torch and thinwire; where thinwire is not installed, the release build's."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    built = {**environment, "PYTHONPATH": os.path.join(ROOT, "build", "release", "python")}
+    probe = [python, "-c", "import thinwire"]
     try:
-        probe = [python, "-c", "import thinwire"]
-        if subprocess.run(probe, cwd="/", capture_output=True, check=False).returncode != 0:
-            environment["PYTHONPATH"] = os.path.join(ROOT, "build", "release", "python")
-            if (
-                subprocess.run(probe, cwd="/", capture_output=True, check=False, env=environment).returncode
-                != 0
-            ):
-                raise RuntimeError(
-                    f"{python} cannot import thinwire: build the release preset, or name another by --python"
-                )
+        for one in (environment, built):
+            if subprocess.run(probe, cwd="/", capture_output=True, check=False, env=one).returncode == 0:
+                return one
     except FileNotFoundError:
         raise RuntimeError(f"--python {python}: there is no such program") from None
-    return environment
+    raise RuntimeError(f"{python} cannot import thinwire: build the release preset, or name another by --python")
 
 
 def limits_of(rate: str) -> list:

@@ -9,7 +9,6 @@ DDP, which takes examples in another order, tells how much two equal ways differ
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ sys.path += [HERE, os.path.dirname(HERE)]
 
 import models  # noqa: E402
 import ways  # noqa: E402
+from trainings import write_json  # noqa: E402
 
 WAYS = "plain,plain:again,fp16_hook,power_sgd_hook,dense,half:feedback=on,power_sgd:rank=32:bits=8,auto"
 # DDP takes no hook for sparse gradients.
@@ -148,8 +148,7 @@ def main() -> None:
             "torch": torch.__version__,
             "ways": results,
         }
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(made, file)
+        write_json(options.json, made)
     dist.barrier()
 
 

@@ -12,12 +12,10 @@ after. With --results, DIR/link_change.json has every step, and DIR/link_change.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 
@@ -27,6 +25,7 @@ sys.dont_write_bytecode = True
 sys.path += [HERE, os.path.join(ROOT, "bench")]
 
 from network import Network, environment_of, limits_of  # noqa: E402
+from trainings import exit_status, result_of, write_json  # noqa: E402
 
 STRETCHES = ["1Gbit", "100Mbit", "1Gbit", "slow"]
 
@@ -66,13 +65,8 @@ def train(options) -> None:
     of_ranks = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, changes)
     if dist.get_rank() == 0:
-        with open(options.json, "w", encoding="utf-8") as file:
-            made = {
-                "steps": steps,
-                "changes": changes,
-                "same_on_all_ranks": all(one == changes for one in of_ranks),
-            }
-            json.dump(made, file)
+        same = all(one == changes for one in of_ranks)
+        write_json(options.json, {"steps": steps, "changes": changes, "same_on_all_ranks": same})
     training.handle.close()
     dist.barrier()
 
@@ -123,28 +117,15 @@ def parse(arguments: list):
     return given
 
 
-def main() -> int:
+def work() -> None:
     given = parse(sys.argv[1:])
     if given.json:
         train(given)
-        return 0
-    try:
-        environment = environment_of(given.python)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Network("auto-change", given.stretches[0], given.workers, environment) as network,
-        ):
-            path = os.path.join(folder, "run.json")
-            words = ["--model", given.model, "--steps", str(given.steps), "--json", path, *given.stretches]
-            command = [*network.command(given.python), os.path.abspath(__file__), *words]
-            done = subprocess.run(command, env=network.environment, check=False)
-            if done.returncode != 0:
-                raise RuntimeError(f"training ended with status {done.returncode}")
-            with open(path, encoding="utf-8") as file:
-                run = json.load(file)
-    except (OSError, RuntimeError) as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        return 1
+        return
+    with Network("auto-change", given.stretches[0], given.workers, environment_of(given.python)) as network:
+        command = [*network.command(given.python), os.path.abspath(__file__), "--model", given.model]
+        command += ["--steps", str(given.steps), *given.stretches]
+        run = result_of(command, network.environment, "training")
     run.update(
         model=given.model, workers=given.workers, stretches=given.stretches, steps_of_a_stretch=given.steps
     )
@@ -155,12 +136,10 @@ def main() -> int:
     print(text, end="")
     if given.results:
         os.makedirs(given.results, exist_ok=True)
-        with open(os.path.join(given.results, "link_change.json"), "w", encoding="utf-8") as file:
-            json.dump(run, file, separators=(",", ":"))
+        write_json(os.path.join(given.results, "link_change.json"), run, separators=(",", ":"))
         with open(os.path.join(given.results, "link_change.md"), "w", encoding="utf-8") as file:
             file.write("# auto on a link that changes\n\n" + text)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(work))

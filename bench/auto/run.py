@@ -13,11 +13,8 @@ Results: DIR/cells.json, a line to a cell; DIR/auto.md, a row to a cell.
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -26,6 +23,7 @@ sys.path += [HERE, os.path.join(ROOT, "bench"), os.path.join(ROOT, "apps", "plot
 
 import grid_report  # noqa: E402
 from network import Network, environment_of  # noqa: E402
+from trainings import exit_status, result_of, store, stored  # noqa: E402
 
 RATES = ("10Mbit", "100Mbit", "1Gbit", "10Gbit", "loopback")
 MODELS = ("cnn", "transformer", "rows", "wide")
@@ -61,72 +59,43 @@ def parse(arguments: list):
     return given, more
 
 
-def stored(path: str) -> list:
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
-
-
 def run_cell(given, more: list, network: Network, model: str) -> dict:
     blocks, block = BLOCKS.get(network.rate, MOST_BLOCKS)
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "cell.json")
-        command = [
-            *network.command(given.python),
-            os.path.join(HERE, "cell.py"),
-            "--model",
-            model,
-            "--json",
-            path,
-            "--blocks",
-            str(blocks),
-            "--block",
-            str(block),
-            *more,
-        ]
-        done = subprocess.run(command, env=network.environment, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(
-                f"{network.rate}, {network.workers} ranks: {model} ended with status {done.returncode}"
-            )
-        with open(path, encoding="utf-8") as file:
-            return {"rate": network.rate, **json.load(file)}
+    command = [*network.command(given.python), os.path.join(HERE, "cell.py"), "--model", model]
+    command += ["--blocks", str(blocks), "--block", str(block), *more]
+    what = f"{network.rate}, {network.workers} ranks: {model}"
+    return {"rate": network.rate, **result_of(command, network.environment, what)}
 
 
-def main() -> int:
+def run_missing(given, more: list, path: str) -> None:
+    environment = environment_of(given.python)
+    for rate in given.rates:
+        for workers in given.workers:
+            known = {
+                cell["model"] for cell in stored(path) if (cell["rate"], cell["workers"]) == (rate, workers)
+            }
+            missing = [model for model in given.models if model not in known]
+            if not missing:
+                continue
+            with Network("auto-grid", rate, workers, environment) as network:
+                for model in missing:
+                    print(f"{rate}, {workers} ranks: {model}", file=sys.stderr, flush=True)
+                    store(path, run_cell(given, more, network, model))
+
+
+def work() -> None:
     given, more = parse(sys.argv[1:])
     path = os.path.join(given.results, "cells.json")
-    try:
-        os.makedirs(given.results, exist_ok=True)
-        environment = None if given.redraw else environment_of(given.python)
-        for rate in [] if given.redraw else given.rates:
-            for workers in given.workers:
-                known = {
-                    cell["model"]
-                    for cell in stored(path)
-                    if (cell["rate"], cell["workers"]) == (rate, workers)
-                }
-                missing = [model for model in given.models if model not in known]
-                if not missing:
-                    continue
-                with Network("auto-grid", rate, workers, environment) as network:
-                    for model in missing:
-                        print(f"{rate}, {workers} ranks: {model}", file=sys.stderr, flush=True)
-                        cell = run_cell(given, more, network, model)
-                        with open(path, "a", encoding="utf-8") as file:
-                            file.write(json.dumps(cell, separators=(",", ":")) + "\n")
-        cells = sorted(
-            stored(path),
-            key=lambda cell: (RATES.index(cell["rate"]), cell["workers"], MODELS.index(cell["model"])),
-        )
-        with open(os.path.join(given.results, "auto.md"), "w", encoding="utf-8") as file:
-            file.write(grid_report.page(cells))
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    os.makedirs(given.results, exist_ok=True)
+    if not given.redraw:
+        run_missing(given, more, path)
+    cells = sorted(
+        stored(path),
+        key=lambda cell: (RATES.index(cell["rate"]), cell["workers"], MODELS.index(cell["model"])),
+    )
+    with open(os.path.join(given.results, "auto.md"), "w", encoding="utf-8") as file:
+        file.write(grid_report.page(cells))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(work))

@@ -4,7 +4,6 @@ rank.py --json FILE --ranks-per-host N --steps N --layers N --width N --batch N 
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -21,6 +20,7 @@ import thinwire
 sys.dont_write_bytecode = True
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from trainings import write_json  # noqa: E402
 from ways import sent_bytes  # noqa: E402
 
 WARM_UP = 3
@@ -85,8 +85,7 @@ def main() -> None:
     results = [way.result() for way in ways]
     if rank == 0:
         parameters = options.layers * (options.width * options.width + options.width)
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"parameters": parameters, "torch": torch.__version__, "ways": results}, file)
+        write_json(options.json, {"parameters": parameters, "torch": torch.__version__, "ways": results})
     dist.barrier()
     dist.destroy_process_group()
 

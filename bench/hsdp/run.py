@@ -13,19 +13,17 @@ step.
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.dont_write_bytecode = True
 sys.path.append(os.path.dirname(HERE))
 
 from network import Network, environment_of  # noqa: E402
+from trainings import exit_status, result_of  # noqa: E402
 
 SPECS = ["dense", "half", "casq:bits=4", "power_sgd:rank=32:bits=8"]
 
@@ -61,52 +59,27 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--python", default=sys.executable)
-    return parser.parse_args()
-
-
-def main() -> int:
-    options = parse()
+    options = parser.parse_args()
     if not re.fullmatch(r"[0-9.]+[GMK]bit", options.rate):
-        print(f"run.py: --rate {options.rate}: give a rate such as 1Gbit", file=sys.stderr)
-        return 2
-    try:
-        environment = environment_of(options.python)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            Network("hsdp", options.rate, options.hosts, environment) as network,
-        ):
-            path = os.path.join(folder, "run.json")
-            sizes = ("ranks_per_host", "steps", "layers", "width", "batch")
-            words = [
-                word for one in sizes for word in ("--" + one.replace("_", "-"), str(getattr(options, one)))
-            ]
-            # The testbed starts one program on each host, and torchrun there its ranks.
-            torchrun = (
-                f'exec "$0" -m torch.distributed.run --nnodes {options.hosts} --node-rank $RANK '
-                f"--nproc-per-node {options.ranks_per_host} --master-addr $MASTER_ADDR "
-                '--master-port $MASTER_PORT "$@"'
-            )
-            command = network.command("sh")
-            command += [
-                "-c",
-                torchrun,
-                options.python,
-                os.path.join(HERE, "rank.py"),
-                "--json",
-                path,
-                *words,
-                *options.specs,
-            ]
-            done = subprocess.run(command, env=network.environment, check=False)
-            if done.returncode != 0:
-                raise RuntimeError(f"training ended with status {done.returncode}")
-            with open(path, encoding="utf-8") as file:
-                print_table(json.load(file), options)
-    except (OSError, RuntimeError) as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        return 1
-    return 0
+        parser.error(f"--rate {options.rate}: give a rate such as 1Gbit")
+    return options
+
+
+def work() -> None:
+    options = parse()
+    with Network("hsdp", options.rate, options.hosts, environment_of(options.python)) as network:
+        sizes = ("ranks_per_host", "steps", "layers", "width", "batch")
+        words = [word for one in sizes for word in ("--" + one.replace("_", "-"), str(getattr(options, one)))]
+        # The testbed starts one program on each host, and torchrun there its ranks.
+        torchrun = (
+            f'exec "$0" -m torch.distributed.run --nnodes {options.hosts} --node-rank $RANK '
+            f"--nproc-per-node {options.ranks_per_host} --master-addr $MASTER_ADDR "
+            '--master-port $MASTER_PORT "$@"'
+        )
+        command = [*network.command("sh"), "-c", torchrun, options.python, os.path.join(HERE, "rank.py")]
+        run = result_of([*command, *words, *options.specs], network.environment, "training")
+    print_table(run, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(work))

@@ -12,7 +12,6 @@ Results: DIR/SETTING.json, a line to a run as `thinwire train --json` has it; DI
 DIR/SETTING.png, loss or accuracy against steps and against the bytes of the whole run.
 """
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,11 +20,11 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.dont_write_bytecode = True
-sys.path.append(os.path.join(ROOT, "apps", "plot"))
-sys.path.append(HERE)
+sys.path += [HERE, os.path.join(ROOT, "bench"), os.path.join(ROOT, "apps", "plot")]
 
 import loss_report  # noqa: E402
 from recipes import RECIPES  # noqa: E402
+from trainings import exit_status, read_json, store, stored  # noqa: E402
 
 SMALL = ["--model", "transformer", "--vocabulary", "4000"]
 TRANSFORMER = SMALL + ["--epochs", "5", "--epoch-steps", "100"]
@@ -68,13 +67,6 @@ def parse(arguments: list) -> argparse.Namespace:
     return given
 
 
-def stored(path: str) -> list:
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
-
-
 def train(given: argparse.Namespace, options: list, recipe: str, seed: int) -> dict:
     """One run. A run that diverged is a result as well."""
     spec, *more = recipe.split()
@@ -84,8 +76,7 @@ def train(given: argparse.Namespace, options: list, recipe: str, seed: int) -> d
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if not os.path.exists(path) or os.path.getsize(path) == 0:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no result'}")
-        with open(path, encoding="utf-8") as file:
-            (result,) = json.load(file)
+        (result,) = read_json(path)
     result["label"] = recipe
     # The folder of the data is this machine's.
     result["data"] = result["data"].split(":")[0]
@@ -119,23 +110,16 @@ def run_setting(given: argparse.Namespace, name: str) -> None:
                 if any(run["label"] == recipe and run["seed"] == seed for run in stored(path)):
                     continue
                 print(f"{name}: {recipe}, seed {seed}", file=sys.stderr, flush=True)
-                result = train(given, options, recipe, seed)
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(result, separators=(",", ":")) + "\n")
+                store(path, train(given, options, recipe, seed))
     loss_report.write(name, stored(path), os.path.join(given.results, name))
 
 
-def main() -> int:
+def work() -> None:
     given = parse(sys.argv[1:])
     os.makedirs(given.results, exist_ok=True)
-    try:
-        for name in given.settings or SETTINGS:
-            run_setting(given, name)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    for name in given.settings or SETTINGS:
+        run_setting(given, name)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(work))

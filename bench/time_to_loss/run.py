@@ -15,11 +15,8 @@ loss against seconds. PATH (default /usr/bin/python3) has torch and thinwire;
 where thinwire is not installed, build/release/python is taken.
 """
 import argparse
-import json
 import os
-import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -29,6 +26,7 @@ sys.path += [HERE, os.path.join(ROOT, "bench"), os.path.join(ROOT, "apps", "plot
 import settings  # noqa: E402
 import time_report  # noqa: E402
 from network import Network, environment_of  # noqa: E402
+from trainings import exit_status, result_of, store, stored  # noqa: E402
 
 WAYS = "plain,fp16_hook,power_sgd_hook,half"
 RATES = ("100Mbit", "1Gbit", "10Gbit")
@@ -62,23 +60,10 @@ def parse(arguments: list):
     return given
 
 
-def stored(path: str) -> list:
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
-
-
 def train(given, network: Network, way: str, steps: int) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "run.json")
-        command = [*network.command(given.python), os.path.join(HERE, "train.py"), "--way", way, "--json", path, "--steps", str(steps),
-                   *settings.arguments_of(given)]
-        done = subprocess.run(command, env=network.environment, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"{network.rate}: {way} ended with status {done.returncode}")
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+    command = [*network.command(given.python), os.path.join(HERE, "train.py"), "--way", way, "--steps", str(steps),
+               *settings.arguments_of(given)]
+    return result_of(command, network.environment, f"{network.rate}: {way}")
 
 
 def run_rate(given, rate: str, environment: dict) -> None:
@@ -91,27 +76,20 @@ def run_rate(given, rate: str, environment: dict) -> None:
     with Network("time-to-loss", rate, given.workers, environment) as network:
         for way in missing:
             print(f"{rate}: {way}", file=sys.stderr, flush=True)
-            result = train(given, network, way, steps)
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"rate": rate, **result}, separators=(",", ":")) + "\n")
+            store(path, {"rate": rate, **train(given, network, way, steps)})
 
 
-def main() -> int:
+def work() -> None:
     given = parse(sys.argv[1:])
     os.makedirs(given.results, exist_ok=True)
-    try:
-        if not given.redraw:
-            environment = environment_of(given.python)
-            for rate in given.rates:
-                run_rate(given, rate, environment)
-        runs = {rate: stored(os.path.join(given.results, rate + ".json")) for rate in (*RATES, "loopback")}
-        time_report.write({rate: of_rate for rate, of_rate in runs.items() if of_rate}, os.path.join(given.results, "time_to_loss"),
-                          given.margin)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    if not given.redraw:
+        environment = environment_of(given.python)
+        for rate in given.rates:
+            run_rate(given, rate, environment)
+    runs = {rate: stored(os.path.join(given.results, rate + ".json")) for rate in (*RATES, "loopback")}
+    time_report.write({rate: of_rate for rate, of_rate in runs.items() if of_rate}, os.path.join(given.results, "time_to_loss"),
+                      given.margin)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(work))

@@ -10,7 +10,6 @@ The clock runs through the steps and stands still while the held-out words are e
 what comes before the first step: making the model, and Thinwire's register.
 """
 import argparse
-import json
 import math
 import os
 import statistics
@@ -28,6 +27,7 @@ sys.path += [HERE, os.path.dirname(HERE), os.path.join(HERE, "..", "..", "exampl
 
 import settings  # noqa: E402
 import ways  # noqa: E402
+from trainings import write_json  # noqa: E402
 
 LOCAL_STEPS = 5  # steps without a network, for the share of communication
 
@@ -211,8 +211,7 @@ def main():
     run.train()
     result = run.result()
     if dist.get_rank() == 0:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(result, file)
+        write_json(options.json, result)
     if run.handle is not None:
         run.handle.close()
     dist.barrier()
