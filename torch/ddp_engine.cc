@@ -132,13 +132,12 @@ std::vector<DdpLayout> DdpEngine::layouts_with_held(bool complete) const {
   if (complete) layouts.resize(last_index_ + 1);
   // Of buckets that are known and have not come: their parameters may be in others now.
   for (std::size_t index = 0; index < layouts.size(); ++index) {
-    const bool came = std::any_of(held_.begin(), held_.end(),
-                                  [&](const DdpItem& held) { return held.bucket.index == index; });
+    const bool came =
+        std::ranges::any_of(held_, [&](const DdpItem& held) { return held.bucket.index == index; });
     if (came) continue;
     auto& parameters = layouts[index].parameters;
-    const bool elsewhere = std::any_of(parameters.begin(), parameters.end(), [&](const Parameter& parameter) {
-      return moved.contains(parameter.name);
-    });
+    const bool elsewhere = std::ranges::any_of(
+        parameters, [&](const Parameter& parameter) { return moved.contains(parameter.name); });
     if (elsewhere) layouts[index] = DdpLayout();
   }
   return layouts;
@@ -225,17 +224,16 @@ void DdpEngine::push(DdpItem item) {
 
 /// Returns when every lane is idle.
 void DdpEngine::settle(Lock& lock) {
-  board_.changed.wait(lock, [&] {
-    return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& lane) { return lane->is_idle(); });
-  });
+  board_.changed.wait(
+      lock, [&] { return std::ranges::all_of(lanes_, [](const auto& lane) { return lane->is_idle(); }); });
 }
 
 /// Returns when no bucket before the one on this lane is on another; for the lane's own thread.
 void DdpEngine::wait_for_turn(const DdpLane& lane) {
   Lock lock(board_.mutex);
   board_.changed.wait(lock, [&] {
-    return board_.failure || std::none_of(lanes_.begin(), lanes_.end(),
-                                          [&](const auto& other) { return other->is_before(lane.bucket()); });
+    return board_.failure ||
+           std::ranges::none_of(lanes_, [&](const auto& other) { return other->is_before(lane.bucket()); });
   });
   // The bucket before may have failed on this rank alone; its operations would be missing.
   if (board_.failure) std::rethrow_exception(board_.failure);

@@ -108,8 +108,8 @@ StateWriter DdpSessions::move_state(const std::vector<DdpLayout>& layouts, std::
   if (loaded_) {
     before.emplace(fitted(*loaded_, layouts, made, waiting));
   } else if (have_sessions()) {
-    const bool within = std::any_of(lanes_.begin(), lanes_.end(),
-                                    [](const auto& lane) { return lane->session()->within_step(); });
+    const bool within =
+        std::ranges::any_of(lanes_, [](const auto& lane) { return lane->session()->within_step(); });
     if (within) {
       StateWriter same;
       now.emplace(fitted(StateReader(save_sessions(Moment::within_step)), layouts, made, same));

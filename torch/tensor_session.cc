@@ -42,11 +42,11 @@ void copy_indices(const at::Tensor& gradient, std::vector<std::uint32_t>& rows) 
 at::Tensor sparse_tensor(const RowSparse& rows, const at::Tensor& gradient) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const at::Tensor indices = at::empty({1, count}, at::kLong);
-  std::copy(rows.row_indices.begin(), rows.row_indices.end(), indices.data_ptr<std::int64_t>());
+  std::ranges::copy(rows.row_indices, indices.data_ptr<std::int64_t>());
   std::vector<std::int64_t> shape = gradient.sizes().vec();
   shape[0] = count;
   const at::Tensor values = at::empty(shape, at::kFloat);
-  std::copy(rows.values.begin(), rows.values.end(), values.data_ptr<float>());
+  std::ranges::copy(rows.values, values.data_ptr<float>());
   at::Tensor result = at::_sparse_coo_tensor_unsafe(indices.to(gradient.device()),
                                                     values.to(gradient.device(), gradient.scalar_type()),
                                                     gradient.sizes(), gradient.options());

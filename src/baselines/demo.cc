@@ -251,7 +251,7 @@ class DemoStep {
   /// This rank's indices as planes of bits.
   void pack(Span<std::uint64_t> codes) const {
     const auto indices = indices_of(self_);
-    std::fill(codes.begin(), codes.end(), 0);
+    std::ranges::fill(codes, 0);
     for (std::size_t i = 0; i < indices.size(); ++i) {
       for (std::size_t bit = 0; bit < cut_.bits(); ++bit) {
         codes[i / 64 * cut_.bits() + bit] |= std::uint64_t{indices[i] >> bit & 1} << (i % 64);

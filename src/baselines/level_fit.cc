@@ -174,7 +174,7 @@ void fit_levels(const MagnitudeHistogram& magnitudes, ZeroLevel zero, Span<doubl
     const double variance = expected_variance(magnitudes, tried);
     if (from != 0 && !(variance < least)) continue;
     least = variance;
-    std::copy(tried.begin(), tried.end(), levels.begin());
+    std::ranges::copy(tried, levels.begin());
   }
 }
 

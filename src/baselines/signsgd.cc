@@ -108,7 +108,7 @@ class VoteCodec final : public RingCodec {
     const auto received = static_cast<std::uint32_t>(chunk.hop + 1);
     const int planes = vote_planes(received + 1);
     const auto counters = planes_.first(count * static_cast<std::size_t>(planes));
-    std::fill(counters.begin(), counters.end(), 0);
+    std::ranges::fill(counters, 0);
     unpack_planes(message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes),
                   plane_bytes(chunk), vote_planes(received), counters);
     add_votes(step_.executor, counters, planes, own_.first(count));

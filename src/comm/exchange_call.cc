@@ -48,9 +48,9 @@ struct Communicator::CallRecord {
   /// Comes from another rank: only printable characters are shown.
   template <std::size_t kSize>
   static std::string printable(const std::array<char, kSize>& text) {
-    std::string result(text.begin(), std::find(text.begin(), text.end(), '\0'));
-    std::replace_if(
-        result.begin(), result.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    std::string result(text.begin(), std::ranges::find(text, '\0'));
+    std::ranges::replace_if(
+        result, [](char c) { return c < ' ' || c > '~'; }, '?');
     return result;
   }
 };
@@ -144,7 +144,7 @@ void Communicator::refuse_calls(const CallRecord& mine) {
   }
   // The call that most ranks make; of several the one of the lowest rank.
   std::size_t usual = 0;
-  auto callers = [&](std::size_t rank) { return std::count(all.begin(), all.end(), all[rank]); };
+  auto callers = [&](std::size_t rank) { return std::ranges::count(all, all[rank]); };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (callers(rank) > callers(usual)) usual = rank;
   }

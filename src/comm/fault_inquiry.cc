@@ -34,13 +34,13 @@ constexpr const char* kAway =
 Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& options) {
   if (known.starts_with(kNobody)) {
     std::string reason = known.substr(1, kLongestReason);
-    std::replace_if(
-        reason.begin(), reason.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    std::ranges::replace_if(
+        reason, [](char c) { return c < ' ' || c > '~'; }, '?');
     return {{}, reason};
   }
   const bool alive = known.starts_with(kAlive);
   const std::vector<int> culprits = parse_ranks(alive ? known.substr(1) : known, options.size);
-  const bool me = std::find(culprits.begin(), culprits.end(), options.rank) != culprits.end();
+  const bool me = std::ranges::find(culprits, options.rank) != culprits.end();
   std::string reason = "other ranks await it too and have heard nothing";
   if (me) {
     reason = "the others gave up on this rank: it was awaited and silent for too long";
@@ -137,7 +137,7 @@ void FaultBoard::Inquiry::stay_as_host(Shared& shared, const std::vector<int>& c
   };
   std::vector<Missing> missing;
   for (int rank = 0; rank < shared.options.size; ++rank) {
-    const bool blamed = std::find(culprits.begin(), culprits.end(), rank) != culprits.end();
+    const bool blamed = std::ranges::find(culprits, rank) != culprits.end();
     if (rank != shared.options.rank && !blamed) missing.push_back({.rank = rank});
   }
   for (;;) {

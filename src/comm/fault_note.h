@@ -121,7 +121,7 @@ inline std::vector<int> awaited_in_collective(const std::vector<int>& broken,
   if (broken.size() + 1 >= static_cast<std::size_t>(size)) return neighbours;
   std::vector<int> awaited = broken;
   for (const int rank : neighbours) {
-    if (std::find(awaited.begin(), awaited.end(), rank) == awaited.end()) awaited.push_back(rank);
+    if (std::ranges::find(awaited, rank) == awaited.end()) awaited.push_back(rank);
   }
   return awaited;
 }

@@ -60,7 +60,7 @@ double sustained_rate(Communicator& communicator, Span<std::byte> scratch, std::
 
 MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t sustained_bytes) {
   if (communicator.size() == 1) return {};
-  std::fill(scratch.begin(), scratch.end(), std::byte{0});
+  std::ranges::fill(scratch, std::byte{0});
   const double small = shortest_round(communicator, scratch, kLinkProbeSmallBytes);
   if (sustained_bytes > 0) return {small, sustained_rate(communicator, scratch, sustained_bytes)};
   const double large = shortest_round(communicator, scratch, kLinkProbeLargeBytes);

@@ -123,9 +123,8 @@ std::vector<std::string> open_tcp_sockets() {
 
 std::vector<std::string> tcp_sockets_since(const std::vector<std::string>& before) {
   std::vector<std::string> names = open_tcp_sockets();
-  std::erase_if(names, [&](const std::string& name) {
-    return std::find(before.begin(), before.end(), name) != before.end();
-  });
+  std::erase_if(names,
+                [&](const std::string& name) { return std::ranges::find(before, name) != before.end(); });
   return names;
 }
 
@@ -133,7 +132,7 @@ TcpLinks::TcpLinks(const std::vector<std::string>& sockets) {
   if (sockets.empty()) return;
   for (const int descriptor : open_descriptors()) {
     std::string name = socket_name(descriptor);
-    if (!name.empty() && std::find(sockets.begin(), sockets.end(), name) != sockets.end()) {
+    if (!name.empty() && std::ranges::find(sockets, name) != sockets.end()) {
       links_.push_back({descriptor, std::move(name), -1});
     }
   }

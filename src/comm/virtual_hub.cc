@@ -211,7 +211,7 @@ void VirtualHub::resume_all_blocked() {
 int VirtualHub::next_rank() {
   while (true) {
     if (events_.empty()) {
-      if (std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended; })) return -1;
+      if (std::ranges::all_of(ranks_, &Rank::ended)) return -1;
       call_stuck();
       resume_all_blocked();
     }
@@ -282,8 +282,7 @@ void VirtualHub::start(int started) {
 
 void VirtualHub::call_stuck() {
   stuck_ = true;
-  const auto first_ended =
-      std::find_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ended; });
+  const auto first_ended = std::ranges::find(ranks_, true, &Rank::ended);
   std::string text = "nothing more can arrive:";
   int waiting = 0;
   for (int rank = 0; rank < workers(); ++rank) {

@@ -177,7 +177,7 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
   }
   // Bytes on those that no rank shares are somebody else's: the store's server has connections that came at
   // the same time. At the start of a run over a slow link it takes a while until that is known of any.
-  settled_ = settled_ || !std::all_of(states.begin(), states.end(), is_unknown) ||
+  settled_ = settled_ || !std::ranges::all_of(states, is_unknown) ||
              wait.waited >= kSettling * wait.limits.deadline.count();
   for (const LinkState& link : states) {
     if (link.unanswered) out_of_reach = std::max(out_of_reach, link.since_answer);
@@ -208,8 +208,8 @@ bool WaitWatch::has_moved(const std::vector<LinkState>& links) {
   for (const LinkState& link : links) {
     if (!settled_ || !is_unknown(link)) moved.emplace(link.remote, link.moved);
   }
-  const bool lasts = std::any_of(wait.moving.begin(), wait.moving.end(),
-                                 [&](const std::string& remote) { return moved.contains(remote); });
+  const bool lasts =
+      std::ranges::any_of(wait.moving, [&](const std::string& remote) { return moved.contains(remote); });
   wait.moving.clear();
   for (const auto& [remote, bytes] : moved) {
     if (!moved_) break;
@@ -232,8 +232,7 @@ void WaitWatch::note_dead_links(const std::vector<LinkState>& links, double elap
   for (const LinkState& link : links) {
     may_follow = may_follow || (link.unanswered && link.since_answer < deadline);
     if (!link.unanswered || link.since_answer < deadline) continue;
-    const auto known = std::find_if(overdue_.begin(), overdue_.end(),
-                                    [&](const Overdue& one) { return one.remote == link.remote; });
+    const auto known = std::ranges::find(overdue_, link.remote, &Overdue::remote);
     Overdue one = known != overdue_.end() ? *known : Overdue{link.remote, link.tries};
     const bool had_time = one.since_retry >= look_period(wait.limits.deadline).count();
     if (had_time || link.since_answer >= latest) wait.dead.push_back(link);
@@ -243,8 +242,8 @@ void WaitWatch::note_dead_links(const std::vector<LinkState>& links, double elap
   overdue_ = std::move(overdue);
   // Whose network is interrupted shows only in all connections together.
   wait.all_dead = !wait.dead.empty() && overdue_.size() == links.size();
-  const bool is_latest = std::any_of(wait.dead.begin(), wait.dead.end(),
-                                     [&](const LinkState& link) { return link.since_answer >= latest; });
+  const bool is_latest =
+      std::ranges::any_of(wait.dead, [&](const LinkState& link) { return link.since_answer >= latest; });
   if (may_follow && !is_latest) wait.dead.clear();
 }
 

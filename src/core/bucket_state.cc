@@ -48,7 +48,7 @@ bool BucketReader::elements(const StateKind& kind, std::uint32_t bucket, Span<fl
     const auto part = values.subspan(offset, parameter.elements);
     const std::string name = entry_name(kind, parameter);
     if (absent == Absent::zeros && !reader_.contains(name)) {
-      std::fill(part.begin(), part.end(), 0.0f);
+      std::ranges::fill(part, 0.0f);
     } else if (!part.empty()) {
       reader_.get(name, part);
     }

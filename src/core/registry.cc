@@ -69,8 +69,7 @@ SpecPart other_of(const SystemInfo& stage, const Options& options) {
 /// A state file could not tell them apart.
 void refuse_same_state(const SystemInfo& first, const SystemInfo& second) {
   for (const StateKind& kind : first.state) {
-    const bool both = std::any_of(second.state.begin(), second.state.end(),
-                                  [&](const StateKind& other) { return other.name == kind.name; });
+    const bool both = std::ranges::count(second.state, kind.name, &StateKind::name) != 0;
     if (!both) continue;
     throw std::invalid_argument(second.name + " behind " + first.name + ": both keep '" +
                                 std::string(kind.name) + "'; keep one of them");
@@ -127,8 +126,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
         known_systems(known, [](const SystemInfo& info) { return info.takes_rows && !info.stage; }));
   }
   if (corrects_momentum(parts.back(), last)) refuse_second_momentum(momentum, last);
-  const bool delivers_all =
-      std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->delivers_all; });
+  const bool delivers_all = std::ranges::all_of(infos, &SystemInfo::delivers_all);
   if (momentum != nullptr && delivers_all) {
     throw std::invalid_argument(
         momentum->name + " around " + last.name + " has no effect: " + last.name +
@@ -218,13 +216,10 @@ Pipeline Registry::make(std::string_view spec) const {
   }
   refuse_meaningless(parts, infos, systems_);
   Pipeline pipeline;
-  pipeline.undoes_steps = std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
-    return info->undoes_steps || info->state.empty();
-  });
-  pipeline.turns_residual =
-      std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->turns_residual; });
-  pipeline.reduce_scatters =
-      std::all_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return info->reduce_scatters; });
+  pipeline.undoes_steps = std::ranges::all_of(
+      infos, [](const SystemInfo* info) { return info->undoes_steps || info->state.empty(); });
+  pipeline.turns_residual = std::ranges::all_of(infos, &SystemInfo::turns_residual);
+  pipeline.reduce_scatters = std::ranges::all_of(infos, &SystemInfo::reduce_scatters);
   Inner made;
   for (std::size_t i = parts.size(); i-- > 0;) {
     const SystemInfo& info = *infos[i];
@@ -250,12 +245,11 @@ Pipeline Registry::make(std::string_view spec) const {
   }
   pipeline.synchronizer = std::move(made.synchronizer);
   pipeline.feedback = made.feedback;
-  pipeline.lossless = std::none_of(infos.begin(), infos.end(), [](const SystemInfo* info) {
-    return info->stage ? info->sparsifies : !info->lossless;
-  });
+  pipeline.lossless = std::ranges::none_of(
+      infos, [](const SystemInfo* info) { return info->stage ? info->sparsifies : !info->lossless; });
   pipeline.has_state =
       pipeline.has_state || pipeline.feedback ||
-      std::any_of(infos.begin(), infos.end(), [](const SystemInfo* info) { return !info->state.empty(); });
+      std::ranges::any_of(infos, [](const SystemInfo* info) { return !info->state.empty(); });
   pipeline.freezes_variance = infos.back()->freezes_variance;
   pipeline.conserves = conserves(parts, infos, pipeline);
   return pipeline;

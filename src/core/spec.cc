@@ -96,8 +96,7 @@ SpecPair parse_spec_pair(std::string_view text) {
 
 Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) : system_(part.name) {
   for (const auto& [key, value] : part.options) {
-    const bool known = std::any_of(declared.begin(), declared.end(),
-                                   [&key = key](const OptionInfo& info) { return info.name == key; });
+    const bool known = std::ranges::count(declared, key, &OptionInfo::name) != 0;
     if (known) continue;
     std::string message = part.name + " has no option " + quoted(key) + "; ";
     if (declared.empty()) throw std::invalid_argument(message + "it takes none");
@@ -106,8 +105,8 @@ Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) 
     throw std::invalid_argument(message);
   }
   for (const auto& info : declared) {
-    const auto given = std::find_if(part.options.begin(), part.options.end(),
-                                    [&info](const auto& option) { return option.first == info.name; });
+    const auto given =
+        std::ranges::find(part.options, info.name, &std::pair<std::string, std::string>::first);
     values_.emplace_back(info.name, given == part.options.end() ? info.default_value : given->second);
   }
 }
@@ -159,7 +158,7 @@ bool Options::flag(std::string_view name) const {
 
 std::string Options::choice(std::string_view name, const std::vector<std::string>& allowed) const {
   std::string value = text(name);
-  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return value;
+  if (std::ranges::find(allowed, value) != allowed.end()) return value;
   std::string wanted = "one of";
   for (const auto& word : allowed) wanted += " " + word;
   refuse(name, wanted);

@@ -28,8 +28,8 @@ double Coder::keep_rest(Executor& executor, const CodedFrame& own, Span<float> g
 }
 
 void blank(const CodedFrame& frame) {
-  std::fill(frame.table().begin(), frame.table().end(), 0.0f);
-  std::fill(frame.codes().begin(), frame.codes().end(), 0);
+  std::ranges::fill(frame.table(), 0.0f);
+  std::ranges::fill(frame.codes(), 0);
 }
 
 Span<const CodedFrame> gather_coded(BucketId bucket, std::size_t count, Step& step, const CodedShape& shape,

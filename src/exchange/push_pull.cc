@@ -22,8 +22,7 @@ template <class T>
 double imbalance_of(Span<const T> counts) {
   const auto sum = static_cast<double>(std::accumulate(counts.begin(), counts.end(), T{0}));
   if (sum == 0) return -1;
-  return static_cast<double>(*std::max_element(counts.begin(), counts.end())) *
-         static_cast<double>(counts.size()) / sum;
+  return static_cast<double>(*std::ranges::max_element(counts)) * static_cast<double>(counts.size()) / sum;
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ RowSparse merge_repeated_rows(Executor& executor, Workspace& workspace, const Ro
   if (ascending) return gradient;
   const auto bitmap = workspace.take<std::uint64_t>(bitmap_words(gradient.rows));
   const auto before = workspace.take<std::uint32_t>(bitmap.size());
-  std::fill(bitmap.begin(), bitmap.end(), 0);
+  std::ranges::fill(bitmap, 0);
   set_bits(executor, indices, bitmap);
   const std::size_t distinct = count_bits_before(executor, bitmap, before);
   const auto merged = workspace.take<std::uint32_t>(distinct);
@@ -56,8 +56,8 @@ RowSparse row_of_nan(Workspace& workspace, const RowSparse& gradient) {
   const std::size_t count = gradient.rows == 0 ? 0 : 1;
   const auto index = workspace.take<std::uint32_t>(count);
   const auto values = workspace.take<float>(count * gradient.width);
-  std::fill(index.begin(), index.end(), 0);
-  std::fill(values.begin(), values.end(), std::numeric_limits<float>::quiet_NaN());
+  std::ranges::fill(index, 0);
+  std::ranges::fill(values, std::numeric_limits<float>::quiet_NaN());
   return {index, values, gradient.rows, gradient.width};
 }
 

@@ -359,7 +359,7 @@ std::uint64_t Auto::after_round(Step& step) {
     }
   }
   const std::uint64_t sent = sizeof(Measured) * (all.size() - 1);
-  const double fastest = *std::min_element(seconds.begin(), seconds.end());
+  const double fastest = *std::ranges::min_element(seconds);
   if (!known) {
     // Some candidate's steps did not count, or a clock told nonsense.
     plan_.trial = Trial(again(), plan_.use);
@@ -374,8 +374,8 @@ std::uint64_t Auto::after_round(Step& step) {
 
 void Auto::choose(Step& step, const std::vector<double>& seconds, double error) {
   const double allowed = rules_.within + std::min(error, kMostError);
-  const double bound = (1 + allowed) * *std::min_element(seconds.begin(), seconds.end());
-  const auto mildest = std::find_if(seconds.begin(), seconds.end(), [&](double one) { return one <= bound; });
+  const double bound = (1 + allowed) * *std::ranges::min_element(seconds);
+  const auto mildest = std::ranges::find_if(seconds, [&](double one) { return one <= bound; });
   const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
   const bool confirmed = plan_.tried && choice == plan_.choice;
   plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
@@ -407,7 +407,7 @@ std::uint64_t Auto::look(Step& step) {
   own.inside_before = plan_.usual_inside;
   plan_.times.count = 0;
   const Span<Seen> all = gather(step, own);
-  if (std::all_of(all.begin(), all.end(), [](const Seen& one) {
+  if (std::ranges::all_of(all, [](const Seen& one) {
         return is_time(one.step) && is_time(one.inside) && std::abs(one.inside_before) < kMostSeconds;
       })) {
     judge(step, all);

@@ -110,7 +110,7 @@ double connect_and_try() {
 double measure_socket_seconds_per_byte() {
   std::array<double, kTries> seconds{};
   for (double& one : seconds) one = connect_and_try();
-  std::sort(seconds.begin(), seconds.end());
+  std::ranges::sort(seconds);
   return seconds[kTries / 2] / static_cast<double>(kBytes);
 }
 

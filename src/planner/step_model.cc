@@ -46,12 +46,9 @@ class StepModel {
 
  private:
   bool is_busy() const {
-    return std::any_of(lanes_.begin(), lanes_.end(),
-                       [](const Lane& lane) { return lane.doing != Doing::nothing; });
+    return std::ranges::any_of(lanes_, [](const Lane& lane) { return lane.doing != Doing::nothing; });
   }
-  bool any(Doing what) const {
-    return std::any_of(lanes_.begin(), lanes_.end(), [&](const Lane& lane) { return lane.doing == what; });
-  }
+  bool any(Doing what) const { return std::ranges::count(lanes_, what, &Lane::doing) != 0; }
 
   /// Phases without work end as soon as they begin.
   void start_lanes() {

@@ -12,7 +12,7 @@ Trial::Trial(const TrialOptions& options, std::optional<std::size_t> before)
 }
 
 std::size_t Trial::left() const {
-  return static_cast<std::size_t>(std::count(dropped_.begin(), dropped_.end(), false));
+  return static_cast<std::size_t>(std::ranges::count(dropped_, false));
 }
 
 /// The next candidate of the round; nothing: the first one of it.
@@ -124,7 +124,7 @@ double median(Span<double> values) {
 
 Timing timing_of(Span<const double> seconds) {
   std::array<double, Trial::kMostTimes> sorted{};
-  std::copy(seconds.begin(), seconds.end(), sorted.begin());
+  std::ranges::copy(seconds, sorted.begin());
   std::sort(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(seconds.size()));
   const std::size_t last = seconds.size() - 1;
   // Of two the longer one may hold an evaluation or a checkpoint.

@@ -86,8 +86,8 @@ Fields fields_from(Communicator& communicator, const Fields& mine, int root) {
   for (auto& field : fields) {
     const std::size_t end = std::min(joined.find('\n', begin), joined.size());
     field = joined.substr(begin, end - begin);
-    std::replace_if(
-        field.begin(), field.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    std::ranges::replace_if(
+        field, [](char c) { return c < ' ' || c > '~'; }, '?');
     begin = std::min(end + 1, joined.size());
   }
   return fields;

@@ -89,9 +89,7 @@ class System final : public Synchronizer {
     std::size_t parameters = 1;
   };
 
-  bool knows(const StateKind& kind) const {
-    return std::find(kinds_.begin(), kinds_.end(), kind) != kinds_.end();
-  }
+  bool knows(const StateKind& kind) const { return std::ranges::find(kinds_, kind) != kinds_.end(); }
   bool holds() const { return knows(kSpeed); }
 
   std::vector<StateKind> kinds_;

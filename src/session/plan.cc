@@ -47,7 +47,7 @@ BucketLayout stand_in(const BucketLayout& bucket) {
   constexpr std::size_t kElements = kMatrixSide * kMatrixSide;
   BucketLayout small = bucket;
   if (elements_of(bucket) > kElements) {
-    const bool matrices = std::any_of(bucket.begin(), bucket.end(), is_matrix);
+    const bool matrices = std::ranges::any_of(bucket, is_matrix);
     small = {{"", kElements, matrices ? kMatrixSide : kElements}};
   }
   for (std::size_t i = 0; i < small.size(); ++i) small[i].name = std::to_string(i);
@@ -354,10 +354,10 @@ Plan StepPlanner::plan(int workers, const VirtualLink& link) {
     plan.rows.push_back(row_of(spec, workers, link));
     seconds.push_back(plan.rows.back().cost.step);
   }
-  const auto least = std::min_element(seconds.begin(), seconds.end());
+  const auto least = std::ranges::min_element(seconds);
   plan.fastest = static_cast<std::size_t>(least - seconds.begin());
   const double bound = (1 + request_.within) * *least;
-  const auto mildest = std::find_if(seconds.begin(), seconds.end(), [&](double one) { return one <= bound; });
+  const auto mildest = std::ranges::find_if(seconds, [&](double one) { return one <= bound; });
   plan.choice = static_cast<std::size_t>(mildest - seconds.begin());
   plan.reason = reason_of(plan, request_.within);
   return plan;

@@ -1,6 +1,7 @@
 #include "session/replicas.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "comm/fault_note.h"
 
@@ -13,15 +14,12 @@ std::optional<std::string> replica_difference(const std::vector<std::uint64_t>& 
   };
   std::vector<Holders> sets;  // in order of their first ranks
   for (std::size_t rank = 0; rank < hashes.size(); ++rank) {
-    auto set =
-        std::find_if(sets.begin(), sets.end(), [&](const Holders& one) { return one.hash == hashes[rank]; });
+    auto set = std::ranges::find(sets, hashes[rank], &Holders::hash);
     if (set == sets.end()) set = sets.insert(sets.end(), Holders{hashes[rank], {}});
     set->ranks.push_back(static_cast<int>(rank));
   }
   if (sets.size() < 2) return std::nullopt;
-  std::stable_sort(sets.begin(), sets.end(), [](const Holders& one, const Holders& other) {
-    return one.ranks.size() > other.ranks.size();
-  });
+  std::ranges::stable_sort(sets, std::greater(), [](const Holders& one) { return one.ranks.size(); });
   if (sets[0].ranks.size() == sets[1].ranks.size()) {
     std::string all;
     for (const Holders& set : sets) all += (all.empty() ? "" : ", ") + name_ranks(set.ranks);

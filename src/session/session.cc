@@ -383,8 +383,8 @@ bool Session::sums_plainly(BucketId bucket) const {
 }
 
 bool Session::variance_is_frozen() const {
-  return std::any_of(pipelines_.begin(), pipelines_.end(),
-                     [this](const Pipeline& one) { return one.synchronizer->freezes_variance(step_); });
+  return std::ranges::any_of(
+      pipelines_, [this](const Pipeline& one) { return one.synchronizer->freezes_variance(step_); });
 }
 
 void Session::scale_state(float factor) {

@@ -186,7 +186,7 @@ bool Session::next_step(bool counts) {
 }
 
 bool Session::within_step() const {
-  return std::any_of(buckets_.begin(), buckets_.end(), [](const auto& own) { return own->ran; });
+  return std::ranges::any_of(buckets_, [](const auto& own) { return own->ran; });
 }
 
 void Session::undo_step() {

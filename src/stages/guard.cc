@@ -315,7 +315,7 @@ std::string Guard::explain() const {
   std::vector<Change> lines = own_changes();
   // And what was measured last, where that was no change.
   states_.for_each([&](BucketId bucket, const State& own) {
-    const bool is_told = std::any_of(changes_.begin(), changes_.end(), [&](const OfBucket& one) {
+    const bool is_told = std::ranges::any_of(changes_, [&](const OfBucket& one) {
       return one.bucket == bucket && one.fails && one.step == own.measured;
     });
     if (own.error < 0 || is_told) return;
@@ -354,7 +354,7 @@ void Guard::load(const BucketReader& reader) {
     for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
       std::array<float, kGuardNumbers> numbers{};
       if (!reader.array(kGuard, bucket, i, Span<float>(numbers))) continue;
-      if (!std::all_of(numbers.begin(), numbers.end(), [](float one) { return one >= 0 && one <= kPart; })) {
+      if (!std::ranges::all_of(numbers, [](float one) { return one >= 0 && one <= kPart; })) {
         throw std::runtime_error("the state of guard for parameter '" + reader.parameter(bucket, i).name +
                                  "' has numbers out of range: it was not written by guard");
       }

@@ -24,8 +24,7 @@ class NamePatterns {
   }
 
   bool match(std::string_view name) const {
-    return std::any_of(patterns_.begin(), patterns_.end(),
-                       [&](const std::string& pattern) { return matches(pattern, name); });
+    return std::ranges::any_of(patterns_, [&](const std::string& pattern) { return matches(pattern, name); });
   }
 
  private:

@@ -65,7 +65,7 @@ void Sparsifier::write_mean(const RowSparse& mean, Span<float> gradient, Step& s
 Delivered Sparsifier::delivered(const RowSparse& own, std::size_t elements, Step& step) const {
   if (width_ == 1) return {.kind = Delivered::Kind::indices, .bits = {}, .indices = own.row_indices};
   const auto bits = step.workspace.take<std::uint64_t>(bitmap_words(elements));
-  std::fill(bits.begin(), bits.end(), 0);
+  std::ranges::fill(bits, 0);
   for (const std::uint32_t unit : own.row_indices) {
     const std::size_t begin = unit * width_;
     const std::size_t end = std::min(elements, begin + width_);

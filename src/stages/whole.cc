@@ -122,9 +122,9 @@ class Whole final : public Forwarding {
     const Delivered inner = step.delivered;
     if (inner.kind == Delivered::Kind::all) return;
     const auto bits = step.workspace.take<std::uint64_t>(bitmap_words(elements));
-    std::fill(bits.begin(), bits.end(), 0);
+    std::ranges::fill(bits, 0);
     const auto set = [&](std::size_t at) { bits[at / 64] |= std::uint64_t{1} << (at % 64); };
-    if (inner.kind == Delivered::Kind::bitset) std::copy(inner.bits.begin(), inner.bits.end(), bits.begin());
+    if (inner.kind == Delivered::Kind::bitset) std::ranges::copy(inner.bits, bits.begin());
     for (const std::uint32_t at : inner.indices) set(at);
     for (const VectorChunk& chunk : chunks) {
       for (std::size_t i = 0; i < chunk.count; ++i) set(chunk.begin + i);

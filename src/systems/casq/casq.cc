@@ -103,7 +103,7 @@ struct Model {
 };
 
 bool all_zero(const PerCluster<float>& centres) {
-  return std::all_of(centres.begin(), centres.end(), [](float centre) { return centre == 0; });
+  return std::ranges::all_of(centres, [](float centre) { return centre == 0; });
 }
 
 class CasqCoder final : public Coder {
@@ -275,7 +275,7 @@ class Casq final : public Synchronizer {
     const BucketState* known = states_.find(bucket);
     auto copy_of = [&](const std::vector<PerCluster<float>>* values) {
       const auto copy = step.workspace.take<PerCluster<float>>(ends.size());
-      std::fill(copy.begin(), copy.end(), PerCluster<float>{});
+      std::ranges::fill(copy, PerCluster<float>{});
       if (values != nullptr)
         std::copy_n(values->begin(), std::min(values->size(), copy.size()), copy.begin());
       return copy;
@@ -293,7 +293,7 @@ class Casq final : public Synchronizer {
     const std::size_t count = settings_.clusters();
     // Of each group its centres, then its weights.
     const auto floats = step.workspace.take<float>(2 * count * ends.size());
-    std::fill(floats.begin(), floats.end(), 0.0f);
+    std::ranges::fill(floats, 0.0f);
     bool usable = true;
     if (step.communicator.rank() == 0) {
       ClusterFinder finder(step.executor, step.workspace);
@@ -507,8 +507,8 @@ SystemInfo casq_info() {
     settings.per_parameter = options.choice("scope", {"parameter", "bucket"}) == "parameter";
     const auto& allocations = allocation_names();
     const std::string allocation = options.choice("allocation", allocations);
-    settings.allocation = static_cast<Allocation>(
-        std::find(allocations.begin(), allocations.end(), allocation) - allocations.begin());
+    settings.allocation =
+        static_cast<Allocation>(std::ranges::find(allocations, allocation) - allocations.begin());
     const std::string topology = options.choice("topology", {"auto", "all_gather", "server"});
     settings.topology = topology == "auto"     ? Topology::automatic
                         : topology == "server" ? Topology::server

@@ -57,7 +57,7 @@ class OwnersStep final : public ShardExchange {
     means_ = step_.workspace.take<float>(plan_.uplink.cells());
     frames_.note(encode_clusters(step_.executor, step_.workspace, plan_.uplink.for_rank(self()), 0, gradient_,
                                  residual_, codes_, means_));
-    if (!frames_.finite()) std::fill(means_.begin(), means_.end(), 0.0f);
+    if (!frames_.finite()) std::ranges::fill(means_, 0.0f);
     own_ = {plan_.uplink.for_rank(self()), laid_out(plan_.uplink, means_), codes_};
   }
 
@@ -65,7 +65,7 @@ class OwnersStep final : public ShardExchange {
   void encode(std::size_t owner) override {
     if (owner == self()) return;
     const CodedFrame& frame = up_[owner];
-    std::copy(means_.begin(), means_.end(), frame.table().begin());
+    std::ranges::copy(means_, frame.table().begin());
     const auto codes = codes_from(codes_, shard(owner).begin, plan_.uplink.bits);
     std::copy_n(codes.data(), frame.codes().size(), frame.codes().data());
     frame.close();
@@ -140,7 +140,7 @@ class OwnersStep final : public ShardExchange {
     if (frames_.finite()) {
       copy(step_.executor, Span<const float>(average_), own);
     } else {
-      std::fill(own.begin(), own.end(), 0.0f);
+      std::ranges::fill(own, 0.0f);
       mark_not_finite(step_.executor, own);
     }
     const auto counts = step_.workspace.take<std::size_t>(world());

@@ -221,7 +221,7 @@ class Marsit final : public Synchronizer {
   /// Unless automatic: given, or theorem 1's.
   Span<float> fixed_etas(std::size_t elements, Step& step) const {
     const Span<float> etas = step.workspace.take<float>(parameter_count(step));
-    std::fill(etas.begin(), etas.end(), config_.eta ? *config_.eta : theorem_eta(elements));
+    std::ranges::fill(etas, config_.eta ? *config_.eta : theorem_eta(elements));
     return etas;
   }
 
@@ -291,8 +291,8 @@ class Marsit final : public Synchronizer {
     bits.run();
 
     step.clock.enter(Phase::decompress);
-    step.report.finite = !bits.non_finite() &&
-                         std::all_of(etas.begin(), etas.end(), [](float eta) { return std::isfinite(eta); });
+    step.report.finite =
+        !bits.non_finite() && std::ranges::all_of(etas, [](float eta) { return std::isfinite(eta); });
     if (!step.report.finite) return;
     double squares = 0;
     const ResidualSpan turned = step.turn.write(residual);

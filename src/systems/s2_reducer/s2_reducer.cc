@@ -143,7 +143,7 @@ class SketchAllReduce {
 
   void unite() {
     const auto own = step_.workspace.take<std::uint64_t>(bits_.size());
-    std::copy(bits_.begin(), bits_.end(), own.begin());
+    std::ranges::copy(bits_, own.begin());
     all_reduce_or(step_, bits_);
     step_.report.formula_bytes += step_.communicator.ring_sent_bytes(bits_.size(), sizeof(std::uint64_t));
     bool whole = blocks_ % 64 == 0 || (bits_[bits_.size() - 1] >> (blocks_ % 64)) == 0;
@@ -274,7 +274,7 @@ class S2Reducer final : public Synchronizer {
     bool finite = true;
     const RowSparse p = without_zero_rows(touched, step, finite);
     const auto bits = step.workspace.take<std::uint64_t>(bitmap_words(gradient.rows));
-    std::fill(bits.begin(), bits.end(), 0);
+    std::ranges::fill(bits, 0);
     set_bits(step.executor, p.row_indices, bits);
 
     SketchAllReduce exchange(settings_, bucket, gradient.elements(), gradient.width, step);

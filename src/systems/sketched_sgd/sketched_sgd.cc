@@ -205,7 +205,7 @@ class SketchedSgd final : public Synchronizer {
     if (heavy.size() >= plan.k) return heavy.indices;
 
     const auto taken = workspace.take<std::uint64_t>(bitmap_words(contending));
-    std::fill(taken.begin(), taken.end(), 0);
+    std::ranges::fill(taken, 0);
     set_bits(step.executor, heavy.indices, taken);
     const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::fill);
     std::size_t missing = plan.k - heavy.size();

@@ -81,7 +81,7 @@ class SchemeProfile {
   /// Counts the unions that the doubling would send, as far as this rank owns them. After merge().
   SchemeProfile(const PushPull& exchange, std::size_t width, Step& step) : step_(step), width_(width) {
     const auto counts = step.workspace.take<float>(2 * power_ - 1 + world_);
-    std::fill(counts.begin(), counts.end(), 0.0f);
+    std::ranges::fill(counts, 0.0f);
     group_rows_ = counts.first(2 * power_ - 1);
     rank_rows_ = counts.subspan(2 * power_ - 1, world_);
     count_unions(exchange);
@@ -110,7 +110,7 @@ class SchemeProfile {
   void count_unions(const PushPull& exchange) {
     const std::size_t words = bitmap_words(exchange.owned_slots());
     const auto unions = step_.workspace.take<std::uint64_t>(power_ * words);
-    std::fill(unions.begin(), unions.end(), 0);
+    std::ranges::fill(unions, 0);
     for (std::size_t rank = 0; rank < world_; ++rank) {
       const auto slots = exchange.merged_slots()[rank];
       set_bits(step_.executor, slots, unions.subspan(rank % power_ * words, words));
@@ -170,7 +170,7 @@ class SchemeProfile {
     const double rate = mean(&Record::bytes_per_second);
     const double row_bytes = static_cast<double>(row_list_bytes(1, width_));
     auto largest = [](Span<const float> rows) {
-      return static_cast<double>(*std::max_element(rows.begin(), rows.end()));
+      return static_cast<double>(*std::ranges::max_element(rows));
     };
 
     PredictedSeconds seconds;
