@@ -32,7 +32,7 @@
 
 #include "kernels/selection/block_norms.h"
 #include "kernels/selection/select.h"
-#include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/sketches/count_sketch.h"
 #include "kernels/sketches/sketch_select.h"

@@ -13,10 +13,9 @@
 #include "kernels/codes/dequantize.h"
 #include "kernels/codes/quantize.h"
 #include "kernels/dense/half.h"
-#include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/sign_votes.h"
-#include "kernels/signs/stochastic_signs.h"
 
 namespace thinwire {
 namespace {

@@ -13,7 +13,6 @@
 #include "kernels/rows/index_permutation.h"
 #include "kernels/rows/nonzeros.h"
 #include "kernels/rows/row_access.h"
-#include "kernels/rows/row_merge.h"
 
 namespace thinwire {
 namespace {

@@ -11,7 +11,7 @@
 #include "exchange/sparse_synchronizer.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
-#include "kernels/rows/row_merge.h"
+#include "kernels/rows/row_access.h"
 
 namespace thinwire {
 namespace {

@@ -17,8 +17,8 @@
 #include "core/partition.h"
 #include "exchange/frames.h"
 #include "kernels/dense/dense.h"
+#include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
-#include "kernels/signs/stochastic_signs.h"
 #include "wire/frame.h"
 #include "wire/scaled_sign_payload.h"
 

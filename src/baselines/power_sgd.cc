@@ -53,7 +53,6 @@
 #include "kernels/dense/dense.h"
 #include "kernels/dense/low_rank.h"
 #include "kernels/dense/orthonormalise.h"
-#include "kernels/dense/vector_chunks.h"
 #include "thinwire/state.h"
 
 namespace thinwire {

@@ -27,8 +27,8 @@
 #include "baselines/baselines.h"
 #include "exchange/reduce_scatter.h"
 #include "kernels/dense/dense.h"
+#include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
-#include "kernels/signs/stochastic_signs.h"
 #include "wire/scaled_sign_payload.h"
 
 namespace thinwire {

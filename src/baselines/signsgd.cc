@@ -25,7 +25,7 @@
 #include "exchange/collectives.h"
 #include "exchange/frames.h"
 #include "kernels/dense/dense.h"
-#include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/sign_votes.h"
 #include "wire/chunk_frames.h"

@@ -11,7 +11,6 @@
 #include "kernels/rows/hash_partition.h"
 #include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/row_access.h"
-#include "kernels/rows/row_merge.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "kernels/dense/dense.h"
-#include "kernels/rows/row_merge.h"
+#include "kernels/rows/row_access.h"
 
 namespace thinwire {
 namespace {

@@ -8,7 +8,6 @@
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/row_access.h"
-#include "kernels/rows/row_merge.h"
 #include "kernels/selection/block_norms.h"
 
 namespace thinwire {

@@ -16,7 +16,6 @@
 
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
-#include "kernels/dense/vector_chunks.h"
 #include "kernels/rows/bitmap.h"
 #include "stages/forwarding.h"
 #include "stages/name_patterns.h"

@@ -1,5 +1,6 @@
 #pragma once
-// Passes over float vectors that need no format: sums, norms, scaling.
+// Passes over float vectors that need no format: sums, norms, scaling; and parts of a vector that travel
+// without the rest.
 
 #include "thinwire/executor.h"
 #include "thinwire/residual_span.h"
@@ -67,5 +68,21 @@ void sample_evenly(Executor& executor, Span<const float> vector, std::size_t fir
 /// corrected[i] = momentum * velocity[i] + gradient[i]; gradient[i] = corrected[i].
 void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
                          Span<float> corrected);
+
+/// Elements [begin, begin + count) of a vector, which lie from `offset` on where chunks lie one behind the
+/// other.
+struct VectorChunk {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+  std::size_t offset = 0;
+};
+
+/// chunks: ascending, and in host memory. target: what they have of `values`, one behind the other.
+void gather_chunks(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
+                   Span<float> target);
+
+/// The reverse: gradient has there what `values` holds, residual, unless empty, 0.
+void scatter_chunks(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,
+                    Span<float> gradient, Span<float> residual);
 
 }  // namespace thinwire

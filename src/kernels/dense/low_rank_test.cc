@@ -9,7 +9,6 @@
 #include "kernels/dense/apply_products.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/orthonormalise.h"
-#include "kernels/dense/vector_chunks.h"
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 

@@ -1,4 +1,3 @@
-#include "kernels/rows/row_merge.h"
 #include "kernels/rows/row_access.h"
 
 #include <gtest/gtest.h>

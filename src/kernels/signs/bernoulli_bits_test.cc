@@ -1,4 +1,4 @@
-#include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/random_signs.h"
 
 #include <gtest/gtest.h>
 

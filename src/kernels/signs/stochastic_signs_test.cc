@@ -1,4 +1,4 @@
-#include "kernels/signs/stochastic_signs.h"
+#include "kernels/signs/random_signs.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/partition.h"
-#include "kernels/signs/bernoulli_bits.h"
+#include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "wire/frame.h"
 

@@ -37,7 +37,6 @@
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/row_access.h"
-#include "kernels/rows/row_merge.h"
 #include "kernels/selection/block_norms.h"
 #include "kernels/sketches/count_sketch.h"
 #include "systems/systems.h"
