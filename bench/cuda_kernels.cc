@@ -38,7 +38,7 @@
 #include "kernels/sketches/sketch_select.h"
 #include "thinwire/cuda.h"
 #include "thinwire/workspace.h"
-#include "wire/coded_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "bench/measure.h"
 #include "kernels/codes/kmeans.h"
-#include "wire/coded_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

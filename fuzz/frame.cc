@@ -8,8 +8,7 @@
 
 #include "fuzz/frames.h"
 #include "thinwire/errors.h"
-#include "wire/coded_payload.h"
-#include "wire/scaled_sign_payload.h"
+#include "wire/payloads.h"
 
 namespace {
 

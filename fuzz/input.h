@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/fnv.h"
+#include "core/hashes.h"
 #include "thinwire/span.h"
 
 namespace thinwire::fuzz {

@@ -5,7 +5,7 @@
 
 #include "fuzz/frames.h"
 #include "thinwire/errors.h"
-#include "wire/row_payload.h"
+#include "wire/payloads.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace thinwire;

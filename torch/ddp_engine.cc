@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "exchange/gather_bytes.h"
+#include "exchange/collectives.h"
 #include "torch/ddp_regroup.h"
 
 namespace thinwire {

@@ -17,7 +17,7 @@
 
 #include "comm/link_probe.h"
 #include "comm/tcp_links.h"
-#include "core/content_hash.h"
+#include "core/hashes.h"
 #include "core/srun.h"
 #include "session/replicas.h"
 #include "thinwire/cuda.h"

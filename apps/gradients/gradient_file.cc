@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/fnv.h"
+#include "core/hashes.h"
 
 namespace thinwire::apps {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "core/content_hash.h"
+#include "core/hashes.h"
 #include "session/replicas.h"
 
 namespace thinwire::train {

@@ -20,7 +20,7 @@
 #include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "wire/frame.h"
-#include "wire/scaled_sign_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

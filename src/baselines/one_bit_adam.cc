@@ -8,7 +8,7 @@
 //   gradient --+ beta1 V--> v --signs on both legs--> V' --- beta1 V--> what Adam is given
 //   gradient --dense--> what Adam is given, + beta1 V --> V'
 //
-// V is the momentum delivered so far (stages/inner_momentum.h). Adam makes it its own again: m = (1 - beta1)
+// V is the momentum delivered so far (stages/momentum.h). Adam makes it its own again: m = (1 - beta1)
 // V'. Whoever steps the optimizer asks Session::variance_is_frozen() and holds the second moment in these
 // steps.
 //
@@ -30,7 +30,7 @@
 #include "exchange/shard_exchange.h"
 #include "kernels/dense/dense.h"
 #include "kernels/signs/sign_bits.h"
-#include "stages/inner_momentum.h"
+#include "stages/momentum.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {

@@ -29,7 +29,7 @@
 #include "kernels/dense/dense.h"
 #include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
-#include "wire/scaled_sign_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

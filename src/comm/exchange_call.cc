@@ -11,7 +11,7 @@
 #include <string>
 
 #include "comm/message_tags.h"
-#include "core/content_hash.h"
+#include "core/hashes.h"
 #include "thinwire/communicator.h"
 #include "thinwire/errors.h"
 #include "wire/crc32c.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "core/content_hash.h"
+#include "core/hashes.h"
 
 #ifdef __linux__
 #include <arpa/inet.h>

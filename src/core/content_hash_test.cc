@@ -1,4 +1,4 @@
-#include "core/content_hash.h"
+#include "core/hashes.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <ostream>
 #include <stdexcept>
 
-#include "core/fnv.h"
+#include "core/hashes.h"
 
 namespace thinwire {
 namespace {

@@ -7,7 +7,7 @@
 #include "exchange/frames.h"
 #include "thinwire/function_ref.h"
 #include "thinwire/synchronizer.h"
-#include "wire/coded_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 
@@ -17,7 +17,7 @@ class Coder {
  public:
   virtual ~Coder() = default;
 
-  /// This rank's codes and table. codes: code_words(d, bits) words, see wire/coded_payload.h; bits behind the
+  /// This rank's codes and table. codes: code_words(d, bits) words, see wire/payloads.h; bits behind the
   /// last element are ignored. False: some element is not finite; nothing written is used then.
   virtual bool encode(Span<float> table, Span<std::uint64_t> codes) = 0;
 

@@ -11,7 +11,7 @@
 #include "kernels/dense/average_tiles.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
-#include "wire/coded_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

@@ -1,7 +1,13 @@
 #pragma once
 // Collectives of a step: on vectors that may lie on a device, and of a few numbers that all ranks must agree
-// on. All of them count as waiting, since the caller has nothing to compute meanwhile.
+// on. All of them count as waiting, since the caller has nothing to compute meanwhile. And what ranks tell
+// each other outside of a bucket's step.
 
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "thinwire/communicator.h"
 #include "thinwire/synchronizer.h"
 
 namespace thinwire {
@@ -44,5 +50,11 @@ bool take_from_rank_0(Step& step, Span<float> values, bool usable);
 
 /// What `rank` sends when rank 0's `bytes` bytes go to all (Communicator::broadcast).
 std::uint64_t broadcast_payload_bytes(std::uint64_t bytes, int rank, int world_size);
+
+/// Every rank's bytes in rank order; each rank may have another number of them. They travel in an Exchange of
+/// `call`, the same on all ranks, with checksums. Collective. Throws CorruptFrame on every rank, before
+/// memory is taken, where a rank announces more than `longest` bytes; else as Exchange and Communicator do.
+std::vector<std::string> gather_bytes(Communicator& communicator, const ExchangeCall& call,
+                                      std::string_view mine, std::size_t longest);
 
 }  // namespace thinwire

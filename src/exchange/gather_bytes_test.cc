@@ -1,4 +1,4 @@
-#include "exchange/gather_bytes.h"
+#include "exchange/collectives.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,7 @@
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 #include "wire/crc32c.h"
-#include "wire/row_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

@@ -3,7 +3,7 @@
 // messages: its header, which everyone can await, and then its payload.
 
 #include "exchange/frames.h"
-#include "wire/row_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "core/fnv.h"
+#include "core/hashes.h"
 #include "thinwire/version.h"
 
 namespace thinwire {

@@ -18,7 +18,7 @@
 #include "kernels/dense/dense.h"
 #include "kernels/selection/select.h"
 #include "stages/forwarding.h"
-#include "stages/momentum_correction.h"
+#include "stages/momentum.h"
 #include "stages/sparsifier.h"
 #include "stages/stages.h"
 

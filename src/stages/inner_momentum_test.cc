@@ -1,4 +1,4 @@
-#include "stages/inner_momentum.h"
+#include "stages/momentum.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "stages/momentum_correction.h"
+#include "stages/momentum.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 
 #include "baselines/baselines.h"
 #include "kernels/selection/select.h"
-#include "stages/momentum_correction.h"
+#include "stages/momentum.h"
 #include "stages/stages.h"
 #include "tests/random_values.h"
 #include "thinwire/in_process.h"

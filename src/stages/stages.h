@@ -1,8 +1,7 @@
 #pragma once
 // What goes in front of a system with '+'. Each NAME.cc opens with its source and data flow.
 
-#include "stages/inner_momentum.h"
-#include "stages/momentum_correction.h"
+#include "stages/momentum.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {

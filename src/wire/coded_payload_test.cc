@@ -1,4 +1,4 @@
-#include "wire/coded_payload.h"
+#include "wire/payloads.h"
 
 #include <gtest/gtest.h>
 

@@ -18,7 +18,7 @@ enum class FrameType : std::uint8_t {
   half_bf16 = 5,         ///< One bfloat16 per element.
   row_list = 6,          ///< Rows as coordinates: ascending u32 indices, then float32 values.
   row_bitmap = 7,        ///< float32 values of the rows whose bit is set, then one bit per row of the range.
-  codes = 8,             ///< float32 table, then codes of `width` bits as planes (coded_payload.h).
+  codes = 8,             ///< float32 table, then codes of `width` bits as planes (payloads.h).
   floats = 9,            ///< One float32 per element.
 };
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "thinwire/errors.h"
-#include "wire/scaled_sign_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

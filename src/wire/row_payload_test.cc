@@ -1,4 +1,4 @@
-#include "wire/row_payload.h"
+#include "wire/payloads.h"
 
 #include <gtest/gtest.h>
 

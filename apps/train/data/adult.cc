@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "core/fnv.h"
+#include "core/hashes.h"
 
 namespace thinwire::train {
 

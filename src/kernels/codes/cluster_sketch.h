@@ -65,7 +65,7 @@ struct ClusterSketch {
 void set_thresholds(ClusterGroup& group, std::size_t bits, const PerCluster<float>& centres);
 
 /// gradient [n] holds the elements from `first`, a multiple of 64, on; the groups begin there and end at
-/// first + n. codes: planes of p = gradient + residual as in wire/coded_payload.h, code_words(n, bits) words.
+/// first + n. codes: planes of p = gradient + residual as in wire/payloads.h, code_words(n, bits) words.
 /// means [cells()]: of the members of each cell, group after group and cluster after cluster in the order
 /// of their codes; 0 where a cell has none. residual: [n] or empty. Returns whether all means are finite;
 /// they are not where an element is not, or where the members of a cell add up to more than a float32

@@ -11,7 +11,7 @@
 #include "kernels/codes/cluster_values.h"
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
-#include "wire/coded_payload.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

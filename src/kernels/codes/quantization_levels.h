@@ -1,7 +1,7 @@
 #pragma once
 // What stochastic quantizers share: p = gradient + residual becomes a sign and one of a few levels times a
 // norm, rounded up or down at random so that the expectation is p. Codes lie as bit planes
-// (wire/coded_payload.h): plane 0 holds the signs, set for negative; planes 1.. the level's index, lowest bit
+// (wire/payloads.h): plane 0 holds the signs, set for negative; planes 1.. the level's index, lowest bit
 // first.
 //
 // One element with norm n:

@@ -8,7 +8,7 @@
 #include "kernels/dense/dense.h"
 #include "kernels/rows/row_access.h"
 #include "stages/learning_rate.h"
-#include "stages/momentum_correction.h"
+#include "stages/momentum.h"
 
 namespace thinwire {
 namespace {

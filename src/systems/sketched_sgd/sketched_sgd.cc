@@ -29,7 +29,7 @@
 // - A bucket for which table and candidates together are no smaller than the bucket is all-reduced as it is:
 //   its true top-k, exact and cheaper. This includes P k >= d. A bucket of k or fewer is sent in full.
 // - Momentum (u = m u + g) and the learning rate inside it (lr_after=off) are stages around the system,
-//   stages/momentum_correction.h and stages/learning_rate.h.
+//   stages/momentum.h and stages/learning_rate.h.
 
 #include <algorithm>
 #include <array>

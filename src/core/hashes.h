@@ -1,17 +1,20 @@
 #pragma once
-// Whether two ranks hold the same bytes, told by 8 of them. At the speed of memory; not against an attacker.
+// Hashes that every build agrees on. Messages have another checksum (wire/crc32c.h).
 
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "thinwire/span.h"
 
 namespace thinwire {
 
-/// Hash of the bytes in host memory and of `seed`, which may be the hash of what came before. Bytes that
-/// differ in one 64-bit word alone never have the same hash.
+/// Hash of the bytes in host memory and of `seed`, which may be the hash of what came before: tells by 8 bytes
+/// whether two ranks hold the same ones. Bytes that differ in one 64-bit word alone never have the same hash.
+/// At the speed of memory; not against an attacker.
 inline std::uint64_t content_hash(Span<const std::byte> bytes, std::uint64_t seed) {
   // Every operation on a lane is one to one, in the word as in the lane.
   constexpr std::uint64_t kWord = 0x9E3779B97F4A7C15u;
@@ -35,5 +38,18 @@ inline std::uint64_t content_hash(Span<const std::byte> bytes, std::uint64_t see
     hash = mix(hash, word_at(at, std::min<std::size_t>(8, bytes.size() - at)));
   return hash ^ (hash >> 32);
 }
+
+/// FNV-1a of 64 bits, byte by byte: the checksum of files, and a hash of texts. Slow on large data.
+class Fnv1a {
+ public:
+  void add(const void* data, std::size_t size) {
+    const auto* bytes = static_cast<const unsigned char*>(data);
+    for (std::size_t i = 0; i < size; ++i) value_ = (value_ ^ bytes[i]) * 0x100000001b3u;
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0xcbf29ce484222325u;
+};
 
 }  // namespace thinwire
