@@ -2,6 +2,7 @@
 // build. No Python object is touched while a bucket is compressed or under way; the lock is taken to hand
 // over rows, which come back as a new tensor.
 
+#include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -12,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,8 @@
 #include "comm/tcp_links.h"
 #include "core/hashes.h"
 #include "core/srun.h"
+#include "planner/link_text.h"
+#include "session/plan.h"
 #include "session/replicas.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
@@ -27,7 +31,6 @@
 #include "torch/c10d_compat.h"
 #include "torch/ddp_engine.h"
 #include "torch/loopback_listener.h"
-#include "torch/python_plan.h"
 #include "torch/start_watch.h"
 
 namespace py = pybind11;
@@ -54,6 +57,7 @@ std::unique_ptr<C10dCommunicator> open_communicator(const py::handle& group, con
 }
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
+using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
 /// Parameters by the identity of their tensors, as DDP's buckets name them.
 class Names {
@@ -277,6 +281,7 @@ class PythonEngine {
   }
 
   DdpEngine& engine() { return *engine_; }
+  const DdpEngine& engine() const { return *engine_; }
 
  private:
   Names names_;
@@ -345,25 +350,68 @@ py::list systems() {
   return all;
 }
 
+/// (name, elements, leading dimension)
+using PlannedParameter = std::tuple<std::string, std::size_t, std::size_t>;
+
+/// What `python3 -m thinwire.plan` has from C++, see session/plan.h.
+/// Of each number of workers a table and its rows as JSON objects, separated by commas.
+std::vector<std::pair<std::string, std::string>> plan_all(
+    const std::vector<std::vector<PlannedParameter>>& buckets, std::vector<double> ready, double backward_end,
+    double rest, double threads, std::vector<std::string> specs, const std::vector<int>& workers,
+    const std::string& link, int ranks_per_host, double cores, std::size_t lanes) {
+  const VirtualLink parsed = parse_link(link);
+  PlanRequest request{.compute = {std::move(ready), backward_end, rest, threads},
+                      .specs = specs.empty() ? candidates_of_auto() : std::move(specs),
+                      .ranks_per_host = ranks_per_host,
+                      .cores = cores,
+                      .lanes = lanes};
+  for (const auto& bucket : buckets) {
+    BucketLayout layout;
+    for (const auto& [name, elements, rows] : bucket) layout.push_back({name, elements, rows});
+    request.buckets.push_back(std::move(layout));
+  }
+  StepPlanner planner(std::move(request));
+  std::vector<std::pair<std::string, std::string>> texts;
+  for (const int one : workers) {
+    const Plan plan = planner.plan(one, parsed);
+    const PlansElsewhere elsewhere = planner.plan_elsewhere(one, parsed);
+    texts.emplace_back(plan_table(planner.request(), plan, elsewhere),
+                       plan_json(planner.request(), plan, elsewhere));
+  }
+  return texts;
+}
+
 /// What can be asked about specs without an engine.
 void add_systems(py::module& module) {
   module.def("systems", &systems);
   module.def("freezes_variance",
              [](const std::string& spec) { return builtin_registry().freezes_variance(spec); });
-  add_plan(module);
+  module.def("plan", &plan_all, py::kw_only(), py::arg("buckets"), py::arg("ready"), py::arg("backward_end"),
+             py::arg("rest"), py::arg("threads"), py::arg("specs"), py::arg("workers"), py::arg("link"),
+             py::arg("ranks_per_host"), py::arg("cores"), py::arg("lanes"), WithoutLock());
+}
+
+/// A function of the engine behind Python's.
+template <class Result, class... Arguments>
+auto of_engine(Result (DdpEngine::*function)(Arguments...)) {
+  return [function](PythonEngine& self, std::decay_t<Arguments>... arguments) {
+    return (self.engine().*function)(std::move(arguments)...);
+  };
+}
+template <class Result>
+auto of_engine(Result (DdpEngine::*function)() const) {
+  return [function](const PythonEngine& self) { return (self.engine().*function)(); };
 }
 
 /// What can be asked of an engine.
 void add_questions(py::class_<PythonEngine, std::shared_ptr<PythonEngine>>& engine) {
-  engine.def("spec", [](PythonEngine& self) { return self.engine().spec(); })
-      .def("variance_is_frozen", [](PythonEngine& self) { return self.engine().variance_is_frozen(); })
-      .def("step", [](PythonEngine& self) { return self.engine().step(); })
-      .def("report", [](PythonEngine& self) { return self.engine().report(); })
-      .def(
-          "explain", [](PythonEngine& self) { return self.engine().explain(); },
-          py::call_guard<py::gil_scoped_release>())
-      .def("changes", &PythonEngine::changes, py::call_guard<py::gil_scoped_release>())
-      .def("times_changed", [](PythonEngine& self) { return self.engine().times_changed(); })
+  engine.def("spec", of_engine(&DdpEngine::spec))
+      .def("variance_is_frozen", of_engine(&DdpEngine::variance_is_frozen))
+      .def("step", of_engine(&DdpEngine::step))
+      .def("report", of_engine(&DdpEngine::report))
+      .def("explain", of_engine(&DdpEngine::explain), WithoutLock())
+      .def("changes", &PythonEngine::changes, WithoutLock())
+      .def("times_changed", of_engine(&DdpEngine::times_changed))
       .def("buckets", &PythonEngine::buckets);
 }
 
@@ -374,7 +422,7 @@ void add_start(py::module& module) {
            py::arg("store_host"), py::arg("deadline_seconds"))
       .def("begins", &StartWatch::begins)
       .def("ends", &StartWatch::ends)
-      .def("blame", &StartWatch::blame, py::call_guard<py::gil_scoped_release>());
+      .def("blame", &StartWatch::blame, WithoutLock());
   module.attr("longest_deadline_seconds") = Communicator::kLongestDeadlineSeconds;
   module.def("lengthen_gloo_timeout", [](const py::handle& group) {
     return lengthen_gloo_timeout(*share<c10d_compat::Group>(group));
@@ -390,7 +438,7 @@ void add_start(py::module& module) {
 }  // namespace thinwire
 
 PYBIND11_MODULE(_C, module) {
-  using thinwire::PythonEngine;
+  using namespace thinwire;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>> engine(module, "Engine");
   engine
       .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
@@ -401,38 +449,26 @@ PYBIND11_MODULE(_C, module) {
            py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
            py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
-      .def(
-          "last_bucket_was_submitted", [](PythonEngine& self) { self.engine().last_bucket_was_submitted(); },
-          py::call_guard<py::gil_scoped_release>())
-      .def(
-          "end_backward",
-          [](PythonEngine& self, std::vector<std::string> unused) {
-            self.engine().end_backward(std::move(unused));
-          },
-          py::call_guard<py::gil_scoped_release>())
-      .def("set_spec", [](PythonEngine& self, const std::string& spec) { self.engine().set_spec(spec); })
-      .def("set_learning_rate",
-           [](PythonEngine& self, double rate) { self.engine().set_learning_rate(rate); })
-      .def(
-          "scale_state", [](PythonEngine& self, float factor) { self.engine().scale_state(factor); },
-          py::call_guard<py::gil_scoped_release>())
+      .def("last_bucket_was_submitted", of_engine(&DdpEngine::last_bucket_was_submitted), WithoutLock())
+      .def("end_backward", of_engine(&DdpEngine::end_backward), WithoutLock())
+      .def("set_spec", of_engine(&DdpEngine::set_spec))
+      .def("set_learning_rate", of_engine(&DdpEngine::set_learning_rate))
+      .def("scale_state", of_engine(&DdpEngine::scale_state), WithoutLock())
       .def("gather", &PythonEngine::gather)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
-      .def(
-          "close", [](PythonEngine& self) { self.engine().close(); },
-          py::call_guard<py::gil_scoped_release>());
-  thinwire::add_questions(engine);
-  thinwire::add_start(module);
-  module.def("hash_tensors", &thinwire::hash_tensors);
-  module.def("replica_difference", &thinwire::replica_difference);
-  module.def("fail_future", &thinwire::fail_future);
-  module.def("merge_states", &thinwire::merge_states);
-  module.def("share_state", &thinwire::share_state);
-  module.def("fit_state", &thinwire::fit_state);
-  module.def("measure_link", &thinwire::measure);
-  module.def("simd_targets", &thinwire::simd_targets);
-  thinwire::add_systems(module);
+      .def("close", of_engine(&DdpEngine::close), WithoutLock());
+  add_questions(engine);
+  add_start(module);
+  module.def("hash_tensors", &hash_tensors);
+  module.def("replica_difference", &replica_difference);
+  module.def("fail_future", &fail_future);
+  module.def("merge_states", &merge_states);
+  module.def("share_state", &share_state);
+  module.def("fit_state", &fit_state);
+  module.def("measure_link", &measure);
+  module.def("simd_targets", &simd_targets);
+  add_systems(module);
 #if defined(THINWIRE_CUDA_EMULATED)
   module.attr("cuda") = "emulated";
 #elif defined(THINWIRE_HAS_CUDA)
@@ -440,6 +476,6 @@ PYBIND11_MODULE(_C, module) {
 #else
   module.attr("cuda") = "no";
 #endif
-  module.def("cuda_devices", &thinwire::cuda_devices);
-  module.attr("version") = thinwire::kVersion;
+  module.def("cuda_devices", &cuda_devices);
+  module.attr("version") = kVersion;
 }

@@ -1,4 +1,4 @@
-# What torch/python_module.cc and torch/python_plan.cc define.
+# What torch/python_module.cc defines.
 # tests/pytorch/stub_test.py holds it to the module that was built.
 from collections.abc import Sequence
 from typing import Literal, Optional, TypedDict, Union

@@ -12,9 +12,9 @@
 
 namespace thinwire {
 
-/// Hash of the bytes in host memory and of `seed`, which may be the hash of what came before: tells by 8 bytes
-/// whether two ranks hold the same ones. Bytes that differ in one 64-bit word alone never have the same hash.
-/// At the speed of memory; not against an attacker.
+/// Hash of the bytes in host memory and of `seed`, which may be the hash of what came before. It tells
+/// whether two ranks hold the same bytes: those that differ in one 64-bit word alone never have the same
+/// hash. At the speed of memory; not against an attacker.
 inline std::uint64_t content_hash(Span<const std::byte> bytes, std::uint64_t seed) {
   // Every operation on a lane is one to one, in the word as in the lane.
   constexpr std::uint64_t kWord = 0x9E3779B97F4A7C15u;

@@ -12,7 +12,6 @@
 
 #include "comm/message_tags.h"
 #include "systems/marsit/one_bit_all_reduce.h"
-#include "systems/marsit/torus.h"
 #include "systems/systems.h"
 #include "thinwire/in_process.h"
 

@@ -1,6 +1,7 @@
 #include "systems/marsit/one_bit_all_reduce.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "core/partition.h"
 #include "kernels/signs/random_signs.h"
@@ -9,6 +10,15 @@
 
 namespace thinwire {
 namespace {
+
+/// The largest divisor of n that is at most its square root.
+int squarest_rows(int n) {
+  int rows = 1;
+  for (int r = 2; r * r <= n; ++r) {
+    if (n % r == 0) rows = r;
+  }
+  return rows;
+}
 
 /// 128 KiB of bits per message: packing one reads up to 8 MiB, long enough to hide a hop's latency.
 constexpr std::size_t kChunkElements = std::size_t{1} << 20;
@@ -25,6 +35,32 @@ std::size_t largest_chunk_bytes(std::size_t elements, std::size_t parts) {
 }
 
 }  // namespace
+
+Torus::Torus(int world_size, int rows) : world_size_(world_size), rows_(rows) {
+  if (rows == 0) {
+    rows_ = squarest_rows(world_size);
+    if (rows_ == 1 && world_size > 3) {
+      rows_ = squarest_rows(world_size - 1);
+      columns_ = (world_size - 1) / rows_;
+      return;
+    }
+  }
+  if (rows_ > world_size) {
+    throw std::invalid_argument("marsit: rows=" + std::to_string(rows_) + " in a world of " +
+                                std::to_string(world_size) + ": there cannot be more rows than workers");
+  }
+  columns_ = world_size / rows_;
+  if (folded() > core()) {
+    throw std::invalid_argument("marsit: rows=" + std::to_string(rows_) + " leaves " +
+                                std::to_string(folded()) + " of " + std::to_string(world_size) +
+                                " workers outside the torus, more than stand in it");
+  }
+}
+
+std::uint32_t Torus::row_weight(int row) const {
+  const int first = row * columns_;
+  return static_cast<std::uint32_t>(columns_ + std::clamp(folded() - first, 0, columns_));
+}
 
 OneBitAllReduce::OneBitAllReduce(BucketId bucket, Span<const float> gradient, Span<const float> residual,
                                  Step& step, const Torus& torus)
