@@ -5,8 +5,6 @@
 // bytes reached in this run. Sizes are far beyond the last-level cache. How each figure is derived stands in
 // docs/kernels.md.
 
-#include <memory>
-#include <random>
 #include <vector>
 
 #include "bench/measure.h"
@@ -20,26 +18,14 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kElements = 25'000'000;
 constexpr std::size_t kWords = (kElements + 63) / 64;
 /// The operator works on bits: as many words as make its arrays as large as the gradient's.
 constexpr std::size_t kManyWords = kElements / 2;
 
-struct Data {
-  std::vector<float> gradient, residual, copy;
+struct Data : RandomVectors {
   std::vector<std::uint64_t> bits, own, received, masks;
-  std::unique_ptr<Executor> executor = make_cpu_executor(1);
 
-  Data()
-      : gradient(kElements),
-        residual(kElements),
-        copy(kElements),
-        bits(kWords),
-        own(kManyWords),
-        received(kManyWords),
-        masks(kManyWords) {
-    std::mt19937 random(1);
-    for (auto* vector : {&gradient, &residual, &copy}) fill_randomly(random, *vector);
+  Data() : bits(kWords), own(kManyWords), received(kManyWords), masks(kManyWords) {
     for (auto* vector : {&bits, &own, &received, &masks}) {
       for (auto& word : *vector) word = std::uint64_t{random()} << 32 | random();
     }
@@ -49,34 +35,32 @@ struct Data {
 constexpr auto& data = made_once<Data>;
 
 void pack(benchmark::State& state) {
-  against_read(state, (4.0 + 1.0 / 8) * kElements, kElements, [] {
-    benchmark::DoNotOptimize(pack_signs(*data().executor, data().gradient, {}, data().bits));
-  });
+  against_read(state, (4.0 + 1.0 / 8) * kElements, kElements,
+               [] { benchmark::DoNotOptimize(pack_signs(executor(), data().gradient, {}, data().bits)); });
 }
 
 void pack_with_residual(benchmark::State& state) {
   against_read(state, (8.0 + 1.0 / 8) * kElements, kElements, [] {
-    benchmark::DoNotOptimize(pack_signs(*data().executor, data().gradient, data().residual, data().bits));
+    benchmark::DoNotOptimize(pack_signs(executor(), data().gradient, data().residual, data().bits));
   });
 }
 
 void apply(benchmark::State& state) {
   against_copy(state, (16.0 + 1.0 / 8) * kElements, kElements, [] {
-    benchmark::DoNotOptimize(
-        apply_signs(*data().executor, data().bits, 0.1f, data().gradient, data().residual));
+    benchmark::DoNotOptimize(apply_signs(executor(), data().bits, 0.1f, data().gradient, data().residual));
   });
 }
 
 void merge(benchmark::State& state) {
   // Reads own, received and mask, writes own.
   against_copy(state, 4.0 * 8 * kManyWords, 64.0 * kManyWords,
-               [] { merge_signs(*data().executor, data().own, data().received, data().masks); });
+               [] { merge_signs(executor(), data().own, data().received, data().masks); });
 }
 
 void bernoulli(benchmark::State& state) {
   const auto m = static_cast<std::uint32_t>(state.range(0));
   against_copy(state, 8.0 * kWords, 64.0 * kWords, [m] {
-    bernoulli_bits(*data().executor, random_stream(1, 2, 3, RandomPurpose::merge), 0, 1, m, data().bits);
+    bernoulli_bits(executor(), random_stream(1, 2, 3, RandomPurpose::merge), 0, 1, m, data().bits);
   });
 }
 
@@ -84,23 +68,22 @@ void votes(benchmark::State& state) {
   const int planes = 3;
   auto& counters = data().received;
   against_copy(state, (2.0 * planes + 1) * 8 * kWords, 64.0 * kWords, [&] {
-    add_votes(*data().executor, Span<std::uint64_t>(counters).first(planes * kWords), planes, data().bits);
+    add_votes(executor(), Span<std::uint64_t>(counters).first(planes * kWords), planes, data().bits);
   });
 }
 
 void stochastic(benchmark::State& state) {
   against_read(state, (4.0 + 1.0 / 8) * kElements, kElements, [] {
-    stochastic_signs(*data().executor, random_stream(1, 2, 3, RandomPurpose::stochastic_sign),
-                     data().gradient, {}, 1e-4f, data().bits);
+    stochastic_signs(executor(), random_stream(1, 2, 3, RandomPurpose::stochastic_sign), data().gradient, {},
+                     1e-4f, data().bits);
   });
 }
 
 void encode(benchmark::State& state) {
   const auto format = state.range(0) == 0 ? HalfFormat::fp16 : HalfFormat::bf16;
   const Span<std::uint16_t> out(reinterpret_cast<std::uint16_t*>(data().copy.data()), kElements);
-  against_copy(state, 6.0 * kElements, kElements, [&] {
-    benchmark::DoNotOptimize(encode_half(*data().executor, format, data().gradient, {}, out));
-  });
+  against_copy(state, 6.0 * kElements, kElements,
+               [&] { benchmark::DoNotOptimize(encode_half(executor(), format, data().gradient, {}, out)); });
 }
 
 /// Equal steps, or, for comparison, the levels 2^-k.
@@ -118,19 +101,19 @@ void quantize(benchmark::State& state) {
   std::vector<float> norms(chunk_count(kElements, kChunk));
   const double inputs = state.range(3) != 0 ? 8.0 : 4.0;
   against_read(state, (inputs + static_cast<double>(levels.bits) / 8) * kElements, kElements, [&] {
-    benchmark::DoNotOptimize(
-        quantize_chunks(*data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels, norm,
-                        kChunk, data().gradient, residual, norms, Span<std::uint64_t>(data().received)));
+    benchmark::DoNotOptimize(quantize_chunks(executor(), random_stream(1, 2, 3, RandomPurpose::rounding),
+                                             levels, norm, kChunk, data().gradient, residual, norms,
+                                             Span<std::uint64_t>(data().received)));
   });
 }
 
 void decode(benchmark::State& state) {
   const auto levels = levels_of(static_cast<std::size_t>(state.range(0)), state.range(1) != 0);
   std::vector<float> norms(chunk_count(kElements, kChunk));
-  quantize_chunks(*data().executor, random_stream(1, 2, 3, RandomPurpose::rounding), levels,
+  quantize_chunks(executor(), random_stream(1, 2, 3, RandomPurpose::rounding), levels,
                   QuantizationNorm::largest, kChunk, data().gradient, {}, norms, data().received);
   against_copy(state, (4.0 + static_cast<double>(levels.bits) / 8) * kElements, kElements, [&] {
-    dequantize(*data().executor, levels, {.chunk = kChunk}, norms, data().received, 0, false, data().copy);
+    dequantize(executor(), levels, {.chunk = kChunk}, norms, data().received, 0, false, data().copy);
   });
 }
 

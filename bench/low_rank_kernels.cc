@@ -2,7 +2,6 @@
 // core, in one run: start it with OPENBLAS_NUM_THREADS=1. What each figure counts stands in
 // docs/kernels.md.
 
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -20,12 +19,10 @@ extern "C" void sgemm_(const char* transpose_a, const char* transpose_b, const i
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kElements = 25'000'000;
 constexpr std::size_t kLargestRank = 32;
 
 struct Data {
   std::vector<float> gradient, copy, left, right;
-  std::unique_ptr<Executor> executor = make_cpu_executor(1);
 
   Data() : gradient(kElements), copy(kElements), left(kLargestRank * 5000), right(kLargestRank * 5000) {
     std::mt19937 random(1);
@@ -56,13 +53,13 @@ void product(benchmark::State& state, Run run) {
 
 void right_product(benchmark::State& state) {
   product(state, [](const Case& one) {
-    multiply_right(*data().executor, one.shape, one.rank, data().gradient, data().right, data().left);
+    multiply_right(executor(), one.shape, one.rank, data().gradient, data().right, data().left);
   });
 }
 
 void left_product(benchmark::State& state) {
   product(state, [](const Case& one) {
-    multiply_left(*data().executor, one.shape, one.rank, data().gradient, data().left, data().right);
+    multiply_left(executor(), one.shape, one.rank, data().gradient, data().left, data().right);
   });
 }
 
@@ -73,7 +70,7 @@ void apply(benchmark::State& state) {
   std::vector<float> gradient(one.shape.elements());
   against_copy(state, 12 * elements, elements, [&] {
     const Factors factors{data().left, data().right};
-    apply_products(*data().executor, one.shape, one.rank, factors, factors, gradient, data().copy);
+    apply_products(executor(), one.shape, one.rank, factors, factors, gradient, data().copy);
   });
 }
 
@@ -84,8 +81,8 @@ void apply_both(benchmark::State& state) {
   std::vector<float> gradient(one.shape.elements());
   const std::vector<float> own(data().right);
   against_copy(state, 12 * elements, elements, [&] {
-    apply_products(*data().executor, one.shape, one.rank, {data().left, data().right}, {data().left, own},
-                   gradient, data().copy);
+    apply_products(executor(), one.shape, one.rank, {data().left, data().right}, {data().left, own}, gradient,
+                   data().copy);
   });
 }
 

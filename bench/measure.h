@@ -10,11 +10,22 @@
 #include <random>
 #include <vector>
 
+#include "thinwire/executor.h"
+
 namespace thinwire {
 
 /// Bandwidths of this run's read and memcpy, bytes per second; measured before anything is held against them.
 inline double read_bandwidth = 0;
 inline double copy_bandwidth = 0;
+
+/// Elements of a gradient, far beyond the last-level cache.
+inline constexpr std::size_t kElements = 25'000'000;
+
+/// One core's.
+inline Executor& executor() {
+  static const auto made = make_cpu_executor(1);
+  return *made;
+}
 
 /// What all benchmarks of a program work on.
 template <class Data>
@@ -81,5 +92,15 @@ void measure_read(benchmark::State& state) {
 inline void fill_randomly(std::mt19937& random, std::vector<float>& values) {
   for (auto& value : values) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
 }
+
+/// Gradients of such values.
+struct RandomVectors {
+  std::mt19937 random{1};
+  std::vector<float> gradient, residual, copy;
+
+  RandomVectors() : gradient(kElements), residual(kElements), copy(kElements) {
+    for (auto* vector : {&gradient, &residual, &copy}) fill_randomly(random, *vector);
+  }
+};
 
 }  // namespace thinwire

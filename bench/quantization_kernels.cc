@@ -2,7 +2,6 @@
 // each figure counts stands in docs/kernels.md.
 
 #include <cmath>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -13,13 +12,11 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kElements = 25'000'000;
 constexpr double kCellShare = 0.005;
 
 struct Data {
   std::vector<float> gradient, residual, copy;
   std::vector<std::uint64_t> codes;
-  std::unique_ptr<Executor> executor = make_cpu_executor(1);
   Workspace workspace;
 
   Data() : gradient(kElements), residual(kElements), copy(kElements) {
@@ -42,7 +39,7 @@ struct OneGroup {
   explicit OneGroup(std::size_t bits) {
     PerCluster<Cluster> clusters{};
     Workspace workspace;
-    ClusterFinder(*data().executor, workspace).find(data().gradient, {}, bits, 0.01, 1, clusters);
+    ClusterFinder(executor(), workspace).find(data().gradient, {}, bits, 0.01, 1, clusters);
     sketch.bits = bits;
     sketch.stream = random_stream(1, 2, 3, RandomPurpose::sketch);
     PerCluster<float> centres{};
@@ -67,7 +64,7 @@ void cluster_encode(benchmark::State& state) {
   const double bytes = (with_residual ? 8.0 : 4.0) * kElements;
   against_read(state, bytes, kElements, [&] {
     data().workspace.reset();
-    encode_clusters(*data().executor, data().workspace, one.sketch, 0, data().gradient,
+    encode_clusters(executor(), data().workspace, one.sketch, 0, data().gradient,
                     with_residual ? Span<const float>(data().residual) : Span<const float>(), data().codes,
                     one.means);
   });
@@ -110,7 +107,7 @@ void kmeans(benchmark::State& state) {
   PerCluster<Cluster> clusters{};
   against_read(state, 0.4 * kElements, 0.1 * kElements, [&] {
     data().workspace.reset();
-    ClusterFinder(*data().executor, data().workspace)
+    ClusterFinder(executor(), data().workspace)
         .find(data().gradient, {}, static_cast<std::size_t>(state.range(0)), 0.1, 1, clusters);
   });
 }

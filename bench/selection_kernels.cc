@@ -2,7 +2,6 @@
 // What each figure counts stands in docs/kernels.md.
 
 #include <cmath>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -16,19 +15,7 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kElements = 25'000'000;
-
-struct Data {
-  std::vector<float> gradient, residual, copy;
-  std::unique_ptr<Executor> executor = make_cpu_executor(1);
-
-  Data() : gradient(kElements), residual(kElements), copy(kElements) {
-    std::mt19937 random(1);
-    for (auto* vector : {&gradient, &residual, &copy}) fill_randomly(random, *vector);
-  }
-};
-
-constexpr auto& data = made_once<Data>;
+constexpr auto& data = made_once<RandomVectors>;
 
 /// lambda = 0.5: half a cell per element. An insertion reads every element, and per row of the table fetches
 /// and writes a cell for it; a query reads a cell per row and writes an estimate.
@@ -43,7 +30,7 @@ void sketch_insert(benchmark::State& state) {
   const CountSketch sketch = sketch_of(rows, static_cast<std::size_t>(state.range(1)));
   const auto table = Span<float>(data().copy).first(sketch.cells());
   against_copy(state, 4.0 * kElements + static_cast<double>(rows) * 8 * kElements, kElements,
-               [&] { insert(*data().executor, sketch, data().gradient, {}, table); });
+               [&] { insert(executor(), sketch, data().gradient, {}, table); });
 }
 
 void sketch_query(benchmark::State& state) {
@@ -51,7 +38,7 @@ void sketch_query(benchmark::State& state) {
   const CountSketch sketch = sketch_of(rows, static_cast<std::size_t>(state.range(1)));
   const auto table = Span<const float>(data().gradient).first(sketch.cells());
   against_copy(state, 4.0 * static_cast<double>(rows + 1) * kElements, kElements,
-               [&] { query(*data().executor, sketch, table, data().copy); });
+               [&] { query(executor(), sketch, table, data().copy); });
 }
 
 /// Blocks of 256, one in 32, from a bucket: what block_top_k hands to a sketch. The table stays in the cache.
@@ -64,7 +51,7 @@ void sketch_sparse(benchmark::State& state) {
       make_count_sketch(random_stream(1, 2, 3, RandomPurpose::sketch), 1, list.listed() / 2, 64);
   const auto table = Span<float>(data().copy).first(sketch.cells());
   against_copy(state, 12 * listed, listed, [&] {
-    insert_blocks(*data().executor, sketch, list, BlockLayout::in_bucket, data().gradient, {}, table);
+    insert_blocks(executor(), sketch, list, BlockLayout::in_bucket, data().gradient, {}, table);
   });
 }
 
@@ -82,13 +69,13 @@ void scalar_sketch(benchmark::State& state) {
 void norms_of_blocks(benchmark::State& state) {
   std::vector<float> norms(block_count(kElements, 256));
   against_read(state, 8.0 * kElements, kElements,
-               [&] { block_norms(*data().executor, data().gradient, data().residual, 256, norms); });
+               [&] { block_norms(executor(), data().gradient, data().residual, 256, norms); });
 }
 
 void flags_of_blocks(benchmark::State& state) {
   std::vector<std::uint64_t> flags(bitmap_words(block_count(kElements, 256)));
   against_read(state, 4.0 * kElements, kElements, [&] {
-    benchmark::DoNotOptimize(flag_nonzero_blocks(*data().executor, data().gradient, {}, 256, flags));
+    benchmark::DoNotOptimize(flag_nonzero_blocks(executor(), data().gradient, {}, 256, flags));
   });
 }
 
@@ -119,7 +106,7 @@ struct SketchedData {
       const float uniform = (static_cast<float>(random()) + 1) * 0x1p-32f;
       data().copy[i] = ((random() & 1) != 0 ? 1.0f : -1.0f) / std::sqrt(uniform);
     }
-    insert(*data().executor, sketch, Span<const float>(data().copy).first(elements), {}, table);
+    insert(executor(), sketch, Span<const float>(data().copy).first(elements), {}, table);
   }
 };
 
@@ -148,7 +135,7 @@ void candidates(benchmark::State& state, Select select) {
 
 void largest_estimates(benchmark::State& state) {
   candidates(state, [](Workspace& workspace, const Candidates& of, const SketchedData& sketched) {
-    return select_largest_estimates(*data().executor, workspace, sketched.sketch, of.elements, sketched.table,
+    return select_largest_estimates(executor(), workspace, sketched.sketch, of.elements, sketched.table,
                                     of.wanted);
   });
 }
@@ -157,8 +144,8 @@ void largest_estimates(benchmark::State& state) {
 void largest_of_all_estimates(benchmark::State& state) {
   candidates(state, [](Workspace& workspace, const Candidates& of, const SketchedData& sketched) {
     const auto estimates = workspace.take<float>(of.elements);
-    query(*data().executor, sketched.sketch, sketched.table, estimates);
-    return select_largest(*data().executor, workspace, estimates, {}, of.wanted);
+    query(executor(), sketched.sketch, sketched.table, estimates);
+    return select_largest(executor(), workspace, estimates, {}, of.wanted);
   });
 }
 
@@ -166,7 +153,7 @@ void small_table_insert(benchmark::State& state) {
   const Candidates of(state);
   SketchedData sketched(of.elements, of.rows, of.columns);
   against_copy(state, 4.0 * static_cast<double>(of.elements), static_cast<double>(of.elements), [&] {
-    insert(*data().executor, sketched.sketch, Span<const float>(data().gradient).first(of.elements),
+    insert(executor(), sketched.sketch, Span<const float>(data().gradient).first(of.elements),
            Span<const float>(data().residual).first(of.elements), sketched.table);
   });
 }
@@ -180,8 +167,7 @@ void top_k(benchmark::State& state) {
   const std::size_t k = share_of_elements(state);
   against_read(state, 8.0 * kElements, kElements, [&] {
     workspace.reset();
-    const Selection selection =
-        select_largest(*data().executor, workspace, data().gradient, data().residual, k);
+    const Selection selection = select_largest(executor(), workspace, data().gradient, data().residual, k);
     benchmark::DoNotOptimize(selection.size());
   });
 }
@@ -190,7 +176,7 @@ void top_k(benchmark::State& state) {
 void top_k_threshold(benchmark::State& state) {
   const std::size_t k = share_of_elements(state);
   against_read(state, 3 * 8.0 * kElements, kElements, [&] {
-    benchmark::DoNotOptimize(cut_of_largest(*data().executor, data().gradient, data().residual, k));
+    benchmark::DoNotOptimize(cut_of_largest(executor(), data().gradient, data().residual, k));
   });
 }
 

@@ -1,7 +1,6 @@
 // Kernels of the sparse systems beside memory and beside a straightforward scalar loop, on one core, in one
 // run. What each figure counts stands in docs/kernels.md.
 
-#include <memory>
 #include <random>
 #include <unordered_map>
 #include <vector>
@@ -17,7 +16,6 @@
 namespace thinwire {
 namespace {
 
-constexpr std::size_t kElements = 25'000'000;
 constexpr std::size_t kOwners = 16;
 
 /// Non-zeros of a gradient in which one element in `every` is not zero, and a second rank's.
@@ -28,7 +26,6 @@ struct Sparse {
 
 struct Data {
   std::vector<float> gradient, copy;
-  std::unique_ptr<Executor> executor = make_cpu_executor(1);
   IndexPermutation permutation =
       IndexPermutation::make(kElements, random_stream(1, 2, 3, RandomPurpose::ownership));
   std::unordered_map<std::int64_t, Sparse> sparse;
@@ -76,7 +73,7 @@ void nonzeros(benchmark::State& state, const Sparse& sparse) {
   Workspace workspace;
   against_read(state, 4.0 * kElements + 8 * count_of(sparse.indices), kElements, [&] {
     workspace.reset();
-    benchmark::DoNotOptimize(find_nonzeros(*data().executor, data().gradient, {}, workspace));
+    benchmark::DoNotOptimize(find_nonzeros(executor(), data().gradient, {}, workspace));
   });
 }
 
@@ -97,7 +94,7 @@ void nonzeros_loop(benchmark::State& state, const Sparse& sparse) {
 void permutation(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> slots(sparse.indices.size());
   against_copy(state, 8 * count_of(sparse.indices), count_of(sparse.indices),
-               [&] { permute(*data().executor, data().permutation, sparse.indices, slots); });
+               [&] { permute(executor(), data().permutation, sparse.indices, slots); });
 }
 
 void permutation_loop(benchmark::State& state, const Sparse& sparse) {
@@ -125,13 +122,13 @@ void partition(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint16_t> owner_of(count);
   std::vector<std::size_t> counts(kOwners);
   std::vector<RowCursor> cursors(kOwners);
-  permute(*data().executor, data().permutation, sparse.indices, slots);
+  permute(executor(), data().permutation, sparse.indices, slots);
   against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
-    find_owners(*data().executor, slots, kElements, kOwners, owner_of, counts);
+    find_owners(executor(), slots, kElements, kOwners, owner_of, counts);
     std::size_t at = 0;
     for (std::size_t p = 0; p < kOwners; at += counts[p++])
       cursors[p] = {out.data() + at, out_values.data() + at};
-    split_by_owner(*data().executor, owner_of, sparse.indices, sparse.values, 1, cursors);
+    split_by_owner(executor(), owner_of, sparse.indices, sparse.values, 1, cursors);
   });
 }
 
@@ -144,21 +141,21 @@ void partition_by_hash(benchmark::State& state, const Sparse& sparse) {
   std::vector<float> out_values(count);
   std::vector<std::uint16_t> owner_of(count);
   std::vector<std::size_t> counts(kOwners), cursors(kOwners);
-  permute(*data().executor, data().permutation, sparse.indices, slots);
+  permute(executor(), data().permutation, sparse.indices, slots);
   const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership, 0, 1);
   against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
-    find_owners(*data().executor, slots, kElements, kOwners, owner_of, counts);
-    split_positions_by_hash(*data().executor, shape, stream, sparse.indices, owner_of, counts,
+    find_owners(executor(), slots, kElements, kOwners, owner_of, counts);
+    split_positions_by_hash(executor(), shape, stream, sparse.indices, owner_of, counts,
                             {.slots = table, .serial = serial, .cursors = cursors}, positions);
     for (std::size_t k = 0; k < count; ++k) out[k] = sparse.indices[positions[k]];
-    gather_rows(*data().executor, sparse.values, {}, positions, 1, out_values);
+    gather_rows(executor(), sparse.values, {}, positions, 1, out_values);
   });
 }
 
 /// The plain way: a vector per owner, grown as rows come, the owner by a 64-bit division.
 void partition_loop(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> slots(sparse.indices.size());
-  permute(*data().executor, data().permutation, sparse.indices, slots);
+  permute(executor(), data().permutation, sparse.indices, slots);
   std::vector<std::vector<std::pair<std::uint32_t, float>>> parts(kOwners);
   against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
     for (auto& part : parts) part.clear();
@@ -175,7 +172,7 @@ void merge_sorted(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> indices(sparse.indices.size() + sparse.other.size());
   std::vector<float> values(indices.size());
   against_copy(state, 16 * count, count, [&] {
-    benchmark::DoNotOptimize(merge_sorted_rows(*data().executor, sparse.indices, sparse.values, sparse.other,
+    benchmark::DoNotOptimize(merge_sorted_rows(executor(), sparse.indices, sparse.values, sparse.other,
                                                sparse.other_values, 1, indices, values));
   });
 }
@@ -188,12 +185,12 @@ void merge_by_bitmap(benchmark::State& state, const Sparse& sparse) {
   std::vector<float> sums(sparse.indices.size() + sparse.other.size());
   against_copy(state, 16 * count, count, [&] {
     std::fill(bits.begin(), bits.end(), 0);
-    set_bits(*data().executor, sparse.indices, bits);
-    set_bits(*data().executor, sparse.other, bits);
-    const std::size_t total = count_bits_before(*data().executor, bits, before);
+    set_bits(executor(), sparse.indices, bits);
+    set_bits(executor(), sparse.other, bits);
+    const std::size_t total = count_bits_before(executor(), bits, before);
     std::fill_n(sums.begin(), total, 0.0f);
-    accumulate_rows(*data().executor, sparse.indices, sparse.values, 1, bits, before, true, sums);
-    accumulate_rows(*data().executor, sparse.other, sparse.other_values, 1, bits, before, true, sums);
+    accumulate_rows(executor(), sparse.indices, sparse.values, 1, bits, before, true, sums);
+    accumulate_rows(executor(), sparse.other, sparse.other_values, 1, bits, before, true, sums);
   });
 }
 
@@ -213,17 +210,17 @@ void bitmap_decode(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint64_t> bits(bitmap_words(kElements), 0);
   std::vector<std::uint32_t> before(bits.size());
   std::vector<std::uint32_t> positions(sparse.indices.size());
-  set_bits(*data().executor, sparse.indices, bits);
+  set_bits(executor(), sparse.indices, bits);
   against_copy(state, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
-    count_bits_before(*data().executor, bits, before);
-    list_bits(*data().executor, bits, before, positions);
+    count_bits_before(executor(), bits, before);
+    list_bits(executor(), bits, before, positions);
   });
 }
 
 void bitmap_decode_loop(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint64_t> bits(bitmap_words(kElements), 0);
   std::vector<std::uint32_t> positions(sparse.indices.size());
-  set_bits(*data().executor, sparse.indices, bits);
+  set_bits(executor(), sparse.indices, bits);
   against_copy(state, kElements / 8.0 + 4 * count_of(sparse.indices), kElements, [&] {
     std::size_t out = 0;
     for (std::uint32_t i = 0; i < kElements; ++i) {
@@ -236,9 +233,9 @@ void bitmap_decode_loop(benchmark::State& state, const Sparse& sparse) {
 /// What a pull ends with: the mean's values to where they belong, in the order of slots.
 void scatter(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> slots(sparse.indices.size());
-  permute(*data().executor, data().permutation, sparse.indices, slots);
+  permute(executor(), data().permutation, sparse.indices, slots);
   against_copy(state, 12 * count_of(sparse.indices), count_of(sparse.indices),
-               [&] { scatter_rows(*data().executor, slots, sparse.values, 1, data().copy); });
+               [&] { scatter_rows(executor(), slots, sparse.values, 1, data().copy); });
 }
 
 #define SPARSE(function, name) \
