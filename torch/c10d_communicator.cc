@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "comm/fault_board.h"
+#include "comm/message_tags.h"
 #include "comm/tcp_links.h"
 #include "comm/wait_watch.h"
-#include "comm/wire_tag.h"
 #include "thinwire/cuda.h"
 #include "thinwire/errors.h"
 #include "torch/c10d_store.h"

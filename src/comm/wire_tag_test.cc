@@ -1,4 +1,4 @@
-#include "comm/wire_tag.h"
+#include "comm/message_tags.h"
 
 #include <gtest/gtest.h>
 

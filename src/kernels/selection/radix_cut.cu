@@ -6,7 +6,6 @@
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
-#include "kernels/selection/select_tiles.h"
 
 namespace thinwire::cuda {
 namespace {

@@ -11,7 +11,6 @@
 #include "kernels/device/device_algorithms.h"
 #include "kernels/device/resident.h"
 #include "kernels/selection/radix_cut.h"
-#include "kernels/selection/select_tiles.h"
 
 namespace thinwire {
 using namespace cuda;
