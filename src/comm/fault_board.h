@@ -7,6 +7,7 @@
 // Every board's thread also writes a beat now and then, as long as its process lives, so a rank that is busy
 // by itself is told apart from one that is gone. It is read only by those who wait for long (wait_watch.h).
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -17,9 +18,22 @@
 #include <vector>
 
 #include "comm/fault_note.h"
-#include "comm/silence.h"
 
 namespace thinwire {
+
+/// How long something has been silent, without what an interrupted network explains.
+class Silence {
+ public:
+  void heard() { seconds_ = 0; }
+  void nothing_for(double seconds) { seconds_ += seconds; }
+  /// The other end has been out of reach for so long. TCP's pauses between retransmissions double: what was
+  /// lost may come as late after the end of an outage as the outage was long. So that much is excused.
+  void out_of_reach_for(double seconds) { seconds_ = std::min(seconds_, -seconds); }
+  double seconds() const { return seconds_; }
+
+ private:
+  double seconds_ = 0;
+};
 
 /// The end of an inquiry.
 struct Verdict {

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "comm/fault_board.h"
-#include "comm/silence.h"
 
 namespace thinwire {
 

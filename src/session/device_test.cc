@@ -10,7 +10,7 @@
 #include <random>
 #include <sstream>
 
-#include "session/device_specs.h"
+#include "session/contract_specs.h"
 #include "thinwire/cuda.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
