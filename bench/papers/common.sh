@@ -1,5 +1,5 @@
-# What the experiments of this folder share; each sources it with its own name in $experiment. They rerun
-# tables and figures of the papers behind Thinwire's systems, smaller by default:
+# What the experiments of this folder share; each sources it, and has the name of its file. They rerun tables
+# and figures of the papers behind Thinwire's systems, smaller by default:
 # Fashion-MNIST, a small network, few epochs.
 #
 #   bench/papers/NAME [--full DIR] [--thinwire PATH] [--results DIR] [--seeds 1,2,3] [--epochs N] [--limit N]
@@ -16,6 +16,7 @@
 
 set -euo pipefail
 from=$PWD
+experiment=$(basename "$0")
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # Paths are meant from where the command was given.
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$from/$1" ;; esac; }

@@ -1,6 +1,7 @@
 #include "kernels/codes/cluster_sketch.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/blocks.h"
@@ -199,33 +200,19 @@ void DecodeRange(const RandomStream& stream, const ClusterRange& range, Reads<fl
   }
 }
 
+static_assert(kMostClusterBits == 4, "a function for each number of bits");
+
 void EncodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
                     Reads<float> gradient, Reads<float> residual, Writes<std::uint64_t> codes,
                     const ClusterSums& target) {
-  switch (bits) {
-    case 1:
-      return EncodeRange<1>(stream, range, gradient, residual, codes, target);
-    case 2:
-      return EncodeRange<2>(stream, range, gradient, residual, codes, target);
-    case 3:
-      return EncodeRange<3>(stream, range, gradient, residual, codes, target);
-    default:
-      return EncodeRange<4>(stream, range, gradient, residual, codes, target);
-  }
+  constexpr auto kOfBits = std::to_array({EncodeRange<1>, EncodeRange<2>, EncodeRange<3>, EncodeRange<4>});
+  kOfBits[bits - 1](stream, range, gradient, residual, codes, target);
 }
 
 void DecodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
                     Reads<float> means, Reads<std::uint64_t> codes, bool add, Writes<float> values) {
-  switch (bits) {
-    case 1:
-      return DecodeRange<1>(stream, range, means, codes, add, values);
-    case 2:
-      return DecodeRange<2>(stream, range, means, codes, add, values);
-    case 3:
-      return DecodeRange<3>(stream, range, means, codes, add, values);
-    default:
-      return DecodeRange<4>(stream, range, means, codes, add, values);
-  }
+  constexpr auto kOfBits = std::to_array({DecodeRange<1>, DecodeRange<2>, DecodeRange<3>, DecodeRange<4>});
+  kOfBits[bits - 1](stream, range, means, codes, add, values);
 }
 
 }  // namespace thinwire::HWY_NAMESPACE
