@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "core/hashes.h"
-#include "session/replicas.h"
+#include "session/configuration.h"
 
 namespace thinwire::train {
 

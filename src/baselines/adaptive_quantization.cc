@@ -35,7 +35,7 @@
 #include "baselines/stochastic_quantizer.h"
 #include "core/bucket_states.h"
 #include "exchange/collectives.h"
-#include "kernels/codes/norms.h"
+#include "kernels/codes/quantize.h"
 #include "kernels/dense/dense.h"
 #include "kernels/device/on_device.h"
 #include "thinwire/errors.h"

@@ -66,7 +66,6 @@
 
 #include "baselines/baselines.h"
 #include "exchange/reduce_scatter.h"
-#include "kernels/codes/norms.h"
 #include "kernels/codes/quantize.h"
 
 namespace thinwire {

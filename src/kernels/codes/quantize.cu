@@ -3,16 +3,18 @@
 //
 // A random block decides eight elements, 16 apart, so a lane has elements l + 16 q of a pair of 64 and 16
 // lanes have the pair.
+//
+// Norms of ranges are to be read by the host: blocks take chunks, and the host joins them.
 
 #include "kernels/codes/quantize.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <vector>
 
 #include "kernels/codes/coded_runs.h"
 #include "kernels/codes/fine_rounding.h"
-#include "kernels/codes/norms.h"
 
 namespace thinwire {
 using namespace cuda;
@@ -212,6 +214,53 @@ auto chunks_kernel_for(const QuantizationLevels& levels) {
   return levels.equal_steps ? chunks_kernel<true, Norm> : chunks_kernel<false, Norm>;
 }
 
+/// A part of a range, and what it holds.
+struct Chunk {
+  std::size_t begin;
+  std::size_t end;
+};
+struct Measure {
+  double squares;
+  std::uint32_t largest;
+};
+
+/// A block measures a chunk at a time.
+template <bool kSquares>
+THINWIRE_KERNEL void measure_kernel(Reads<Chunk> chunks, std::size_t count, Reads<float> gradient,
+                                    Reads<float> residual, Writes<Measure> measures) {
+  __shared__ std::uint32_t largest_of_warps[kWarpsOfBlock];
+  __shared__ double squares_of_block;
+  for (std::size_t k = blockIdx.x; k < count; k += gridDim.x) {
+    const Chunk chunk = chunks[k];
+    std::uint32_t largest = 0;
+    double squares = 0;
+    auto take = [&](float p) {
+      largest = Largest::join(largest, Largest::of(p));
+      if (kSquares) squares += L2::of(p);
+    };
+    std::size_t i = chunk.begin + threadIdx.x;
+    for (; i + 3 * kThreads < chunk.end; i += 4 * kThreads) {
+      float p[4];
+#pragma unroll
+      for (unsigned u = 0; u < 4; ++u) p[u] = sum_at(gradient, residual, i + u * kThreads);
+#pragma unroll
+      for (unsigned u = 0; u < 4; ++u) take(p[u]);
+    }
+    for (; i < chunk.end; i += kThreads) take(sum_at(gradient, residual, i));
+    largest = joined_of_warp<Largest>(largest);
+    if (lane_of_warp() == 0) largest_of_warps[threadIdx.x / kWarp] = largest;
+    if (kSquares) write_block_sum(squares, &squares_of_block);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (unsigned w = 1; w < kWarpsOfBlock; ++w) {
+        largest = Largest::join(largest, largest_of_warps[w]);
+      }
+      measures[k] = {kSquares ? squares_of_block : 0.0, largest};
+    }
+    __syncthreads();
+  }
+}
+
 }  // namespace
 
 bool quantize_chunks_on_cuda(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
@@ -267,6 +316,43 @@ void quantize_ranges_on_cuda(Executor& executor, const RandomStream& stream, con
          c.data());
   finish(own, c);
   own.wait();
+}
+
+void measure_ranges_on_cuda(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
+                            Span<const float> residual, Span<float> largest, Span<double> squares) {
+  CudaExecutor& own = executor_on_device(executor);
+  // Enough for every multiprocessor, and few enough for the host to join them.
+  const std::size_t chunk = std::max<std::size_t>(16384, gradient.size() / 8192);
+  std::vector<Chunk> chunks;
+  std::size_t begin = 0;
+  for (const std::size_t end : ends) {
+    for (; begin < end; begin = chunks.back().end) chunks.push_back({begin, std::min(end, begin + chunk)});
+  }
+  const TableOnDevice<Chunk> table(own, chunks);
+  auto* measures = static_cast<Measure*>(own.results(chunks.size() * sizeof(Measure)));
+  const Grid grid{static_cast<unsigned>(std::min(chunks.size(), kMostBlocks)), kThreads};
+  const auto kernel = squares.empty() ? measure_kernel<false> : measure_kernel<true>;
+  run(own, grid, kernel, table.data(), chunks.size(), gradient, residual, measures);
+  own.wait();
+  std::size_t k = 0;
+  for (std::size_t range = 0; range < ends.size(); ++range) {
+    std::uint32_t most = 0;
+    double sum = 0;
+    for (; k < chunks.size() && chunks[k].end <= ends[range]; ++k) {
+      most = std::max(most, measures[k].largest);
+      sum += measures[k].squares;
+    }
+    largest[range] = std::bit_cast<float>(most);
+    if (!squares.empty()) squares[range] = sum;
+  }
+}
+
+float largest_magnitude_on_cuda(Executor& executor, Span<const float> gradient, Span<const float> residual) {
+  const std::size_t end = gradient.size();
+  float largest = 0;
+  measure_ranges_on_cuda(executor, Span<const std::size_t>(&end, 1), gradient, residual,
+                         Span<float>(&largest, 1), {});
+  return largest;
 }
 
 }  // namespace thinwire

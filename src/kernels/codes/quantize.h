@@ -1,5 +1,6 @@
 #pragma once
-// Elements into codes (kernels/codes/quantization_levels.h). p = gradient + residual.
+// Elements into codes (kernels/codes/quantization_levels.h), and the norms that codes are scaled by.
+// p = gradient + residual.
 
 #include "core/philox.h"
 #include "kernels/codes/quantization_levels.h"
@@ -22,5 +23,17 @@ bool quantize_chunks(Executor& executor, const RandomStream& stream, const Quant
 void quantize_ranges(Executor& executor, const RandomStream& stream, const QuantizationLevels& levels,
                      Span<const std::size_t> ends, Span<const float> norms, Span<const float> gradient,
                      Span<const float> residual, Span<std::uint64_t> codes);
+
+/// The largest |p|; not finite if any p is not.
+float largest_magnitude(Executor& executor, Span<const float> gradient, Span<const float> residual);
+
+/// largest_magnitude and the sum of p^2 of every range of `ends` (ascending, the last at n). largest: one per
+/// range; squares: as many, or empty. All three lists lie in host memory.
+void measure_ranges(Executor& executor, Span<const std::size_t> ends, Span<const float> gradient,
+                    Span<const float> residual, Span<float> largest, Span<double> squares);
+
+/// The norm, as a float may hold it, of elements in host memory; on the calling thread. l2: their squares are
+/// summed in double.
+float norm_serially(QuantizationNorm norm, Span<const float> gradient, Span<const float> residual);
 
 }  // namespace thinwire

@@ -1,6 +1,5 @@
 #include "kernels/codes/quantize.h"
 #include "kernels/codes/dequantize.h"
-#include "kernels/codes/norms.h"
 
 #include <gtest/gtest.h>
 
