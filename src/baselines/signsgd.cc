@@ -28,7 +28,7 @@
 #include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/sign_votes.h"
-#include "wire/chunk_frames.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 namespace {

@@ -4,18 +4,32 @@
 // scalar definition.
 
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
-#include "kernels/test_targets.h"
 #include "tests/sanitized.h"
 #include "thinwire/cuda.h"
 #include "thinwire/executor.h"
 
 namespace thinwire {
+
+/// Calls body(name of the instruction set) for each supported one; dispatch goes there for the duration.
+template <class Body>
+void for_each_target(Body body) {
+  for (std::int64_t remaining = hwy::SupportedTargets(); remaining != 0; remaining &= remaining - 1) {
+    const std::int64_t target = remaining & -remaining;
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    body(std::string(hwy::TargetName(target)));
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+}
 
 /// Calls body(executor, its name).
 template <class Body>

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "kernels/codes/kmeans_sample.h"
+#include "kernels/codes/kmeans.h"
 #include "kernels/device/device.h"
 
 namespace thinwire::cuda {

@@ -2,8 +2,11 @@
 // What device code shares. Results do not depend on the device: how work is cut follows from its size alone,
 // and partial sums are added in a fixed order.
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <type_traits>
 
 #include "cuda/executor.h"
 #include "cuda/runtime.h"
@@ -204,5 +207,59 @@ double run_summed(Executor& executor, const Grid& grid, Kernel kernel, const Arg
 __device__ inline void report_if(bool wrong, std::uint32_t* flag) {
   if (__any_sync(kAllLanes, wrong) && lane_of_warp() == 0) *flag = 1;
 }
+
+/// How threads share rows: a power of two of neighbouring lanes takes a row, so that none is idle where rows
+/// are narrow and memory is read side by side where they are wide.
+struct RowLanes {
+  unsigned shift = 0;  ///< 2^shift lanes to a row, 32 at most.
+
+  static RowLanes of(std::size_t width) {
+    return {width >= kWarp ? 5u : static_cast<unsigned>(std::bit_width(width == 0 ? 0 : width - 1))};
+  }
+  Grid grid(std::size_t rows) const { return grid_for(rows << shift); }
+
+  __device__ std::size_t first_row() const { return thread_of_grid() >> shift; }
+  __device__ std::size_t row_step() const { return threads_of_grid() >> shift; }
+  __device__ std::size_t first_element() const { return threadIdx.x & ((1u << shift) - 1); }
+  __device__ std::size_t element_step() const { return std::size_t{1} << shift; }
+};
+
+/// For operands that kernels reach in no order, or more than once. As Operand, but host memory is always
+/// copied to the device, pinned or not, and back unless T is const: over the bus it then goes once and in
+/// order.
+template <class T>
+class Resident {
+ public:
+  /// `load`: whether kernels need what the span holds.
+  Resident(CudaExecutor& executor, Span<T> span, bool load = true)
+      : executor_(executor), span_(span), data_(span.empty() ? nullptr : span.data()) {
+    if (span.empty() || span.memory() == Memory::cuda) return;
+    copy_ = std::make_unique<Scratch<std::remove_const_t<T>>>(executor, span.size());
+    data_ = copy_->data();
+    if (load) transfer(span.data(), copy_->data(), span.size());
+  }
+  /// After the kernels were submitted, before finish(): all, or the first `count` elements.
+  void write_back() { write_back(span_.size()); }
+  void write_back(std::size_t count) {
+    if constexpr (!std::is_const_v<T>) {
+      if (copy_ != nullptr && !written_) transfer(copy_->data(), span_.data(), count);
+      written_ = true;
+    }
+  }
+
+  T* data() const { return data_; }
+  bool on_host() const { return copy_ != nullptr; }
+
+ private:
+  void transfer(const T* from, std::remove_const_t<T>* to, std::size_t count) {
+    submit_copy(executor_, from, to, count, "an operand could not be copied");
+  }
+
+  CudaExecutor& executor_;
+  Span<T> span_;
+  T* data_;
+  std::unique_ptr<Scratch<std::remove_const_t<T>>> copy_;
+  bool written_ = false;
+};
 
 }  // namespace thinwire::cuda

@@ -2,7 +2,7 @@
 
 #include "kernels/rows/bitmap.h"
 
-#include "kernels/device/resident.h"
+#include "kernels/device/device.h"
 #include "kernels/rows/bit_list.h"
 
 namespace thinwire {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <stdexcept>
 
-#include "kernels/device/resident.h"
+#include "kernels/device/device.h"
 #include "kernels/rows/bit_list.h"
 
 namespace thinwire {

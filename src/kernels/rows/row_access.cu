@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
-#include "kernels/device/resident.h"
 #include "kernels/rows/bit_list.h"
-#include "kernels/rows/row_lanes.h"
 
 namespace thinwire {
 using namespace cuda;

@@ -5,7 +5,6 @@
 #include <bit>
 
 #include "kernels/device/device.h"
-#include "kernels/device/resident.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/selection/block_norms.h"
 

@@ -9,7 +9,6 @@
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
-#include "kernels/device/resident.h"
 #include "kernels/selection/radix_cut.h"
 
 namespace thinwire {

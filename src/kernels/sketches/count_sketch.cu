@@ -14,7 +14,6 @@
 
 #include "kernels/device/device.h"
 #include "kernels/device/device_algorithms.h"
-#include "kernels/device/resident.h"
 #include "kernels/sketches/median_network.h"
 
 namespace thinwire {

@@ -9,7 +9,7 @@
 #include "exchange/frames.h"
 #include "systems/marsit/one_bit_all_reduce.h"
 #include "thinwire/synchronizer.h"
-#include "wire/chunk_frames.h"
+#include "wire/payloads.h"
 
 namespace thinwire {
 
