@@ -1,7 +1,6 @@
 #include "kernels/codes/cluster_sketch.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "kernels/blocks.h"
@@ -205,13 +204,15 @@ static_assert(kMostClusterBits == 4, "a function for each number of bits");
 void EncodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
                     Reads<float> gradient, Reads<float> residual, Writes<std::uint64_t> codes,
                     const ClusterSums& target) {
-  constexpr auto kOfBits = std::to_array({EncodeRange<1>, EncodeRange<2>, EncodeRange<3>, EncodeRange<4>});
+  constexpr decltype(&EncodeRange<1>) kOfBits[] = {EncodeRange<1>, EncodeRange<2>, EncodeRange<3>,
+                                                   EncodeRange<4>};
   kOfBits[bits - 1](stream, range, gradient, residual, codes, target);
 }
 
 void DecodeClusters(std::size_t bits, const RandomStream& stream, const ClusterRange& range,
                     Reads<float> means, Reads<std::uint64_t> codes, bool add, Writes<float> values) {
-  constexpr auto kOfBits = std::to_array({DecodeRange<1>, DecodeRange<2>, DecodeRange<3>, DecodeRange<4>});
+  constexpr decltype(&DecodeRange<1>) kOfBits[] = {DecodeRange<1>, DecodeRange<2>, DecodeRange<3>,
+                                                   DecodeRange<4>};
   kOfBits[bits - 1](stream, range, means, codes, add, values);
 }
 
