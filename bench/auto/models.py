@@ -9,7 +9,6 @@
 """
 
 import argparse
-import collections
 import os
 import sys
 
@@ -22,7 +21,7 @@ sys.path += [os.path.join(HERE, "..", "time_to_loss"), os.path.join(HERE, "..", 
 
 import train  # noqa: E402
 from ddp_images import make_cnn, read_set  # noqa: E402
-from ddp_text import Language, read_words  # noqa: E402
+from ddp_text import Language  # noqa: E402
 
 IMAGES = "/usr/share/datasets/fashion-mnist"
 VOCABULARY = 4000
@@ -65,16 +64,8 @@ class Cnn(Images):
 class Wide(Images):
     @staticmethod
     def build():
-        return nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(784, 1000),
-            nn.ReLU(),
-            nn.Linear(1000, 1000),
-            nn.ReLU(),
-            nn.Linear(1000, 1000),
-            nn.ReLU(),
-            nn.Linear(1000, 10),
-        )
+        layers = [part for inputs in (784, 1000, 1000) for part in (nn.Linear(inputs, 1000), nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *layers, nn.Linear(1000, 10))
 
     @staticmethod
     def optimizer(model):
@@ -90,11 +81,7 @@ class Words:
     held_out = 512
 
     def __init__(self, path: str):
-        words = read_words(path)
-        known = {
-            word: i + 1 for i, (word, _) in enumerate(collections.Counter(words).most_common(VOCABULARY - 1))
-        }
-        numbers = torch.tensor([known.get(word, 0) for word in words])
+        numbers = train.numbered(path, VOCABULARY)
         count = (len(numbers) - 1) // WINDOW
         inputs, targets = (numbers[at : at + count * WINDOW].reshape(count, WINDOW) for at in (0, 1))
         held_out = min(self.held_out, count // 10)

@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ sys.path += [HERE, os.path.dirname(HERE), os.path.join(HERE, "..", "..", "exampl
 
 import settings  # noqa: E402
 import ways  # noqa: E402
+from ddp_text import read_words  # noqa: E402
 from trainings import write_json  # noqa: E402
 
 LOCAL_STEPS = 5  # steps without a network, for the share of communication
@@ -55,19 +57,20 @@ class Transformer(nn.Module):
         return functional.cross_entropy(functional.linear(hidden, self.words.weight).flatten(0, 1), targets.flatten())
 
 
+def numbered(path, vocabulary):
+    """The text's words as numbers: the most frequent ones from 1 on, 0 for all others."""
+    words = read_words(path)
+    known = {word: i + 1 for i, (word, _) in enumerate(Counter(words).most_common(vocabulary - 1))}
+    return torch.tensor([known.get(word, 0) for word in words])
+
+
 def windows_of(options):
     """(training inputs, their targets, held-out inputs, their targets), each [n, context]."""
-    from collections import Counter
-
-    from ddp_text import read_words
-
-    words = read_words(options.text)
-    known = {word: i + 1 for i, (word, _) in enumerate(Counter(words).most_common(options.vocabulary - 1))}
-    numbers = torch.tensor([known.get(word, 0) for word in words])
+    numbers = numbered(options.text, options.vocabulary)
     count = (len(numbers) - 1) // options.context
     held_out = min(options.held_out, count // 10)
     if count - held_out < options.batch * dist.get_world_size() or held_out < dist.get_world_size():
-        sys.exit(f"{options.text or 'the text'}: {len(words)} words are too few for --context {options.context} and --batch {options.batch}")
+        sys.exit(f"{options.text or 'the text'}: {len(numbers)} words are too few for --context {options.context} and --batch {options.batch}")
     inputs = numbers[: count * options.context].reshape(count, options.context)
     targets = numbers[1: count * options.context + 1].reshape(count, options.context)
     # Every so many windows one is held out, so that both parts are of the same kind.
