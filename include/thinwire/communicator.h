@@ -73,7 +73,7 @@ class Communicator {
   using Tag = std::uint32_t;
   static constexpr Tag kFirstReservedTag = 1u << 8;
 
-  virtual ~Communicator();
+  virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -129,7 +129,7 @@ class Communicator {
   void set_clock(StepClock* clock) { clock_ = clock; }
 
   /// Empty between collectives; a collective that keeps operations under way in it does not allocate again.
-  /// Leave it empty, also on an exception (comm/pending_lease.h does).
+  /// Leave it empty, also on an exception (PendingLease in comm/ring.h does).
   std::vector<Pending>& pending_storage() { return pendings_; }
 
   /// Whether send() and receive() take `memory`. The same on all ranks. What lies on a CUDA device is of the

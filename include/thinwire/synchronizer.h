@@ -132,14 +132,14 @@ class Synchronizer {
 
   /// Called once before the first step, on every rank alike: throws std::invalid_argument when the options do
   /// not fit a world of this size. Default: every world will do.
-  virtual void require_world(int world_size) const;
+  virtual void require_world(int /*world_size*/) const {}
 
   /// Whether synchronize_rows works on the rows as they are. False: whoever holds rows densifies them.
   virtual bool takes_rows() const { return false; }
 
   /// Whether the second moment of an Adam that is given this step's mean must stand still (Step::index),
   /// since the squares of what is delivered are those of compression's noise. The default says no.
-  virtual bool freezes_variance(std::uint64_t step) const;
+  virtual bool freezes_variance(std::uint64_t /*step*/) const { return false; }
 
   /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W.
   virtual bool is_plain_sum() const { return false; }
@@ -170,32 +170,32 @@ class Synchronizer {
 
   /// What it has changed by itself since it was made or loaded, and why; steps ascend. Very old ones may be
   /// missing, and those of steps that did not count. Most systems change nothing. Between calls of others.
-  virtual std::vector<Change> changes() const;
+  virtual std::vector<Change> changes() const { return {}; }
   /// The same as text, and how it stands now where the system has more to say. Between calls of others.
   virtual std::string explain() const;
 
   /// What a system that decides by itself has decided for the coming step; empty: nothing. Where several
   /// sessions of a process synchronize parts of one model, the first one's goes to the others after each step
   /// that counts: they follow.
-  virtual std::vector<float> decision() const;
+  virtual std::vector<float> decision() const { return {}; }
   /// decision: of the same system with the same options, on this rank.
-  virtual void follow(Span<const float> decision);
+  virtual void follow(Span<const float> /*decision*/) {}
 
   /// What must survive a restart besides residuals, by the kinds that SystemInfo::state lists. Default:
   /// nothing.
-  virtual void save(BucketWriter& writer) const;
-  virtual void load(const BucketReader& reader);
+  virtual void save(BucketWriter& /*writer*/) const {}
+  virtual void load(const BucketReader& /*reader*/) {}
 
   /// After a step that counts and after load(), with SystemInfo::undoes_steps: what the system has of the
   /// bucket now is what undo_step() returns to. Of large buckets it is called on a thread of the session's,
   /// while the session calls nothing else of the system's. The default does nothing.
-  virtual void keep_step(BucketId bucket);
+  virtual void keep_step(BucketId /*bucket*/) {}
   /// The bucket's state becomes what it was at the last keep_step(); without one, that of a bucket that never
   /// came. What load() reads is a change like others. The default does nothing.
-  virtual void undo_step(BucketId bucket);
+  virtual void undo_step(BucketId /*bucket*/) {}
   /// Undoes the vectors as long as the bucket for elements [begin, begin + count) alone: of a parameter that
   /// takes no part in a step. Called before keep_step(). The default does nothing.
-  virtual void undo_step(BucketId bucket, std::size_t begin, std::size_t count);
+  virtual void undo_step(BucketId /*bucket*/, std::size_t /*begin*/, std::size_t /*count*/) {}
 
  protected:
   /// The check that every system opens with.

@@ -10,7 +10,6 @@
 #include <stdexcept>
 
 #include "comm/message_tags.h"
-#include "comm/pending_lease.h"
 #include "comm/ring.h"
 #include "core/partition.h"
 #include "thinwire/communicator.h"

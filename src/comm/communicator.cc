@@ -29,8 +29,6 @@ Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
   std::iota(ranks_.begin(), ranks_.end(), 0);
 }
 
-Communicator::~Communicator() = default;
-
 double Communicator::now_seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "comm/pending_lease.h"
 #include "wire/crc32c.h"
 
 namespace thinwire {

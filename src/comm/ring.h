@@ -13,12 +13,36 @@
 // Positions and segments count modulo the ring's size.
 
 #include <algorithm>
+#include <vector>
 
 #include "core/partition.h"
 #include "thinwire/communicator.h"
 #include "thinwire/span.h"
 
 namespace thinwire {
+
+/// A list of messages under way, in storage that is kept between steps and so allocates once. The list itself
+/// does not outlive the scope: on an exception its messages are abandoned while their communicator still
+/// exists.
+class PendingLease {
+ public:
+  /// `size` empty entries; more can be pushed.
+  explicit PendingLease(std::vector<Pending>& storage, std::size_t size = 0) : storage_(storage) {
+    storage_.resize(size);
+  }
+  ~PendingLease() { storage_.clear(); }
+  PendingLease(const PendingLease&) = delete;
+  PendingLease& operator=(const PendingLease&) = delete;
+
+  Pending& operator[](std::size_t index) { return storage_[index]; }
+  void push(Pending pending) { storage_.push_back(std::move(pending)); }
+  void wait_all() {
+    for (auto& pending : storage_) pending.wait();
+  }
+
+ private:
+  std::vector<Pending>& storage_;
+};
 
 /// A ring: the member at position i sends to the one at position i + 1 (modulo the size).
 struct RingGroup {

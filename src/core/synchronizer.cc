@@ -13,12 +13,6 @@ std::uint64_t Workload::ring_sent_bytes(std::uint64_t n, std::size_t element_byt
          element_bytes;
 }
 
-bool Synchronizer::freezes_variance(std::uint64_t) const {
-  return false;
-}
-
-void Synchronizer::require_world(int) const {}
-
 bool Synchronizer::sum_in_type(BucketId, Span<const float> residual, Step&,
                                const std::function<void()>& sum) {
   if (!is_plain_sum() || !residual.empty()) return false;
@@ -30,24 +24,9 @@ RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>
   throw std::logic_error("this system takes no rows: densify them first");
 }
 
-std::vector<Change> Synchronizer::changes() const {
-  return {};
-}
 std::string Synchronizer::explain() const {
   return to_text(changes());
 }
-
-std::vector<float> Synchronizer::decision() const {
-  return {};
-}
-void Synchronizer::follow(Span<const float>) {}
-
-void Synchronizer::save(BucketWriter&) const {}
-void Synchronizer::load(const BucketReader&) {}
-
-void Synchronizer::keep_step(BucketId) {}
-void Synchronizer::undo_step(BucketId) {}
-void Synchronizer::undo_step(BucketId, std::size_t, std::size_t) {}
 
 void Synchronizer::require_matching(Span<float> gradient, Span<float> residual) {
   if (!residual.empty() && residual.size() != gradient.size()) {

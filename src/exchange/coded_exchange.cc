@@ -19,8 +19,6 @@ float bound_of_table(Span<const float> table, std::size_t source) {
   return bound;
 }
 
-void Coder::prepare(std::size_t, Span<const float>) {}
-
 double Coder::keep_rest(Executor& executor, const CodedFrame& own, Span<float> gradient,
                         ResidualSpan residual) {
   prepare(0, own.table());

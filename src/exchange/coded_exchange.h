@@ -23,7 +23,7 @@ class Coder {
 
   /// Called once for each rank before its codes are looked at: holds its table, whose floats are known to be
   /// finite, against what the system allows, and prepares for it. Throws CorruptFrame. Default: nothing.
-  virtual void prepare(std::size_t rank, Span<const float> table);
+  virtual void prepare(std::size_t /*rank*/, Span<const float> /*table*/) {}
 
   /// gradient becomes the mean over ranks of Q(p), added in rank order; residual, unless empty, p - Q(p) of
   /// rank `self`. frames: of all ranks, readable. Returns the new residual's sum of squares.
