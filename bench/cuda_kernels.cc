@@ -26,7 +26,6 @@
 #include "kernels/dense/half.h"
 #include "kernels/dense/low_rank.h"
 #include "kernels/rows/hash_partition.h"
-#include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/nonzeros.h"
 #include "kernels/rows/row_access.h"
 

@@ -8,7 +8,6 @@
 #include "bench/measure.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/hash_partition.h"
-#include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/index_permutation.h"
 #include "kernels/rows/nonzeros.h"
 #include "kernels/rows/row_access.h"

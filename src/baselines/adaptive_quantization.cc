@@ -33,7 +33,7 @@
 #include "baselines/baselines.h"
 #include "baselines/level_fit.h"
 #include "baselines/stochastic_quantizer.h"
-#include "core/bucket_states.h"
+#include "core/bucket_vectors.h"
 #include "exchange/collectives.h"
 #include "kernels/codes/quantize.h"
 #include "kernels/dense/dense.h"

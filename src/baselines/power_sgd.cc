@@ -45,7 +45,7 @@
 
 #include "baselines/baselines.h"
 #include "baselines/stochastic_quantizer.h"
-#include "core/bucket_states.h"
+#include "core/bucket_vectors.h"
 #include "core/philox.h"
 #include "exchange/block_average.h"
 #include "exchange/collectives.h"

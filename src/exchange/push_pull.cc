@@ -9,7 +9,6 @@
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
 #include "kernels/rows/hash_partition.h"
-#include "kernels/rows/hierarchical_hash.h"
 #include "kernels/rows/row_access.h"
 #include "thinwire/errors.h"
 

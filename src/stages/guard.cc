@@ -33,7 +33,7 @@
 #include <string>
 #include <utility>
 
-#include "core/bucket_states.h"
+#include "core/bucket_vectors.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "stages/forwarding.h"

@@ -1,6 +1,24 @@
 #pragma once
 // Splitting rows among owners: a counting sort, which keeps the order inside each part and loses nothing.
+//
+// Zen's Algorithm 1 (section 3.2), hierarchical hashing: many threads split indices among owners without
+// sorting and without losing one. HierarchicalHash is the scalar definition that the others are held against.
+// Zen splits by the stable sort unless told otherwise: frames list their rows in order, and what a rank sends
+// must not depend on which thread came first. With split=hash it takes split_positions_by_hash, on the CPU,
+// which puts in order what each owner got.
+//
+// Memory of an owner: `slots` slots for parallel writes and a serial area behind them. An index tries one
+// slot per second-level hash; where all of them are taken it goes to the serial area. A slot is claimed by
+// compare-and-swap, since the paper's check followed by a write loses an index when two threads check at
+// once. 0 means empty, so index + 1 is stored (in 32 bits: indices are below 2^32 - 1). A serial area that is
+// full grows instead of dropping.
 
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "core/philox.h"
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
 
@@ -31,5 +49,87 @@ constexpr std::uint16_t owner_of_slot(std::uint32_t slot, double owners, double 
   const double above = (static_cast<double>(slot) + 1) * owners - 0.5;
   return static_cast<std::uint16_t>(static_cast<std::int32_t>(above * per_size));
 }
+
+struct HierarchicalHashShape {
+  std::size_t owners = 1;
+  std::size_t slots = 0;        ///< r1 per owner.
+  std::size_t serial_room = 0;  ///< r2 per owner, to begin with.
+  int rounds = 3;               ///< k, the number of second-level hashes; at least 1.
+
+  /// The paper's: r1 = 2 nnz over all owners, r2 = r1 / 10, k = 3.
+  static HierarchicalHashShape for_nonzeros(std::size_t nonzeros, std::size_t owners);
+};
+
+/// Calls try_slot(slot) for the slots in which an index may lie, in the order of the second-level hashes,
+/// until one of them returns true. Returns whether one did. A block of the stream serves four hashes.
+template <class TrySlot>
+constexpr bool probe_slots(const RandomStream& stream, std::uint32_t index, int rounds, std::size_t slots,
+                           TrySlot&& try_slot) {
+  if (slots == 0) return false;
+  for (int first = 0; first < rounds; first += 4) {
+    const PhiloxCounter words = stream.block(index, static_cast<std::uint32_t>(first / 4));
+    for (int i = 0; i < 4; ++i) {
+      if (first + i >= rounds) return false;
+      const std::uint64_t scaled = std::uint64_t{words[static_cast<std::size_t>(i)]} * slots;
+      if (try_slot(static_cast<std::size_t>(scaled >> 32))) return true;
+    }
+  }
+  return false;
+}
+
+class HierarchicalHash {
+ public:
+  /// The second-level hashes are drawn from the stream; ranks may draw different ones, since only the owner,
+  /// the first level, must be agreed.
+  HierarchicalHash(const HierarchicalHashShape& shape, const RandomStream& stream);
+
+  /// Files an index under its owner (below shape.owners). Each index at most once. Any number of threads.
+  void insert(std::uint32_t index, std::size_t owner);
+
+  /// The owner's indices: slots in order, then the serial area. Not while another thread inserts.
+  std::vector<std::uint32_t> extract(std::size_t owner) const;
+
+  /// How many indices found no slot.
+  std::size_t serial_count(std::size_t owner) const { return owners_[owner].serial.size(); }
+
+ private:
+  struct Owner {
+    explicit Owner(std::size_t slots_wanted) : slots(slots_wanted) {}
+    std::vector<std::atomic<std::uint32_t>> slots;
+    std::mutex mutex;
+    std::vector<std::uint32_t> serial;
+  };
+
+  HierarchicalHashShape shape_;
+  RandomStream stream_;
+  std::deque<Owner> owners_;  // stable addresses: they hold mutexes
+};
+
+/// Algorithm 1 from insertion to compaction. split: [indices.size()], owner after owner what each of them
+/// has: its slots in order, then its serial area; which index got which slot, and with it the order, depends
+/// on who came first. counts[p]: how many owner p has; serial_counts[p]: how many of them found no slot.
+/// indices are distinct, owner_of[k] below shape.owners; counts, serial_counts: [shape.owners]. Throws
+/// std::invalid_argument where the owners' memory has 2^32 entries or more. On a device it costs a sector of
+/// memory per try and, beside the operands, 8 bytes for each entry: cleared once, read once.
+void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
+                   Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
+                   Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
+
+/// Memory of one split on the CPU, uninitialised. The serial area is one for all owners and has room for
+/// every index, so it never has to grow.
+struct HashMemory {
+  Span<std::uint32_t> slots;   ///< [shape.owners * shape.slots]
+  Span<std::uint32_t> serial;  ///< [indices.size()]
+  Span<std::size_t> cursors;   ///< [shape.owners]
+};
+
+/// Algorithm 1 for rows that stay where they are, on the CPU, without allocating. positions [indices.size()],
+/// out: owner after owner the k of what it has, owner_of[k] being that owner. Ascending within each owner, so
+/// which thread came first leaves no trace. indices are distinct, owner_of[k] below shape.owners; counts[p]:
+/// how often p is in owner_of. Returns how many indices found no slot.
+std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashShape& shape,
+                                    const RandomStream& stream, Span<const std::uint32_t> indices,
+                                    Span<const std::uint16_t> owner_of, Span<const std::size_t> counts,
+                                    const HashMemory& memory, Span<std::uint32_t> positions);
 
 }  // namespace thinwire

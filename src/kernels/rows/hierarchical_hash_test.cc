@@ -1,4 +1,4 @@
-#include "kernels/rows/hierarchical_hash.h"
+#include "kernels/rows/hash_partition.h"
 
 #include <gtest/gtest.h>
 

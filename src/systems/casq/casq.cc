@@ -46,7 +46,6 @@
 #include <map>
 #include <optional>
 
-#include "core/bucket_states.h"
 #include "core/bucket_vectors.h"
 #include "exchange/coded_exchange.h"
 #include "exchange/collectives.h"

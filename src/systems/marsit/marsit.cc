@@ -47,7 +47,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/bucket_states.h"
+#include "core/bucket_vectors.h"
 #include "core/partition.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"

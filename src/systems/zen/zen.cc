@@ -32,7 +32,7 @@
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
 //   decoding compute slots instead of looking them up.
 // - Rows are split by a stable sort, on a GPU as on a CPU. Frames list them in order, and what is sent must
-//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hierarchical_hash.h) on
+//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h) on
 //   a CPU, and puts in order what each owner got. Both send the same bytes.
 // - A pull is a list where the union is so sparse that a bitmap would be larger: below 1/32 for single
 //   elements. The paper always sends the bitmap.
@@ -49,7 +49,7 @@
 #include <vector>
 
 #include "comm/link_probe.h"
-#include "core/bucket_states.h"
+#include "core/bucket_vectors.h"
 #include "core/philox.h"
 #include "exchange/collectives.h"
 #include "exchange/push_pull.h"
