@@ -12,10 +12,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
+#include <functional>
+#include <future>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -49,33 +49,11 @@ std::string endpoint(const GlooEnvironment& environment) {
 /// whatever it captured are left behind then.
 template <class Result>
 Result within(Clock::time_point end, const std::string& complaint, std::function<Result()> make) {
-  struct Outcome {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool done = false;
-    Result result{};
-    std::exception_ptr error;
-  };
-  const auto outcome = std::make_shared<Outcome>();
-  std::thread([outcome, make = std::move(make)] {
-    Result result{};
-    std::exception_ptr error;
-    try {
-      result = make();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    std::lock_guard lock(outcome->mutex);
-    outcome->result = std::move(result);
-    outcome->error = error;
-    outcome->done = true;
-    outcome->changed.notify_all();
-  }).detach();
-  std::unique_lock lock(outcome->mutex);
-  if (!outcome->changed.wait_until(lock, end, [&] { return outcome->done; }))
-    throw std::runtime_error(complaint);
-  if (outcome->error) std::rethrow_exception(outcome->error);
-  return std::move(outcome->result);
+  std::packaged_task<Result()> task(std::move(make));
+  std::future<Result> result = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (result.wait_until(end) != std::future_status::ready) throw std::runtime_error(complaint);
+  return result.get();
 }
 
 struct Addresses {

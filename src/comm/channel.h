@@ -1,5 +1,8 @@
 #pragma once
-// Operations of one process's ranks that wait for their counterpart.
+// Operations of one process's ranks that wait for their counterpart, and where they are kept.
+
+#include <deque>
+#include <utility>
 
 namespace thinwire {
 
@@ -35,6 +38,24 @@ class Channel {
   }
   Operation* first_ = nullptr;
   Operation* last_ = nullptr;
+};
+
+/// Operations that are used again and again, linked through Operation::next.
+template <class Operation>
+class OperationPool {
+ public:
+  /// A new one, or one as it was given back.
+  Operation* take() {
+    return free_ == nullptr ? &operations_.emplace_back() : std::exchange(free_, free_->next);
+  }
+  void give_back(Operation* operation) noexcept {
+    operation->next = free_;
+    free_ = operation;
+  }
+
+ private:
+  std::deque<Operation> operations_;  // stable addresses
+  Operation* free_ = nullptr;
 };
 
 }  // namespace thinwire

@@ -101,7 +101,7 @@ class InProcessCommunicator final : public Communicator {
       const std::size_t expected = operation->size;
       const bool sending = operation->sending;
       lock.unlock();
-      release(operation);
+      pool_.give_back(operation);
       if (!sending && arrived != expected) {
         throw CorruptFrame("message from rank " + std::to_string(peer) + " has " + std::to_string(arrived) +
                            " bytes, expected " + std::to_string(expected));
@@ -131,19 +131,10 @@ class InProcessCommunicator final : public Communicator {
           "this build has no CUDA, so the threads engine moves host memory only: copy device memory to the "
           "host first");
     }
-    if (free_ == nullptr) {
-      storage_.emplace_back();
-      free_ = &storage_.back();
-    }
-    Operation* operation = std::exchange(free_, free_->next);
+    Operation* operation = pool_.take();
     *operation = Operation{};
     operation->size = bytes.size();
     return operation;
-  }
-
-  void release(Operation* operation) {
-    operation->next = free_;
-    free_ = operation;
   }
 
   void start(Operation* operation, Channel<Operation>& channel, int peer) {
@@ -188,12 +179,11 @@ class InProcessCommunicator final : public Communicator {
       }
     }
     lock.unlock();
-    release(operation);
+    pool_.give_back(operation);
   }
 
   Hub& hub_;
-  std::deque<Operation> storage_;  // stable addresses
-  Operation* free_ = nullptr;
+  OperationPool<Operation> pool_;
 };
 
 }  // namespace

@@ -9,16 +9,17 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdio>
-#include <deque>
 #include <exception>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/channel.h"
 #include "comm/fault_note.h"
 #include "thinwire/errors.h"
 
@@ -196,7 +197,7 @@ class MpiCommunicator final : public Communicator {
         give_up({peer}, error_text(code));
       }
     }
-    release(operation);
+    pool_.give_back(operation);
   }
 
   /// The buffer is the caller's again when this returns. MPI uses it until the request is complete. A receive
@@ -220,7 +221,7 @@ class MpiCommunicator final : public Communicator {
       }
       patience_ -= Clock::now() - start;
     }
-    release(operation);
+    pool_.give_back(operation);
   }
 
  private:
@@ -241,8 +242,7 @@ class MpiCommunicator final : public Communicator {
   template <class T, class Post>
   MpiOperation* start(Span<T> bytes, Post post) {
     check_memory(bytes.memory());
-    if (free_ == nullptr) free_ = &storage_.emplace_back();
-    operation_ = std::exchange(free_, free_->next);
+    operation_ = pool_.take();
     operation_->requests.clear();
     operation_->expected.clear();
     std::size_t begin = 0;
@@ -258,11 +258,6 @@ class MpiCommunicator final : public Communicator {
       begin += count;
     } while (begin < bytes.size());
     return operation_;
-  }
-
-  void release(MpiOperation* operation) noexcept {
-    operation->next = free_;
-    free_ = operation;
   }
 
   /// Until the request is done, the deadline passes, or a rank says that it has failed. Returns MPI's code.
@@ -307,8 +302,7 @@ class MpiCommunicator final : public Communicator {
 
   MPI_Comm messages_;
   MpiNotes notes_;
-  std::deque<MpiOperation> storage_;
-  MpiOperation* free_ = nullptr;
+  OperationPool<MpiOperation> pool_;
   MpiOperation* operation_ = nullptr;  // the one being started
   const bool cuda_aware_;
   std::chrono::duration<double> patience_ = kPatience;  // with messages that are given up
@@ -335,26 +329,18 @@ void complain(const std::string& what) {
 class LastResort {
  public:
   LastResort(std::chrono::duration<double> limit, std::string what)
-      : thread_([this, limit, what = std::move(what)] {
-          std::unique_lock lock(mutex_);
-          if (done_.wait_for(lock, limit, [this] { return is_done_; })) return;
+      : thread_([limit, what = std::move(what)](const std::stop_token& ended) {
+          std::mutex mutex;
+          std::unique_lock lock(mutex);
+          std::condition_variable_any nothing;
+          nothing.wait_for(lock, ended, limit, [] { return false; });
+          if (ended.stop_requested()) return;
           complain(what);
           _exit(1);
         }) {}
-  ~LastResort() {
-    {
-      std::lock_guard lock(mutex_);
-      is_done_ = true;
-    }
-    done_.notify_all();
-    thread_.join();
-  }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable done_;
-  bool is_done_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::jthread thread_;
 };
 
 }  // namespace

@@ -21,21 +21,12 @@ VirtualHub::VirtualHub(int workers, const VirtualLink& link)
 
 // --- Operations
 
-VirtualOperation* VirtualHub::allocate() {
-  if (free_ == nullptr) {
-    storage_.emplace_back();
-    return &storage_.back();
-  }
-  return std::exchange(free_, free_->next);
-}
-
 void VirtualHub::free(VirtualOperation* operation) {
   if (operation->copy) {
     buffers_[operation->copy_class].push_back(std::move(operation->copy));
   }
   *operation = VirtualOperation{};
-  operation->next = free_;
-  free_ = operation;
+  pool_.give_back(operation);
 }
 
 void VirtualHub::free_if_done(VirtualOperation* send) {
@@ -72,7 +63,7 @@ void VirtualHub::match(VirtualOperation* operation) {
 }
 
 VirtualOperation* VirtualHub::send(int from, int to, Communicator::Tag tag, Span<const std::byte> bytes) {
-  VirtualOperation* operation = allocate();
+  VirtualOperation* operation = pool_.take();
   operation->sending = true;
   operation->tag = tag;
   operation->from = from;
@@ -91,7 +82,7 @@ VirtualOperation* VirtualHub::send(int from, int to, Communicator::Tag tag, Span
 }
 
 VirtualOperation* VirtualHub::receive(int to, int from, Communicator::Tag tag, Span<std::byte> bytes) {
-  VirtualOperation* operation = allocate();
+  VirtualOperation* operation = pool_.take();
   operation->tag = tag;
   operation->from = from;
   operation->to = to;

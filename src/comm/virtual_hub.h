@@ -200,7 +200,6 @@ class VirtualHub {
   }
   bool interrupted() const { return failed_ || stuck_; }
 
-  VirtualOperation* allocate();
   void free(VirtualOperation* operation);
   void free_if_done(VirtualOperation* send);
   void keep_bytes(VirtualOperation* send);
@@ -234,8 +233,7 @@ class VirtualHub {
   int culprit_ = -1;
   std::exception_ptr first_error_;
 
-  std::deque<VirtualOperation> storage_;  // stable addresses
-  VirtualOperation* free_ = nullptr;
+  OperationPool<VirtualOperation> pool_;
   std::array<std::vector<std::unique_ptr<std::byte[]>>, 64> buffers_;  // by power of two
 };
 
