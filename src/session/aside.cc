@@ -5,20 +5,10 @@
 
 namespace thinwire {
 
-Aside::~Aside() {
-  if (!thread_.joinable()) return;
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
-
 void Aside::start(std::function<void()> task) {
   if (!thread_.joinable()) {
     try {
-      thread_ = std::thread([this] { run(); });
+      thread_ = std::jthread([this](const std::stop_token& ended) { run(ended); });
     } catch (const std::system_error&) {
       task();
       return;
@@ -36,11 +26,9 @@ void Aside::wait() {
   changed_.wait(lock, [this] { return !task_; });
 }
 
-void Aside::run() {
+void Aside::run(const std::stop_token& ended) {
   std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return closed_ || task_; });
-    if (!task_) return;
+  while (changed_.wait(lock, ended, [this] { return static_cast<bool>(task_); })) {
     lock.unlock();
     task_();
     lock.lock();

@@ -1,21 +1,17 @@
 #pragma once
-// Work beside the thread that owns it: one task at a time, on a thread that starts with the first one.
+// Work beside the thread that owns it: one task at a time, on a thread that starts with the first one. At the
+// end the task under way is done first.
 
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 
 namespace thinwire {
 
 class Aside {
  public:
-  Aside() = default;
-  /// The task under way is done first.
-  ~Aside();
-  Aside(const Aside&) = delete;
-  Aside& operator=(const Aside&) = delete;
-
   /// Runs the task, which throws nothing, on the thread; where there can be no thread, here. After wait().
   void start(std::function<void()> task);
 
@@ -23,13 +19,12 @@ class Aside {
   void wait();
 
  private:
-  void run();
+  void run(const std::stop_token& ended);
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable_any changed_;
   std::function<void()> task_;  // empty: there is nothing to do
-  bool closed_ = false;
-  std::thread thread_;
+  std::jthread thread_;         // last: it uses the others
 };
 
 }  // namespace thinwire
