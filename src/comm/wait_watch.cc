@@ -36,16 +36,10 @@ std::string without_movement(const std::vector<int>& ranks, WaitWatch::Seconds t
 WaitWatch::LongWait::LongWait() = default;
 
 WaitWatch::WaitWatch(FaultBoard& board, std::unique_ptr<Links> links, Options options)
-    : board_(board), links_(std::move(links)), options_(options), thread_([this] { run(); }) {}
-
-WaitWatch::~WaitWatch() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-    changed_.notify_all();
-  }
-  thread_.join();
-}
+    : board_(board),
+      links_(std::move(links)),
+      options_(options),
+      thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 WaitWatch::Seconds WaitWatch::look_period(Seconds deadline) {
   return std::clamp(deadline / 10, Seconds(0.05), Seconds(1));
@@ -81,14 +75,15 @@ bool WaitWatch::ended() const {
   return ending_.has_value();
 }
 
-void WaitWatch::run() {
+void WaitWatch::run(const std::stop_token& stop) {
   std::unique_lock lock(mutex_);
   std::uint64_t seen = 0;
   for (auto last = Clock::now();;) {
     const bool in_trouble = long_wait_ && long_wait_->in_trouble;
     const Seconds usual = look_period(limits_.deadline);
     const Seconds period = in_trouble ? std::min(usual, kTroublePeriod) : usual;
-    if (changed_.wait_for(lock, period, [&] { return stop_; })) return;
+    end_.wait_for(lock, stop, period, [] { return false; });
+    if (stop.stop_requested()) return;
     const auto now = Clock::now();
     // When this process was frozen itself, that time says nothing about the others.
     const double elapsed = std::min(Seconds(now - last), 2 * period).count();

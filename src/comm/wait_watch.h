@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -58,9 +59,6 @@ class WaitWatch {
 
   /// board: outlives the watch. links: null where nothing is known of connections.
   WaitWatch(FaultBoard& board, std::unique_ptr<Links> links, Options options);
-  ~WaitWatch();
-  WaitWatch(const WaitWatch&) = delete;
-  WaitWatch& operator=(const WaitWatch&) = delete;
 
   /// Around every blocking call of the thread that drives the communicator. peer -1: a collective of the
   /// engine, which awaits both neighbours. call: ended when there is no hope; null: the caller asks ended()
@@ -78,7 +76,7 @@ class WaitWatch {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void run();
+  void run(const std::stop_token& stop);
   void probe();
   void forget();
   void look(double elapsed);
@@ -94,8 +92,7 @@ class WaitWatch {
   const Options options_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stop_ = false;
+  std::condition_variable_any end_;
   std::uint64_t number_ = 0;  ///< Of the wait; even: there is none.
   int peer_ = -1;
   Limits limits_{Seconds(1), Seconds(1), Seconds(1)};
@@ -134,7 +131,7 @@ class WaitWatch {
   bool settled_ = false;  ///< Whose connections are whose is known by now, or will not be.
   bool probing_ = false;
 
-  std::thread thread_;
+  std::jthread thread_;  // last: it uses the others
 };
 
 }  // namespace thinwire
