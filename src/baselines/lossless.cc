@@ -40,7 +40,6 @@
 // that any rank has.
 
 #include "baselines/baselines.h"
-#include "exchange/recursive_doubling.h"
 #include "exchange/sparse_synchronizer.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"

@@ -18,7 +18,7 @@
 // Where every rank has non-zeros enough for the balance to bear it, pi moves blocks of neighbours, up to a
 // page. Then the scattered reads and writes of a table share cache lines (block_bits_for below).
 //
-// Hierarchical Centralization (exchange/recursive_doubling.h) is the other scheme that can be optimal.
+// Hierarchical Centralization (exchange/push_pull.h) is the other scheme that can be optimal.
 // scheme=auto runs push and pull for profile_steps steps. It predicts the time of both schemes from the bytes
 // that each would really send (SchemeProfile), and keeps the faster one.
 //
@@ -53,7 +53,6 @@
 #include "core/philox.h"
 #include "exchange/collectives.h"
 #include "exchange/push_pull.h"
-#include "exchange/recursive_doubling.h"
 #include "exchange/sparse_synchronizer.h"
 #include "kernels/rows/bitmap.h"
 #include "systems/systems.h"
