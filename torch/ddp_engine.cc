@@ -54,6 +54,10 @@ void DdpEngine::close() {
     const Lock lock(board_.mutex);
     if (board_.closed) return;
     board_.closed = true;
+    // Others may wait for the rest of the step, and know no more than that this rank leaves.
+    if (within_step_ && !board_.failure)
+      board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(),
+                              "its backward did not come to its end"));
     board_.changed.notify_all();
   }
   for (auto& lane : lanes_) lane->join();
@@ -103,6 +107,19 @@ void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
   }
   if (last && (!held_.empty() || index + 1 != layouts.size())) take_held(lock, true);
   if (ends_step) end_step({});
+}
+
+void DdpEngine::fail(const std::string& text) {
+  Lock lock(board_.mutex);
+  if (refusal()) return;
+  board_.fail(std::make_exception_ptr(std::runtime_error(text)));
+  board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(), text));
+  fail_held(lock, board_.failure);
+}
+
+bool DdpEngine::is_finite() const {
+  const Lock lock(board_.mutex);
+  return board_.finite;
 }
 
 void DdpEngine::last_bucket_was_submitted() {

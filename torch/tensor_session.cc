@@ -115,7 +115,8 @@ void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tenso
   decode_half(*executor_, format, halves_of(gradient), floats_of(floats));
   report = session_->synchronize(id_of(bucket), floats_of(floats));
   report.raw_bytes = gradient.nbytes();
-  // Also a mean that is too large for the type is for the optimizer to leave out.
+  // Also a mean that is too large for the type is for the optimizer to leave out. In a reduce-scatter its
+  // owner alone sees it: the caller asks all ranks before the step counts, see DdpEngine::is_finite.
   const bool fits =
       encode_half(*executor_, format, Span<const float>(floats_of(floats)), {}, halves_of(gradient));
   report.finite = report.finite && fits;

@@ -6,6 +6,7 @@ of Thinwire does it. For models that are sharded among all ranks see ``scattered
 """
 import functools
 import importlib
+import time
 import warnings
 import weakref
 from typing import (Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple,
@@ -33,6 +34,12 @@ _sharded: "weakref.WeakKeyDictionary[nn.Module, ShardedHandle]" = weakref.WeakKe
 
 # What the ranks of a shard group tell each other of a step; the worst one counts.
 _GOOD, _NOT_FINITE, _FAILED = 0, 1, 2
+
+# More units than any model has.
+_ALL_UNITS = 2**31 - 1
+
+# A rank that ends lives so long for what it tells its shard group.
+_PATIENCE_SECONDS = 2.0
 
 _UNSHARDED_ADVICE = "thinwire.fully_shard(model, mesh, spec, modules=[...]) of the model without it does both"
 
@@ -151,6 +158,27 @@ class _Reduction:
         self.mean, self._future = mean, None
 
 
+class _Largest:
+    """Of numbers that the ranks of a group give, the largest in each place. Is found out in the background."""
+
+    def __init__(self, own: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> None:
+        self._numbers = torch.tensor(own, dtype=torch.int32, device=device)
+        self._work: Any = None
+        if dist.get_world_size(group) > 1:
+            self._work = dist.all_reduce(self._numbers, op=dist.ReduceOp.MAX, group=group, async_op=True)
+
+    def wait(self) -> List[int]:
+        if self._work is not None:
+            self._work.wait()
+        return cast(List[int], self._numbers.tolist())
+
+    def wait_for(self, seconds: float) -> None:
+        """At most."""
+        end = time.monotonic() + seconds
+        while self._work is not None and not self._work.is_completed() and time.monotonic() < end:
+            time.sleep(0.001)
+
+
 class _Backward:
     """What one backward has handed to the engine."""
 
@@ -182,6 +210,7 @@ class ShardedHandle(ddp.Handle):
         self._take_mesh(mesh)
         self._backward: Optional[_Backward] = None
         self._watch: Any = None
+        self._stopped: Optional[_Largest] = None  # of the last step
         self._places: Dict[str, int] = {}  # of units among the engine's buckets
         trained = [part for unit in self._units for part in unit.trained_parts()]
         sharded: Any = model  # DDP's handle asks it for what the methods below give
@@ -306,16 +335,12 @@ class ShardedHandle(ddp.Handle):
                 "give checkpoint use_reentrant=False"
             )
         try:
-            self._engine.last_bucket_was_submitted()
-            for one in backward.under_way:
-                one.wait()
-            for one in backward.under_way:
-                one.unit.require_gradients()
+            self._await_means(backward)
         except Exception as error:
             backward.error = backward.error or error
         with torch.no_grad():
-            verdict = self._worst(_FAILED if backward.error is not None else _NOT_FINITE
-                                  if _is_spoiled(backward) else _GOOD)
+            verdict, whose = self._worst(_FAILED if backward.error is not None else _NOT_FINITE
+                                  if backward.under_way and not self._engine.is_finite() else _GOOD)
             if verdict == _GOOD:
                 self._give_means(backward)
                 self._engine.end_backward([])
@@ -333,16 +358,52 @@ class ShardedHandle(ddp.Handle):
                 return
         if backward.error is not None:
             raise backward.error
-        raise RuntimeError("gradients of this step could not be synchronized on a rank that holds another "
-                           "shard, which says why; the step is undone")
+        raise RuntimeError(f"gradients of this step could not be synchronized on rank {whose}, which holds "
+                           "another shard and says why; the step is undone")
 
-    def _worst(self, own: int) -> int:
-        """Of what the ranks of the shard group say. A step counts for all shards or for none."""
-        if self._shards == 1:
-            return own
-        verdict = torch.tensor([own], dtype=torch.int32, device=self._units[0].parts()[0][1].device)
-        dist.all_reduce(verdict, op=dist.ReduceOp.MAX, group=self._shard_group)
-        return int(verdict.item())
+    def _await_means(self, backward: _Backward) -> None:
+        if not self._stopped_alike(backward) and backward.error is not None:
+            # Others wait for what this rank does not send.
+            self._engine.fail(_first_line(backward.error))
+            return
+        self._engine.last_bucket_was_submitted()
+        for one in backward.under_way:
+            one.wait()
+        for one in backward.under_way:
+            one.unit.require_gradients()
+
+    def _stopped_alike(self, backward: _Backward) -> bool:
+        """Whether all ranks that exchange gradients have stopped at the same unit. Then nobody waits for
+        anybody, and the next step can be a good one. Only a rank that has stopped asks: the others say that
+        they have not, and go on."""
+        count = _ALL_UNITS if backward.error is None else len(backward.under_way)
+        try:
+            self._stopped = self._largest((count, -count), self._replicas_group)
+            if backward.error is None:
+                return False
+            most, least = self._stopped.wait()
+        except RuntimeError:  # a rank is gone: the engine says which
+            return False
+        return most == -least
+
+    def _worst(self, own: int) -> Tuple[int, int]:
+        """Of what the ranks of the shard group say, and a rank that says it.
+        A step counts for all shards or for none."""
+        try:
+            verdicts = self._largest((own * self._shards + self._shard,), self._shard_group)
+            if own == _FAILED:
+                # Nothing is worse. A rank that is gone is not waited for, but others shall hear this one.
+                verdicts.wait_for(_PATIENCE_SECONDS)
+                return own, dist.get_rank()
+            verdict, shard = divmod(verdicts.wait()[0], self._shards)
+        except RuntimeError:
+            if own == _FAILED:  # the engine's error names who is gone
+                return own, dist.get_rank()
+            raise
+        return verdict, dist.get_process_group_ranks(self._shard_group)[shard]
+
+    def _largest(self, own: Sequence[int], group: dist.ProcessGroup) -> "_Largest":
+        return _Largest(own, group, self._units[0].parts()[0][1].device)
 
     def _give_means(self, backward: _Backward) -> None:
         for stream in backward.streams:  # on which torch has written the gradients
@@ -427,14 +488,8 @@ def _task_of_backward() -> int:
     return int(getattr(torch._C, "_current_graph_task_id")())  # noqa: B009
 
 
-def _is_spoiled(backward: _Backward) -> bool:
-    """Whether a gradient had inf or NaN on any replica: its mean is NaN then, all of it."""
-    means = [one.mean for one in backward.under_way]
-    first = [mean[:1].float() for mean in means if mean.numel()
-             and mean.dtype in (torch.float32, torch.bfloat16)]
-    others = [mean for mean in means if mean.dtype not in (torch.float32, torch.bfloat16)]
-    return (bool(first and torch.cat(first).isnan().any())
-            or any(not bool(mean.isfinite().all()) for mean in others))
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def units_of(model: _Sharded, make: Callable[[Any, str, Any, Mapping[int, str]], _AnyUnit]) -> List[_AnyUnit]:

@@ -14,7 +14,7 @@ from torch import nn
 from thinwire import shards
 from thinwire import state as saved_state
 from thinwire.fsdp import (
-    _FAILED, ShardedHandle, ShardedReport, _Backward, _Sharded, _Unit, units_of,
+    ShardedHandle, ShardedReport, _Backward, _Sharded, _Unit, units_of,
 )
 from thinwire.gathered import EightBitGather
 
@@ -140,14 +140,6 @@ class ScatteredHandle(ShardedHandle):
             if one.has_come():
                 one.wait()
                 one.replace(cast(_WholeUnit, one.unit).own(one.mean).clone())
-
-    def _worst(self, own: int) -> int:
-        try:
-            return super()._worst(own)
-        except RuntimeError:
-            if own == _FAILED:  # the engine's error names who is gone
-                return own
-            raise
 
     def _step_counts(self) -> None:
         for gather in self._gathers:
