@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import thinwire
-from thinwire import ddp
+from thinwire.handle import _close_all
 import sharded
 from common import DEADLINE, RANK, WORLD, Mixed, Net, batch, register, require_error, train, wrap
 from sharded import Raises, adamw, closing, mesh_of, net, opened
@@ -61,9 +61,9 @@ def with_handles_open():
             os._exit(1)  # Python would end well
 
     # The last that is registered comes first.
-    atexit.unregister(ddp._close_all)
+    atexit.unregister(_close_all)
     atexit.register(nothing_is_left)
-    atexit.register(ddp._close_all)
+    atexit.register(_close_all)
     dist.barrier()
 
 
