@@ -403,7 +403,7 @@ PYBIND11_MODULE(_C, module) {
       .def("submit", &PythonEngine::submit)
       .def(
           "fail", [](PythonEngine& self, const std::string& text) { self.engine().fail(text); },
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("text"), py::call_guard<py::gil_scoped_release>())
       .def("is_finite", [](PythonEngine& self) { return self.engine().is_finite(); })
       .def(
           "last_bucket_was_submitted", [](PythonEngine& self) { self.engine().last_bucket_was_submitted(); },

@@ -9,10 +9,6 @@
 namespace thinwire {
 namespace {
 
-HalfFormat half_format(at::ScalarType type) {
-  return type == at::kHalf ? HalfFormat::fp16 : HalfFormat::bf16;
-}
-
 Span<std::uint16_t> halves_of(const at::Tensor& tensor) {
   return {static_cast<std::uint16_t*>(tensor.data_ptr()), static_cast<std::size_t>(tensor.numel())};
 }
@@ -73,18 +69,12 @@ DeviceStaging::Guard TensorSession::on_stream_of(const at::Tensor& gradient) {
 at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& report) {
   const at::Tensor& gradient = bucket.gradient;
   if (gradient.is_sparse()) return synchronize_rows(bucket, report);
-  const bool plain = is_summed_plainly(bucket);
-  if (device_ && !plain) {
-    synchronize_on_device(bucket, report);
-  } else if (gradient.device().is_cpu()) {
-    synchronize_on_host(bucket, gradient, report);
-  } else if (plain && communicator_->reduces(Memory::cuda)) {
-    const auto current = staging_.enter(gradient, bucket.complete);
-    sum_plainly(bucket, gradient, report);
+  if (!is_compressible(gradient.scalar_type())) {
+    sum_others(bucket, report);
+  } else if (gradient.scalar_type() == at::kFloat) {
+    synchronize_floats(bucket, report);
   } else {
-    const at::Tensor host = staging_.to_host(gradient, bucket.complete);
-    synchronize_on_host(bucket, host, report);
-    staging_.to_device(host, gradient);
+    synchronize_halves(bucket, report);
   }
   return gradient;
 }
@@ -98,48 +88,82 @@ void TensorSession::end_step(bool ended, bool counts, const std::vector<std::str
   session_->next_step(counts);
 }
 
-/// gradient: the bucket's, in host memory.
-void TensorSession::synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient,
-                                        StepReport& report) {
-  if (is_summed_plainly(bucket)) {
-    sum_plainly(bucket, gradient, report);
-    return;
-  }
-  if (gradient.scalar_type() == at::kFloat) {
+void TensorSession::synchronize_floats(const DdpBucket& bucket, StepReport& report) {
+  const at::Tensor& gradient = bucket.gradient;
+  if (device_) {
+    const auto current = staging_.enter(gradient, bucket.complete);
+    staging_.wait();  // the session's stream is another
+    report = session_->synchronize(id_of(bucket), floats_of(gradient, Memory::cuda));
+  } else if (gradient.is_cpu()) {
     report = session_->synchronize(id_of(bucket), floats_of(gradient));
-    return;
+  } else {
+    const at::Tensor host = staging_.to_host(gradient, bucket.complete);
+    report = session_->synchronize(id_of(bucket), floats_of(host));
+    staging_.to_device(host, gradient);
   }
-  at::Tensor& floats = floats_[bucket.index];
-  if (!floats.defined()) floats = at::empty({gradient.numel()}, at::kFloat);
-  const HalfFormat format = half_format(gradient.scalar_type());
-  decode_half(*executor_, format, halves_of(gradient), floats_of(floats));
-  report = session_->synchronize(id_of(bucket), floats_of(floats));
-  report.raw_bytes = gradient.nbytes();
-  // Also a mean that is too large for the type is for the optimizer to leave out. In a reduce-scatter its
-  // owner alone sees it: the caller asks all ranks before the step counts, see DdpEngine::is_finite.
-  const bool fits =
-      encode_half(*executor_, format, Span<const float>(floats_of(floats)), {}, halves_of(gradient));
-  report.finite = report.finite && fits;
 }
 
-/// Where the session has the gradient's device.
-void TensorSession::synchronize_on_device(const DdpBucket& bucket, StepReport& report) {
-  const at::Tensor& gradient = bucket.gradient;
-  const auto current = staging_.enter(gradient, bucket.complete);
-  const bool is_float = gradient.scalar_type() == at::kFloat;
-  at::Tensor values = gradient;
-  if (!is_float) {
-    at::Tensor& floats = floats_[bucket.index];
-    if (!floats.defined()) floats = at::empty({gradient.numel()}, gradient.options().dtype(at::kFloat));
-    floats.copy_(gradient.view(-1));
-    values = floats;
+/// A bucket in float16 or bfloat16: summed in its type, or as floats where the session is.
+class TensorSession::Halves final : public TypedGradient {
+ public:
+  Halves(TensorSession& owner, const DdpBucket& bucket)
+      : owner_(owner), bucket_(bucket), gradient_(bucket.gradient) {}
+
+  std::size_t size() const override { return static_cast<std::size_t>(gradient_.numel()); }
+  std::size_t element_bytes() const override { return gradient_.element_size(); }
+  std::string_view type() const override { return c10::toString(gradient_.scalar_type()); }
+  bool sums() const override {
+    return owner_.communicator_->sums(gradient_.scalar_type(), gradient_.is_cuda());
   }
-  staging_.wait();  // the session's stream is another
-  report = session_->synchronize(id_of(bucket), floats_of(values, Memory::cuda));
-  report.raw_bytes = gradient.nbytes();
-  if (is_float) return;
-  gradient.view(-1).copy_(values);
-  report.finite = report.finite && at::isfinite(gradient).all().item<bool>();
+  bool sum(Step& step) override { return owner_.sum(gradient_, bucket_.complete, step.clock); }
+
+  Span<float> floats() override {
+    floats_ = owner_.floats_[bucket_.index];
+    const auto device = owner_.device_ ? gradient_.device() : at::Device(at::kCPU);
+    if (!floats_.defined()) floats_ = at::empty({gradient_.numel()}, at::device(device).dtype(at::kFloat));
+    owner_.floats_[bucket_.index] = floats_;
+    if (owner_.device_) {
+      floats_.copy_(gradient_.view(-1));
+      owner_.staging_.wait();  // the session's stream is another
+      return floats_of(floats_, Memory::cuda);
+    }
+    host_ = gradient_.is_cpu() ? gradient_ : owner_.staging_.to_host(gradient_, bucket_.complete);
+    decode_half(*owner_.executor_, format(), halves_of(host_), floats_of(floats_));
+    return floats_of(floats_);
+  }
+
+  /// Where floats() were synchronized: the mean as a gradient again. Returns whether it is finite in its
+  /// type: a mean that is too large for that is for the optimizer to leave out, too. In a reduce-scatter its
+  /// owner alone sees it: the caller asks all ranks before the step counts, see DdpEngine::is_finite.
+  bool take_mean() {
+    if (!floats_.defined()) return true;
+    if (owner_.device_) {
+      gradient_.view(-1).copy_(floats_);
+      return at::isfinite(gradient_).all().item<bool>();
+    }
+    const bool fits =
+        encode_half(*owner_.executor_, format(), Span<const float>(floats_of(floats_)), {}, halves_of(host_));
+    if (!gradient_.is_cpu()) owner_.staging_.to_device(host_, gradient_);
+    return fits;
+  }
+
+ private:
+  HalfFormat format() const {
+    return gradient_.scalar_type() == at::kHalf ? HalfFormat::fp16 : HalfFormat::bf16;
+  }
+
+  TensorSession& owner_;
+  const DdpBucket& bucket_;
+  const at::Tensor& gradient_;
+  at::Tensor floats_;  // defined once they were asked for
+  at::Tensor host_;    // the gradient in host memory, where the session is there
+};
+
+void TensorSession::synchronize_halves(const DdpBucket& bucket, StepReport& report) {
+  const auto current = device_ ? staging_.enter(bucket.gradient, bucket.complete) : DeviceStaging::Guard();
+  Halves halves(*this, bucket);
+  report = session_->synchronize(id_of(bucket), halves);
+  report.finite = halves.take_mean() && report.finite;
 }
 
 at::Tensor TensorSession::synchronize_rows(const DdpBucket& bucket, StepReport& report) {
@@ -158,15 +182,8 @@ at::Tensor TensorSession::synchronize_rows(const DdpBucket& bucket, StepReport& 
   return sparse_tensor(mean, gradient);
 }
 
-bool TensorSession::is_summed_plainly(const DdpBucket& bucket) const {
-  const at::ScalarType type = bucket.gradient.scalar_type();
-  if (!is_compressible(type)) return true;
-  return type != at::kFloat && session_->sums_plainly(id_of(bucket)) &&
-         communicator_->sums(type, bucket.gradient.is_cuda());
-}
-
-/// In the gradient's own type.
-void TensorSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report) {
+void TensorSession::sum_others(const DdpBucket& bucket, StepReport& report) {
+  const at::Tensor& gradient = bucket.gradient;
   StepClock clock;
   clock.enter(Phase::exchange);
   const std::string kind = std::string("sum of ") + c10::toString(gradient.scalar_type());
@@ -178,22 +195,33 @@ void TensorSession::sum_plainly(const DdpBucket& bucket, const at::Tensor& gradi
                                      .first_name = bucket.parameters.front().name});
   const Traffic before = communicator_->traffic();
   const std::uint64_t guards_before = communicator_->guard_bytes();
-  // In the order of plain DDP, whose result this is to the last bit.
-  gradient.mul_(1.0 / communicator_->size());
-  if (!gradient.device().is_cpu()) staging_.wait();
-  clock.enter(Phase::wait);
-  communicator_->all_reduce_tensor(gradient);
+  report.finite = sum(gradient, bucket.complete, clock);
   exchange.finish();
-  clock.enter(Phase::exchange);
   report.step = session_->step();
   report.elements = static_cast<std::uint64_t>(gradient.numel());
   report.raw_bytes = static_cast<std::uint64_t>(gradient.nbytes());
   report.wire = communicator_->traffic() - before;
   report.frame_header_bytes = communicator_->guard_bytes() - guards_before;
   report.formula_bytes = report.wire.sent_bytes - report.frame_header_bytes;
-  report.finite = at::isfinite(gradient).all().item<bool>();
   clock.enter(Phase::exchange);
   report.take_seconds(clock);
+}
+
+/// In the gradient's own type, in the order of plain DDP, whose result this is to the last bit. Returns
+/// whether it is finite. Collective.
+bool TensorSession::sum(const at::Tensor& gradient, const Completion& complete, StepClock& clock) {
+  const bool goes_direct = gradient.is_cpu() || communicator_->reduces(Memory::cuda);
+  const auto current = goes_direct ? staging_.enter(gradient, complete) : DeviceStaging::Guard();
+  const at::Tensor values = goes_direct ? gradient : staging_.to_host(gradient, complete);
+  values.mul_(1.0 / communicator_->size());
+  if (!values.is_cpu()) staging_.wait();
+  {
+    const StepClock::During waiting(&clock, Phase::wait);
+    communicator_->all_reduce_tensor(values);
+  }
+  const bool finite = at::isfinite(values).all().item<bool>();
+  if (!goes_direct) staging_.to_device(values, gradient);
+  return finite;
 }
 
 }  // namespace thinwire

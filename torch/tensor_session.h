@@ -50,13 +50,14 @@ class TensorSession {
   DeviceStaging::Guard on_stream_of(const at::Tensor& gradient);
 
  private:
-  void synchronize_on_host(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report);
-  void synchronize_on_device(const DdpBucket& bucket, StepReport& report);
+  class Halves;
+
   at::Tensor synchronize_rows(const DdpBucket& bucket, StepReport& report);
-  /// Whether the bucket is summed past the session: no system takes its type, or `dense` would only add it
-  /// up.
-  bool is_summed_plainly(const DdpBucket& bucket) const;
-  void sum_plainly(const DdpBucket& bucket, const at::Tensor& gradient, StepReport& report);
+  void synchronize_floats(const DdpBucket& bucket, StepReport& report);
+  void synchronize_halves(const DdpBucket& bucket, StepReport& report);
+  /// Past the session: no system takes its type.
+  void sum_others(const DdpBucket& bucket, StepReport& report);
+  bool sum(const at::Tensor& gradient, const Completion& complete, StepClock& clock);
 
   std::unique_ptr<C10dCommunicator> communicator_;
   std::unique_ptr<Executor> executor_;

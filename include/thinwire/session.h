@@ -70,6 +70,25 @@ struct BucketGradient {
   RowSparse mean_rows{};  ///< Out: the mean, see Session::synchronize_rows.
 };
 
+/// A dense gradient in another type than float32, which its holder can make floats of. It may be able to sum
+/// it in its type, for fewer bytes.
+class TypedGradient {
+ public:
+  virtual ~TypedGradient() = default;
+  virtual std::size_t size() const = 0;
+  virtual std::size_t element_bytes() const = 0;
+  /// The type's name, at most 9 characters: ranks compare them.
+  virtual std::string_view type() const = 0;
+  /// Whether sum() works. The same on all ranks.
+  virtual bool sums() const = 0;
+  /// In place: the sum over ranks of gradient / W, in the type. Charges step.clock where it waits. Returns
+  /// whether all of the sum is finite. Collective.
+  virtual bool sum(Step& step) = 0;
+  /// This rank's gradient [size] as floats, in memory that stays valid; where sum() was not called.
+  /// synchronize() leaves the mean there.
+  virtual Span<float> floats() = 0;
+};
+
 class Session {
  public:
   /// spec: one system for all buckets, or "rows=SPEC,dense=SPEC". Throws std::invalid_argument for a bad
@@ -103,6 +122,10 @@ class Session {
   /// text, and training goes on with a new communicator. A system's own std::invalid_argument, about a
   /// learning rate for instance, is for the step alone: next_step() ends it.
   const StepReport& synchronize(BucketId bucket, Span<float> gradient);
+
+  /// The same of a gradient in another type. Where the system would only hand out the sum of gradient / W, it
+  /// is summed in its type. Else the mean is in gradient.floats().
+  const StepReport& synchronize(BucketId bucket, TypedGradient& gradient);
 
   /// gradient: this rank's rows, in any order; rows that come more than once are added up in the order in
   /// which they come. `rows` and `width` must be those of add_rows. Returns the mean as
@@ -165,10 +188,6 @@ class Session {
   /// is empty, unless a state held something that waits for the next step.
   Span<const float> residual(BucketId bucket) const;
 
-  /// Whether synchronize() would only take the engine's sum of gradient / W: the system is one that does, and
-  /// nothing undelivered waits to be added. Then a gradient of another type may be summed past the session,
-  /// in its type.
-  bool sums_plainly(BucketId bucket) const;
   /// Whether the step that has begun, or else the next one, is one in which an Adam must leave its second
   /// moment as it is, see Synchronizer::freezes_variance. The same on all ranks.
   bool variance_is_frozen() const;
@@ -204,9 +223,11 @@ class Session {
   Executor& executor_of(bool row_sparse) const {
     return row_sparse && host_executor_ ? *host_executor_ : *executor_;
   }
-  std::string_view kind_of(const Bucket& bucket) const;
+  std::string kind_of(const Bucket& bucket, std::string_view type) const;
   template <class Run>
-  void run(BucketId bucket, Run&& run);
+  void run(BucketId bucket, std::string_view type, Run&& run);
+  void synchronize_floats(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
+                          Span<const float> pending, Step& step);
   void refuse_after_failure() const;
   void fail(BucketId bucket, const std::exception_ptr& cause);
   void keep();

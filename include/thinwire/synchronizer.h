@@ -8,6 +8,7 @@
 // holds for every system that is given a residual (within rounding), and is tested for each.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -140,9 +141,16 @@ class Synchronizer {
   /// since the squares of what is delivered are those of compression's noise. The default says no.
   virtual bool freezes_variance(std::uint64_t step) const;
 
-  /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W. Whoever holds
-  /// gradients of another type than float32 may then sum them in that type.
+  /// Whether, without a residual, it hands out the engine's sum over ranks of gradient / W.
   virtual bool is_plain_sum() const { return false; }
+
+  /// Comes before synchronize() where the gradient is of another type than float32, and whoever holds it
+  /// can sum gradient / W in that type. Where synchronize() would hand out that sum and nothing else: calls
+  /// sum(), which fills step.report, and returns true. Else false, and synchronize() follows with the same
+  /// residual.
+  /// Collective; the answer is the same on all ranks. The default goes by is_plain_sum().
+  virtual bool sum_in_type(BucketId bucket, Span<const float> residual, Step& step,
+                           const std::function<void()>& sum);
 
   /// synchronize for a row-sparse gradient.
   /// gradient: row indices ascending and distinct, below gradient.rows, of a table with at least one row.

@@ -19,6 +19,13 @@ bool Synchronizer::freezes_variance(std::uint64_t) const {
 
 void Synchronizer::require_world(int) const {}
 
+bool Synchronizer::sum_in_type(BucketId, Span<const float> residual, Step&,
+                               const std::function<void()>& sum) {
+  if (!is_plain_sum() || !residual.empty()) return false;
+  sum();
+  return true;
+}
+
 RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>, Step&) {
   throw std::logic_error("this system takes no rows: densify them first");
 }

@@ -138,20 +138,17 @@ class Auto final : public Synchronizer {
       : rules_(rules), names_(std::move(names)), members_(std::move(members)), plan_(rules.trial) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    const std::uint64_t sent = begin_step(step);
-    BucketState& own = buckets_[bucket];
-    own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
-    own.used = plan_.use;
-    const Pipeline& member = members_[plan_.use];
-    // What has delivered everything leaves nothing to add; reading it would cost a pass.
-    const bool skip = residual.empty() || (member.lossless && own.delivered_all);
-    const double began = step.communicator.now_seconds();
-    member.synchronizer->synchronize(bucket, gradient, skip ? Span<float>() : residual, step);
-    inside_ += step.communicator.now_seconds() - began;
-    own.delivered_all = member.lossless && step.report.finite;
-    // A guard says where another system had the bucket.
-    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[plan_.use].c_str();
-    step.report.frame_header_bytes += sent;
+    run(bucket, residual, step, [&](Synchronizer& member, Span<float> to_add) {
+      member.synchronize(bucket, gradient, to_add, step);
+      return true;
+    });
+  }
+
+  bool sum_in_type(BucketId bucket, Span<const float> residual, Step& step,
+                   const std::function<void()>& sum) override {
+    return run(bucket, residual, step, [&](Synchronizer& member, Span<const float> to_add) {
+      return member.sum_in_type(bucket, to_add, step, sum);
+    });
   }
 
   void require_world(int world_size) const override {
@@ -225,6 +222,26 @@ class Auto final : public Synchronizer {
     bool delivered_all = false;  // the residual is 0
     bool counted = false;        // a step of its has not been undone, or it was loaded
   };
+
+  /// body(system, residual): whether the bucket was synchronized with the system whose step it is.
+  template <class Float, class Body>
+  bool run(BucketId bucket, Span<Float> residual, Step& step, Body body) {
+    step.report.frame_header_bytes += begin_step(step);
+    BucketState& own = buckets_[bucket];
+    own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    own.used = plan_.use;
+    const Pipeline& member = members_[plan_.use];
+    // What has delivered everything leaves nothing to add; reading it would cost a pass.
+    const bool skip = residual.empty() || (member.lossless && own.delivered_all);
+    const double began = step.communicator.now_seconds();
+    const bool done = body(*member.synchronizer, skip ? Span<Float>() : residual);
+    inside_ += step.communicator.now_seconds() - began;
+    if (!done) return false;
+    own.delivered_all = member.lossless && step.report.finite;
+    // A guard says where another system had the bucket.
+    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[plan_.use].c_str();
+    return true;
+  }
 
   template <class Body>
   void for_each_used(BucketId bucket, Body body) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "thinwire/session.h"
@@ -246,6 +247,91 @@ TEST(Auto, NothingIsLostWhereCandidatesChange) {
     EXPECT_NE(session.explain().find("power_sgd"), std::string::npos);
   });
   for (std::size_t i = 0; i < kElements; ++i) ASSERT_NEAR(given[i], 2 * mean[i] + left[i], 2e-3) << i;
+}
+
+/// Stands for a gradient in 16 bits. Its values are floats, so that nothing is lost by rounding.
+class SixteenBits final : public TypedGradient {
+ public:
+  explicit SixteenBits(std::vector<float> values) : values_(std::move(values)) {}
+  std::size_t size() const override { return values_.size(); }
+  std::size_t element_bytes() const override { return 2; }
+  std::string_view type() const override { return "Half"; }
+  bool sums() const override { return true; }
+  bool sum(Step& step) override {
+    summed_ = true;
+    for (float& value : values_) value /= static_cast<float>(step.communicator.size());
+    step.communicator.all_reduce_sum(values_);
+    return true;
+  }
+  Span<float> floats() override { return values_; }
+
+  bool was_summed() const { return summed_; }
+  const std::vector<float>& values() const { return values_; }
+
+ private:
+  std::vector<float> values_;
+  bool summed_ = false;
+};
+
+struct SumsInType {
+  std::vector<bool> summed{};       ///< Of each step: whether it was summed in the type.
+  std::vector<std::string> used{};  ///< Of each step, where the system says so.
+  std::vector<double> lost{};       ///< Of each element.
+};
+
+SumsInType train_in_16_bits(const std::string& spec, VirtualCommunicator& communicator, int steps) {
+  Session session(spec, communicator);
+  session.add_bucket({{"a", kElements, 300}});
+  SumsInType result;
+  result.lost.assign(kElements, 0);
+  for (int step = 0; step < steps; ++step) {
+    communicator.advance(0.01);
+    std::vector<float> values(kElements);
+    for (std::size_t i = 0; i < kElements; ++i) {
+      values[i] = std::sin(static_cast<float>(i * 7 + static_cast<std::size_t>(step * 13)));
+      result.lost[i] += static_cast<double>(values[i]);
+    }
+    SixteenBits gradient(values);  // the same on all ranks, and so is each rank's residual
+    const StepReport& report = session.synchronize(0, gradient);
+    EXPECT_EQ(report.raw_bytes, 2 * kElements);
+    if (gradient.was_summed()) {
+      EXPECT_EQ(report.formula_bytes, communicator.ring_sent_bytes(kElements, 2));
+    }
+    EXPECT_TRUE(session.next_step());
+    result.summed.push_back(gradient.was_summed());
+    result.used.emplace_back(report.scheme == nullptr ? "" : report.scheme);
+    for (std::size_t i = 0; i < kElements; ++i) result.lost[i] -= static_cast<double>(gradient.values()[i]);
+  }
+  const auto residual = session.residual(0);
+  for (std::size_t i = 0; i < residual.size(); ++i) result.lost[i] -= static_cast<double>(residual[i]);
+  return result;
+}
+
+TEST(Auto, ItsDenseSumsSixteenBitsInTheirType) {
+  for (const VirtualLink& link : {kFast, kSlow}) {
+    run_virtual(kWorkers, link, [&](VirtualCommunicator& communicator) {
+      const SumsInType result = train_in_16_bits(kSpec, communicator, kTrial + 10);
+      EXPECT_FALSE(result.summed[0]) << "a residual may be there that nothing has delivered";
+      for (std::size_t i = 1; i < result.summed.size(); ++i) {
+        // What another system left undelivered goes with the first step of dense.
+        const bool expected = result.used[i] == "dense" && result.used[i - 1] == "dense";
+        EXPECT_EQ(result.summed[i], expected) << i;
+      }
+      EXPECT_EQ(result.summed.back(), link.latency_seconds == kFast.latency_seconds);
+      for (const double one : result.lost) ASSERT_NEAR(one, 0, 1e-3);
+    });
+  }
+}
+
+TEST(Session, SixteenBitsAreSummedInTheirTypeWhereNothingElseIsToBeAdded) {
+  run_virtual(2, kFast, [&](VirtualCommunicator& communicator) {
+    for (const auto& [spec, expected] :
+         {std::pair("dense", true), {"dense:sum=float32", false}, {"half:feedback=on", false}}) {
+      const SumsInType result = train_in_16_bits(spec, communicator, 3);
+      for (const bool one : result.summed) EXPECT_EQ(one, expected) << spec;
+      for (const double one : result.lost) ASSERT_NEAR(one, 0, 1e-3) << spec;
+    }
+  });
 }
 
 StateReader state_of(const Session& session) {

@@ -179,16 +179,17 @@ class ClockOf {
 }  // namespace
 
 /// Of an exchange, as other ranks are told.
-std::string_view Session::kind_of(const Bucket& bucket) const {
+std::string Session::kind_of(const Bucket& bucket, std::string_view type) const {
   if (bucket.row_sparse) return "rows";
-  return options_.reduce_scatter ? "reduce-scatter" : "dense";
+  if (options_.reduce_scatter) return "reduce-scatter";
+  return "dense" + (type.empty() ? "" : " " + std::string(type));
 }
 
-/// run(own, residual, pending, step): what differs between dense buckets and rows. residual: for a system
-/// with feedback. pending: what a system without has to deliver besides its gradient; empty where there is
-/// nothing.
+/// type: of the gradient, empty for float32. run(own, residual, pending, step): what differs between dense
+/// buckets and rows. residual: for a system with feedback. pending: what a system without has to deliver
+/// besides its gradient; empty where there is nothing.
 template <class Run>
-void Session::run(BucketId bucket, Run&& run) {
+void Session::run(BucketId bucket, std::string_view type, Run&& run) {
   Bucket& own = *buckets_[bucket];
   const bool feedback = pipelines_[own.pipeline].feedback;
   const Span<const float> pending = feedback ? Span<const float>() : undelivered_->residuals.find(bucket);
@@ -223,10 +224,11 @@ void Session::run(BucketId bucket, Run&& run) {
     if (own.elements() == 0) {
       run(own, residual, pending, step);
     } else {
+      const std::string kind = kind_of(own, type);
       Exchange exchange(communicator_, {.bucket = bucket,
                                         .step = step_,
                                         .elements = own.elements(),
-                                        .kind = kind_of(own),
+                                        .kind = kind,
                                         .names = own.names,
                                         .first_name = layouts_[bucket].front().name});
       run(own, residual, pending, step);
@@ -247,13 +249,19 @@ void Session::run(BucketId bucket, Run&& run) {
   if (!pending.empty() && report.finite) undelivered_->residuals.erase(bucket);
 }
 
+namespace {
+
+void require_size(BucketId bucket, std::size_t declared, std::size_t given) {
+  if (given == declared) return;
+  throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " + std::to_string(declared) +
+                              " elements, the gradient " + std::to_string(given));
+}
+
+}  // namespace
+
 const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
   const Bucket& declared = open(bucket, false);
-  if (gradient.size() != declared.elements()) {
-    throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " +
-                                std::to_string(declared.elements()) + " elements, the gradient " +
-                                std::to_string(gradient.size()));
-  }
+  require_size(bucket, declared.elements(), gradient.size());
   if (gradient.memory() != declared.executor.memory() && !gradient.empty()) {
     throw std::invalid_argument(
         "bucket " + std::to_string(bucket) +
@@ -263,17 +271,40 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
              : "'s gradient lies in host memory, the session's are on a CUDA device: leave out "
                "SessionOptions::cuda_device, or hand over memory of the device"));
   }
-  run(bucket, [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
-    if (gradient.empty()) {
-      step.report.formula_bytes = 0;
-      return;
-    }
-    if (!pending.empty()) thinwire::add(own.executor, gradient, pending);
-    pipelines_[own.pipeline].synchronizer->synchronize(bucket, gradient, residual, step);
-    if (!step.report.finite) fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-    own.executor.wait();
+  run(bucket, {}, [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
+    synchronize_floats(own, bucket, gradient, residual, pending, step);
   });
   return declared.report;
+}
+
+const StepReport& Session::synchronize(BucketId bucket, TypedGradient& gradient) {
+  const Bucket& declared = open(bucket, false);
+  require_size(bucket, declared.elements(), gradient.size());
+  run(bucket, gradient.type(), [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
+    step.report.raw_bytes = gradient.size() * gradient.element_bytes();
+    Synchronizer& system = *pipelines_[own.pipeline].synchronizer;
+    const auto sum = [&] {
+      step.clock.enter(Phase::exchange);
+      step.report.finite = gradient.sum(step);
+      step.report.formula_bytes = communicator_.ring_sent_bytes(gradient.size(), gradient.element_bytes());
+    };
+    const bool may = gradient.sums() && gradient.size() != 0 && !options_.reduce_scatter && pending.empty();
+    if (may && system.sum_in_type(bucket, residual, step, sum)) return;
+    synchronize_floats(own, bucket, gradient.floats(), residual, pending, step);
+  });
+  return declared.report;
+}
+
+void Session::synchronize_floats(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
+                                 Span<const float> pending, Step& step) {
+  if (gradient.empty()) {
+    step.report.formula_bytes = 0;
+    return;
+  }
+  if (!pending.empty()) thinwire::add(own.executor, gradient, pending);
+  pipelines_[own.pipeline].synchronizer->synchronize(bucket, gradient, residual, step);
+  if (!step.report.finite) fill(step.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+  own.executor.wait();
 }
 
 RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) {
@@ -286,7 +317,7 @@ RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) 
   }
   require_rows(gradient);
   RowSparse mean;
-  run(bucket, [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
+  run(bucket, {}, [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
     if (gradient.rows == 0) {
       mean = gradient;
       step.report.formula_bytes = 0;
@@ -375,11 +406,6 @@ std::uint64_t Session::payload_bytes(BucketId bucket) const {
 
 Span<const float> Session::residual(BucketId bucket) const {
   return undelivered_->residuals.find(bucket);
-}
-
-bool Session::sums_plainly(BucketId bucket) const {
-  return !options_.reduce_scatter && !pipeline(bucket).feedback &&
-         pipeline(bucket).synchronizer->is_plain_sum() && residual(bucket).empty();
 }
 
 bool Session::variance_is_frozen() const {

@@ -175,12 +175,13 @@ def halves_are_summed_in_their_type():
     for dtype in (torch.float16, torch.bfloat16):
         if dtype == torch.bfloat16 and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
             continue  # Gloo cannot sum it, nor DDP broadcast it
-        plain, ours, floats = (wrap(lambda: Given(sizes, (dtype,))) for _ in range(3))
+        plain, ours, floats, chosen = (wrap(lambda: Given(sizes, (dtype,))) for _ in range(4))
         handles = [register(ours), register(floats, "dense:sum=float32")]
+        auto = register(chosen, "auto:settle=4")  # dense at first; its first step may have a residual to add
         for step in range(4):
             generator = torch.Generator().manual_seed(100 * step + RANK)
             gradients = [torch.randn(size, generator=generator) for size in sizes]
-            for model in (plain, ours, floats):
+            for model in (plain, ours, floats, chosen):
                 model.zero_grad()
                 model(gradients).backward()
             expected = [parameter.grad for parameter in plain.parameters()]
@@ -188,9 +189,13 @@ def halves_are_summed_in_their_type():
                          f"{dtype}, step {step}")
             require_same([parameter.grad for parameter in floats.parameters()], expected,
                          f"{dtype} by float32", 1e-2)
-        steps = [handle.report()["last_step"] for handle in handles]
-        assert [step["raw_bytes"] for step in steps] == [2 * sum(sizes)] * 2, steps
+            if step > 0:
+                require_same([parameter.grad for parameter in chosen.parameters()], expected,
+                             f"{dtype} under auto, step {step}")
+        steps = [handle.report()["last_step"] for handle in [*handles, auto]]
+        assert [step["raw_bytes"] for step in steps] == [2 * sum(sizes)] * 3, steps
         assert 2 * steps[0]["formula_bytes"] == steps[1]["formula_bytes"] > 0, steps
+        assert steps[2]["formula_bytes"] == steps[0]["formula_bytes"], steps
         coded = wrap(lambda: Given(sizes, (dtype,)))
         handle = register(coded, "ef_signsgd")
         coded(gradients).backward()
