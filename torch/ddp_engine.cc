@@ -54,10 +54,6 @@ void DdpEngine::close() {
     const Lock lock(board_.mutex);
     if (board_.closed) return;
     board_.closed = true;
-    // Others may wait for the rest of the step, and know no more than that this rank leaves.
-    if (within_step_ && !board_.failure)
-      board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(),
-                              "its backward did not come to its end"));
     board_.changed.notify_all();
   }
   for (auto& lane : lanes_) lane->join();
