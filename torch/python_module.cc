@@ -402,6 +402,10 @@ PYBIND11_MODULE(_C, module) {
            py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def(
+          "fail", [](PythonEngine& self, const std::string& text) { self.engine().fail(text); },
+          py::arg("text"), py::call_guard<py::gil_scoped_release>())
+      .def("is_finite", [](PythonEngine& self) { return self.engine().is_finite(); })
+      .def(
           "last_bucket_was_submitted", [](PythonEngine& self) { self.engine().last_bucket_was_submitted(); },
           py::call_guard<py::gil_scoped_release>())
       .def(
