@@ -103,15 +103,18 @@ def documents_are_held_to_their_width_and_links():
     tree = {"README.md": f"# A page's *name*\n\n| {wide} |\n\n    {wide}\n\n```\n{wide}\n```\n"
             f"[a](docs/b.md#one-2-three) [b](https://c/{'d' * 60})\n",
             "docs/b.md": "# One 2: three\n\n[self](#one-2-three), [up](../README.md#a-pages-name), "
-            "`[code](not)`\n",
+            "`[code](not)`\n"
+            "`docs/b.md`, `docs/`, `docs/b.md --all`, `docs/NAME.md`, `elsewhere/x`, `docs/{b,c}.md`\n",
             "other.md": wide + "[a](nowhere.md)"}
     assert findings(tree) == []
     tree["README.md"] += f"{wide}\n- list\n\n    [gone](docs/gone.md)\n"
-    tree["docs/b.md"] += "[no](../README.md#nothing) [self](#none)\n"
+    tree["docs/b.md"] += "[no](../README.md#nothing) [self](#none)\n`docs/no.md`, `docs/tool --all`\n"
     assert findings(tree) == ["README.md:11: 111 columns, the most is 110",
                               "README.md:14: docs/gone.md leads nowhere",
-                              "docs/b.md:4: #none: docs/b.md has no such heading",
-                              "docs/b.md:4: ../README.md#nothing: README.md has no such heading"]
+                              "docs/b.md:5: #none: docs/b.md has no such heading",
+                              "docs/b.md:5: ../README.md#nothing: README.md has no such heading",
+                              "docs/b.md:6: `docs/no.md` is not in the tree",
+                              "docs/b.md:6: `docs/tool` is not in the tree"]
 
 
 def comments_are_held_to_their_width():

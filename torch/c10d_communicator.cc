@@ -404,8 +404,9 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
   verdict_ = verdict;
   if (verdict.culprits.empty()) fail(-1, ending.what + "; " + verdict.reason);
   const bool one = verdict.culprits.size() == 1;
-  const std::string how = verdict.alive ? (one ? " has not come" : " have not come")
-                                        : (one ? " is gone or silent" : " are gone or silent");
+  const std::string how = verdict.failed  ? (one ? " has failed" : " have failed")
+                          : verdict.alive ? (one ? " has not come" : " have not come")
+                                          : (one ? " is gone or silent" : " are gone or silent");
   fail(verdict.culprits[0],
        name_ranks(verdict.culprits) + how + " (" + ending.what + "; " + verdict.reason + ")");
 }

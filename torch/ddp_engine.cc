@@ -105,6 +105,19 @@ void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
   if (ends_step) end_step({});
 }
 
+void DdpEngine::fail(const std::string& text) {
+  Lock lock(board_.mutex);
+  if (refusal()) return;
+  board_.fail(std::make_exception_ptr(std::runtime_error(text)));
+  board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(), text));
+  fail_held(lock, board_.failure);
+}
+
+bool DdpEngine::is_finite() const {
+  const Lock lock(board_.mutex);
+  return board_.finite;
+}
+
 void DdpEngine::last_bucket_was_submitted() {
   Lock lock(board_.mutex);
   if (within_step_ && !held_.empty()) take_held(lock, false);

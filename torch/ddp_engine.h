@@ -53,6 +53,14 @@ class DdpEngine {
   /// step.
   void submit(DdpBucket bucket, DdpDone done);
 
+  /// This rank cannot go on with a step that others may wait for. Ends all of its buckets and all later steps
+  /// with this error, and tells the other ranks. Nothing after an earlier error.
+  void fail(const std::string& text);
+
+  /// Whether all means of the step under way that have come are finite. In a reduce-scatter each rank sees
+  /// its own part: in 16 bits another rank's may be too large for the type, and this rank's not.
+  bool is_finite() const;
+
   /// For steps of buckets with DdpBucket::awaits_end. No bucket of the step comes any more: lets go what was
   /// held back for one that has not come. Nothing where no step is under way.
   void last_bucket_was_submitted();

@@ -6,6 +6,12 @@
 
 namespace thinwire {
 
+Verdict own_failure(int rank, const std::string& text) {
+  return {.culprits = {rank},
+          .reason = "it has ended with an error of its own: " + text.substr(0, text.find('\n')),
+          .failed = true};
+}
+
 DdpLane::DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session)
     : board_(board), tensor_session_(std::move(session)), thread_([this] { run(); }) {}
 
@@ -82,8 +88,8 @@ void DdpLane::fail(const std::exception_ptr& error) {
       if (verdict.culprits.empty()) std::rethrow_exception(error);
     } catch (const CommError& failure) {
       if (failure.peer() >= 0) verdict.culprits = {failure.peer()};
-    } catch (...) {
-      verdict = {{communicator.rank()}, "it has ended with an error of its own"};
+    } catch (const std::exception& failure) {
+      verdict = own_failure(communicator.rank(), failure.what());
     }
     if (!verdict.culprits.empty()) board_.tell(verdict);
   } catch (...) {

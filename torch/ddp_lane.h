@@ -38,6 +38,9 @@ struct DdpBoard {
   }
 };
 
+/// That this rank ends with an error of its own. text: the error's; others get its first line.
+Verdict own_failure(int rank, const std::string& text);
+
 class DdpLane;
 
 /// The end of a step, which all lanes come to before any of them ends its session's: it counts in all of them

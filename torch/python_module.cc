@@ -449,6 +449,8 @@ PYBIND11_MODULE(_C, module) {
            py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
            py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
+      .def("fail", of_engine(&DdpEngine::fail), py::arg("text"), WithoutLock())
+      .def("is_finite", of_engine(&DdpEngine::is_finite))
       .def("last_bucket_was_submitted", of_engine(&DdpEngine::last_bucket_was_submitted), WithoutLock())
       .def("end_backward", of_engine(&DdpEngine::end_backward), WithoutLock())
       .def("set_spec", of_engine(&DdpEngine::set_spec))

@@ -133,7 +133,8 @@ class TensorSession::Halves final : public TypedGradient {
   }
 
   /// Where floats() were synchronized: the mean as a gradient again. Returns whether it is finite in its
-  /// type: a mean that is too large for that is for the optimizer to leave out, too.
+  /// type: a mean that is too large for that is for the optimizer to leave out, too. In a reduce-scatter its
+  /// owner alone sees it: the caller asks all ranks before the step counts, see DdpEngine::is_finite.
   bool take_mean() {
     if (!floats_.defined()) return true;
     if (owner_.device_) {

@@ -11,12 +11,13 @@ from typing import Dict, List, Optional, Tuple
 Entry = Tuple[str, str, Optional[Tuple[str, ...]]]
 CONTENTS: List[Tuple[str, str, List[Entry]]] = [
     ("Under DistributedDataParallel", "", [
-        ("ddp", "register", None), ("ddp", "Handle", None), ("lazy", "comm_hook", None),
+        ("ddp", "register", None), ("handle", "Handle", None), ("lazy", "comm_hook", None),
         ("lazy", "LazyState", None), ("ddp", "systems", None),
         ("cluster", "cluster_environment", None)]),
     ("A page about a training", "", [("html_report", "HtmlReport", ("step", "resume", "write", "close"))]),
     ("Under fully_shard", "",
-     [("fsdp", "fully_shard", None), ("fsdp", "ShardedHandle", None), ("shards", "states_in", None)]),
+     [("fsdp", "fully_shard", None), ("sharded_handle", "ShardedHandle", None),
+      ("shards", "states_in", None)]),
     ("Accelerate", "accelerate", [("accelerate", "register", None)]),
     ("Lightning", "lightning", [("lightning", "ThinwireCallback", None), ("lightning", "register", None)]),
     ("Hugging Face's Trainer", "transformers", [("transformers", "ThinwireCallback", None)]),
@@ -103,7 +104,7 @@ def entry(tree: ast.Module, module: str, name: str, members: Optional[Tuple[str,
                 and one.name == name)
     shown = (f"thinwire.{name}" if name in TOP and module not in ("accelerate", "lightning")
              else f"thinwire.{module}.{name}")
-    shown = "thinwire.fsdp.states_in" if name == "states_in" else shown
+    shown = f"thinwire.fsdp.{name}" if name in ("states_in", "ShardedHandle") else shown
     if isinstance(node, ast.FunctionDef):
         signature, names = arguments_of(node, is_method=False)
         return (f".. py:function:: {shown}({signature}){result_of(node)}\n\n"
@@ -115,7 +116,7 @@ def entry(tree: ast.Module, module: str, name: str, members: Optional[Tuple[str,
     bases = [one.id if isinstance(one, ast.Name) else one.attr
              for one in node.bases if isinstance(one, (ast.Name, ast.Attribute))]
     bases = [base for base in bases if base not in ("TypedDict", "Protocol", "Callback",
-                                                    "TrainerCallback", "HookState")]
+                                                    "TrainerCallback", "HookState", "StepsOfHook")]
     if bases:
         parts.append(f"Has what ``{bases[0]}`` has, too.")
     if made:

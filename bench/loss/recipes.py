@@ -24,6 +24,8 @@ RECIPES = {
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME,
     "cnn-fashion": AS_THEY_COME,
+    # At this rate and momentum one-bit systems diverge.
+    "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard+marsit:full_every=100", "ef_signsgd", "guard+ef_signsgd"],
     "resnet20-cifar10": AS_THEY_COME,
     "lstm-kjv": ["dense", "rows=zen,dense=half", "rows=zen,dense=casq:bits=4", "rows=zen,dense=power_sgd:rank=16", "rows=zen,dense=casq"],
 }

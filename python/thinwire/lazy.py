@@ -9,13 +9,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import _C, ddp
 from thinwire import state as saved_state
+from thinwire.handle import Handle
+from thinwire.hook import HookState, hook, hooked_models
 from thinwire.interface import Options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class LazyState(ddp.HookState):
+class LazyState(HookState):
     """A hook's state whose handle comes with the first backward: only then is it known of which model it is.
 
     ``handle`` is None until then. A state for it can be given before.
@@ -26,12 +28,12 @@ class LazyState(ddp.HookState):
         self._spec, self._rows, self._options = spec, rows, options
         self._to_load: Optional[Tuple[saved_state.Given, bool]] = None
 
-    def handle_for(self, bucket: dist.GradBucket) -> ddp.Handle:
+    def handle_for(self, bucket: dist.GradBucket) -> Handle:
         return self.handle or self._open(bucket)
 
-    def _open(self, bucket: dist.GradBucket) -> ddp.Handle:
+    def _open(self, bucket: dist.GradBucket) -> Handle:
         model = self._model_of(bucket)
-        ddp._hooked[model] = self
+        hooked_models[model] = self
         handle = ddp.register(model, self._spec, self._rows, **self._options)
         if self._to_load is not None:
             state, strict = self._to_load
@@ -53,7 +55,7 @@ class LazyState(ddp.HookState):
                 continue
             hooks = one.__dict__.get("_comm_hooks")  # of newer versions of torch
             is_ours = hooks is None or any(state is self for _, state in hooks)
-            if (is_ours and one not in ddp._hooked
+            if (is_ours and one not in hooked_models
                 and any(parameter is wanted for parameter in one.module.parameters())):
                 found.append(one)
         if len(found) != 1:
@@ -88,7 +90,7 @@ class LazyState(ddp.HookState):
 
 
 #: As DDP calls it.
-Hook = Callable[[ddp.HookState, dist.GradBucket], "torch.futures.Future[torch.Tensor]"]
+Hook = Callable[[HookState, dist.GradBucket], "torch.futures.Future[torch.Tensor]"]
 
 
 def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]") -> Tuple[Hook, LazyState]:
@@ -105,4 +107,4 @@ def comm_hook(spec: str, rows: Optional[str] = None, **options: "Unpack[Options]
         raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
                         "such as 'casq:bits=2'")
     _C.freezes_variance(ddp.join_spec(spec, rows))  # reads the spec
-    return ddp._hook, LazyState(spec, rows, options)
+    return hook, LazyState(spec, rows, options)

@@ -13,16 +13,15 @@ from torch import nn
 
 from thinwire import shards
 from thinwire import state as saved_state
-from thinwire.fsdp import (
-    _FAILED, ShardedHandle, ShardedReport, _Backward, _Sharded, _Unit, units_of,
-)
 from thinwire.gathered import EightBitGather
+from thinwire.sharded_handle import Backward, ShardedHandle, ShardedReport
+from thinwire.units import Sharded, Unit, units_of
 
 
-class _WholeUnit(_Unit):
+class _WholeUnit(Unit):
     """A unit whose flat gradient has all shards of every parameter, those of rank 0 first."""
 
-    def __init__(self, module: _Sharded, name: str, group: Any, names: Mapping[int, str]) -> None:
+    def __init__(self, module: Sharded, name: str, group: Any, names: Mapping[int, str]) -> None:
         super().__init__(module, name, group, names)
         ranks = range(group.mesh_info.mesh.size())
         self._rank: int = group.mesh_info.mesh.get_local_rank()
@@ -98,13 +97,13 @@ class ScatteredHandle(ShardedHandle):
         if all_gather == "8bit":
             for unit in self._whole_units:
                 gather = EightBitGather(unit.own_parts())
-                module: _Sharded = unit.module()
+                module: Sharded = unit.module()
                 module.set_custom_all_gather(gather)
                 self._gathers.append(gather)
 
     # --- What ShardedHandle asks ----------------------------------------------------------------------------
 
-    def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[_Unit]:
+    def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[Unit]:
         self._whole_units = units_of(model, _WholeUnit)
         return self._whole_units
 
@@ -115,8 +114,8 @@ class ScatteredHandle(ShardedHandle):
     def _replicated(self, model: Any) -> Callable[[], Sequence[torch.Tensor]]:
         return lambda: []
 
-    def _hook(self, unit: _Unit) -> None:
-        module: _Sharded = unit.module()
+    def _hook(self, unit: Unit) -> None:
+        module: Sharded = unit.module()
         module.set_custom_reduce_scatter(_ReduceScatter(weakref.ref(self), cast(_WholeUnit, unit)))
 
     def _to_engine(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -133,21 +132,13 @@ class ScatteredHandle(ShardedHandle):
                 "set_gradient_divide_factor"
             )
 
-    def _submit(self, backward: _Backward, unit: _Unit, gradient: torch.Tensor) -> None:
+    def _submit(self, backward: Backward, unit: Unit, gradient: torch.Tensor) -> None:
         super()._submit(backward, unit, gradient)
         # Of gradients, other ranks' parts are let go as soon as they were sent.
         for one in backward.under_way:
             if one.has_come():
                 one.wait()
                 one.replace(cast(_WholeUnit, one.unit).own(one.mean).clone())
-
-    def _worst(self, own: int) -> int:
-        try:
-            return super()._worst(own)
-        except RuntimeError:
-            if own == _FAILED:  # the engine's error names who is gone
-                return own
-            raise
 
     def _step_counts(self) -> None:
         for gather in self._gathers:

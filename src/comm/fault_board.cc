@@ -28,10 +28,10 @@ constexpr int kMostRoundsLeftOut = 32;
 
 void FaultBoard::Shared::run() {
   std::unique_lock lock(mutex);
-  while (!stop) {
+  while (!stop || !jobs.empty()) {
     const Seconds pause(std::min(period.load(), beat_period.load()));
     if (changed.wait_for(lock, pause, [&] { return stop || !jobs.empty(); })) {
-      if (stop) break;
+      if (jobs.empty()) break;
       const auto job = std::move(jobs.front());
       jobs.pop_front();
       lock.unlock();

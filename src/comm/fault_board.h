@@ -40,6 +40,7 @@ struct Verdict {
   std::vector<int> culprits;  ///< Empty: nobody is to blame, as ranks wait for each other.
   std::string reason;         ///< Half a sentence for the error message.
   bool alive = false;         ///< The culprits' processes live: they have not come, or not in time.
+  bool failed = false;        ///< The culprits have said themselves that they end, and why.
 
   bool says_something() const { return !culprits.empty() || !reason.empty(); }
 };
@@ -124,8 +125,8 @@ class FaultBoard {
   Verdict judge(const Verdict& evidence = {});
 
   /// This rank ends although nothing has failed here, since something else of its process has. Other ranks
-  /// that ask hear this verdict: they would blame this one, whose note stands still. Returns at once; for any
-  /// thread.
+  /// that ask hear this verdict: they would blame this one, whose note stands still. Those that wait for long
+  /// end their waits, this one included. Returns at once; for any thread. The board's end still says it.
   void tell(const Verdict& verdict);
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed

@@ -519,6 +519,26 @@ TEST(FaultBoard, ARankThatEndsForAnotherReasonSaysWhoIsToBlame) {
   EXPECT_EQ(world.fails(0, {1}).get().culprits, Ranks{2});
 }
 
+TEST(FaultBoard, ARankThatFailsSaysWhyAndEndsOthersWaitsAndItsOwn) {
+  World world(3);
+  for (const int rank : {0, 1}) world.boards[rank]->waits_for({2}, Seconds(0.05));
+  world.boards[1]->tell({.culprits = {1}, .reason = "no memory: 7\n", .failed = true});
+  for (const int rank : {0, 1})
+    EXPECT_TRUE(eventually([&] { return world.boards[rank]->hear(kGrace).concluded; }));
+  world.is_dead(1);
+  const Verdict heard = world.fails(0, {2}).get();
+  EXPECT_EQ(heard.culprits, Ranks{1});
+  EXPECT_EQ(heard.reason, "no memory: 7?");
+  EXPECT_TRUE(heard.failed);
+}
+
+TEST(FaultBoard, WhatARankTellsAtItsEndIsTold) {
+  World world(3);
+  for (int i = 0; i < 20; ++i) world.boards[1]->tell({{2}, "its machine does not answer"});
+  world.boards[1].reset();
+  EXPECT_TRUE(world.store->get("thinwire/fault/culprit").has_value());
+}
+
 TEST(FaultBoard, WhatBlamesNobodyIsToldToo) {
   World world(3);
   world.boards[0]->waits_for({2}, Seconds(0.05));

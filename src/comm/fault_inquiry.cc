@@ -20,6 +20,9 @@ constexpr double kExtensions = 1.5;
 constexpr char kAlive = '+';
 /// In front of a reason that blames nobody.
 constexpr char kNobody = '=';
+/// In front of ranks that have failed; their reason follows behind kReason.
+constexpr char kFailed = '!';
+constexpr char kReason = ':';
 /// Longer than any reason of ours: what comes from the store may be anything.
 constexpr std::size_t kLongestReason = 400;
 
@@ -28,15 +31,22 @@ constexpr const char* kAway =
     "saves "
     "by itself, and let all make the same calls";
 
+std::string printable(std::string reason) {
+  reason.resize(std::min(reason.size(), kLongestReason));
+  std::replace_if(
+      reason.begin(), reason.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return reason;
+}
+
 }  // namespace
 
 /// Whoever concluded first has concluded for all, so that all name the same ranks.
 Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& options) {
-  if (known.starts_with(kNobody)) {
-    std::string reason = known.substr(1, kLongestReason);
-    std::ranges::replace_if(
-        reason, [](char c) { return c < ' ' || c > '~'; }, '?');
-    return {{}, reason};
+  if (known.starts_with(kNobody)) return {{}, printable(known.substr(1))};
+  if (const auto colon = known.find(kReason); known.starts_with(kFailed) && colon != std::string::npos) {
+    return {.culprits = parse_ranks(known.substr(1, colon - 1), options.size),
+            .reason = printable(known.substr(colon + 1)),
+            .failed = true};
   }
   const bool alive = known.starts_with(kAlive);
   const std::vector<int> culprits = parse_ranks(alive ? known.substr(1) : known, options.size);
@@ -53,6 +63,7 @@ Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& op
 
 std::string FaultBoard::Inquiry::encode(const Verdict& verdict) {
   if (verdict.culprits.empty()) return kNobody + verdict.reason;
+  if (verdict.failed) return kFailed + join_ranks(verdict.culprits, ",") + kReason + verdict.reason;
   return (verdict.alive ? std::string(1, kAlive) : "") + join_ranks(verdict.culprits, ",");
 }
 

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "session/contract_specs.h"
+#include "session/device_vector.h"
 #include "thinwire/cuda.h"
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
@@ -20,32 +21,6 @@ namespace thinwire {
 namespace {
 
 constexpr std::size_t kElements = 1511;
-
-/// Memory of an executor that is not a session's: what a framework would own.
-class DeviceVector {
- public:
-  explicit DeviceVector(std::size_t size)
-      : executor_(make_cuda_executor(0)),
-        size_(size),
-        data_(static_cast<float*>(executor_->allocator().allocate(size * sizeof(float)))) {}
-  ~DeviceVector() { executor_->allocator().release(data_); }
-  DeviceVector(const DeviceVector&) = delete;
-  DeviceVector& operator=(const DeviceVector&) = delete;
-
-  Span<float> span() const { return {data_, size_, Memory::cuda}; }
-  void write(const std::vector<float>& values) { copy(*executor_, Span<const float>(values), span()); }
-  std::vector<float> read(Span<const float> from) {
-    std::vector<float> values(from.size());
-    copy(*executor_, from, Span<float>(values));
-    return values;
-  }
-  std::vector<float> read() { return read(span()); }
-
- private:
-  std::unique_ptr<Executor> executor_;
-  std::size_t size_;
-  float* data_;
-};
 
 std::vector<float> values_of(int step, int rank, std::size_t elements = kElements) {
   std::mt19937 random(static_cast<std::uint32_t>(100 * step + rank));

@@ -20,7 +20,7 @@ import thinwire  # noqa: E402,F401
 from thinwire import _C  # noqa: E402
 
 STEPS = 10
-SIZES, SMALLER = "WINDOW, WIDTH, BATCH = 64, 128, 16", "WINDOW, WIDTH, BATCH = 16, 48, 2"
+SIZES, SMALLER = "WINDOW, WIDTH, BATCH = 64, 128, 12", "WINDOW, WIDTH, BATCH = 16, 48, 2"
 
 
 def the_cells_are_those_that_ran(notebook):

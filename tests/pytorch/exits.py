@@ -1,13 +1,23 @@
-"""Scenarios of processes that end with handles open: the last of their group, whose end is Python's own."""
+"""Scenarios of processes that end with handles open: the last of their group, whose end is Python's own.
+And scenarios of sharded models in which one rank fails alone."""
 import atexit
 import os
 import time
 
+import torch
 import torch.distributed as dist
 
 import thinwire
-from thinwire import ddp
-from common import DEADLINE, RANK, Mixed, Net, batch, register, train, wrap
+from thinwire.handle import _close_all
+import sharded
+from common import DEADLINE, RANK, WORLD, Mixed, Net, batch, register, require_error, train, wrap
+from sharded import Raises, adamw, closing, mesh_of, net, opened
+
+try:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+except ImportError:  # of an older torch, which shards nothing
+    pass
 
 LIMIT_SECONDS = 20
 KEPT = []
@@ -51,10 +61,110 @@ def with_handles_open():
             os._exit(1)  # Python would end well
 
     # The last that is registered comes first.
-    atexit.unregister(ddp._close_all)
+    atexit.unregister(_close_all)
     atexit.register(nothing_is_left)
-    atexit.register(ddp._close_all)
+    atexit.register(_close_all)
     dist.barrier()
 
 
+# --- One rank fails ----------------------------------------------------------------------------------------
+
+FAILING = 3
+NEVER_SECONDS = 36000.0  # a rank that waited for its deadline would not end within any test's limit
+
+
+def shard(mesh, spec, **options):
+    model = net()
+    modules = [model.layers[0], model.layers[2]]
+    opened.append(thinwire.fully_shard(model, mesh, spec, modules=modules, deadline_seconds=NEVER_SECONDS,
+                                       **options))
+    return model
+
+
+def flat():
+    return init_device_mesh("cpu", (WORLD,), mesh_dim_names=("shard",))
+
+
+def an_optimizer_in_backward(parameter):
+    """What torch calls with each gradient: the hook refuses it, which only this rank has."""
+    if RANK == FAILING:
+        parameter.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+def words_between_hosts():
+    """The failing rank says what is wrong, the one with the same shard names its host, and the others name
+    the rank of their host that knows."""
+    reason = "has a hook that takes its gradient within backward"
+    return {FAILING: [reason], 1: ["rank 1 has failed", reason],
+            0: ["on rank 1,", "another shard"], 2: ["on rank 3,", "another shard"]}[RANK]
+
+
+def hook_fails_between_hosts():
+    # Before the first step, when buckets are held back until its end, and later.
+    for steps in (0, 3):
+        model = shard(mesh_of(), "casq:bits=4")
+        sharded.train(model, adamw(model), steps)
+        an_optimizer_in_backward(list(model.parameters())[2])
+        for _ in range(2):  # the second time without a wait
+            require_error(RuntimeError, words_between_hosts(),
+                          lambda: sharded.train(model, adamw(model), 1, first=steps))
+            model.reset_iter_state()
+        opened.pop().close()
+
+
+def words_among_all(reason):
+    return [reason] if RANK == FAILING else [f"rank {FAILING} has failed", "an error of its own", reason]
+
+
+def hook_fails_among_all():
+    for place in (0, 2, 4):  # of the first unit, the second and the last
+        model = shard(flat(), "casq:bits=4")
+        sharded.train(model, adamw(model), 3)
+        an_optimizer_in_backward(list(model.parameters())[place])
+        words = words_among_all("has a hook that takes its gradient within backward")
+        require_error(RuntimeError, words, lambda: sharded.train(model, adamw(model), 1, first=3))
+        opened.pop().close()
+
+
+def bad_type_among_all():
+    kind = torch.float16 if RANK == FAILING else torch.float32
+    model = shard(flat(), "ef_signsgd", mp_policy=MixedPrecisionPolicy(reduce_dtype=kind))
+    require_error(RuntimeError, words_among_all("float16"),
+                  lambda: model(batch(0)).square().mean().backward())
+
+
+def raises_in_backward(mesh, words):
+    """One rank's backward raises, and its process ends. run.py expects that of this rank alone."""
+    model = shard(mesh, "casq:bits=4")
+    model.layers[1].register_forward_hook(
+        lambda module, inputs, output: Raises.apply(output, model.fails)
+    )
+    model.fails = False
+    optimizer = adamw(model)
+    sharded.train(model, optimizer, 3)
+    model.fails = RANK == FAILING
+    if RANK == FAILING:
+        sharded.train(model, optimizer, 1, first=3)
+    require_error(RuntimeError, words, lambda: sharded.train(model, optimizer, 1, first=3))
+    opened.pop().close()
+    # Rank 0's process serves the store, in which others look for what has failed.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"ended/{RANK}", "")
+    store.wait([f"ended/{rank}" for rank in range(WORLD) if rank != FAILING])
+    os._exit(0)
+
+
+def raises_between_hosts():
+    # A rank of the same host waits in torch's reduce-scatter, whose errors name nobody.
+    raises_in_backward(mesh_of(), [] if RANK == 2 else ["rank 1 is gone or silent"])
+
+
+def raises_among_all():
+    raises_in_backward(flat(), [f"rank {FAILING} is gone or silent"])
+
+
+SHARDED_FAILURES = [closing(hook_fails_between_hosts)]
+SCATTERED_FAILURES = [closing(scenario) for scenario in (hook_fails_among_all, bad_type_among_all)]
+SHARDED_RAISES = [raises_between_hosts]
+SCATTERED_RAISES = [raises_among_all]
 EXITS = [with_handles_open]

@@ -14,7 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import _C, ddp, group, shards
+from thinwire import _C, group, shards
+from thinwire.handle import _live
+from thinwire.hook import hook
 from common import (RANK, WORLD, Net, require_agreement, register, require_error, require_same, train,
                     values_of, wrap)
 
@@ -88,14 +90,14 @@ def what_register_leaves_behind():
     # What others have closed meanwhile may be missing.
     assert not set(_C.open_tcp_sockets()) - set(before), kept
     del kept
-    live = len(ddp._live)
+    live = len(_live)
     handles = [register(wrap(Net)) for _ in range(3)]
-    assert len(ddp._live) == live + 3
+    assert len(_live) == live + 3
     handles[0].close()
-    assert len(ddp._live) == live + 2
+    assert len(_live) == live + 2
     del handles
     gc.collect()
-    assert len(ddp._live) == live, ddp._live
+    assert len(_live) == live, _live
 
 
 def a_group_without_the_cpu():
@@ -187,7 +189,7 @@ def copies_are_plain_ddp():
     model = wrap(Net)
     handle = register(model, "marsit")
     if not hasattr(model, "_comm_hooks"):
-        model._comm_hooks = [(ddp._hook, handle)]  # where newer versions of torch keep them
+        model._comm_hooks = [(hook, handle)]  # where newer versions of torch keep them
     train(model, 2)
     file = io.BytesIO()
     torch.save(model, file)

@@ -303,6 +303,36 @@ def spoiled_step_is_undone():
         handle.close()
 
 
+def a_mean_too_large_for_its_type_is_undone():
+    """What a system kept back and dense delivers, together with the largest gradients of bfloat16, exceeds
+    these by too much. The owner's mean says so, and the gradient of a rank that kept nothing does not."""
+    largest = torch.finfo(torch.bfloat16).max
+    row = 12  # of rank 2
+    model = Given()
+    handle = shard(model, "top_k:ratio=0.05+zen", flat(), modules=[model.layers[1]],
+                   mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+
+    def step(gradient):
+        model.zero_grad()
+        model([torch.zeros(41, 30), torch.zeros(41), gradient]).backward()
+        return torch.cat([parameter.grad.to_local().flatten()
+                          for parameter in model.parameters() if parameter.requires_grad])
+
+    sent = torch.zeros(20, 25)
+    sent[0] = largest / 8
+    sent[row] = 0.0 if RANK == 3 else 0.0035 * largest
+    step(sent)
+    handle.set("dense")
+    before = tensors_of(handle)
+    large = torch.zeros(20, 25)
+    large[row] = largest
+    assert step(large).isnan().all(), "a rank takes its part of a step that another undoes"
+    require_same_state(before, tensors_of(handle), "the step whose mean is too large")
+    kept = step(torch.zeros(20, 25)).max().item()
+    expected = 0.75 * 0.0035 * largest if RANK == 2 else 0.0
+    assert abs(kept - expected) <= 0.01 * expected, (kept, expected)
+
+
 def layers_in_another_order():
     """Means are right whichever layers a step uses, and those left out keep their residuals."""
     mesh = flat()
@@ -461,7 +491,7 @@ SCATTERED = [closing(scenario) for scenario in (
     dense_equals_plain_fully_shard, means_of_several_backwards_add_up, nothing_is_lost, lossy_systems_learn,
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch,
     fewer_ranks_take_the_state_of_more, what_the_first_rounding_left_out_is_kept,
-    given_up_backward_leaves_no_trace, spoiled_step_is_undone,
+    given_up_backward_leaves_no_trace, spoiled_step_is_undone, a_mean_too_large_for_its_type_is_undone,
     layers_in_another_order, all_ranks_compute_with_the_same_8_bits, what_8_bits_leave_out_is_not_lost,
     what_a_backward_cannot,
     what_cannot_be_scattered,

@@ -658,7 +658,7 @@ def replicas_that_differ_are_found():
         with torch.no_grad():
             next(model.parameters()).to_local()[0] += 1
     # Also on the ranks of the other shard, whose replicas agree.
-    words = ["replicas differ before step 0"] if RANK % 2 else ["a rank that holds another shard"]
+    words = ["replicas differ before step 0" if RANK % 2 else f"on rank {RANK + 1}, which holds another"]
     require_error(RuntimeError, words, lambda: model(batch(0)).sum().backward())
 
 

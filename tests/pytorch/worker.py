@@ -13,7 +13,7 @@ from common import RANK, end
 from compiled import COMPILED
 from compression import COMPRESSION, nothing_is_lost
 from dcp import DCP
-from exits import EXITS
+from exits import EXITS, SCATTERED_FAILURES, SCATTERED_RAISES, SHARDED_FAILURES, SHARDED_RAISES
 from hooks import HOOKS
 from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
@@ -40,8 +40,10 @@ GROUPS = {
     "compiled": COMPILED,
     "html_report": HTML_REPORT,
     "exits": EXITS,
-    "sharded": SHARDED,
-    "scattered": SCATTERED,
+    "sharded": SHARDED + SHARDED_FAILURES,
+    "sharded_raises": SHARDED_RAISES,
+    "scattered": SCATTERED + SCATTERED_FAILURES,
+    "scattered_raises": SCATTERED_RAISES,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost,
               resumes_with_other_ranks,
               replicas_that_differ],

@@ -1,0 +1,358 @@
+"""What ``register`` returns: the engine behind a model's hook, and its settings, reports and state."""
+import atexit
+import io
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire import _C
+from thinwire import group as private_group
+from thinwire import state as saved_state
+from thinwire import variance
+from thinwire.changes import ChangeLog
+from thinwire.hook import (
+    CopiedHandle, HookState, StepsOfHook, copy_without_hook, costs_of, hook, hooked_models, scalars_of,
+    uncompiled_call,
+)
+from thinwire.interface import EngineReport, GradScaler, Report, Writer
+from thinwire.loss_scale import LossScale
+from thinwire.replicas import ReplicaCheck
+from thinwire.wrappers import named_parameters
+
+# In order of registration, which is the same on all ranks: closing waits for the others.
+_live: List["weakref.ref[Handle]"] = []
+
+
+def _forget(reference: "weakref.ref[Handle]") -> None:
+    if reference in _live:
+        _live.remove(reference)
+
+
+def join_spec(spec: str, rows: Optional[str]) -> str:
+    """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings,
+    ``spec`` for all others."""
+    if "," not in spec and "rows=" not in spec and "dense=" not in spec:
+        return f"rows={rows or 'zen'},dense={spec}"
+    if rows is not None:
+        raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: "
+                         f"leave out rows={rows!r}")
+    return spec
+
+
+class Handle(StepsOfHook):
+    """What ``register`` returns. Lives as long as the model;
+    methods are for the thread that trains, between steps."""
+
+    #: Whether each rank gets its part of a mean alone.
+    _reduce_scatter = False
+
+    def __init__(
+        self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str,
+        seed: int, threads: int, lanes: int, deadline_seconds: float, step_limit_seconds: Optional[float],
+        optimizer: Optional[torch.optim.Optimizer], grad_scaler: Optional[GradScaler], compress_on: str,
+        check_replicas_every: int,
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._call = uncompiled_call()
+        self._replicas = ReplicaCheck(self._replicated(model), check_replicas_every)
+        self._optimizer = optimizer
+        self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
+        self._scale = None
+        self._is_closed = False
+        self._variance_is_held = False
+        self._variance_is_frozen = False
+        self._writer = None
+        self._every = 1
+        self._logged = 0
+        self._watchers = []
+        self._last_index = None
+        self._refusal = None
+        self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
+        self._shapes = {name: parameter.shape for name, parameter in parameters}
+        # Those that were frozen after wrapping are still in DDP's buckets, and have state.
+        self._frozen_shapes = {name: parameter.shape for name, parameter in self._in_buckets(model)
+                               if name not in self._shapes}
+        devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
+        device = devices.pop() if len(devices) == 1 else None
+        self._private = private_group.open_private(
+            self._group_of(model), lanes, deadline_seconds, device, parameters,
+            {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
+             "step_limit_seconds": step_limit_seconds},
+        )
+        try:
+            self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed,
+                                              threads, compress_on)
+        except BaseException:
+            self._private.close()
+            raise
+        self._rank = self._private.rank
+        self._world_size = self._private.size
+        self._changes = ChangeLog(self._engine, self._rank)
+        # Forgotten when the handle ends.
+        self._reference = weakref.ref(self, _forget)
+        _live.append(self._reference)
+        try:
+            self._fit_to_optimizer(self._engine.spec())
+            self._take_hook(model)
+        except (ValueError, RuntimeError):
+            self.close()
+            raise
+        if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
+            self._loss_scale.watch(model)
+
+    def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
+                      seed: int, threads: int,
+                      compress_on: str) -> _C.Engine:
+        return _C.Engine(
+            groups=self._private.groups,
+            sockets=self._private.sockets,
+            stores=self._private.stores,
+            device_group=self._private.device_group,
+            store_host=self._private.store_host,
+            deadline_seconds=deadline,
+            step_limit_seconds=step_limit,
+            spec=spec,
+            seed=seed,
+            threads=threads,
+            devices_compress=compress_on == "device",
+            reduce_scatter=self._reduce_scatter,
+            # One that was frozen after it was wrapped is still in DDP's buckets.
+            parameters=list(self._in_buckets(model)),
+        )
+
+    # --- What a handle of sharded models has in place of DDP's ----------------------------------------------
+
+    def _group_of(self, model: DistributedDataParallel) -> dist.ProcessGroup:
+        """Whose ranks exchange gradients."""
+        group: dist.ProcessGroup = model.process_group
+        return group
+
+    def _in_buckets(self, model: DistributedDataParallel) -> Iterable[Tuple[str, torch.Tensor]]:
+        """All that may be in a bucket, by name."""
+        return named_parameters(model)
+
+    def _replicated(self, model: DistributedDataParallel) -> Callable[[], Sequence[torch.Tensor]]:
+        """What the ranks of the group keep equal."""
+        parameters = [parameter for _, parameter in named_parameters(model)]
+        return lambda: parameters
+
+    def _take_hook(self, model: DistributedDataParallel) -> None:
+        state = hooked_models.get(model)
+        try:
+            if state is None:
+                state = HookState()
+                takes_hook: Any = model  # the types that torch 1.13 gives for DDP lack the method
+                takes_hook.register_comm_hook(state, hook)
+                hooked_models[model] = state
+            elif state.handle is not None and not state.handle._is_closed:
+                raise RuntimeError("it is that of a handle which is not closed")
+        except RuntimeError as error:
+            raise RuntimeError(
+                "the model has a communication hook already, and DDP takes one: "
+                f"handle.set(spec) of the handle that register returned changes the system ({error})"
+            ) from error
+        state.handle = self
+
+    @property
+    def spec(self) -> str:
+        """What runs from the next step on: all options with their values."""
+        return self._engine.spec()
+
+    @property
+    def step(self) -> int:
+        """Steps that were synchronized: backward passes outside of ``no_sync()``."""
+        return self._engine.step()
+
+    def set(self, spec: str, rows: Optional[str] = None) -> None:
+        """Another system from the next step on. On all ranks, between the same two steps.
+
+        The old system's residuals become the new one's; one that keeps none delivers them in the next step.
+        Raises ValueError for a bad spec, which changes nothing.
+        """
+        joined = join_spec(spec, rows)
+        self._fit_to_optimizer(joined)
+        for watcher in self._watchers:
+            watcher.system_changes()
+        self._engine.set_spec(joined)
+
+    def _fit_to_optimizer(self, spec: str) -> None:
+        """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
+        ValueError where it has none, and for a mean of signs under a loss scale,
+        by which the scaler would divide them."""
+        if (self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec
+            and "sign=off" not in spec):
+            raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
+                             "give sign=off, or no grad_scaler")
+        if not _C.freezes_variance(spec):
+            return
+        optimizer = variance.require_adam(self._optimizer, spec)
+        if not self._variance_is_held:
+            own = weakref.ref(self)  # the optimizer may live longer
+
+            def is_frozen() -> Optional[bool]:
+                handle = own()
+                return None if handle is None or handle._is_closed else handle._variance_is_frozen
+
+            variance.hold(optimizer, is_frozen)
+            self._variance_is_held = True
+
+    def explain(self) -> str:
+        """What the system has decided by itself and why, a line for each decision;
+        empty for systems that decide nothing.
+
+        Of ``auto``: which system it chose at which step, and how long a step took with each. Of ``guard``:
+        which buckets another system got, and what was measured last. Begins anew with buckets that DDP makes
+        anew, with a loaded state and with another system. Not collective; between steps.
+        """
+        return self._engine.explain()
+
+    def changes(self) -> List[Tuple[int, str]]:
+        """What systems have changed by themselves since ``register``: steps and reasons.
+
+        The same on all ranks. Rank 0 logs each when the next step begins, by the logger ``thinwire`` at level
+        INFO. A writer that was given to ``log_to`` and has ``add_text`` gets them as well. Not
+        collective; between steps.
+        """
+        return self._changes.all(self._writer)
+
+    def report(self) -> Report:
+        """What synchronization cost this rank. Not collective; can be written as JSON.
+
+        ``spec``, ``rank``, ``world_size``, ``step``; ``changes``, as ``changes()`` gives them; ``engines``,
+        which move ``frames`` and sum what lies on devices (``device_sums``; None where that goes through the
+        host); ``buckets``, one per DDP bucket for the last step, each with the names of its ``parameters``
+        and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all
+        steps; ``finite`` there says whether all were. Bytes are this rank's, seconds wall-clock times of a
+        lane's thread: those of two lanes overlap, so sums can be longer than a step.
+        """
+        report = self._costs()
+        for bucket, more in zip(report["buckets"], self._engine.buckets()):
+            bucket["parameters"], bucket["compressed_on"] = more["parameters"], more["compressed_on"]
+        return {
+            "spec": self.spec,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "step": self.step,
+            "engines": {"frames": "gloo", "device_sums": self._private.sums_by},
+            "changes": self.changes(),
+            **report,
+        }
+
+    def _costs(self) -> EngineReport:
+        return costs_of(self._engine)
+
+    def scalars(self) -> Dict[str, float]:
+        """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not
+        collective. Empty before the first step."""
+        return scalars_of(self._costs()) if self.step > 0 else {}
+
+    def log_to(self, writer: Optional[Writer], every: int = 1) -> None:
+        """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its
+        ``add_scalar(tag, value, step)``, when the next step begins; so the last step is not written.
+        ``None`` ends it. Give it to one rank only."""
+        if every < 1:
+            raise ValueError(f"every={every!r}: a whole number from 1 is needed")
+        self._writer, self._every = writer, every
+
+    def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
+        """What training must not lose at a restart: residuals and the systems' own state,
+        keyed by parameter name, and the step.
+
+        Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``.
+        With ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved
+        once; a run resumed from it goes on correctly, though not bit for bit.
+
+        ``torch.distributed.checkpoint`` saves and loads the handle itself,
+        ``save({"thinwire": handle}, ...)``: it gets all ranks' states (collective),
+        and as many ranks go on bit for bit.
+        """
+        asked = saved_state.asked_by_dcp()
+        if asked:
+            return self._for_dcp(asked)
+        state = self._own_state()
+        return dict(saved_state.merge(self._states_of_ranks(state)) if consolidate else state)
+
+    def _for_dcp(self, asked: str) -> Dict[str, bytes]:
+        return saved_state.pack([] if asked == "load" else self._states_of_ranks(self._own_state()))
+
+    def _own_state(self) -> saved_state.State:
+        return {
+            "format": saved_state.FORMAT,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "loss_scale": self._scale,
+            "parameters": {name: shape.numel() for name, shape in self._shapes_in_buckets().items()},
+            "values": self._engine.state(),
+        }
+
+    def _states_of_ranks(self, mine: saved_state.State) -> List[Dict[str, Any]]:
+        """Everyone's, on every rank. Collective."""
+        # Without the scale, which all have in common: torch 1.13 reads no float where it trusts nobody.
+        buffer = io.BytesIO()
+        torch.save({**mine, "loss_scale": None}, buffer)
+        everyones = self._engine.gather("ranks' states", buffer.getvalue(), self._longest_state())
+        return [{**torch.load(io.BytesIO(part), weights_only=True), "loss_scale": self._scale}
+                for part in everyones]
+
+    def _longest_state(self) -> int:
+        """Bytes that no rank's saved state exceeds: systems keep a few values for each of the gradient's."""
+        elements = sum(shape.numel() for shape in (*self._shapes.values(), *self._frozen_shapes.values()))
+        return 16 * 4 * elements + (16 << 20)
+
+    def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
+        """Takes over what ``state_dict`` gave, on all ranks before the same step.
+
+        state: this rank's own of a run with as many ranks, which goes on bit for bit; or a consolidated one;
+            or a list of all ranks' states. The latter two fit any number of ranks:
+            residuals are split so that their sum is kept.
+        strict: parameters that the model has and the state has not, or the other way round, are errors.
+            Otherwise the former begin without a residual and the latter's values are dropped.
+
+        Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and
+        RuntimeError for one of the same spec and another seed; nothing has changed then.
+        """
+        self._take_over(saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size), strict)
+
+    def _take_over(self, own: saved_state.State, strict: bool) -> None:
+        self._changes.collect(self._writer)  # a state begins with none
+        shapes = {**self._shapes,
+                  **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
+        self._engine.load_state(saved_state.fit(own, shapes, strict))
+        self._replicas.after_load()
+        self._scale = own["loss_scale"]
+        self._logged = self.step  # what the report says is of before
+
+    def _shapes_in_buckets(self) -> Dict[str, torch.Size]:
+        in_buckets = {name for bucket in self._engine.buckets() for name in bucket["parameters"]}
+        return {**self._shapes,
+                **{name: shape for name, shape in self._frozen_shapes.items() if name in in_buckets}}
+
+    def __reduce__(self) -> Tuple[Callable[[], CopiedHandle], Tuple[()]]:
+        # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
+        return copy_without_hook, ()
+
+    def close(self) -> None:
+        """Ends the threads and connections; a later step is an error until ``register`` is called again.
+        Happens by itself at exit.
+
+        ``state_dict()`` still gives the state of the last step.
+        """
+        self._is_closed = True
+        if self._loss_scale is not None:
+            self._loss_scale.unwatch()
+        _forget(self._reference)
+        self._engine.close()
+        self._private.close()
+        for watcher in list(self._watchers):
+            watcher.handle_closed()
+
+
+@atexit.register
+def _close_all() -> None:
+    for reference in list(_live):
+        handle = reference()
+        if handle is not None:
+            handle.close()

@@ -1,0 +1,246 @@
+"""What DistributedDataParallel calls with every bucket, and what a handle does then."""
+import functools
+import json
+import weakref
+from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Tuple, Union, cast)
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from thinwire import _C
+from thinwire.changes import ChangeLog
+from thinwire.interface import EngineReport, Writer
+from thinwire.loss_scale import LossScale
+from thinwire.replicas import ReplicaCheck
+from thinwire.wrappers import named_parameters
+
+if TYPE_CHECKING:
+    from thinwire.handle import Handle
+    from thinwire.html_report import HtmlReport
+
+# What torch calls with every bucket: it takes one hook for the life of a model.
+hooked_models: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = weakref.WeakKeyDictionary()
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def uncompiled_call() -> Callable[..., Any]:
+    """``_call``, which torch.compile leaves alone. Where a compiled function calls backward, torch would
+    compile what backward calls, too, and again with each bucket."""
+    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = getattr(
+        getattr(torch, "compiler", None), "disable", lambda function: function
+    )
+    return disable(_call)
+
+
+class HookState:
+    """What DDP gives ``hook`` with every bucket. A handle that was closed can make room for another."""
+
+    def __init__(self) -> None:
+        self.handle: Optional["Handle"] = None
+        self.call = uncompiled_call()
+
+    def handle_for(self, bucket: dist.GradBucket) -> "Handle":
+        assert self.handle is not None
+        return self.handle
+
+    def __reduce__(self) -> Tuple[Callable[[], "CopiedHandle"], Tuple[()]]:
+        # Newer versions of torch keep a hook's state among what a copy or a pickle of the model takes along.
+        return copy_without_hook, ()
+
+
+class CopiedHandle:
+    """What a copy of a registered model, or of its handle, has in the handle's place.
+    The copy's gradients go by plain DDP."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(
+            "this is a copy of a Thinwire handle, which synchronizes nothing: "
+            "a copy of a registered model is plain DDP until thinwire.register is called for it"
+        )
+
+
+def copy_without_hook() -> CopiedHandle:
+    return CopiedHandle()
+
+
+class StepsOfHook:
+    """What a handle does with the buckets of a step, for which the hook calls it."""
+
+    _model: "weakref.ref[DistributedDataParallel]"
+    _engine: _C.Engine
+    _call: Callable[..., Any]
+    _replicas: ReplicaCheck
+    _changes: ChangeLog
+    _optimizer: Optional[torch.optim.Optimizer]
+    _loss_scale: Optional[LossScale]
+    _scale: Optional[float]
+    _is_closed: bool
+    _variance_is_held: bool
+    _variance_is_frozen: bool  # in the step whose means the parameters have
+    _writer: Optional[Writer]
+    _every: int
+    _logged: int
+    _watchers: "List[HtmlReport]"  # each is told when something happens
+    _last_index: Optional[int]
+    _refusal: Optional[str]  # why this backward synchronizes nothing
+    _buckets_may_be_missing: bool
+
+    def _begins(self, index: int) -> bool:
+        """Whether the bucket is the first of its step: the first ones may be missing."""
+        begins = self._last_index is None or index <= self._last_index
+        self._last_index = index
+        return begins
+
+    def _try_to_begin_step(self) -> None:
+        """Where it fails, all buckets of this backward end with the error,
+        and nothing has been synchronized."""
+        try:
+            self._begin_step()
+            self._refusal = None
+        except Exception as error:
+            self._refusal = (str(error) or type(error).__name__).splitlines()[0]
+
+    def _begin_step(self) -> None:
+        model = self._model()
+        assert model is not None  # it has called the hook
+        if not getattr(model, "_divide_by_initial_world_size", True):
+            raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a "
+                               "communication hook: means are over all ranks")
+        self._replicas.before_step(self._engine.step(), model, self._engine)
+        self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
+        if self._optimizer is not None:
+            self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
+        if self._loss_scale is not None:
+            scale = self._loss_scale.read()
+            if self._scale is not None and scale != self._scale:
+                self._engine.scale_state(scale / self._scale)
+            self._scale = scale
+        self._changes.collect(self._writer)
+        if self._writer is not None:
+            step = self._engine.step()
+            if step != self._logged and step % self._every == 0:
+                self._log(self._writer, step)
+
+    def _expect_end(self) -> bool:
+        """Sees to it that the engine learns of the end of this backward. False outside of backward, where
+        Join stands in for a rank that has no inputs left: there a step ends with its last bucket.
+
+        Callbacks run when backward is done, in the order in which they were queued, those queued by others
+        last: the first comes before the one in which DDP waits for the means and gives them to the
+        parameters, the second after it. Where backward raises, neither.
+        """
+        before = self._gradients()
+
+        def all_submitted() -> None:
+            for watcher in self._watchers:
+                watcher.backward_ended()
+            self._engine.last_bucket_was_submitted()
+            queue(functools.partial(self._call, finished))
+
+        def finished() -> None:
+            for watcher in self._watchers:
+                watcher.means_came()
+            self._last_index = None
+            self._engine.end_backward(self._unused(before))
+
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        try:
+            queue(functools.partial(self._call, all_submitted))
+        except RuntimeError:
+            return False
+        return True
+
+    def _gradients(self) -> Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]:
+        """Of parameters that may be unused on all ranks: how often the gradient was written so far;
+        None where there is none."""
+        model = self._model()
+        assert model is not None
+        if not (model.find_unused_parameters or getattr(model, "static_graph", False)):
+            return {}
+        return {
+            name: (parameter, None if parameter.grad is None else parameter.grad._version)
+            for name, parameter in named_parameters(model)
+        }
+
+    def _unused(self, before: Dict[str, Tuple[torch.nn.Parameter, Optional[int]]]) -> List[str]:
+        """The parameters to which DDP has not given their means, since no rank used them."""
+        # A gradient that is a part of the bucket has the mean whether DDP gives it or not.
+        in_bucket = getattr(self._model(), "gradient_as_bucket_view", False)
+        unused = []
+        for name, (parameter, version) in before.items():
+            gradient = parameter.grad
+            if gradient is None:
+                unused.append(name)
+            elif (version is not None and not in_bucket and not gradient.is_sparse
+                  and gradient._version == version):
+                unused.append(name)
+        return unused
+
+    def _log(self, writer: Writer, step: int) -> None:
+        self._logged = step
+        for name, value in scalars_of(costs_of(self._engine)).items():
+            writer.add_scalar(name, value, step)
+
+
+def costs_of(engine: _C.Engine) -> EngineReport:
+    """What an engine's steps have cost this rank."""
+    return cast(EngineReport, json.loads(engine.report()))
+
+
+def scalars_of(report: EngineReport) -> Dict[str, float]:
+    """What a logger shows of a step."""
+    last = report["last_step"]
+    scalars: Dict[str, float] = {
+        f"thinwire/{key}": last[key]
+        for key in ("wire_bytes_sent", "raw_bytes", "seconds_compress", "seconds_wait", "seconds_decompress",
+                    "seconds_total")
+    }
+    if last["wire_bytes_sent"]:
+        scalars["thinwire/compression"] = last["raw_bytes"] / last["wire_bytes_sent"]
+    return scalars
+
+
+def hook(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = hooked.call(synchronize, hooked, bucket)
+    return future
+
+
+def synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if isinstance(bucket, tuple):  # DDP's other reducer gives a gradient and its parameter
+        raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: '
+                           'set it to "ddp_optimizer", torch\'s default, '
+                           "before DistributedDataParallel(model)")
+    state = hooked.handle_for(bucket)
+    gradient = bucket.buffer()
+    # With devices a future's completion is of the stream that completes it,
+    # and who waits for it waits on a stream as well.
+    on_cpu = gradient.device.type == "cpu"
+    devices: Optional[List[Union[int, str, torch.device]]] = None if on_cpu else [gradient.device]
+    if devices and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "backward is being captured into a CUDA graph, which cannot hold messages to other ranks: "
+            "capture forward and the loss only, or train without graphs"
+        )
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    ready: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    ready.set_result(gradient)
+    index = bucket.index()
+    begins = state._begins(index)
+    for watcher in state._watchers:
+        watcher.bucket_came(index, begins)
+    if begins:
+        state._try_to_begin_step()
+    if state._refusal is not None:
+        _C.fail_future(future, state._refusal)
+        return future
+    last = bucket.is_last()
+    # Where DDP leaves out buckets that no rank used, the last one may be among them.
+    awaits_end = (last or state._buckets_may_be_missing) and state._expect_end()
+    state._engine.submit(index, last, awaits_end, gradient, bucket.parameters(), future, ready)
+    return future
