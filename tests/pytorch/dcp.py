@@ -11,7 +11,7 @@ import thinwire
 from thinwire import adapter
 from common import (DEADLINE, RANK, WORLD, Mixed, Net, register, require_agreement, require_error,
                     require_same, sgd, total, train, values_of, wrap)
-from compression import residuals_of
+from lossy_systems import residuals_of
 
 LOSSY = ["casq", "top_k:ratio=0.05+zen", "power_sgd:rank=4", "rows=zen,dense=casq"]
 

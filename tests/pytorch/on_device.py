@@ -7,7 +7,7 @@ import thinwire
 from common import (COMPRESS_ON, RANK, WORLD, Net, Words, batch, register, require_same, sgd, step_of,
                     values_of, wrap)
 from like_plain_ddp import require_compression_on
-from compression import compare_with_the_cpu
+from lossy_systems import compare_with_the_cpu
 
 CUDA = "cuda:0"
 

@@ -13,7 +13,7 @@ from common import (
     RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
 )
-from compression import residuals_of
+from lossy_systems import residuals_of
 
 
 def resumes_bit_for_bit():

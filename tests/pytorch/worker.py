@@ -11,7 +11,7 @@ import torch.distributed as dist
 from adam import ADAM
 from common import RANK, end
 from compiled import COMPILED
-from compression import COMPRESSION, nothing_is_lost
+from lossy_systems import COMPRESSION, nothing_is_lost
 from dcp import DCP
 from exits import EXITS, SCATTERED_FAILURES, SCATTERED_RAISES, SHARDED_FAILURES, SHARDED_RAISES
 from hooks import HOOKS
