@@ -111,9 +111,8 @@ class Synchronization:
                 for path in paths.values():
                     with contextlib.suppress(FileNotFoundError):  # another rank was faster
                         os.remove(path)
-        path = os.path.join(folder, f"{name}.rank_{rank}_of_{ranks}.pt")
-        torch.save({"state": None if self.handle is None else self.handle.state_dict()}, path + ".new")
-        os.replace(path + ".new", path)
+        _write({"state": None if self.handle is None else self.handle.state_dict()},
+               os.path.join(folder, f"{name}.rank_{rank}_of_{ranks}.pt"))
 
     def load(self, folder: str, name: str = "thinwire") -> None:
         """What ``save`` of as many ranks, or of any other number of them, has written."""
@@ -121,8 +120,8 @@ class Synchronization:
         error = None
         try:
             states = self._read(folder, name)
-        except (ValueError, OSError, RuntimeError) as caught:
-            error = str(caught)
+        except Exception as caught:  # whatever it is: a rank that raised it alone would leave others waiting
+            error = _first_line(caught)
         self._take(states, error)
 
     def _read(self, folder: str, name: str) -> Optional[List[Any]]:
@@ -144,7 +143,7 @@ class Synchronization:
                 f"the state of rank {missing[0]}. Every rank writes one: bring those of all hosts together, "
                 "or resume from another checkpoint"
             )
-        saved = [torch.load(paths[rank], map_location="cpu", weights_only=True) for rank in wanted]
+        saved = [_read(paths[rank]) for rank in wanted]
         states = [one.get("state") if isinstance(one, Mapping) else one for one in saved]
         return None if states == [None] else states
 
@@ -214,8 +213,8 @@ class Synchronization:
         try:
             if given is not None and error is None:
                 step = saved_state.for_rank(given, dist.get_rank(), _ranks())["values"].get("step")
-        except ValueError as caught:
-            error = str(caught)
+        except Exception as caught:  # as in load
+            error = _first_line(caught)
         self._agree(error, step)
         if given is not None:
             self.handle.load_state_dict(given)
@@ -255,6 +254,31 @@ class Synchronization:
         parts = [torch.empty_like(padded) for _ in range(ranks)] if dist.get_rank() == 0 else None
         dist.gather(padded, parts, dst=0, group=self._group)
         return [part[: int(length)].numpy().tobytes() for part, length in zip(parts or [], lengths)]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _write(value: object, path: str) -> None:
+    """The whole file is there, or the one before, whenever the process or the machine stops."""
+    with open(path + ".new", "wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def _read(path: str) -> object:
+    with open(path, "rb") as file:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch says of each kind of damage something else
+            raise ValueError(f"{path} is damaged ({type(error).__name__}: {_first_line(error)}): "
+                             "resume from another checkpoint") from error
 
 
 def _files(folder: str, name: str) -> Dict[int, Dict[int, str]]:

@@ -1,5 +1,8 @@
-"""Scenarios of torch.distributed.checkpoint, which saves and loads handles themselves."""
+"""Scenarios of torch.distributed.checkpoint, which saves and loads handles themselves,
+and of the files that adapters write."""
 import contextlib
+import os
+import pickle
 import shutil
 import tempfile
 
@@ -164,5 +167,34 @@ def dcp_refuses_what_is_no_state():
     assert WORLD == 2
 
 
-DCP = [dcp_resumes_bit_for_bit, dcp_resumes_with_other_ranks, dcp_takes_hooks_and_runs,
-       dcp_refuses_what_is_no_state]
+def damaged_files_of_an_adapter():
+    """One rank's file is damaged, and all ranks refuse the checkpoint at once."""
+    model = wrap(Net)
+    run = adapter.Synchronization(model, "casq", remedy="", deadline_seconds=DEADLINE)
+    train(model, 2)
+    with shared_folder() as folder:
+        run.save(folder)
+        dist.barrier()
+        name = f"thinwire.rank_{WORLD - 1}_of_{WORLD}.pt"
+        with open(os.path.join(folder, name), "rb") as file:
+            whole = file.read()
+        others = pickle.dumps({"state": Net})  # a class, which is not read
+        for damage in (b"", bytes(4096), b"no state of Thinwire", whole[:100], others, pickle.dumps(5),
+                       whole):
+            dist.barrier()
+            if RANK == 0:
+                with open(os.path.join(folder, name), "wb") as file:
+                    file.write(damage)
+            dist.barrier()
+            if damage == whole:
+                run.load(folder)
+            else:
+                require_error(ValueError, [f"rank {WORLD - 1} cannot load its state of Thinwire: "],
+                              lambda: run.load(folder))
+        assert not [one for one in os.listdir(folder) if one.endswith(".new")], os.listdir(folder)
+    assert run.handle.step == 2
+    train(model, 1, first=2)
+
+
+DCP = [damaged_files_of_an_adapter, dcp_resumes_bit_for_bit, dcp_resumes_with_other_ranks,
+       dcp_takes_hooks_and_runs, dcp_refuses_what_is_no_state]

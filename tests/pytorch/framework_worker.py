@@ -108,7 +108,8 @@ def refuses_what_is_not_all_there(script):
         return
     damaged = os.path.join(FOLDER, script.__name__, "damaged")
     for damage, words in ((os.remove, ["rank_1_of_2.pt"]),
-                          (cut, ["rank 1 cannot load its state of Thinwire"])):
+                          (cut, ["rank 1 cannot load its state of Thinwire"]),
+                          (emptied, ["rank 1 cannot load its state of Thinwire", "is damaged (EOFError: "])):
         if RANK == 0:
             shutil.rmtree(damaged, ignore_errors=True)
             shutil.copytree(checkpoint, damaged)
@@ -122,6 +123,11 @@ def refuses_what_is_not_all_there(script):
 def cut(path):
     with open(path, "r+b") as file:
         file.truncate(100)
+
+
+def emptied(path):
+    with open(path, "wb"):
+        pass
 
 
 def three(script):
