@@ -29,7 +29,8 @@ class ReplicaCheck:
             return
         if getattr(getattr(model, "_join_config", None), "enable", False):
             return
-        self._due = False
+        # Until they are found equal: whoever catches the error does not train on unseen.
+        self._due = True
         own = _C.hash_tensors(list(self._parameters()), step)
         everyones = engine.gather("replica hashes", own.to_bytes(8, "little"), 8)
         text = _C.replica_difference([int.from_bytes(one, "little") for one in everyones])
@@ -40,3 +41,4 @@ class ReplicaCheck:
                 "another kind of processor, code that depends on the rank). "
                 f"check_replicas_every={self._every} found it, 0 does not look"
             )
+        self._due = False
