@@ -52,6 +52,11 @@ class ThinwireCallback(Callback):
         self._loads_without_state = False
         self._logged = -1
 
+    def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        if stage == "fit":  # what an earlier one has left, one that failed included, is none of this one's
+            self._close()
+            self.run, self._loaded, self._loads_without_state = None, None, False
+
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         _refuse_hook(trainer.strategy)
         optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
@@ -80,7 +85,13 @@ class ThinwireCallback(Callback):
             logger.log_metrics(costs, step=step)
 
     def state_dict(self) -> Dict[str, Any]:
-        return {"ranks": 1, "states": None} if self.run is None else self.run.state_dict()
+        if self.run is not None:
+            return self.run.state_dict()
+        # A tuner saves before the model is registered, and loads that again:
+        # what was read for this fit is as it was.
+        if self._loads_without_state:
+            return {}
+        return {"ranks": 1, "states": None} if self._loaded is None else self._loaded
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         self._loads_without_state = False

@@ -65,6 +65,26 @@ def two_models_of_one_accelerator():
     accelerator.free_memory()
 
 
+def some_models_saved_by_one_process(folder):
+    """The second and the third of an accelerator's models are registered. One process saves,
+    which synchronizes nothing, and as many or more load."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    models = accelerator.prepare(*[make_model() for _ in range(3)])
+    runs = [thinwire.accelerate.register(accelerator, model, "casq", **LIMITS) for model in models[1:]]
+    if dist.is_initialized():
+        assert all(run.handle is not None for run in runs)
+    else:
+        accelerator.save_state(folder)
+        found = sorted(name for name in os.listdir(folder) if name.startswith("thinwire"))
+        assert found == [f"thinwire_{place}.rank_0_of_1.pt" for place in (1, 2)], found
+    accelerator.load_state(folder)
+    for run in runs:
+        run.close()
+    accelerator.free_memory()
+
+
 def adam_of_an_accelerator():
     """The prepared optimizer is found, and holds still when the system says so."""
     result = framework_scripts.accelerate(shared_folder(), "one_bit_adam:freeze=4",
@@ -130,6 +150,36 @@ def one_callback_in_two_trainers():
     assert callback.run.is_over()
 
 
+def a_tuner_before_the_fit():
+    """It saves and loads a checkpoint of its own before the model is registered."""
+    from lightning.pytorch.callbacks import LearningRateFinder
+
+    spec = "top_k:ratio=0.05+zen"
+    checkpoint = framework_scripts.lightning(shared_folder(), spec, **LIMITS).checkpoint
+    wanted = framework_scripts.states_in(checkpoint)[RANK]["values"]
+    plain = framework_scripts.lightning(shared_folder(), None).checkpoint
+    callback = thinwire.lightning.ThinwireCallback(spec, **LIMITS)
+
+    def fit(resume, probe):
+        finder = LearningRateFinder(num_training_steps=4, update_attr=False)
+        framework_scripts.lightning(shared_folder(), spec, resume, probe, callbacks=[callback, finder])
+
+    def is_the_checkpoints(run):
+        found = run.handle.state_dict()["values"]
+        assert found.keys() == wanted.keys(), (found.keys(), wanted.keys())
+        for name, value in wanted.items():
+            assert (torch.equal(found[name], value) if isinstance(value, torch.Tensor)
+                    else found[name] == value), name
+
+    def is_new(run):
+        assert run.handle.step == 0, run.handle.step
+
+    assert any(value.any() for name, value in wanted.items() if name.startswith("residual/"))
+    for resume, probe in ((checkpoint, is_the_checkpoints), (None, is_new), (checkpoint, is_the_checkpoints)):
+        fit(resume, probe)
+    require_error(ValueError, ["no state of Thinwire", "require_state=False"], lambda: fit(plain, is_new))
+
+
 def what_lightning_cannot():
     from lightning.pytorch.strategies import DDPStrategy
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -186,7 +236,7 @@ SCENARIOS = {
     "accelerate": [nothing_is_imported_before_it_is_asked_for, two_models_of_one_accelerator,
                    adam_of_an_accelerator, what_accelerate_cannot, sharded_models],
     "lightning": [nothing_is_imported_before_it_is_asked_for, one_callback_in_two_trainers,
-                  what_lightning_cannot],
+                  a_tuner_before_the_fit, what_lightning_cannot],
     "fabric": [what_fabric_cannot],
     "transformers": [a_trainer_that_trains_twice, what_the_trainer_cannot],
 }
