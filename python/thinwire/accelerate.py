@@ -3,7 +3,8 @@
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     thinwire.accelerate.register(accelerator, model, "power_sgd:rank=32:bits=8")
 """
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast
 
 import torch
 
@@ -54,7 +55,7 @@ def register(
     run = Synchronization(model, spec, rows, remedy=_REMEDY, **options)
     if not hasattr(accelerator, "_thinwire"):
         accelerator._thinwire = _Attached(accelerator)
-    accelerator._thinwire.add(run)
+    accelerator._thinwire.add(run, model)
     return run
 
 
@@ -66,43 +67,44 @@ def _optimizer_of(accelerator: Accelerator, model: torch.nn.Module) -> Optional[
     return found[0] if len(found) == 1 else None
 
 
-def _is_of(run: Synchronization, model: torch.nn.Module) -> bool:
-    """Whether a prepared model is the one of a run:
-    Accelerate's list has it as it was before it was wrapped."""
-    wrapped = run.model
-    return (wrapped is not None
-            and (ddp_within(model) is wrapped or getattr(model, "_orig_mod", model) is wrapped.module))
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Accelerate's list has a model as it was before it was wrapped, the caller as it is now."""
+    wrapped = ddp_within(model)
+    inner = model if wrapped is None else wrapped.module
+    return cast(torch.nn.Module, getattr(inner, "_orig_mod", inner))
 
 
 class _Attached:
     """What an accelerator does for the models that were registered with it."""
 
     def __init__(self, accelerator: Accelerator) -> None:
-        self._runs: List[Synchronization] = []
+        # Each with its model: with one process the run does not know it.
+        self._runs: List[Tuple[Synchronization, "weakref.ref[torch.nn.Module]"]] = []
         self._log, self._end_training = accelerator.log, accelerator.end_training
         accelerator.register_save_state_pre_hook(self._save)
         accelerator.register_load_state_pre_hook(self._load)
         accelerator.log = self._log_with_cost
         accelerator.end_training = self._end
 
-    def add(self, run: Synchronization) -> None:
-        for one in self._runs:
+    def add(self, run: Synchronization, model: torch.nn.Module) -> None:
+        own, kept = _unwrapped(model), []
+        for one, its in self._runs:
             if one.is_over():
                 one.close()
-        self._runs = [one for one in self._runs if one.handle is not None and not one.is_over()] + [run]
+            elif its() is not None and its() is not own:
+                kept.append((one, its))
+        self._runs = [*kept, (run, weakref.ref(own))]
 
     def _named(self, models: List[torch.nn.Module]) -> Dict[str, Synchronization]:
         """By the place of the model among the prepared ones, as Accelerate names its own files."""
-        named = {f"thinwire_{place}": run for run in self._runs
-                 for place, model in enumerate(models) if _is_of(run, model)}
-        if not named and self._runs and self._runs[-1].handle is None:
-            named["thinwire_0"] = self._runs[-1]  # with one process
-        return named
+        return {f"thinwire_{place}": run for run, its in self._runs
+                if run.handle is None or run.model is not None
+                for place, model in enumerate(models) if _unwrapped(model) is its()}
 
     def _save(self, models: List[torch.nn.Module], weights: List[Dict[str, torch.Tensor]],
               output_dir: str) -> None:
         named = self._named(models)
-        for run in self._runs:
+        for run, _ in self._runs:
             if run.handle is not None and not run.is_over() and run not in named.values():
                 log.warning("Thinwire: a model that is registered is none of the accelerator's any more, "
                             "so its state is not saved")
@@ -114,10 +116,10 @@ class _Attached:
             run.load(input_dir, name)
 
     def _log_with_cost(self, values: Dict[str, Any], *arguments: Any, **more: Any) -> Any:
-        costs = {name: value for run in self._runs[-1:] for name, value in run.scalars().items()}
+        costs = {name: value for run, _ in self._runs[-1:] for name, value in run.scalars().items()}
         return self._log({**costs, **values}, *arguments, **more)
 
     def _end(self) -> Any:
-        for run in self._runs:
+        for run, _ in self._runs:
             run.close()
         return self._end_training()

@@ -8,6 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+import framework_misuse
 import framework_scripts
 from common import RANK, WORLD, end, require_error, require_same
 from thinwire import adapter
@@ -175,6 +176,8 @@ def one(script):
     several = torch.load(folder_of_uninterrupted(script, LOSSY[0]))["checkpoint"]
     script(folder_of(script, "one-of-two"), LOSSY[0], resume=several)
     assert any("what 2 ranks had not delivered yet is dropped" in line for line in said.lines), said.lines
+    if script is framework_scripts.accelerate:
+        framework_misuse.some_models_saved_by_one_process(os.path.join(FOLDER, "alone"))
 
 
 def fails(script):
@@ -209,8 +212,8 @@ def main():
 
 
 def more(script):
-    import framework_misuse
-
+    if script is framework_scripts.accelerate:
+        framework_misuse.some_models_saved_by_one_process(os.path.join(FOLDER, "alone"))
     for scenario in framework_misuse.SCENARIOS[script.__name__]:
         scenario()
         if RANK == 0:

@@ -2,7 +2,7 @@
 
 frameworks_test.py accelerate|lightning|transformers [PHASE...]
 
-The phases resumed, three and one go on from checkpoints of two.
+The phases resumed, three and one go on from checkpoints of two, and more from one of one.
 """
 import importlib.util
 import os
