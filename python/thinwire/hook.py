@@ -216,7 +216,6 @@ def synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Fut
         raise RuntimeError('torch._dynamo.config.optimize_ddp = "python_reducer" has no buckets: '
                            'set it to "ddp_optimizer", torch\'s default, '
                            "before DistributedDataParallel(model)")
-    state = hooked.handle_for(bucket)
     gradient = bucket.buffer()
     # With devices a future's completion is of the stream that completes it,
     # and who waits for it waits on a stream as well.
@@ -231,6 +230,11 @@ def synchronize(hooked: HookState, bucket: dist.GradBucket) -> torch.futures.Fut
     ready: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     ready.set_result(gradient)
     index = bucket.index()
+    try:
+        state = hooked.handle_for(bucket)
+    except Exception as error:  # raised here, it would leave DDP unable to go through another step
+        _C.fail_future(future, (str(error) or type(error).__name__).splitlines()[0])
+        return future
     begins = state._begins(index)
     for watcher in state._watchers:
         watcher.bucket_came(index, begins)

@@ -1,7 +1,7 @@
 """``comm_hook``: for whoever calls ``register_comm_hook`` by himself,
 or gives a framework a hook and its state."""
 import gc
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -27,20 +27,40 @@ class LazyState(HookState):
         super().__init__()
         self._spec, self._rows, self._options = spec, rows, options
         self._to_load: Optional[Tuple[saved_state.Given, bool]] = None
+        self._failed: Optional[Tuple[int, str]] = None  # with which bucket, and why
 
     def handle_for(self, bucket: dist.GradBucket) -> Handle:
-        return self.handle or self._open(bucket)
+        failed = self._failed
+        if self.handle is not None and (failed is None or not self.handle._is_closed):
+            return self.handle
+        index = bucket.index()
+        # All buckets of a backward end with what the first did.
+        # The next backward tries again, unless it was the state: no step begins without it.
+        if failed is not None and (index > failed[0] or self.handle is not None):
+            self._failed = (index, failed[1])
+            raise RuntimeError(failed[1])
+        try:
+            handle = self._open(bucket)
+        except Exception as error:
+            self._failed = (index, str(error) or type(error).__name__)
+            raise
+        self._failed = None
+        return handle
 
     def _open(self, bucket: dist.GradBucket) -> Handle:
         model = self._model_of(bucket)
         hooked_models[model] = self
-        handle = ddp.register(model, self._spec, self._rows, **self._options)
+        try:
+            handle = ddp.register(model, self._spec, self._rows, **self._options)
+        except BaseException:
+            del hooked_models[model]  # so that the next backward finds the model, and says the same
+            raise
         if self._to_load is not None:
             state, strict = self._to_load
             try:
                 handle.load_state_dict(state, strict)
             except BaseException:
-                handle.close()  # a later step must not begin without it
+                handle.close()
                 raise
             self._to_load = None
         return handle
@@ -66,14 +86,27 @@ class LazyState(HookState):
         return found[0]
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
-        """As ``Handle.state_dict``; RuntimeError before the first backward."""
+        """As ``Handle.state_dict``. Before the first backward it is what was given to ``load_state_dict``;
+        RuntimeError where nothing was."""
         asked = saved_state.asked_by_dcp()
         if asked == "load":
             return saved_state.pack([])
         if self.handle is None:
+            return self._given(all_ranks=bool(asked), consolidate=consolidate)
+        return self.handle._for_dcp(asked) if asked else self.handle.state_dict(consolidate)
+
+    def _given(self, all_ranks: bool, consolidate: bool) -> Dict[str, Any]:
+        if self._to_load is None:
             raise RuntimeError("there is no state before the first backward, "
                                "in which the hook learns its model")
-        return self.handle._for_dcp(asked) if asked else self.handle.state_dict(consolidate)
+        given = saved_state.unpack(self._to_load[0])
+        if not isinstance(given, Mapping):  # all ranks'
+            return dict(saved_state.merge(given)) if consolidate else saved_state.pack(given)
+        if all_ranks or (consolidate and given.get("rank") != saved_state.ALL):
+            raise RuntimeError("before the first backward there is the state that was given to "
+                               "load_state_dict, and not that of all ranks: save after a step, "
+                               "or what state_dict() returns on each rank")
+        return dict(given)
 
     def load_state_dict(self, state: saved_state.Given, strict: bool = True) -> None:
         """As ``Handle.load_state_dict``. Before the first backward the state is kept for it,

@@ -17,7 +17,7 @@ from thinwire import _C
 
 FORMAT = 1
 #: ``rank`` of a consolidated state.
-_ALL = -1
+ALL = -1
 #: Of what ``pack`` gives.
 _PACKED = "states_of_ranks"
 
@@ -74,7 +74,7 @@ def _check(state: Mapping[str, Any]) -> State:
     for name, kind in (("rank", int), ("world_size", int), ("parameters", Mapping), ("values", Mapping)):
         if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
             raise _damaged(f"its {name} is {_brief(state.get(name))}")
-    if not _ALL <= state["rank"] < state["world_size"] < 2**31:
+    if not ALL <= state["rank"] < state["world_size"] < 2**31:
         raise _damaged(f"it is of rank {state['rank']} of {state['world_size']}")
     scale = state.get("loss_scale", "missing")
     if (scale is not None
@@ -126,7 +126,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> State:
                          f"and all of ranks 0 to {world_size - 1} are needed")
     by_rank = sorted(checked, key=lambda state: state["rank"])
     require_one_step(by_rank)
-    return {**by_rank[0], "rank": _ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
+    return {**by_rank[0], "rank": ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 
 def for_rank(given: Given, rank: int, world_size: int) -> State:
@@ -137,7 +137,7 @@ def for_rank(given: Given, rank: int, world_size: int) -> State:
         one = (mine[0] if len(given) == world_size and len(mine) == 1
                and mine[0].get("world_size") == world_size else merge(given))
     state = _check(one)
-    if state["rank"] == _ALL:
+    if state["rank"] == ALL:
         return {**state, "values": _C.share_state(state["values"], state["world_size"], world_size)}
     if state["rank"] != rank or state["world_size"] != world_size:
         raise ValueError(

@@ -117,7 +117,7 @@ def dcp_takes_hooks_and_runs():
         model = wrap(Net)
         hook, state = thinwire.comm_hook(spec, deadline_seconds=DEADLINE)
         model.register_comm_hook(state, hook)
-        with shared_folder() as folder, shared_folder() as other:
+        with shared_folder() as folder, shared_folder() as again, shared_folder() as other:
             # Of another rank, or of one that failed: all hear of it.
             require_error(BaseException, ["before the first backward"],
                           lambda: dcp.save({"thinwire": state}, checkpoint_id=folder))
@@ -128,6 +128,9 @@ def dcp_takes_hooks_and_runs():
             hook, loaded = thinwire.comm_hook(spec, deadline_seconds=DEADLINE)
             hooked.register_comm_hook(loaded, hook)
             dcp.load({"thinwire": loaded}, checkpoint_id=folder)  # for the first backward
+            dcp.save({"thinwire": loaded}, checkpoint_id=again)
+            loaded.load_state_dict({})
+            dcp.load({"thinwire": loaded}, checkpoint_id=again)
             hooked.module.load_state_dict(model.module.state_dict())
             train(hooked, 1, first=4)
             assert loaded.handle.step == 5

@@ -2,13 +2,15 @@
 import copy
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
+from thinwire import state as saved_state
 from thinwire import wrappers
-from common import (DEADLINE, Net, register, require_agreement, require_error, require_same, sgd, train,
-                    values_of, wrap)
+from common import (DEADLINE, RANK, WORLD, Net, register, require_agreement, require_error, require_same, sgd,
+                    train, values_of, wrap)
 
 LOSSY = ["casq", "top_k:ratio=0.05+zen", "power_sgd:rank=4"]
 
@@ -43,9 +45,60 @@ def its_state_comes_before_its_handle():
         again.module.load_state_dict(saved[0])
         optimizer = sgd(again)
         optimizer.load_state_dict(saved[1])
-        resumed.load_state_dict(saved[2])
+        resumed.load_state_dict(given_again(saved[2]))
         train(again, 3, first=4, optimizer=optimizer)
         require_same(values_of(again), values_of(model), f"{spec}: resumed with a hook of one's own")
+
+
+def given_again(state):
+    """What a run saves that has loaded ``state`` and has not stepped."""
+    _, between = hooked("casq")
+    between.load_state_dict(state)
+    return between.state_dict()
+
+
+def require_equal(found, wanted):
+    assert found.keys() == wanted.keys(), (found.keys(), wanted.keys())
+    for name, value in wanted.items():
+        assert (torch.equal(value, found[name]) if isinstance(value, torch.Tensor)
+                else value == found[name]), name
+
+
+def a_state_that_was_given_can_be_saved():
+    """Before the first backward, in each form of a state."""
+    model, state = hooked("casq")
+    train(model, 2)
+    everyones = [None] * WORLD
+    dist.all_gather_object(everyones, state.state_dict())
+    together = state.state_dict(consolidate=True)
+    for given in (everyones[RANK], everyones, saved_state.pack(everyones), together):
+        handle = register(wrap(Net), "casq")
+        handle.load_state_dict(given_again(given))
+        loaded = handle.state_dict(consolidate=given is together)["values"]
+        require_equal(loaded, together["values"] if given is together else everyones[RANK]["values"])
+        _, between = hooked("casq")
+        between.load_state_dict(given)
+        if given is everyones[RANK]:
+            require_error(RuntimeError, ["was given to load_state_dict", "not that of all ranks"],
+                          lambda: between.state_dict(consolidate=True))
+        else:
+            require_equal(between.state_dict(consolidate=True)["values"], together["values"])
+
+
+def a_first_backward_that_fails():
+    """Whoever tries again hears the cause, and not that the model is gone."""
+    model, state = hooked("casq", lanes=0)
+    for _ in range(3):
+        require_error(RuntimeError, ["lanes=0"], lambda: train(model, 1))
+    assert state.handle is None
+    model, state = hooked("casq")
+    state.load_state_dict({"values": {}})
+    for _ in range(3):  # not without the state
+        require_error(RuntimeError, ["no state of Thinwire", "state_dict()"], lambda: train(model, 1))
+    assert state.handle._is_closed
+    handle = register(model, "casq")
+    train(model, 2)
+    assert handle.step == 2
 
 
 def hooks_that_cannot_be():
@@ -59,11 +112,6 @@ def hooks_that_cannot_be():
     train(one, 2)
     require_error(RuntimeError, ["a parameter that the model did not have", "register"],
                   lambda: train(other, 1))
-    model, state = hooked("casq")
-    state.load_state_dict({"values": {}})
-    require_error((RuntimeError, ValueError), ["state_dict()"], lambda: train(model, 1))
-    require_error(RuntimeError, [], lambda: train(model, 1))  # not without the state
-    assert state.handle._is_closed
 
 
 def a_copy_of_a_hooked_model():
@@ -175,6 +223,6 @@ def reducers_without_buckets():
         torch._dynamo.config.optimize_ddp = True
 
 
-HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, hooks_that_cannot_be,
-         a_copy_of_a_hooked_model, registered_again, wrappers_that_synchronize_themselves, compiled_models,
-         reducers_without_buckets]
+HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, a_state_that_was_given_can_be_saved,
+         a_first_backward_that_fails, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again,
+         wrappers_that_synchronize_themselves, compiled_models, reducers_without_buckets]
