@@ -37,22 +37,12 @@ def _load(name: str) -> object:
         return importlib.import_module(f"thinwire.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
-    import torch
+    from thinwire.extension import _C  # first: it says what is wrong, and what to do
 
-    from thinwire import torch_version
-
-    problem = torch_version.mismatch()
-    if problem:
-        raise ImportError(problem)
-    try:
-        from thinwire import _C, cluster, ddp, fsdp, html_report, lazy
-    except ImportError as error:
-        raise ImportError(
-            f"Thinwire's extension does not load with torch {torch.__version__} ({error}). Build it again, "
-            f"{torch_version.REBUILD}"
-        ) from error
     if name == "__version__":
         return _C.version
+    from thinwire import cluster, ddp, fsdp, html_report, lazy
+
     homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy,
              "fully_shard": fsdp}
     return getattr(homes.get(name, ddp), name)

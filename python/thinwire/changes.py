@@ -2,7 +2,7 @@
 import logging
 from typing import List, Optional, Set, Tuple
 
-from thinwire import _C
+from thinwire.extension import _C
 from thinwire.interface import Writer
 
 _logger = logging.getLogger("thinwire")

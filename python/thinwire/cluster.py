@@ -3,7 +3,7 @@ in the variables by which torchrun would tell it."""
 import os
 from typing import Dict
 
-from thinwire import _C
+from thinwire.extension import _C
 
 
 def cluster_environment() -> Dict[str, str]:

@@ -5,8 +5,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import _C
 from thinwire import group as private_group
+from thinwire.extension import _C
 from thinwire.handle import Handle, join_spec
 from thinwire.hook import CopiedHandle, HookState
 from thinwire.interface import GradScaler

@@ -29,7 +29,8 @@ def _measure_link() -> str:
     import torch
     import torch.distributed as dist
 
-    from thinwire import _C, group
+    from thinwire import group
+    from thinwire.extension import _C
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_DEADLINE_SECONDS))
     private = group.open_private(dist.distributed_c10d._get_default_group(), 1, _DEADLINE_SECONDS)
@@ -68,19 +69,13 @@ def _look(problems: List[str]) -> List[str]:
                         "(Debian: python3-torch)")
         return lines
     lines.append(f"torch       {torch.__version__}, {os.path.dirname(torch.__file__)}")
-    from thinwire import torch_version
-
-    problem = torch_version.mismatch()
-    if problem:
-        problems.append(problem)
-        return lines
     try:
-        from thinwire import _C
-        from thinwire.cluster import cluster_environment
+        from thinwire.extension import _C
     except ImportError as error:
-        problems.append(f"Thinwire's extension does not load: {error}. Build it again, "
-                        f"{torch_version.REBUILD}")
+        problems.append(str(error))
         return lines
+    from thinwire.cluster import cluster_environment
+
     lines += [f"thinwire    {_C.version}, {len(_C.systems())} systems, {os.path.dirname(_C.__file__)}",
               f"SIMD        {', '.join(_C.simd_targets())}"]
     if not dist.is_available():

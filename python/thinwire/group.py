@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from thinwire import _C
+from thinwire.extension import _C
 
 _opened: Dict[str, int] = {}
 

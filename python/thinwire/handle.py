@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import _C
 from thinwire import group as private_group
 from thinwire import state as saved_state
 from thinwire import variance
 from thinwire.changes import ChangeLog
+from thinwire.extension import _C
 from thinwire.hook import (
     CopiedHandle, HookState, StepsOfHook, copy_without_hook, costs_of, hook, hooked_models, scalars_of,
     uncompiled_call,

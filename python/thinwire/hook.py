@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import _C
 from thinwire.changes import ChangeLog
+from thinwire.extension import _C
 from thinwire.interface import EngineReport, Writer
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck

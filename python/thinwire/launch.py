@@ -38,7 +38,7 @@ def srun_task() -> Dict[str, str]:
     try:
         import torch.distributed  # noqa: F401  without it the extension finds no torch
 
-        from thinwire import _C
+        from thinwire.extension import _C
     except ImportError:
         return {}
     task = _C.srun_variables()
@@ -67,7 +67,7 @@ def serve_rendezvous(port: int) -> Optional["TCPStore"]:
     try:
         from torch.distributed import TCPStore
 
-        from thinwire import _C
+        from thinwire.extension import _C
     except ImportError:
         return None
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire import _C, ddp
+from thinwire import ddp
 from thinwire import state as saved_state
+from thinwire.extension import _C
 from thinwire.handle import Handle
 from thinwire.hook import HookState, hook, hooked_models
 from thinwire.interface import Options

@@ -254,7 +254,7 @@ def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str
 
 
 def _plan(recorder: Recorder, options: argparse.Namespace, threads: float) -> List[Tuple[str, str]]:
-    from thinwire import _C
+    from thinwire.extension import _C
 
     profile = recorder.profile()
     stretch = 1.0 if recorder.on_device else max(1.0, threads * options.ranks_per_host / options.cores)
@@ -313,7 +313,7 @@ def _parse() -> argparse.Namespace:
 
 def _refuse_bad_words(options: argparse.Namespace) -> None:
     """Before the script runs: ValueError for a link, candidates or numbers that cannot be planned."""
-    from thinwire import _C
+    from thinwire.extension import _C
 
     for workers in options.workers:
         if workers > options.ranks_per_host and workers % options.ranks_per_host != 0:

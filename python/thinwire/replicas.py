@@ -3,7 +3,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from thinwire import _C
+from thinwire.extension import _C
 
 
 class ReplicaCheck:

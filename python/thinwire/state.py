@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDic
 
 import torch
 
-from thinwire import _C
+from thinwire.extension import _C
 
 FORMAT = 1
 #: ``rank`` of a consolidated state.

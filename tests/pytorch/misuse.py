@@ -5,7 +5,11 @@ import gc
 import inspect
 import io
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 
 import torch
@@ -266,8 +270,40 @@ def fully_shard_under_an_older_torch():
                   lambda: thinwire.fully_shard(Net(), None, "casq"))
 
 
-MISUSE = [bad_input, models_in_another_order, a_restart_that_finds_the_store_of_before, copies_are_plain_ddp,
-          replicas_that_differ, a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
+def an_extension_for_another_torch():
+    """Whichever module is imported first says so. Of frameworks there are only names that adapters need."""
+    if RANK != 0:
+        return
+    lines = ["import thinwire; thinwire.register", "from thinwire import comm_hook",
+             "from thinwire.ddp import register", "import thinwire.fsdp", "import thinwire.scattered",
+             "import thinwire.state", "import thinwire.accelerate",
+             "from thinwire.lightning import ThinwireCallback",
+             "from thinwire.transformers import ThinwireCallback"]
+    stubs = {"accelerate.py": "Accelerator = object", "lightning/__init__.py": "",
+             "lightning/pytorch.py": "Callback = object",
+             "transformers/__init__.py": "Trainer = TrainerCallback = object",
+             "transformers/trainer_utils.py": "get_last_checkpoint = None",
+             "thinwire/_built.py": "VERSION, TORCH, CXX11_ABI = '5', '0.4.1', True",
+             "tried.py": "".join(f"try:\n    {line}\nexcept ImportError as error:\n    print(error)\n"
+                                 for line in lines)}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(os.path.dirname(thinwire.__file__), os.path.join(folder, "thinwire"),
+                        ignore=shutil.ignore_patterns("*.so"))
+        for name, text in stubs.items():
+            os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(text)
+        said = subprocess.run([sys.executable, os.path.join(folder, "tried.py")], text=True,
+                              stdout=subprocess.PIPE, check=True).stdout.splitlines()
+    here = ".".join(torch.__version__.split(".")[:2])
+    for line, answer in zip(lines, [*said, *len(lines) * [""]]):
+        assert answer.startswith("This Thinwire was built for torch 0.4, and torch "), (line, answer)
+        assert f"called thinwire-5+torch{here}." in answer, (line, answer)
+
+
+MISUSE = [bad_input, an_extension_for_another_torch, models_in_another_order,
+          a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
+          a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
           a_group_without_the_cpu, what_register_leaves_behind, a_state_that_one_rank_gathers_alone,
           a_step_limit_that_ends_on_one_rank, ranks_that_differ, a_rank_that_does_not_register,
           fully_shard_under_an_older_torch]
