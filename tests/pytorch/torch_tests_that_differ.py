@@ -1,10 +1,12 @@
-"""torch's own tests that pass plain and not with Thinwire, each with its reason.
-torch_tests.py fails where one of them passes."""
+"""torch's own tests that pass plain and not with Thinwire: of each the reason, and words of its error.
+torch_tests.py fails where one of them passes, or fails without these words."""
 
-_OWN_HOOK = "registers a communication hook of its own, and DDP takes one"
+_ONE_HOOK = "register_comm_hook or register_builtin_comm_hook can only be called once"
+_OWN_HOOK = ("registers a communication hook of its own, and DDP takes one", _ONE_HOOK)
 _IN_BACKWARD = ("an optimizer that runs within backward is a communication hook of DDP's own, "
-                "and DDP takes one")
-_MIXED_PRECISION = "DDP's mixed_precision is a communication hook of its own, so register refuses it"
+                "and DDP takes one", _ONE_HOOK)
+_MIXED_PRECISION = ("DDP's mixed_precision is a communication hook of its own, so register refuses it",
+                    "ValueError: DistributedDataParallel(mixed_precision=...) has a communication hook")
 
 DIFFER = {
     "test_accumulate_gradients_no_sync_allreduce_hook": _OWN_HOOK,
@@ -23,9 +25,16 @@ DIFFER = {
     "test_ddp_native_mixed_precision_ignored_params": _MIXED_PRECISION,
     "test_ddp_native_mixed_precision_no_grad_as_bucket_view_no_set_grad_none": _MIXED_PRECISION,
     "test_ddp_native_mixed_precision_no_grad_as_bucket_view_set_grad_to_none": _MIXED_PRECISION,
-    "test_ddp_comm_hook_logging": "asks that DDP's log name no hook before the test registers one",
-    "test_ddp_grad_div_uneven_inputs": "joins with divide_by_initial_world_size=False, "
-    "which Thinwire refuses: a hook's mean is over all ranks",
-    "test_ddp_profiling_torch_profiler": "counts gloo:all_reduce among the profiler's events, "
-    "and Thinwire's sums are none of c10d's operations",
+    "test_ddp_comm_hook_logging": ("asks that DDP's log name no hook before the test registers one",
+                                   "hook is not None"),
+    "test_ddp_grad_div_uneven_inputs": (
+        "joins with divide_by_initial_world_size=False, which Thinwire refuses: "
+        "a hook's mean is over all ranks",
+        "RuntimeError: join(divide_by_initial_world_size=False) is not possible",
+    ),
+    "test_ddp_profiling_torch_profiler": (
+        "counts gloo:all_reduce among the profiler's events, and Thinwire's sums are none of c10d's "
+        "operations",
+        "AssertionError: Scalars are not equal",
+    ),
 }
