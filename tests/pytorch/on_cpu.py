@@ -96,7 +96,8 @@ def emulate():
     torch.Stream, torch.Event, torch.cuda.Stream = (type(name, (_Stream,), {})
                                                     for name in ("Stream", "Event", "CudaStream"))
     torch.cuda.stream, torch.cuda.current_device = _enter, _current_device
-    torch.cuda.current_stream = torch.accelerator.current_stream = lambda *_: _Stream()
+    for module in (torch.cuda, torch.accelerator):
+        module.current_stream = lambda *_: _Stream()  # one for each: torch.compile knows them apart
     for module, names in ((torch.cuda, ("set_device", "synchronize")),
                           (torch.accelerator, ("set_device_index", "synchronize"))):
         for name in names:
