@@ -115,11 +115,11 @@ class _Attached:
         for name, run in self._named(models).items():
             run.load(input_dir, name)
 
-    def _log_with_cost(self, values: Dict[str, Any], *arguments: Any, **more: Any) -> Any:
+    def _log_with_cost(self, values: Dict[str, object], *arguments: Any, **more: Any) -> None:
         costs = {name: value for run, _ in self._runs[-1:] for name, value in run.scalars().items()}
-        return self._log({**costs, **values}, *arguments, **more)
+        self._log({**costs, **values}, *arguments, **more)
 
-    def _end(self) -> Any:
+    def _end(self) -> None:
         for run, _ in self._runs:
             run.close()
-        return self._end_training()
+        self._end_training()

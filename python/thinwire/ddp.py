@@ -1,6 +1,6 @@
 """``register``, which puts a system under DistributedDataParallel."""
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -37,8 +37,8 @@ def _require_arguments(
     require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
 
 
-def require_options(spec: Any, threads: Any, lanes: Any, limits: Mapping[str, Any], compress_on: Any,
-                    check_replicas_every: Any) -> None:
+def require_options(spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]],
+                    compress_on: object, check_replicas_every: object) -> None:
     """What is said of options that cannot be."""
     if not isinstance(spec, str):
         raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "

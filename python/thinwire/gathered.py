@@ -1,5 +1,5 @@
 """Shards of parameters as 8-bit codes, on their way to all ranks before a layer computes."""
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -50,11 +50,11 @@ class EightBitGather:
         self.sent_bytes = 0
         self.raw_bytes = 0
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any,
-                 async_op: bool = False) -> Any:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
+                 async_op: bool = False) -> "Optional[dist.Work]":
         elements, ranks = input_tensor.numel(), group.size()
         if not self._exact and not input_tensor.is_floating_point():
             raise RuntimeError(
@@ -64,7 +64,10 @@ class EightBitGather:
         # Shards of what was gathered before (reshard_after_forward=RANKS) are other parts,
         # of values that are rounded already.
         if self._exact or elements != sum(self._sizes):
-            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+            work: "Optional[dist.Work]" = dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group=group, async_op=async_op
+            )
+            return work
         own = input_tensor.to(torch.float32, copy=True)  # the input is a part of the output
         if self._rest is not None:
             self._rest = self._rest.to(own.device)

@@ -2,7 +2,7 @@
 import atexit
 import io
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -288,14 +288,14 @@ class Handle(StepsOfHook):
             "values": self._engine.state(),
         }
 
-    def _states_of_ranks(self, mine: saved_state.State) -> List[Dict[str, Any]]:
+    def _states_of_ranks(self, mine: saved_state.State) -> List[saved_state.State]:
         """Everyone's, on every rank. Collective."""
         # Without the scale, which all have in common: torch 1.13 reads no float where it trusts nobody.
         buffer = io.BytesIO()
         torch.save({**mine, "loss_scale": None}, buffer)
         everyones = self._engine.gather("ranks' states", buffer.getvalue(), self._longest_state())
-        return [{**torch.load(io.BytesIO(part), weights_only=True), "loss_scale": self._scale}
-                for part in everyones]
+        return [cast(saved_state.State, {**torch.load(io.BytesIO(part), weights_only=True),
+                                         "loss_scale": self._scale}) for part in everyones]
 
     def _longest_state(self) -> int:
         """Bytes that no rank's saved state exceeds: systems keep a few values for each of the gradient's."""

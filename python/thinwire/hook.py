@@ -2,7 +2,8 @@
 import functools
 import json
 import weakref
-from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Tuple, Union, cast)
+from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Tuple, TypeVar, Union,
+                    cast)
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from thinwire.handle import Handle
     from thinwire.html_report import HtmlReport
 
+_T = TypeVar("_T")
+
 # What torch calls with every bucket: it takes one hook for the life of a model.
 hooked_models: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = weakref.WeakKeyDictionary()
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def _call(function: Callable[..., _T], *arguments: object) -> _T:
     return function(*arguments)
 
 

@@ -5,7 +5,7 @@ import time
 import warnings
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Dict, List, Optional, Tuple, Type, TypedDict, TypeVar, Union
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -58,22 +58,49 @@ class Run:
     buckets: Dict[int, BucketSums] = field(default_factory=dict)
 
 
+_T = TypeVar("_T")
+#: A parameter's elements, and the norms of its residual and gradient where it has them.
+Norms = Tuple[int, Optional[float], Optional[float]]
+
+
+class _Called(TypedDict):
+    call: int
+    wall: float
+    seconds: float
+    loss: Optional[float]
+
+
+class Entry(_Called, total=False):
+    """What the history keeps of a call of ``step()``; the rest where gradients were synchronized."""
+
+    step: int
+    waiting: Optional[float]
+    skipped: bool
+
+
+class Sample(TypedDict):
+    """Norms of all layers after a step."""
+
+    step: int
+    layers: Dict[str, Norms]
+
+
 class _ForwardEnded:
     """A hook on forward of which a copy or a pickle of the model takes nothing along."""
 
     def __init__(self, report: Optional["HtmlReport"] = None) -> None:
         self._report = None if report is None else weakref.ref(report)
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_: object) -> None:
         report = None if _is_compiling() or self._report is None else self._report()
         if report is not None:
             report._forward_ended = time.perf_counter()
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> "Tuple[Type[_ForwardEnded], Tuple[()]]":
         return _ForwardEnded, ()
 
 
-def _thinned(values: List[Any], most: int) -> bool:
+def _thinned(values: List[_T], most: int) -> bool:
     """Whether every second one was dropped, since there were more than ``most``."""
     if len(values) <= most:
         return False
@@ -126,14 +153,14 @@ class HtmlReport:
         self._stride = 1
         self._next_sample = 1
         self.steps = 0  # calls of step()
-        self.history: List[Dict[str, Any]] = []
+        self.history: List[Entry] = []
         self.runs: List[Run] = []
         self.forgotten_runs = 0
         self.skipped: List[int] = []
         self.skipped_steps = 0
         self.forward_was_seen = True
         self.explanations: List[Tuple[str, str]] = []  # (spec, what the system said last)
-        self.samples: List[Dict[str, Any]] = []
+        self.samples: List[Sample] = []
         self.report: Report = handle.report()
         self._last_sent = self.report["total"]["wire_bytes_sent"]
         if self._is_open:
@@ -205,10 +232,10 @@ class HtmlReport:
         value = None if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         self.steps += 1
         self._needs_writing = True
-        entry: Dict[str, Any] = {"call": self.steps, "wall": now - self._began,
-                                 "seconds": now - self._step_began, "loss": value}
+        entry: Entry = {"call": self.steps, "wall": now - self._began, "seconds": now - self._step_began,
+                        "loss": value}
         if self._bucket_times:
-            entry.update(self._synchronized(report, number, now))
+            self._add_synchronized(entry, report, number, now)
         if (self.steps - 1) % self._stride == 0:
             self.history.append(entry)
             if _thinned(self.history, _MOST_STEPS):
@@ -225,8 +252,8 @@ class HtmlReport:
         is not of the next step's time."""
         self._step_began = time.perf_counter()
 
-    def _synchronized(self, report: Report, number: int, now: float) -> Dict[str, Any]:
-        """Adds a step whose gradients were synchronized; gives what the history keeps of it."""
+    def _add_synchronized(self, entry: Entry, report: Report, number: int, now: float) -> None:
+        """Adds a step whose gradients were synchronized, and to ``entry`` what the history keeps of it."""
         run = self._run_of(report, number)
         finite = report["last_step"]["finite"]
         sent = report["total"]["wire_bytes_sent"]
@@ -248,7 +275,7 @@ class HtmlReport:
             self._add_buckets(run, report)
         if run.steps % _EXPLAIN_EVERY == 0:
             self._explain()
-        return {"step": number, "waiting": parts.get("waiting"), "skipped": not finite}
+        entry["step"], entry["waiting"], entry["skipped"] = number, parts.get("waiting"), not finite
 
     def _parts(self, now: float) -> Dict[str, float]:
         """The step's seconds one after the other; empty where a part is not known,
@@ -302,7 +329,7 @@ class HtmlReport:
             return
         # scale: by which a GradScaler divides gradients.
         values, scale = handle._engine.state(), handle._scale or 1.0
-        layers: Dict[str, Tuple[int, Optional[float], Optional[float]]] = {}
+        layers: Dict[str, Norms] = {}
         for name, parameter in named_parameters(model):
             if not parameter.requires_grad:
                 continue
@@ -351,7 +378,7 @@ class HtmlReport:
     def __enter__(self) -> "HtmlReport":
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: Optional[Type[BaseException]], *_: object) -> None:
         if kind is None:
             self.close()
         else:

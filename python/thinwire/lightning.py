@@ -72,8 +72,8 @@ class ThinwireCallback(Callback):
         elif without:
             self.run.missing("the checkpoint has no state of Thinwire")
 
-    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any,
-                           batch_idx: int) -> None:
+    def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: object,
+                           batch: object, batch_idx: int) -> None:
         step = trainer.global_step
         every: int = getattr(trainer, "log_every_n_steps")  # which its class does not declare
         if (self.run is None or not trainer.is_global_zero or step == self._logged or not trainer.loggers
@@ -156,7 +156,7 @@ def _log_cost_of(handle: Handle, fabric: "Fabric") -> None:
     own = weakref.ref(handle)  # Fabric may live longer
     log_dict = fabric.log_dict
 
-    def log_dict_with_cost(metrics: Mapping[str, Any], step: Optional[int] = None) -> None:
+    def log_dict_with_cost(metrics: Mapping[str, object], step: Optional[int] = None) -> None:
         handle = own()
         costs = {} if handle is None or handle._is_closed else handle.scalars()
         log_dict({**costs, **metrics}, step=step)

@@ -1,5 +1,5 @@
 """The scale of a GradScaler, read in backward without waiting for the device."""
-from typing import Any, Callable, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import torch
 
@@ -33,7 +33,7 @@ class LossScale:
         if self._watched is not None:
             self._watched.remove()
 
-    def __call__(self, module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+    def __call__(self, module: torch.nn.Module, inputs: Tuple[object, ...]) -> None:
         self._at_forward = None
         scale = self._tensor()
         # A graph's event is none of other streams.
@@ -64,9 +64,9 @@ class LossScale:
         return _ignored, ()
 
 
-def _ignored() -> Callable[[torch.nn.Module, Tuple[Any, ...]], None]:
+def _ignored() -> Callable[[torch.nn.Module, Tuple[object, ...]], None]:
     return _ignore
 
 
-def _ignore(module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+def _ignore(module: torch.nn.Module, inputs: Tuple[object, ...]) -> None:
     """What a copy of the model does when forward begins."""

@@ -1,5 +1,5 @@
 """Whether all ranks still hold the same parameters, told by eight bytes of each."""
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ class ReplicaCheck:
         """The next step compares, whatever its number."""
         self._due = True
 
-    def before_step(self, step: int, model: Any, engine: _C.Engine) -> None:
+    def before_step(self, step: int, model: object, engine: _C.Engine) -> None:
         """Before the first bucket of a step: all ranks have then taken the same optimizer steps,
         also when they accumulate.
 

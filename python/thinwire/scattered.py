@@ -61,11 +61,11 @@ class _ReduceScatter:
         self._handle = handle
         self._unit = unit
 
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any,
-                 async_op: bool = False) -> None:
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
+                 op: object, async_op: bool = False) -> None:
         handle = self._handle()
         assert handle is not None
         handle._reduce_by(op, self._unit, input_tensor)
@@ -111,7 +111,7 @@ class ScatteredHandle(ShardedHandle):
         self._replicas_group = self._shard_group = mesh.get_group(0)
         self._shard, self._shards = mesh.get_local_rank(0), mesh.size(0)
 
-    def _replicated(self, model: Any) -> Callable[[], Sequence[torch.Tensor]]:
+    def _replicated(self, model: object) -> Callable[[], Sequence[torch.Tensor]]:
         return lambda: []
 
     def _hook(self, unit: Unit) -> None:
@@ -121,7 +121,7 @@ class ScatteredHandle(ShardedHandle):
     def _to_engine(self, gradient: torch.Tensor) -> torch.Tensor:
         return gradient  # nobody else uses it any more
 
-    def _reduce_by(self, op: Any, unit: _WholeUnit, gradient: torch.Tensor) -> None:
+    def _reduce_by(self, op: object, unit: _WholeUnit, gradient: torch.Tensor) -> None:
         """``gradient``: this rank's of all ranks' shards, one behind the other."""
         self._reduce(unit, gradient)
         backward = self._backward

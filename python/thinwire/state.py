@@ -185,7 +185,7 @@ def pack(states: Sequence[Mapping[str, Any]]) -> Dict[str, bytes]:
     return {_PACKED: buffer.getvalue()}
 
 
-def unpack(state: Any) -> Any:
+def unpack(state: object) -> Any:
     """What was packed; anything else as it is. Raises ValueError for what is damaged."""
     return loaded(state[_PACKED]) if isinstance(state, Mapping) and set(state) == {_PACKED} else state
 

@@ -4,7 +4,7 @@
     trainer.add_callback(thinwire.transformers.ThinwireCallback(trainer, "power_sgd:rank=32:bits=8"))
 """
 import os
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional, Union
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -18,6 +18,7 @@ from thinwire.interface import AdapterOptions
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import TrainOutput
     from typing_extensions import Unpack
 
 
@@ -49,7 +50,8 @@ class ThinwireCallback(TrainerCallback):
         trainer.train = self._train_and_close  # type: ignore[method-assign]
         trainer.log = self._log_with_cost  # type: ignore[method-assign]
 
-    def _train_and_close(self, resume_from_checkpoint: Any = None, *arguments: Any, **more: Any) -> Any:
+    def _train_and_close(self, resume_from_checkpoint: Union[str, bool, None] = None,
+                         *arguments: Any, **more: Any) -> "TrainOutput":
         if self not in self._trainer.callback_handler.callbacks:
             raise RuntimeError("this trainer's ThinwireCallback was not added to it: "
                                "trainer.add_callback(callback)")
@@ -62,7 +64,7 @@ class ThinwireCallback(TrainerCallback):
             self._close()
 
     def on_train_begin(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl",
-                       **more: Any) -> None:
+                       **more: object) -> None:
         self._close()  # of a batch size that was too large
         trainer = self._trainer
         options: AdapterOptions = {"optimizer": trainer.optimizer, "grad_scaler": trainer.accelerator.scaler,
@@ -73,15 +75,15 @@ class ThinwireCallback(TrainerCallback):
             self.run.load(self._resumed_from)
 
     def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl",
-                **more: Any) -> None:
+                **more: object) -> None:
         if self.run is None or args.save_only_model:
             return
         folder = self._trainer._get_output_dir(getattr(self._trainer, "_trial", None))
         self.run.save(os.path.join(folder, f"checkpoint-{state.global_step}"))
 
-    def _log_with_cost(self, logs: Dict[str, float], *arguments: Any, **more: Any) -> Any:
+    def _log_with_cost(self, logs: Dict[str, float], *arguments: Any, **more: Any) -> None:
         costs = self.run.scalars() if self.run is not None and "loss" in logs else {}
-        return self._log({**logs, **costs}, *arguments, **more)
+        self._log({**logs, **costs}, *arguments, **more)
 
     def _close(self) -> None:
         if self.run is not None:

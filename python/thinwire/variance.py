@@ -1,9 +1,11 @@
 """Adam's second moment, held still in steps in which the synchronized gradient says nothing about it."""
 import functools
 import types
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 import torch
+
+_T = TypeVar("_T")
 
 # Of a parameter, in the optimizer's state: steps in which its second moment stood still.
 # So it is in the optimizer's checkpoints.
@@ -47,7 +49,7 @@ def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool
     step = optimizer.step
 
     @functools.wraps(step)
-    def held_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def held_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Optional[float]:
         return (_frozen_step if getattr(self, _ASKED)()
                 else _moving_step)(self, functools.partial(step, *args, **kwargs))
 
@@ -65,7 +67,7 @@ def _stepped(optimizer: torch.optim.Optimizer) -> List[Tuple[Dict[str, Any], Dic
     ]
 
 
-def _moving_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+def _moving_step(optimizer: torch.optim.Optimizer, step: Callable[[], _T]) -> _T:
     held = [(state, state[FROZEN_STEPS]) for _, state in _stepped(optimizer) if state.get(FROZEN_STEPS, 0)]
     for state, frozen in held:
         state["step"] -= frozen
@@ -76,7 +78,7 @@ def _moving_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> A
             state["step"] += frozen
 
 
-def _frozen_step(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+def _frozen_step(optimizer: torch.optim.Optimizer, step: Callable[[], _T]) -> _T:
     """With AMSGrad the step divides by the maximum of second moments: it finds the held one there, and in the
     second moment's place a value that is smaller, whatever is added to it."""
     stepped = _stepped(optimizer)
