@@ -227,6 +227,13 @@ class ShardedHandle(Handle):
                 "give checkpoint use_reentrant=False"
             )
         try:
+            if backward.error is None:
+                # Before ranks tell each other whether they have stopped, so that all hear of it.
+                for one in backward.under_way:
+                    one.unit.require_gradients()
+        except Exception as error:
+            backward.error = error
+        try:
             self._await_means(backward)
         except Exception as error:
             backward.error = backward.error or error
@@ -261,22 +268,37 @@ class ShardedHandle(Handle):
         self._engine.last_bucket_was_submitted()
         for one in backward.under_way:
             one.wait()
-        for one in backward.under_way:
-            one.unit.require_gradients()
+        if backward.error is None:
+            self._require_nobody_stopped()
 
     def _stopped_alike(self, backward: Backward) -> bool:
         """Whether all ranks that exchange gradients have stopped at the same unit. Then nobody waits for
-        anybody, and the next step can be a good one. Only a rank that has stopped asks: the others say that
-        they have not, and go on."""
-        count = _ALL_UNITS if backward.error is None else len(backward.under_way)
+        anybody, and the next step can be a good one. A rank that has stopped waits for the answer: the others
+        say that they have not, and ask once they have their means."""
+        count, whose = ((_ALL_UNITS, -1) if backward.error is None
+                        else (len(backward.under_way), dist.get_rank()))
+        self._stopped = None
         try:
-            self._stopped = self._largest((count, -count), self._replicas_group)
+            self._stopped = self._largest((count, -count, whose), self._replicas_group)
             if backward.error is None:
                 return False
-            most, least = self._stopped.wait()
+            most, least, _ = self._stopped.wait()
         except RuntimeError:  # a rank is gone: the engine says which
             return False
         return most == -least
+
+    def _require_nobody_stopped(self) -> None:
+        """A rank that stopped after its last gradient has sent all that others wait for,
+        and undoes the step nevertheless."""
+        if self._stopped is None:
+            return
+        try:
+            _, _, whose = self._stopped.wait()
+        except RuntimeError:  # a rank is gone after its last gradient: in the next step the engine says which
+            return
+        if whose >= 0:
+            raise RuntimeError(f"gradients of this step could not be synchronized on rank {whose}, "
+                               "which says why; the step is undone")
 
     def _worst(self, own: int) -> Tuple[int, int]:
         """Of what the ranks of the shard group say, and a rank that says it.
@@ -298,10 +320,15 @@ class ShardedHandle(Handle):
         return _Largest(own, group, self._units[0].parts()[0][1].device)
 
     def _give_means(self, backward: Backward) -> None:
-        for stream in backward.streams:  # on which torch has written the gradients
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
-        for one in backward.under_way:
-            one.unit.deliver(one.mean)
+        try:
+            for stream in backward.streams:  # on which torch has written the gradients
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
+            for one in backward.under_way:
+                one.unit.deliver(one.mean)
+        except Exception as error:
+            # Others have the means by now. They shall not take another step with this rank.
+            self._engine.fail(_first_line(error))
+            raise
 
     def _give_up(self) -> None:
         """A backward that raised has not come to its end."""
