@@ -192,8 +192,8 @@ class ScatteredHandle(ShardedHandle):
             residuals are cut along other shards and split among other ranks so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another rank or mesh, and of other parameters or shapes;
-        nothing has changed then.
+        Raises ValueError for a state of another rank or mesh, of other parameters or shapes,
+        and for states of different steps; nothing has changed then.
         """
         states = shards.unpack(state)
         sizes = self._sizes()
@@ -202,6 +202,7 @@ class ScatteredHandle(ShardedHandle):
             whole = saved_state.for_rank(shards.for_shard(states, 0, 1, sizes), self._rank, self._world_size)
             fitting = shards.in_parts(whole, self._shards, sizes)
         else:
+            shards.require_one_step(states)
             fitting = saved_state.for_rank(own, self._rank, self._world_size)
         rests = shards.rests_for(states, own, self._rank, self._shards, sizes)
         for gather in self._gathers:

@@ -21,8 +21,8 @@ sharded_models: "weakref.WeakKeyDictionary[nn.Module, ShardedHandle]" = weakref.
 # What the ranks of a shard group tell each other of a step; the worst one counts.
 _GOOD, _NOT_FINITE, _FAILED = 0, 1, 2
 
-# More units than any model has.
-_ALL_UNITS = 2**31 - 1
+# More units than any model has, and a later step than any.
+_ALL_UNITS = _NO_STEP = 2**31 - 1
 
 # A rank that ends lives so long for what it tells its shard group.
 _PATIENCE_SECONDS = 2.0
@@ -103,6 +103,7 @@ class ShardedHandle(Handle):
         self._backward: Optional[Backward] = None
         self._watch: Any = None
         self._stopped: Optional[_Largest] = None  # of the last step
+        self._step_is_agreed = False  # since the state was loaded: that all shards are at the same one
         self._places: Dict[str, int] = {}  # of units among the engine's buckets
         trained = [part for unit in self._units for part in unit.trained_parts()]
         sharded: Any = model  # DDP's handle asks it for what the methods below give
@@ -238,8 +239,7 @@ class ShardedHandle(Handle):
         except Exception as error:
             backward.error = backward.error or error
         with torch.no_grad():
-            verdict, whose = self._worst(_FAILED if backward.error is not None else _NOT_FINITE
-                                  if backward.under_way and not self._engine.is_finite() else _GOOD)
+            verdict, whose = self._agree(backward)
             if verdict == _GOOD:
                 self._give_means(backward)
                 self._engine.end_backward([])
@@ -300,21 +300,45 @@ class ShardedHandle(Handle):
             raise RuntimeError(f"gradients of this step could not be synchronized on rank {whose}, "
                                "which says why; the step is undone")
 
-    def _worst(self, own: int) -> Tuple[int, int]:
+    def _agree(self, backward: Backward) -> Tuple[int, int]:
+        """The verdict of the worst rank of the shard group, and which one that is."""
+        finite = not backward.under_way or self._engine.is_finite()
+        own = _FAILED if backward.error is not None else _GOOD if finite else _NOT_FINITE
+        verdict, whose, steps = self._worst(own)
+        if steps is not None:
+            first, last = steps
+            self._step_is_agreed = first >= last
+            if first < last and backward.error is None:
+                verdict = _FAILED
+                backward.error = RuntimeError(
+                    f"this rank's shard is at step {self._engine.step()}, and those of its shard group are "
+                    f"at steps from {first} to {last}: load states that all ranks saved at the same moment"
+                )
+        return verdict, whose
+
+    def _worst(self, own: int) -> Tuple[int, int, Optional[Tuple[int, int]]]:
         """Of what the ranks of the shard group say, and a rank that says it.
-        A step counts for all shards or for none."""
+        A step counts for all shards or for none.
+
+        After a load, the first and the last step at which a rank is, too. A load sends nothing,
+        and replicas compare their steps alone.
+        """
+        step = (-1, -_NO_STEP)
+        if not self._step_is_agreed:
+            step = (self._engine.step(), -self._engine.step())
         try:
-            verdicts = self._largest((own * self._shards + self._shard,), self._shard_group)
+            verdicts = self._largest((own * self._shards + self._shard, *step), self._shard_group)
             if own == _FAILED:
                 # Nothing is worse. A rank that is gone is not waited for, but others shall hear this one.
                 verdicts.wait_for(_PATIENCE_SECONDS)
-                return own, dist.get_rank()
-            verdict, shard = divmod(verdicts.wait()[0], self._shards)
+                return own, dist.get_rank(), None
+            worst, last, first = verdicts.wait()
         except RuntimeError:
             if own == _FAILED:  # the engine's error names who is gone
-                return own, dist.get_rank()
+                return own, dist.get_rank(), None
             raise
-        return verdict, dist.get_process_group_ranks(self._shard_group)[shard]
+        verdict, shard = divmod(worst, self._shards)
+        return verdict, dist.get_process_group_ranks(self._shard_group)[shard], (-first, last)
 
     def _largest(self, own: Sequence[int], group: dist.ProcessGroup) -> "_Largest":
         return _Largest(own, group, self._units[0].parts()[0][1].device)
@@ -367,12 +391,17 @@ class ShardedHandle(Handle):
             so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, and for a
-        system's own state that cannot be cut; nothing has changed then.
+        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, for states of
+        different steps, and for a system's own state that cannot be cut; nothing has changed then. Where each
+        rank has given its own and these are of different steps, the next backward raises on all ranks.
         """
         states = shards.unpack(state)
         fitting = shards.for_shard(states, self._shard, self._shards, self._sizes())
         self._take_over(saved_state.for_rank(fitting, self._rank, self._world_size), strict)
+
+    def _take_over(self, own: saved_state.State, strict: bool) -> None:
+        super()._take_over(own, strict)
+        self._step_is_agreed = False
 
     def _sizes(self) -> shards.Sizes:
         return {

@@ -109,6 +109,14 @@ def _place_of(state: Any) -> Tuple[int, int]:
     return state["shard"], state["shards"]
 
 
+def require_one_step(states: Sequence[Mapping[str, Any]]) -> None:
+    """ValueError for states of several ranks that are not of the same step of the same run. A rank that goes
+    on with its own would train with others that are elsewhere."""
+    for state in states:
+        _place_of(state)
+    saved_state.require_one_step([saved_state.check(state) for state in states])
+
+
 def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Any:
     """What ``state.for_rank`` takes, of this shard."""
     if not states:
@@ -121,6 +129,7 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
     if len(counts) > 1:
         raise ValueError(f"states of meshes with {sorted(counts)} shards: "
                          "give those that all ranks saved at the same moment")
+    require_one_step(states)
     saved = counts.pop()
     if saved == shards:
         mine = [state for state, (place, _) in zip(states, places) if place == shard]
@@ -134,7 +143,6 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
             f"the state is of a mesh with {saved} shards, and here are {shards}: give load_state_dict the "
             "list of all ranks' states, which thinwire.fsdp.states_in(checkpoint) reads"
         )
-    saved_state.require_one_step([cast(ShardedState, own[0]) for own in by_shard])
     return cut([saved_state.merge(own) for own in by_shard], shard, shards, sizes)
 
 

@@ -363,7 +363,35 @@ def states_of_another_mesh():
         require_equal_replicas(locals_of(again), mesh, spec)
         wrong = [{**state, "values": {**state["values"], "step": 7}} if state["shard"] else state
                  for state in states]
-        require_error(ValueError, ["not of the same step: 2 and 7"], lambda: other.load_state_dict(wrong))
+        require_error(ValueError, ["ranks 0 (shard 0) and 0 (shard 1) are not of the same step: 2 and 7"],
+                      lambda: other.load_state_dict(wrong))
+        require_error(ValueError, ["not of the same step: 2 and 7"], lambda: handle.load_state_dict(wrong))
+
+
+def torn_files_are_refused():
+    """Each rank loads its own, and those of one shard are of a later step: replicas agree."""
+    model = net()
+    handle = shard(model, "casq:bits=4")
+    train(model, adamw(model), 3)
+    state = handle.state_dict()
+    torn = {**state, "values": {**state["values"], "step": 7 if RANK % 2 else 3}}
+    handle.load_state_dict(torn)
+    for tries in range(2):  # it stays refused, and each try has a number
+        words = [f"shard is at step {tries + (7 if RANK % 2 else 3)}",
+                 f"at steps from {3 + tries} to {7 + tries}", "same moment"]
+        require_error(RuntimeError, words, lambda: model(batch(3)).square().mean().backward())
+    # One that some ranks have not loaded at all is torn as well.
+    again = net()
+    other = shard(again, "casq:bits=4")
+    if RANK % 2:
+        other.load_state_dict(state)
+    require_error(RuntimeError, ["at steps from 0 to 3"],
+                  lambda: again(batch(3)).square().mean().backward())
+    handle.load_state_dict(state)
+    model.zero_grad()
+    train(model, adamw(model), 1, first=3)
+    assert handle.step == 4
+    require_equal_replicas(locals_of(model), mesh_of(), "after torn files")
 
 
 class Raises(torch.autograd.Function):
@@ -665,7 +693,7 @@ def replicas_that_differ_are_found():
 SHARDED = [closing(scenario) for scenario in (
     dense_equals_plain_hsdp, gradients_over_several_backwards, nothing_is_lost, trained_replicas_are_equal,
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch, states_of_another_mesh,
-    given_up_backward_leaves_no_trace, spoiled_step_is_undone_in_all_shards, loss_scale_is_followed,
-    layers_in_another_order, what_a_backward_cannot, what_cannot_be_sharded, after_torchs_own,
-    handles_live_as_long_as_their_models, replicas_that_differ_are_found,
+    torn_files_are_refused, given_up_backward_leaves_no_trace, spoiled_step_is_undone_in_all_shards,
+    loss_scale_is_followed, layers_in_another_order, what_a_backward_cannot, what_cannot_be_sharded,
+    after_torchs_own, handles_live_as_long_as_their_models, replicas_that_differ_are_found,
 )]
