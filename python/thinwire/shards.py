@@ -79,19 +79,34 @@ def unpack(state: Any) -> List[Mapping[str, Any]]:
     return list(state) if isinstance(state, (list, tuple)) else [state]
 
 
-def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
+def states_in(checkpoint: Any, name: Optional[str] = None) -> List[Mapping[str, Any]]:
     """All ranks' states in a checkpoint of torch.distributed.checkpoint,
     for ``load_state_dict`` on another mesh.
 
-    checkpoint: its folder, or a StorageReader. ValueError where it has none. Not collective.
+    checkpoint: its folder, or a StorageReader.
+    name: of the handle among what was saved, as ``"thinwire"`` in ``{"thinwire": handle}``;
+        needed where there are several.
+
+    ValueError where the checkpoint has no state, none of that name, or states of several handles and no name
+    is given. Not collective.
     """
     dcp: Any = importlib.import_module("torch.distributed.checkpoint")  # Debian's torch has no types for it
     reader = checkpoint if isinstance(checkpoint, dcp.StorageReader) else dcp.FileSystemReader(checkpoint)
-    wanted: Dict[str, Any] = {name: b"" for name in reader.read_metadata().state_dict_metadata
-                              if _ENTRY.search(name)}
-    if not wanted:
+    entries: Dict[str, List[str]] = {}  # by the handle's name
+    for entry in reader.read_metadata().state_dict_metadata:
+        found = _ENTRY.search(entry)
+        if found:
+            entries.setdefault(entry[: found.start()], []).append(entry)
+    if not entries:
         raise ValueError(f"the checkpoint {checkpoint!r} has no state of a handle of thinwire.fully_shard: "
                          f"save it with {{'thinwire': handle}}")
+    names = ", ".join(repr(one) for one in sorted(entries))
+    if name is None and len(entries) > 1:
+        raise ValueError(f"the checkpoint {checkpoint!r} has states of several handles, {names}: "
+                         "give name= the one of this handle")
+    if name is not None and name not in entries:
+        raise ValueError(f"name={name!r}: the checkpoint {checkpoint!r} has states of {names}")
+    wanted: Dict[str, Any] = {entry: b"" for entry in entries[next(iter(entries)) if name is None else name]}
     with warnings.catch_warnings():
         # Each rank reads by itself, on purpose.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

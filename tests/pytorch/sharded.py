@@ -327,6 +327,24 @@ def checkpoints_of_torch():
             require_error(ValueError, ["no state of a handle"], lambda: thinwire.fsdp.states_in(folder))
 
 
+def two_models_in_a_checkpoint():
+    """Each moves to another mesh by its handle's name."""
+    with shared_folder() as folder:
+        handles = {}
+        for name, spec, steps in (("one", "casq:bits=4", 1), ("other", "top_k:ratio=0.05+zen", 2)):
+            model = net()
+            handles[name] = shard(model, spec)
+            train(model, adamw(model), steps)
+        dcp.save(handles, checkpoint_id=folder)
+        require_error(ValueError, ["several handles, 'one', 'other'", "name="],
+                      lambda: thinwire.fsdp.states_in(folder))
+        require_error(ValueError, ["name='two'", "'one', 'other'"],
+                      lambda: thinwire.fsdp.states_in(folder, "two"))
+        elsewhere = shard(net(), "top_k:ratio=0.05+zen", mesh_of(1, 4))
+        elsewhere.load_state_dict(thinwire.fsdp.states_in(folder, "other"))
+        assert elsewhere.step == 2
+
+
 def whole_residuals(handle, model, mesh):
     """Of every parameter, over replicas and shards."""
     sums = []
@@ -693,7 +711,8 @@ def replicas_that_differ_are_found():
 SHARDED = [closing(scenario) for scenario in (
     dense_equals_plain_hsdp, gradients_over_several_backwards, nothing_is_lost, trained_replicas_are_equal,
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch, states_of_another_mesh,
-    torn_files_are_refused, given_up_backward_leaves_no_trace, spoiled_step_is_undone_in_all_shards,
-    loss_scale_is_followed, layers_in_another_order, what_a_backward_cannot, what_cannot_be_sharded,
-    after_torchs_own, handles_live_as_long_as_their_models, replicas_that_differ_are_found,
+    two_models_in_a_checkpoint, torn_files_are_refused, given_up_backward_leaves_no_trace,
+    spoiled_step_is_undone_in_all_shards, loss_scale_is_followed, layers_in_another_order,
+    what_a_backward_cannot, what_cannot_be_sharded, after_torchs_own, handles_live_as_long_as_their_models,
+    replicas_that_differ_are_found,
 )]
