@@ -17,7 +17,7 @@ from thinwire import ddp, shards
 from thinwire import group as private_group
 from thinwire.shards import states_in
 from thinwire.sharded_handle import ShardedHandle, sharded_models
-from thinwire.units import Sharded, Unit, units_of
+from thinwire.units import ONE_MESH_ADVICE, Sharded, Unit, group_of, units_of
 from thinwire.wrappers import refuse_other_wrappers
 
 __all__ = ["ShardedHandle", "fully_shard", "states_in"]
@@ -77,11 +77,11 @@ def _require_model(model: Any, mesh: Any) -> None:
     refuse_other_wrappers(model, but="FSDPModule")
     over, named = _over_shards(mesh)
     module: Sharded
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise TypeError("a part of the model is wrapped in DistributedDataParallel, "
                             "which sums whole gradients: leave the wrapper out")
-        group = module._get_fsdp_state()._fsdp_param_group if hasattr(module, "set_all_reduce_hook") else None
+        group = group_of(module, name) if hasattr(module, "set_all_reduce_hook") else None
         if group is None:
             continue
         if group.mesh_info.mesh.ndim != 1:
@@ -110,6 +110,16 @@ def _require_own_parameters(model: nn.Module) -> None:
             )
 
 
+def _require_one_mesh(model: nn.Module, more: Mapping[str, Any]) -> None:
+    """ValueError for a ``shard_placement_fn`` that has torch shard parameters of one module over several
+    meshes, before torch does."""
+    place: Optional[Callable[[nn.Parameter], Any]] = more.get("shard_placement_fn")
+    for name, parameter in model.named_parameters():
+        if place is not None and hasattr(place(parameter), "mesh_info"):
+            raise ValueError(f"shard_placement_fn gives ShardPlacementResult for parameter {name}: "
+                             f"{ONE_MESH_ADVICE}")
+
+
 def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapping[str, Any]) -> None:
     """torch's ``fully_shard``, unless it was applied before."""
     torchs: Callable[..., Any] = importlib.import_module("torch.distributed.fsdp").fully_shard
@@ -122,6 +132,7 @@ def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapp
             raise ValueError("torch's fully_shard was applied to the model before: "
                              "give modules and options to that, or leave it out")
         return
+    _require_one_mesh(model, more)
     over, _ = _over_shards(mesh)
     for module in modules:
         torchs(module, mesh=over, **more)

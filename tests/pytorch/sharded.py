@@ -19,9 +19,14 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy
     from torch.distributed.fsdp import fully_shard as torchs
-    from torch.distributed.tensor import Replicate, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 except ImportError:  # of an older torch, which runs none of these
     torchs = None
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+except ImportError:  # of an older torch, which has one mesh for all parameters
+    ShardPlacementResult = None
 
 LOSSY = ["casq:bits=4", "top_k:ratio=0.05+zen", "marsit:full_every=3", "power_sgd:rank=2"]
 opened = []
@@ -669,6 +674,28 @@ def what_cannot_be_sharded():
     shard(model, "casq", mesh, modules=())
 
 
+def a_mesh_for_each_parameter():
+    """torch has a group of parameters for each mesh then."""
+    if ShardPlacementResult is None:
+        return "skipped"
+    mesh = mesh_of()
+    between_hosts = FSDPMeshInfo(mesh["replicate"], shard_mesh_dim=0)
+
+    def place(parameter):
+        return ShardPlacementResult(Shard(0), between_hosts) if parameter.dim() == 1 else None
+
+    words = ["ShardPlacementResult", "Shard without it", "a fully_shard of their own"]
+    model = net()
+    require_error(ValueError, [*words, "parameter layers.0.bias"],
+                  lambda: shard(model, "casq", mesh, shard_placement_fn=place))
+    assert not any(hasattr(module, "set_all_reduce_hook") for module in model.modules()), "torch's came first"
+    applied = plain(net(), mesh["shard"], shard_placement_fn=place)
+    require_error(ValueError, [*words, "applied to the model"],
+                  lambda: shard(applied, "casq", mesh, modules=()))
+    # One dimension for each is torch's own business.
+    shard(model, "casq", mesh, shard_placement_fn=lambda parameter: Shard(0))
+
+
 def after_torchs_own():
     """Sharded by torch over one dimension; with an optimizer that holds its variance still,
     and activations computed anew."""
@@ -713,6 +740,6 @@ SHARDED = [closing(scenario) for scenario in (
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch, states_of_another_mesh,
     two_models_in_a_checkpoint, torn_files_are_refused, given_up_backward_leaves_no_trace,
     spoiled_step_is_undone_in_all_shards, loss_scale_is_followed, layers_in_another_order,
-    what_a_backward_cannot, what_cannot_be_sharded, after_torchs_own, handles_live_as_long_as_their_models,
-    replicas_that_differ_are_found,
+    what_a_backward_cannot, what_cannot_be_sharded, a_mesh_for_each_parameter, after_torchs_own,
+    handles_live_as_long_as_their_models, replicas_that_differ_are_found,
 )]
