@@ -2,18 +2,22 @@
 import functools
 import time
 import weakref
-from typing import (Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple,
-                    Union, cast)
+from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set,
+                    Tuple, Union, cast)
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from thinwire import shards
 from thinwire import state as saved_state
 from thinwire.handle import Handle
 from thinwire.interface import Report
 from thinwire.units import Sharded, Unit, units_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh  # which older versions of torch have not
 
 # Keeps handles alive as long as their models. So nothing in a handle holds its model.
 sharded_models: "weakref.WeakKeyDictionary[nn.Module, ShardedHandle]" = weakref.WeakKeyDictionary()
@@ -31,10 +35,11 @@ _PATIENCE_SECONDS = 2.0
 class _Reduction:
     """A flat gradient that the engine makes the mean."""
 
-    def __init__(self, unit: Unit, mean: torch.Tensor, future: Any) -> None:
+    def __init__(self, unit: Unit, mean: torch.Tensor,
+                 future: "torch.futures.Future[torch.Tensor]") -> None:
         self.unit = unit
         self.mean = mean
-        self._future = future
+        self._future: Optional[torch.futures.Future[torch.Tensor]] = future
 
     def has_come(self) -> bool:
         """The whole mean."""
@@ -55,7 +60,7 @@ class _Largest:
 
     def __init__(self, own: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> None:
         self._numbers = torch.tensor(own, dtype=torch.int32, device=device)
-        self._work: Any = None
+        self._work: Optional[dist.Work] = None
         if dist.get_world_size(group) > 1:
             self._work = dist.all_reduce(self._numbers, op=dist.ReduceOp.MAX, group=group, async_op=True)
 
@@ -79,7 +84,7 @@ class Backward:
         self.under_way: List[_Reduction] = []
         self.seen: Set[str] = set()
         self.last_place = -1
-        self.streams: Set[Any] = set()
+        self.streams: Set[torch.cuda.Stream] = set()
 
 
 class ShardedReport(Report):
@@ -97,11 +102,14 @@ class ShardedHandle(Handle):
     ``step`` counts backward passes whose gradients were reduced.
     """
 
-    def __init__(self, model: nn.Module, mesh: Any, spec: str, options: Mapping[str, Any]) -> None:
+    _replicas_group: dist.ProcessGroup
+    _shard_group: dist.ProcessGroup
+
+    def __init__(self, model: nn.Module, mesh: "DeviceMesh", spec: str, options: Mapping[str, Any]) -> None:
         self._units = self._units_of(model, mesh)
         self._take_mesh(mesh)
         self._backward: Optional[Backward] = None
-        self._watch: Any = None
+        self._watch: Optional[RemovableHandle] = None
         self._stopped: Optional[_Largest] = None  # of the last step
         self._step_is_agreed = False  # since the state was loaded: that all shards are at the same one
         self._places: Dict[str, int] = {}  # of units among the engine's buckets
@@ -111,10 +119,10 @@ class ShardedHandle(Handle):
 
     # --- What a handle of one dimension has in place of these -----------------------------------------------
 
-    def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[Unit]:
+    def _units_of(self, model: nn.Module, mesh: "DeviceMesh") -> Sequence[Unit]:
         return units_of(model, Unit)
 
-    def _take_mesh(self, mesh: Any) -> None:
+    def _take_mesh(self, mesh: "DeviceMesh") -> None:
         self._replicas_group, self._shard_group = mesh.get_group(0), mesh.get_group(1)
         self._shard, self._shards = mesh.get_local_rank(1), mesh.size(1)
 
@@ -133,13 +141,13 @@ class ShardedHandle(Handle):
 
     # --- What DDP's handle asks -----------------------------------------------------------------------------
 
-    def _group_of(self, model: Any) -> dist.ProcessGroup:
-        return cast(dist.ProcessGroup, self._replicas_group)
+    def _group_of(self, model: nn.Module) -> dist.ProcessGroup:
+        return self._replicas_group
 
-    def _in_buckets(self, model: Any) -> Iterable[Tuple[str, torch.Tensor]]:
+    def _in_buckets(self, model: nn.Module) -> Iterable[Tuple[str, torch.Tensor]]:
         return [part for unit in self._units for part in unit.parts()]
 
-    def _replicated(self, model: Any) -> Callable[[], Sequence[torch.Tensor]]:
+    def _replicated(self, model: nn.Module) -> Callable[[], Sequence[torch.Tensor]]:
         units = self._units
 
         def shards_of_rank() -> List[torch.Tensor]:
@@ -148,7 +156,7 @@ class ShardedHandle(Handle):
 
         return shards_of_rank
 
-    def _take_hook(self, model: Any) -> None:
+    def _take_hook(self, model: nn.Module) -> None:
         sharded_models[model] = self
         own = weakref.ref(self)
         self._watch = model.register_forward_pre_hook(functools.partial(_forward_begins, own))
@@ -423,7 +431,7 @@ def _reduce(handle: "weakref.ref[ShardedHandle]", unit: Unit, gradient: torch.Te
     gradient.zero_()
 
 
-def _forward_begins(handle: "weakref.ref[ShardedHandle]", module: nn.Module, inputs: Any) -> None:
+def _forward_begins(handle: "weakref.ref[ShardedHandle]", module: nn.Module, inputs: object) -> None:
     """Of the whole model. Activation checkpointing calls it within backward, too."""
     own = handle()
     if own is not None and own._backward is not None and _task_of_backward() == -1:

@@ -7,13 +7,17 @@ with the padding that makes all shards of a parameter equally long.
 import importlib
 import io
 import math
+import os
 import re
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, cast
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import torch
 
 from thinwire import state as saved_state
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import StorageReader  # which older versions of torch have not
 
 #: Shape of each whole parameter, and the dimension along which it is cut.
 Sizes = Mapping[str, Tuple[Tuple[int, ...], int]]
@@ -72,14 +76,15 @@ def pack(state: ShardedState) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(state: Any) -> List[Mapping[str, Any]]:
+def unpack(state: saved_state.Given) -> List[Mapping[str, Any]]:
     """States as a list, whatever came: one, several, or what torch.distributed.checkpoint has loaded."""
     if isinstance(state, Mapping) and state and all(_ENTRY.search(str(name)) for name in state):
         return [saved_state.loaded(value) for value in state.values()]
-    return list(state) if isinstance(state, (list, tuple)) else [state]
+    return list(state) if isinstance(state, (list, tuple)) else [cast(Mapping[str, Any], state)]
 
 
-def states_in(checkpoint: Any, name: Optional[str] = None) -> List[Mapping[str, Any]]:
+def states_in(checkpoint: Union[str, "os.PathLike[str]", "StorageReader"],
+              name: Optional[str] = None) -> List[Mapping[str, Any]]:
     """All ranks' states in a checkpoint of torch.distributed.checkpoint,
     for ``load_state_dict`` on another mesh.
 
@@ -114,7 +119,7 @@ def states_in(checkpoint: Any, name: Optional[str] = None) -> List[Mapping[str, 
     return unpack(wanted)
 
 
-def _place_of(state: Any) -> Tuple[int, int]:
+def _place_of(state: object) -> Tuple[int, int]:
     """Shard and number of shards."""
     if (not isinstance(state, Mapping) or not isinstance(state.get("shards"), int)
         or not isinstance(state.get("shard"), int) or not isinstance(state.get("values"), Mapping)
@@ -132,7 +137,8 @@ def require_one_step(states: Sequence[Mapping[str, Any]]) -> None:
     saved_state.require_one_step([saved_state.check(state) for state in states])
 
 
-def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Any:
+def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int,
+              sizes: Sizes) -> saved_state.Given:
     """What ``state.for_rank`` takes, of this shard."""
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
@@ -161,7 +167,7 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
     return cut([saved_state.merge(own) for own in by_shard], shard, shards, sizes)
 
 
-def own_of(states: Sequence[Any], rank: int, ranks: int) -> Optional[Mapping[str, Any]]:
+def own_of(states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> Optional[Mapping[str, Any]]:
     """The state with which a rank of a model that is sharded among ``ranks`` ranks goes on as it is,
     if it is among these."""
     for state in states:
@@ -228,7 +234,7 @@ def in_parts(state: saved_state.State, parts: int, sizes: Sizes) -> saved_state.
 
 
 def rests_for(
-    states: Sequence[Any], own: Optional[Mapping[str, Any]], rank: int, parts: int, sizes: Sizes
+    states: Sequence[Mapping[str, Any]], own: Optional[Mapping[str, Any]], rank: int, parts: int, sizes: Sizes
 ) -> Dict[str, torch.Tensor]:
     """What 8-bit codes of this rank's shards have left out, of a state of its own or of all ranks';
     empty where these do not say."""
