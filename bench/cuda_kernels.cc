@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -28,7 +29,6 @@
 #include "kernels/rows/hash_partition.h"
 #include "kernels/rows/nonzeros.h"
 #include "kernels/rows/row_access.h"
-
 #include "kernels/selection/block_norms.h"
 #include "kernels/selection/select.h"
 #include "kernels/signs/random_signs.h"
@@ -70,31 +70,31 @@ class Bench {
     gradient_ = place(values);
     residual_ = place(values);
     other_ = device_.take<float>(elements);
-    copy_seconds_ = time([&] { copy(*executor_, Span<const float>(gradient_), other_); });
-    add("copy", copy_seconds_, 8, 0);
+    measure("copy", 8, 0, [&] { copy(*executor_, Span<const float>(gradient_), other_); });
+    copy_seconds_ = lines_.front().seconds;
   }
 
   void signs() {
     const auto bits = pinned_.take<std::uint64_t>(sign_words(elements_));
     const double frame = static_cast<double>(bits.size_bytes());
-    add("pack_signs", time([&] { pack_signs(*executor_, gradient_, {}, bits); }), 4, frame);
-    add("pack_signs with residual", time([&] { pack_signs(*executor_, gradient_, residual_, bits); }), 8,
-        frame);
-    add("apply_signs", time([&] { apply_signs(*executor_, bits, 1e-3f, gradient_, residual_); }), 16, frame);
+    measure("pack_signs", 4, frame, [&] { pack_signs(*executor_, gradient_, {}, bits); });
+    measure("pack_signs with residual", 8, frame,
+            [&] { pack_signs(*executor_, gradient_, residual_, bits); });
+    measure("apply_signs", 16, frame, [&] { apply_signs(*executor_, bits, 1e-3f, gradient_, residual_); });
     const auto on_device = device_.take<std::uint64_t>(bits.size());
     const auto masks = device_.take<std::uint64_t>(bits.size());
     const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::merge);
-    add("bernoulli_bits 1/3", time([&] { bernoulli_bits(*executor_, stream, 0, 1, 3, masks); }), 0.125, 0);
+    measure("bernoulli_bits 1/3", 0.125, 0, [&] { bernoulli_bits(*executor_, stream, 0, 1, 3, masks); });
     copy(*executor_, Span<const std::uint64_t>(bits), on_device);
-    add("merge_signs", time([&] { merge_signs(*executor_, on_device, masks, masks); }), 0.5, 0);
+    measure("merge_signs", 0.5, 0, [&] { merge_signs(*executor_, on_device, masks, masks); });
   }
 
   void dense() {
-    add("add", time([&] { thinwire::add(*executor_, other_, gradient_); }), 12, 0);
-    add("sum_of_squares", time([&] { sum_of_squares(*executor_, gradient_, residual_); }), 8, 0);
+    measure("add", 12, 0, [&] { add(*executor_, other_, gradient_); });
+    measure("sum_of_squares", 8, 0, [&] { sum_of_squares(*executor_, gradient_, residual_); });
     const auto halves = pinned_.take<std::uint16_t>(elements_);
-    add("encode_half", time([&] { encode_half(*executor_, HalfFormat::fp16, gradient_, residual_, halves); }),
-        8, static_cast<double>(halves.size_bytes()));
+    measure("encode_half", 8, static_cast<double>(halves.size_bytes()),
+            [&] { encode_half(*executor_, HalfFormat::fp16, gradient_, residual_, halves); });
   }
 
   void quantizers() {
@@ -103,14 +103,12 @@ class Bench {
     const auto codes = pinned_.take<std::uint64_t>(code_words(elements_, 4));
     const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::rounding);
     const double bus = static_cast<double>(codes.size_bytes() + norms.size_bytes());
-    add("quantize_chunks 4 bits", time([&] {
-          quantize_chunks(*executor_, stream, levels, QuantizationNorm::largest, 8192, gradient_, residual_,
-                          norms, codes);
-        }),
-        8, bus);
-    add("dequantize 4 bits",
-        time([&] { dequantize(*executor_, levels, {.chunk = 8192}, norms, codes, 0, false, other_); }), 4,
-        bus);
+    measure("quantize_chunks 4 bits", 8, bus, [&] {
+      quantize_chunks(*executor_, stream, levels, QuantizationNorm::largest, 8192, gradient_, residual_,
+                      norms, codes);
+    });
+    measure("dequantize 4 bits", 4, bus,
+            [&] { dequantize(*executor_, levels, {.chunk = 8192}, norms, codes, 0, false, other_); });
   }
 
   void clusters() {
@@ -126,11 +124,8 @@ class Bench {
     const auto codes = pinned_.take<std::uint64_t>(code_words(elements_, 2));
     const auto means = pinned_.take<float>(sketch.cells());
     const double bus = static_cast<double>(codes.size_bytes() + means.size_bytes());
-    add("encode_clusters 2 bits, 0.5 % cells", time([&] {
-          temporary_.reset();
-          encode_clusters(*executor_, temporary_, sketch, 0, gradient_, residual_, codes, means);
-        }),
-        8, bus);
+    measure("encode_clusters 2 bits, 0.5 % cells", 8, bus,
+            [&] { encode_clusters(*executor_, temporary_, sketch, 0, gradient_, residual_, codes, means); });
   }
 
   /// Of 5 rows and 1 % of the elements as columns.
@@ -139,24 +134,19 @@ class Bench {
                                                  std::max<std::size_t>(64, elements_ / 100), 64);
     const auto table = device_.take<float>(sketch.cells());
     fill(*executor_, table, 0);
-    add("insert, 5 rows", time([&] { insert(*executor_, sketch, gradient_, residual_, table); }), 8, 0);
-    add("query, 5 rows", time([&] { query(*executor_, sketch, table, other_); }), 4, 0);
+    measure("insert, 5 rows", 8, 0, [&] { insert(*executor_, sketch, gradient_, residual_, table); });
+    measure("query, 5 rows", 4, 0, [&] { query(*executor_, sketch, table, other_); });
     const std::size_t k = std::max<std::size_t>(1, elements_ / 1000);
-    add("select_largest, 0.1 %", time([&] {
-          temporary_.reset();
-          select_largest(*executor_, temporary_, gradient_, residual_, k);
-        }),
-        8, 8.0 * static_cast<double>(k));
+    measure("select_largest, 0.1 %", 8, 8.0 * static_cast<double>(k),
+            [&] { select_largest(*executor_, temporary_, gradient_, residual_, k); });
     const auto host_table = pinned_.take<float>(sketch.cells());
     copy(*executor_, Span<const float>(table), host_table);
-    add("select_largest_estimates, 0.1 %", time([&] {
-          temporary_.reset();
-          select_largest_estimates(*executor_, temporary_, sketch, elements_, host_table, k);
-        }),
-        0, static_cast<double>(host_table.size_bytes()) + 8.0 * static_cast<double>(k));
+    measure("select_largest_estimates, 0.1 %", 0,
+            static_cast<double>(host_table.size_bytes()) + 8.0 * static_cast<double>(k),
+            [&] { select_largest_estimates(*executor_, temporary_, sketch, elements_, host_table, k); });
     const auto norms = pinned_.take<float>(block_count(elements_, 256));
-    add("block_norms, 256", time([&] { block_norms(*executor_, gradient_, residual_, 256, norms); }), 8,
-        static_cast<double>(norms.size_bytes()));
+    measure("block_norms, 256", 8, static_cast<double>(norms.size_bytes()),
+            [&] { block_norms(*executor_, gradient_, residual_, 256, norms); });
   }
 
   /// Zen at densities of 1 to 10 %, 16 owners.
@@ -174,17 +164,12 @@ class Bench {
       const auto sparse = other_;
       fill(*executor_, sparse, 0);
       scatter_rows(*executor_, indices, gradient_.first(positions.size()), 1, sparse);
-      add("find_nonzeros" + at, time([&] {
-            temporary_.reset();
-            find_nonzeros(*executor_, sparse, {}, temporary_);
-          }),
-          4, 8 * bytes);
+      measure("find_nonzeros" + at, 4, 8 * bytes, [&] { find_nonzeros(*executor_, sparse, {}, temporary_); });
       constexpr std::size_t kOwners = 16;
       const auto owner_of = device_.take<std::uint16_t>(positions.size());
       std::vector<std::size_t> counts(kOwners), serial(kOwners);
-      add("find_owners" + at,
-          time([&] { find_owners(*executor_, indices, elements_, kOwners, owner_of, counts); }),
-          6 * bytes / static_cast<double>(elements_), 0);
+      measure("find_owners" + at, 6 * bytes / static_cast<double>(elements_), 0,
+              [&] { find_owners(*executor_, indices, elements_, kOwners, owner_of, counts); });
       const auto split = device_.take<std::uint32_t>(positions.size());
       // Figure 14: r1 in units of the number of non-zeros, and k hashes.
       for (const double room : {1.0, 1.5, 2.0, 4.0}) {
@@ -194,15 +179,14 @@ class Bench {
           shape.slots = static_cast<std::size_t>(room * static_cast<double>(positions.size())) / kOwners;
           shape.rounds = rounds;
           const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership);
-          const double seconds = time(
-              [&] { split_by_hash(*executor_, shape, stream, indices, owner_of, split, counts, serial); });
-          std::size_t overflow = 0;
-          for (const std::size_t one : serial) overflow += one;
+          measure("", (8 + 8 * room) * bytes / static_cast<double>(elements_), 0, [&] {
+            split_by_hash(*executor_, shape, stream, indices, owner_of, split, counts, serial);
+          });
+          const auto overflow = std::accumulate(serial.begin(), serial.end(), std::size_t{0});
           char name[128];
           std::snprintf(name, sizeof name, "Algorithm 1%s, r1 = %.1f nnz, k = %d (serial %.2f %%)",
-                        at.c_str(), room, rounds,
-                        100.0 * static_cast<double>(overflow) / static_cast<double>(positions.size()));
-          add(name, seconds, (8 + 8 * room) * bytes / static_cast<double>(elements_), 0);
+                        at.c_str(), room, rounds, 100.0 * static_cast<double>(overflow) / bytes);
+          lines_.back().kernel = name;
         }
       }
     }
@@ -216,14 +200,12 @@ class Bench {
     const auto right = device_.take<float>(4 * shape.columns);
     fill(*executor_, right, 1);
     const auto matrix = gradient_.first(shape.elements());
-    add("multiply_right, rank 4", time([&] { multiply_right(*executor_, shape, 4, matrix, right, left); }), 4,
-        0);
-    add("multiply_left, rank 4", time([&] { multiply_left(*executor_, shape, 4, matrix, left, right); }), 4,
-        0);
-    add("apply_products, rank 4", time([&] {
-          apply_products(*executor_, shape, 4, {left, right}, {}, other_.first(shape.elements()), {});
-        }),
-        4, 0);
+    measure("multiply_right, rank 4", 4, 0,
+            [&] { multiply_right(*executor_, shape, 4, matrix, right, left); });
+    measure("multiply_left, rank 4", 4, 0, [&] { multiply_left(*executor_, shape, 4, matrix, left, right); });
+    measure("apply_products, rank 4", 4, 0, [&] {
+      apply_products(*executor_, shape, 4, {left, right}, {}, other_.first(shape.elements()), {});
+    });
   }
 
   void print() const {
@@ -256,24 +238,22 @@ class Bench {
     return span;
   }
 
-  /// Median seconds of one call.
-  double time(const std::function<void()>& call) {
-    call();
-    executor_->wait();
+  /// Adds a line: the median of the runs of one call, which `temporary_` is empty for.
+  void measure(std::string kernel, double bytes_per_element, double bus_bytes,
+               const std::function<void()>& call) {
     std::vector<double> seconds;
-    for (int run = 0; run < kRuns; ++run) {
+    for (int run = -1; run < kRuns; ++run) {  // the first warms up
+      temporary_.reset();
       const auto begin = std::chrono::steady_clock::now();
       call();
       executor_->wait();
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      if (run >= 0) {
+        seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      }
     }
     std::nth_element(seconds.begin(), seconds.begin() + kRuns / 2, seconds.end());
-    return seconds[kRuns / 2];
-  }
-
-  void add(const std::string& kernel, double seconds, double bytes_per_element, double bus_bytes) {
-    lines_.push_back(
-        {kernel, elements_, seconds, bytes_per_element * static_cast<double>(elements_), bus_bytes});
+    lines_.push_back({std::move(kernel), elements_, seconds[kRuns / 2],
+                      bytes_per_element * static_cast<double>(elements_), bus_bytes});
   }
 
   std::size_t elements_;

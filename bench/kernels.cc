@@ -127,29 +127,21 @@ BENCHMARK(bernoulli)->UseManualTime()->Name("bernoulli_bits/1:m")->Arg(2)->Arg(3
 BENCHMARK(votes)->UseManualTime()->Name("add_votes/3_planes");
 BENCHMARK(stochastic)->UseManualTime()->Name("stochastic_signs");
 BENCHMARK(encode)->UseManualTime()->Name("encode_half")->ArgName("bf16")->Arg(0)->Arg(1);
-BENCHMARK(quantize)
-    ->UseManualTime()
-    ->Name("quantize_chunks")
-    ->ArgNames({"bits", "equal", "l2", "residual"})
-    ->Args({2, 1, 0, 0})
-    ->Args({3, 1, 0, 0})
-    ->Args({8, 1, 0, 0})
-    ->Args({3, 1, 0, 1})
-    ->Args({3, 0, 0, 0})
-    ->Args({3, 0, 1, 0})
-    ->Args({4, 0, 0, 0})
-    ->Args({5, 0, 0, 0})
-    ->Args({7, 0, 0, 0});
-BENCHMARK(decode)
-    ->UseManualTime()
-    ->Name("dequantize")
-    ->ArgNames({"bits", "equal"})
-    ->Args({2, 1})
-    ->Args({3, 1})
-    ->Args({8, 1})
-    ->Args({3, 0})
-    ->Args({5, 0})
-    ->Args({7, 0});
+BENCHMARK(quantize)->Name("quantize_chunks")->Apply([](auto* kernel) {
+  take(kernel, {"bits", "equal", "l2", "residual"},
+       {{2, 1, 0, 0},
+        {3, 1, 0, 0},
+        {8, 1, 0, 0},
+        {3, 1, 0, 1},
+        {3, 0, 0, 0},
+        {3, 0, 1, 0},
+        {4, 0, 0, 0},
+        {5, 0, 0, 0},
+        {7, 0, 0, 0}});
+});
+BENCHMARK(decode)->Name("dequantize")->Apply([](auto* kernel) {
+  take(kernel, {"bits", "equal"}, {{2, 1}, {3, 1}, {8, 1}, {3, 0}, {5, 0}, {7, 0}});
+});
 
 }  // namespace
 }  // namespace thinwire

@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <initializer_list>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "thinwire/executor.h"
@@ -91,6 +93,13 @@ void measure_read(benchmark::State& state) {
 /// Values from -1 to 1, the same in every run.
 inline void fill_randomly(std::mt19937& random, std::vector<float>& values) {
   for (auto& value : values) value = static_cast<float>(random()) * 0x1p-31f - 1.0f;
+}
+
+/// A benchmark of a kernel, which times itself, with each of these lists of arguments.
+inline void take(benchmark::internal::Benchmark* kernel, const std::vector<std::string>& names,
+                 std::initializer_list<std::vector<std::int64_t>> cases) {
+  kernel->UseManualTime()->ArgNames(names);
+  for (const auto& arguments : cases) kernel->Args(arguments);
 }
 
 /// Gradients of such values.

@@ -201,33 +201,23 @@ void scalar_top_k(benchmark::State& state) {
 
 BENCHMARK(measure_copy<data>)->Name("copy")->UseManualTime();
 BENCHMARK(measure_read<data>)->Name("read")->UseManualTime();
-BENCHMARK(sketch_insert)
-    ->UseManualTime()
-    ->Name("count_sketch_insert")
-    ->ArgNames({"rows", "run"})
-    ->Args({1, 64})
-    ->Args({1, 16})
-    ->Args({5, 64});
-BENCHMARK(sketch_query)
-    ->UseManualTime()
-    ->Name("count_sketch_query")
-    ->ArgNames({"rows", "run"})
-    ->Args({1, 64})
-    ->Args({1, 16})
-    ->Args({3, 64})
-    ->Args({5, 64});
+BENCHMARK(sketch_insert)->Name("count_sketch_insert")->Apply([](auto* kernel) {
+  take(kernel, {"rows", "run"}, {{1, 64}, {1, 16}, {5, 64}});
+});
+BENCHMARK(sketch_query)->Name("count_sketch_query")->Apply([](auto* kernel) {
+  take(kernel, {"rows", "run"}, {{1, 64}, {1, 16}, {3, 64}, {5, 64}});
+});
 BENCHMARK(sketch_sparse)->UseManualTime()->Name("count_sketch_insert/blocks_of_256_1_in_32");
 BENCHMARK(scalar_sketch)->UseManualTime()->Name("count_sketch_insert/plain_loop");
 /// Sketched-SGD: 6.6 and 25 million elements, and the paper's table.
-void of_sketched_sgd(benchmark::internal::Benchmark* benchmark) {
-  benchmark->UseManualTime()
-      ->ArgNames({"elements/100K", "rows", "columns", "1_in"})
-      ->Args({66, 5, 66'000, 250})
-      ->Args({66, 5, 66'000, 50})
-      ->Args({66, 29, 10'000, 33})
-      ->Args({66, 29, 10'000, 3000})
-      ->Args({250, 5, 250'000, 250})
-      ->Args({250, 5, 250'000, 50});
+void of_sketched_sgd(benchmark::internal::Benchmark* kernel) {
+  take(kernel, {"elements/100K", "rows", "columns", "1_in"},
+       {{66, 5, 66'000, 250},
+        {66, 5, 66'000, 50},
+        {66, 29, 10'000, 33},
+        {66, 29, 10'000, 3000},
+        {250, 5, 250'000, 250},
+        {250, 5, 250'000, 50}});
 }
 BENCHMARK(small_table_insert)
     ->Name("count_sketch_insert/small_table/gradient+residual")

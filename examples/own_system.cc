@@ -24,7 +24,6 @@ class Clipped final : public thinwire::Synchronizer {
 
   void synchronize(thinwire::BucketId, Span<float> gradient, Span<float> residual,
                    thinwire::Step& step) override {
-    require_matching(gradient, residual);
     // The residual may change only when all ranks agree that the step is finite.
     const Span<float> left = step.workspace.take<float>(gradient.size());
     const float share = 1.0f / static_cast<float>(step.communicator.size());

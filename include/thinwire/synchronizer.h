@@ -118,16 +118,15 @@ class Synchronizer {
  public:
   virtual ~Synchronizer() = default;
 
-  /// gradient [n], n > 0, in: this rank's gradient. out: the mean over ranks of what was delivered,
-  /// bit-identical
-  ///   on all ranks.
+  /// gradient [n], 0 < n < 2^32, in: this rank's gradient. out: the mean over ranks of what was delivered,
+  ///   bit-identical on all ranks.
   /// residual [n] or empty, in: what earlier steps left undelivered. out: what is undelivered now. Empty:
   ///   nothing is kept. Written only once all ranks agreed that the step is finite.
   /// gradient and residual do not overlap. If any rank's gradient or residual holds inf or NaN, report.finite
   /// becomes false on all ranks alike, and neither the residual nor any state of the system changes. What
   /// gradient then holds is without meaning: the Session makes all of it NaN. Collective: same bucket, n and
-  /// call order on every rank. Throws std::invalid_argument for sizes that do not match, CorruptFrame,
-  /// CommError; after the last two gradient holds no meaningful value and residual is as it was.
+  /// call order on every rank. The Session has checked the sizes. Throws CorruptFrame and CommError; after
+  /// either gradient holds no meaningful value and residual is as it was.
   virtual void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) = 0;
 
   /// Called once before the first step, on every rank alike: throws std::invalid_argument when the options do
@@ -196,10 +195,6 @@ class Synchronizer {
   /// Undoes the vectors as long as the bucket for elements [begin, begin + count) alone: of a parameter that
   /// takes no part in a step. Called before keep_step(). The default does nothing.
   virtual void undo_step(BucketId /*bucket*/, std::size_t /*begin*/, std::size_t /*count*/) {}
-
- protected:
-  /// The check that every system opens with.
-  static void require_matching(Span<float> gradient, Span<float> residual);
 };
 
 }  // namespace thinwire

@@ -131,7 +131,6 @@ class AdaptiveQuantization final : public Synchronizer {
   explicit AdaptiveQuantization(const AdaptiveSettings& settings) : settings_(settings) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const BucketState* known = states_.find(bucket);
     BucketState state;
     if (known != nullptr) {

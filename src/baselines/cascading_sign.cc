@@ -126,7 +126,6 @@ class CascadeCodec final : public RingCodec {
 class CascadingSign final : public Synchronizer {
  public:
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const auto world = static_cast<std::size_t>(step.communicator.size());
     const RingGroup ring{step.communicator.ranks(), static_cast<std::size_t>(step.communicator.rank())};
     const RingLayout layout{

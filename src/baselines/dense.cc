@@ -23,7 +23,6 @@ class Dense final : public Synchronizer {
   bool is_plain_sum() const override { return sums_in_type_; }
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     if (step.reduce_scatter) return reduce_scatter_floats(bucket, gradient, residual, step);
     step.clock.enter(Phase::exchange);  // its passes belong to the mean that an all-reduce is
     if (!residual.empty()) add(step.executor, gradient, residual);

@@ -18,7 +18,6 @@ class GlobalTopK final : public Synchronizer {
   explicit GlobalTopK(const GlobalTopKSettings& settings) : settings_(settings) {}
 
   void synchronize(BucketId, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const Contenders contenders(gradient.size(), step.parameter_ends, settings_.dense_below);
     synchronize_global_top_k(contenders, settings_.wanted(contenders.contending()), gradient, residual, step);
   }

@@ -102,7 +102,6 @@ class Half final : public Synchronizer {
   explicit Half(HalfFormat format) : format_(format) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     HalfExchange(format_, bucket, gradient, residual, step).run();
   }
 

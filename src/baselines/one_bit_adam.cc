@@ -193,7 +193,6 @@ class OneBitSteps : public Synchronizer {
       : scale_(scale), dense_takes_residual_(dense_takes_residual) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     if (freezes_variance(step.index)) return SignShards(bucket, gradient, residual, step, scale_).run();
     dense_->synchronize(bucket, gradient, dense_takes_residual_ ? residual : Span<float>(), step);
   }

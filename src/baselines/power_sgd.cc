@@ -377,7 +377,6 @@ class PowerSgd final : public Synchronizer {
   PowerSgd(std::size_t rank, const Codes& codes) : rank_(rank), codes_(codes) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_, codes_.has_value());
     State& state = open(bucket, plan, step);
     PowerSgdStep one(plan, rank_, codes_, bucket, gradient, residual, step);

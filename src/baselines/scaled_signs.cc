@@ -119,7 +119,6 @@ class ScaledSignSystem : public Synchronizer {
 class EfSignSgd final : public ScaledSignSystem {
  public:
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     if (!step.reduce_scatter) {
       return average(bucket, gradient, residual, step, EfSignCoder(step, gradient, residual));
     }
@@ -134,7 +133,6 @@ class EfSignSgd final : public ScaledSignSystem {
 class Ssdm final : public ScaledSignSystem {
  public:
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     average(bucket, gradient, residual, step, SsdmCoder(bucket, step, gradient, residual));
   }
 };

@@ -182,7 +182,6 @@ class SignSgd final : public Synchronizer {
   explicit SignSgd(std::optional<float> scale) : scale_(scale) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const std::size_t elements = gradient.size();
     const double magnitude =
         sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(elements);

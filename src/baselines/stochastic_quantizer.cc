@@ -167,7 +167,6 @@ class FixedLevels final : public Synchronizer {
       : chunked_(chunked), levels_(levels) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     average_quantized(bucket, gradient, residual, step, chunked_, levels_);
   }
 
@@ -233,7 +232,6 @@ class TernGrad final : public Synchronizer {
   TernGrad(bool per_parameter, float clip) : per_parameter_(per_parameter), clip_(clip) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const std::size_t whole = gradient.size();
     const auto ends = per_parameter_ && !step.parameter_ends.empty() ? step.parameter_ends
                                                                      : Span<const std::size_t>(&whole, 1);
@@ -257,7 +255,6 @@ class Blocks final : public Synchronizer {
   explicit Blocks(const BlockCodes& codes) : codes_(codes) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     average_blocks(bucket, gradient, residual, step, codes_);
   }
 

@@ -1,6 +1,5 @@
 #include "thinwire/synchronizer.h"
 
-#include <limits>
 #include <stdexcept>
 
 #include "core/partition.h"
@@ -26,18 +25,6 @@ RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>
 
 std::string Synchronizer::explain() const {
   return to_text(changes());
-}
-
-void Synchronizer::require_matching(Span<float> gradient, Span<float> residual) {
-  if (!residual.empty() && residual.size() != gradient.size()) {
-    throw std::invalid_argument("residual has " + std::to_string(residual.size()) +
-                                " elements, the gradient " + std::to_string(gradient.size()) +
-                                ": pass one of the same size, or an empty one to keep nothing");
-  }
-  if (gradient.size() > std::numeric_limits<std::uint32_t>::max()) {
-    throw std::invalid_argument("a bucket of " + std::to_string(gradient.size()) +
-                                " elements: indices are 32 bits, split it into buckets below 2^32 elements");
-  }
 }
 
 }  // namespace thinwire

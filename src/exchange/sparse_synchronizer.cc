@@ -33,7 +33,6 @@ RowSparse in_order(const RowSparse& rows, Step& step) {
 
 void SparseSynchronizer::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual,
                                      Step& step) {
-  require_matching(gradient, residual);
   const RowSparse own = collect(gradient, residual, step);
   const RowMean mean = exchange_checked(bucket, own, step);
   step.clock.enter(Phase::decompress);

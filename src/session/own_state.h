@@ -28,7 +28,6 @@ class System final : public Synchronizer {
 
   /// A holder leaves a quarter of each element to the residual and holds back another; others deliver all.
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     State& state = states_[bucket];
     state.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
     state.held.resize(gradient.size());

@@ -27,7 +27,6 @@ class Decay final : public Forwarding {
   Decay(float factor, std::unique_ptr<Synchronizer> inner) : Forwarding(std::move(inner)), factor_(factor) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     if (residual.empty() || factor_ == 1) return inner().synchronize(bucket, gradient, residual, step);
     // The residual must be as it was where the step does not count, and a product cannot be undone to the
     // bit.

@@ -13,7 +13,6 @@ class MomentumCorrection final : public ForwardingWithVector {
       : ForwardingWithVector(kVelocity, std::move(inner)), momentum_(momentum) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const Span<float> velocity = vectors_.open(step.executor, bucket, gradient.size());
     // The corrected gradient is overwritten with the mean, and whether the step counts is known only
     // afterwards.
@@ -52,7 +51,6 @@ class InnerMomentum final : public ForwardingWithVector {
       : ForwardingWithVector(kDeliveredMomentum, std::move(inner)), momentum_(momentum), travels_(travels) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const Span<float> delivered = vectors_.open(step.executor, bucket, gradient.size());
     if (travels_ == MomentumTravels::while_variance_is_frozen && !inner().freezes_variance(step.index)) {
       inner().synchronize(bucket, gradient, residual, step);

@@ -30,7 +30,6 @@ std::size_t Ramp::units_at(std::uint64_t step, std::size_t last, std::size_t uni
 }
 
 void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
-  require_matching(gradient, residual);
   const std::size_t units = block_count(gradient.size(), width_);
   const RowSparse own = select(bucket, gradient, residual, wanted(units, step.index), step);
   Span<float> left;

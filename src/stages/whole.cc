@@ -58,7 +58,6 @@ class Whole final : public Forwarding {
       : Forwarding(std::move(inner)), choice_(std::move(choice)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const Span<const VectorChunk> chunks = chosen_chunks(gradient.size(), step);
     if (chunks.empty()) return inner().synchronize(bucket, gradient, residual, step);
     const Span<float> mean = sum_chosen(chunks, gradient, residual, step);

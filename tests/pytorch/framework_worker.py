@@ -53,14 +53,16 @@ def two(script):
     """dense is the framework's own run; lossy systems train, and leave a checkpoint.
     All in one process, one after another."""
     plain = script(folder_of(script, "plain"), None)
-    dense = script(folder_of(script, "dense"), "dense", **LIMITS)
+    show_figures(script, "none", plain)
+    runs = []
+    dense = script(folder_of(script, "dense"), "dense", probe=runs.append, **LIMITS)
     require_same(dense.values, plain.values, "dense, beside the framework's own run")
     assert plain.losses == dense.losses, (plain.losses, dense.losses)
+    show_figures(script, "dense", dense, runs[0])
     for spec in LOSSY:
         runs = []
         result = script(folder_of(script, spec), spec, probe=runs.append, **LIMITS)
-        sent = runs[0].handle.report()["total"]
-        assert sent["wire_bytes_sent"] == sent["formula_bytes"] + sent["frame_header_bytes"], (spec, sent)
+        show_figures(script, spec, result, runs[0])
         # Four ranks take half as many steps.
         assert result.losses[1] < (0.8 if WORLD == 2 else 0.9) * result.losses[0], (spec, result.losses)
         assert any(not torch.equal(a, b) for a, b in zip(result.values, plain.values)), spec
@@ -73,6 +75,18 @@ def two(script):
             if "casq" not in spec and "power" not in spec:
                 assert all(value.abs().sum() > 0 for value in residual_sums(states).values())
         barrier()
+
+
+def show_figures(script, spec, result, run=None):
+    """A line of the table in results/frameworks.md. What was sent is what the systems' formulas say."""
+    sent = ["", "", ""]
+    if run is not None:
+        total = run.handle.report()["total"]
+        sent = [total[key] for key in ("wire_bytes_sent", "formula_bytes", "frame_header_bytes")]
+        assert sent[0] == sent[1] + sent[2], (spec, total)
+    if RANK == 0:
+        cells = [script.__name__, WORLD, spec, f"{result.losses[1]:.6f}", *sent]
+        print("|", " | ".join(map(str, cells)), "|")
 
 
 def folder_of_uninterrupted(script, spec):

@@ -91,10 +91,9 @@ HWY_INLINE void FetchPair(const float* values, std::size_t pair) {
 }
 
 /// The blocks of random words from `first` on, one to a lane; for the nearest level what rounds to it.
-template <class DU, class V>
-HWY_INLINE void DrawWords(DU du, const RandomStream& stream, std::uint32_t first, bool nearest,
-                          V (&words)[4]) {
-  if (nearest) {
+template <bool kNearest, class DU, class V>
+HWY_INLINE void DrawWords(DU du, const RandomStream& stream, std::uint32_t first, V (&words)[4]) {
+  if constexpr (kNearest) {
     for (V& word : words) word = hn::Set(du, kToNearest << 16 | kToNearest);
     return;
   }
@@ -107,7 +106,7 @@ HWY_INLINE void DrawWords(DU du, const RandomStream& stream, std::uint32_t first
 
 /// Codes of `pairs` * kPair elements, one per byte: index * 2 + sign. Meanwhile as many elements from next_
 /// pointers on come into the cache, unless these are null.
-template <class Placement>
+template <bool kNearest, class Placement>
 void CodeBytes(const QuantizationLevels& levels, const Placement& placement, const RandomStream& stream,
                std::size_t first_pair, std::size_t pairs, Reads<float> p, float inverse,
                const float* next_gradient, const float* next_residual, Writes<std::uint8_t> bytes) {
@@ -119,7 +118,6 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
   const auto magic = hn::Set(d, kMagic);
   const auto even = hn::Set(du, ~1u);
   const auto least_clear = hn::Set(du, kLeastClear);
-  const bool nearest = levels.nearest;
   // Copies that nothing points to: bytes may alias what the arguments refer to.
   const RandomStream local_stream = stream;
   const Placement local_placement = placement;
@@ -128,8 +126,8 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
     FetchPair(next_residual, pair);
     for (std::size_t lane = 0; lane < 16; lane += lanes) {
       hn::Vec<decltype(du)> words[4];
-      DrawWords(du, local_stream, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane), nearest,
-                words);
+      DrawWords<kNearest>(du, local_stream, static_cast<std::uint32_t>((first_pair + pair) * 16 + lane),
+                          words);
       // floor(y) or one more, plus u's high bits, plus 1: the low half is 0 or 1 where u's low bits matter.
       auto sum_of = [&](std::size_t at, hn::Vec<FloatTag> value, hn::Vec<decltype(du)>& below) HWY_ATTR {
         const auto word = words[at / 16 % 4];
@@ -153,7 +151,7 @@ void CodeBytes(const QuantizationLevels& levels, const Placement& placement, con
         }
         hn::StoreU(hn::TruncateTo(d8, code), d8, bytes + at);
       }
-      if (nearest || hn::AllTrue(du, hn::Gt(closest, least_clear))) continue;
+      if (kNearest || hn::AllTrue(du, hn::Gt(closest, least_clear))) continue;
       for (std::size_t at = lane; at < kPair; at += 16) {
         auto below = hn::Zero(du);
         const auto sum = sum_of(at, hn::LoadU(d, p + at), below);
@@ -185,7 +183,7 @@ void PlanesOfBytes(Reads<std::uint8_t> bytes, std::size_t groups, std::size_t bi
   }
 }
 
-template <class Placement>
+template <bool kNearest, class Placement>
 void EncodeWith(const QuantizationLevels& levels, const Placement& placement, const RandomStream& stream,
                 std::size_t first_pair, Reads<float> gradient, Reads<float> residual, std::size_t count,
                 std::size_t behind, float inverse, Writes<std::uint64_t> codes) {
@@ -206,9 +204,9 @@ void EncodeWith(const QuantizationLevels& levels, const Placement& placement, co
       p = staged;
     }
     const bool fetch = begin + pairs * kPair <= behind;
-    CodeBytes(levels, placement, stream, first_pair + begin / kPair, pairs, p, inverse,
-              fetch ? gradient + count + begin : nullptr,
-              fetch && residual != nullptr ? residual + count + begin : nullptr, bytes);
+    CodeBytes<kNearest>(levels, placement, stream, first_pair + begin / kPair, pairs, p, inverse,
+                        fetch ? gradient + count + begin : nullptr,
+                        fetch && residual != nullptr ? residual + count + begin : nullptr, bytes);
     PlanesOfBytes(bytes, (valid + 63) / 64, levels.bits, codes + begin / 64 * levels.bits);
   }
 }
@@ -218,7 +216,9 @@ void Encode(const QuantizationLevels& levels, const RandomStream& stream, std::s
             const float* gradient, const float* residual, std::size_t count, std::size_t behind,
             float inverse, std::uint64_t* codes) {
   auto encode = [&](const auto& placement) {
-    EncodeWith(levels, placement, stream, first_pair, gradient, residual, count, behind, inverse, codes);
+    const auto encode_with = levels.nearest ? EncodeWith<true, std::decay_t<decltype(placement)>>
+                                            : EncodeWith<false, std::decay_t<decltype(placement)>>;
+    encode_with(levels, placement, stream, first_pair, gradient, residual, count, behind, inverse, codes);
   };
   if (levels.equal_steps) return encode(EqualSteps(levels));
   auto search = [&](auto table, auto bits) {

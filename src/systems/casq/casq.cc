@@ -159,7 +159,6 @@ class Casq final : public Synchronizer {
   explicit Casq(const CasqSettings& settings) : settings_(settings) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     step.report.formula_bytes = 0;
     const GroupEnds ends = ends_of(gradient.size(), step.parameter_ends);
     const auto momentum =

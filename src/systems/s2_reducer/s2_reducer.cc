@@ -230,7 +230,6 @@ class S2Reducer final : public Synchronizer {
   bool takes_rows() const override { return true; }
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const std::size_t elements = gradient.size();
     const std::size_t width = settings_.block;
     const std::size_t blocks = block_count(elements, width);

@@ -122,7 +122,6 @@ class SketchedSgd final : public Synchronizer {
   explicit SketchedSgd(const Settings& settings) : settings_(settings) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    require_matching(gradient, residual);
     const Contenders contenders(gradient.size(), step.parameter_ends, settings_.top.dense_below);
     const std::size_t contending = contenders.contending();
     const Plan plan(settings_, contending);
