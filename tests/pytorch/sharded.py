@@ -335,9 +335,9 @@ def checkpoints_of_torch():
 def two_models_in_a_checkpoint():
     """Each moves to another mesh by its handle's name."""
     with shared_folder() as folder:
-        handles = {}
-        for name, spec, steps in (("one", "casq:bits=4", 1), ("other", "top_k:ratio=0.05+zen", 2)):
-            model = net()
+        handles, models = {}, [net(), net(), net()]
+        for name, model, spec, steps in (("one", models[0], "casq:bits=4", 1),
+                                         ("other", models[1], "top_k:ratio=0.05+zen", 2)):
             handles[name] = shard(model, spec)
             train(model, adamw(model), steps)
         dcp.save(handles, checkpoint_id=folder)
@@ -345,7 +345,7 @@ def two_models_in_a_checkpoint():
                       lambda: thinwire.fsdp.states_in(folder))
         require_error(ValueError, ["name='two'", "'one', 'other'"],
                       lambda: thinwire.fsdp.states_in(folder, "two"))
-        elsewhere = shard(net(), "top_k:ratio=0.05+zen", mesh_of(1, 4))
+        elsewhere = shard(models[2], "top_k:ratio=0.05+zen", mesh_of(1, 4))
         elsewhere.load_state_dict(thinwire.fsdp.states_in(folder, "other"))
         assert elsewhere.step == 2
 
