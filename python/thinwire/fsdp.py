@@ -6,7 +6,7 @@ of Thinwire does it. For models that are sharded among all ranks see ``scattered
 """
 import importlib
 import warnings
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -15,17 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import ddp, shards
 from thinwire import group as private_group
+from thinwire.interface import GradScaler
 from thinwire.shards import states_in
 from thinwire.sharded_handle import ShardedHandle, sharded_models
-from thinwire.units import Sharded, Unit, units_of
+from thinwire.units import ONE_MESH_ADVICE, Sharded, Unit, group_of, units_of
 from thinwire.wrappers import refuse_other_wrappers
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh  # which older versions of torch have not
 
 __all__ = ["ShardedHandle", "fully_shard", "states_in"]
 
 _UNSHARDED_ADVICE = "thinwire.fully_shard(model, mesh, spec, modules=[...]) of the model without it does both"
 
 
-def _require_torch(mesh: Any) -> None:
+def _require_torch(mesh: object) -> None:
     methods = ["set_all_reduce_hook"]
     if getattr(mesh, "ndim", None) == 1:
         methods.append("set_custom_reduce_scatter")
@@ -59,15 +63,16 @@ def _require_mesh(mesh: Any, all_gather: str) -> None:
     )
 
 
-def _over_shards(mesh: Any) -> Tuple[Any, str]:
+def _over_shards(mesh: "DeviceMesh") -> Tuple["DeviceMesh", str]:
     """The ranks among which torch shards parameters, and what the caller knows them by."""
     if mesh.ndim == 1:
         return mesh, "mesh"
+    assert mesh.mesh_dim_names is not None  # _require_mesh
     name = mesh.mesh_dim_names[1]
     return mesh[name], f"mesh[{name!r}]"
 
 
-def _require_model(model: Any, mesh: Any) -> None:
+def _require_model(model: object, mesh: "DeviceMesh") -> None:
     """TypeError and ValueError for a model whose gradients something else synchronizes."""
     if isinstance(model, DistributedDataParallel):
         raise TypeError("the model is wrapped in DistributedDataParallel: thinwire.register(model, "
@@ -77,11 +82,11 @@ def _require_model(model: Any, mesh: Any) -> None:
     refuse_other_wrappers(model, but="FSDPModule")
     over, named = _over_shards(mesh)
     module: Sharded
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise TypeError("a part of the model is wrapped in DistributedDataParallel, "
                             "which sums whole gradients: leave the wrapper out")
-        group = module._get_fsdp_state()._fsdp_param_group if hasattr(module, "set_all_reduce_hook") else None
+        group = group_of(module, name) if hasattr(module, "set_all_reduce_hook") else None
         if group is None:
             continue
         if group.mesh_info.mesh.ndim != 1:
@@ -110,7 +115,18 @@ def _require_own_parameters(model: nn.Module) -> None:
             )
 
 
-def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapping[str, Any]) -> None:
+def _require_one_mesh(model: nn.Module, more: Mapping[str, Any]) -> None:
+    """ValueError for a ``shard_placement_fn`` that has torch shard parameters of one module over several
+    meshes, before torch does."""
+    place: Optional[Callable[[nn.Parameter], Any]] = more.get("shard_placement_fn")
+    for name, parameter in model.named_parameters():
+        if place is not None and hasattr(place(parameter), "mesh_info"):
+            raise ValueError(f"shard_placement_fn gives ShardPlacementResult for parameter {name}: "
+                             f"{ONE_MESH_ADVICE}")
+
+
+def _apply(model: nn.Module, mesh: "DeviceMesh", modules: Sequence[nn.Module],
+           more: Mapping[str, Any]) -> None:
     """torch's ``fully_shard``, unless it was applied before."""
     torchs: Callable[..., Any] = importlib.import_module("torch.distributed.fsdp").fully_shard
 
@@ -122,13 +138,14 @@ def _apply(model: nn.Module, mesh: Any, modules: Sequence[nn.Module], more: Mapp
             raise ValueError("torch's fully_shard was applied to the model before: "
                              "give modules and options to that, or leave it out")
         return
+    _require_one_mesh(model, more)
     over, _ = _over_shards(mesh)
     for module in modules:
         torchs(module, mesh=over, **more)
     torchs(model, mesh=over, **more)
 
 
-def _handle_of(model: nn.Module, mesh: Any, spec: str, all_gather: str,
+def _handle_of(model: nn.Module, mesh: "DeviceMesh", spec: str, all_gather: str,
                options: Mapping[str, Any]) -> ShardedHandle:
     if mesh.ndim == 2:
         return ShardedHandle(model, mesh, spec, options)
@@ -139,7 +156,7 @@ def _handle_of(model: nn.Module, mesh: Any, spec: str, all_gather: str,
 
 def fully_shard(
     model: nn.Module,
-    mesh: Any,
+    mesh: "DeviceMesh",
     spec: str,
     *,
     modules: Sequence[nn.Module] = (),
@@ -149,7 +166,7 @@ def fully_shard(
     deadline_seconds: Optional[float] = None,
     step_limit_seconds: Optional[float] = None,
     optimizer: Optional[torch.optim.Optimizer] = None,
-    grad_scaler: Optional[Any] = None,
+    grad_scaler: Optional[GradScaler] = None,
     compress_on: str = "device",
     check_replicas_every: int = 1000,
     all_gather: str = "exact",

@@ -5,7 +5,7 @@ A unit's gradient is W parts of the same length, one for each rank. Each rank co
 residual of its own for all of them, and sends it to its owner, who has the mean of what all ranks sent.
 """
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Sequence, Tuple, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from thinwire import state as saved_state
 from thinwire.gathered import EightBitGather
 from thinwire.sharded_handle import Backward, ShardedHandle, ShardedReport
 from thinwire.units import Sharded, Unit, units_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh  # which older versions of torch have not
 
 
 class _WholeUnit(Unit):
@@ -88,7 +91,7 @@ class ScatteredHandle(ShardedHandle):
 
     _reduce_scatter = True
 
-    def __init__(self, model: nn.Module, mesh: Any, spec: str, all_gather: str,
+    def __init__(self, model: nn.Module, mesh: "DeviceMesh", spec: str, all_gather: str,
                  options: Mapping[str, Any]) -> None:
         self._gathers: List[EightBitGather] = []
         self._whole_units: List[_WholeUnit] = []
@@ -103,15 +106,15 @@ class ScatteredHandle(ShardedHandle):
 
     # --- What ShardedHandle asks ----------------------------------------------------------------------------
 
-    def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[Unit]:
+    def _units_of(self, model: nn.Module, mesh: "DeviceMesh") -> Sequence[Unit]:
         self._whole_units = units_of(model, _WholeUnit)
         return self._whole_units
 
-    def _take_mesh(self, mesh: Any) -> None:
+    def _take_mesh(self, mesh: "DeviceMesh") -> None:
         self._replicas_group = self._shard_group = mesh.get_group(0)
         self._shard, self._shards = mesh.get_local_rank(0), mesh.size(0)
 
-    def _replicated(self, model: object) -> Callable[[], Sequence[torch.Tensor]]:
+    def _replicated(self, model: nn.Module) -> Callable[[], Sequence[torch.Tensor]]:
         return lambda: []
 
     def _hook(self, unit: Unit) -> None:
@@ -192,8 +195,8 @@ class ScatteredHandle(ShardedHandle):
             residuals are cut along other shards and split among other ranks so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another rank or mesh, and of other parameters or shapes;
-        nothing has changed then.
+        Raises ValueError for a state of another rank or mesh, of other parameters or shapes,
+        and for states of different steps; nothing has changed then.
         """
         states = shards.unpack(state)
         sizes = self._sizes()
@@ -202,6 +205,7 @@ class ScatteredHandle(ShardedHandle):
             whole = saved_state.for_rank(shards.for_shard(states, 0, 1, sizes), self._rank, self._world_size)
             fitting = shards.in_parts(whole, self._shards, sizes)
         else:
+            shards.require_one_step(states)
             fitting = saved_state.for_rank(own, self._rank, self._world_size)
         rests = shards.rests_for(states, own, self._rank, self._shards, sizes)
         for gather in self._gathers:

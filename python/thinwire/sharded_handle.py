@@ -2,12 +2,13 @@
 import functools
 import time
 import weakref
-from typing import (Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple,
-                    Union, cast)
+from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set,
+                    Tuple, Union, cast)
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from thinwire import shards
 from thinwire import state as saved_state
@@ -15,14 +16,17 @@ from thinwire.handle import Handle
 from thinwire.interface import Report
 from thinwire.units import Sharded, Unit, units_of
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh  # which older versions of torch have not
+
 # Keeps handles alive as long as their models. So nothing in a handle holds its model.
 sharded_models: "weakref.WeakKeyDictionary[nn.Module, ShardedHandle]" = weakref.WeakKeyDictionary()
 
 # What the ranks of a shard group tell each other of a step; the worst one counts.
 _GOOD, _NOT_FINITE, _FAILED = 0, 1, 2
 
-# More units than any model has.
-_ALL_UNITS = 2**31 - 1
+# More units than any model has, and a later step than any.
+_ALL_UNITS = _NO_STEP = 2**31 - 1
 
 # A rank that ends lives so long for what it tells its shard group.
 _PATIENCE_SECONDS = 2.0
@@ -31,10 +35,11 @@ _PATIENCE_SECONDS = 2.0
 class _Reduction:
     """A flat gradient that the engine makes the mean."""
 
-    def __init__(self, unit: Unit, mean: torch.Tensor, future: Any) -> None:
+    def __init__(self, unit: Unit, mean: torch.Tensor,
+                 future: "torch.futures.Future[torch.Tensor]") -> None:
         self.unit = unit
         self.mean = mean
-        self._future = future
+        self._future: Optional[torch.futures.Future[torch.Tensor]] = future
 
     def has_come(self) -> bool:
         """The whole mean."""
@@ -55,7 +60,7 @@ class _Largest:
 
     def __init__(self, own: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> None:
         self._numbers = torch.tensor(own, dtype=torch.int32, device=device)
-        self._work: Any = None
+        self._work: Optional[dist.Work] = None
         if dist.get_world_size(group) > 1:
             self._work = dist.all_reduce(self._numbers, op=dist.ReduceOp.MAX, group=group, async_op=True)
 
@@ -79,7 +84,7 @@ class Backward:
         self.under_way: List[_Reduction] = []
         self.seen: Set[str] = set()
         self.last_place = -1
-        self.streams: Set[Any] = set()
+        self.streams: Set[torch.cuda.Stream] = set()
 
 
 class ShardedReport(Report):
@@ -97,12 +102,16 @@ class ShardedHandle(Handle):
     ``step`` counts backward passes whose gradients were reduced.
     """
 
-    def __init__(self, model: nn.Module, mesh: Any, spec: str, options: Mapping[str, Any]) -> None:
+    _replicas_group: dist.ProcessGroup
+    _shard_group: dist.ProcessGroup
+
+    def __init__(self, model: nn.Module, mesh: "DeviceMesh", spec: str, options: Mapping[str, Any]) -> None:
         self._units = self._units_of(model, mesh)
         self._take_mesh(mesh)
         self._backward: Optional[Backward] = None
-        self._watch: Any = None
+        self._watch: Optional[RemovableHandle] = None
         self._stopped: Optional[_Largest] = None  # of the last step
+        self._step_is_agreed = False  # since the state was loaded: that all shards are at the same one
         self._places: Dict[str, int] = {}  # of units among the engine's buckets
         trained = [part for unit in self._units for part in unit.trained_parts()]
         sharded: Any = model  # DDP's handle asks it for what the methods below give
@@ -110,10 +119,10 @@ class ShardedHandle(Handle):
 
     # --- What a handle of one dimension has in place of these -----------------------------------------------
 
-    def _units_of(self, model: nn.Module, mesh: Any) -> Sequence[Unit]:
+    def _units_of(self, model: nn.Module, mesh: "DeviceMesh") -> Sequence[Unit]:
         return units_of(model, Unit)
 
-    def _take_mesh(self, mesh: Any) -> None:
+    def _take_mesh(self, mesh: "DeviceMesh") -> None:
         self._replicas_group, self._shard_group = mesh.get_group(0), mesh.get_group(1)
         self._shard, self._shards = mesh.get_local_rank(1), mesh.size(1)
 
@@ -132,13 +141,13 @@ class ShardedHandle(Handle):
 
     # --- What DDP's handle asks -----------------------------------------------------------------------------
 
-    def _group_of(self, model: Any) -> dist.ProcessGroup:
-        return cast(dist.ProcessGroup, self._replicas_group)
+    def _group_of(self, model: nn.Module) -> dist.ProcessGroup:
+        return self._replicas_group
 
-    def _in_buckets(self, model: Any) -> Iterable[Tuple[str, torch.Tensor]]:
+    def _in_buckets(self, model: nn.Module) -> Iterable[Tuple[str, torch.Tensor]]:
         return [part for unit in self._units for part in unit.parts()]
 
-    def _replicated(self, model: Any) -> Callable[[], Sequence[torch.Tensor]]:
+    def _replicated(self, model: nn.Module) -> Callable[[], Sequence[torch.Tensor]]:
         units = self._units
 
         def shards_of_rank() -> List[torch.Tensor]:
@@ -147,7 +156,7 @@ class ShardedHandle(Handle):
 
         return shards_of_rank
 
-    def _take_hook(self, model: Any) -> None:
+    def _take_hook(self, model: nn.Module) -> None:
         sharded_models[model] = self
         own = weakref.ref(self)
         self._watch = model.register_forward_pre_hook(functools.partial(_forward_begins, own))
@@ -227,12 +236,18 @@ class ShardedHandle(Handle):
                 "give checkpoint use_reentrant=False"
             )
         try:
+            if backward.error is None:
+                # Before ranks tell each other whether they have stopped, so that all hear of it.
+                for one in backward.under_way:
+                    one.unit.require_gradients()
+        except Exception as error:
+            backward.error = error
+        try:
             self._await_means(backward)
         except Exception as error:
             backward.error = backward.error or error
         with torch.no_grad():
-            verdict, whose = self._worst(_FAILED if backward.error is not None else _NOT_FINITE
-                                  if backward.under_way and not self._engine.is_finite() else _GOOD)
+            verdict, whose = self._agree(backward)
             if verdict == _GOOD:
                 self._give_means(backward)
                 self._engine.end_backward([])
@@ -261,47 +276,91 @@ class ShardedHandle(Handle):
         self._engine.last_bucket_was_submitted()
         for one in backward.under_way:
             one.wait()
-        for one in backward.under_way:
-            one.unit.require_gradients()
+        if backward.error is None:
+            self._require_nobody_stopped()
 
     def _stopped_alike(self, backward: Backward) -> bool:
         """Whether all ranks that exchange gradients have stopped at the same unit. Then nobody waits for
-        anybody, and the next step can be a good one. Only a rank that has stopped asks: the others say that
-        they have not, and go on."""
-        count = _ALL_UNITS if backward.error is None else len(backward.under_way)
+        anybody, and the next step can be a good one. A rank that has stopped waits for the answer: the others
+        say that they have not, and ask once they have their means."""
+        count, whose = ((_ALL_UNITS, -1) if backward.error is None
+                        else (len(backward.under_way), dist.get_rank()))
+        self._stopped = None
         try:
-            self._stopped = self._largest((count, -count), self._replicas_group)
+            self._stopped = self._largest((count, -count, whose), self._replicas_group)
             if backward.error is None:
                 return False
-            most, least = self._stopped.wait()
+            most, least, _ = self._stopped.wait()
         except RuntimeError:  # a rank is gone: the engine says which
             return False
         return most == -least
 
-    def _worst(self, own: int) -> Tuple[int, int]:
-        """Of what the ranks of the shard group say, and a rank that says it.
-        A step counts for all shards or for none."""
+    def _require_nobody_stopped(self) -> None:
+        """A rank that stopped after its last gradient has sent all that others wait for,
+        and undoes the step nevertheless."""
+        if self._stopped is None:
+            return
         try:
-            verdicts = self._largest((own * self._shards + self._shard,), self._shard_group)
+            _, _, whose = self._stopped.wait()
+        except RuntimeError:  # a rank is gone after its last gradient: in the next step the engine says which
+            return
+        if whose >= 0:
+            raise RuntimeError(f"gradients of this step could not be synchronized on rank {whose}, "
+                               "which says why; the step is undone")
+
+    def _agree(self, backward: Backward) -> Tuple[int, int]:
+        """The verdict of the worst rank of the shard group, and which one that is."""
+        finite = not backward.under_way or self._engine.is_finite()
+        own = _FAILED if backward.error is not None else _GOOD if finite else _NOT_FINITE
+        verdict, whose, steps = self._worst(own)
+        if steps is not None:
+            first, last = steps
+            self._step_is_agreed = first >= last
+            if first < last and backward.error is None:
+                verdict = _FAILED
+                backward.error = RuntimeError(
+                    f"this rank's shard is at step {self._engine.step()}, and those of its shard group are "
+                    f"at steps from {first} to {last}: load states that all ranks saved at the same moment"
+                )
+        return verdict, whose
+
+    def _worst(self, own: int) -> Tuple[int, int, Optional[Tuple[int, int]]]:
+        """Of what the ranks of the shard group say, and a rank that says it.
+        A step counts for all shards or for none.
+
+        After a load, the first and the last step at which a rank is, too. A load sends nothing,
+        and replicas compare their steps alone.
+        """
+        step = (-1, -_NO_STEP)
+        if not self._step_is_agreed:
+            step = (self._engine.step(), -self._engine.step())
+        try:
+            verdicts = self._largest((own * self._shards + self._shard, *step), self._shard_group)
             if own == _FAILED:
                 # Nothing is worse. A rank that is gone is not waited for, but others shall hear this one.
                 verdicts.wait_for(_PATIENCE_SECONDS)
-                return own, dist.get_rank()
-            verdict, shard = divmod(verdicts.wait()[0], self._shards)
+                return own, dist.get_rank(), None
+            worst, last, first = verdicts.wait()
         except RuntimeError:
             if own == _FAILED:  # the engine's error names who is gone
-                return own, dist.get_rank()
+                return own, dist.get_rank(), None
             raise
-        return verdict, dist.get_process_group_ranks(self._shard_group)[shard]
+        verdict, shard = divmod(worst, self._shards)
+        return verdict, dist.get_process_group_ranks(self._shard_group)[shard], (-first, last)
 
     def _largest(self, own: Sequence[int], group: dist.ProcessGroup) -> "_Largest":
         return _Largest(own, group, self._units[0].parts()[0][1].device)
 
     def _give_means(self, backward: Backward) -> None:
-        for stream in backward.streams:  # on which torch has written the gradients
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
-        for one in backward.under_way:
-            one.unit.deliver(one.mean)
+        try:
+            for stream in backward.streams:  # on which torch has written the gradients
+                torch.cuda.current_stream(stream.device).wait_stream(stream)
+            for one in backward.under_way:
+                one.unit.deliver(one.mean)
+        except Exception as error:
+            # Others have the means by now. They shall not take another step with this rank.
+            self._engine.fail(_first_line(error))
+            raise
 
     def _give_up(self) -> None:
         """A backward that raised has not come to its end."""
@@ -340,12 +399,17 @@ class ShardedHandle(Handle):
             so that their sum is kept.
         strict: as for ``register``'s handle.
 
-        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, and for a
-        system's own state that cannot be cut; nothing has changed then.
+        Raises ValueError for a state of another shard or mesh, of other parameters or shapes, for states of
+        different steps, and for a system's own state that cannot be cut; nothing has changed then. Where each
+        rank has given its own and these are of different steps, the next backward raises on all ranks.
         """
         states = shards.unpack(state)
         fitting = shards.for_shard(states, self._shard, self._shards, self._sizes())
         self._take_over(saved_state.for_rank(fitting, self._rank, self._world_size), strict)
+
+    def _take_over(self, own: saved_state.State, strict: bool) -> None:
+        super()._take_over(own, strict)
+        self._step_is_agreed = False
 
     def _sizes(self) -> shards.Sizes:
         return {
@@ -367,7 +431,7 @@ def _reduce(handle: "weakref.ref[ShardedHandle]", unit: Unit, gradient: torch.Te
     gradient.zero_()
 
 
-def _forward_begins(handle: "weakref.ref[ShardedHandle]", module: nn.Module, inputs: Any) -> None:
+def _forward_begins(handle: "weakref.ref[ShardedHandle]", module: nn.Module, inputs: object) -> None:
     """Of the whole model. Activation checkpointing calls it within backward, too."""
     own = handle()
     if own is not None and own._backward is not None and _task_of_backward() == -1:

@@ -7,13 +7,17 @@ with the padding that makes all shards of a parameter equally long.
 import importlib
 import io
 import math
+import os
 import re
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, cast
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import torch
 
 from thinwire import state as saved_state
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import StorageReader  # which older versions of torch have not
 
 #: Shape of each whole parameter, and the dimension along which it is cut.
 Sizes = Mapping[str, Tuple[Tuple[int, ...], int]]
@@ -72,26 +76,42 @@ def pack(state: ShardedState) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(state: Any) -> List[Mapping[str, Any]]:
+def unpack(state: saved_state.Given) -> List[Mapping[str, Any]]:
     """States as a list, whatever came: one, several, or what torch.distributed.checkpoint has loaded."""
     if isinstance(state, Mapping) and state and all(_ENTRY.search(str(name)) for name in state):
         return [saved_state.loaded(value) for value in state.values()]
-    return list(state) if isinstance(state, (list, tuple)) else [state]
+    return list(state) if isinstance(state, (list, tuple)) else [cast(Mapping[str, Any], state)]
 
 
-def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
+def states_in(checkpoint: Union[str, "os.PathLike[str]", "StorageReader"],
+              name: Optional[str] = None) -> List[Mapping[str, Any]]:
     """All ranks' states in a checkpoint of torch.distributed.checkpoint,
     for ``load_state_dict`` on another mesh.
 
-    checkpoint: its folder, or a StorageReader. ValueError where it has none. Not collective.
+    checkpoint: its folder, or a StorageReader.
+    name: of the handle among what was saved, as ``"thinwire"`` in ``{"thinwire": handle}``;
+        needed where there are several.
+
+    ValueError where the checkpoint has no state, none of that name, or states of several handles and no name
+    is given. Not collective.
     """
     dcp: Any = importlib.import_module("torch.distributed.checkpoint")  # Debian's torch has no types for it
     reader = checkpoint if isinstance(checkpoint, dcp.StorageReader) else dcp.FileSystemReader(checkpoint)
-    wanted: Dict[str, Any] = {name: b"" for name in reader.read_metadata().state_dict_metadata
-                              if _ENTRY.search(name)}
-    if not wanted:
+    entries: Dict[str, List[str]] = {}  # by the handle's name
+    for entry in reader.read_metadata().state_dict_metadata:
+        found = _ENTRY.search(entry)
+        if found:
+            entries.setdefault(entry[: found.start()], []).append(entry)
+    if not entries:
         raise ValueError(f"the checkpoint {checkpoint!r} has no state of a handle of thinwire.fully_shard: "
                          f"save it with {{'thinwire': handle}}")
+    names = ", ".join(repr(one) for one in sorted(entries))
+    if name is None and len(entries) > 1:
+        raise ValueError(f"the checkpoint {checkpoint!r} has states of several handles, {names}: "
+                         "give name= the one of this handle")
+    if name is not None and name not in entries:
+        raise ValueError(f"name={name!r}: the checkpoint {checkpoint!r} has states of {names}")
+    wanted: Dict[str, Any] = {entry: b"" for entry in entries[next(iter(entries)) if name is None else name]}
     with warnings.catch_warnings():
         # Each rank reads by itself, on purpose.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -99,7 +119,7 @@ def states_in(checkpoint: Any) -> List[Mapping[str, Any]]:
     return unpack(wanted)
 
 
-def _place_of(state: Any) -> Tuple[int, int]:
+def _place_of(state: object) -> Tuple[int, int]:
     """Shard and number of shards."""
     if (not isinstance(state, Mapping) or not isinstance(state.get("shards"), int)
         or not isinstance(state.get("shard"), int) or not isinstance(state.get("values"), Mapping)
@@ -109,7 +129,16 @@ def _place_of(state: Any) -> Tuple[int, int]:
     return state["shard"], state["shards"]
 
 
-def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, sizes: Sizes) -> Any:
+def require_one_step(states: Sequence[Mapping[str, Any]]) -> None:
+    """ValueError for states of several ranks that are not of the same step of the same run. A rank that goes
+    on with its own would train with others that are elsewhere."""
+    for state in states:
+        _place_of(state)
+    saved_state.require_one_step([saved_state.check(state) for state in states])
+
+
+def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int,
+              sizes: Sizes) -> saved_state.Given:
     """What ``state.for_rank`` takes, of this shard."""
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
@@ -121,6 +150,7 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
     if len(counts) > 1:
         raise ValueError(f"states of meshes with {sorted(counts)} shards: "
                          "give those that all ranks saved at the same moment")
+    require_one_step(states)
     saved = counts.pop()
     if saved == shards:
         mine = [state for state, (place, _) in zip(states, places) if place == shard]
@@ -134,11 +164,10 @@ def for_shard(states: Sequence[Mapping[str, Any]], shard: int, shards: int, size
             f"the state is of a mesh with {saved} shards, and here are {shards}: give load_state_dict the "
             "list of all ranks' states, which thinwire.fsdp.states_in(checkpoint) reads"
         )
-    saved_state.require_one_step([cast(ShardedState, own[0]) for own in by_shard])
     return cut([saved_state.merge(own) for own in by_shard], shard, shards, sizes)
 
 
-def own_of(states: Sequence[Any], rank: int, ranks: int) -> Optional[Mapping[str, Any]]:
+def own_of(states: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> Optional[Mapping[str, Any]]:
     """The state with which a rank of a model that is sharded among ``ranks`` ranks goes on as it is,
     if it is among these."""
     for state in states:
@@ -205,7 +234,7 @@ def in_parts(state: saved_state.State, parts: int, sizes: Sizes) -> saved_state.
 
 
 def rests_for(
-    states: Sequence[Any], own: Optional[Mapping[str, Any]], rank: int, parts: int, sizes: Sizes
+    states: Sequence[Mapping[str, Any]], own: Optional[Mapping[str, Any]], rank: int, parts: int, sizes: Sizes
 ) -> Dict[str, torch.Tensor]:
     """What 8-bit codes of this rank's shards have left out, of a state of its own or of all ranks';
     empty where these do not say."""

@@ -66,7 +66,7 @@ def _check_value(name: object, value: object) -> None:
         raise _damaged(f"its value {name!r} is {_brief(value)}")
 
 
-def _check(state: Mapping[str, Any]) -> State:
+def check(state: Mapping[str, Any]) -> State:
     """The state itself. Raises ValueError for what is none."""
     if (not isinstance(state, Mapping) or "values" not in state or not _is_count(state.get("format"), 2**31)
         or state["format"] != FORMAT):
@@ -89,10 +89,17 @@ def _check(state: Mapping[str, Any]) -> State:
     return cast(State, state)
 
 
+def _whose(state: Mapping[str, Any]) -> str:
+    """The rank; of a sharded model also the shard, which several ranks of the same number hold."""
+    shard = f" (shard {state['shard']})" if state.get("shards", 1) != 1 else ""
+    return f"{state['rank']}{shard}"
+
+
 def require_one_step(states: Sequence[State]) -> None:
     """That the states are of the same moment of the same run: sums over others are no state of any run."""
     first = states[0]
     for state in states[1:]:
+        whose = f"{_whose(first)} and {_whose(state)}"
         pairs: List[Tuple[str, object, object]] = [
             (name, first["values"].get(name), state["values"].get(name)) for name in ("step", "spec", "seed")
         ]
@@ -101,13 +108,13 @@ def require_one_step(states: Sequence[State]) -> None:
         for name, one, other in pairs:
             if one != other:
                 raise ValueError(
-                    f"the states of ranks {first['rank']} and {state['rank']} are not of the same {name}: "
+                    f"the states of ranks {whose} are not of the same {name}: "
                     f"{one} and {other}. Give those that all ranks saved at the same moment"
                 )
         if state["parameters"] != first["parameters"]:
             names = sorted(set(first["parameters"].items()) ^ set(state["parameters"].items()))
-            raise ValueError(f"the states of ranks {first['rank']} and {state['rank']} are of different "
-                             f"models: {names[0][0]!r} differs")
+            raise ValueError(f"the states of ranks {whose} are of different models: "
+                             f"{names[0][0]!r} differs")
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> State:
@@ -118,7 +125,7 @@ def merge(states: Sequence[Mapping[str, Any]]) -> State:
     """
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
-    checked = [_check(state) for state in states]
+    checked = [check(state) for state in states]
     world_size = checked[0]["world_size"]
     found = sorted(state["rank"] for state in checked)
     if found != list(range(world_size)):
@@ -136,7 +143,7 @@ def for_rank(given: Given, rank: int, world_size: int) -> State:
         mine = [one for one in given if isinstance(one, Mapping) and one.get("rank") == rank]
         one = (mine[0] if len(given) == world_size and len(mine) == 1
                and mine[0].get("world_size") == world_size else merge(given))
-    state = _check(one)
+    state = check(one)
     if state["rank"] == ALL:
         return {**state, "values": _C.share_state(state["values"], state["world_size"], world_size)}
     if state["rank"] != rank or state["world_size"] != world_size:

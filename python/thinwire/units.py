@@ -7,6 +7,9 @@ import torch
 #: A module or a parameter as torch's fully_shard makes them, for which older versions of torch have no types.
 Sharded = Any
 
+ONE_MESH_ADVICE = ("the gradients of a unit go over one mesh. Shard without it, "
+                   "or give the modules with such parameters a fully_shard of their own over the same mesh")
+
 
 class Unit:
     """Parameters whose gradients torch reduces together:
@@ -97,6 +100,16 @@ class Unit:
             begin += self._parts[index].numel()
 
 
+def group_of(module: Sharded, name: str) -> Any:
+    """torch's group of a module's own parameters; None where it has none.
+    ValueError where torch has several, each over a mesh of its own."""
+    state = module._get_fsdp_state()
+    if len(getattr(state, "_fsdp_param_groups", ())) > 1:
+        raise ValueError(f"torch's fully_shard was applied to {name or 'the model'} with a "
+                         f"shard_placement_fn that gives ShardPlacementResult: {ONE_MESH_ADVICE}")
+    return state._fsdp_param_group
+
+
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
 
 
@@ -111,7 +124,7 @@ def units_of(model: Sharded, make: Callable[[Any, str, Any, Mapping[int, str]], 
     for module in modules:
         if not hasattr(module, "set_all_reduce_hook"):
             continue
-        group = module._get_fsdp_state()._fsdp_param_group
+        group = group_of(module, modules[module])
         if group is None or id(group) in known:
             continue
         known.add(id(group))

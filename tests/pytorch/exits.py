@@ -112,6 +112,88 @@ def hook_fails_between_hosts():
         opened.pop().close()
 
 
+def backward_of(model, step):
+    """Without what ranks of a host exchange afterwards."""
+    model.zero_grad()
+    model(batch(step)).square().mean().backward()
+
+
+def take_a_gradient_away(model, handle, when_means_came):
+    """In the next step, when torch has written all gradients, as an optimizer at the end of backward does."""
+    def take():
+        for one in handle._backward.under_way if when_means_came else ():
+            one.wait()
+        next(model.parameters()).grad = None
+
+    def at_the_end(gradient):
+        hook.remove()
+        torch.autograd.Variable._execution_engine.queue_callback(take)
+
+    def watch(module, inputs, output):
+        output.register_hook(at_the_end)
+
+    hook = model.layers[3].register_forward_hook(watch)  # behind the first unit that is reduced
+
+
+def late_error(mesh, spec, steps, words):
+    """All ranks have exchanged all that they have when one of them fails:
+    the step is undone on all of them, and none takes another."""
+    model = shard(mesh, spec, check_replicas_every=0)
+    handle = opened[-1]
+    for step in range(steps):
+        backward_of(model, step)
+    before = sharded.tensors_of(handle)
+    if RANK == FAILING:
+        take_a_gradient_away(model, handle, when_means_came=steps > 1)
+    for attempt in range(2):
+        require_error(RuntimeError, words(attempt, steps), lambda: backward_of(model, steps))
+        model.reset_iter_state()
+        if steps > 0:  # no state is there before the first
+            sharded.require_same_state(before, sharded.tensors_of(handle), f"{spec}, after a late error")
+    opened.pop().close()
+
+
+def late_words_between_hosts(attempt, steps):
+    reason = "was taken away within backward"
+    with_same_shard = (["on rank 3, which says why"] if attempt == 0 and steps > 1
+                       else ["rank 1 has failed", reason])
+    return {FAILING: [reason], 1: with_same_shard, 0: ["on rank 1,"], 2: ["on rank 3,"]}[RANK]
+
+
+def late_error_between_hosts():
+    for spec in ("dense", "casq:bits=4"):
+        for steps in (0, 3):
+            late_error(mesh_of(), spec, steps, late_words_between_hosts)
+
+
+def late_error_among_all():
+    reason = "was taken away within backward"
+    late_error(flat(), "casq:bits=4", 3, lambda attempt, steps: (
+        [reason] if RANK == FAILING else
+        ["on rank 3, which says why"] if attempt == 0 else ["rank 3 has failed", reason]))
+
+
+def giving_means_fails_between_hosts():
+    """Others take the step for good, and none takes another."""
+    def no_room(mean):
+        raise RuntimeError("no room for a mean")
+
+    for spec in ("dense", "casq:bits=4"):
+        model = shard(mesh_of(), spec, check_replicas_every=0)
+        for step in range(3):
+            backward_of(model, step)
+        if RANK == FAILING:
+            opened[-1]._units[0].deliver = no_room
+            require_error(RuntimeError, ["no room for a mean"], lambda: backward_of(model, 3))
+            model.reset_iter_state()
+        else:
+            backward_of(model, 3)
+        words = {FAILING: ["no room for a mean"], 1: ["rank 1 has failed", "no room for a mean"],
+                 0: ["on rank 1,"], 2: ["on rank 3,"]}[RANK]
+        require_error(RuntimeError, words, lambda: backward_of(model, 4))
+        opened.pop().close()
+
+
 def words_among_all(reason):
     return [reason] if RANK == FAILING else [f"rank {FAILING} has failed", "an error of its own", reason]
 
@@ -163,8 +245,12 @@ def raises_among_all():
     raises_in_backward(flat(), [f"rank {FAILING} is gone or silent"])
 
 
-SHARDED_FAILURES = [closing(hook_fails_between_hosts)]
-SCATTERED_FAILURES = [closing(scenario) for scenario in (hook_fails_among_all, bad_type_among_all)]
+SHARDED_FAILURES = [closing(scenario) for scenario in (
+    hook_fails_between_hosts, late_error_between_hosts, giving_means_fails_between_hosts,
+)]
+SCATTERED_FAILURES = [closing(scenario) for scenario in (
+    hook_fails_among_all, late_error_among_all, bad_type_among_all,
+)]
 SHARDED_RAISES = [raises_between_hosts]
 SCATTERED_RAISES = [raises_among_all]
 EXITS = [with_handles_open]

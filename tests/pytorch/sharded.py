@@ -19,9 +19,14 @@ try:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy
     from torch.distributed.fsdp import fully_shard as torchs
-    from torch.distributed.tensor import Replicate, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 except ImportError:  # of an older torch, which runs none of these
     torchs = None
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+except ImportError:  # of an older torch, which has one mesh for all parameters
+    ShardPlacementResult = None
 
 LOSSY = ["casq:bits=4", "top_k:ratio=0.05+zen", "marsit:full_every=3", "power_sgd:rank=2"]
 opened = []
@@ -327,6 +332,24 @@ def checkpoints_of_torch():
             require_error(ValueError, ["no state of a handle"], lambda: thinwire.fsdp.states_in(folder))
 
 
+def two_models_in_a_checkpoint():
+    """Each moves to another mesh by its handle's name."""
+    with shared_folder() as folder:
+        handles, models = {}, [net(), net(), net()]
+        for name, model, spec, steps in (("one", models[0], "casq:bits=4", 1),
+                                         ("other", models[1], "top_k:ratio=0.05+zen", 2)):
+            handles[name] = shard(model, spec)
+            train(model, adamw(model), steps)
+        dcp.save(handles, checkpoint_id=folder)
+        require_error(ValueError, ["several handles, 'one', 'other'", "name="],
+                      lambda: thinwire.fsdp.states_in(folder))
+        require_error(ValueError, ["name='two'", "'one', 'other'"],
+                      lambda: thinwire.fsdp.states_in(folder, "two"))
+        elsewhere = shard(models[2], "top_k:ratio=0.05+zen", mesh_of(1, 4))
+        elsewhere.load_state_dict(thinwire.fsdp.states_in(folder, "other"))
+        assert elsewhere.step == 2
+
+
 def whole_residuals(handle, model, mesh):
     """Of every parameter, over replicas and shards."""
     sums = []
@@ -363,7 +386,35 @@ def states_of_another_mesh():
         require_equal_replicas(locals_of(again), mesh, spec)
         wrong = [{**state, "values": {**state["values"], "step": 7}} if state["shard"] else state
                  for state in states]
-        require_error(ValueError, ["not of the same step: 2 and 7"], lambda: other.load_state_dict(wrong))
+        require_error(ValueError, ["ranks 0 (shard 0) and 0 (shard 1) are not of the same step: 2 and 7"],
+                      lambda: other.load_state_dict(wrong))
+        require_error(ValueError, ["not of the same step: 2 and 7"], lambda: handle.load_state_dict(wrong))
+
+
+def torn_files_are_refused():
+    """Each rank loads its own, and those of one shard are of a later step: replicas agree."""
+    model = net()
+    handle = shard(model, "casq:bits=4")
+    train(model, adamw(model), 3)
+    state = handle.state_dict()
+    torn = {**state, "values": {**state["values"], "step": 7 if RANK % 2 else 3}}
+    handle.load_state_dict(torn)
+    for tries in range(2):  # it stays refused, and each try has a number
+        words = [f"shard is at step {tries + (7 if RANK % 2 else 3)}",
+                 f"at steps from {3 + tries} to {7 + tries}", "same moment"]
+        require_error(RuntimeError, words, lambda: model(batch(3)).square().mean().backward())
+    # One that some ranks have not loaded at all is torn as well.
+    again = net()
+    other = shard(again, "casq:bits=4")
+    if RANK % 2:
+        other.load_state_dict(state)
+    require_error(RuntimeError, ["at steps from 0 to 3"],
+                  lambda: again(batch(3)).square().mean().backward())
+    handle.load_state_dict(state)
+    model.zero_grad()
+    train(model, adamw(model), 1, first=3)
+    assert handle.step == 4
+    require_equal_replicas(locals_of(model), mesh_of(), "after torn files")
 
 
 class Raises(torch.autograd.Function):
@@ -623,6 +674,28 @@ def what_cannot_be_sharded():
     shard(model, "casq", mesh, modules=())
 
 
+def a_mesh_for_each_parameter():
+    """torch has a group of parameters for each mesh then."""
+    if ShardPlacementResult is None:
+        return "skipped"
+    mesh = mesh_of()
+    between_hosts = FSDPMeshInfo(mesh["replicate"], shard_mesh_dim=0)
+
+    def place(parameter):
+        return ShardPlacementResult(Shard(0), between_hosts) if parameter.dim() == 1 else None
+
+    words = ["ShardPlacementResult", "Shard without it", "a fully_shard of their own"]
+    model = net()
+    require_error(ValueError, [*words, "parameter layers.0.bias"],
+                  lambda: shard(model, "casq", mesh, shard_placement_fn=place))
+    assert not any(hasattr(module, "set_all_reduce_hook") for module in model.modules()), "torch's came first"
+    applied = plain(net(), mesh["shard"], shard_placement_fn=place)
+    require_error(ValueError, [*words, "applied to the model"],
+                  lambda: shard(applied, "casq", mesh, modules=()))
+    # One dimension for each is torch's own business.
+    shard(model, "casq", mesh, shard_placement_fn=lambda parameter: Shard(0))
+
+
 def after_torchs_own():
     """Sharded by torch over one dimension; with an optimizer that holds its variance still,
     and activations computed anew."""
@@ -665,7 +738,8 @@ def replicas_that_differ_are_found():
 SHARDED = [closing(scenario) for scenario in (
     dense_equals_plain_hsdp, gradients_over_several_backwards, nothing_is_lost, trained_replicas_are_equal,
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch, states_of_another_mesh,
-    given_up_backward_leaves_no_trace, spoiled_step_is_undone_in_all_shards, loss_scale_is_followed,
-    layers_in_another_order, what_a_backward_cannot, what_cannot_be_sharded, after_torchs_own,
+    two_models_in_a_checkpoint, torn_files_are_refused, given_up_backward_leaves_no_trace,
+    spoiled_step_is_undone_in_all_shards, loss_scale_is_followed, layers_in_another_order,
+    what_a_backward_cannot, what_cannot_be_sharded, a_mesh_for_each_parameter, after_torchs_own,
     handles_live_as_long_as_their_models, replicas_that_differ_are_found,
 )]
