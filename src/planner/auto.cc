@@ -10,6 +10,10 @@
 // first round is dropped. Which candidates there are is what training runs have shown to keep the loss
 // (docs/loss.md).
 //
+// Where the choice leaves something out, buckets that are ready first may do without it: their exchange lies
+// behind the rest of backward. So the choice is tried once more with dense for the first quarter of the
+// elements, or for two or three quarters. The mildest that takes as long stays.
+//
 // All candidates are given the same residual. So nothing is lost where they change. The lossy one stands
 // behind the stage `guard` (stages/guard.cc), which takes dense for buckets of which too little arrives.
 //
@@ -46,9 +50,12 @@ namespace {
 
 /// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
 /// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds,
-/// whose step comes, and where the trial is.
+/// whose step comes, which one goes with dense, the quarters that are tried with it, and where the trial is.
 constexpr StateKind kPlan = {.name = "auto_plan"};
-constexpr std::size_t kPlanNumbers = 5 + Trial::kNumbers;
+constexpr std::size_t kPlanNumbers = 7 + Trial::kNumbers;
+
+/// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
+constexpr std::size_t kQuarters = 4;
 
 /// Looks in a row that see another step time before the trial is made again. Twice as many after each trial
 /// that confirms the choice, since that was noise; half as many after a calm time.
@@ -135,7 +142,7 @@ class Auto final : public Synchronizer {
   };
 
   Auto(const Rules& rules, std::vector<std::string> names, std::vector<Pipeline> members)
-      : rules_(rules), names_(std::move(names)), members_(std::move(members)), plan_(rules.trial) {}
+      : rules_(rules), names_(std::move(names)), members_(std::move(members)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     run(bucket, residual, step, [&](Synchronizer& member, Span<float> to_add) {
@@ -157,7 +164,8 @@ class Auto final : public Synchronizer {
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const bool begun = timed_ && workload.step == index_;
-    return members_[begun ? plan_.use : plan_.coming].synchronizer->payload_bytes(workload);
+    return members_[member_of(workload.bucket, begun ? plan_.use : plan_.coming)].synchronizer->payload_bytes(
+        workload);
   }
 
   std::vector<Change> changes() const override;
@@ -193,12 +201,16 @@ class Auto final : public Synchronizer {
  private:
   /// What is true of all buckets. A step that does not count takes back what it changed of it.
   struct Plan {
-    explicit Plan(const TrialOptions& options) : trial(options) {}
+    explicit Plan(const Trial& of_members) : trial(of_members) {}
 
-    std::size_t use = 0;     // in this step
-    std::size_t coming = 0;  // in the next one
-    bool chosen = false;     // else the trial goes on
-    bool tried = false;      // there is a choice, of a trial before this one or of a state
+    // Candidates are the members, and behind them one of these with dense for one, two or three quarters.
+    std::size_t use = 0;          // in this step
+    std::size_t coming = 0;       // in the next one
+    std::size_t base = 0;         // what goes with dense
+    std::size_t quarters = 0;     // that the trial compares with base; 0: it compares the members
+    std::vector<double> seconds;  // of the members, once they were compared
+    bool chosen = false;          // else the trial goes on
+    bool tried = false;           // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;          // seconds of a step with the choice; 0: not known yet
     bool fresh = false;        // which are those of the trial
@@ -217,8 +229,9 @@ class Auto final : public Synchronizer {
   };
 
   struct BucketState {
-    std::optional<std::size_t> used;  // in the last step
+    std::optional<std::size_t> used;  // member, in the last step
     std::size_t parameters = 1;
+    std::size_t elements = 0;    // 0: not known yet
     bool delivered_all = false;  // the residual is 0
     bool counted = false;        // a step of its has not been undone, or it was loaded
   };
@@ -229,17 +242,19 @@ class Auto final : public Synchronizer {
     step.report.frame_header_bytes += begin_step(step);
     BucketState& own = buckets_[bucket];
     own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
-    own.used = plan_.use;
-    const Pipeline& member = members_[plan_.use];
+    const std::size_t used = member_of(bucket, plan_.use);
+    own.used = used;
+    const Pipeline& member = members_[used];
     // What has delivered everything leaves nothing to add; reading it would cost a pass.
     const bool skip = residual.empty() || (member.lossless && own.delivered_all);
     const double began = step.communicator.now_seconds();
     const bool done = body(*member.synchronizer, skip ? Span<Float>() : residual);
     inside_ += step.communicator.now_seconds() - began;
     if (!done) return false;
+    own.elements = step.report.elements;
     own.delivered_all = member.lossless && step.report.finite;
     // A guard says where another system had the bucket.
-    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[plan_.use].c_str();
+    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[used].c_str();
     return true;
   }
 
@@ -268,6 +283,24 @@ class Auto final : public Synchronizer {
   bool decides(const Step& step) const {
     return !follows_ && members_.size() > 1 && step.communicator.size() > 1;
   }
+  /// Of whose step a bucket of it is. Where shares are not known yet no bucket is given to dense.
+  std::size_t member_of(BucketId bucket, std::size_t candidate) const;
+  /// Buckets that dense has then.
+  std::size_t buckets_of_dense(std::size_t quarters) const;
+  std::string name_of(std::size_t candidate) const;
+  bool takes_part(std::size_t candidate) const {
+    return plan_.quarters == 0 ? candidate < members_.size()
+                               : candidate == plan_.base || candidate == with_dense(plan_.quarters);
+  }
+  std::size_t with_dense(std::size_t quarters) const { return members_.size() + quarters - 1; }
+  std::size_t candidates() const { return members_.size() + kQuarters - 1; }
+  /// Lower is milder: what a plan's next step leaves out.
+  std::size_t mildness(const Plan& plan) const {
+    return plan.coming < members_.size() ? kQuarters * plan.coming
+                                         : kQuarters * plan.base - (plan.coming - members_.size() + 1);
+  }
+  Trial trial_of_members(const TrialOptions& options, std::optional<std::size_t> before) const;
+  bool try_with_dense(std::size_t quarters);
   std::vector<float> numbers() const;
   std::optional<Plan> read_plan(Span<const float> numbers) const;
   /// A trial that is not the first one has nothing to settle.
@@ -279,7 +312,8 @@ class Auto final : public Synchronizer {
   std::uint64_t begin_step(Step& step);
   std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
   std::uint64_t after_round(Step& step);
-  void choose(Step& step, const std::vector<double>& seconds, double error);
+  void end_trial(Step& step, const std::vector<double>& seconds, double error);
+  void choose(Step& step, const std::vector<double>& seconds, std::size_t choice, double allowed);
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks);
   void try_again(Step& step, const std::string& why);
@@ -294,7 +328,7 @@ class Auto final : public Synchronizer {
   std::vector<Pipeline> members_;
   std::map<BucketId, BucketState> buckets_;
   std::vector<Change> changes_;
-  Plan plan_;
+  Plan plan_{trial_of_members(rules_.trial, {})};
   std::optional<Plan> before_;  // this step, which may not count
   bool follows_ = false;
 
@@ -305,6 +339,43 @@ class Auto final : public Synchronizer {
   double began_ = 0;         // by the communicator's clock
   double inside_ = 0;        // seconds of this step in the exchange
 };
+
+std::size_t Auto::buckets_of_dense(std::size_t quarters) const {
+  std::uint64_t all = 0;
+  for (const auto& [bucket, state] : buckets_) {
+    if (state.elements == 0) return 0;
+    all += state.elements;
+  }
+  std::uint64_t first = 0;
+  std::size_t count = 0;
+  for (const auto& [bucket, state] : buckets_) {
+    first += state.elements;
+    if (kQuarters * first > quarters * all) break;
+    ++count;
+  }
+  return count;
+}
+
+std::size_t Auto::member_of(BucketId bucket, std::size_t candidate) const {
+  if (candidate < members_.size()) return candidate;
+  const auto found = buckets_.find(bucket);
+  const auto place = std::distance(buckets_.begin(), found);
+  const std::size_t exact = buckets_of_dense(candidate - members_.size() + 1);
+  return found != buckets_.end() && place < static_cast<std::ptrdiff_t>(exact) ? 0 : plan_.base;
+}
+
+std::string Auto::name_of(std::size_t candidate) const {
+  if (candidate < members_.size()) return names_[candidate];
+  const std::size_t quarters = candidate - members_.size() + 1;
+  return names_[plan_.base] + " (" + names_[0] + " for the first " +
+         std::to_string(buckets_of_dense(quarters)) + " of " + std::to_string(buckets_.size()) + " buckets)";
+}
+
+Trial Auto::trial_of_members(const TrialOptions& options, std::optional<std::size_t> before) const {
+  Trial trial(options, before);
+  for (std::size_t i = members_.size(); i < candidates(); ++i) trial.drop(i);
+  return trial;
+}
 
 /// At a step's first bucket. Returns the bytes that were sent to agree.
 std::uint64_t Auto::begin_step(Step& step) {
@@ -332,10 +403,10 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
     plan_.loaded = false;
     const int now = step.communicator.size();
     if (plan_.ranks != now) {
-      try_again(step, std::to_string(now) + " ranks, and " + names_[plan_.choice] + " was chosen with " +
+      try_again(step, std::to_string(now) + " ranks, and " + name_of(plan_.choice) + " was chosen with " +
                           std::to_string(plan_.ranks));
     } else {
-      add_change(step, names_[plan_.choice] + ", as in the state that was loaded. A step took " +
+      add_change(step, name_of(plan_.choice) + ", as in the state that was loaded. A step took " +
                            milliseconds(plan_.usual) + " then");
     }
   }
@@ -356,7 +427,7 @@ std::uint64_t Auto::after_round(Step& step) {
     std::array<double, Trial::kMostCandidates> error{};
   };
   Measured own;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
+  for (std::size_t i = 0; i < candidates(); ++i) {
     const auto times = plan_.trial.times(i);
     // None where its steps did not count, or came before the run was resumed.
     const Timing timing = times.empty() ? Timing{kUnknown, 0} : timing_of(times);
@@ -365,11 +436,15 @@ std::uint64_t Auto::after_round(Step& step) {
   }
   const Span<Measured> all = gather(step, own);
   const auto world = static_cast<double>(all.size());
-  std::vector<double> seconds(members_.size());
+  std::vector<double> seconds(candidates());
   double error = 0;
   bool known = true;
   for (const Measured& one : all) {
-    for (std::size_t i = 0; i < members_.size(); ++i) {
+    for (std::size_t i = 0; i < candidates(); ++i) {
+      if (!takes_part(i)) {
+        seconds[i] = kUnknown;
+        continue;
+      }
       known = known && is_time(one.seconds[i]) && one.error[i] >= 0 && std::isfinite(one.error[i]);
       seconds[i] += one.seconds[i] / world;
       error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
@@ -379,21 +454,56 @@ std::uint64_t Auto::after_round(Step& step) {
   const double fastest = *std::ranges::min_element(seconds);
   if (!known) {
     // Some candidate's steps did not count, or a clock told nonsense.
-    plan_.trial = Trial(again(), plan_.use);
+    plan_.quarters = 0;
+    plan_.trial = trial_of_members(again(), plan_.use);
     return sent;
   }
-  for (std::size_t i = 0; i < members_.size(); ++i) {
+  for (std::size_t i = 0; i < candidates(); ++i) {
     if (seconds[i] > kHopeless * fastest && plan_.trial.has(i)) plan_.trial.drop(i);
   }
-  if (plan_.trial.is_over() && !(error > kGoodError && plan_.trial.extend())) choose(step, seconds, error);
+  if (plan_.trial.is_over() && !(error > kGoodError && plan_.trial.extend())) end_trial(step, seconds, error);
   return sent;
 }
 
-void Auto::choose(Step& step, const std::vector<double>& seconds, double error) {
+/// Of candidates that take no part, seconds are more than any.
+void Auto::end_trial(Step& step, const std::vector<double>& seconds, double error) {
   const double allowed = rules_.within + std::min(error, kMostError);
   const double bound = (1 + allowed) * *std::ranges::min_element(seconds);
+  if (plan_.quarters != 0) {
+    const std::size_t mixed = with_dense(plan_.quarters);
+    if (seconds[mixed] <= bound) return choose(step, seconds, mixed, allowed);
+    if (try_with_dense(plan_.quarters - 1)) return;
+    return choose(step, seconds, plan_.base, allowed);
+  }
   const auto mildest = std::ranges::find_if(seconds, [&](double one) { return one <= bound; });
   const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
+  plan_.base = choice;
+  plan_.seconds = seconds;
+  if (!members_[choice].lossless) {
+    // Its bytes alone take as long as the same share of all bytes with dense, about.
+    std::size_t most = kQuarters - 1;
+    while (most > 0 && static_cast<double>(most) / kQuarters * seconds[0] > bound) --most;
+    if (try_with_dense(most)) return;
+  }
+  choose(step, seconds, choice, allowed);
+}
+
+/// Begins the trial of the base with dense for so many quarters, or for fewer where these give dense no bucket
+/// more. Returns false where there is nothing to try.
+bool Auto::try_with_dense(std::size_t quarters) {
+  const std::size_t before = plan_.quarters == 0 ? buckets_.size() : buckets_of_dense(plan_.quarters);
+  while (quarters > 0 && buckets_of_dense(quarters) >= before) --quarters;
+  if (quarters == 0 || buckets_of_dense(quarters) == 0) return false;
+  plan_.quarters = quarters;
+  plan_.trial = Trial(again(), plan_.use);
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    if (!takes_part(i)) plan_.trial.drop(i);
+  }
+  plan_.coming = plan_.trial.coming();
+  return true;
+}
+
+void Auto::choose(Step& step, const std::vector<double>& seconds, std::size_t choice, double allowed) {
   const bool confirmed = plan_.tried && choice == plan_.choice;
   plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
   plan_.looks_to_try_again =
@@ -401,6 +511,7 @@ void Auto::choose(Step& step, const std::vector<double>& seconds, double error) 
   plan_.looks = 0;
   plan_.choice = plan_.coming = choice;
   plan_.chosen = plan_.tried = true;
+  plan_.quarters = 0;
   plan_.ranks = step.communicator.size();
   plan_.usual = seconds[choice];
   plan_.fresh = true;
@@ -408,10 +519,11 @@ void Auto::choose(Step& step, const std::vector<double>& seconds, double error) 
   plan_.times = Times();
   plan_.drifted = plan_.calm = 0;
   std::string all;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    all += (all.empty() ? "" : ", ") + milliseconds(seconds[i]) + " with " + names_[i];
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    const double one = seconds[i] < kUnknown || i >= plan_.seconds.size() ? seconds[i] : plan_.seconds[i];
+    if (one < kUnknown) all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i);
   }
-  add_change(step, names_[choice] + ". A step takes " + all +
+  add_change(step, name_of(choice) + ". A step takes " + all +
                        ". The mildest is taken whose step takes at most " + percent(allowed) +
                        " more than the shortest: " + percent(rules_.within) + ", and " +
                        percent(allowed - rules_.within) + " for what is not known better");
@@ -440,8 +552,8 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
   // A trial knows its times by few steps, all of them soon after another candidate's.
   if (plan_.usual == 0 || (plan_.fresh && !has_drifted_far(plan_.usual, now))) plan_.usual = now;
   plan_.fresh = false;
-  if (++plan_.looks >= plan_.looks_to_try_again && plan_.choice + 1 < members_.size()) {
-    return try_again(step, names_[plan_.choice] + " was chosen " +
+  if (++plan_.looks >= plan_.looks_to_try_again && plan_.choice + 1 != members_.size()) {
+    return try_again(step, name_of(plan_.choice) + " was chosen " +
                                std::to_string(static_cast<std::size_t>(plan_.looks) * rules_.interval) +
                                " steps ago");
   }
@@ -459,7 +571,7 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
       "a step takes " + milliseconds(now) + " where it took " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
     add_change(step, what + ", by rank " + std::to_string(*rank) +
-                         " alone, for which the others wait: " + names_[plan_.choice] + " stays");
+                         " alone, for which the others wait: " + name_of(plan_.choice) + " stays");
     plan_.usual = now;
     plan_.usual_inside = -1;
     plan_.drifted = 0;
@@ -470,7 +582,8 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
 
 void Auto::try_again(Step& step, const std::string& why) {
   add_change(step, why + ": the candidates are tried again");
-  plan_.trial = Trial(again(), plan_.use);
+  plan_.quarters = 0;
+  plan_.trial = trial_of_members(again(), plan_.use);
   plan_.chosen = false;
   plan_.coming = plan_.trial.coming();
 }
@@ -505,7 +618,7 @@ void Auto::save(BucketWriter& writer) const {
 
 void Auto::load(const BucketReader& reader) {
   for (const Pipeline& member : members_) member.synchronizer->load(reader);
-  plan_ = Plan(rules_.trial);
+  plan_ = Plan(trial_of_members(rules_.trial, {}));
   before_.reset();
   changes_.clear();
   buckets_.clear();
@@ -520,7 +633,7 @@ void Auto::load(const BucketReader& reader) {
       buckets_[bucket].counted = true;
       const std::optional<Plan> read = read_plan(numbers);
       if (!read) return;
-      if (!mildest || read->coming < mildest->coming) mildest = read;
+      if (!mildest || mildness(*read) < mildness(*mildest)) mildest = read;
     }
   }
   if (mildest) plan_ = *mildest;
@@ -528,8 +641,12 @@ void Auto::load(const BucketReader& reader) {
 
 std::vector<float> Auto::numbers() const {
   std::vector<float> numbers = {plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
-                                static_cast<float>(plan_.usual), static_cast<float>(plan_.ranks),
-                                plan_.chosen ? 1.0f : 0.0f, static_cast<float>(plan_.coming)};
+                                static_cast<float>(plan_.usual),
+                                static_cast<float>(plan_.ranks),
+                                plan_.chosen ? 1.0f : 0.0f,
+                                static_cast<float>(plan_.coming),
+                                static_cast<float>(plan_.base),
+                                static_cast<float>(plan_.quarters)};
   const auto trial = plan_.trial.numbers();
   numbers.insert(numbers.end(), trial.begin(), trial.end());
   return numbers;
@@ -537,11 +654,14 @@ std::vector<float> Auto::numbers() const {
 
 /// Nothing for numbers that no plan has.
 std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
-  const auto candidates = static_cast<float>(members_.size());
-  Plan plan(rules_.trial);
-  if (!(numbers[0] >= 0 && numbers[0] <= candidates && is_time(static_cast<double>(numbers[1])) &&
-        numbers[2] >= 0 && numbers[2] < 1e7f && numbers[4] >= 0 && numbers[4] < candidates) ||
-      !plan.trial.resume(numbers.subspan(5, Trial::kNumbers))) {
+  const auto all = static_cast<float>(candidates());
+  const auto known = [&](std::size_t place, float end) {
+    return numbers[place] >= 0 && numbers[place] < end && numbers[place] == std::floor(numbers[place]);
+  };
+  Plan plan(trial_of_members(rules_.trial, {}));
+  if (!(known(0, all + 1) && is_time(static_cast<double>(numbers[1])) && known(2, 1e7f) && known(4, all) &&
+        known(5, static_cast<float>(members_.size())) && known(6, kQuarters)) ||
+      !plan.trial.resume(numbers.subspan(7, Trial::kNumbers))) {
     return {};
   }
   plan.tried = numbers[0] >= 1;
@@ -550,6 +670,8 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
   plan.usual = static_cast<double>(numbers[1]);
   plan.ranks = static_cast<int>(numbers[2]);
   plan.coming = static_cast<std::size_t>(numbers[4]);
+  plan.base = static_cast<std::size_t>(numbers[5]);
+  plan.quarters = static_cast<std::size_t>(numbers[6]);
   plan.loaded = plan.chosen;
   return plan;
 }
@@ -594,7 +716,7 @@ SystemInfo auto_info() {
   info.incomparable = [](const Options&) { return "it guards by itself"; };
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     Auto::Rules rules;
-    rules.trial.candidates = inner.members.size();
+    rules.trial.candidates = inner.members.size() + kQuarters - 1;
     rules.trial.settle = static_cast<std::size_t>(options.integer("settle", 0, 1'000'000));
     rules.trial.rounds = static_cast<std::size_t>(options.integer("rounds", 1, 1000));
     rules.trial.steps = static_cast<std::size_t>(options.integer("steps", 1, Trial::kMostTimes));
