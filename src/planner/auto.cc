@@ -199,18 +199,21 @@ class Auto final : public Synchronizer {
   }
 
  private:
+  /// Of a step with each candidate.
+  using Seconds = std::array<double, Trial::kMostCandidates>;
+
   /// What is true of all buckets. A step that does not count takes back what it changed of it.
   struct Plan {
     explicit Plan(const Trial& of_members) : trial(of_members) {}
 
     // Candidates are the members, and behind them one of these with dense for one, two or three quarters.
-    std::size_t use = 0;          // in this step
-    std::size_t coming = 0;       // in the next one
-    std::size_t base = 0;         // what goes with dense
-    std::size_t quarters = 0;     // that the trial compares with base; 0: it compares the members
-    std::vector<double> seconds;  // of the members, once they were compared
-    bool chosen = false;          // else the trial goes on
-    bool tried = false;           // there is a choice, of a trial before this one or of a state
+    std::size_t use = 0;       // in this step
+    std::size_t coming = 0;    // in the next one
+    std::size_t base = 0;      // what goes with dense
+    std::size_t quarters = 0;  // that the trial compares with base; 0: it compares the members
+    Seconds seconds{};         // of the members, once they were compared
+    bool chosen = false;       // else the trial goes on
+    bool tried = false;        // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;          // seconds of a step with the choice; 0: not known yet
     bool fresh = false;        // which are those of the trial
@@ -312,8 +315,8 @@ class Auto final : public Synchronizer {
   std::uint64_t begin_step(Step& step);
   std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
   std::uint64_t after_round(Step& step);
-  void end_trial(Step& step, const std::vector<double>& seconds, double error);
-  void choose(Step& step, const std::vector<double>& seconds, std::size_t choice, double allowed);
+  void end_trial(Step& step, const Seconds& seconds, double error);
+  void choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed);
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks);
   void try_again(Step& step, const std::string& why);
@@ -436,11 +439,11 @@ std::uint64_t Auto::after_round(Step& step) {
   }
   const Span<Measured> all = gather(step, own);
   const auto world = static_cast<double>(all.size());
-  std::vector<double> seconds(candidates());
+  Seconds seconds{};
   double error = 0;
   bool known = true;
   for (const Measured& one : all) {
-    for (std::size_t i = 0; i < candidates(); ++i) {
+    for (std::size_t i = 0; i < seconds.size(); ++i) {
       if (!takes_part(i)) {
         seconds[i] = kUnknown;
         continue;
@@ -466,7 +469,7 @@ std::uint64_t Auto::after_round(Step& step) {
 }
 
 /// Of candidates that take no part, seconds are more than any.
-void Auto::end_trial(Step& step, const std::vector<double>& seconds, double error) {
+void Auto::end_trial(Step& step, const Seconds& seconds, double error) {
   const double allowed = rules_.within + std::min(error, kMostError);
   const double bound = (1 + allowed) * *std::ranges::min_element(seconds);
   if (plan_.quarters != 0) {
@@ -488,7 +491,7 @@ void Auto::end_trial(Step& step, const std::vector<double>& seconds, double erro
   choose(step, seconds, choice, allowed);
 }
 
-/// Begins the trial of the base with dense for so many quarters, or for fewer where these give dense no bucket
+/// Begins the trial of the base with dense for so many quarters, or for fewer where these give it no bucket
 /// more. Returns false where there is nothing to try.
 bool Auto::try_with_dense(std::size_t quarters) {
   const std::size_t before = plan_.quarters == 0 ? buckets_.size() : buckets_of_dense(plan_.quarters);
@@ -503,7 +506,7 @@ bool Auto::try_with_dense(std::size_t quarters) {
   return true;
 }
 
-void Auto::choose(Step& step, const std::vector<double>& seconds, std::size_t choice, double allowed) {
+void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed) {
   const bool confirmed = plan_.tried && choice == plan_.choice;
   plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
   plan_.looks_to_try_again =
@@ -520,8 +523,9 @@ void Auto::choose(Step& step, const std::vector<double>& seconds, std::size_t ch
   plan_.drifted = plan_.calm = 0;
   std::string all;
   for (std::size_t i = 0; i < candidates(); ++i) {
-    const double one = seconds[i] < kUnknown || i >= plan_.seconds.size() ? seconds[i] : plan_.seconds[i];
-    if (one < kUnknown) all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i);
+    const double one = seconds[i] < kUnknown ? seconds[i] : plan_.seconds[i];
+    if (one < kUnknown && one > 0)
+      all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i);
   }
   add_change(step, name_of(choice) + ". A step takes " + all +
                        ". The mildest is taken whose step takes at most " + percent(allowed) +
