@@ -24,8 +24,10 @@ except ImportError:  # of an older torch, which runs none of these
     torchs = None
 
 try:
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
-except ImportError:  # of an older torch, which has one mesh for all parameters
+    # Debian's torch cannot import what lies around it.
+    if torchs is not None:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+except ImportError:  # of a torch that has one mesh for all parameters
     ShardPlacementResult = None
 
 LOSSY = ["casq:bits=4", "top_k:ratio=0.05+zen", "marsit:full_every=3", "power_sgd:rank=2"]
