@@ -19,11 +19,14 @@ def _first_bucket_without_limit():
 
 
 def wrap(module, way: str) -> DistributedDataParallel:
-    """Over Gloo torch's PowerSGD hook ends the process unless all parameters are in one bucket."""
+    """Gradients are views into buckets, which saves DDP a copy of each, whatever the way.
+
+    Over Gloo torch's PowerSGD hook ends the process unless all parameters are in one bucket.
+    """
     if way != "power_sgd_hook":
-        return DistributedDataParallel(module)
+        return DistributedDataParallel(module, gradient_as_bucket_view=True)
     with _first_bucket_without_limit():
-        return DistributedDataParallel(module, bucket_cap_mb=100_000)
+        return DistributedDataParallel(module, bucket_cap_mb=100_000, gradient_as_bucket_view=True)
 
 
 def attach(

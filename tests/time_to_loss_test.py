@@ -25,7 +25,8 @@ def made(way, losses, step_seconds, sent):
     return {"way": way, "steps": 10 * (len(losses) - 1), "seed": 1, "layers": 1, "width": 2, "heads": 1,
             "vocabulary": 3, "context": 4, "batch": 5, "lr": 0.1, "weight_decay": 0, "clip": 1, "workers": 2,
             "threads": 1, "parameters": 99, "power_sgd_rank": 4, "evaluations": 2, "held_out": 16, "text": "",
-            "local_seconds": 0.25 * step_seconds if way == "plain" else None, "points": points}
+            "local_seconds": 0.25 * step_seconds if way == "plain" else None, "points": points,
+            "torch": "2.0", "fused_optimizer": True}
 
 
 def tables_say_when_the_loss_was_reached():

@@ -75,6 +75,7 @@ def table(runs: list, rate: str, margin: float = 0) -> str:
     setting = (f"A decoder-only transformer of {plain['parameters']:,} parameters ({plain['layers']} layers of width {plain['width']}), "
                f"{plain['workers']} ranks with {plain['batch']} windows of {plain['context']} words each, {plain['steps']} steps of AdamW "
                f"at {plain['lr']:g}, clipped at {plain['clip']:g}, warm-up of a tenth of the steps and half a cosine, seed {plain['seed']}. "
+               f"torch {plain['torch']}{' with its fused optimizer' if plain.get('fused_optimizer') else ''}. "
                f"torch's PowerSGD hook has rank {plain['power_sgd_rank']}. All ranks are on one machine, {plain['threads']} threads each.")
     if margin:
         setting += f" The loss to reach is {margin:g} nats above plain's last one, for plain as for all."
