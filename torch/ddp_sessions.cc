@@ -36,6 +36,7 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
                                     std::size_t lane) const {
   Made made;
   made.device = common_device(layouts, lane);
+  const auto sharing = static_cast<int>(std::clamp<std::size_t>(layouts.size(), 1, lanes_.size()));
   const std::string place = "lane " + std::to_string(lane) + " of " + std::to_string(lanes_.size()) +
                             ", compressed on " + (made.device ? "a CUDA device" : "the CPU");
   made.session = std::make_unique<Session>(spec, lanes_[lane]->tensor_session().communicator(),
@@ -44,7 +45,8 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
                                                           .cuda_device = made.device,
                                                           .configuration = place,
                                                           .registry = options_.registry,
-                                                          .reduce_scatter = options_.reduce_scatter});
+                                                          .reduce_scatter = options_.reduce_scatter,
+                                                          .sharing = sharing});
   for (std::size_t index = 0; index < layouts.size(); ++index) {
     const DdpLayout& layout = layouts[index];
     // Ids count over all lanes: randomness depends on them.

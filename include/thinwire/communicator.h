@@ -138,6 +138,9 @@ class Communicator {
 
   /// Everything sent and received so far.
   const Traffic& traffic() const { return traffic_; }
+  /// Messages so far that waited for each other: those to the peer that was sent most, and those of the
+  /// engine's own collectives. So often the latency has passed, about.
+  std::uint64_t messages_in_turn() const;
 
   // --- Messages. Two messages from one rank to another with the same tag arrive in the order they were sent.
 
@@ -219,6 +222,8 @@ class Communicator {
   std::chrono::duration<double> silence_limit_{0};  // 0: not set
   StepClock* clock_ = nullptr;
   Traffic traffic_;
+  std::vector<std::uint64_t> sent_to_;  // messages, by peer
+  std::uint64_t native_messages_ = 0;
   Stage stage_ = Stage::outside;
   ExchangeCall call_;
   std::uint64_t guard_bytes_ = 0;

@@ -60,6 +60,9 @@ struct SessionOptions {
   /// a step costs about half the bytes. The residual is of the whole bucket, as each rank codes all parts.
   /// All ranks know whether a step counts. Not for rows, only for specs with Pipeline::reduce_scatters.
   bool reduce_scatter = false;
+  /// Sessions of this rank that synchronize parts of one model at the same time, at least 1. They share the
+  /// rank's link, which `auto:link=` heeds.
+  int sharing = 1;
 };
 
 /// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.

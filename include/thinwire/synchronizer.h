@@ -72,6 +72,7 @@ struct Step {
   /// Of the mean, this rank needs part `rank` of W equal ones alone: the session's reduce-scatter. A system
   /// with SystemInfo::reduce_scatters leaves it there; the other parts then have no meaning.
   bool reduce_scatter = false;
+  int sharing = 1;  ///< See SessionOptions.
   /// Where each of the bucket's parameters ends, ascending, the last at n. Empty: the bucket is one
   /// parameter. For systems that scale parameters separately, since layers differ by orders of magnitude.
   Span<const std::size_t> parameter_ends{};

@@ -25,6 +25,7 @@ Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size) +
                                 ": a communicator needs 0 <= rank < size");
   }
+  sent_to_.resize(static_cast<std::size_t>(size));
   ranks_.resize(static_cast<std::size_t>(size));
   std::iota(ranks_.begin(), ranks_.end(), 0);
 }
@@ -85,6 +86,7 @@ Pending Communicator::send(int peer, Tag tag, Span<const std::byte> bytes) {
   void* operation = start_send(peer, tag, bytes);
   traffic_.sent_bytes += bytes.size();
   ++traffic_.sent_messages;
+  ++sent_to_[static_cast<std::size_t>(peer)];
   return {this, operation, peer};
 }
 
@@ -101,6 +103,11 @@ Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
 void Communicator::count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes,
                                 std::uint64_t messages) {
   traffic_ += {sent_bytes, received_bytes, messages, messages};
+  native_messages_ += messages;
+}
+
+std::uint64_t Communicator::messages_in_turn() const {
+  return native_messages_ + *std::ranges::max_element(sent_to_);
 }
 
 std::uint64_t Communicator::ring_sent_bytes(std::size_t elements, std::size_t element_bytes) const {

@@ -39,6 +39,11 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
     }
     for (auto field = fields.begin() + 1; field != fields.end(); ++field) {
       const std::size_t equals = field->find('=');
+      // A value may have a colon, as in link=1Gbit:50us.
+      if (equals == std::string_view::npos && !field->empty() && !part.options.empty()) {
+        part.options.back().second += ":" + std::string(*field);
+        continue;
+      }
       if (equals == std::string_view::npos || equals == 0 || equals + 1 == field->size()) {
         throw std::invalid_argument("spec " + quoted(spec) + ": option " + quoted(*field) +
                                     " is not of the form OPTION=VALUE");

@@ -57,8 +57,16 @@ TEST(Spec, PartsAndOptions) {
   EXPECT_EQ(parts[1].options[1], (std::pair<std::string, std::string>{"sample", "1"}));
 }
 
+TEST(Spec, AValueMayHaveColons) {
+  const auto parts = parse_spec("auto:link=1Gbit:50us:steps=2");
+  ASSERT_EQ(parts[0].options.size(), 2u);
+  EXPECT_EQ(parts[0].options[0], (std::pair<std::string, std::string>{"link", "1Gbit:50us"}));
+  EXPECT_EQ(parts[0].options[1], (std::pair<std::string, std::string>{"steps", "2"}));
+}
+
 TEST(Spec, MalformedSpecsAreRefused) {
-  for (const char* spec : {"", "+dense", "dense+", "a:b", "a:=1", "a:b=", "a:b=1:b=2", ":x=1"}) {
+  for (const char* spec :
+       {"", "+dense", "dense+", "a:b", "a:=1", "a:b=", "a:b=1:b=2", "a:b=1:", "a:b=1:=2", ":x=1"}) {
     EXPECT_THROW(parse_spec(spec), std::invalid_argument) << spec;
   }
   EXPECT_THROW(split_specs("a,,b"), std::invalid_argument);

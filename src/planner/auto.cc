@@ -27,6 +27,9 @@
 // Where a process has several sessions for parts of one model, the first one decides for all
 // (Synchronizer::follow). So what the coming step uses is known one step earlier.
 //
+// With `link` the choice is for another link than the one at hand (planner/link_estimate.h): what the machine
+// computes is taken from the trial's steps, and what the network takes is computed.
+//
 // Bytes per rank: those of the candidate whose step it is. Times are counted with the headers.
 
 #include "planner/auto.h"
@@ -43,6 +46,9 @@
 #include <vector>
 
 #include "exchange/collectives.h"
+#include "planner/link_estimate.h"
+#include "planner/link_text.h"
+#include "planner/looks.h"
 #include "planner/trials.h"
 
 namespace thinwire {
@@ -75,8 +81,6 @@ constexpr double kMostError = 0.05;
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
 
-constexpr std::size_t kMostInterval = 64;
-
 /// What no step takes.
 constexpr double kMostSeconds = 1e7;
 constexpr double kUnknown = 2 * kMostSeconds;
@@ -95,50 +99,13 @@ bool is_time(double seconds) {
   return seconds >= 0 && seconds < kMostSeconds;
 }
 
-/// Time of this rank's steps since the choice.
-struct Times {
-  std::array<double, kMostInterval> steps{};
-  std::array<double, kMostInterval> inside{};  // in the exchange, codec included
-  std::size_t count = 0;
-
-  void add(double step, double inside_step) {
-    if (count == kMostInterval) return;
-    steps[count] = step;
-    inside[count++] = inside_step;
-  }
-};
-
-/// What a rank tells at a look.
-struct Seen {
-  double step = 0;
-  double inside = 0;
-  double inside_before = 0;  // at the choice; negative: not known
-};
-
-/// The rank that alone explains why steps take another time: the others spend more, or less, time in the
-/// exchange as they wait for it, and it does not.
-std::optional<std::size_t> rank_that_changed(Span<const Seen> ranks, double change) {
-  std::size_t least = 0;
-  double least_growth = 0, most_growth = 0;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (ranks[i].inside_before < 0) return {};
-    const double growth = (ranks[i].inside - ranks[i].inside_before) / change;
-    if (i == 0 || growth < least_growth) {
-      least = i;
-      least_growth = growth;
-    }
-    most_growth = i == 0 ? growth : std::max(most_growth, growth);
-  }
-  if (most_growth < 0.5 || least_growth > 0.2) return {};
-  return least;
-}
-
 class Auto final : public Synchronizer {
  public:
   struct Rules {
     TrialOptions trial;
     double within = 0;
     std::size_t interval = 0;
+    std::string link;  // empty: the one at hand
   };
 
   Auto(const Rules& rules, std::vector<std::string> names, std::vector<Pipeline> members)
@@ -221,7 +188,7 @@ class Auto final : public Synchronizer {
     int ranks = 0;             // that the choice was made with
     bool loaded = false;       // and not looked at since
     Trial trial;
-    Times times;           // since the last look
+    StepTimes times;       // since the last look
     bool changed = false;  // the step before had another candidate
     int drifted = 0;       // looks in a row
     int looks_to_retry = kLooksToRetry;
@@ -250,16 +217,44 @@ class Auto final : public Synchronizer {
     const Pipeline& member = members_[used];
     // What has delivered everything leaves nothing to add; reading it would cost a pass.
     const bool skip = residual.empty() || (member.lossless && own.delivered_all);
-    const double began = step.communicator.now_seconds();
+    const Before before(step);
     const bool done = body(*member.synchronizer, skip ? Span<Float>() : residual);
-    inside_ += step.communicator.now_seconds() - began;
+    inside_ += step.communicator.now_seconds() - before.began;
     if (!done) return false;
+    if (estimate_) estimate_->add(before.until_now(step));
     own.elements = step.report.elements;
     own.delivered_all = member.lossless && step.report.finite;
     // A guard says where another system had the bucket.
     if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[used].c_str();
     return true;
   }
+
+  /// How things stood before a bucket's exchange.
+  struct Before {
+    explicit Before(Step& step)
+        : began(step.communicator.now_seconds()),
+          codec(codec_seconds(step)),
+          traffic(step.communicator.traffic()),
+          messages(step.communicator.messages_in_turn()) {}
+
+    static double codec_seconds(Step& step) {
+      step.clock.enter(step.clock.enter(Phase::compress));  // what has passed is charged, the phase goes on
+      return step.clock.seconds(Phase::compress) + step.clock.seconds(Phase::decompress);
+    }
+    LinkEstimate::Exchange until_now(Step& step) const {
+      const Traffic moved = step.communicator.traffic() - traffic;
+      return {.began = began,
+              .ended = step.communicator.now_seconds(),
+              .cost = {.codec_seconds = codec_seconds(step) - codec,
+                       .link_bytes = static_cast<double>(std::max(moved.sent_bytes, moved.received_bytes)),
+                       .rounds = static_cast<double>(step.communicator.messages_in_turn() - messages)}};
+    }
+
+    double began;
+    double codec;
+    Traffic traffic;
+    std::uint64_t messages;
+  };
 
   template <class Body>
   void for_each_used(BucketId bucket, Body body) {
@@ -332,7 +327,8 @@ class Auto final : public Synchronizer {
   std::map<BucketId, BucketState> buckets_;
   std::vector<Change> changes_;
   Plan plan_{trial_of_members(rules_.trial, {})};
-  std::optional<Plan> before_;  // this step, which may not count
+  std::optional<LinkEstimate> estimate_;  // while there is a trial for another link
+  std::optional<Plan> before_;            // this step, which may not count
   bool follows_ = false;
 
   bool begun_ = false;
@@ -390,8 +386,15 @@ std::uint64_t Auto::begin_step(Step& step) {
   plan_.use = plan_.coming;
   std::uint64_t sent = 0;
   alone_ = step.communicator.size() == 1;
+  if (estimate_ && follows_on) estimate_->end_step(now - began_);
   if (decides(step)) {
     sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
+  }
+  if (rules_.link.empty() || plan_.chosen || !decides(step)) {
+    estimate_.reset();
+  } else {
+    if (!estimate_) estimate_.emplace(parse_link(rules_.link), static_cast<std::size_t>(step.sharing));
+    estimate_->begin_step(plan_.use);
   }
   begun_ = timed_ = true;
   index_ = step.index;
@@ -419,6 +422,7 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
     if (!plan_.chosen) plan_.coming = plan_.trial.coming();
     return sent;
   }
+  if (!rules_.link.empty()) return 0;  // it does not change
   if (seconds && !before_->changed) plan_.times.add(*seconds, inside);
   return plan_.times.count >= rules_.interval ? look(step) : 0;
 }
@@ -433,7 +437,8 @@ std::uint64_t Auto::after_round(Step& step) {
   for (std::size_t i = 0; i < candidates(); ++i) {
     const auto times = plan_.trial.times(i);
     // None where its steps did not count, or came before the run was resumed.
-    const Timing timing = times.empty() ? Timing{kUnknown, 0} : timing_of(times);
+    Timing timing = times.empty() ? Timing{kUnknown, 0} : timing_of(times);
+    if (estimate_ && !times.empty()) timing = {estimate_->seconds(i).value_or(kUnknown), 0};
     own.seconds[i] = timing.seconds;
     own.error[i] = timing.error;
   }
@@ -519,7 +524,7 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   plan_.usual = seconds[choice];
   plan_.fresh = true;
   plan_.usual_inside = -1;
-  plan_.times = Times();
+  plan_.times = StepTimes();
   plan_.drifted = plan_.calm = 0;
   std::string all;
   for (std::size_t i = 0; i < candidates(); ++i) {
@@ -527,10 +532,14 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
     if (one < kUnknown && one > 0)
       all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i);
   }
-  add_change(step, name_of(choice) + ". A step takes " + all +
-                       ". The mildest is taken whose step takes at most " + percent(allowed) +
-                       " more than the shortest: " + percent(rules_.within) + ", and " +
-                       percent(allowed - rules_.within) + " for what is not known better");
+  const std::string of_which = allowed == rules_.within
+                                   ? ""
+                                   : ": " + percent(rules_.within) + ", and " +
+                                         percent(allowed - rules_.within) + " for what is not known better";
+  const std::string where =
+      rules_.link.empty() ? ". A step takes " : ". Over " + rules_.link + " a step takes ";
+  add_change(step, name_of(choice) + where + all + ". The mildest is taken whose step takes at most " +
+                       percent(allowed) + " more than the shortest" + of_which);
 }
 
 std::uint64_t Auto::look(Step& step) {
@@ -715,7 +724,8 @@ SystemInfo auto_info() {
       {"settle", "2", "first steps of all that do not count"},
       {"rounds", "2", "turns of each candidate"},
       {"steps", "2", "of a turn that count; one before them does not"},
-      {"interval", "10", "steps from one look at the step's time to the next"}};
+      {"interval", "10", "steps from one look at the step's time to the next"},
+      {"link", "here", "RATE:LATENCY, as in 1Gbit:50us: chooses once, for such a link and this computing"}};
   info.members = candidates;
   info.incomparable = [](const Options&) { return "it guards by itself"; };
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
@@ -726,6 +736,8 @@ SystemInfo auto_info() {
     rules.trial.steps = static_cast<std::size_t>(options.integer("steps", 1, Trial::kMostTimes));
     rules.within = options.real("within", 0, 1);
     rules.interval = static_cast<std::size_t>(options.integer("interval", 2, kMostInterval));
+    if (options.text("link") != "here") rules.link = options.text("link");
+    if (!rules.link.empty()) parse_link(rules.link);
     return std::make_unique<Auto>(rules, names_of(options), std::move(inner.members));
   };
   return info;

@@ -340,6 +340,42 @@ StateReader state_of(const Session& session) {
   return StateReader(std::move(writer));
 }
 
+TEST(Auto, AGivenLinkTakesThePlaceOfTheNetwork) {
+  const auto chosen = [](const std::string& link, const VirtualLink& network) {
+    std::string system, explained;
+    run_virtual(kWorkers, network, [&](VirtualCommunicator& communicator) {
+      Training training(communicator, kSpec + ":link=" + link);
+      training.run(kTrial + 10, 0.01);
+      training.run(50, 30.0);  // steps take another time, and the link is still the one that was given
+      EXPECT_EQ(training.session().explain().find("tried again"), std::string::npos);
+      if (communicator.rank() != 0) return;
+      system = training.system();
+      explained = training.session().explain();
+    });
+    EXPECT_NE(explained.find("Over " + link + " a step takes "), std::string::npos) << explained;
+    return system;
+  };
+  EXPECT_EQ(chosen("8Mbit:100us", kFast), "power_sgd");
+  EXPECT_EQ(chosen("8Mbit:100us", kSlow), "power_sgd");
+  EXPECT_EQ(chosen("8000Gbit:1us", kSlow), "dense");
+  EXPECT_EQ(chosen("8000Gbit:1us", kFast), "dense");
+}
+
+TEST(Auto, ALinkThatIsNoneIsRefused) {
+  run_virtual(kWorkers, kFast, [&](VirtualCommunicator& communicator) {
+    for (const std::string link : {"1Gbit", "1Gbit:50", "fast:1us", "0Gbit:1us", "1Gbit:50us:3"}) {
+      try {
+        Session("auto:link=" + link, communicator);
+        ADD_FAILURE() << link;
+      } catch (const std::invalid_argument& error) {
+        EXPECT_NE(std::string(error.what()).find("link '" + link + "' is not RATE:LATENCY"),
+                  std::string::npos)
+            << error.what();
+      }
+    }
+  });
+}
+
 TEST(Auto, AResumedRunKeepsTheChoice) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);

@@ -204,6 +204,7 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
             .seed = options_.seed,
             .learning_rate = learning_rate_,
             .reduce_scatter = options_.reduce_scatter,
+            .sharing = options_.sharing,
             .parameter_ends = own.parameter_ends,
             .parameter_rows = own.parameter_rows,
             .parameter_names = own.parameter_names,
@@ -239,14 +240,13 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
     throw;
   }
   if (step.turn.written()) undelivered_->residuals.turn(bucket);
-  StepReport& report = step.report;
-  report.take_seconds(step.clock);
-  report.wire = communicator_.traffic() - before;
-  report.frame_header_bytes += communicator_.guard_bytes() - guards_before;
-  if (report.formula_bytes == StepReport::kUnknown) report.formula_bytes = expected_bytes;
-  own.report = report;
-  finite_ = finite_ && report.finite;
-  if (!pending.empty() && report.finite) undelivered_->residuals.erase(bucket);
+  step.report.take_seconds(step.clock);
+  step.report.wire = communicator_.traffic() - before;
+  step.report.frame_header_bytes += communicator_.guard_bytes() - guards_before;
+  if (step.report.formula_bytes == StepReport::kUnknown) step.report.formula_bytes = expected_bytes;
+  own.report = step.report;
+  finite_ = finite_ && step.report.finite;
+  if (!pending.empty() && step.report.finite) undelivered_->residuals.erase(bucket);
 }
 
 namespace {
