@@ -381,12 +381,12 @@ std::uint64_t Auto::begin_step(Step& step) {
   if (timed_ && step.index == index_) return 0;
   const double now = step.communicator.now_seconds();
   const bool follows_on = timed_ && step.index == index_ + 1;
+  if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed);
   before_ = plan_;
   plan_.changed = plan_.use != plan_.coming;
   plan_.use = plan_.coming;
   std::uint64_t sent = 0;
   alone_ = step.communicator.size() == 1;
-  if (estimate_ && follows_on) estimate_->end_step(now - began_);
   if (decides(step)) {
     sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
   }
@@ -437,8 +437,11 @@ std::uint64_t Auto::after_round(Step& step) {
   for (std::size_t i = 0; i < candidates(); ++i) {
     const auto times = plan_.trial.times(i);
     // None where its steps did not count, or came before the run was resumed.
-    Timing timing = times.empty() ? Timing{kUnknown, 0} : timing_of(times);
-    if (estimate_ && !times.empty()) timing = {estimate_->seconds(i).value_or(kUnknown), 0};
+    const std::vector<double> estimates = estimate_ ? estimate_->seconds(i) : std::vector<double>();
+    const auto known = estimate_ ? Span<const double>(estimates) : times;
+    const bool missing = times.empty() || known.empty();
+    const Timing timing =
+        missing ? Timing{kUnknown, 0} : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
     own.seconds[i] = timing.seconds;
     own.error[i] = timing.error;
   }

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "planner/step_model.h"
@@ -31,11 +30,11 @@ class LinkEstimate {
   /// In the order of the buckets.
   void add(const Exchange& exchange) { exchanges_.push_back(exchange); }
   /// The step that began last took so many seconds, until the next one's first exchange. A step that is not
-  /// ended says nothing.
-  void end_step(double seconds);
+  /// ended says nothing. usual: it stands for the candidate's steps; else it is known for what training does.
+  void end_step(double seconds, bool usual);
 
-  /// Of a step with the candidate over the link. Nothing before one has ended.
-  std::optional<double> seconds(std::size_t candidate) const;
+  /// Of each of the candidate's usual steps: what it would have taken over the link.
+  std::vector<double> seconds(std::size_t candidate) const;
 
  private:
   VirtualLink link_;
@@ -45,7 +44,7 @@ class LinkEstimate {
   // Of the steps so far. A bucket comes late where the one before it was long under way, and training waits
   // for the last one. So the shortest times that any step has shown are training's own.
   StepCompute compute_{.threads = 0};
-  std::map<std::size_t, std::vector<BucketCost>> costs_;  // by candidate
+  std::map<std::size_t, std::vector<std::vector<BucketCost>>> costs_;  // of each step, by candidate
 };
 
 }  // namespace thinwire
