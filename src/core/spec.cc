@@ -21,6 +21,10 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 constexpr std::string_view kRowsPrefix = "rows=";
 constexpr std::string_view kDensePrefix = "dense=";
 
+bool is_digit(char letter) {
+  return letter >= '0' && letter <= '9';
+}
+
 std::string quoted(std::string_view text) {
   return "'" + std::string(text) + "'";
 }
@@ -39,12 +43,14 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
     }
     for (auto field = fields.begin() + 1; field != fields.end(); ++field) {
       const std::size_t equals = field->find('=');
-      // A value may have a colon, as in link=1Gbit:50us.
-      if (equals == std::string_view::npos && !field->empty() && !part.options.empty()) {
+      const bool bare = equals == std::string_view::npos && !field->empty();
+      // A value may have a colon in front of a number, as in link=1Gbit:50us.
+      if (bare && is_digit(field->front()) && !part.options.empty()) {
         part.options.back().second += ":" + std::string(*field);
         continue;
       }
-      if (equals == std::string_view::npos || equals == 0 || equals + 1 == field->size()) {
+      const bool flag = bare && !is_digit(field->front());
+      if ((!flag && equals == std::string_view::npos) || equals == 0 || equals + 1 == field->size()) {
         throw std::invalid_argument("spec " + quoted(spec) + ": option " + quoted(*field) +
                                     " is not of the form OPTION=VALUE");
       }
@@ -53,7 +59,7 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
         if (known == key)
           throw std::invalid_argument("spec " + quoted(spec) + " gives " + quoted(key) + " twice");
       }
-      part.options.emplace_back(std::move(key), std::string(field->substr(equals + 1)));
+      part.options.emplace_back(std::move(key), flag ? "on" : std::string(field->substr(equals + 1)));
     }
     parts.push_back(std::move(part));
   }

@@ -64,9 +64,16 @@ TEST(Spec, AValueMayHaveColons) {
   EXPECT_EQ(parts[0].options[1], (std::pair<std::string, std::string>{"steps", "2"}));
 }
 
+TEST(Spec, AnOptionAloneIsOn) {
+  const auto parts = parse_spec("auto:budget=1:lossless+dense:a");
+  ASSERT_EQ(parts[0].options.size(), 2u);
+  EXPECT_EQ(parts[0].options[1], (std::pair<std::string, std::string>{"lossless", "on"}));
+  EXPECT_EQ(parts[1].options[0], (std::pair<std::string, std::string>{"a", "on"}));
+}
+
 TEST(Spec, MalformedSpecsAreRefused) {
-  for (const char* spec :
-       {"", "+dense", "dense+", "a:b", "a:=1", "a:b=", "a:b=1:b=2", "a:b=1:", "a:b=1:=2", ":x=1"}) {
+  for (const char* spec : {"", "+dense", "dense+", "a:1", "a:", "a:b:b=on", "a:=1", "a:b=", "a:b=1:b=2",
+                           "a:b=1:", "a:b=1:=2", ":x=1"}) {
     EXPECT_THROW(parse_spec(spec), std::invalid_argument) << spec;
   }
   EXPECT_THROW(split_specs("a,,b"), std::invalid_argument);
