@@ -3,6 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "core/digits.h"
 #include "thinwire/registry.h"
 
 namespace thinwire {
@@ -20,10 +21,6 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 
 constexpr std::string_view kRowsPrefix = "rows=";
 constexpr std::string_view kDensePrefix = "dense=";
-
-bool is_digit(char letter) {
-  return letter >= '0' && letter <= '9';
-}
 
 std::string quoted(std::string_view text) {
   return "'" + std::string(text) + "'";

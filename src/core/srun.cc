@@ -5,16 +5,14 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "core/digits.h"
+
 namespace thinwire {
 namespace {
 
 constexpr std::uint64_t kFirstPort = 20000;
 constexpr std::uint64_t kPorts = 12000;  // up to where Linux begins with the ports that it gives to clients
 constexpr std::uint64_t kStepsOfJob = 8;
-
-bool is_digit(char letter) {
-  return letter >= '0' && letter <= '9';
-}
 
 bool is_of_name(char letter) {
   return is_digit(letter) || (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
