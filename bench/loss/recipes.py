@@ -10,6 +10,14 @@ AS_THEY_COME = [
 LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4"]
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
+# With momentum: each paper's system with the stages or options that keep the accuracy.
+WITH_MOMENTUM = [
+    "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "warm_up:steps=50+top_k:ratio=0.05+zen",
+    "warm_up:steps=50+top_k:ratio=0.05+s2_reducer:lambda=exact", "warm_up:steps=50+casq:bits=4",
+    "sketched_sgd:ratio=0.05:p=4:columns_ratio=0.05", "marsit:full_every=2", "warm_up:steps=50+top_k:ratio=0.01+zen",
+    "warm_up:steps=50+top_k:ratio=0.01+s2_reducer:lambda=exact",
+]
+
 # The optimizer of each worker inside, as Marsit's paper has it.
 LOCAL_STEPS = [
     "dense", "dense --local-steps 1", "dense --local-steps 4", "dense --local-steps 4 --outer-rate 1.5", "marsit:full_every=8",
@@ -23,9 +31,9 @@ RECIPES = {
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS,
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME,
-    "cnn-fashion": AS_THEY_COME,
+    "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
     # At this rate and momentum one-bit systems diverge.
     "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard+marsit:full_every=100", "ef_signsgd", "guard+ef_signsgd"],
-    "resnet20-cifar10": AS_THEY_COME,
+    "resnet20-cifar10": AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"],
     "lstm-kjv": ["dense", "rows=zen,dense=half", "rows=zen,dense=casq:bits=4", "rows=zen,dense=power_sgd:rank=16", "rows=zen,dense=casq"],
 }
