@@ -2,11 +2,13 @@
 // core, in one run: start it with OPENBLAS_NUM_THREADS=1. What each figure counts stands in
 // docs/kernels.md.
 
+#include <limits>
 #include <random>
 #include <vector>
 
 #include "bench/measure.h"
 #include "kernels/dense/apply_products.h"
+#include "kernels/dense/bf16_products.h"
 #include "kernels/dense/low_rank.h"
 #include "kernels/dense/orthonormalise.h"
 
@@ -60,6 +62,25 @@ void right_product(benchmark::State& state) {
 void left_product(benchmark::State& state) {
   product(state, [](const Case& one) {
     multiply_left(executor(), one.shape, one.rank, data().gradient, data().left, data().right);
+  });
+}
+
+constexpr float kNoLimit = std::numeric_limits<float>::infinity();
+
+/// The same with operands rounded to bfloat16, where the processor has such products.
+void right_product_bf16(benchmark::State& state) {
+  if (!has_bf16_products(executor())) return state.SkipWithError("no bfloat16");
+  product(state, [](const Case& one) {
+    add_and_multiply_right(executor(), one.shape, one.rank, data().gradient, {}, kNoLimit, data().right,
+                           data().left);
+  });
+}
+
+void left_product_bf16(benchmark::State& state) {
+  if (!has_bf16_products(executor())) return state.SkipWithError("no bfloat16");
+  product(state, [](const Case& one) {
+    add_and_multiply_left(executor(), one.shape, one.rank, data().gradient, {}, kNoLimit, data().left,
+                          data().right);
   });
 }
 
@@ -141,6 +162,8 @@ BENCHMARK(left_product)->Apply(cases);
 #if THINWIRE_HAVE_BLAS
 BENCHMARK(left_product_blas)->Apply(cases);
 #endif
+BENCHMARK(right_product_bf16)->Apply(cases);
+BENCHMARK(left_product_bf16)->Apply(cases);
 BENCHMARK(apply)->Apply(cases);
 BENCHMARK(apply_both)->Apply(cases);
 BENCHMARK(orthonormal_columns)->Apply(cases);

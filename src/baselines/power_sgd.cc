@@ -50,6 +50,7 @@
 #include "exchange/block_average.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/apply_products.h"
+#include "kernels/dense/bf16_products.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/low_rank.h"
 #include "kernels/dense/orthonormalise.h"
@@ -224,6 +225,7 @@ class PowerSgdStep {
 
  private:
   static constexpr float kLargest = std::numeric_limits<float>::max();
+  static constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
   float world() const { return static_cast<float>(step_.communicator.size()); }
   Span<float> left() const { return first_.subspan(plan_.exact(), plan_.left()); }
@@ -231,7 +233,11 @@ class PowerSgdStep {
   Span<float> left_view(const Cut& cut, std::size_t offset) const {
     return first_view_.span().subspan(plan_.exact() + offset, rank_ * cut.left());
   }
-  Span<float> matrix(const Cut& cut) const { return gradient_.subspan(cut.begin, cut.shape.elements()); }
+  Span<float> matrix(const Cut& cut) const { return matrix_of(gradient_, cut); }
+  /// Of a vector as long as the bucket, or of none.
+  static Span<float> matrix_of(Span<float> values, const Cut& cut) {
+    return values.subspan(cut.begin, cut.shape.elements());
+  }
   Span<float> part(Span<float> values, const Cut& cut, std::size_t at_right) const {
     return values.subspan(at_right, rank_ * cut.right());
   }
@@ -253,6 +259,43 @@ class PowerSgdStep {
     return step_.report.finite;
   }
 
+  /// Half of the largest float leaves room for p - mean.
+  float limit_of_p() const { return residual_.empty() ? kLargest : kLargest / 2; }
+
+  /// p takes the gradient's place. Returns whether it is within its limit.
+  bool add_residual(Span<float> gradient, Span<float> residual) {
+    return add_within(step_.executor, gradient, residual, limit_of_p());
+  }
+
+  /// The same for what is no matrix alone.
+  bool add_to_what_is_exact() {
+    bool within = true;
+    for (const VectorChunk& chunk : chunks_) {
+      within = add_residual(gradient_.subspan(chunk.begin, chunk.count),
+                            residual_.subspan(chunk.begin, chunk.count)) &&
+               within;
+    }
+    return within;
+  }
+
+  /// to = M from, or M^T from where `left`. In bfloat16 `residual` is added to M first, and what is returned
+  /// is whether it then is within the limit.
+  bool multiply(const Cut& cut, bool left, Span<float> residual, float limit, Span<float> from,
+                Span<float> to) {
+    Executor& executor = step_.executor;
+    const auto m = matrix(cut);
+    if (in_bf16_) {
+      return left ? add_and_multiply_left(executor, cut.shape, rank_, m, residual, limit, from, to)
+                  : add_and_multiply_right(executor, cut.shape, rank_, m, residual, limit, from, to);
+    }
+    if (left) {
+      multiply_left(executor, cut.shape, rank_, m, from, to);
+    } else {
+      multiply_right(executor, cut.shape, rank_, m, from, to);
+    }
+    return true;
+  }
+
   /// Zeros, or nothing where no residual is kept.
   Span<float> take_code_error(std::size_t elements) {
     if (residual_.empty()) return {};
@@ -264,20 +307,16 @@ class PowerSgdStep {
   /// P = M Q of every matrix, and what travels as it is. Afterwards the latter's mean, and a multiple of P's:
   /// its columns are brought to length 1. Returns false where it is not finite.
   bool multiply_right_and_average(Span<float> start) {
-    // p takes the gradient's place. Half of the largest float leaves room for p - mean.
-    const bool within =
-        add_within(step_.executor, gradient_, residual_, residual_.empty() ? kLargest : kLargest / 2);
-    gather_chunks(step_.executor, chunks_, gradient_, exact_view());
     const ExecutorView start_view(step_, start);
     start_view.load();
+    bool within = in_bf16_ ? add_to_what_is_exact() : add_residual(gradient_, residual_);
+    gather_chunks(step_.executor, chunks_, gradient_, exact_view());
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
-      const auto from = part(start_view.span(), cut, at_right);
-      const auto to = left_view(cut, at_left);
-      if (cut.transposed) {
-        multiply_left(step_.executor, cut.shape, rank_, matrix(cut), from, to);
-      } else {
-        multiply_right(step_.executor, cut.shape, rank_, matrix(cut), from, to);
-      }
+      const auto residual = in_bf16_ ? matrix_of(residual_, cut) : Span<float>();
+      const float limit = in_bf16_ ? limit_of_p() : kNoLimit;
+      within = multiply(cut, cut.transposed, residual, limit, part(start_view.span(), cut, at_right),
+                        left_view(cut, at_left)) &&
+               within;
     });
     if (codes_) {
       first_code_error_ = take_code_error(first_.size());
@@ -300,11 +339,7 @@ class PowerSgdStep {
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
       const auto from = left_view(cut, at_left);
       const auto to = part(right_view_.span(), cut, at_right);
-      if (cut.transposed) {
-        multiply_right(step_.executor, cut.shape, rank_, matrix(cut), from, to);
-      } else {
-        multiply_left(step_.executor, cut.shape, rank_, matrix(cut), from, to);
-      }
+      multiply(cut, !cut.transposed, {}, kNoLimit, from, to);
     });
     if (codes_) {
       keep_own_right();
@@ -360,6 +395,8 @@ class PowerSgdStep {
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
+  /// Codes leave out more of a factor than bfloat16 does.
+  const bool in_bf16_ = codes_.has_value() && has_bf16_products(step_.executor);
   /// What travels as it is, then all left factors.
   Span<float> first_ = step_.workspace.take<float>(plan_.exact() + plan_.left());
   Span<float> right_ = step_.workspace.take<float>(plan_.right());
