@@ -24,7 +24,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using FloatTag = HWY_CAPPED(float, 16);
 
 /// Sixteen sums need more registers than some instruction sets have.
-constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64;
+constexpr bool kManyRegisters = (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3) || HWY_ARCH_ARM_A64;
 
 /// gradient[i] + residual[i] and its neighbours; residual may be null.
 template <class D>

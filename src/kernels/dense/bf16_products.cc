@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <stdexcept>
+#include <vector>
 
 #include "kernels/blocks.h"
 #include "kernels/dense/panels.h"
@@ -28,11 +30,11 @@ namespace {
 using Pairs = std::uint32_t;  ///< Two bfloat16, the first one in the lower half.
 
 constexpr std::size_t kLanes = 16;
-constexpr std::size_t kRows = 8;       ///< Of a matrix, that are multiplied with a factor at a time.
-constexpr std::size_t kHeight = 64;    ///< Rows of a block of panels.
-constexpr std::size_t kBand = 2048;    ///< Columns whose packed operands stay in the second-level cache.
-constexpr std::size_t kFactors = 4;    ///< Columns of a factor that are multiplied with a panel at a time.
-constexpr std::size_t kLine = 16;      ///< Floats of a line of the cache.
+constexpr std::size_t kRows = 8;     ///< Of a matrix, that are multiplied with a factor at a time.
+constexpr std::size_t kHeight = 64;  ///< Rows of a block of panels.
+constexpr std::size_t kBand = 2048;  ///< Columns whose packed operands stay in the second-level cache.
+constexpr std::size_t kFactors = 4;  ///< Columns of a factor that are multiplied with a panel at a time.
+constexpr std::size_t kLine = 16;    ///< Floats of a line of the cache.
 
 /// What is multiplied: `values`, to which `added` (unless null) is added first.
 struct Source {
@@ -160,9 +162,11 @@ void multiply_packed_rows(const Pairs* packed, std::size_t stride, std::size_t h
   }
 }
 
-Pairs* room_of(std::size_t words) {
-  static_assert(sizeof(Pairs) == sizeof(float));
-  return reinterpret_cast<Pairs*>(kept_room(words));
+/// What a thread keeps for packed operands.
+Pairs* kept_pairs(std::size_t count) {
+  thread_local std::vector<Pairs> room;
+  if (room.size() < count) room.resize(count);
+  return room.data();
 }
 
 /// Rows [begin, end) of left = source right.
@@ -171,7 +175,7 @@ bool multiply_right_range(const Source& source, std::size_t rows, std::size_t ra
   const std::size_t width = (rank + kLanes - 1) / kLanes * kLanes;
   const std::size_t band = std::min(kBand, source.columns);
   const std::size_t stride = (band + 2 * kLanes - 1) / (2 * kLanes) * kLanes;
-  Pairs* const packed = room_of(kRows * stride + stride * width);
+  Pairs* const packed = kept_pairs(kRows * stride + stride * width);
   Pairs* const factor = packed + kRows * stride;
   std::fill_n(packed, kRows * stride, 0u);
   bool within = true;
@@ -193,9 +197,8 @@ bool multiply_right_range(const Source& source, std::size_t rows, std::size_t ra
 THINWIRE_BF16 bool pack_panels(const Source& source, std::size_t at, std::size_t height, std::size_t count,
                                Pairs* panels) {
   // Two rows' elements by turns.
-  const __m512i by_turns =
-      _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
-                       4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i by_turns = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const std::size_t pairs = (height + 1) / 2;
   const std::size_t ahead = kHeight / 4 * source.columns;
   __mmask16 beyond = 0;
@@ -250,9 +253,9 @@ bool multiply_left_band(const Source& source, std::size_t rows, std::size_t rank
                         float* right, std::size_t begin, std::size_t count) {
   const std::size_t width = (rank + kLanes - 1) / kLanes * kLanes;
   const std::size_t padded = (count + kPanel - 1) / kPanel * kPanel;
-  Pairs* const panels = room_of(padded * kHeight / 2 + width * (kHeight / 2 + padded));
+  Pairs* const panels = kept_pairs((padded + width) * kHeight / 2);
   Pairs* const factor = panels + padded * kHeight / 2;
-  float* const all_sums = reinterpret_cast<float*>(factor + width * kHeight / 2);
+  float* const all_sums = kept_room(padded * width);
   // Words behind the last column are multiplied, too.
   std::fill_n(panels, padded * kHeight / 2, 0u);
   std::fill_n(all_sums, padded * width, 0.0f);
@@ -264,7 +267,8 @@ bool multiply_left_band(const Source& source, std::size_t rows, std::size_t rank
     within = pack_panels(source, i * source.columns + begin, height, count, panels) && within;
     for (std::size_t j = 0; j < padded; j += kPanel) {
       for (std::size_t k = 0; k < rank; k += kFactors) {
-        multiply_panel<kFactors>(panels + j * pairs, pairs, factor + k, width, all_sums + j * width + k * kPanel);
+        multiply_panel<kFactors>(panels + j * pairs, pairs, factor + k, width,
+                                 all_sums + j * width + k * kPanel);
       }
     }
   }
@@ -284,7 +288,8 @@ Source source_of(MatrixShape shape, Span<float> gradient, Span<const float> resi
 }  // namespace
 
 bool has_bf16_products(const Executor& executor) {
-  static const bool known = __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512bw") != 0;
+  static const bool known =
+      __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512bw") != 0;
   return known && executor.memory() == Memory::host &&
          (hwy::SupportedTargets() & (HWY_AVX3 | HWY_AVX3_DL)) != 0;
 }

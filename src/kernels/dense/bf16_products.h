@@ -13,9 +13,9 @@ namespace thinwire {
 bool has_bf16_products(const Executor& executor);
 
 /// gradient += residual (empty: nothing is added); left = gradient right, or right = gradient^T left. Both in
-/// one pass over memory. Returns whether every |gradient| <= limit; false for NaN. Infinity is no limit, and
-/// nothing is compared. All spans in host memory, otherwise as multiply_right and multiply_left. Products below the smallest normal float are 0. Only where
-/// has_bf16_products().
+/// one pass over memory. Returns whether every |gradient| <= limit; false for NaN. Infinity is no limit: then
+/// nothing is compared. All spans in host memory, otherwise as multiply_right and multiply_left. Products
+/// below the smallest normal float are 0. Only where has_bf16_products().
 bool add_and_multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<float> gradient,
                             Span<const float> residual, float limit, Span<const float> right,
                             Span<float> left);

@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
 #include "kernels/dense/apply_products.h"
+#include "kernels/dense/bf16_products.h"
 #include "kernels/dense/dense.h"
 #include "kernels/dense/orthonormalise.h"
 #include "kernels/test_executors.h"
@@ -90,6 +93,101 @@ TEST(LowRank, ABadValueSpoilsItsRowInEveryColumn) {
         for (std::size_t i = 0; i < values.size(); ++i) {
           ASSERT_EQ(std::isfinite(values[i]), i % shape.rows != at / shape.columns) << name << " " << i;
         }
+      }
+    }
+  });
+}
+
+/// Rounded to bfloat16, to the even one of two that are as near.
+double in_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+  return static_cast<double>(std::bit_cast<float>(rounded));
+}
+
+struct Sum {
+  double value = 0;
+  double magnitude = 1e-30;
+
+  void add(float a, float b) {
+    const double product = in_bf16(a) * in_bf16(b);
+    value += product;
+    magnitude += std::fabs(product);
+  }
+};
+
+/// Runs body(executor, name) wherever there are products of bfloat16.
+template <class Body>
+void for_each_with_bf16(Body body) {
+  bool any = false;
+  for_each_executor([&](Executor& executor, const std::string& name) {
+    if (!has_bf16_products(executor)) return;
+    any = true;
+    body(executor, name);
+  });
+  if (!any) GTEST_SKIP() << "no processor with products of bfloat16";
+}
+
+TEST(LowRank, ProductsOfBfloat16AgreeWithTheirDefinitions) {
+  for_each_with_bf16([&](Executor& executor, const std::string& name) {
+    for (const auto& [shape, rank] : kCases) {
+      SCOPED_TRACE(testing::Message() << name << " " << shape.rows << "x" << shape.columns << " " << rank);
+      const auto gradient = test_values(shape.elements(), 1);
+      const auto residual = test_values(shape.elements(), 4);
+      const auto right = test_values(rank * shape.columns, 2);
+      const auto left = test_values(rank * shape.rows, 3);
+      std::vector<float> p(gradient);
+      for (std::size_t i = 0; i < p.size(); ++i) p[i] += residual[i];
+      std::vector<float> to_left(left.size(), -1.0f), to_right(right.size(), -1.0f);
+      std::vector<float> of_right(gradient), of_left(gradient);
+      EXPECT_TRUE(add_and_multiply_right(executor, shape, rank, of_right, residual, 100, right, to_left));
+      EXPECT_TRUE(add_and_multiply_left(executor, shape, rank, of_left, residual, 100, left, to_right));
+      expect_same_bits(of_right, p, "p of the right product");
+      expect_same_bits(of_left, p, "p of the left product");
+      for (std::size_t k = 0; k < rank; ++k) {
+        for (std::size_t i = 0; i < shape.rows; ++i) {
+          Sum sum;
+          for (std::size_t j = 0; j < shape.columns; ++j) {
+            sum.add(p[i * shape.columns + j], right[k * shape.columns + j]);
+          }
+          ASSERT_NEAR(static_cast<double>(to_left[k * shape.rows + i]), sum.value, 1e-5 * sum.magnitude);
+        }
+        for (std::size_t j = 0; j < shape.columns; ++j) {
+          Sum sum;
+          for (std::size_t i = 0; i < shape.rows; ++i) {
+            sum.add(p[i * shape.columns + j], left[k * shape.rows + i]);
+          }
+          ASSERT_NEAR(static_cast<double>(to_right[k * shape.columns + j]), sum.value, 1e-5 * sum.magnitude);
+        }
+      }
+      // Without a residual nothing is written.
+      add_and_multiply_right(executor, shape, rank, of_right, {}, 100, right, to_left);
+      expect_same_bits(of_right, p, "read alone");
+    }
+  });
+}
+
+TEST(LowRank, ProductsOfBfloat16NoticeValuesBeyondTheLimit) {
+  const MatrixShape shape{67, 2100};
+  constexpr std::size_t kRank = 2;
+  for_each_with_bf16([&](Executor& executor, const std::string& name) {
+    const std::vector<float> left(kRank * shape.rows), right(kRank * shape.columns);
+    for (const float bad :
+         {51.0f, -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      for (const std::size_t at : {std::size_t{0}, shape.columns + 2090, shape.elements() - 1}) {
+        auto gradient = test_values(shape.elements(), 1);
+        gradient[at] = bad;
+        std::vector<float> to_left(left.size()), to_right(right.size());
+        const auto both_notice = [&](float limit) {
+          const bool one =
+              !add_and_multiply_right(executor, shape, kRank, gradient, {}, limit, right, to_left);
+          const bool other =
+              !add_and_multiply_left(executor, shape, kRank, gradient, {}, limit, left, to_right);
+          EXPECT_EQ(one, other) << name << " " << at;
+          return one;
+        };
+        EXPECT_TRUE(both_notice(50)) << name << " " << at;
+        EXPECT_FALSE(both_notice(std::numeric_limits<float>::infinity())) << name << " " << at;
       }
     }
   });
