@@ -30,6 +30,15 @@ def predictions_stand_beside_measurements():
     assert all(line.count("|") == lines[0].count("|") for line in lines)
 
 
-for test in (the_doctors_latency_is_found, predictions_stand_beside_measurements):
+def predictions_of_hosts_are_averaged():
+    one = {"spec": "half", "workers": 2, "seconds_step": 0.5, "exposed_codec": 0.25, "chosen": True}
+    other = {"spec": "half", "workers": 2, "seconds_step": 0.7, "exposed_codec": 0.75, "chosen": False}
+    (mean,) = bench_plan.mean_rows([[one], [other]])
+    assert abs(mean["seconds_step"] - 0.6) < 1e-12 and mean["exposed_codec"] == 0.5, mean
+    assert mean["spec"] == "half" and mean["workers"] == 2 and mean["chosen"] is True, mean
+
+
+for test in (the_doctors_latency_is_found, predictions_stand_beside_measurements,
+             predictions_of_hosts_are_averaged):
     test()
     print(test.__name__, "ok", flush=True)

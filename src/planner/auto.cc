@@ -67,10 +67,10 @@ constexpr std::size_t kQuarters = 4;
 /// that confirms the choice, since that was noise; half as many after a calm time.
 constexpr int kLooksToRetry = 2;
 constexpr int kMostLooksToRetry = 64;
-constexpr int kCalmLooks = 20;
+constexpr int kCalmLooks = 30;
 /// Looks after which a milder choice than the last candidate is put to the test again: a guard may have given
 /// that candidate's buckets to dense in the trial. Twice as many after each trial that confirms the choice.
-constexpr int kLooksToTryAgain = 50;
+constexpr int kLooksToTryAgain = 70;
 constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
 
 /// Times that are known worse than this get another round.
@@ -727,7 +727,7 @@ SystemInfo auto_info() {
       {"settle", "2", "first steps of all that do not count"},
       {"rounds", "2", "turns of each candidate"},
       {"steps", "2", "of a turn that count; one before them does not"},
-      {"interval", "10", "steps from one look at the step's time to the next"},
+      {"interval", "7", "steps from one look at the step's time to the next"},
       {"link", "here", "RATE:LATENCY, as in 1Gbit:50us: chooses once, for such a link and this computing"}};
   info.members = candidates;
   info.incomparable = [](const Options&) { return "it guards by itself"; };

@@ -109,7 +109,7 @@ TEST(Auto, WhatWasGivenUpIsPutToTheTestAgain) {
     training.run(kTrial + 40, 0.01);
     ASSERT_EQ(training.system(), "half");
     training.become(16);
-    training.run(50 * 4 + kTrial, 0.01);
+    training.run(70 * 4 + kTrial, 0.01);
     EXPECT_EQ(training.system(), "power_sgd") << training.session().explain();
     EXPECT_NE(training.session().explain().find(" steps ago: the candidates are tried again"),
               std::string::npos);
