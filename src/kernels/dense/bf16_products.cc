@@ -34,7 +34,6 @@ constexpr std::size_t kRows = 8;     ///< Of a matrix, that are multiplied with 
 constexpr std::size_t kHeight = 64;  ///< Rows of a block of panels.
 constexpr std::size_t kBand = 2048;  ///< Columns whose packed operands stay in the second-level cache.
 constexpr std::size_t kFactors = 4;  ///< Columns of a factor that are multiplied with a panel at a time.
-constexpr std::size_t kLine = 16;    ///< Floats of a line of the cache.
 
 /// What is multiplied: `values`, to which `added` (unless null) is added first.
 struct Source {
