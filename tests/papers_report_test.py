@@ -63,9 +63,9 @@ def pictures():
     except ImportError:
         print("matplotlib is missing: pictures are not tested")
         return
-    import report
+    import casq
     assert drawing.limits(59.0, 42.5) == [[42.5], [41.0]] and drawing.limits(10.0, 42.5) == [[10.0], [42.5]]
-    assert report.quantizer_in_full("alq:bits=3:every=1:zero=off:norm=max") == "alq:3 zero=off norm=max"
+    assert casq.quantizer_in_full("alq:bits=3:every=1:zero=off:norm=max") == "alq:3 zero=off norm=max"
     systems = [system(0.8, 0.81), system(0.8, None), system(None, None), system(0.8, 0.1)]
     made, (lines, bars) = drawing.figure(2)
     drawing.plot_epochs(lines, systems, "test_accuracy", "test accuracy", lambda one: "x", 1.0)
