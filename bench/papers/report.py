@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Tables and plots of the papers' experiments, from what `thinwire` wrote.
 
-Usage: report.py EXPERIMENT FOLDER SMALLER [NOTE [OPTIONS]]
+Usage: report.py EXPERIMENT FOLDER SMALLER [NOTE [OPTIONS [TAKEN...]]]
 
 Reads FOLDER/*.json and writes FOLDER/table.md and FOLDER/plot.png. SMALLER says what is smaller than in the
 paper, NOTE whatever else should stand in the table's head, OPTIONS with which options the experiment ran.
+TAKEN: experiments beside FOLDER whose results it also uses, as parts TAKEN/PART.
 Accuracies are means over seeds, with the standard deviation of the sample; differences to dense are taken
 seed by seed first, for a seed's order of examples moves all systems alike. Where a seed diverged or
 collapsed, all seeds are listed instead.
@@ -27,8 +28,15 @@ EXPERIMENTS = {
     "sketched_sgd_figure_6": ("Sketched-SGD, Figure 6: accuracy against the number of workers", sketched_sgd.sketched_sgd_figure_6),
     "casq_table_1": ("CASQ, Table 1: accuracy at 2 and 3 bits", casq.casq_table_1),
     "casq_figure_5": ("CASQ, Figure 5: compression error per step on real gradients", casq.casq_figure_5),
+    "casq_figure_1": ("CASQ, Figure 1: how gradients are distributed", casq.casq_figure_1),
+    "casq_figure_6": ("CASQ, Figure 6 (a): training loss", casq.casq_figure_6),
+    "casq_figure_12": ("CASQ, Figure 12: share of the elements that is clustered", casq.casq_figure_12),
+    "casq_figure_13": ("CASQ, Figure 13: number of bits", casq.casq_figure_13),
     "casq_figure_10": ("CASQ, Figure 10: allocation of buckets", casq.casq_figure_10),
     "casq_figure_14": ("CASQ, Figure 14: number of buckets", casq.casq_figure_14),
+    "marsit_figure_1": ("Marsit, Figure 1 (b): signs that agree with the exact mean's", marsit.marsit_figure_1),
+    "marsit_figure_3_rates": ("Marsit, Figure 3: K against accuracy, every seed", marsit.marsit_figure_3_rates),
+    "marsit_figure_5": ("Marsit, Figures 1 (a) and 5: phases of a synchronization", marsit.marsit_figure_5),
     "marsit_table_1": ("Marsit, Table 1: cascading compression", marsit.marsit_table_1),
     "marsit_table_2": ("Marsit, Table 2: accuracy of one-bit systems", marsit.marsit_table_2),
     "marsit_figure_3": ("Marsit, Figure 3: K against accuracy and bits", marsit.marsit_figure_3),
@@ -39,14 +47,14 @@ EXPERIMENTS = {
 
 
 def main() -> int:
-    if len(sys.argv) not in (4, 5, 6) or sys.argv[1] not in EXPERIMENTS:
+    if len(sys.argv) < 4 or sys.argv[1] not in EXPERIMENTS:
         print(__doc__ + "\nExperiments: " + " ".join(EXPERIMENTS), file=sys.stderr)
         return 2
     name, folder, smaller = sys.argv[1:4]
-    note, options = (sys.argv[4:] + ["", ""])[:2]
+    note, options = (sys.argv[4:6] + ["", ""])[:2]
     title, make = EXPERIMENTS[name]
     try:
-        text, made = make(load(folder))
+        text, made = make(load(folder, sys.argv[6:]))
     except (OSError, ValueError, KeyError, IndexError, StopIteration) as error:
         print(f"report.py: {folder}: {error!r}", file=sys.stderr)
         return 1
