@@ -40,7 +40,12 @@ EXPERIMENTS = {
     "marsit_table_1": ("Marsit, Table 1: cascading compression", marsit.marsit_table_1),
     "marsit_table_2": ("Marsit, Table 2: accuracy of one-bit systems", marsit.marsit_table_2),
     "marsit_figure_3": ("Marsit, Figure 3: K against accuracy and bits", marsit.marsit_figure_3),
+    "s2_reducer_figure_5": ("S2 Reducer, Figures 5 and 6: all-reduce against all-gather", s2_reducer.s2_reducer_figure_5),
     "s2_reducer_figure_8": ("S2 Reducer, Figure 8: lambda against accuracy", s2_reducer.s2_reducer_figure_8),
+    "zen_figure_2": ("Zen, Figures 2 and 3: overlap, densification and skew", zen.zen_figure_2),
+    "zen_figure_8": ("Zen, Figure 8: schemes against the number of workers", zen.zen_figure_8),
+    "zen_figure_13_rows": ("Zen, Figure 13: with rows, and with the codecs' time", zen.zen_figure_13_rows),
+    "zen_figure_14": ("Zen, Figure 14: what Algorithm 1 takes", zen.zen_figure_14),
     "zen_figure_13": ("Zen, Figure 13: communication speedups over all-reduce", zen.zen_figure_13),
     "zen_figure_15": ("Zen, Figure 15: formats, and what each part brings", zen.zen_figure_15),
 }
