@@ -93,7 +93,8 @@ run() {
   exit 1
 }
 
-# take NAME: another experiment's results in the same folder belong to this one's report, as parts NAME/PART.
+# take NAME: another experiment's results in the same folder belong to this one's report,
+# as parts NAME/PART.
 taken=()
 take() {
   taken+=("$1")

@@ -4,9 +4,9 @@
 Usage: gradients.py distribution FOLDER LAST
        gradients.py sparsity FOLDER [TOP]
 
-FOLDER holds what `thinwire train --record` wrote. LAST: only the last so many of its steps. TOP: take this share of
-each rank's dense elements, the largest ones, for its non-zeros; without it the rows of tables are, in each table's
-order and again by falling frequency.
+FOLDER holds what `thinwire train --record` wrote. LAST: only the last so many of its steps. TOP: this share
+of each rank's dense elements, the largest ones, are its non-zeros; without it the rows of tables are, in each
+table's order and again by falling frequency.
 """
 import glob
 import json
@@ -65,7 +65,8 @@ def ranks_in(folder: str) -> list:
 
 
 def distribution(folder: str, last: int) -> list:
-    """Of each step: shares of elements by magnitude over the largest one of their tensor, and of its square sum."""
+    """Of each step: shares of the elements, and of the sum of squares, by magnitude over the largest one of
+    their tensor."""
     found = []
     for number, tensors in enumerate(ranks_in(folder)[0][-last:]):
         counts = numpy.zeros(len(EDGES) + 1)
@@ -111,7 +112,7 @@ def shares_of_partitions(indices, places: int) -> list:
 
 
 def sparsity(folder: str, top: float) -> dict:
-    """Over steps: overlap ratios of pairs of ranks, densification for 2, 4, ... ranks, shares of eight partitions."""
+    """Over steps: overlap ratios of pairs of ranks, densification of 2, 4, ... ranks, shares by partition."""
     by_rank = [[joined(non_zeros(tensors, top)) for tensors in steps] for steps in ranks_in(folder)]
     places = by_rank[0][0][1]
     steps = len(by_rank[0])

@@ -101,7 +101,7 @@ def marsit_figure_1(parts: dict) -> tuple:
 
 
 def phases(parts: dict, count: str) -> dict:
-    """By spec: milliseconds of communication and of compression; of Marsit with a full step in 100 as well."""
+    """By spec: ms of communication and of compression; of Marsit also with a full step in 100."""
     found = {}
     for alone, both in zip(parts[f"communication_{count}"], parts[f"both_{count}"]):
         sent = 1e3 * alone["modelled_seconds"]

@@ -24,6 +24,7 @@ import zen  # noqa: E402
 
 # Each returns the table and the figure.
 EXPERIMENTS = {
+    "sketched_sgd_figure_4": ("Sketched-SGD, Figures 3 and 4: learning curves, and k with momentum", sketched_sgd.sketched_sgd_figure_4),
     "sketched_sgd_figure_5": ("Sketched-SGD, Figure 5: accuracy against compression", sketched_sgd.sketched_sgd_figure_5),
     "sketched_sgd_figure_6": ("Sketched-SGD, Figure 6: accuracy against the number of workers", sketched_sgd.sketched_sgd_figure_6),
     "casq_table_1": ("CASQ, Table 1: accuracy at 2 and 3 bits", casq.casq_table_1),

@@ -13,8 +13,8 @@ from plotting import deviation, mean  # noqa: E402
 
 
 def load(folder: str, taken=()) -> dict:
-    """Results by part: what each call of thinwire wrote. taken: folders beside this one, whose parts have their
-    name in front, as casq_table_1/train."""
+    """Results by part: what each call of thinwire wrote. taken: folders beside this one, whose parts have
+    their name in front, as casq_table_1/train."""
     parts = {}
     for name in ("", *taken):
         for path in sorted(glob.glob(os.path.join(folder, os.pardir if name else "", name, "*.json"))):
@@ -96,7 +96,7 @@ class System:
         return spread_text(common, "+.2f") if common else "-"
 
     def difference_of(self, key: str, other: "System") -> str:
-        """Of what the last epoch has, seed by seed, over the seeds that both finished; none where a mean would hide some."""
+        """Of what the last epoch has, seed by seed, over the seeds that both finished."""
         if not self.whole() or not other.whole():
             return "-"
         last = {run["seed"]: run["epochs"][-1][key] for run in other.finished()}

@@ -1,9 +1,9 @@
 """Sketched-SGD: each experiment's table and figure."""
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from drawing import figure, legend, point, style
+from drawing import figure, legend, plot_epochs, point, style
 from plotting import COLOURS, MARKERS
-from runs import DIFFERENCE, accuracy_table, compression, describe, systems_in, table
+from runs import DIFFERENCE, System, accuracy_table, compression, describe, systems_in, table
 
 
 def sketched_sgd_figure_5(parts: dict) -> tuple:
@@ -64,3 +64,36 @@ def sketched_sgd_figure_6(parts: dict) -> tuple:
              for count, system in points]
     text = "The paper: accuracy does not depend on the number of workers.\n\n" + describe(parts["dense"]) + "\n\n"
     return text + table(["workers", "system", "test accuracy, %", DIFFERENCE, "bytes per worker and step"], rows), made
+
+
+def sketch_name(system: System) -> str:
+    """"sketch r 29, P 20", or what else it is."""
+    options = system.options
+    if options[""] == "dense":
+        return "dense"
+    if options[""] == "global_top_k":
+        return f"true top-k, {100 * float(options['ratio']):g} %"
+    return f"sketch r {options['rows']}, P {options['p']}" + (", random fill" if options.get("fill") == "random" else "")
+
+
+def sketched_sgd_figure_4(parts: dict) -> tuple:
+    dense = systems_in(parts["dense"])[0]
+    top = systems_in(parts["global_top_k"])
+    sketched = systems_in(parts["sketched_sgd"])
+    made, (curves, against_k) = figure(2)
+    same_k = [system for system in top if system.options["ratio"] == sketched[0].options["ratio"]]
+    plot_epochs(curves, [dense] + same_k + sketched, "test_accuracy", "test accuracy", sketch_name, 1.0)
+    curves.set_xlabel(f"epoch of {parts['dense'][0]['epochs'][0]['steps']} steps")
+    points = [(100 * float(system.options["ratio"]), system) for system in top]
+    against_k.axhline(100 * dense.accuracy(), color="#000000", linewidth=1, linestyle="--", label="dense")
+    for x, system in points:
+        point(against_k, x, system, **style(1))
+    against_k.set_xscale("log")
+    against_k.set_xlabel("k, % of the elements (true top-k)")
+    against_k.set_ylabel("test accuracy, %")
+    legend(made, curves)
+    text = ("The paper: Figure 4, with momentum true top-k is best at k = 0.15 %, worse above, where masking stops the momentum too often, and worse "
+            "below. Figure 3: sketches learn as true top-k does.\n\n" + describe(parts["dense"]) +
+            " The others have the same momentum before the selection, with masking.\n\n")
+    return text + accuracy_table([dense] + top + sketched, dense) + (
+        "\nglobal_top_k finds its elements by a dense all-reduce: what it shows is accuracy.\n"), made
