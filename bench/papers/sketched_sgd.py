@@ -79,7 +79,7 @@ def sketch_name(system: System) -> str:
 def sketched_sgd_figure_4(parts: dict) -> tuple:
     dense = systems_in(parts["dense"])[0]
     top = systems_in(parts["global_top_k"])
-    sketched = systems_in(parts["sketched_sgd"])
+    sketched = [system for name in ("sketch_small", "sketch_paper", "sketch_random") for system in systems_in(parts[name])]
     made, (curves, against_k) = figure(2)
     same_k = [system for system in top if system.options["ratio"] == sketched[0].options["ratio"]]
     plot_epochs(curves, [dense] + same_k + sketched, "test_accuracy", "test accuracy", sketch_name, 1.0)

@@ -131,11 +131,10 @@ TEST(KMeans, AlqsLevelsAreCentresOfBothSigns) {
   double squares = 0;
   for (const float value : values) squares += std::pow(static_cast<double>(value), 2);
   const double norm = std::sqrt(squares / static_cast<double>(values.size()) * 8192);
-  // The highest level is the norm itself, which no element comes near to.
+  // The highest level is the norm itself, which few elements come near to.
   EXPECT_NEAR(found[2].centre, norm, 0.02 * norm);
-  EXPECT_EQ(found[2].share, 0);
-  EXPECT_EQ(found[3].share, 0);
-  EXPECT_NEAR(found[0].share + found[1].share, 1, 1e-12);
+  EXPECT_LT(found[2].share + found[3].share, 0.001);
+  EXPECT_NEAR(found[0].share + found[1].share + found[2].share + found[3].share, 1, 1e-9);
   for (std::size_t level = 0; level < 2; ++level) {
     EXPECT_EQ(found[2 * level].centre, -found[2 * level + 1].centre);
   }
