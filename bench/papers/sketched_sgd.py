@@ -78,10 +78,10 @@ def sketch_name(system: System) -> str:
 
 def sketched_sgd_figure_4(parts: dict) -> tuple:
     dense = systems_in(parts["dense"])[0]
-    top = systems_in(parts["global_top_k"])
-    sketched = [system for name in ("sketch_small", "sketch_paper", "sketch_random") for system in systems_in(parts[name])]
+    top, sketched = ([system for name, results in parts.items() if name.startswith(kind) for system in systems_in(results)]
+                     for kind in ("top_k_", "sketch_"))
     made, (curves, against_k) = figure(2)
-    same_k = [system for system in top if system.options["ratio"] == sketched[0].options["ratio"]]
+    same_k = [system for system in top if system.options["ratio"] == "0.0015"]
     plot_epochs(curves, [dense] + same_k + sketched, "test_accuracy", "test accuracy", sketch_name, 1.0)
     curves.set_xlabel(f"epoch of {parts['dense'][0]['epochs'][0]['steps']} steps")
     points = [(100 * float(system.options["ratio"]), system) for system in top]
