@@ -125,7 +125,8 @@ void add_simulate_command(CLI::App& app) {
   command->add_option("--warm-up", sweep.warm_up, "Steps before those: enough for systems that measure first")
       ->check(CLI::Range(0, 1'000'000));
   command->add_flag("--errors", sweep.errors,
-                    "Also compute each measured step's relative error (relative_errors in the JSON)");
+                    "Also compare each measured step's mean with the exact one: its relative error and the "
+                    "share of signs that agree (relative_errors, sign_agreements in the JSON)");
   command->add_option("--seed", sweep.gradient.seed, "Seed of gradients and systems")->check(not_negative());
 
   auto* recorded = command

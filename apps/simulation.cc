@@ -81,7 +81,7 @@ class Run {
       const VirtualInterval interval = communicator_.align();
       session_.next_step();
       if (step < options_.warm_up) continue;
-      if (errors && communicator_.rank() == 0) shared_.result.relative_errors.push_back(error_of_step());
+      if (errors && communicator_.rank() == 0) compare_step();
       if (communicator_.rank() == 0) shared_.intervals.push_back(interval);
       mine.begin_step();
       for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) mine.add(session_.report(bucket));
@@ -162,17 +162,28 @@ class Run {
   }
 
   /// From what all ranks remembered and this rank's mean; before any rank goes on to another step's input.
-  double error_of_step() const {
+  void compare_step() const {
     double exact_squares = 0;
     double error_squares = 0;
+    std::uint64_t signs = 0;
+    std::uint64_t agreeing = 0;
     for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
-      std::vector<double> error = shared_.wanted[bucket];
-      for (const double exact : error) exact_squares += exact * exact;
-      visit(bucket,
-            [&](std::size_t i, float mean) { error[i] -= static_cast<double>(mean) * options_.workers; });
+      const std::vector<double>& exact = shared_.wanted[bucket];
+      std::vector<double> error = exact;
+      for (const double one : exact) {
+        exact_squares += one * one;
+        signs += one != 0 ? 1 : 0;
+      }
+      visit(bucket, [&](std::size_t i, float mean) {
+        error[i] -= static_cast<double>(mean) * options_.workers;
+        agreeing += static_cast<double>(mean) * exact[i] > 0 ? 1 : 0;
+      });
       for (const double one : error) error_squares += one * one;
     }
-    return exact_squares > 0 ? std::sqrt(error_squares / exact_squares) : 0;
+    shared_.result.relative_errors.push_back(exact_squares > 0 ? std::sqrt(error_squares / exact_squares)
+                                                               : 0);
+    shared_.result.sign_agreements.push_back(
+        signs > 0 ? static_cast<double>(agreeing) / static_cast<double>(signs) : 1);
   }
 
   void remember_output(RankMeasurement& mine) {
@@ -277,7 +288,11 @@ nlohmann::ordered_json to_json(const Simulation& simulation) {
   json["formula_seconds"] = simulation.formula_seconds;
   json["stages"] = simulation.stages;
   json["relative_errors"] = nullptr;
-  if (!simulation.relative_errors.empty()) json["relative_errors"] = simulation.relative_errors;
+  json["sign_agreements"] = nullptr;
+  if (!simulation.relative_errors.empty()) {
+    json["relative_errors"] = simulation.relative_errors;
+    json["sign_agreements"] = simulation.sign_agreements;
+  }
   return json;
 }
 

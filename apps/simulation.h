@@ -21,7 +21,8 @@ struct SimulationOptions {
   int warm_up = kWarmUpSteps;
   int steps = 1;
   std::uint64_t seed = 1;
-  bool errors = false;  ///< Whether to compute every measured step's error, not only the last one's.
+  /// Whether to compare every measured step's mean with the exact one; the last one's error is always there.
+  bool errors = false;
 };
 
 struct Simulation {
@@ -35,9 +36,12 @@ struct Simulation {
   /// |mean - exact| / |exact| of every measured step over all buckets, exact being the mean of gradient +
   /// residual; empty unless asked for.
   std::vector<double> relative_errors{};
+  /// Of the same steps: of the elements whose exact mean is not 0, the share whose mean has its sign.
+  std::vector<double> sign_agreements{};
 };
 
-/// The keys of the measurement, and `gamma`, `formula_seconds`, `stages`, `relative_errors`.
+/// The keys of the measurement, and `gamma`, `formula_seconds`, `stages`, `relative_errors`,
+/// `sign_agreements`.
 nlohmann::ordered_json to_json(const Simulation& simulation);
 
 /// Throws what the system throws.

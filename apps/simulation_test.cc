@@ -98,6 +98,24 @@ TEST(Simulation, EveryStepHasAnErrorOfItsOwn) {
   EXPECT_TRUE(simulate("dense", source, {.workers = 3, .link = kLink}).relative_errors.empty());
 }
 
+TEST(Simulation, SignsAgreeAsOftenAsTheyDo) {
+  const SyntheticSource source({.elements = 3000}, 3);
+  const auto agreements = [&](const char* spec) {
+    return simulate(spec, source,
+                    {.workers = 3, .link = kLink, .warm_up = 0, .steps = 2, .seed = 5, .errors = true})
+        .sign_agreements;
+  };
+  EXPECT_EQ(agreements("dense"), (std::vector<double>{1, 1}));
+  // The majority of three independent normal values often has the sum's sign, and not always.
+  for (const double share : agreements("signsgd")) {
+    EXPECT_GT(share, 0.7);
+    EXPECT_LT(share, 0.95);
+  }
+  // Only what is delivered can agree: one element in ten.
+  for (const double share : agreements("global_top_k:ratio=0.1")) EXPECT_NEAR(share, 0.1, 1e-9);
+  EXPECT_TRUE(simulate("dense", source, {.workers = 3, .link = kLink}).sign_agreements.empty());
+}
+
 TEST(Simulation, RowsComeOutAsTheyWouldDensely) {
   const SyntheticSource source({.elements = 40'000, .density = 0.01, .gamma = 2.0, .row_width = 8}, 4);
   const Simulation simulation = simulate("dense", source, {.workers = 4, .link = kLink});
@@ -148,6 +166,7 @@ TEST(Simulation, JsonHasTheKeysOfTheContract) {
                           "seconds_decompress",
                           "modelled_seconds",
                           "relative_error",
+                          "sign_agreements",
                           "conservation_error",
                           "ranks_agree",
                           "imbalance_push",

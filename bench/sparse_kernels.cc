@@ -131,10 +131,9 @@ void partition(benchmark::State& state, const Sparse& sparse) {
   });
 }
 
-/// The same by the paper's Algorithm 1.
-void partition_by_hash(benchmark::State& state, const Sparse& sparse) {
+/// The same by the paper's Algorithm 1, whose memory and number of hashes are given.
+void partition_by_hash(benchmark::State& state, const Sparse& sparse, const HierarchicalHashShape& shape) {
   const std::size_t count = sparse.indices.size();
-  const auto shape = HierarchicalHashShape::for_nonzeros(count, kOwners);
   std::vector<std::uint32_t> slots(count), out(count), positions(count), serial(count);
   std::vector<std::uint32_t> table(shape.owners * shape.slots);
   std::vector<float> out_values(count);
@@ -149,6 +148,20 @@ void partition_by_hash(benchmark::State& state, const Sparse& sparse) {
     for (std::size_t k = 0; k < count; ++k) out[k] = sparse.indices[positions[k]];
     gather_rows(executor(), sparse.values, {}, positions, 1, out_values);
   });
+}
+
+/// The paper's memory and number of hashes.
+void partition_by_paper(benchmark::State& state, const Sparse& sparse) {
+  partition_by_hash(state, sparse, HierarchicalHashShape::for_nonzeros(sparse.indices.size(), kOwners));
+}
+
+/// Of the paper's Figure 14: r1 in percent of the non-zeros, and k.
+void partition_by_hash_shape(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  auto shape = HierarchicalHashShape::for_nonzeros(sparse.indices.size(), kOwners);
+  shape.slots = sparse.indices.size() * static_cast<std::size_t>(state.range(1)) / 100 / kOwners;
+  shape.rounds = static_cast<int>(state.range(2));
+  partition_by_hash(state, sparse, shape);
 }
 
 /// The plain way: a vector per owner, grown as rows come, the owner by a 64-bit division.
@@ -247,7 +260,13 @@ SPARSE(nonzeros_loop, "find_nonzeros/scalar_loop");
 SPARSE(permutation, "permute");
 SPARSE(permutation_loop, "permute/scalar_loop");
 SPARSE(partition, "split_among_16_owners");
-SPARSE(partition_by_hash, "split_among_16_owners/algorithm_1");
+SPARSE(partition_by_paper, "split_among_16_owners/algorithm_1");
+BENCHMARK(partition_by_hash_shape)
+    ->UseManualTime()
+    ->Name("split_among_16_owners/algorithm_1_shape")
+    ->ArgNames({"one_in", "r1_percent", "k"})
+    ->ArgsProduct({{100, 10}, {100, 200, 400}, {3}})
+    ->ArgsProduct({{100, 10}, {200}, {1, 2, 4}});
 SPARSE(partition_loop, "split_among_16_owners/scalar_loop");
 SPARSE(merge_sorted, "merge_two_sorted_lists");
 SPARSE(merge_by_bitmap, "merge_two_lists_by_bitmap");

@@ -1,5 +1,7 @@
 """What the papers' tables and pictures say of seeds that diverged or collapsed, and of settings."""
+import json
 import os
+import struct
 import sys
 import tempfile
 
@@ -42,6 +44,9 @@ def differences():
     assert system(0.81, 0.93, 0.85).difference_text(dense) == "+1.33 ± 1.53"
     assert system(0.81, 0.93, None).difference_text(dense) == "-"
     assert system(0.81).difference_text(system(0.8)) == "+1.00"
+    # Of the last epoch's loss, 1 / 2 in all of these runs.
+    assert system(0.8, 0.9).difference_of("loss", system(0.8, 0.9)) == "+0.0000 ± 0.0000"
+    assert system(0.8, None).difference_of("loss", dense) == "-"
 
 
 def bytes_of_whole_trainings():
@@ -57,15 +62,81 @@ def settings():
     assert "learning rates 0.03, 0.01" in text and "1 epoch of 5 steps" in text and "seed 1." in text, text
 
 
+def results_of_other_experiments():
+    with tempfile.TemporaryDirectory() as folder:
+        for name, part in (("own", "train"), ("other", "train")):
+            os.makedirs(os.path.join(folder, name))
+            with open(os.path.join(folder, name, part + ".json"), "w", encoding="utf-8") as file:
+                json.dump([name], file)
+        own = os.path.join(folder, "own")
+        assert runs.load(own) == {"train": ["own"]}
+        assert runs.load(own, ["other"]) == {"train": ["own"], "other/train": ["other"]}
+        try:
+            runs.load(os.path.join(folder, "none"))
+            raise AssertionError("a folder without results was read")
+        except ValueError as error:
+            assert "none" in str(error)
+
+
+def phases():
+    import marsit
+    specs = ("dense", "marsit:full_every=100000")
+    parts = {name: [{"spec": spec, "modelled_seconds": at} for spec, at in zip(specs, seconds)]
+             for name, seconds in (("communication_3", (1.0, 0.1)), ("both_3", (1.5, 0.15)))}
+    found = marsit.phases(parts, "3")
+    assert found["dense"] == (1000, 0), found  # its sums are the engine's
+    assert [round(each) for each in found["marsit:full_every=100000"]] == [100, 50], found
+    # 99 one-bit steps and a full one.
+    assert [round(each, 1) for each in found["marsit:full_every=100"]] == [109.0, 49.5], found
+
+
+def tensor(name, kind, rows, width, indices, values):
+    head = struct.pack("<I", len(name)) + name.encode()
+    head += struct.pack("<IQQQ", kind, rows, width, len(values) // width)
+    return head + struct.pack(f"<{len(indices)}I", *indices) + struct.pack(f"<{len(values)}f", *values)
+
+
+def recorded(folder, rank, steps):
+    data = b"TWGRADS1" + struct.pack("<II", rank, len(steps))
+    for number, tensors in enumerate(steps):
+        data += struct.pack("<QI", number, len(tensors)) + b"".join(tensors) + b"\0" * 8
+    with open(os.path.join(folder, f"gradients-rank-{rank}.twg"), "wb") as file:
+        file.write(data)
+
+
+def sparse_gradients():
+    import gradients
+    with tempfile.TemporaryDirectory() as folder:
+        dense = tensor("weight", 0, 4, 1, [], [4.0, -1.0, 0.0, 2.0])
+        # Rows 0 and 7 of one rank, one of them twice; rows 7 and 3 of the other.
+        for rank, listed in enumerate(([7, 0, 7], [7, 3])):
+            recorded(folder, rank, [[dense, tensor("table", 1, 8, 2, listed, [1.0] * (2 * len(listed)))]])
+        found = gradients.sparsity(folder, 0)
+        assert found["places"] == 8 and found["workers"] == 2 and found["density"] == 0.25, found
+        assert found["overlaps"] == [0.5] and found["gammas"] == {"2": [1.5, 1.5, 1.5]}, found
+        assert found["partitions"] == [0.5, 0, 0, 0, 0, 0, 0, 0.5], found
+        # Row 7 was used most, so it comes first; of the others the lower one.
+        assert found["partitions_by_frequency"] == [0.5, 0.5, 0, 0, 0, 0, 0, 0], found
+        # The largest half of the dense elements is the same on both ranks.
+        half = gradients.sparsity(folder, 0.5)
+        assert half["overlaps"] == [1] and half["gammas"]["2"] == [1, 1, 1] and half["places"] == 4, half
+        shares = gradients.distribution(folder, 1)[0]
+        assert shares["elements"] == 4 + 6
+        # One zero; 1 of 4 is 0.25; 2 of 4 is 0.5; 4 and all of the table are the largest.
+        assert shares["shares"][0] == 0.1 and shares["shares"][gradients.EDGES.index(1.0)] == 0.7, shares
+        assert abs(sum(shares["shares_of_squares"]) - 1) < 1e-12
+
+
 def pictures():
     try:
         import drawing
     except ImportError:
         print("matplotlib is missing: pictures are not tested")
         return
-    import report
+    import casq
     assert drawing.limits(59.0, 42.5) == [[42.5], [41.0]] and drawing.limits(10.0, 42.5) == [[10.0], [42.5]]
-    assert report.quantizer_in_full("alq:bits=3:every=1:zero=off:norm=max") == "alq:3 zero=off norm=max"
+    assert casq.quantizer_in_full("alq:bits=3:every=1:zero=off:norm=max") == "alq:3 zero=off norm=max"
+    phases()
     systems = [system(0.8, 0.81), system(0.8, None), system(None, None), system(0.8, 0.1)]
     made, (lines, bars) = drawing.figure(2)
     drawing.plot_epochs(lines, systems, "test_accuracy", "test accuracy", lambda one: "x", 1.0)
@@ -84,4 +155,6 @@ accuracies()
 differences()
 bytes_of_whole_trainings()
 settings()
+results_of_other_experiments()
+sparse_gradients()
 pictures()

@@ -93,6 +93,14 @@ run() {
   exit 1
 }
 
+# take NAME: another experiment's results in the same folder belong to this one's report,
+# as parts NAME/PART.
+taken=()
+take() {
+  taken+=("$1")
+  ls "$results/$1"/*.json >/dev/null 2>&1 || { echo "$experiment: no results of $1 in $results: run bench/papers/$1 first" >&2; exit 1; }
+}
+
 # report SIZE [SETTINGS]: table and plot of what run() left. SIZE says what is smaller than in the paper
 # unless --full is given, SETTINGS what differs in any case.
 # Epochs and examples that were asked for are said as well.
@@ -102,7 +110,7 @@ report() {
   [ $# -gt 1 ] && smaller+="; $2"
   [ -n "$given_epochs" ] && smaller+="; --epochs $given_epochs"
   [ -n "$given_limit" ] && smaller+="; only the first $given_limit training examples"
-  /usr/bin/python3 bench/papers/report.py "$experiment" "$out" "$smaller" "$note" "${options[*]}"
+  /usr/bin/python3 bench/papers/report.py "$experiment" "$out" "$smaller" "$note" "${options[*]}" "${taken[@]}"
   echo "Table: $out/table.md"
   echo "Picture: $out/plot.png"
 }

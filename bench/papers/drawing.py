@@ -4,7 +4,7 @@ import math
 
 import plotting
 from plotting import COLOURS, deviation, epoch_axis, mean
-from runs import System
+from runs import DIFFERENCE, System, describe, named, systems_in, table
 
 
 def figure(columns: int = 1):
@@ -80,3 +80,19 @@ def bars(axes, names: list, systems: list) -> None:
     axes.set_xticklabels(names, rotation=30, ha="right", fontsize=8)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_ylim(0, 105)
+
+
+def loss_and_accuracy(parts: dict, label, paper: str) -> tuple:
+    """Trainings of one call: loss by epoch and accuracy."""
+    systems = systems_in(parts["train"])
+    made, (losses, accuracies) = figure(2)
+    plot_epochs(losses, systems, "loss", "training loss", label)
+    plot_epochs(accuracies, systems, "test_accuracy", "test accuracy", label, 1.0)
+    legend(made, losses)
+    rows = []
+    dense = named(systems, "dense")
+    for system in systems:
+        rows.append([f"`{system.label}`", system.at_the_end("loss"), system.accuracy_text(),
+                     "" if system is dense else system.difference_text(dense), f"{system.bytes:,.0f}"])
+    head = ["system", "training loss, last epoch", "test accuracy, %", DIFFERENCE, "bytes per worker and step"]
+    return paper + "\n\n" + describe(parts["train"]) + "\n\n" + table(head, rows), made

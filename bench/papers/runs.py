@@ -12,12 +12,14 @@ sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "
 from plotting import deviation, mean  # noqa: E402
 
 
-def load(folder: str) -> dict:
-    """Results by part: what each call of thinwire wrote."""
+def load(folder: str, taken=()) -> dict:
+    """Results by part: what each call of thinwire wrote. taken: folders beside this one, whose parts have
+    their name in front, as casq_table_1/train."""
     parts = {}
-    for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
-        with open(path, encoding="utf-8") as file:
-            parts[os.path.basename(path)[: -len(".json")]] = json.load(file)
+    for name in ("", *taken):
+        for path in sorted(glob.glob(os.path.join(folder, os.pardir if name else "", name, "*.json"))):
+            with open(path, encoding="utf-8") as file:
+                parts[os.path.join(name, os.path.basename(path)[: -len(".json")])] = json.load(file)
     if not parts:
         raise ValueError(f"no results in {folder}")
     return parts
@@ -92,6 +94,14 @@ class System:
         common = [100 * (self.accuracies[seed] - other.accuracies[seed]) for seed in self.accuracies
                   if seed in other.accuracies]
         return spread_text(common, "+.2f") if common else "-"
+
+    def difference_of(self, key: str, other: "System") -> str:
+        """Of what the last epoch has, seed by seed, over the seeds that both finished."""
+        if not self.whole() or not other.whole():
+            return "-"
+        last = {run["seed"]: run["epochs"][-1][key] for run in other.finished()}
+        common = [run["epochs"][-1][key] - last[run["seed"]] for run in self.finished() if run["seed"] in last]
+        return spread_text(common, "+.4f") if common else "-"
 
     def by_epoch(self, key: str) -> list:
         """One list by epoch per finished seed."""

@@ -7,8 +7,9 @@
 //     --all-gather--> mean of all Q(p), residual = p - Q(p)
 //
 // ALQ moves every level to where the expected variance is least given its neighbours, by coordinate descent.
-// AMQ chooses the multiplier of exponential levels (level_fit.h). A chunk's data counts with its norm's
-// square, which makes the sum the expected variance. normalised=on counts all chunks alike (ALQ-N and AMQ-N).
+// AMQ chooses the multiplier of exponential levels (kernels/codes/level_fit.h). A chunk's data counts with
+// its norm's square, which makes the sum the expected variance. normalised=on counts all chunks alike (ALQ-N
+// and AMQ-N).
 //
 // Bytes per rank: (W-1) * (ceil(bits d/8) + 4 ceil(d/chunk)). Every `every` steps the levels that may move go
 // along the broadcast's tree: 4 (s-1) bytes, or 4 s with zero=off, s = 2^(bits-1) - 1.
@@ -31,10 +32,10 @@
 #include <vector>
 
 #include "baselines/baselines.h"
-#include "baselines/level_fit.h"
 #include "baselines/stochastic_quantizer.h"
 #include "core/bucket_vectors.h"
 #include "exchange/collectives.h"
+#include "kernels/codes/level_fit.h"
 #include "kernels/codes/quantize.h"
 #include "kernels/dense/dense.h"
 #include "kernels/device/on_device.h"

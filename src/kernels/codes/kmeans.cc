@@ -6,12 +6,15 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/codes/level_fit.h"
 #include "kernels/device/on_device.h"
 
 namespace thinwire {
 namespace {
 
 constexpr std::size_t kEntropyBins = 256;
+/// Elements whose norm ALQ scales by, unless told otherwise.
+constexpr double kAlqChunk = 8192;
 
 }  // namespace
 
@@ -23,6 +26,7 @@ struct ClusterFinder::Prefixes {
   std::size_t size = 0;
 
   double counted(std::size_t first, std::size_t last) const { return count[last] - count[first]; }
+  double magnitude(std::size_t bin) const { return (sum[bin + 1] - sum[bin]) / counted(bin, bin + 1); }
   /// Sum of squared distances of bins [first, last) to their mean.
   double spread(std::size_t first, std::size_t last) const {
     const double s = sum[last] - sum[first];
@@ -82,6 +86,18 @@ double entropy_of(const Prefixes& prefixes, std::size_t first, std::size_t last,
     begin = bin + 1;
   }
   return entropy;
+}
+
+/// ends[level]: one behind the last bin that is nearest to this centre.
+template <class Prefixes>
+void cut_between(const Prefixes& prefixes, Span<const double> centres, Span<std::size_t> ends) {
+  std::size_t bin = 0;
+  for (std::size_t level = 0; level + 1 < centres.size(); ++level) {
+    const double middle = (centres[level] + centres[level + 1]) / 2;
+    while (bin < prefixes.size && prefixes.magnitude(bin) < middle) ++bin;
+    ends[level] = bin;
+  }
+  ends[centres.size() - 1] = prefixes.size;
 }
 
 }  // namespace
@@ -211,8 +227,30 @@ void ClusterFinder::cut_into_levels(const Prefixes& prefixes, std::size_t levels
   }
 }
 
+/// levels: ascending, of p and not of p over its norm.
+void ClusterFinder::find_alq_levels(const std::array<Prefixes, 2>& signs, Span<double> levels) {
+  double count = 0;
+  double squares = 0;
+  for (const Prefixes& prefixes : signs) {
+    if (prefixes.size == 0) continue;
+    count += prefixes.count[prefixes.size];
+    squares += prefixes.squares[prefixes.size];
+  }
+  const double norm = std::sqrt(squares / count * kAlqChunk);
+  MagnitudeHistogram magnitudes;
+  for (const Prefixes& prefixes : signs) {
+    for (std::size_t bin = 0; bin < prefixes.size; ++bin) {
+      magnitudes.add(static_cast<float>(prefixes.magnitude(bin) / norm), prefixes.counted(bin, bin + 1));
+    }
+  }
+  magnitudes.finish();
+  fit_levels(magnitudes, ZeroLevel::without, levels);
+  for (double& level : levels) level *= norm;
+}
+
 SampleKind ClusterFinder::find(Span<const float> gradient, Span<const float> residual, std::size_t bits,
-                               double fraction, std::uint32_t seed, PerCluster<Cluster>& clusters) {
+                               double fraction, std::uint32_t seed, PerCluster<Cluster>& clusters,
+                               CentreKind kind) {
   const bool finite = fill(gradient, residual, Sample(gradient.size(), fraction, seed));
   const std::array<Prefixes, 2> signs = {drain(0), drain(1)};
   if (!finite) return SampleKind::not_finite;
@@ -228,12 +266,18 @@ SampleKind ClusterFinder::find(Span<const float> gradient, Span<const float> res
   if (largest[0] == 0 && largest[1] == 0) return SampleKind::all_zero;
   const double bin_width = (largest[0] + largest[1]) / kEntropyBins;
   const std::size_t levels = std::size_t{1} << (bits - 1);
+  std::array<double, kMostClusters / 2> given{};
+  if (kind == CentreKind::alq) find_alq_levels(signs, Span<double>(given).first(levels));
   for (std::size_t sign = 0; sign < 2; ++sign) {
     const Prefixes& prefixes = signs[sign];
     if (largest[sign] == 0) continue;
-    const std::size_t used = std::min(levels, prefixes.size);
+    const std::size_t used = kind == CentreKind::alq ? levels : std::min(levels, prefixes.size);
     std::array<std::size_t, kMostClusters / 2> ends{};
-    cut_into_levels(prefixes, used, ends);
+    if (kind == CentreKind::alq) {
+      cut_between(prefixes, Span<const double>(given).first(levels), ends);
+    } else {
+      cut_into_levels(prefixes, used, ends);
+    }
     std::size_t first = 0;
     for (std::size_t level = 0; level < levels; ++level) {
       Cluster& cluster = clusters[2 * level + sign];
@@ -242,9 +286,14 @@ SampleKind ClusterFinder::find(Span<const float> gradient, Span<const float> res
         continue;
       }
       const double count = prefixes.counted(first, ends[level]);
+      if (kind == CentreKind::alq && count == 0) {
+        cluster = {sign == 0 ? given[level] : -given[level], 0, 0, 0};
+        continue;
+      }
       const double mean = (prefixes.sum[ends[level]] - prefixes.sum[first]) / count;
       cluster = {sign == 0 ? mean : -mean, count / total, prefixes.spread(first, ends[level]) / count,
                  entropy_of(prefixes, first, ends[level], bin_width)};
+      if (kind == CentreKind::alq) cluster.centre = sign == 0 ? given[level] : -given[level];
       first = ends[level];
     }
   }

@@ -73,6 +73,11 @@ struct Cluster {
   double entropy = 0;
 };
 
+/// Where a sign's centres are: where the squared distances are least (K-means), or at ALQ's levels
+/// (kernels/codes/level_fit.h) of the magnitudes of both signs over a norm, which is that of 8,192 elements.
+/// An element belongs to the nearest one.
+enum class CentreKind : std::uint8_t { kmeans, alq };
+
 enum class SampleKind { usable, all_zero, not_finite };
 
 /// Finds clusters of p = gradient + residual in one dimension: 2^(bits-1) for each sign, those of a sign with
@@ -92,7 +97,7 @@ class ClusterFinder {
   /// fraction: above 0, at most 1. Unless the sample is usable, clusters is not written. Serial: about 4 ns
   /// for each sampled element that the CPU counts and up to 1 ms.
   SampleKind find(Span<const float> gradient, Span<const float> residual, std::size_t bits, double fraction,
-                  std::uint32_t seed, PerCluster<Cluster>& clusters);
+                  std::uint32_t seed, PerCluster<Cluster>& clusters, CentreKind kind = CentreKind::kmeans);
 
  private:
   struct Bin {
@@ -110,6 +115,7 @@ class ClusterFinder {
   void count(Span<const float> gradient, Span<const float> residual, const Sample& sample);
   void count_on_device(Span<const float> gradient, Span<const float> residual, const Sample& sample);
   Prefixes drain(std::size_t sign);
+  static void find_alq_levels(const std::array<Prefixes, 2>& signs, Span<double> levels);
   void cut_into_levels(const Prefixes& prefixes, std::size_t levels, Span<std::size_t> ends);
 
   Executor& executor_;

@@ -121,6 +121,29 @@ TEST(KMeans, StatisticsDescribeTheClusters) {
   EXPECT_DOUBLE_EQ(halves[1].entropy, 1);
 }
 
+TEST(KMeans, AlqsLevelsAreCentresOfBothSigns) {
+  const auto values = heavy_tailed(100'000, 3);
+  const auto executor = make_cpu_executor(1);
+  Workspace workspace;
+  ClusterFinder finder(*executor, workspace);
+  PerCluster<Cluster> found{};
+  ASSERT_EQ(finder.find(values, {}, 2, 1, 1, found, CentreKind::alq), SampleKind::usable);
+  double squares = 0;
+  for (const float value : values) squares += std::pow(static_cast<double>(value), 2);
+  const double norm = std::sqrt(squares / static_cast<double>(values.size()) * 8192);
+  // The highest level is the norm itself, which few elements come near to.
+  EXPECT_NEAR(found[2].centre, norm, 0.02 * norm);
+  EXPECT_LT(found[2].share + found[3].share, 0.001);
+  EXPECT_NEAR(found[0].share + found[1].share + found[2].share + found[3].share, 1, 1e-9);
+  for (std::size_t level = 0; level < 2; ++level) {
+    EXPECT_EQ(found[2 * level].centre, -found[2 * level + 1].centre);
+  }
+  // As centres they are worse than the means.
+  const auto means = clusters_of(values, 2);
+  EXPECT_GT(spread(values, {found[0].centre, found[2].centre}, {found[1].centre, found[3].centre}),
+            1.5 * spread(values, {means[0].centre, means[2].centre}, {means[1].centre, means[3].centre}));
+}
+
 TEST(KMeans, ASignThatIsAbsentTakesTheOthersMirrored) {
   auto values = heavy_tailed(5000, 3);
   for (auto& value : values) value = std::fabs(value);

@@ -79,6 +79,7 @@ struct CasqSettings {
   std::uint64_t interval = 100;
   double sample = 0.1;
   bool per_parameter = true;
+  CentreKind centres = CentreKind::kmeans;
   Allocation allocation = Allocation::centre;
   Topology topology = Topology::automatic;
   bool requantised = true;
@@ -302,7 +303,7 @@ class Casq final : public Synchronizer {
         PerCluster<Cluster> clusters{};
         const SampleKind kind =
             finder.find(gradient.subspan(begin, elements), residual.subspan(begin, elements), settings_.bits,
-                        settings_.sample, sample_seed(step, bucket, group, 0), clusters);
+                        settings_.sample, sample_seed(step, bucket, group, 0), clusters, settings_.centres);
         usable = usable && kind != SampleKind::not_finite;
         if (kind != SampleKind::usable) continue;
         const double share = static_cast<double>(ends.cells(elements)) / static_cast<double>(elements);
@@ -355,8 +356,8 @@ class Casq final : public Synchronizer {
         if (clusters_shard) {
           PerCluster<Cluster> clusters{};
           if (finder->find(average.subspan(first - own.begin, last - first), {}, settings_.bits,
-                           settings_.sample, sample_seed(step, bucket, group, 1),
-                           clusters) == SampleKind::usable) {
+                           settings_.sample, sample_seed(step, bucket, group, 1), clusters,
+                           settings_.centres) == SampleKind::usable) {
             for (std::size_t c = 0; c < settings_.clusters(); ++c) {
               centres[c] = static_cast<float>(clusters[c].centre);
             }
@@ -489,6 +490,7 @@ SystemInfo casq_info() {
       {"buckets", "0.005", "cells per element, 0 to 1; 0: one for each cluster"},
       {"interval", "100", "steps between clusterings; the first ones also come after 1, 2, 4, ... steps"},
       {"sample", "0.1", "share of rank 0's elements that is clustered, above 0 to 1"},
+      {"levels", "kmeans", "where the clusters' centres are: kmeans, or alq, which codes by ALQ's levels"},
       {"scope", "parameter", "what has clusters and cells of its own: parameter or bucket"},
       {"allocation", "centre",
        "a cluster's share of the cells: entropy times |centre| or density, even, or least error"},
@@ -502,6 +504,8 @@ SystemInfo casq_info() {
     settings.cell_share = options.real("buckets", 0, 1);
     settings.interval = static_cast<std::uint64_t>(options.integer("interval", 1, 1'000'000'000));
     settings.sample = options.real("sample", 0.001, 1);
+    settings.centres =
+        options.choice("levels", {"kmeans", "alq"}) == "alq" ? CentreKind::alq : CentreKind::kmeans;
     settings.per_parameter = options.choice("scope", {"parameter", "bucket"}) == "parameter";
     const auto& allocations = allocation_names();
     const std::string allocation = options.choice("allocation", allocations);

@@ -1,4 +1,4 @@
-#include "baselines/level_fit.h"
+#include "kernels/codes/level_fit.h"
 
 #include <algorithm>
 #include <cmath>

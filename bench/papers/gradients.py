@@ -1,0 +1,160 @@
+#!/usr/bin/python3
+"""What recorded gradients are like, as JSON: their distribution, overlap, densification and skew.
+
+Usage: gradients.py distribution FOLDER LAST
+       gradients.py sparsity FOLDER [TOP]
+
+FOLDER holds what `thinwire train --record` wrote. LAST: only the last so many of its steps. TOP: this share
+of each rank's dense elements, the largest ones, are its non-zeros; without it the rows of tables are, in each
+table's order and again by falling frequency.
+"""
+import glob
+import json
+import os
+import struct
+import sys
+
+import numpy
+
+# Magnitudes are counted in bins of a quarter of a power of ten, relative to the largest.
+EDGES = [10.0 ** (exponent / 4) for exponent in range(-40, 1)]
+PARTITIONS = 8
+
+
+class Tensor:
+    """A dense gradient, or the rows of a table that a rank touched."""
+
+    def __init__(self, name: str, rows: int, width: int, indices, values):
+        self.name, self.rows, self.width, self.indices, self.values = name, rows, width, indices, values
+
+
+def read(path: str) -> list:
+    """Tensors by step; docs/wire_formats.md has the layout."""
+    with open(path, "rb") as file:
+        data = file.read()
+    if data[:8] != b"TWGRADS1":
+        raise ValueError(f"{path} does not begin with TWGRADS1: give what `thinwire train --record` wrote")
+    at = 16
+    steps = []
+    while at < len(data):
+        (count,) = struct.unpack_from("<I", data, at + 8)
+        at += 12
+        tensors = []
+        for _ in range(count):
+            (length,) = struct.unpack_from("<I", data, at)
+            name = data[at + 4:at + 4 + length].decode()
+            kind, rows, width, listed = struct.unpack_from("<IQQQ", data, at + 4 + length)
+            at += 32 + length
+            indices = None
+            if kind == 1:
+                indices = numpy.frombuffer(data, "<u4", listed, at)
+                at += 4 * listed
+            tensors.append(Tensor(name, rows, width, indices, numpy.frombuffer(data, "<f4", listed * width, at)))
+            at += 4 * listed * width
+        at += 8  # the step's hash
+        steps.append(tensors)
+    return steps
+
+
+def ranks_in(folder: str) -> list:
+    """Of each rank its steps."""
+    paths = sorted(glob.glob(os.path.join(folder, "*.twg")), key=lambda path: int(path.rsplit("-", 1)[1][:-4]))
+    if not paths:
+        raise ValueError(f"{folder} holds no gradients-rank-R.twg")
+    return [read(path) for path in paths]
+
+
+def distribution(folder: str, last: int) -> list:
+    """Of each step: shares of the elements, and of the sum of squares, by magnitude over the largest one of
+    their tensor."""
+    found = []
+    for number, tensors in enumerate(ranks_in(folder)[0][-last:]):
+        counts = numpy.zeros(len(EDGES) + 1)
+        squares = numpy.zeros(len(EDGES) + 1)
+        elements = 0
+        for tensor in tensors:
+            magnitudes = numpy.abs(tensor.values.astype(numpy.float64))
+            largest = magnitudes.max(initial=0)
+            elements += magnitudes.size
+            if largest == 0:
+                counts[0] += magnitudes.size
+                continue
+            bins = numpy.searchsorted(EDGES, magnitudes / largest * (1 - 1e-12))
+            counts += numpy.bincount(bins, minlength=len(counts))
+            squares += numpy.bincount(bins, magnitudes ** 2, minlength=len(squares))
+        found.append({"step": number, "elements": elements, "upper_edges": EDGES, "shares": list(counts / elements),
+                      "shares_of_squares": list(squares / squares.sum())})
+    return found
+
+
+def non_zeros(tensors: list, top: float) -> list:
+    """(indices, places) of each table, or of all dense tensors as one."""
+    if top > 0:
+        values = numpy.abs(numpy.concatenate([tensor.values for tensor in tensors if tensor.indices is None]))
+        kept = max(1, round(top * values.size))
+        return [(numpy.sort(numpy.argpartition(values, values.size - kept)[values.size - kept:]), values.size)]
+    return [(numpy.unique(tensor.indices), tensor.rows) for tensor in tensors if tensor.indices is not None]
+
+
+def joined(parts: list) -> tuple:
+    """Tables one behind the other."""
+    offset = 0
+    indices = []
+    for own, places in parts:
+        indices.append(own.astype(numpy.int64) + offset)
+        offset += places
+    return numpy.concatenate(indices), offset
+
+
+def shares_of_partitions(indices, places: int) -> list:
+    counted = numpy.bincount(indices * PARTITIONS // places, minlength=PARTITIONS)
+    return list(counted / counted.sum())
+
+
+def sparsity(folder: str, top: float) -> dict:
+    """Over steps: overlap ratios of pairs of ranks, densification of 2, 4, ... ranks, shares by partition."""
+    by_rank = [[joined(non_zeros(tensors, top)) for tensors in steps] for steps in ranks_in(folder)]
+    places = by_rank[0][0][1]
+    steps = len(by_rank[0])
+    used = numpy.zeros(places, numpy.int64)
+    for own in by_rank:
+        for indices, _ in own:
+            used[indices] += 1
+    by_frequency = numpy.empty(places, numpy.int64)
+    by_frequency[numpy.argsort(-used, kind="stable")] = numpy.arange(places)
+    overlaps, density, as_listed, sorted_shares = [], [], [], []
+    counts = [count for count in (2, 4, 8, 16, 32) if count <= len(by_rank)]
+    gammas = {count: [] for count in counts}
+    for step in range(steps):
+        sets = [own[step][0] for own in by_rank]
+        size = numpy.mean([one.size for one in sets])
+        density.append(size / places)
+        for a in range(0, len(sets) - 1, 2):
+            common = numpy.intersect1d(sets[a], sets[a + 1], assume_unique=True).size
+            overlaps.append(common / min(sets[a].size, sets[a + 1].size))
+        for count in counts:
+            union = numpy.unique(numpy.concatenate(sets[:count])).size
+            gammas[count].append(union / numpy.mean([one.size for one in sets[:count]]))
+        as_listed.append(shares_of_partitions(sets[0], places))
+        sorted_shares.append(shares_of_partitions(by_frequency[sets[0]], places))
+    return {"places": places, "workers": len(by_rank), "steps": steps, "top": top, "density": float(numpy.mean(density)),
+            "overlaps": overlaps, "gammas": {str(count): [float(min(v)), float(numpy.mean(v)), float(max(v))]
+                                             for count, v in gammas.items()},
+            "partitions": [float(x) for x in numpy.mean(as_listed, axis=0)],
+            "partitions_by_frequency": [float(x) for x in numpy.mean(sorted_shares, axis=0)]}
+
+
+def main() -> int:
+    if len(sys.argv) == 4 and sys.argv[1] == "distribution":
+        result = distribution(sys.argv[2], int(sys.argv[3]))
+    elif len(sys.argv) in (3, 4) and sys.argv[1] == "sparsity":
+        result = sparsity(sys.argv[2], float((sys.argv[3:] + ["0"])[0]))
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    json.dump(result, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

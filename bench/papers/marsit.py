@@ -1,0 +1,158 @@
+"""Marsit: each experiment's table and figure."""
+from statistics import median
+
+from drawing import bars, figure, legend, plot_epochs, point, style
+from plotting import COLOURS
+from runs import DIFFERENCE, System, accuracy_table, compression, describe, named, options_of, systems_in, table
+
+
+def best_rate(systems: list) -> System:
+    """Of those that every seed finished, if there are any."""
+    finished = [system for system in systems if system.accuracies]
+    finished = [system for system in finished if system.whole()] or finished
+    return max(finished, key=lambda system: system.accuracy()) if finished else None
+
+
+def marsit_table_1(parts: dict) -> tuple:
+    paper = {("cascading_sign", 3): "87.2 ± 2.31", ("cascading_sign", 8): "divergence", ("dense", 3): "99.1 ± 0.13", ("dense", 8): "99.2 ± 0.07"}
+    groups = {}
+    for name, results in parts.items():
+        system, workers, _ = name.rsplit("_", 2)
+        groups.setdefault((system, int(workers)), []).extend(systems_in(results))
+    rows = []
+    names, shown = [], []
+    for (name, workers), systems in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1])):
+        best = best_rate(systems)
+        tried = "; ".join(f"{system.runs[0]['lr']:g}: {system.accuracy_text()}"
+                          for system in sorted(systems, key=lambda system: -system.runs[0]["lr"]))
+        rows.append([f"`{name}`", workers, best.accuracy_text() if best else "diverged", tried, paper[(name, workers)]])
+        names.append(f"{name}, {workers} workers")
+        shown.append(best)
+    made, (axes,) = figure()
+    bars(axes, names, shown)
+    axes.set_ylabel("test accuracy at the best rate, %")
+    made.tight_layout()
+    head = ["system", "workers", "best, %", "by learning rate", "paper (MNIST, AlexNet)"]
+    runs = [run for results in parts.values() for run in results if run["workers"] == 3]
+    return describe(runs) + " On 8 workers: the same batch of all together.\n\n" + table(head, rows), made
+
+
+def marsit_table_2(parts: dict) -> tuple:
+    systems = systems_in(parts["train"] + parts["ssdm"])
+    dense = named(systems, "dense")
+    paper = {"dense": "93.42", "signsgd": "88.92", "ef_signsgd": "91.85", "ssdm": "89.18", "marsit:full_every=100": "92.18",
+             "marsit:full_every=0": "90.15"}
+    made, (axes,) = figure()
+    bars(axes, [system.label for system in systems], systems)
+    axes.set_ylabel("test accuracy, %")
+    made.tight_layout()
+    return describe(parts["train"] + parts["ssdm"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-20 on CIFAR-10", paper)), made
+
+
+def k_of(system: System) -> str:
+    every = system.options.get("full_every")
+    return "dense" if every is None else "K = ∞" if every == "0" else f"K = {every}"
+
+
+def marsit_figure_3(parts: dict) -> tuple:
+    systems = systems_in(parts["train"])
+    dense = named(systems, "dense")
+    paper = {"1": ("93.42", "32"), "50": ("92.28", "1.62"), "100": ("91.73", "1.31"), "200": ("92.00", "1.16"), "0": ("90.75", "1")}
+    made, (by_epoch, by_bits) = figure(2)
+    plot_epochs(by_epoch, systems, "test_accuracy", "test accuracy", k_of, 1.0)
+    rows = []
+    for at, system in enumerate(systems):
+        bits = 32 / compression(system, dense)
+        point(by_bits, bits, system, **style(at))
+        theirs = paper.get(system.options.get("full_every"), ("", ""))
+        rows.append([k_of(system), system.accuracy_text(), "" if system is dense else system.difference_text(dense), f"{bits:.2f}", *theirs])
+    by_bits.set_xscale("log", base=2)
+    by_bits.xaxis.set_major_formatter("{x:g}")
+    by_bits.set_xlabel("bits per element, frames included")
+    by_bits.set_ylabel("test accuracy, %")
+    legend(made, by_epoch)
+    head = ["K", "test accuracy, %", DIFFERENCE, "bits per element, frames included", "paper's accuracy", "paper's bits"]
+    return describe(parts["train"]) + "\n\n" + table(head, rows), made
+
+
+def marsit_figure_1(parts: dict) -> tuple:
+    names = sorted(parts, key=lambda name: int(name.split("_")[1]))
+    made, (axes,) = figure()
+    rows = {}
+    for at, name in enumerate(names):
+        results = [result for result in parts[name] if result["spec"] != "dense"]
+        for place, result in enumerate(results):
+            shares = sorted(100 * share for share in result["sign_agreements"])
+            middle = median(shares)
+            rows.setdefault(result["spec"], []).append(f"{middle:.1f} ({shares[0]:.1f} to {shares[-1]:.1f})")
+            axes.bar(place + 0.4 * at, middle, 0.36, color=COLOURS[at], label=name.replace("workers_", "") + " workers" if place == 0 else None,
+                     yerr=[[middle - shares[0]], [shares[-1] - middle]], capsize=2)
+        axes.set_xticks([place + 0.2 for place in range(len(results))])
+        axes.set_xticklabels([options_of(result["spec"])[""] for result in results], fontsize=8)
+    axes.axhline(50, color="#000000", linewidth=0.8)
+    axes.set_ylim(45, 100)
+    axes.set_ylabel("signs that agree with the exact mean's, %")
+    legend(made, axes)
+    steps = len(parts[names[0]][0]["relative_errors"])
+    text = (f"Of the elements whose exact mean is not 0, the share that has its sign in the mean that is delivered; the median over {steps} recorded "
+            "steps, and the least and the largest. The paper, 3 workers: cascading compression has the lowest, about 56 %; chance is 50 %.\n\n")
+    return text + table(["system"] + [name.replace("_", " ").replace("workers ", "") + " workers, %" for name in names],
+                        [[f"`{spec}`"] + of_spec for spec, of_spec in rows.items()]), made
+
+
+def phases(parts: dict, count: str) -> dict:
+    """By spec: ms of communication and of compression; of Marsit also with a full step in 100."""
+    found = {}
+    for alone, both in zip(parts[f"communication_{count}"], parts[f"both_{count}"]):
+        sent = 1e3 * alone["modelled_seconds"]
+        # dense has nothing to compress; adding up is the engine's.
+        coded = 0.0 if alone["spec"] == "dense" else max(0.0, 1e3 * both["modelled_seconds"] - sent)
+        found[alone["spec"]] = (sent, coded)
+    full = found["dense"]
+    for spec in [spec for spec in found if options_of(spec)[""] == "marsit"]:
+        found[spec.replace("100000", "100")] = tuple(0.99 * one + 0.01 * of_full for one, of_full in zip(found[spec], full))
+    return found
+
+
+def marsit_figure_5(parts: dict) -> tuple:
+    counts = sorted({name.split("_")[1] for name in parts}, key=int)
+    made, all_axes = figure(len(counts))
+    rows = {}
+    for count, axes in zip(counts, all_axes):
+        found = phases(parts, count)
+        names = list(found)
+        for at, what in ((0, "communication"), (1, "compression")):
+            below = [found[name][0] if at else 0.0 for name in names]
+            axes.bar(range(len(names)), [found[name][at] for name in names], bottom=below, color=COLOURS[at], label=what)
+        axes.set_xticks(range(len(names)))
+        axes.set_xticklabels([name.replace(":full_every=100000", "").replace(":full_every=100", "-100").replace(":topology=", " ")
+                              for name in names], rotation=40, ha="right", fontsize=7)
+        axes.set_title(f"{count} workers", fontsize=10)
+        axes.set_ylabel("ms")
+        for name in names:
+            rows.setdefault(name, []).extend([f"{found[name][0]:,.0f}", f"{found[name][1]:,.0f}", f"{sum(found[name]) / sum(found['dense']):.3f}"])
+    legend(made, all_axes[0], 2)
+    one = parts[f"communication_{counts[0]}"][0]
+    head = ["system"] + [f"{count} workers: {what}" for count in counts for what in ("communication, ms", "compression, ms", "both, of dense")]
+    text = ("The paper: Marsit communicates least, with little compression; cascading compression communicates little and compresses long; a torus takes "
+            "less time than a ring. (Table 1, of a whole training on 3 workers: 11.2 minutes with cascading compression, 20.7 without. "
+            f"Figure 3, K = 1, 50, 100, 200, never: 40.2, 22.1, 21.3, 22.4, 18.8 minutes.)\n\n{one['elements'] * one['scale']:,.0f} elements. "
+            "full_every=100000 has one-bit steps alone; full_every=100 is 0.99 of that and 0.01 of dense's.\n\n")
+    return text + table(head, [[f"`{name}`"] + of_name for name, of_name in rows.items()]), made
+
+
+def marsit_figure_3_rates(parts: dict) -> tuple:
+    made, all_axes = figure(len(parts))
+    rows = []
+    paper = {"50": "92.28", "100": "91.73", "200": "92.00", "0": "90.75"}
+    for axes, (name, results) in zip(all_axes, parts.items()):
+        systems = systems_in(results)
+        dense = named(systems, "dense")
+        plot_epochs(axes, systems, "test_accuracy", "test accuracy", k_of, 1.0)
+        rows += [[k_of(system), ", ".join(f"{100 * system.accuracies[seed]:.2f}" if seed in system.accuracies else "diverged"
+                                          for seed in sorted(run["seed"] for run in system.runs)),
+                  system.accuracy_text(), "" if system is dense else system.difference_text(dense),
+                  "93.42" if system is dense else paper.get(system.options["full_every"], "")] for system in systems]
+    legend(made, all_axes[0])
+    head = ["K", "each seed, %", "test accuracy, %", DIFFERENCE, "paper's accuracy (AlexNet, CIFAR-10)"]
+    return describe(next(iter(parts.values()))) + "\n\n" + table(head, rows), made

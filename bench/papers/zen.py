@@ -1,0 +1,214 @@
+"""Zen: each experiment's table and figure."""
+from statistics import mean, stdev
+
+from drawing import figure, legend, style
+from plotting import COLOURS
+from runs import options_of, table
+
+ORDER_OF_ELEMENTS = ("Side by side: popular elements lie together, as in an embedding sorted by frequency, which loads even slices (`sparse_ps`) "
+                     "unevenly. That is more skewed than the paper's gradients, of which over 60 % of the non-zeros lie in the first of eight "
+                     "partitions; scattered is less skewed. docs/gain.md has LSTM and DeepFM scattered, where even slices do nearly as well as "
+                     "hashed ones.")
+
+
+def setting_name(part: str, parts: dict) -> str:
+    """"LSTM, side by side": the part's name and how its elements lie."""
+    name = part.removesuffix("_contiguous").replace("_", " ")
+    return name + (", side by side" if parts[part][0].get("contiguous") else ", scattered")
+
+
+def zen_figure_13(parts: dict) -> tuple:
+    llms = "3.44 (OPT-2.7B), 3.51 (Gemma2-2B)"
+    paper = {"LSTM": "6.77", "DeepFM": "2.10", "top_5_percent": llms, "top_5_percent_contiguous": llms}
+    order = [name for name in ("LSTM", "DeepFM", "NMT", "top_5_percent", "top_5_percent_contiguous") if name in parts]
+    systems = [result["spec"] for result in parts[order[0]] if result["spec"] != "dense"]
+    made, (axes,) = figure()
+    made.set_size_inches(8, 4.6)
+    rows = []
+    for at, spec in enumerate(systems):
+        speedups = []
+        for name in order:
+            result = next(result for result in parts[name] if result["spec"] == spec)
+            speedups.append(1 / result["time_vs_dense"])
+        drawn = axes.bar([place + at * 0.16 for place in range(len(order))], speedups, 0.15, color=COLOURS[at],
+                         label=options_of(spec)[""])
+        axes.bar_label(drawn, labels=[f"{value:.1f}" for value in speedups], fontsize=6)
+        rows.append([f"`{spec}`"] + [f"{value:.2f}" for value in speedups])
+    axes.axhline(1, color="#000000", linewidth=0.8)
+    axes.set_xticks([place + 0.32 for place in range(len(order))])
+    axes.set_xticklabels([setting_name(name, parts).replace(", ", "\n") for name in order])
+    axes.set_yscale("log")
+    axes.set_ylabel("times faster than dense all-reduce")
+    legend(made, axes, 5)
+    rows.append(["the paper's zen"] + [paper.get(name, "") for name in order])
+    text = f"Communication at 16 workers, times faster than dense. {ORDER_OF_ELEMENTS}\n\n"
+    return text + table(["system"] + [setting_name(n, parts) for n in order], rows), made
+
+
+def zen_figure_15(parts: dict) -> tuple:
+    # Of the largest sender, without frame headers, as a share of dense's bytes of an all-gather.
+    by_density = {}
+    for result in parts["formats"]:
+        payload = result["wire_bytes_sent_max"] - result["frame_header_bytes_max"]
+        by_density.setdefault(result["density_wanted"], {})[result["spec"]] = payload
+    workers = parts["formats"][0]["workers"]
+    elements = parts["formats"][0]["elements"]
+    dense_pull = 4 * elements * (workers - 1) / workers
+    lines = {"lists (COO)": [], "hash bitmap": [], "blocks of 256 (OmniReduce)": [], "bitmap of all indices (computed)": []}
+    densities = sorted(by_density)
+    for density in densities:
+        sizes = by_density[density]
+        push = sizes["zen:scheme=push_pull:pull=list"] / 2
+        lines["lists (COO)"].append(push / dense_pull)
+        lines["hash bitmap"].append((sizes["zen:scheme=push_pull"] - push) / dense_pull)
+        lines["blocks of 256 (OmniReduce)"].append(sizes["omnireduce"] / 2 / dense_pull)
+        # Owners that share indices by hashing have places all over: each needs a bit for every index.
+        lines["bitmap of all indices (computed)"].append(density + workers / 32)
+    made, (formats, breakdown) = figure(2)
+    for at, (name, values) in enumerate(lines.items()):
+        formats.plot(densities, values, label=name, **style(at))
+    formats.axhline(1, color="#000000", linewidth=0.8)
+    formats.set_xlabel("density after aggregation")
+    formats.set_ylabel("bytes of the aggregated gradient, of dense")
+    formats.legend(frameon=False, fontsize=8)
+    text = "(a) Bytes of a pull as a share of dense's, 16 workers.\n\n" + table(
+        ["density"] + list(lines), [[f"{density:g}"] + [f"{values[at]:.3f}" for values in lines.values()]
+                                    for at, density in enumerate(densities)])
+    steps = [("sparse_ps", "lists, even slices"), ("zen:scheme=push_pull:pull=list", "lists, hashed owners"),
+             ("zen:scheme=push_pull", "hash bitmap, hashed owners")]
+    settings = sorted(name for name in parts if name.startswith("breakdown_"))
+    rows = []
+    for at, (spec, name) in enumerate(steps):
+        speedups = [1 / next(r for r in parts[setting] if r["spec"] == spec)["time_vs_dense"] for setting in settings]
+        drawn = breakdown.bar([place + at * 0.26 for place in range(len(settings))], speedups, 0.24, color=COLOURS[at], label=name)
+        breakdown.bar_label(drawn, labels=[f"{value:.2f}" for value in speedups], fontsize=7)
+        rows.append([name] + [f"{value:.2f}" for value in speedups])
+    titles = [setting_name(setting, parts)[len("breakdown_"):] for setting in settings]
+    breakdown.set_xticks([place + 0.26 for place in range(len(settings))])
+    breakdown.set_xticklabels([title.replace(", ", "\n") for title in titles])
+    breakdown.set_ylabel("times faster than dense all-reduce")
+    breakdown.legend(frameon=False, fontsize=8)
+    made.tight_layout()
+    text += ("\n(b) Communication, times faster than dense. The paper (throughput of training): lists through Algorithm 1 2.74 times for LSTM and 1.53 "
+             f"for Llama3.2-3B, the hash bitmap 13 % and 34 % more. {ORDER_OF_ELEMENTS}\n\n")
+    return text + table(["step"] + titles, rows), made
+
+
+def zen_figure_2(parts: dict) -> tuple:
+    made, (overlap, growth, skew) = figure(3)
+    rows = []
+    for at, (name, found) in enumerate(parts.items()):
+        title = name.replace("_", " ").replace("top 5 percent", "top 5 %")
+        overlap.hist(found["overlaps"], bins=[share / 40 for share in range(41)], density=True, histtype="step", color=COLOURS[at], label=title)
+        counts = [int(count) for count in found["gammas"]]
+        means = [found["gammas"][str(count)][1] for count in counts]
+        growth.plot(counts, means, label=title, **style(at))
+        skew.plot(range(1, 9), found["partitions_by_frequency"], label=title, **style(at))
+        rows.append([title, f"{found['places']:,}", f"{100 * found['density']:.2f} %",
+                     f"{mean(found['overlaps']):.2f} ± {stdev(found['overlaps']):.2f}"] +
+                    [f"{found['gammas'][count][1]:.2f}" for count in ("2", "4", "8", "16")] +
+                    [f"{found['partitions'][0]:.2f}", f"{found['partitions_by_frequency'][0]:.2f}"])
+    growth.plot([2, 16], [2, 16], color="#000000", linewidth=0.8, label="as many as workers")
+    for axes, x, y in ((overlap, "overlap ratio of two workers", "density"), (growth, "workers", "densification"),
+                       (skew, "partition, by frequency", "share of a worker's non-zeros")):
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+    legend(made, growth, 3)
+    text = ("The paper: two workers' non-zeros overlap in part, by a ratio that varies; the densification grows with the workers and stays below their "
+            "number; with eight partitions over 60 % of the non-zeros are in the first.\n\nA model with tables: its rows, all tables one behind "
+            "the other. Otherwise the elements of the largest 5 % of magnitudes. By frequency: as it would be in a table that is sorted by how often "
+            "its rows were used in these steps.\n\n")
+    head = ["gradient", "rows or elements", "density", "overlap ratio of two", "densification of 2", "4", "8", "16", "in the first of 8 partitions",
+            "the same by frequency"]
+    return text + table(head, rows), made
+
+
+def zen_figure_8(parts: dict) -> tuple:
+    made, all_axes = figure(2)
+    text = ("The paper: at 128 workers Balanced Parallelism with lists takes 36 % less than dense, and half of its time is indices; no other scheme is "
+            "below dense there. AGsparse is above it from 40 workers on, OmniReduce gains with few workers.\n\n")
+    for axes, name in zip(all_axes, ("elements", "rows")):
+        by_spec = {}
+        for result in parts[name]:
+            if result["spec"] == "dense":
+                continue
+            times = by_spec.setdefault(options_of(result["spec"])[""], {})
+            times[result["workers"]] = result["time_vs_dense"]
+            if result["spec"].startswith("zen") and name == "elements":
+                # Half of a list is indices; what is left over of the time is latency.
+                sent = result["wire_bytes_sent_max"] * result["scale"] / result["bytes_per_second"]
+                ideal = result["time_vs_dense"] * (1 - sent / 2 / result["modelled_seconds"])
+                by_spec.setdefault("zen without indices, computed", {})[result["workers"]] = ideal
+        counts = sorted({result["workers"] for result in parts[name]})
+        for at, (spec, times) in enumerate(by_spec.items()):
+            axes.plot(counts, [times[count] for count in counts], label=spec, **style(at))
+        axes.axhline(1, color="#000000", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(counts)
+        axes.set_xticklabels(counts)
+        axes.set_xlabel("workers")
+        axes.set_ylabel("time, of dense's")
+        axes.set_title("single elements" if name == "elements" else "rows of 256", fontsize=10)
+        gammas = {result["workers"]: result["gamma"] for result in parts[name]}
+        rows = [["densification"] + [f"{gammas[count]:.2f}" for count in counts]]
+        rows += [[f"`{spec}`" if " " not in spec else spec] + [f"{times[count]:.3f}" for count in counts] for spec, times in by_spec.items()]
+        text += f"Time of dense's, {axes.get_title()}:\n\n" + table(["workers"] + counts, rows) + "\n"
+    legend(made, all_axes[0], 3)
+    return text, made
+
+
+def zen_figure_13_rows(parts: dict) -> tuple:
+    models = ("LSTM", "DeepFM", "NMT", "top_5_percent")
+    paper = {"LSTM": "6.77", "DeepFM": "2.10", "top_5_percent": "3.44 (OPT-2.7B), 3.51 (Gemma2-2B)"}
+    specs = [result["spec"] for result in parts["LSTM_off"] if result["spec"] != "dense"]
+    made, all_axes = figure(2)
+    text = ("Communication at 16 workers, times faster than dense. In the paper OmniReduce is the best baseline of DeepFM and NMT, SparCML of LSTM, and "
+            "AGsparse, SparCML and Sparse PS can lose to dense.\n\n")
+    for axes, codec in zip(all_axes, ("off", "measured")):
+        rows = []
+        for at, spec in enumerate(specs):
+            results = [next(result for result in parts[f"{model}_{codec}"] if result["spec"] == spec) for model in models]
+            speedups = [1 / result["time_vs_dense"] for result in results]
+            axes.bar([place + at * 0.16 for place in range(len(models))], speedups, 0.15, color=COLOURS[at], label=options_of(spec)[""])
+            rows.append([f"`{spec}`"] + [f"{value:.2f}" for value in speedups])
+        gammas = [parts[f"{model}_{codec}"][0]["gamma"] for model in models]
+        rows += [["densification"] + [f"{gamma:.1f}" for gamma in gammas], ["the paper's zen"] + [paper.get(model, "") for model in models]]
+        axes.axhline(1, color="#000000", linewidth=0.8)
+        axes.set_yscale("log")
+        axes.set_xticks([place + 0.32 for place in range(len(models))])
+        axes.set_xticklabels([model.replace("_", " ") for model in models])
+        axes.set_title("computing free" if codec == "off" else "with each codec's CPU time", fontsize=10)
+        text += ("Computing free" if codec == "off" else "With each codec's CPU time, of one run") + ":\n\n" + table(["system"] + [model.replace("_", " ") for model in models], rows) + "\n"
+    all_axes[0].set_ylabel("times faster than dense all-reduce")
+    legend(made, all_axes[0], 5)
+    return text, made
+
+
+def zen_figure_14(parts: dict) -> tuple:
+    times = {}
+    for run in parts["split"]["benchmarks"]:
+        if run["run_type"] == "iteration":
+            times.setdefault(run["run_name"], []).append(run["real_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1.0}[run["time_unit"]])
+    made, all_axes = figure(2)
+    rows = []
+    for axes, one_in in zip(all_axes, (100, 10)):
+        sort = f"split_among_16_owners/one_in:{one_in}/manual_time"
+        rows.append([f"1 in {one_in}", "counting sort", "", "", f"{mean(times[sort]):.2f} ± {stdev(times[sort]):.2f}"])
+        for at, what in enumerate(("r1", "k")):
+            settings = [(1, 3), (2, 3), (4, 3)] if what == "r1" else [(2, 1), (2, 2), (2, 3), (2, 4)]
+            found = []
+            for memory, hashes in settings:
+                of = times[f"split_among_16_owners/algorithm_1_shape/one_in:{one_in}/r1_percent:{100 * memory}/k:{hashes}/manual_time"]
+                found.append((memory if what == "r1" else hashes, mean(of), stdev(of)))
+                if (what, memory, hashes) != ("k", 2, 3):
+                    rows.append([f"1 in {one_in}", "Algorithm 1", f"{memory} nnz", hashes, f"{mean(of):.1f} ± {stdev(of):.1f}"])
+            axes.errorbar([x for x, _, _ in found], [y for _, y, _ in found], yerr=[error for _, _, error in found], capsize=3,
+                          label="against r1 over nnz, k = 3" if what == "r1" else "against k, r1 = 2 nnz", **style(at))
+        axes.set_title(f"one element in {one_in}", fontsize=10)
+        axes.set_ylabel("ms")
+        axes.set_ylim(bottom=0)
+    legend(made, all_axes[0])
+    text = ("The paper, on a GPU: r1 = 2 nnz takes less than 1 or 4, and k = 3 less than 1 and as much as 4.\n\n25 million elements, split among 16 "
+            "owners on one core; mean and deviation of three repetitions.\n\n")
+    return text + table(["density", "split", "r1", "k", "ms"], rows), made
