@@ -1,4 +1,4 @@
-"""scripts/fuzz without clang: programs that play targets, what the record says of them, and what is left to do."""
+"""scripts/fuzz without clang: programs play targets. What the record says of them, and what is left to do."""
 import importlib.machinery
 import importlib.util
 import json

@@ -23,7 +23,7 @@ CorruptFrame refused_index(Span<const std::uint32_t> indices, std::uint64_t limi
   std::size_t k = 0;
   while (indices[k] < limit && (k == 0 || indices[k - 1] < indices[k])) ++k;
   return CorruptFrame("frame refused: row index " + std::to_string(indices[k]) + " at position " +
-                     std::to_string(k) + " is not above the one before and below " + std::to_string(limit));
+                      std::to_string(k) + " is not above the one before and below " + std::to_string(limit));
 }
 
 constexpr std::size_t kAlignment = 64;
