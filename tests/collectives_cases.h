@@ -14,6 +14,7 @@
 
 #include "tests/sanitized.h"
 #include "thinwire/communicator.h"
+#include "thinwire/errors.h"
 
 namespace thinwire::testing {
 
@@ -52,6 +53,9 @@ class CollectivesCases {
     in_case(1000, "all_reduce_sum after misuse", &CollectivesCases::all_reduce_sum);
     in_case(1000, "exchanges given up", &CollectivesCases::given_up);
     in_case(1000, "all_reduce_sum after them", &CollectivesCases::all_reduce_sum);
+    in_case(1000, "exchanges with stamps ahead", &CollectivesCases::committed);
+    in_case(0, "stamps ahead of different exchanges", &CollectivesCases::committed_to_another);
+    in_case(1000, "all_reduce_sum after a refusal", &CollectivesCases::all_reduce_sum);
     in_case(0, "an exchange given up at the end", &CollectivesCases::begins_only);
   }
 
@@ -291,6 +295,43 @@ class CollectivesCases {
     exchange.finish();
     for (std::size_t i = 0; i < size; ++i) {
       require_element(values[i] == static_cast<float>(bucket * world_), "sum of an exchange", i);
+    }
+  }
+
+  /// Ranks that commit themselves and ranks that do not, by turns, meet in the same comparison.
+  void committed(std::size_t size) {
+    for (std::uint32_t bucket = 10; bucket < 14; ++bucket) {
+      Exchange exchange(communicator_, {.bucket = bucket, .step = 4, .elements = 10});
+      if (bucket == 10 || (bucket + self_) % 2 == 0) communicator_.commit_exchange();
+      std::vector<float> values(size, static_cast<float>(bucket));
+      if (bucket != 12) communicator_.all_reduce_sum(values);  // of bucket 12 nothing has to be sent
+      communicator_.commit_exchange();                         // too late to matter
+      exchange.finish();
+      const auto times = static_cast<float>(bucket != 12 ? world_ : 1);
+      for (std::size_t i = 0; i < size; ++i) {
+        require_element(values[i] == static_cast<float>(bucket) * times, "sum after a stamp", i);
+      }
+      communicator_.barrier();
+    }
+  }
+
+  /// The odd rank means another bucket: all are told, whoever had sent a stamp before.
+  void committed_to_another(std::size_t) {
+    if (world_ == 1) return;
+    for (std::uint32_t turn = 0; turn < 3; ++turn) {
+      const bool odd = self_ + 1 == world_;
+      try {
+        Exchange exchange(communicator_, {.bucket = odd ? 21u : 20u, .step = turn, .elements = 10});
+        if (turn == 0 || (turn == 1) == odd) communicator_.commit_exchange();
+        communicator_.barrier();
+        exchange.finish();
+      } catch (const CommError& error) {
+        const std::string text = error.what();
+        require(text.find("bucket 20") != std::string::npos && text.find("bucket 21") != std::string::npos,
+                "the refusal does not say which buckets");
+        continue;
+      }
+      require(false, "different calls went through");
     }
   }
 

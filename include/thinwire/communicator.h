@@ -73,7 +73,7 @@ class Communicator {
   using Tag = std::uint32_t;
   static constexpr Tag kFirstReservedTag = 1u << 8;
 
-  virtual ~Communicator() = default;
+  virtual ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -113,7 +113,16 @@ class Communicator {
   /// see Exchange, which calls them. Not collective.
   void begin_exchange(const ExchangeCall& call);
   void end_exchange();
-  void abandon_exchange() noexcept { stage_ = Stage::outside; }
+  void abandon_exchange() noexcept;
+
+  /// In an exchange of which nothing was sent: from now on this rank refuses nothing by itself. So its stamp
+  /// goes out at once and travels while the rank works; calls are compared before the first message, as
+  /// without. An exchange that is given up between leaves the communicator unusable, since others count on
+  /// this rank. Does nothing outside of an exchange and after its first message. Not collective.
+  void commit_exchange();
+  /// Whether an exchange was given up after commit_exchange() and before its first message: then every other
+  /// one throws CommError.
+  bool is_given_up() const { return stage_ == Stage::given_up; }
 
   /// send() of what only guards other messages, counted in guard_bytes() too.
   Pending send_guard(int peer, Tag tag, Span<const std::byte> bytes);
@@ -200,14 +209,20 @@ class Communicator {
   /// sent, finds out whether all ranks make the same call. Collective then. Throws CommError on every rank if
   /// not.
   void bind_exchange() {
-    if (stage_ == Stage::announced) compare_calls();
+    if (stage_ != Stage::outside && stage_ != Stage::bound) compare_calls();
   }
 
  private:
-  enum class Stage : std::uint8_t { outside, announced, bound };
+  /// announced: nothing is sent; committed: the stamp alone.
+  enum class Stage : std::uint8_t { outside, announced, committed, bound, given_up };
   struct CallRecord;
+  struct StampHop;
 
   void compare_calls();
+  void spread_stamps();
+  void start_hop(std::size_t reach);
+  void finish_hop(std::size_t reach);
+  [[noreturn]] void refuse_given_up() const;
   [[noreturn]] void refuse_calls(const CallRecord& mine);
   friend class Pending;
   void check_peer(int peer, const char* verb) const;
@@ -226,6 +241,7 @@ class Communicator {
   std::uint64_t native_messages_ = 0;
   Stage stage_ = Stage::outside;
   ExchangeCall call_;
+  std::unique_ptr<StampHop> hop_;  // of the comparison under way
   std::uint64_t guard_bytes_ = 0;
   // Of the collectives; they grow once.
   std::vector<std::byte> scratch_;

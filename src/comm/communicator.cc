@@ -4,6 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "comm/stamp_hop.h"
 #include "core/partition.h"
 #include "thinwire/errors.h"
 
@@ -20,7 +21,8 @@ void Pending::wait() {
   owner->finish(operation_, peer_);
 }
 
-Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
+Communicator::Communicator(int rank, int size)
+    : rank_(rank), size_(size), hop_(std::make_unique<StampHop>()) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size) +
                                 ": a communicator needs 0 <= rank < size");
@@ -29,6 +31,8 @@ Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
   ranks_.resize(static_cast<std::size_t>(size));
   std::iota(ranks_.begin(), ranks_.end(), 0);
 }
+
+Communicator::~Communicator() = default;
 
 double Communicator::now_seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -4,13 +4,20 @@
 // dissemination: in each hop a rank sends what it has heard to those 1, 2, ..., 7 times `reach` further on,
 // and then `reach` grows eightfold. Two ranks differ if and only if the smallest is not the largest; every
 // rank comes to the same verdict.
+//
+// The first hop begins with Communicator::commit_exchange(), where a system calls it: then stamps travel
+// while ranks compress. Each rank compares each exchange once, in the order of its calls, or never uses the
+// communicator again; so the stamps between two ranks are taken in the order in which they are sent, and none
+// is left over.
 
 #include <algorithm>
 #include <array>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "comm/message_tags.h"
+#include "comm/stamp_hop.h"
 #include "core/hashes.h"
 #include "thinwire/communicator.h"
 #include "thinwire/errors.h"
@@ -57,12 +64,6 @@ struct Communicator::CallRecord {
 
 namespace {
 
-struct StampRange {
-  std::uint64_t smallest = 0;
-  std::uint64_t largest = 0;
-  std::uint32_t checksum = 0;  // of both, while they travel
-};
-
 Span<const std::byte> checked_part(const StampRange& stamps) {
   return as_bytes(Span<const StampRange>(&stamps, 1)).first(offsetof(StampRange, checksum));
 }
@@ -70,20 +71,42 @@ Span<const std::byte> checked_part(const StampRange& stamps) {
 /// What travels: without the padding behind it.
 constexpr std::size_t kStampBytes = offsetof(StampRange, checksum) + sizeof(std::uint32_t);
 
-/// Ranks that each rank sends to in one hop: all others in worlds of up to eight.
-constexpr std::size_t kFanOut = 7;
-
 }  // namespace
 
 void Communicator::begin_exchange(const ExchangeCall& call) {
+  if (stage_ == Stage::given_up) refuse_given_up();
   set_context(call.bucket, call.step);
   call_ = call;
   stage_ = Stage::announced;
 }
 
 void Communicator::end_exchange() {
-  bind_exchange();
+  try {
+    bind_exchange();
+  } catch (...) {
+    abandon_exchange();
+    throw;
+  }
   stage_ = Stage::outside;
+}
+
+void Communicator::abandon_exchange() noexcept {
+  if (stage_ == Stage::given_up) return;
+  stage_ = stage_ == Stage::committed ? Stage::given_up : Stage::outside;
+  hop_->receives = {};
+  hop_->sends = {};
+}
+
+void Communicator::commit_exchange() {
+  if (stage_ != Stage::announced || size_ == 1) return;
+  stage_ = Stage::bound;  // stamps are compared with nothing
+  try {
+    start_hop(1);
+  } catch (...) {
+    stage_ = Stage::committed;  // some ranks may have the stamp
+    throw;
+  }
+  stage_ = Stage::committed;
 }
 
 Pending Communicator::send_guard(int peer, Tag tag, Span<const std::byte> bytes) {
@@ -101,37 +124,63 @@ void Communicator::check_seal(int peer, Span<const std::byte> arrived, std::uint
 }
 
 void Communicator::compare_calls() {
-  stage_ = Stage::bound;
-  const CallRecord mine(call_);
-  StampRange seen{mine.stamp(), mine.stamp(), 0};
+  if (stage_ == Stage::given_up) refuse_given_up();
+  const bool has_begun = std::exchange(stage_, Stage::bound) == Stage::committed;
+  if (!has_begun) start_hop(1);
+  spread_stamps();
+  if (hop_->seen.smallest != hop_->seen.largest) refuse_calls(CallRecord(call_));
+}
+
+/// From the first hop, which has begun, to the last.
+void Communicator::spread_stamps() {
+  const auto world = static_cast<std::size_t>(size_);
+  for (std::size_t reach = 1; reach < world; reach *= kStampFanOut + 1) {
+    if (reach > 1) start_hop(reach);
+    finish_hop(reach);
+  }
+}
+
+void Communicator::start_hop(std::size_t reach) {
+  StampHop& hop = *hop_;
+  if (reach == 1) {
+    const std::uint64_t own = CallRecord(call_).stamp();
+    hop.seen = {own, own, 0};
+  }
+  hop.sent = hop.seen;
+  hop.sent.checksum = crc32c(checked_part(hop.sent));
   const auto world = static_cast<std::size_t>(size_);
   const auto self = static_cast<std::size_t>(rank_);
-  for (std::size_t reach = 1; reach < world; reach *= kFanOut + 1) {
-    StampRange own = seen;
-    own.checksum = crc32c(checked_part(own));
-    std::array<StampRange, kFanOut> arrived{};
-    std::array<Pending, kFanOut> receives;
-    std::array<Pending, kFanOut> sends;
-    const std::size_t peers = std::min(kFanOut, (world - 1) / reach);
-    for (std::size_t k = 0; k < peers; ++k) {
-      const std::size_t from = (self + world - (k + 1) * reach) % world;
-      receives[k] = receive(static_cast<int>(from), kStampTag,
-                            as_writable_bytes(Span<StampRange>(&arrived[k], 1)).first(kStampBytes));
-    }
-    for (std::size_t k = 0; k < peers; ++k) {
-      sends[k] = send_guard(static_cast<int>((self + (k + 1) * reach) % world), kStampTag,
-                            as_bytes(Span<const StampRange>(&own, 1)).first(kStampBytes));
-    }
-    for (std::size_t k = 0; k < peers; ++k) {
-      receives[k].wait();
-      const std::size_t from = (self + world - (k + 1) * reach) % world;
-      check_seal(static_cast<int>(from), checked_part(arrived[k]), arrived[k].checksum);
-      seen.smallest = std::min(seen.smallest, arrived[k].smallest);
-      seen.largest = std::max(seen.largest, arrived[k].largest);
-    }
-    for (std::size_t k = 0; k < peers; ++k) sends[k].wait();
+  const std::size_t peers = std::min(kStampFanOut, (world - 1) / reach);
+  for (std::size_t k = 0; k < peers; ++k) {
+    const std::size_t from = (self + world - (k + 1) * reach) % world;
+    hop.receives[k] = receive(static_cast<int>(from), kStampTag,
+                              as_writable_bytes(Span<StampRange>(&hop.arrived[k], 1)).first(kStampBytes));
   }
-  if (seen.smallest != seen.largest) refuse_calls(mine);
+  for (std::size_t k = 0; k < peers; ++k) {
+    hop.sends[k] = send_guard(static_cast<int>((self + (k + 1) * reach) % world), kStampTag,
+                              as_bytes(Span<const StampRange>(&hop.sent, 1)).first(kStampBytes));
+  }
+}
+
+void Communicator::finish_hop(std::size_t reach) {
+  StampHop& hop = *hop_;
+  const auto world = static_cast<std::size_t>(size_);
+  const auto self = static_cast<std::size_t>(rank_);
+  const std::size_t peers = std::min(kStampFanOut, (world - 1) / reach);
+  for (std::size_t k = 0; k < peers; ++k) {
+    hop.receives[k].wait();
+    const std::size_t from = (self + world - (k + 1) * reach) % world;
+    check_seal(static_cast<int>(from), checked_part(hop.arrived[k]), hop.arrived[k].checksum);
+    hop.seen.smallest = std::min(hop.seen.smallest, hop.arrived[k].smallest);
+    hop.seen.largest = std::max(hop.seen.largest, hop.arrived[k].largest);
+  }
+  for (std::size_t k = 0; k < peers; ++k) hop.sends[k].wait();
+}
+
+void Communicator::refuse_given_up() const {
+  fail(rank_,
+       "an earlier exchange was given up when others counted on this rank; this communicator is "
+       "unusable: make a new one");
 }
 
 void Communicator::refuse_calls(const CallRecord& mine) {

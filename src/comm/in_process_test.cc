@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -85,6 +86,51 @@ TEST(InProcess, AbandonedOperationsLeaveNothingBehind) {
     { auto unused = communicator.receive(1 - communicator.rank(), 7, bytes); }
     communicator.barrier();
   });
+}
+
+/// A rank that gives up what the others count on refuses whatever follows, itself and by its name.
+TEST(InProcess, AnExchangeGivenUpAfterItsStampEndsTheCommunicator) {
+  std::atomic<int> refused{0};
+  std::atomic<int> released{0};
+  EXPECT_THROW(
+      run_in_process(3,
+                     [&](Communicator& communicator) {
+                       const ExchangeCall call{.bucket = 4, .step = 9, .elements = 10};
+                       const auto synchronize = [&](std::uint32_t bucket) {
+                         Exchange exchange(communicator, {.bucket = bucket, .step = 9, .elements = 10});
+                         communicator.barrier();
+                         exchange.finish();
+                       };
+                       if (communicator.rank() == 1) {
+                         {
+                           const Exchange given_up(communicator, call);
+                           communicator.commit_exchange();
+                         }
+                         EXPECT_TRUE(communicator.is_given_up());
+                         std::vector<std::byte> byte(1);
+                         const std::vector<std::function<void()>> calls = {
+                             [&] { synchronize(4); }, [&] { synchronize(5); },
+                             [&] { communicator.barrier(); }, [&] { communicator.send(0, 1, byte).wait(); },
+                             [&] { communicator.receive(0, 1, byte).wait(); }};
+                         for (const auto& body : calls) {
+                           try {
+                             body();
+                           } catch (const CommError& error) {
+                             if (error.peer() == 1) ++refused;
+                           }
+                         }
+                         throw std::runtime_error("rank 1 leaves");
+                       }
+                       try {
+                         synchronize(4);
+                       } catch (const CommError& error) {
+                         EXPECT_EQ(error.peer(), 1) << error.what();
+                         ++released;
+                       }
+                     }),
+      std::runtime_error);
+  EXPECT_EQ(refused.load(), 5);
+  EXPECT_EQ(released.load(), 2);
 }
 
 }  // namespace

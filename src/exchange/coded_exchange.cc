@@ -33,13 +33,14 @@ void blank(const CodedFrame& frame) {
 Span<const CodedFrame> gather_coded(BucketId bucket, std::size_t count, Step& step, const CodedShape& shape,
                                     FunctionRef<bool(const CodedFrame& own)> encode,
                                     FunctionRef<void(std::size_t rank, const CodedFrame& frame)> check) {
+  step.communicator.commit_exchange();
   Frames frames(bucket, step);
   const FrameContents contents = shape.contents(count);
   const auto coded = step.workspace.take<CodedFrame>(frames.world());
   for (auto& frame : coded) frame = CodedFrame(step.workspace, shape.table_floats, count, shape.bits);
-  frames.for_peers([&](std::size_t peer) { frames.receive(peer, kCodesTag, coded[peer].message()); });
   const CodedFrame& own = coded[frames.self()];
   frames.note(encode(own));
+  frames.for_peers([&](std::size_t peer) { frames.receive(peer, kCodesTag, coded[peer].message()); });
   if (!frames.finite()) blank(own);
   own.close();
   frames.seal(own.message(), contents);

@@ -1,6 +1,7 @@
 #include "exchange/shard_exchange.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/partition.h"
 
@@ -35,7 +36,7 @@ ShardExchange::ShardExchange(BucketId bucket, Span<float> gradient, Span<float> 
       first_(first) {}
 
 void ShardExchange::run() {
-  expect_parts();
+  step_.communicator.commit_exchange();
   send_parts();
   send_results();
   step_.report.finite = frames_.finite();
@@ -76,14 +77,18 @@ void ShardExchange::expect_parts() {
 }
 
 void ShardExchange::send_parts() {
+  // Receives wait for what is to be sent first: until then stamps have time to travel.
+  bool expects = false;
   frames_.for_peers([&](std::size_t owner) {
     if (!owns(owner)) return;
     up_[owner] = take_frame(owner, Leg::up);
     encode(owner);
+    if (!std::exchange(expects, true)) expect_parts();
     frames_.seal(up_[owner].message(), contents(owner, Leg::up));
     frames_.send(owner, tags_.up, up_[owner].message());
   });
   if (!owns(self())) return;
+  if (!expects) expect_parts();
   encode(self());
   frames_.for_peers([&](std::size_t peer) { await(peer, arrived_[peer], self(), Leg::up); });
 }

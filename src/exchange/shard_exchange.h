@@ -70,8 +70,7 @@ class ShardExchange {
   /// that of this rank's own shard, and of another's up_[owner] is at hand.
   virtual void apply(std::size_t owner) = 0;
 
-  // The parts of run(), in this order.
-  void expect_parts();
+  // The parts of run(), in this order, behind Communicator::commit_exchange().
   void send_parts();
   void send_results();
 
@@ -99,6 +98,7 @@ class ShardExchange {
   Span<CodedFrame> down_ = step_.workspace.take<CodedFrame>(world());
 
  private:
+  void expect_parts();
   bool owns(std::size_t owner) const { return shard(owner).size() != 0; }
   Codes sent(std::size_t owner, Leg leg) const;
   FrameContents contents(std::size_t owner, Leg leg) const;

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "thinwire/in_process.h"
+#include "thinwire/registry.h"
 
 namespace thinwire {
 namespace {
@@ -187,6 +188,64 @@ std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Systems, Binding, ::testing::ValuesIn(kContractSpecs), test_name);
+
+/// Systems that send their stamp ahead do so behind whatever may refuse: the others are told at once.
+TEST(Refusal, ARankThatRefusesAloneAndGoesOnIsNamedAtOnce) {
+  for (const std::string spec : {"sketched_sgd:k=20", "marsit:full_every=0:eta_s=theorem:horizon=100"}) {
+    std::atomic<int> told{0};
+    EXPECT_THROW(run_in_process(3,
+                                [&](Communicator& communicator) {
+                                  Session session(spec, communicator);
+                                  session.add_bucket({{"w", 300}});
+                                  session.start();
+                                  std::vector<float> gradient(300, 1.0f);
+                                  if (communicator.rank() == 1) {
+                                    session.set_learning_rate(0);
+                                    EXPECT_THROW(session.synchronize(0, gradient), std::invalid_argument);
+                                    session.set_learning_rate(1);
+                                    session.next_step();
+                                  }
+                                  try {
+                                    session.synchronize(0, gradient);
+                                  } catch (const CommError& error) {
+                                    if (std::string(error.what()).find("rank 1 bucket 0 of step 1") !=
+                                        std::string::npos) {
+                                      ++told;
+                                    }
+                                    throw;
+                                  }
+                                }),
+                 CommError);
+    EXPECT_EQ(told.load(), 3) << spec;
+  }
+}
+
+/// A system as somebody might write it, which refuses although it has sent its stamp.
+class RefusesTooLate final : public Synchronizer {
+ public:
+  void synchronize(BucketId, Span<float>, Span<float>, Step& step) override {
+    step.communicator.commit_exchange();
+    throw std::invalid_argument("too late");
+  }
+  std::uint64_t payload_bytes(const Workload&) const override { return 0; }
+};
+
+TEST(Refusal, ARefusalAfterTheStampEndsTheSession) {
+  Registry registry;
+  SystemInfo info;
+  info.name = "late";
+  info.summary = info.paper = info.formula = "of a test";
+  info.make = [](const Options&, Inner) { return std::make_unique<RefusesTooLate>(); };
+  registry.add(std::move(info));
+  run_in_process(2, [&](Communicator& communicator) {
+    Session session("late", communicator, {.registry = &registry});
+    session.add_bucket({{"w", 3}});
+    session.start();
+    std::vector<float> gradient(3, 1.0f);
+    EXPECT_THROW(session.synchronize(0, gradient), std::invalid_argument);
+    EXPECT_THROW(session.next_step(), std::runtime_error) << "the others may have gone on";
+  });
+}
 
 }  // namespace
 }  // namespace thinwire

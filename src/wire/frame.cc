@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "thinwire/errors.h"
 #include "wire/crc32c.h"
@@ -48,13 +49,27 @@ std::uint32_t checksum(Span<const std::byte> frame) {
   return crc32c(frame.first(kChecksumAt));
 }
 
-[[noreturn]] void corrupt(const char* field, std::uint64_t got, const std::string& expected) {
-  throw CorruptFrame(std::string("frame refused: ") + field + " is " + std::to_string(got) + ", expected " +
-                     expected);
+CorruptFrame refusal(const char* field, std::uint64_t got, std::string_view expected) {
+  return CorruptFrame(std::string("frame refused: ") + field + " is " + std::to_string(got) + ", expected " +
+                      std::string(expected));
+}
+
+/// Leaves nothing to be destroyed while the exception travels, nor do its callers: a fuzzer's inputs are
+/// refused more often than not.
+[[noreturn]] void corrupt(const char* field, std::uint64_t got, std::string_view expected) {
+  throw refusal(field, got, expected);
+}
+
+CorruptFrame refusal(const char* field, std::uint64_t got, std::uint64_t expected) {
+  return refusal(field, got, std::to_string(expected));
+}
+
+[[noreturn]] void unequal(const char* field, std::uint64_t got, std::uint64_t expected) {
+  throw refusal(field, got, expected);
 }
 
 void require_equal(const char* field, std::uint64_t got, std::uint64_t expected) {
-  if (got != expected) corrupt(field, got, std::to_string(expected));
+  if (got != expected) unequal(field, got, expected);
 }
 
 Span<const std::byte> payload_of(Span<const std::byte> frame) {
@@ -163,7 +178,8 @@ void seal_as_it_is(Span<std::byte> header, Span<const std::byte> payload) {
 
 FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
   if (frame.size() < FrameHeader::kBytes) {
-    corrupt("size", frame.size(), "at least " + std::to_string(FrameHeader::kBytes) + " bytes");
+    static_assert(FrameHeader::kBytes == 64);
+    corrupt("size", frame.size(), "at least 64 bytes");
   }
   require_equal("magic", get<std::uint32_t>(frame, kMagicAt), FrameHeader::kMagic);
   // The version first: it says where the checksum is.

@@ -19,11 +19,11 @@ bool ascending_below(Span<const std::uint32_t> indices, std::uint64_t limit) {
   return good;
 }
 
-[[noreturn]] void refuse_index(Span<const std::uint32_t> indices, std::uint64_t limit) {
+CorruptFrame refused_index(Span<const std::uint32_t> indices, std::uint64_t limit) {
   std::size_t k = 0;
   while (indices[k] < limit && (k == 0 || indices[k - 1] < indices[k])) ++k;
-  throw CorruptFrame("frame refused: row index " + std::to_string(indices[k]) + " at position " +
-                     std::to_string(k) + " is not above the one before and below " + std::to_string(limit));
+  return CorruptFrame("frame refused: row index " + std::to_string(indices[k]) + " at position " +
+                      std::to_string(k) + " is not above the one before and below " + std::to_string(limit));
 }
 
 constexpr std::size_t kAlignment = 64;
@@ -43,7 +43,7 @@ ReceivedRowList read_row_list(const FrameHeader& header, Span<const std::byte> p
   const std::size_t listed = header.count;
   const auto* first = reinterpret_cast<const std::uint32_t*>(payload.data());
   const Span<const std::uint32_t> indices(first, listed);
-  if (!ascending_below(indices, limit)) refuse_index(indices, limit);
+  if (!ascending_below(indices, limit)) throw refused_index(indices, limit);
   return {indices, {reinterpret_cast<const float*>(first + listed), listed * header.width}};
 }
 

@@ -22,7 +22,7 @@ class OwnersStep final : public ShardExchange {
       : ShardExchange(bucket, gradient, residual, step, {kCasqUpTag, kCasqDownTag}, kShardRun), plan_(plan) {}
 
   void run() {
-    expect_parts();
+    step_.communicator.commit_exchange();
     code_bucket();
     send_parts();
     average_shard();
