@@ -127,7 +127,7 @@ def zen_figure_8(parts: dict) -> tuple:
     made, all_axes = figure(2)
     text = ("The paper: at 128 workers Balanced Parallelism with lists takes 36 % less than dense, and half of its time is indices; no other scheme is "
             "below dense there. AGsparse is above it from 40 workers on, OmniReduce gains with few workers.\n\n")
-    for axes, name in zip(all_axes, ("elements", "rows")):
+    for axes, name in zip(all_axes, [name for name in ("elements", "rows") if name in parts]):
         by_spec = {}
         for result in parts[name]:
             if result["spec"] == "dense":
@@ -136,7 +136,8 @@ def zen_figure_8(parts: dict) -> tuple:
             times[result["workers"]] = result["time_vs_dense"]
             if result["spec"].startswith("zen") and name == "elements":
                 # Half of a list is indices; what is left over of the time is latency.
-                sent = result["wire_bytes_sent_max"] * result["scale"] / result["bytes_per_second"]
+                rate = float(result["link"].split("Gbit:")[0]) * 1e9 / 8
+                sent = result["wire_bytes_sent_max"] * result["scale"] / rate
                 ideal = result["time_vs_dense"] * (1 - sent / 2 / result["modelled_seconds"])
                 by_spec.setdefault("zen without indices, computed", {})[result["workers"]] = ideal
         counts = sorted({result["workers"] for result in parts[name]})
@@ -153,7 +154,7 @@ def zen_figure_8(parts: dict) -> tuple:
         gammas = {result["workers"]: result["gamma"] for result in parts[name]}
         rows = [["densification"] + [f"{gammas[count]:.2f}" for count in counts]]
         rows += [[f"`{spec}`" if " " not in spec else spec] + [f"{times[count]:.3f}" for count in counts] for spec, times in by_spec.items()]
-        text += f"Time of dense's, {axes.get_title()}:\n\n" + table(["workers"] + counts, rows) + "\n"
+        text += f"Time of dense's, {axes.get_title()}:\n\n" + table(["workers"] + [str(count) for count in counts], rows) + "\n"
     legend(made, all_axes[0], 3)
     return text, made
 
