@@ -286,11 +286,12 @@ Source source_of(MatrixShape shape, Span<float> gradient, Span<const float> resi
 
 }  // namespace
 
+/// Where a build leaves AVX-512 out, as those for sanitizers and devices do, bfloat16 is left out with it.
 bool has_bf16_products(const Executor& executor) {
   static const bool known =
       __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_supports("avx512bw") != 0;
   return known && executor.memory() == Memory::host &&
-         (hwy::SupportedTargets() & (HWY_AVX3 | HWY_AVX3_DL)) != 0;
+         (hwy::SupportedTargets() & HWY_TARGETS & (HWY_AVX3 | HWY_AVX3_DL)) != 0;
 }
 
 bool add_and_multiply_right(Executor& executor, MatrixShape shape, std::size_t rank, Span<float> gradient,
