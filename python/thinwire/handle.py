@@ -246,8 +246,9 @@ class Handle(StepsOfHook):
 
     def scalars(self) -> Dict[str, float]:
         """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not
-        collective. Empty before the first step."""
-        return scalars_of(self._costs()) if self.step > 0 else {}
+        collective. Empty before the first step, also where a state was loaded."""
+        costs = self._costs()
+        return scalars_of(costs) if costs["last_step"]["elements"] > 0 else {}
 
     def log_to(self, writer: Optional[Writer], every: int = 1) -> None:
         """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its

@@ -82,7 +82,7 @@ class ThinwireCallback(Callback):
         self._logged = step
         costs = self.run.scalars()
         for logger in trainer.loggers if costs else []:
-            logger.log_metrics(costs, step=step)
+            logger.log_metrics(costs, step=step - 1)  # the trainer's own values stand at steps from 0
 
     def state_dict(self) -> Dict[str, Any]:
         if self.run is not None:

@@ -46,6 +46,7 @@ def resumes_bit_for_bit():
             optimizer = sgd(again)
             optimizer.load_state_dict(saved["optimizer"])
             resumed.load_state_dict(saved["thinwire"])
+            assert resumed.scalars() == {}, "a step that was not made has cost something"
             assert resumed.step == 4
             train(again, 1, first=4, optimizer=optimizer)
             buckets = [bucket["parameters"] for bucket in handle.report()["buckets"]]
