@@ -304,12 +304,11 @@ std::string DdpEngine::explain() {
   Lock lock(board_.mutex);
   settle(lock);
   // The first one decides for all lanes, but each guards its own buckets.
-  std::string text;
+  std::vector<Change> all;
   for (const auto& lane : lanes_) {
-    const std::string own = lane->session() == nullptr ? "" : lane->session()->explain();
-    if (!own.empty()) text += (text.empty() ? "" : "\n") + own;
+    if (lane->session() != nullptr) add_changes(all, lane->session()->explanation());
   }
-  return text;
+  return to_text(all);
 }
 
 std::string DdpEngine::report() const {

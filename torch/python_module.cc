@@ -386,6 +386,7 @@ void add_systems(py::module& module) {
   module.def("systems", &systems);
   module.def("freezes_variance",
              [](const std::string& spec) { return builtin_registry().freezes_variance(spec); });
+  module.def("shortened", [](const std::string& spec) { return builtin_registry().shortened(spec); });
   module.def("plan", &plan_all, py::kw_only(), py::arg("buckets"), py::arg("ready"), py::arg("backward_end"),
              py::arg("rest"), py::arg("threads"), py::arg("specs"), py::arg("workers"), py::arg("link"),
              py::arg("ranks_per_host"), py::arg("cores"), py::arg("lanes"), WithoutLock());

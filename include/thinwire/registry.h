@@ -149,6 +149,9 @@ class Registry {
   Pipeline make(std::string_view spec) const;
   /// The spec, or pair of specs, with all options, as sessions and states have it. Throws what make() throws.
   std::string canonical(std::string_view spec) const;
+  /// The same without the options that have their defaults, for people to read. Throws as make() does for
+  /// names and options that do not exist; values are not looked at.
+  std::string shortened(std::string_view spec) const;
   /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any.
   /// Throws what make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;

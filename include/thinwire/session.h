@@ -178,7 +178,9 @@ class Session {
   std::string spec() const;
   /// What the systems have changed by themselves and why, see Synchronizer; steps ascend.
   std::vector<Change> changes() const;
-  /// The same as text, and how the systems stand now.
+  /// The same, and how the systems stand now; steps ascend.
+  std::vector<Change> explanation() const;
+  /// As text: "step N: REASON", a line for each.
   std::string explain() const;
   /// Of sessions with the same spec that synchronize parts of one model, on one rank: after a step that
   /// counts, the first one's decisions go to the others, so that all buckets have one (Synchronizer::follow).

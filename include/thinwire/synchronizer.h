@@ -171,8 +171,9 @@ class Synchronizer {
   /// What it has changed by itself since it was made or loaded, and why; steps ascend. Very old ones may be
   /// missing, and those of steps that did not count. Most systems change nothing. Between calls of others.
   virtual std::vector<Change> changes() const { return {}; }
-  /// The same as text, and how it stands now where the system has more to say. Between calls of others.
-  virtual std::string explain() const;
+  /// The same, and how it stands now where the system has more to say, by when that was found; steps ascend.
+  /// Between calls of others.
+  virtual std::vector<Change> explanation() const { return changes(); }
 
   /// What a system that decides by itself has decided for the coming step; empty: nothing. Where several
   /// sessions of a process synchronize parts of one model, the first one's goes to the others after each step

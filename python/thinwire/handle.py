@@ -2,6 +2,7 @@
 import atexit
 import io
 import weakref
+from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
 
 import torch
@@ -25,17 +26,26 @@ from thinwire.wrappers import named_parameters
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
 
+_DEFAULT_ROWS = "rows=zen,dense="
+
 
 def _forget(reference: "weakref.ref[Handle]") -> None:
     if reference in _live:
         _live.remove(reference)
 
 
+def readable(spec: str) -> str:
+    """A spec, or a pair of them, without the options that have their defaults, and without the default for
+    rows."""
+    short = _C.shortened(spec)
+    return short[len(_DEFAULT_ROWS):] if short.startswith(_DEFAULT_ROWS) else short
+
+
 def join_spec(spec: str, rows: Optional[str]) -> str:
     """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings,
     ``spec`` for all others."""
     if "," not in spec and "rows=" not in spec and "dense=" not in spec:
-        return f"rows={rows or 'zen'},dense={spec}"
+        return f"rows={rows},dense={spec}" if rows else _DEFAULT_ROWS + spec
     if rows is not None:
         raise ValueError(f"spec {spec!r} names systems for rows and for dense gradients itself: "
                          f"leave out rows={rows!r}")
@@ -200,13 +210,26 @@ class Handle(StepsOfHook):
             self._variance_is_held = True
 
     def explain(self) -> str:
-        """What the system has decided by itself and why, a line for each decision;
-        empty for systems that decide nothing.
+        """What the system has decided by itself and why, a line for each decision, by steps;
+        and in the last line what ran in the last step.
 
         Of ``auto``: which system it chose at which step, and how long a step took with each. Of ``guard``:
         which buckets another system got, and what was measured last. Begins anew with buckets that DDP makes
         anew, with a loaded state and with another system. Not collective; between steps.
         """
+        decided = self._decided()
+        system = readable(self.spec)
+        used = Counter(bucket["scheme"] or system for bucket in self._costs()["buckets"])
+        if not used:
+            return f"no step was made yet with {system}, so there is nothing to tell"
+        if not decided:
+            return f"{system} runs as it was given: it has decided nothing by itself"
+        buckets = sum(used.values())
+        ran = ", ".join(f"{name} in {count} of {buckets} buckets" for name, count in used.most_common())
+        return f"{decided}\nthe last step, {self.step - 1}, ran {ran}"
+
+    def _decided(self) -> str:
+        """What the system itself says."""
         return self._engine.explain()
 
     def changes(self) -> List[Tuple[int, str]]:
@@ -221,7 +244,8 @@ class Handle(StepsOfHook):
     def report(self) -> Report:
         """What synchronization cost this rank. Not collective; can be written as JSON.
 
-        ``spec``, ``rank``, ``world_size``, ``step``; ``changes``, as ``changes()`` gives them; ``engines``,
+        ``spec``, with all options; ``system``, the same without what has its default; ``rank``,
+        ``world_size``, ``step``; ``changes``, as ``changes()`` gives them; ``engines``,
         which move ``frames`` and sum what lies on devices (``device_sums``; None where that goes through the
         host); ``buckets``, one per DDP bucket for the last step, each with the names of its ``parameters``
         and the device that it was ``compressed_on``; ``last_step``, sums over those; ``total``, sums over all
@@ -233,6 +257,7 @@ class Handle(StepsOfHook):
             bucket["parameters"], bucket["compressed_on"] = more["parameters"], more["compressed_on"]
         return {
             "spec": self.spec,
+            "system": readable(self.spec),
             "rank": self._rank,
             "world_size": self._world_size,
             "step": self.step,

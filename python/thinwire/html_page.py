@@ -6,6 +6,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Iterable, List, Optional, Sequence, Tuple
 
+from thinwire.handle import readable
+
 if TYPE_CHECKING:
     from thinwire.html_report import HtmlReport, Run
 
@@ -211,7 +213,7 @@ def _spark(values: Sequence[Optional[float]], name: str) -> str:
 def _summary(record: "HtmlReport") -> str:
     report, runs = record.report, record.runs
     total = report["total"]
-    rows = [("system at the last step", runs[-1].spec if runs else report["spec"]),
+    rows = [("system at the last step", readable(runs[-1].spec) if runs else report["system"]),
             ("this page is of rank", f"{report['rank']} of {report['world_size']}"),
             ("steps recorded", f"{record.steps:,}, {record.skipped_steps:,} of them not finite and left out"),
             ("bytes sent by this rank since it registered", f"{total['wire_bytes_sent']:,}"),
@@ -298,7 +300,8 @@ def _reason(record: "HtmlReport", place: int) -> str:
 
 def _system(run: "Run") -> str:
     """What the run's steps used, without the system for sparse rows, which seldom changes."""
-    spec = run.spec.partition(",dense=")[2] or run.spec
+    short = readable(run.spec)
+    spec = short.partition(",dense=")[2] or short
     chosen = ", ".join(run.schemes)
     if spec.startswith("auto") and chosen:
         return f"{chosen}, by auto"
@@ -318,7 +321,7 @@ def _choices(record: "HtmlReport") -> str:
                    ["choice", "steps", "system", "ms a step", "bytes sent a step", "not finite", "why"], rows,
                    (2, 6))
     for spec, words in record.explanations:
-        text += f"<p>All that {_words(spec)} said:</p>\n<pre>{_text(words)}</pre>\n"
+        text += f"<p>All that {_words(readable(spec))} said:</p>\n<pre>{_text(words)}</pre>\n"
     return text
 
 

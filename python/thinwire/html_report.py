@@ -344,7 +344,7 @@ class HtmlReport:
 
     def _explain(self) -> None:
         handle = self._handle()
-        words = "" if handle is None else handle.explain()
+        words = "" if handle is None else handle._decided()
         if handle is None or not words:
             return
         spec = self._spec or handle.spec

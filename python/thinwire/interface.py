@@ -101,6 +101,7 @@ class Report(EngineReport):
     """What ``Handle.report`` returns. docs/pytorch.md says how to read it."""
 
     spec: str
+    system: str
     rank: int
     world_size: int
     step: int

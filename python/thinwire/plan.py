@@ -59,7 +59,7 @@ class _NoHandle:
                      messages_received=0, frame_header_bytes=0, changes=0, formula_bytes=0, seconds_total=0.0,
                      seconds_compress=0.0, seconds_communicate=0.0, seconds_decompress=0.0, seconds_wait=0.0,
                      finite=True)
-        return {"spec": self.spec, "rank": 0, "world_size": 1, "step": 0,
+        return {"spec": self.spec, "system": self.spec, "rank": 0, "world_size": 1, "step": 0,
                 "engines": {"frames": "gloo", "device_sums": None}, "changes": [], "buckets": [],
                 "last_step": sums, "total": sums.copy()}
 

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/closest.h"
+
 namespace thinwire {
 namespace {
 
@@ -188,8 +190,13 @@ const SystemInfo& Registry::find(std::string_view name) const {
   for (const auto& info : systems_) {
     if (info.name == name) return info;
   }
-  std::string message = "no system is called '" + std::string(name) + "'; known:";
-  for (const auto& info : systems_) message += " " + info.name;
+  std::vector<std::string> names;
+  for (const auto& info : systems_) names.push_back(info.name);
+  std::string message = "no system is called '" + std::string(name) + "'" + did_you_mean(name, names);
+  if (name.find_first_of("= ") != std::string_view::npos)
+    message += "; write NAME:OPTION=VALUE without blanks";
+  message += "; known:";
+  for (const auto& known : names) message += " " + known;
   throw std::invalid_argument(message);
 }
 
@@ -259,6 +266,23 @@ std::string Registry::canonical(std::string_view spec) const {
   const SpecPair pair = parse_spec_pair(spec);
   const std::string dense = make(pair.dense).spec;
   return pair.rows == pair.dense ? dense : "rows=" + make(pair.rows).spec + ",dense=" + dense;
+}
+
+std::string Registry::shortened(std::string_view spec) const {
+  const SpecPair pair = parse_spec_pair(spec);
+  const auto one = [&](const std::string& text) {
+    std::string result;
+    for (const SpecPart& part : parse_spec(text)) {
+      const SystemInfo& info = find(part.name);
+      result += (result.empty() ? "" : "+") + part.name;
+      for (const OptionInfo& option : info.options) {
+        const std::string value = Options(part, info.options).text(option.name);
+        if (value != option.default_value) result += ":" + option.name + "=" + value;
+      }
+    }
+    return result;
+  };
+  return pair.rows == pair.dense ? one(pair.dense) : "rows=" + one(pair.rows) + ",dense=" + one(pair.dense);
 }
 
 bool Registry::freezes_variance(std::string_view spec, std::optional<std::uint64_t> step) const {

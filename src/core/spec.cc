@@ -3,6 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "core/closest.h"
 #include "core/digits.h"
 #include "thinwire/registry.h"
 
@@ -26,9 +27,26 @@ std::string quoted(std::string_view text) {
   return "'" + std::string(text) + "'";
 }
 
+/// 'bits=4' of "casq,bits=4".
+bool is_option(std::string_view entry) {
+  return entry.find('=') < entry.find_first_of(":+") && !entry.starts_with(kRowsPrefix) &&
+         !entry.starts_with(kDensePrefix);
+}
+
+[[noreturn]] void refuse_option_behind_comma(std::string_view text, std::string_view option,
+                                             std::string_view system) {
+  throw std::invalid_argument("spec " + quoted(text) + ": " + quoted(option) +
+                              " is an option, and options follow a colon: write " +
+                              quoted(std::string(system) + ":" + std::string(option)));
+}
+
 }  // namespace
 
 std::vector<SpecPart> parse_spec(std::string_view spec) {
+  if (spec.empty()) {
+    throw std::invalid_argument(
+        "the spec is empty; write NAME:OPTION=VALUE, as in 'power_sgd:rank=32:bits=8', or 'auto'");
+  }
   std::vector<SpecPart> parts;
   for (const std::string_view text : split(spec, '+')) {
     const auto fields = split(text, ':');
@@ -64,6 +82,7 @@ std::vector<SpecPart> parse_spec(std::string_view spec) {
 }
 
 std::vector<std::string> split_specs(std::string_view list) {
+  if (list.empty()) parse_spec(list);  // says what is missing
   std::vector<std::string> specs;
   bool pair_open = false;
   for (std::string_view spec : split(list, ',')) {
@@ -71,6 +90,7 @@ std::vector<std::string> split_specs(std::string_view list) {
       throw std::invalid_argument("spec list " + quoted(list) +
                                   " has an empty entry; separate specs by single commas");
     }
+    if (!specs.empty() && is_option(spec)) refuse_option_behind_comma(list, spec, specs.back());
     const bool half_pair = spec.starts_with(kRowsPrefix) || spec.starts_with(kDensePrefix);
     if (half_pair && pair_open) {
       specs.back() += "," + std::string(spec);
@@ -85,14 +105,19 @@ std::vector<std::string> split_specs(std::string_view list) {
 
 SpecPair parse_spec_pair(std::string_view text) {
   const auto parts = split(text, ',');
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    if (is_option(parts[i])) refuse_option_behind_comma(text, parts[i], parts[i - 1]);
+  }
   SpecPair pair;
   for (const std::string_view part : parts) {
     const bool rows = part.starts_with(kRowsPrefix);
     const bool dense = part.starts_with(kDensePrefix);
     if (parts.size() == 1 && !rows && !dense) return {std::string(text), std::string(text)};
+
     std::string& side = rows ? pair.rows : pair.dense;
     if ((!rows && !dense) || !side.empty()) break;
     side = part.substr(rows ? kRowsPrefix.size() : kDensePrefix.size());
+    if (side.empty()) parse_spec(side);  // says what is missing
   }
   if (parts.size() != 2 || pair.rows.empty() || pair.dense.empty()) {
     throw std::invalid_argument("spec " + quoted(text) +
@@ -106,10 +131,12 @@ Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) 
   for (const auto& [key, value] : part.options) {
     const bool known = std::ranges::count(declared, key, &OptionInfo::name) != 0;
     if (known) continue;
-    std::string message = part.name + " has no option " + quoted(key) + "; ";
-    if (declared.empty()) throw std::invalid_argument(message + "it takes none");
-    message += "it has";
-    for (const auto& info : declared) message += (&info == declared.data() ? " " : ", ") + info.name;
+    std::string message = part.name + " has no option " + quoted(key);
+    if (declared.empty()) throw std::invalid_argument(message + "; it takes none");
+    std::vector<std::string> names;
+    for (const auto& info : declared) names.push_back(info.name);
+    message += did_you_mean(key, names) + "; it has";
+    for (const auto& name : names) message += (&name == names.data() ? " " : ", ") + name;
     throw std::invalid_argument(message);
   }
   for (const auto& info : declared) {
@@ -169,7 +196,7 @@ std::string Options::choice(std::string_view name, const std::vector<std::string
   if (std::ranges::find(allowed, value) != allowed.end()) return value;
   std::string wanted = "one of";
   for (const auto& word : allowed) wanted += " " + word;
-  refuse(name, wanted);
+  refuse(name, wanted + did_you_mean(value, allowed));
 }
 
 }  // namespace thinwire

@@ -90,6 +90,43 @@ TEST(Registry, UnknownNamesAndOptionsListTheKnownOnes) {
   EXPECT_NE(option.find("rate, count, feedback"), std::string::npos) << option;
 }
 
+TEST(Spec, AnOptionBehindACommaIsToldToFollowAColon) {
+  const auto of_list = complaint([] { split_specs("whole,sparse,rate=1,stage"); });
+  EXPECT_NE(of_list.find("write 'sparse:rate=1'"), std::string::npos) << of_list;
+  for (const char* pair : {"sparse,rate=1", "rows=whole,dense=sparse,rate=1", "rows=sparse,rate=1"}) {
+    const auto text = complaint([&] { parse_spec_pair(pair); });
+    EXPECT_NE(text.find("sparse:rate=1'"), std::string::npos) << text;
+  }
+  EXPECT_EQ(split_specs("rows=whole,dense=sparse:rate=1,stage"),
+            (std::vector<std::string>{"rows=whole,dense=sparse:rate=1", "stage"}));
+}
+
+TEST(Spec, AnEmptySpecSaysWhatToWrite) {
+  for (const char* pair : {"", "rows=,dense=whole", "rows=whole,dense="}) {
+    const auto text = complaint([&] { test_registry().canonical(pair); });
+    EXPECT_NE(text.find("the spec is empty; write NAME:OPTION=VALUE"), std::string::npos) << text;
+  }
+  EXPECT_NE(complaint([] { split_specs(""); }).find("the spec is empty"), std::string::npos);
+}
+
+TEST(Registry, WhatWasMisspeltIsGuessed) {
+  const Registry registry = test_registry();
+  EXPECT_NE(complaint([&] { registry.make("whol"); }).find("did you mean 'whole'?"), std::string::npos);
+  EXPECT_NE(complaint([&] { registry.make("whole:rat=1"); }).find("did you mean 'rate'?"), std::string::npos);
+  EXPECT_NE(complaint([&] { registry.make("whole rate=1"); }).find("without blanks"), std::string::npos);
+  EXPECT_EQ(complaint([&] { registry.make("another"); }).find("did you mean"), std::string::npos);
+}
+
+TEST(Registry, AShortSpecLeavesDefaultsOut) {
+  const Registry registry = test_registry();
+  for (const char* spec :
+       {"whole", "sparse:count=4", "stage:rate=1+sparse", "rows=whole,dense=sparse:rate=0.25"}) {
+    EXPECT_EQ(registry.shortened(registry.canonical(spec)), spec);
+  }
+  EXPECT_EQ(registry.shortened("whole:rate=0.5:count=3"), "whole");
+  EXPECT_THROW(registry.shortened("whole:rat=1"), std::invalid_argument);
+}
+
 TEST(Registry, ValuesOutOfRangeNameTheRange) {
   const Registry registry = test_registry();
   for (const char* spec :

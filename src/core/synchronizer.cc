@@ -23,8 +23,4 @@ RowSparse Synchronizer::synchronize_rows(BucketId, const RowSparse&, Span<float>
   throw std::logic_error("this system takes no rows: densify them first");
 }
 
-std::string Synchronizer::explain() const {
-  return to_text(changes());
-}
-
 }  // namespace thinwire

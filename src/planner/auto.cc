@@ -136,7 +136,7 @@ class Auto final : public Synchronizer {
   }
 
   std::vector<Change> changes() const override;
-  std::string explain() const override;
+  std::vector<Change> explanation() const override;
 
   std::vector<float> decision() const override { return numbers(); }
   void follow(Span<const float> decision) override {
@@ -610,16 +610,15 @@ std::vector<Change> Auto::changes() const {
   return all;
 }
 
-std::string Auto::explain() const {
-  if (!begun_) return "";
-  if (alone_) return "dense: one rank sends nothing";
-  if (changes_.empty() && !follows_) return "the candidates are being tried, nothing is chosen yet";
-  std::string text = to_text(changes_);
-  for (const Pipeline& member : members_) {
-    const std::string own = member.synchronizer->explain();
-    if (!own.empty()) text += (text.empty() ? "" : "\n") + own;
+std::vector<Change> Auto::explanation() const {
+  if (!begun_) return {};
+  if (alone_) return {{index_, "dense: one rank sends nothing"}};
+  if (changes_.empty() && !follows_) {
+    return {{index_, "the candidates are being tried, nothing is chosen yet"}};
   }
-  return text;
+  std::vector<Change> all = changes_;
+  for (const Pipeline& member : members_) add_changes(all, member.synchronizer->explanation());
+  return all;
 }
 
 void Auto::save(BucketWriter& writer) const {

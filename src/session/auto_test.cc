@@ -181,7 +181,7 @@ TEST(Auto, OneRankAloneNeedsNoCompression) {
     Training training(communicator);
     training.run(kTrial + 3, 0.01);
     EXPECT_EQ(training.system(), "dense");
-    EXPECT_EQ(training.session().explain(), "dense: one rank sends nothing");
+    EXPECT_TRUE(training.session().explain().ends_with(": dense: one rank sends nothing"));
   });
 }
 
@@ -466,12 +466,14 @@ TEST(Auto, AStepThatIsUndoneDecidesNothing) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);
     training.run(10, 0.01);
-    EXPECT_EQ(training.session().explain(), "the candidates are being tried, nothing is chosen yet");
+    EXPECT_EQ(training.session().explain(), "step 9: the candidates are being tried, nothing is chosen yet");
     std::vector<float> large(kElements, std::numeric_limits<float>::quiet_NaN());
     training.session().synchronize(0, large);
+    EXPECT_EQ(training.session().explain().find("nothing is chosen yet"), std::string::npos);
     EXPECT_NE(training.session().explain().find("step 10: "), std::string::npos);
     EXPECT_FALSE(training.session().next_step());
-    EXPECT_EQ(training.session().explain(), "the candidates are being tried, nothing is chosen yet");
+    EXPECT_TRUE(
+        training.session().explain().ends_with(": the candidates are being tried, nothing is chosen yet"));
     training.run(4, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
   });

@@ -86,7 +86,7 @@ TEST(Guard, TakesTheOtherSystemAfterALargeErrorAndTriesAgainMoreSeldom) {
   }
   ASSERT_EQ(guarded.changes.size(), 5) << guarded.explained;
   EXPECT_EQ(guarded.times_changed, 5);
-  const std::string bucket = "bucket of fc.weight and 1 more: ";
+  const std::string bucket = "guard: bucket of fc.weight and 1 more: ";
   for (std::size_t i = 0; i < 5; ++i) {
     const Change& change = guarded.changes[i];
     EXPECT_EQ(change.step, (std::array<std::uint64_t, 5>{3, 12, 15, 32, 35})[i]);
@@ -122,7 +122,7 @@ TEST(Guard, LeavesASystemAloneThatKeepsToTheBound) {
   const Trace alone = train(inner, 20);
   const Trace guarded = train("guard:every=8+" + inner, 20);
   EXPECT_EQ(guarded.means, alone.means);
-  EXPECT_EQ(guarded.explained.substr(0, 41), "step 15: bucket of fc.weight and 1 more: ")
+  EXPECT_EQ(guarded.explained.substr(0, 48), "step 15: guard: bucket of fc.weight and 1 more: ")
       << guarded.explained;
   EXPECT_TRUE(guarded.explained.ends_with(" of its noise, within 0.75")) << guarded.explained;
   for (std::uint64_t step = 0; step < 20; ++step) {

@@ -360,13 +360,14 @@ std::vector<Change> Session::changes() const {
   return all;
 }
 
+std::vector<Change> Session::explanation() const {
+  std::vector<Change> all;
+  for (const Pipeline& pipeline : pipelines_) add_changes(all, pipeline.synchronizer->explanation());
+  return all;
+}
+
 std::string Session::explain() const {
-  std::string text;
-  for (const Pipeline& pipeline : pipelines_) {
-    const std::string lines = pipeline.synchronizer->explain();
-    if (!lines.empty()) text += (text.empty() ? "" : "\n") + lines;
-  }
-  return text;
+  return to_text(explanation());
 }
 
 std::vector<std::vector<float>> Session::decisions() const {

@@ -19,7 +19,7 @@ class Forwarding : public Synchronizer {
     return inner_->payload_bytes(workload);
   }
   std::vector<Change> changes() const override { return inner_->changes(); }
-  std::string explain() const override { return inner_->explain(); }
+  std::vector<Change> explanation() const override { return inner_->explanation(); }
   std::vector<float> decision() const override { return inner_->decision(); }
   void follow(Span<const float> decision) override { inner_->follow(decision); }
   void save(BucketWriter& writer) const override { inner_->save(writer); }

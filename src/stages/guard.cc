@@ -122,7 +122,7 @@ class Guard final : public Forwarding {
   }
 
   std::vector<Change> changes() const override;
-  std::string explain() const override;
+  std::vector<Change> explanation() const override;
 
   void save(BucketWriter& writer) const override;
   void load(const BucketReader& reader) override;
@@ -269,7 +269,7 @@ class Guard final : public Forwarding {
         one.fails ? found(one.error) + ", so " + other_name_ + " until step " + std::to_string(one.begin)
                   : "after " + std::to_string(one.begin - one.failed - 1) + " steps of " + other_name_ +
                         " tried again";
-    return {one.step, "bucket " + label_of(one.bucket) + ": " + reason};
+    return {one.step, "guard: bucket " + label_of(one.bucket) + ": " + reason};
   }
 
   std::vector<Change> own_changes() const {
@@ -285,7 +285,7 @@ class Guard final : public Forwarding {
     return text.data();
   }
 
-  /// How explain() calls the bucket: by names, since whoever asks may count buckets otherwise.
+  /// How explanation() calls the bucket: by names, since whoever asks may count buckets otherwise.
   static std::string label_of(BucketId bucket, const Step& step) {
     if (step.parameter_names.empty()) return std::to_string(bucket);
     const std::size_t more = step.parameter_names.size() - 1;
@@ -310,7 +310,7 @@ std::vector<Change> Guard::changes() const {
   return all;
 }
 
-std::string Guard::explain() const {
+std::vector<Change> Guard::explanation() const {
   std::vector<Change> lines = own_changes();
   // And what was measured last, where that was no change.
   states_.for_each([&](BucketId bucket, const State& own) {
@@ -318,13 +318,15 @@ std::string Guard::explain() const {
       return one.bucket == bucket && one.fails && one.step == own.measured;
     });
     if (own.error < 0 || is_told) return;
-    std::string line = "bucket " + label_of(bucket) + ": " + found(own.error);
+    std::string line = "guard: bucket " + label_of(bucket) + ": " + found(own.error);
     if (own.begin > own.measured) line += ", so " + other_name_ + " until step " + std::to_string(own.begin);
     if (own.failures > 0) line += ", failures: " + std::to_string(own.failures);
     lines.push_back({own.measured, std::move(line)});
   });
-  const std::string inner = Forwarding::explain();
-  return inner + (inner.empty() || lines.empty() ? "" : "\n") + to_text(lines);
+  std::ranges::stable_sort(lines, {}, &Change::step);
+  std::vector<Change> all = Forwarding::explanation();
+  add_changes(all, lines);
+  return all;
 }
 
 void Guard::save(BucketWriter& writer) const {

@@ -154,10 +154,10 @@ def a_page_of_choices():
 
     def act(step, handle):
         if step == 12:
-            words.append(handle.explain() + "\nstep 11: what it said last")
-            handle.explain = lambda: words[0]
+            words.append(handle._decided() + "\nstep 11: what it said last")
+            handle._decided = lambda: words[0]
             handle.set("dense")
-            del handle.explain
+            del handle._decided
 
     with tempfile.TemporaryDirectory() as folder:
         path, handle, _ = recorded("auto:settle=1:rounds=1:steps=2:interval=64", 14, act, folder=folder,

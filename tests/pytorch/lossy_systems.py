@@ -1,5 +1,6 @@
 """Scenarios of what compression adds: agreement, nothing lost, loss scaling."""
 import logging
+import re
 from typing import Union, get_args, get_origin, get_type_hints
 
 import torch
@@ -54,8 +55,11 @@ def auto_chooses_and_says_why():
         used.append(schemes.pop())
     require_agreement(model, spec)
     assert [one.split(":")[0] for one in used[:9]] == ["dense"] * 3 + ["half"] * 3 + ["power_sgd"] * 3, used
-    line, *guarded = handle.explain().splitlines()
-    assert all("of its noise, within 0.75" in one for one in guarded), guarded
+    line, *guarded, last = handle.explain().splitlines()
+    assert all(re.match("step [0-9]+: guard: bucket .* of its noise, within 0.75", one)
+               for one in guarded), guarded
+    ran = re.escape(used[10])
+    assert re.fullmatch(f"the last step, 10, ran {ran} in ([0-9]+) of \\1 buckets", last), last
     assert line.startswith("step 9: " + used[10].split(":")[0]), (line, used)
     (number, reason), *later = handle.changes()
     assert f"step {number}: {reason}" == line and not later, handle.changes()
@@ -73,6 +77,19 @@ def auto_chooses_and_says_why():
     train(again, 2, first=11)
     assert {bucket["scheme"] for bucket in resumed.report()["buckets"]} == {used[10]}
     assert "as in the state that was loaded" in resumed.explain(), resumed.explain()
+
+
+def a_given_system_is_explained_as_it_was_given():
+    for spec in ("power_sgd:rank=2", "rows=casq,dense=half", "warm_up:steps=3+casq:bits=4"):
+        model = wrap(Net)
+        handle = register(model, spec)
+        assert handle.explain() == f"no step was made yet with {spec}, so there is nothing to tell"
+        assert handle.report()["system"] == spec and handle.report()["spec"] != spec
+        train(model, 1, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+        assert handle.explain() == f"{spec} runs as it was given: it has decided nothing by itself"
+        handle.set("half")
+        assert handle.report()["system"] == "half"
+        handle.close()
 
 
 def given(step, sizes, scale=1.0):
@@ -409,7 +426,7 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, auto_chooses_and_says_why, compression_is_the_same_on_an_emulated_device,
-               nothing_is_lost, mixed_types, loss_scaling, overflow_in_the_first_step,
-               overflow_where_buckets_are_rebuilt, a_backward_that_raises, means_beyond_float16,
-               skipped_steps, tiny_model, reports_and_logs]
+COMPRESSION = [every_system_agrees, auto_chooses_and_says_why, a_given_system_is_explained_as_it_was_given,
+               compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types, loss_scaling,
+               overflow_in_the_first_step, overflow_where_buckets_are_rebuilt, a_backward_that_raises,
+               means_beyond_float16, skipped_steps, tiny_model, reports_and_logs]
