@@ -30,7 +30,10 @@ const std::vector<std::string> kSpecs = {"marsit:full_every=2",
                                          "mc:momentum=0.5+block_top_k:ratio=0.5:block=10",
                                          "sketched_sgd:k=5:momentum=0.9",
                                          "top_k:k=5+zen:profile_steps=2",
-                                         "ef_signsgd"};
+                                         "ef_signsgd",
+                                         "guard:every=8+power_sgd:rank=1",
+                                         "auto:settle=0:rounds=1:steps=1",
+                                         "one_bit_adam:freeze=1"};
 
 std::string bytes_of(const StateWriter& writer) {
   std::ostringstream stream;

@@ -37,6 +37,15 @@ def _ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def _refuse_unconnected(remedy: str) -> None:
+    """Frameworks leave processes that a launcher has started to themselves, where they were not told to
+    connect them."""
+    started = os.environ.get("WORLD_SIZE", "")
+    if started.isdecimal() and int(started) > 1 and not (dist.is_available() and dist.is_initialized()):
+        raise TypeError(f"{started} processes were started (WORLD_SIZE), and the framework has not connected them: "
+                        f"each would train a model of its own. {remedy[:1].upper()}{remedy[1:]}")
+
+
 def _tell_alone() -> None:
     global _told_alone
     if not _told_alone:
@@ -66,12 +75,13 @@ class Synchronization:
                  **options: "Unpack[CommonOptions]") -> None:
         """Collective. remedy: what to do where the framework has not wrapped the model. require_state:
         whether loading a checkpoint without a state of Thinwire is an error. options: those of ``register``.
-        Raises what that raises."""
+        Raises what that raises, and TypeError where several processes were started and are not connected."""
         self.handle: Optional[Handle] = None
         self._require_state = require_state
         self._group: Optional[dist.ProcessGroup] = None
         refuse_other_wrappers(model)
         if _ranks() == 1:
+            _refuse_unconnected(remedy)
             _tell_alone()
             return
         wrapped = ddp_within(model)

@@ -179,11 +179,13 @@ class Auto final : public Synchronizer {
     std::size_t base = 0;      // what goes with dense
     std::size_t quarters = 0;  // that the trial compares with base; 0: it compares the members
     Seconds seconds{};         // of the members, once they were compared
+    Seconds middle{};          // of those that the last round had, as looks take a step's time
     bool chosen = false;       // else the trial goes on
     bool tried = false;        // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;          // seconds of a step with the choice; 0: not known yet
     bool fresh = false;        // which are those of the trial
+    bool confirmed = false;    // the trial before had the same choice
     double usual_inside = -1;  // of this rank, in the exchange
     int ranks = 0;             // that the choice was made with
     bool loaded = false;       // and not looked at since
@@ -432,6 +434,7 @@ std::uint64_t Auto::after_round(Step& step) {
   struct Measured {
     std::array<double, Trial::kMostCandidates> seconds{};
     std::array<double, Trial::kMostCandidates> error{};
+    std::array<double, Trial::kMostCandidates> middle{};
   };
   Measured own;
   for (std::size_t i = 0; i < candidates(); ++i) {
@@ -440,14 +443,16 @@ std::uint64_t Auto::after_round(Step& step) {
     const std::vector<double> estimates = estimate_ ? estimate_->seconds(i) : std::vector<double>();
     const auto known = estimate_ ? Span<const double>(estimates) : times;
     const bool missing = times.empty() || known.empty();
-    const Timing timing =
-        missing ? Timing{kUnknown, 0} : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
+    const Timing timing = missing ? Timing{kUnknown, 0, kUnknown}
+                                  : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
     own.seconds[i] = timing.seconds;
     own.error[i] = timing.error;
+    own.middle[i] = timing.middle;
   }
   const Span<Measured> all = gather(step, own);
   const auto world = static_cast<double>(all.size());
   Seconds seconds{};
+  plan_.middle = {};
   double error = 0;
   bool known = true;
   for (const Measured& one : all) {
@@ -456,8 +461,10 @@ std::uint64_t Auto::after_round(Step& step) {
         seconds[i] = kUnknown;
         continue;
       }
-      known = known && is_time(one.seconds[i]) && one.error[i] >= 0 && std::isfinite(one.error[i]);
+      known = known && is_time(one.seconds[i]) && is_time(one.middle[i]) && one.error[i] >= 0 &&
+              std::isfinite(one.error[i]);
       seconds[i] += one.seconds[i] / world;
+      plan_.middle[i] += one.middle[i] / world;
       error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
     }
   }
@@ -524,8 +531,9 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   plan_.chosen = plan_.tried = true;
   plan_.quarters = 0;
   plan_.ranks = step.communicator.size();
-  plan_.usual = seconds[choice];
+  plan_.usual = plan_.middle[choice];
   plan_.fresh = true;
+  plan_.confirmed = confirmed;
   plan_.usual_inside = -1;
   plan_.times = StepTimes();
   plan_.drifted = plan_.calm = 0;
@@ -565,8 +573,11 @@ std::uint64_t Auto::look(Step& step) {
 void Auto::judge(Step& step, Span<const Seen> ranks) {
   double now = 0;
   for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
-  // A trial knows its times by few steps, all of them soon after another candidate's.
-  if (plan_.usual == 0 || (plan_.fresh && !has_drifted_far(plan_.usual, now))) plan_.usual = now;
+  // A trial knows its times by few steps, all of them soon after another candidate's. One after which the
+  // choice stayed what it was has shown that it misjudges them.
+  if (plan_.usual == 0 || (plan_.fresh && (plan_.confirmed || !has_drifted_far(plan_.usual, now)))) {
+    plan_.usual = now;
+  }
   plan_.fresh = false;
   if (++plan_.looks >= plan_.looks_to_try_again && plan_.choice + 1 != members_.size()) {
     return try_again(step, name_of(plan_.choice) + " was chosen " +

@@ -131,7 +131,8 @@ Timing timing_of(Span<const double> seconds) {
   const std::size_t taken = last >= 2 ? 1 : 0;
   const double undisturbed = sorted[taken];
   const double next = sorted[std::min(taken + 1, last)];
-  return {undisturbed, undisturbed > 0 ? next / undisturbed - 1 : 0};
+  const double middle = taken == 0 ? undisturbed : sorted[seconds.size() / 2];
+  return {undisturbed, undisturbed > 0 ? next / undisturbed - 1 : 0, middle};
 }
 
 namespace {

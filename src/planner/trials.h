@@ -89,6 +89,7 @@ double median(Span<double> values);
 struct Timing {
   double seconds = 0;  ///< The shortest but one; of one or two the shortest.
   double error = 0;
+  double middle = 0;  ///< As steps later are: the median; of one or two the shortest.
 };
 /// seconds: at most Trial::kMostTimes, at least one.
 Timing timing_of(Span<const double> seconds);

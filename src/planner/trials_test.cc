@@ -140,6 +140,9 @@ TEST(TimingOf, WhatDisturbsAStepIsLeftOut) {
   EXPECT_EQ(of({3, 1, 9, 2, 4}).seconds, 2) << "one that is too short by chance does not count";
   EXPECT_EQ(of({3, 1, 9, 2, 4}).error, 0.5);
   EXPECT_EQ(of({0, 0, 0}).error, 0);
+  EXPECT_EQ(of({3}).middle, 3);
+  EXPECT_EQ(of({30, 2}).middle, 2) << "as its seconds";
+  EXPECT_EQ(of({9, 1, 3, 2}).middle, 3) << "as looks have it";
 }
 
 TEST(Median, OneOutlierMovesNothing) {

@@ -446,6 +446,21 @@ TEST(Auto, AnotherNetworkIsFoundWithinFiftySteps) {
   });
 }
 
+/// Of each three steps one is short. The trial may know its choice by the short ones alone.
+TEST(Auto, StepsOfUnevenLengthAreTriedAgainOnceAtMost) {
+  for (int first = 0; first < 3; ++first) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Training training(communicator);
+      for (int step = first; step < first + 300; ++step) training.run(1, step % 3 == 0 ? 0.02 : 0.3);
+      EXPECT_EQ(training.system(), "power_sgd");
+      std::size_t trials = 0;
+      for (const Change& change : training.session().changes())
+        trials += change.reason.ends_with("tried again");
+      EXPECT_LE(trials, 1) << training.session().explain();
+    });
+  }
+}
+
 TEST(Auto, ARankThatIsSlowIsNamedAndNoSystemIsBlamed) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);

@@ -232,6 +232,39 @@ def nothing_is_imported_before_it_is_asked_for():
     assert not loaded, loaded
 
 
+# --- Without a group ----------------------------------------------------------------------------------------
+
+def accelerate_without_cpu(_):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    thinwire.accelerate.register(accelerator, accelerator.prepare(make_model()), "casq", **LIMITS)
+
+
+def lightning_with_one_device(folder):
+    framework_scripts.lightning(folder, "casq", devices=1, **LIMITS)
+
+
+def fabric_with_one_device(_):
+    from lightning.fabric import Fabric
+
+    model = Fabric(accelerator="cpu", devices=1).setup(make_model())
+    thinwire.lightning.register(None, model, "casq", **LIMITS)
+
+
+def trainer_without_use_cpu(folder):
+    from transformers import Trainer, TrainingArguments
+
+    trainer = Trainer(make_model(), TrainingArguments(output_dir=folder, report_to=[], disable_tqdm=True),
+                      train_dataset=framework_scripts.Classes())
+    trainer.add_callback(thinwire.transformers.ThinwireCallback(trainer, "casq", **LIMITS))
+    trainer.train()
+
+
+UNCONNECTED = {"accelerate": accelerate_without_cpu, "lightning": lightning_with_one_device,
+               "fabric": fabric_with_one_device, "transformers": trainer_without_use_cpu}
+
+
 SCENARIOS = {
     "accelerate": [nothing_is_imported_before_it_is_asked_for, two_models_of_one_accelerator,
                    adam_of_an_accelerator, what_accelerate_cannot, sharded_models],

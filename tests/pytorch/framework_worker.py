@@ -209,14 +209,22 @@ def fails(script):
     require_error(RuntimeError, ["rank 1"], action)
 
 
+def unconnected(script):
+    """Two processes, and the framework was not told to connect them."""
+    require_error(TypeError, ["2 processes were started", "each would train a model of its own"],
+                  lambda: framework_misuse.UNCONNECTED[script.__name__](FOLDER))
+    assert not dist.is_initialized()
+
+
 def main():
     scripts = framework_scripts.SCRIPTS[FRAMEWORK]
-    if PHASE != "one":
+    if PHASE not in ("one", "unconnected"):
         dist.init_process_group("gloo")
     # One at a time where ranks end.
     chosen = [scripts[int(sys.argv[4])]] if len(sys.argv) > 4 else scripts
     for script in chosen:
         {"two": two, "resumed": resumed, "three": three, "one": one, "fails": fails, "more": more,
+         "unconnected": unconnected,
          "four": two, "four_resumed": resumed_exactly}[PHASE](script)
         if RANK == 0:
             print(f"ok     {script.__name__}: {PHASE}", flush=True)

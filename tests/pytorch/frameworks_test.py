@@ -17,7 +17,7 @@ from thinwire.launch import environments, free_port
 SKIPPED = 77
 LIMIT_SECONDS = 400
 PHASES = {"two": 2, "resumed": 2, "three": 3, "one": 1, "four": 4, "four_resumed": 4, "more": 2, "fails": 2,
-          "examples": 2}
+          "unconnected": 2, "examples": 2}
 # Each ends with the same loss whether it was interrupted or not: how to begin, and how to resume.
 EXAMPLES = {
     "accelerate": [("with_accelerate.py", ["--resume"])],
