@@ -42,8 +42,8 @@ def _refuse_unconnected(remedy: str) -> None:
     connect them."""
     started = os.environ.get("WORLD_SIZE", "")
     if started.isdecimal() and int(started) > 1 and not (dist.is_available() and dist.is_initialized()):
-        raise TypeError(f"{started} processes were started (WORLD_SIZE), and the framework has not connected them: "
-                        f"each would train a model of its own. {remedy[:1].upper()}{remedy[1:]}")
+        raise TypeError(f"{started} processes were started (WORLD_SIZE), and the framework has not connected "
+                        f"them: each would train a model of its own. {remedy[:1].upper()}{remedy[1:]}")
 
 
 def _tell_alone() -> None:

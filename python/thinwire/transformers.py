@@ -70,7 +70,8 @@ class ThinwireCallback(TrainerCallback):
         options: AdapterOptions = {"optimizer": trainer.optimizer, "grad_scaler": trainer.accelerator.scaler,
                                    **self._options}
         self.run = Synchronization(trainer.model_wrapped, *self._arguments,
-                                   remedy="start one process per rank, by torchrun", **options)
+                                   remedy="start one process per rank, by torchrun, and without GPUs give "
+                                          "TrainingArguments(use_cpu=True)", **options)
         if self._resumed_from is not None:
             self.run.load(self._resumed_from)
 

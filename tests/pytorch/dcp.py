@@ -77,6 +77,40 @@ def dcp_resumes_bit_for_bit():
         assert handle.state_dict()["rank"] == RANK
 
 
+def dcp_within_an_object_of_ones_own():
+    """As in torch's own recipe: one Stateful, whose methods call the handle's."""
+    if Stateful is None:
+        return "skipped"
+
+    class App(Stateful):
+        def __init__(self, model, optimizer, handle):
+            self.model, self.optimizer, self.handle = model, optimizer, handle
+
+        def state_dict(self):
+            weights, moments = get_state_dict(self.model, self.optimizer)
+            return {"model": weights, "optimizer": moments, "thinwire": self.handle.state_dict()}
+
+        def load_state_dict(self, state):
+            set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
+                           optim_state_dict=state["optimizer"])
+            self.handle.load_state_dict(state["thinwire"])
+
+    for spec in LOSSY[:2]:
+        model, again = model_of(spec), model_of(spec)
+        handle, optimizer = register(model, spec), optimizer_of(model, spec)
+        train(model, 4, optimizer=optimizer)
+        app = App(model, optimizer, handle)
+        assert app.state_dict()["thinwire"]["rank"] == RANK, "no checkpoint asks"
+        with shared_folder() as folder:
+            dcp.save({"app": app}, checkpoint_id=folder)
+            train(model, 3, first=4, optimizer=optimizer)
+            resumed, optimizer = register(again, spec), optimizer_of(again, spec)
+            dcp.load({"app": App(again, optimizer, resumed)}, checkpoint_id=folder)
+        assert resumed.step == 4
+        train(again, 3, first=4, optimizer=optimizer)
+        require_same(values_of(again), values_of(model), f"{spec}, within an object of one's own")
+
+
 def dcp_resumes_with_other_ranks():
     """From all ranks to one and back: what was not delivered stays."""
     if Stateful is None:
@@ -199,5 +233,6 @@ def damaged_files_of_an_adapter():
     train(model, 1, first=2)
 
 
-DCP = [damaged_files_of_an_adapter, dcp_resumes_bit_for_bit, dcp_resumes_with_other_ranks,
+DCP = [damaged_files_of_an_adapter, dcp_resumes_bit_for_bit, dcp_within_an_object_of_ones_own,
+       dcp_resumes_with_other_ranks,
        dcp_takes_hooks_and_runs, dcp_refuses_what_is_no_state]

@@ -248,8 +248,8 @@ def lightning_with_one_device(folder):
 def fabric_with_one_device(_):
     from lightning.fabric import Fabric
 
-    model = Fabric(accelerator="cpu", devices=1).setup(make_model())
-    thinwire.lightning.register(None, model, "casq", **LIMITS)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    thinwire.lightning.register(fabric, fabric.setup(make_model()), "casq", **LIMITS)
 
 
 def trainer_without_use_cpu(folder):
@@ -261,8 +261,11 @@ def trainer_without_use_cpu(folder):
     trainer.train()
 
 
-UNCONNECTED = {"accelerate": accelerate_without_cpu, "lightning": lightning_with_one_device,
-               "fabric": fabric_with_one_device, "transformers": trainer_without_use_cpu}
+#: What is done, and what the error says.
+UNCONNECTED = {"accelerate": (accelerate_without_cpu, "Accelerator(cpu=True)"),
+               "lightning": (lightning_with_one_device, "Trainer(strategy='ddp')"),
+               "fabric": (fabric_with_one_device, "2 processes were started (WORLD_SIZE)"),
+               "transformers": (trainer_without_use_cpu, "TrainingArguments(use_cpu=True)")}
 
 
 SCENARIOS = {

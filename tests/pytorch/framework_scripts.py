@@ -1,9 +1,10 @@
-"""One script per framework, as in its own documentation, with Thinwire's line where a spec is given: mixed
-precision, accumulation of two batches, clipping, two epochs with a checkpoint after the first.
+"""One script per framework, in the shape that its own documentation gives one, with Thinwire's line where a
+spec is given: mixed precision, accumulation of two batches, clipping, two epochs with a checkpoint after the
+first.
 
 A script is called ``script(folder, spec, resume=None, probe=None, epochs=2, **options)`` and returns a
 Result. folder: where checkpoints go. resume: a checkpoint. probe(run): called before the first step,
-with Thinwire's Synchronization.
+with Thinwire's Synchronization. scaled: with a GradScaler whose scale is too large at first.
 """
 import glob
 import os
@@ -76,18 +77,25 @@ class Losses:
         return [sum(part) / len(part) for part in (self.all[:4], self.all[-4:])]
 
 
+def loss_scaler():
+    """Its first steps overflow, and its scale grows again later."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-30, growth_interval=4)
+
+
 def dies_at(step, fails_at, rank):
     if fails_at is not None and rank == 1 and step == fails_at:
         raise ArithmeticError("what this test does to rank 1")
 
 
 def accelerate(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, optimizer=torch.optim.SGD,
-               model=None, **options):
+               model=None, scaled=False, **options):
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2,
                               dataloader_config=DataLoaderConfiguration())
+    if scaled:
+        accelerator.scaler = loss_scaler()
     kept = Kept(accelerator)
     more = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
     model = make_model() if model is None else model
@@ -106,8 +114,9 @@ def accelerate(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, o
             dies_at(len(losses.all), fails_at, accelerator.process_index)
             with accelerator.accumulate(model):
                 loss = nn.functional.cross_entropy(model(points), labels)
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
+                # In float32 the loss alone does not overflow.
+                accelerator.backward(64 * loss if scaled else loss)
+                if accelerator.sync_gradients and not scaled:  # it unscales before clipping on GPUs alone
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
@@ -143,8 +152,9 @@ class Kept:
 
 
 def lightning(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, callbacks=(), strategy="ddp",
-              devices=None, **options):
+              devices=None, scaled=False, **options):
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins.precision import MixedPrecision
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
@@ -176,9 +186,11 @@ def lightning(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, ca
     module, kept = Module(), kept_by_lightning()
     trainer = Trainer(
         accelerator="cpu", devices=ranks, strategy=strategy if ranks > 1 else "auto", max_epochs=epochs,
-        precision="bf16-mixed", accumulate_grad_batches=2, gradient_clip_val=1.0, logger=kept,
+        precision=None if scaled else "bf16-mixed", accumulate_grad_batches=2, gradient_clip_val=1.0,
+        logger=kept,
         log_every_n_steps=2, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
-        plugins=[LightningEnvironment()] if ranks > 1 else [],
+        plugins=[LightningEnvironment()] * (ranks > 1)
+        + [MixedPrecision("16-mixed", "cpu", loss_scaler()) for _ in range(scaled)],
         callbacks=[*callbacks, Probe(), ModelCheckpoint(dirpath=folder, filename="{epoch}", save_top_k=-1)],
     )
     trainer.fit(module, DataLoader(Classes(), batch_size=BATCH), ckpt_path=resume)
@@ -203,14 +215,17 @@ def kept_by_lightning():
     return KeptLogger()
 
 
-def fabric(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, strategy="ddp", **options):
+def fabric(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, strategy="ddp", scaled=False,
+           **options):
     from lightning.fabric import Fabric
+    from lightning.fabric.plugins.precision import MixedPrecision
     from lightning.fabric.plugins.environments import LightningEnvironment
 
     ranks, kept = RANKS, kept_by_lightning()
     fabric = Fabric(accelerator="cpu", devices=ranks, strategy=strategy if ranks > 1 else "auto",
-                    precision="bf16-mixed", loggers=kept,
-                    plugins=[LightningEnvironment()] if ranks > 1 else [])
+                    precision=None if scaled else "bf16-mixed", loggers=kept,
+                    plugins=[LightningEnvironment()] * (ranks > 1)
+                    + [MixedPrecision("16-mixed", "cpu", loss_scaler()) for _ in range(scaled)])
     fabric.launch()
     model = make_model()
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9))
@@ -234,7 +249,7 @@ def fabric(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, strat
                 fabric.backward(loss)
             losses.all.append(loss.item())
             if steps:
-                fabric.clip_gradients(model, optimizer, max_norm=1.0)
+                fabric.clip_gradients(model, optimizer, max_norm=1.0, error_if_nonfinite=False)
                 optimizer.step()
                 optimizer.zero_grad()
                 fabric.log("loss", loss.item())
@@ -245,7 +260,8 @@ def fabric(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, strat
     return Result(values_of(model.module), losses.ends(), checkpoint, kept.last)
 
 
-def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, trainer=None, **options):
+def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None, trainer=None, scaled=False,
+                 **options):
     """With ``trainer``: that one trains once more."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -264,11 +280,13 @@ def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None,
     if trainer is None:
         arguments = TrainingArguments(
             output_dir=folder, use_cpu=True, bf16=True, per_device_train_batch_size=BATCH,
-            gradient_accumulation_steps=2, max_grad_norm=1.0, num_train_epochs=epochs, learning_rate=0.01,
-            lr_scheduler_type="constant", save_strategy="epoch", logging_steps=2, report_to=[],
-            disable_tqdm=True, dataloader_pin_memory=False,
+            gradient_accumulation_steps=2, max_grad_norm=0.0 if scaled else 1.0, num_train_epochs=epochs,
+            learning_rate=0.01, lr_scheduler_type="constant", save_strategy="epoch", logging_steps=2,
+            report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
         )
         trainer = Trainer(model, arguments, train_dataset=Phrases())
+        if scaled:
+            trainer.accelerator.scaler = loss_scaler()
         added = None
         if spec is not None:
             added = thinwire.transformers.ThinwireCallback(trainer, spec, **options)
