@@ -131,6 +131,8 @@ class Verdict:
             self.violations.append("silent end: mpirun has status 0 and ranks have no result")
         if "Signal: Segmentation fault" in end.text or "signal 6" in end.text and plan.fault != "memory":
             self.violations.append(f"crash: {end.text[-300:]}")
+        if self.phase.struck and (plan.fault in NAMED or plan.fault == "flip"):
+            self._names_under_mpi()
         # Nobody was left to name a rank that is stopped as the last one.
         if not self.phase.struck or plan.fault not in NAMED or self.phase.alone:
             return
@@ -140,6 +142,23 @@ class Verdict:
         # Inside of MPI_Finalize ranks cannot ask each other any more.
         if not self.named and "the end of MPI is not reached" not in end.text:
             self.violations.append(f"nobody named: {end.text[-300:]}")
+
+    def _names_under_mpi(self) -> None:
+        """Of what ranks have said through mpirun. In a flip the victim is the receiver, which alone knows the
+        sender."""
+        victim, text = self.plan.victim, self.phase.ranks[0].text
+        said = {int(rank): named_in(message)
+                for rank, message in re.findall(r"^rank (\d+): (?:rank \1: )?(.*)$", text, re.MULTILINE)}
+        flip = self.plan.fault == "flip"
+        right = [[victim]] + ([said[victim]] if flip and victim in said else [])
+        for rank, named in said.items():
+            wrong = named == [rank] or named not in right
+            if named and wrong and (rank != victim or flip):
+                self.violations.append(f"wrong rank named by rank {rank}, the victim was {victim}: {text[:300]}")
+        if flip:
+            self.named = any(said.values())
+            if not self.named:
+                self.violations.append(f"nobody named after a flipped bit: {text[:300]}")
 
     def states(self) -> None:
         """What survivors could have saved after the error."""

@@ -53,6 +53,22 @@ assert named is False and violations[0].startswith("nobody named by rank 1"), vi
 violations, named = verdict_on(["", own, lost(2, 1)], "kill", "ddp", 1)
 assert violations[0].startswith("wrong rank named by rank 2"), violations
 
+# Under MPI one text has what all ranks have said.
+def verdict_under_mpi(text, fault):
+    return verdict_on([text, "", ""], fault, "mpi", victim=2)
+
+
+aborted = "mpirun detected that one or more processes exited with non-zero status\n"
+assert verdict_under_mpi(refused(2, 1) + aborted, "flip") == ([], True)
+assert verdict_under_mpi(refused(2, 1) + lost(0, 2) + lost(1, 2) + aborted, "flip") == ([], True)
+assert verdict_under_mpi("rank 0: " + lost(0, 2) + "rank 1: " + lost(1, 2) + aborted, "stop") == ([], True)
+for text, fault in ((refused(2, 2), "flip"), (refused(2, 1) + lost(0, 0), "flip"),
+                    ("rank 0: " + lost(0, 2) + "rank 1: " + lost(1, 0), "stop")):
+    violations, named = verdict_under_mpi(text + aborted, fault)
+    assert len(violations) == 1 and violations[0].startswith("wrong rank named"), violations
+violations, named = verdict_under_mpi("rank 2: something is wrong\n" + aborted, "flip")
+assert not named and violations[0].startswith("nobody named after a flipped bit"), violations
+
 # What a thread of torch's store client throws is no crash of ours, in the one place where it can.
 reset = ("terminate called after throwing an instance of 'std::system_error'\n  what():  "
          "Connection reset by peer\n")

@@ -88,6 +88,7 @@ class Job:
         self.phase = Phase(self.ends)
         self.links = network.Links() if armed and tools.namespaces and plan.fault in ON_LINKS else None
         self.fault_at: Optional[float] = None
+        self.failed_at: List[float] = []  # when processes ended badly
         self.later: List[Any] = []  # (when, action)
         self.running: Dict[int, List[int]] = {}  # ranks by process
         self.streams: Dict[int, int] = {}  # ranks by what carries their events
@@ -228,7 +229,11 @@ class Job:
         """Until when the job has to have ended."""
         if not self.phase.struck:
             return begin + CONNECT + (GO_ON if self.ready == self.world else 0.0)
-        return self.fault_at + self.plan.hold + self.plan.deadline + HANG + (GO_ON if self.goes_on() else 0.0)
+        patience = self.plan.hold + self.plan.deadline + HANG
+        if not self.goes_on():
+            return self.fault_at + patience
+        # Where a rank has failed all the same, the others have to end as after any fault.
+        return min([self.fault_at + GO_ON, *self.failed_at[:1]]) + patience
 
     def goes_on(self) -> bool:
         return self.plan.fault in ("pause", "outage", "slow", "loss", "clock", "flip", "memory")
@@ -357,6 +362,8 @@ class Job:
             if pid == 0:
                 return
             now = time.monotonic()
+            if status != 0:
+                self.failed_at.append(now)
             for rank in self.running.pop(pid, []):
                 self.ends[rank].status = os.waitstatus_to_exitcode(status)
                 if self.plan.kind == "train":
