@@ -154,7 +154,8 @@ class Verdict:
         for rank, named in said.items():
             wrong = named == [rank] or named not in right
             if named and wrong and (rank != victim or flip):
-                self.violations.append(f"wrong rank named by rank {rank}, the victim was {victim}: {text[:300]}")
+                self.violations.append(f"wrong rank named by rank {rank}, the victim was {victim}: "
+                                       f"{text[:300]}")
         if flip:
             self.named = any(said.values())
             if not self.named:
