@@ -14,6 +14,7 @@
 #include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/sign_votes.h"
+#include "wire/crc32c.h"
 
 namespace thinwire {
 namespace {
@@ -86,6 +87,14 @@ void encode(benchmark::State& state) {
                [&] { benchmark::DoNotOptimize(encode_half(executor(), format, data().gradient, {}, out)); });
 }
 
+/// Of what a rank sends, and of what arrives. Argument: MiB, within a cache or beyond it.
+void checksum(benchmark::State& state) {
+  const auto bytes =
+      as_bytes(Span<const float>(data().gradient)).first(static_cast<std::size_t>(state.range(0)) << 20);
+  against_read(state, static_cast<double>(bytes.size()), static_cast<double>(bytes.size()) / 4,
+               [&] { benchmark::DoNotOptimize(crc32c(bytes)); });
+}
+
 /// Equal steps, or, for comparison, the levels 2^-k.
 QuantizationLevels levels_of(std::size_t bits, bool equal_steps) {
   return equal_steps ? QuantizationLevels::uniform(bits) : QuantizationLevels::halving(bits);
@@ -127,6 +136,7 @@ BENCHMARK(bernoulli)->UseManualTime()->Name("bernoulli_bits/1:m")->Arg(2)->Arg(3
 BENCHMARK(votes)->UseManualTime()->Name("add_votes/3_planes");
 BENCHMARK(stochastic)->UseManualTime()->Name("stochastic_signs");
 BENCHMARK(encode)->UseManualTime()->Name("encode_half")->ArgName("bf16")->Arg(0)->Arg(1);
+BENCHMARK(checksum)->UseManualTime()->Name("crc32c")->ArgName("MiB")->Arg(1)->Arg(95);
 BENCHMARK(quantize)->Name("quantize_chunks")->Apply([](auto* kernel) {
   take(kernel, {"bits", "equal", "l2", "residual"},
        {{2, 1, 0, 0},
