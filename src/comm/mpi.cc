@@ -203,7 +203,8 @@ class MpiCommunicator final : public Communicator {
   /// The buffer is the caller's again when this returns. MPI uses it until the request is complete. A receive
   /// is complete when it is cancelled; one that has begun to arrive, and a send, when the peer has done its
   /// part. A peer that does not is waited for as long as kPatience in all. From then on MPI is not called any
-  /// more: it moves bytes only while it is called.
+  /// more: over shared memory and TCP it moves bytes only while it is called. Hardware that writes by itself
+  /// might do so later (docs/faults.md).
   void abandon(void* handle) noexcept override {
     auto* operation = static_cast<MpiOperation*>(handle);
     for (auto& request : operation->requests) {
