@@ -285,9 +285,14 @@ std::uint64_t DdpEngine::step() const {
 std::vector<thinwire::Change> DdpEngine::changes() {
   Lock lock(board_.mutex);
   settle(lock);
-  std::vector<thinwire::Change> all;
+  return of_all_lanes(&Session::changes);
+}
+
+/// board_.mutex is held.
+std::vector<thinwire::Change> DdpEngine::of_all_lanes(std::vector<Change> (Session::*get)() const) const {
+  std::vector<Change> all;
   for (const auto& lane : lanes_) {
-    if (lane->session() != nullptr) add_changes(all, lane->session()->changes());
+    if (lane->session() != nullptr) add_changes(all, (lane->session()->*get)());
   }
   // A lane may have come to the same by itself.
   for (auto one = all.begin(); one != all.end(); ++one)
@@ -304,11 +309,7 @@ std::string DdpEngine::explain() {
   Lock lock(board_.mutex);
   settle(lock);
   // The first one decides for all lanes, but each guards its own buckets.
-  std::vector<Change> all;
-  for (const auto& lane : lanes_) {
-    if (lane->session() != nullptr) add_changes(all, lane->session()->explanation());
-  }
-  return to_text(all);
+  return to_text(of_all_lanes(&Session::explanation));
 }
 
 std::string DdpEngine::report() const {

@@ -130,6 +130,7 @@ class DdpEngine {
   void fail_held(Lock& lock, const std::exception_ptr& error);
   void push(DdpItem item);
   void settle(Lock& lock);
+  std::vector<thinwire::Change> of_all_lanes(std::vector<thinwire::Change> (Session::*get)() const) const;
   void wait_for_turn(const DdpLane& lane);
 
   const DdpOptions options_;

@@ -38,10 +38,10 @@ def _ranks() -> int:
 
 
 def _refuse_unconnected(remedy: str) -> None:
-    """Frameworks leave processes that a launcher has started to themselves, where they were not told to
-    connect them."""
+    """Of one rank. Frameworks leave processes that a launcher has started to themselves, where they were not
+    told to connect them."""
     started = os.environ.get("WORLD_SIZE", "")
-    if started.isdecimal() and int(started) > 1 and not (dist.is_available() and dist.is_initialized()):
+    if started.isdecimal() and int(started) > 1:
         raise TypeError(f"{started} processes were started (WORLD_SIZE), and the framework has not connected "
                         f"them: each would train a model of its own. {remedy[:1].upper()}{remedy[1:]}")
 

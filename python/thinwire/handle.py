@@ -72,6 +72,7 @@ class Handle(StepsOfHook):
         self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
         self._scale = None
         self._is_closed = False
+        self._ran = ""
         self._variance_is_held = False
         self._variance_is_frozen = False
         self._writer = None
@@ -211,22 +212,24 @@ class Handle(StepsOfHook):
 
     def explain(self) -> str:
         """What the system has decided by itself and why, a line for each decision, by steps;
-        and in the last line what ran in the last step.
+        and in the last line what ran in the last step, or runs in the next one.
 
         Of ``auto``: which system it chose at which step, and how long a step took with each. Of ``guard``:
         which buckets another system got, and what was measured last. Begins anew with buckets that DDP makes
         anew, with a loaded state and with another system. Not collective; between steps.
         """
-        decided = self._decided()
-        system = readable(self.spec)
-        used = Counter(bucket["scheme"] or system for bucket in self._costs()["buckets"])
-        if not used:
-            return f"no step was made yet with {system}, so there is nothing to tell"
-        if not decided:
-            return f"{system} runs as it was given: it has decided nothing by itself"
-        buckets = sum(used.values())
-        ran = ", ".join(f"{name} in {count} of {buckets} buckets" for name, count in used.most_common())
-        return f"{decided}\nthe last step, {self.step - 1}, ran {ran}"
+        lines = self._decided().splitlines()
+        coming = readable(self.spec)
+        buckets = self._costs()["buckets"]
+        if not self._ran or not buckets:
+            return "\n".join([*lines, f"no step was made yet; the next one, {self.step}, runs {coming}"])
+        schemes = Counter(bucket["scheme"] for bucket in buckets if bucket["scheme"])
+        took = ", ".join(f"{scheme} in {count} of {len(buckets)} buckets"
+                         for scheme, count in schemes.most_common())
+        ran = readable(self._ran)
+        lines.append(f"the last step, {max(bucket['step'] for bucket in buckets)}, ran {ran}"
+                     + (f": {took}" if took else ""))
+        return "\n".join(lines + ([f"the next one runs {coming}"] if coming != ran else []))
 
     def _decided(self) -> str:
         """What the system itself says."""
@@ -350,6 +353,7 @@ class Handle(StepsOfHook):
         self._replicas.after_load()
         self._scale = own["loss_scale"]
         self._logged = self.step  # what the report says is of before
+        self._ran = ""
 
     def _shapes_in_buckets(self) -> Dict[str, torch.Size]:
         in_buckets = {name for bucket in self._engine.buckets() for name in bucket["parameters"]}

@@ -84,6 +84,7 @@ class StepsOfHook:
     _loss_scale: Optional[LossScale]
     _scale: Optional[float]
     _is_closed: bool
+    _ran: str  # the spec of the last step; empty: there was none
     _variance_is_held: bool
     _variance_is_frozen: bool  # in the step whose means the parameters have
     _writer: Optional[Writer]
@@ -124,6 +125,7 @@ class StepsOfHook:
             if self._scale is not None and scale != self._scale:
                 self._engine.scale_state(scale / self._scale)
             self._scale = scale
+        self._ran = self._engine.spec()
         self._changes.collect(self._writer)
         if self._writer is not None:
             step = self._engine.step()

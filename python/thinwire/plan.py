@@ -64,7 +64,7 @@ class _NoHandle:
                 "last_step": sums, "total": sums.copy()}
 
     def explain(self) -> str:
-        return ""
+        return "no step was made yet: this is a dry run, in which nothing is synchronized"
 
     def changes(self) -> List[Tuple[int, str]]:
         return []

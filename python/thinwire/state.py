@@ -173,20 +173,18 @@ def fit(state: State, shapes: Mapping[str, torch.Size], strict: bool) -> Values:
 
 
 def asked_by_dcp() -> str:
-    """"save" or "load" where torch.distributed.checkpoint has called the function that calls this one, also
-    by way of a ``state_dict`` of the script's own, else "".
+    """"save" or "load" where torch.distributed.checkpoint asks for the state, also by way of functions of the
+    script's own, else "".
 
     It takes values of one name for the same on all ranks and keeps one rank's, so what it saves has to be
     everyone's. It loads names that are there already, whatever they hold.
     Its protocol, ``Stateful``, does not say who asks.
     """
-    frame: Optional[FrameType] = sys._getframe(2)
+    frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("torch.distributed.checkpoint."):
             return "load" if module.endswith(".state_dict_loader") else "save"
-        if frame.f_code.co_name != "state_dict":
-            break
         frame = frame.f_back
     return ""
 

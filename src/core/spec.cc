@@ -27,10 +27,12 @@ std::string quoted(std::string_view text) {
   return "'" + std::string(text) + "'";
 }
 
-/// 'bits=4' of "casq,bits=4".
+/// 'bits=4' of "casq,bits=4", but nothing like rows= and dense=.
 bool is_option(std::string_view entry) {
-  return entry.find('=') < entry.find_first_of(":+") && !entry.starts_with(kRowsPrefix) &&
-         !entry.starts_with(kDensePrefix);
+  const std::size_t equals = entry.find('=');
+  if (equals >= entry.find_first_of(":+")) return false;
+  const std::size_t begin = std::min(entry.find_first_not_of(' '), equals);
+  return closest_to(entry.substr(begin, equals - begin), {"rows", "dense"}).empty();
 }
 
 [[noreturn]] void refuse_option_behind_comma(std::string_view text, std::string_view option,

@@ -97,6 +97,10 @@ TEST(Spec, AnOptionBehindACommaIsToldToFollowAColon) {
     const auto text = complaint([&] { parse_spec_pair(pair); });
     EXPECT_NE(text.find("sparse:rate=1'"), std::string::npos) << text;
   }
+  for (const char* pair : {"rows=whole, dense=sparse", "dense=whole,row=sparse"}) {
+    const auto text = complaint([&] { parse_spec_pair(pair); });
+    EXPECT_NE(text.find("or rows=SPEC,dense=SPEC"), std::string::npos) << text;
+  }
   EXPECT_EQ(split_specs("rows=whole,dense=sparse:rate=1,stage"),
             (std::vector<std::string>{"rows=whole,dense=sparse:rate=1", "stage"}));
 }

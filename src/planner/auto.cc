@@ -183,9 +183,9 @@ class Auto final : public Synchronizer {
     bool chosen = false;       // else the trial goes on
     bool tried = false;        // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
-    double usual = 0;          // seconds of a step with the choice; 0: not known yet
-    bool fresh = false;        // which are those of the trial
-    bool confirmed = false;    // the trial before had the same choice
+    double usual = 0;    // seconds of a step with the choice; 0: not known yet
+    bool fresh = false;  // which are those of the trial
+    double suspect = 0;  // the time of a step that made it try again; 0: none did, or the choice changed
     double usual_inside = -1;  // of this rank, in the exchange
     int ranks = 0;             // that the choice was made with
     bool loaded = false;       // and not looked at since
@@ -533,7 +533,7 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   plan_.ranks = step.communicator.size();
   plan_.usual = plan_.middle[choice];
   plan_.fresh = true;
-  plan_.confirmed = confirmed;
+  if (!confirmed) plan_.suspect = 0;
   plan_.usual_inside = -1;
   plan_.times = StepTimes();
   plan_.drifted = plan_.calm = 0;
@@ -573,11 +573,11 @@ std::uint64_t Auto::look(Step& step) {
 void Auto::judge(Step& step, Span<const Seen> ranks) {
   double now = 0;
   for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
-  // A trial knows its times by few steps, all of them soon after another candidate's. One after which the
-  // choice stayed what it was has shown that it misjudges them.
-  if (plan_.usual == 0 || (plan_.fresh && (plan_.confirmed || !has_drifted_far(plan_.usual, now)))) {
+  // A trial knows its times by few steps, all of them soon after another candidate's. Where a time has led to
+  // another trial, and that to the same choice, it is no news any more.
+  const bool is_known = plan_.suspect > 0 && !has_drifted(plan_.suspect, now);
+  if (plan_.usual == 0 || (plan_.fresh && (is_known || !has_drifted_far(plan_.usual, now))))
     plan_.usual = now;
-  }
   plan_.fresh = false;
   if (++plan_.looks >= plan_.looks_to_try_again && plan_.choice + 1 != members_.size()) {
     return try_again(step, name_of(plan_.choice) + " was chosen " +
@@ -605,6 +605,7 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
     return;
   }
   try_again(step, what);
+  plan_.suspect = now;
 }
 
 void Auto::try_again(Step& step, const std::string& why) {

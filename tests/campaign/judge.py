@@ -144,20 +144,20 @@ class Verdict:
             self.violations.append(f"nobody named: {end.text[-300:]}")
 
     def _names_under_mpi(self) -> None:
-        """Of what ranks have said through mpirun. In a flip the victim is the receiver, which alone knows the
-        sender."""
+        """Of what ranks have said through mpirun. In a flip the victim is the receiver, and the sender is
+        whom it names: nothing else knows."""
         victim, text = self.plan.victim, self.phase.ranks[0].text
-        said = {int(rank): named_in(message)
-                for rank, message in re.findall(r"^rank (\d+): (?:rank \1: )?(.*)$", text, re.MULTILINE)}
+        lines = re.findall(r"^rank (\d+): (?:rank \1: )?(.*)$", text, re.MULTILINE)
+        said = [(int(rank), named_in(message)) for rank, message in lines]
         flip = self.plan.fault == "flip"
-        right = [[victim]] + ([said[victim]] if flip and victim in said else [])
-        for rank, named in said.items():
+        right = [[victim]] + [named for rank, named in said if flip and rank == victim]
+        for rank, named in said:
             wrong = named == [rank] or named not in right
             if named and wrong and (rank != victim or flip):
                 self.violations.append(f"wrong rank named by rank {rank}, the victim was {victim}: "
                                        f"{text[:300]}")
         if flip:
-            self.named = any(said.values())
+            self.named = any(named for _, named in said)
             if not self.named:
                 self.violations.append(f"nobody named after a flipped bit: {text[:300]}")
 

@@ -86,9 +86,13 @@ def dcp_within_an_object_of_ones_own():
         def __init__(self, model, optimizer, handle):
             self.model, self.optimizer, self.handle = model, optimizer, handle
 
+        @torch.no_grad()
         def state_dict(self):
             weights, moments = get_state_dict(self.model, self.optimizer)
-            return {"model": weights, "optimizer": moments, "thinwire": self.handle.state_dict()}
+            return {"model": weights, "optimizer": moments, "thinwire": self.of_the_handle()}
+
+        def of_the_handle(self):
+            return self.handle.state_dict()
 
         def load_state_dict(self, state):
             set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
