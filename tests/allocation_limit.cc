@@ -21,6 +21,10 @@ void* allocate(std::size_t bytes, std::size_t alignment) {
 void* operator new(std::size_t bytes) {
   return allocate(bytes, alignof(std::max_align_t));
 }
+/// std::stable_sort takes its buffer by this one, and gives it back by the delete below.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return bytes > kMostBytes ? nullptr : std::malloc(bytes + 1);
+}
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return allocate(bytes, static_cast<std::size_t>(alignment));
 }

@@ -16,6 +16,12 @@ void* operator new(std::size_t size) {
   throw std::bad_alloc();
 }
 
+/// std::stable_sort takes its buffer by this one, and gives it back by the delete below.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  count.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(size);
+}
+
 void* operator new(std::size_t size, std::align_val_t alignment) {
   count.fetch_add(1, std::memory_order_relaxed);
   const auto align = static_cast<std::size_t>(alignment);
