@@ -643,27 +643,35 @@ void Auto::save(BucketWriter& writer) const {
   }
 }
 
+/// Where it throws, nothing of its own has changed, and the members are undone with the next undo_step().
 void Auto::load(const BucketReader& reader) {
-  for (const Pipeline& member : members_) member.synchronizer->load(reader);
-  plan_ = Plan(trial_of_members(rules_.trial, {}));
-  before_.reset();
-  changes_.clear();
-  buckets_.clear();
-  begun_ = timed_ = follows_ = false;
+  std::map<BucketId, BucketState> buckets;
   // Parameters may come from sessions that had chosen otherwise: the mildest of all.
   std::optional<Plan> mildest;
-  for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
-    for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {
+  bool complete = true;
+  for (BucketId bucket = 0; complete && bucket < reader.buckets(); ++bucket) {
+    for (std::size_t i = 0; complete && i < reader.parameters(bucket); ++i) {
       std::array<float, kPlanNumbers> numbers{};
-      if (!reader.array(kPlan, bucket, i, Span<float>(numbers))) return;
-      buckets_[bucket].parameters = reader.parameters(bucket);
-      buckets_[bucket].counted = true;
+      complete = reader.array(kPlan, bucket, i, Span<float>(numbers));
+      if (!complete) break;
+      buckets[bucket].parameters = reader.parameters(bucket);
+      buckets[bucket].counted = true;
       const std::optional<Plan> read = read_plan(numbers);
-      if (!read) return;
-      if (!mildest || mildness(*read) < mildness(*mildest)) mildest = read;
+      complete = read.has_value();
+      if (complete && (!mildest || mildness(*read) < mildness(*mildest))) mildest = read;
     }
   }
-  if (mildest) plan_ = *mildest;
+  try {
+    for (const Pipeline& member : members_) member.synchronizer->load(reader);
+  } catch (...) {
+    for (auto& [bucket, own] : buckets_) own.used.reset();  // any member may have loaded
+    throw;
+  }
+  plan_ = complete && mildest ? *mildest : Plan(trial_of_members(rules_.trial, {}));
+  before_.reset();
+  changes_.clear();
+  buckets_ = std::move(buckets);
+  begun_ = timed_ = follows_ = false;
 }
 
 std::vector<float> Auto::numbers() const {
