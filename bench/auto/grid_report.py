@@ -128,7 +128,7 @@ def page(cells: list) -> str:
             "",
             f"- auto at most {OF_BEST} of the best fixed way and the noise: {count('within_best')} cells.",
             f"- auto at most {OF_PLAIN} of plain DDP and the noise: {count('within_plain')} cells.",
-            f"- auto's error at most plain DDP's and 0.01 nats or 0.2 points: {count('keeps')} cells; "
+            f"- auto's error at most plain DDP's and 0.01 nats or 0.2 points: {count('keeps')} cells;\n  "
             f"with what plain again differs by: {count('keeps_within_noise')} cells.",
             "",
             *("| " + " | ".join(one) + " |" for one in rows),
