@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy
     from typing_extensions import Unpack
 
+_NO_STATE = "the checkpoint has no state of Thinwire"
+_AFTER_AN_EXCEPTION = "the checkpoint was saved upon an exception, so it has no state of Thinwire"
 _REMEDY = "Trainer(strategy='ddp') or Fabric(strategy='ddp') is needed"
 
 
@@ -39,7 +41,9 @@ class ThinwireCallback(Callback):
 
     All ranks' states are in the trainer's checkpoints, and ``fit(ckpt_path=...)`` reads them, on any number
     of ranks. What the last step cost goes to the trainer's loggers every ``log_every_n_steps``. The end of
-    ``fit`` closes, an exception's too. With one process nothing is done.
+    ``fit`` closes, an exception's too. A checkpoint that is saved upon an exception has no state, since
+    other ranks may be gone; ``fit(ckpt_path=...)`` refuses it unless ``require_state=False``.
+    With one process nothing is done.
     """
 
     def __init__(self, spec: str, rows: Optional[str] = None, **options: "Unpack[AdapterOptions]") -> None:
@@ -49,13 +53,14 @@ class ThinwireCallback(Callback):
         self._arguments = (spec, rows)
         self._options = options
         self._loaded: Optional[Dict[str, Any]] = None
-        self._loads_without_state = False
+        self._missing = ""  # why the checkpoint that is loaded has no state
+        self._raised = False
         self._logged = -1
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
         if stage == "fit":  # what an earlier one has left, one that failed included, is none of this one's
             self._close()
-            self.run, self._loaded, self._loads_without_state = None, None, False
+            self.run, self._loaded, self._missing, self._raised = None, None, "", False
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         _refuse_hook(trainer.strategy)
@@ -66,11 +71,11 @@ class ThinwireCallback(Callback):
         self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY, **options)
         # The checkpoint is read before the model is wrapped.
         loaded, self._loaded = self._loaded, None
-        without, self._loads_without_state = self._loads_without_state, False
+        missing, self._missing = self._missing, ""
         if loaded is not None:
             self.run.load_state_dict(loaded)
-        elif without:
-            self.run.missing("the checkpoint has no state of Thinwire")
+        elif missing:
+            self.run.missing(missing)
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: object,
                            batch: object, batch_idx: int) -> None:
@@ -85,17 +90,21 @@ class ThinwireCallback(Callback):
             logger.log_metrics(costs, step=step - 1)  # the trainer's own values stand at steps from 0
 
     def state_dict(self) -> Dict[str, Any]:
+        if self._raised:  # to gather states would wait for ranks that may be gone
+            return {"ranks": 0, "states": []}
         if self.run is not None:
             return self.run.state_dict()
         # A tuner saves before the model is registered, and loads that again:
         # what was read for this fit is as it was.
-        if self._loads_without_state:
+        if self._missing:
             return {}
         return {"ranks": 1, "states": None} if self._loaded is None else self._loaded
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        self._loads_without_state = False
-        if self.run is None or self.run.handle is None or self.run.handle._is_closed:
+        self._missing = ""
+        if state_dict.get("ranks") == 0:
+            self._missing = _AFTER_AN_EXCEPTION
+        elif self.run is None or self.run.handle is None or self.run.handle._is_closed:
             self._loaded = state_dict
         else:
             self.run.load_state_dict(state_dict)
@@ -103,14 +112,15 @@ class ThinwireCallback(Callback):
     def on_load_checkpoint(self, trainer: "Trainer", pl_module: "LightningModule",
                            checkpoint: Dict[str, Any]) -> None:
         # load_state_dict follows where there is a state.
-        self._loads_without_state = self.state_key not in checkpoint.get("callbacks", {})
+        self._missing = "" if self.state_key in checkpoint.get("callbacks", {}) else _NO_STATE
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule",
                      exception: BaseException) -> None:
+        self._raised = self.run is not None and self.run.handle is not None
         self._close()
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
-        self._loaded, self._loads_without_state = None, False  # of a validation
+        self._loaded, self._missing = None, ""  # of a validation
         if stage == "fit":
             self._close()
 

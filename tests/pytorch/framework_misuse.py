@@ -140,6 +140,18 @@ def sharded_models():
     require_error(TypeError, ["0.weight is a DTensor"], lambda: thinwire.register(parts, "dense"))
 
 
+def megatrons_engine():
+    """Accelerate's class around a model of Megatron-LM's, which is not installed: without what it holds."""
+    from accelerate import Accelerator
+    from accelerate.utils.megatron_lm import MegatronEngine
+
+    engine = MegatronEngine.__new__(MegatronEngine)
+    nn.Module.__init__(engine)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    require_error(TypeError, ["Megatron-LM's engine", "DistributedDataParallel"],
+                  lambda: thinwire.accelerate.register(accelerator, engine, "dense"))
+
+
 # --- Lightning ----------------------------------------------------------------------------------------------
 
 def one_callback_in_two_trainers():
@@ -178,6 +190,27 @@ def a_tuner_before_the_fit():
     for resume, probe in ((checkpoint, is_the_checkpoints), (None, is_new), (checkpoint, is_the_checkpoints)):
         fit(resume, probe)
     require_error(ValueError, ["no state of Thinwire", "require_state=False"], lambda: fit(plain, is_new))
+
+
+def a_checkpoint_upon_an_exception():
+    """One rank raises, so the other does. Both save, as OnExceptionCheckpoint wants, and neither waits for
+    the other's state. The checkpoint is refused unless it is taken without one."""
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    folder = shared_folder()
+
+    def fit(name, **more):
+        options = {**LIMITS, "require_state": more.pop("require_state", True)}
+        callbacks = [thinwire.lightning.ThinwireCallback("casq", **options), OnExceptionCheckpoint(folder)]
+        return framework_scripts.lightning(os.path.join(folder, name), "casq", callbacks=callbacks, **more)
+
+    error, words = ((RuntimeError, ["rank 1"]), (ArithmeticError, ["rank 1"]))[RANK]
+    require_error(error, words, lambda: fit("first", fails_at=5))
+    dist.barrier()
+    saved = os.path.join(folder, "on_exception.ckpt")
+    require_error(ValueError, ["upon an exception", "require_state=False"], lambda: fit("no", resume=saved))
+    result = fit("yes", resume=saved, require_state=False)
+    assert all(value.isfinite().all() for value in result.values)
 
 
 def what_lightning_cannot():
@@ -270,9 +303,9 @@ UNCONNECTED = {"accelerate": (accelerate_without_cpu, "Accelerator(cpu=True)"),
 
 SCENARIOS = {
     "accelerate": [nothing_is_imported_before_it_is_asked_for, two_models_of_one_accelerator,
-                   adam_of_an_accelerator, what_accelerate_cannot, sharded_models],
+                   adam_of_an_accelerator, what_accelerate_cannot, sharded_models, megatrons_engine],
     "lightning": [nothing_is_imported_before_it_is_asked_for, one_callback_in_two_trainers,
-                  a_tuner_before_the_fit, what_lightning_cannot],
+                  a_tuner_before_the_fit, what_lightning_cannot, a_checkpoint_upon_an_exception],
     "fabric": [what_fabric_cannot],
     "transformers": [a_trainer_that_trains_twice, what_the_trainer_cannot],
 }

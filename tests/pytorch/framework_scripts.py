@@ -10,6 +10,7 @@ import glob
 import os
 import warnings
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Dict, List
 
 import torch
@@ -302,6 +303,67 @@ def transformers(folder, spec, resume=None, probe=None, epochs=2, fails_at=None,
     return result
 
 
+def hybrid(folder, spec, resume=None, probe=None, epochs=2, all_ranks=False, **options):
+    """torch's fully_shard on hosts of 2 ranks, or of one where there are 2 in all."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.utils.data import DistributedSampler
+
+    model = make_model()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    hosts = RANKS // 2 if RANKS > 2 else RANKS
+    mesh = (init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",)) if all_ranks else
+            init_device_mesh("cpu", (hosts, RANKS // hosts), mesh_dim_names=("replicate", "shard")))
+    handle, parts = None, {}
+    if spec is None:
+        for module in (model[0], model[2]):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+    else:
+        handle = parts["thinwire"] = thinwire.fully_shard(model, mesh, spec, modules=[model[0], model[2]],
+                                                          mp_policy=policy, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def state():
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments, **parts}
+
+    if resume is not None:
+        saved = state()
+        dcp.load(saved, checkpoint_id=resume)
+        set_state_dict(model, optimizer, model_state_dict=saved["model"],
+                       optim_state_dict=saved["optimizer"])
+    if probe is not None:
+        probe(SimpleNamespace(handle=handle))
+    checkpoint, losses = os.path.join(folder, "checkpoint"), Losses()
+    points = DataLoader(Classes(), batch_size=BATCH, sampler=DistributedSampler(Classes(), shuffle=False))
+    for epoch in range(1 if resume else 0, epochs):
+        for number, (batch, labels) in enumerate(points):
+            model.set_requires_gradient_sync(number % 2 == 1)
+            loss = nn.functional.cross_entropy(model(batch).float(), labels)
+            loss.backward()
+            losses.all.append(loss.item())
+            if number % 2 == 1:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        if epoch == 0:
+            dcp.save(state(), checkpoint_id=checkpoint)
+    dist.barrier()
+    values = [parameter.to_local().detach().clone() for parameter in model.parameters()]
+    if handle is not None:
+        handle.close()
+    return Result(values, losses.ends(), checkpoint)
+
+
+def scattered(folder, spec, **options):
+    """torch's fully_shard among all ranks."""
+    return hybrid(folder, spec, all_ranks=True, **options)
+
+
 def states_in(checkpoint):
     """All ranks' states of Thinwire in a checkpoint of any of them."""
     if os.path.isdir(checkpoint):
@@ -311,4 +373,5 @@ def states_in(checkpoint):
     return (saved["thinwire"] if "thinwire" in saved else saved["callbacks"]["ThinwireCallback"])["states"]
 
 
-SCRIPTS = {"accelerate": [accelerate], "lightning": [lightning, fabric], "transformers": [transformers]}
+SCRIPTS = {"accelerate": [accelerate], "lightning": [lightning, fabric], "transformers": [transformers],
+           "fully_shard": [hybrid, scattered]}

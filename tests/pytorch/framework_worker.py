@@ -16,8 +16,11 @@ from thinwire import adapter
 LOSSY = ["top_k:ratio=0.05+zen", "casq", "power_sgd:rank=4"]
 FRAMEWORK, PHASE, FOLDER = sys.argv[1:4]
 LIMITS = {"deadline_seconds": 60.0}
+SHARDS = FRAMEWORK == "fully_shard"  # by torch itself, without an adapter
+if SHARDS:
+    LOSSY = ["top_k:ratio=0.05+zen", "casq:bits=4", "half"]
 if PHASE.startswith("four"):  # the same as two and resumed, on four ranks
-    FOLDER, LOSSY = os.path.join(FOLDER, "four"), ["casq"]
+    FOLDER, LOSSY = os.path.join(FOLDER, "four"), ["casq:bits=4"] if SHARDS else ["casq"]
 
 
 def folder_of(script, what):
@@ -57,10 +60,13 @@ def two(script):
     show_figures(script, "none", plain)
     runs = []
     dense = script(folder_of(script, "dense"), "dense", probe=runs.append, **LIMITS)
-    require_same(dense.values, plain.values, "dense, beside the framework's own run")
-    assert plain.losses == dense.losses, (plain.losses, dense.losses)
+    # Among four ranks torch's own reduce-scatter adds in another order.
+    rounds = script is framework_scripts.scattered and WORLD > 2
+    require_same(dense.values, plain.values, "dense, beside the framework's own run", 1e-6 if rounds else 0.0)
+    assert rounds or plain.losses == dense.losses, (plain.losses, dense.losses)
     show_figures(script, "dense", dense, runs[0])
-    with_a_loss_scale(script)
+    if not SHARDS:  # loss_scale_is_followed has it
+        with_a_loss_scale(script)
     for spec in LOSSY:
         runs = []
         result = script(folder_of(script, spec), spec, probe=runs.append, **LIMITS)
@@ -68,10 +74,11 @@ def two(script):
         # Four ranks take half as many steps.
         assert result.losses[1] < (0.8 if WORLD == 2 else 0.9) * result.losses[0], (spec, result.losses)
         assert any(not torch.equal(a, b) for a, b in zip(result.values, plain.values)), spec
-        if RANK == 0:
-            assert result.logged["thinwire/wire_bytes_sent"] > 0 and "loss" in result.logged, result.logged
+        if SHARDS or RANK == 0:
             torch.save({"values": result.values, "checkpoint": result.checkpoint},
-                       os.path.join(folder_of_uninterrupted(script, spec)))
+                       folder_of_uninterrupted(script, spec))
+        if RANK == 0 and not SHARDS:
+            assert result.logged["thinwire/wire_bytes_sent"] > 0 and "loss" in result.logged, result.logged
             states = framework_scripts.states_in(result.checkpoint)
             assert [state["rank"] for state in states] == list(range(WORLD)), states
             if "casq" not in spec and "power" not in spec:
@@ -108,13 +115,15 @@ def show_figures(script, spec, result, run=None):
 
 
 def folder_of_uninterrupted(script, spec):
-    return os.path.join(FOLDER, f"{script.__name__}-{LOSSY.index(spec)}.pt")
+    shard = f"-{RANK}" if SHARDS else ""  # else all ranks have the same values
+    return os.path.join(FOLDER, f"{script.__name__}-{LOSSY.index(spec)}{shard}.pt")
 
 
 def resumed(script):
     """In new processes, bit for bit."""
     resumed_exactly(script)
-    refuses_what_is_not_all_there(script)
+    if not SHARDS:
+        refuses_what_is_not_all_there(script)
 
 
 def resumed_exactly(script):

@@ -1,6 +1,6 @@
 """Runs the tests of one framework's adapter and its examples, each phase in new processes.
 
-frameworks_test.py accelerate|lightning|transformers [PHASE...]
+frameworks_test.py accelerate|lightning|transformers|fully_shard [PHASE...]
 
 The phases resumed, three and one go on from checkpoints of two, and more from one of one.
 """
@@ -18,6 +18,9 @@ SKIPPED = 77
 LIMIT_SECONDS = 400
 PHASES = {"two": 2, "resumed": 2, "three": 3, "one": 1, "four": 4, "four_resumed": 4, "more": 2, "fails": 2,
           "unconnected": 2, "examples": 2}
+SHARDED_PHASES = ("two", "resumed", "four", "four_resumed")
+PACKAGES = {"accelerate": ["accelerate"], "lightning": ["lightning"],
+            "transformers": ["transformers", "accelerate"], "fully_shard": ["torch"]}
 # Each ends with the same loss whether it was interrupted or not: how to begin, and how to resume.
 EXAMPLES = {
     "accelerate": [("with_accelerate.py", ["--resume"])],
@@ -75,12 +78,16 @@ def example_is_good(name, resume, folder):
 
 def main():
     framework = sys.argv[1]
-    for package in (framework, "accelerate") if framework == "transformers" else (framework,):
+    if framework == "fully_shard" and importlib.util.find_spec("torch.distributed.fsdp._fully_shard") is None:
+        print("skipped: this torch has no fully_shard")
+        sys.exit(SKIPPED)
+    for package in PACKAGES[framework]:
         if importlib.util.find_spec(package) is None:
             print(f"skipped: {package} is not installed")
             sys.exit(SKIPPED)
     with tempfile.TemporaryDirectory() as folder:
-        for phase in sys.argv[2:] or PHASES:
+        # torch's own has no adapter to misuse; sharded.py and scattered.py have the rest.
+        for phase in sys.argv[2:] or (SHARDED_PHASES if framework == "fully_shard" else PHASES):
             started = time.monotonic()
             if phase == "examples":
                 good = all([example_is_good(name, resume, folder) for name, resume in EXAMPLES[framework]])

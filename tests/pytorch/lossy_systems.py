@@ -9,7 +9,7 @@ import thinwire
 from thinwire.interface import Report
 from thinwire.state import State
 from common import (
-    RANK, WORLD, Given, Net, batch, register, require_agreement,
+    RANK, WORLD, Given, Mixed, Net, batch, register, require_agreement,
     require_error, require_same, sgd, total, train, values_of, wrap,
 )
 
@@ -94,6 +94,24 @@ def a_given_system_is_explained_as_it_was_given():
         handle.load_state_dict(handle.state_dict())
         assert handle.explain() == "no step was made yet; the next one, 1, runs half"
         handle.close()
+
+
+def auto_explains_a_table_of_rows():
+    """Beside what it chose for the dense part: what zen, which has the rows, took for them."""
+    spec = "auto:settle=1:rounds=1:steps=2:interval=64"
+    model = wrap(Mixed)
+    handle = register(model, spec, rows="zen")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(11):
+        train(model, 1, first=step, optimizer=optimizer)
+    chosen, *guarded, last = handle.explain().splitlines()
+    assert re.match("step (9|10): (dense|half|power_sgd)", chosen), chosen
+    assert all(": guard: " in line for line in guarded), guarded
+    buckets = {tuple(bucket["parameters"]): bucket["scheme"] for bucket in handle.report()["buckets"]}
+    of_rows = buckets.pop(("table.weight",))
+    assert last.startswith("the last step, 10, ran auto:") and f"{of_rows} in 1 of {len(buckets) + 1}" in last
+    candidates = {"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"}
+    assert buckets and set(buckets.values()) <= candidates, buckets
 
 
 def given(step, sizes, scale=1.0):
@@ -333,6 +351,7 @@ def a_backward_that_raises():
         for name, value in before.items():
             assert torch.equal(value, after[name]), (f"{spec}: a step that was given up changed the "
                                                      f"residual of {name}")
+        assert handle.step == 3 and handle.explain().startswith("the last step, "), handle.explain()
 
 
 def means_beyond_float16():
@@ -430,7 +449,8 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, auto_chooses_and_says_why, a_given_system_is_explained_as_it_was_given,
+COMPRESSION = [every_system_agrees, auto_chooses_and_says_why,
+               auto_explains_a_table_of_rows, a_given_system_is_explained_as_it_was_given,
                compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types, loss_scaling,
                overflow_in_the_first_step, overflow_where_buckets_are_rebuilt, a_backward_that_raises,
                means_beyond_float16, skipped_steps, tiny_model, reports_and_logs]
