@@ -14,6 +14,8 @@ train through these frameworks.
 import importlib
 from typing import TYPE_CHECKING
 
+from thinwire import torch_version
+
 if TYPE_CHECKING:
     from thinwire import accelerate, lightning, transformers
     from thinwire.cluster import cluster_environment
@@ -50,3 +52,5 @@ def _load(name: str) -> object:
 
 if not TYPE_CHECKING:  # else every misspelled name would be one that may be there
     __getattr__ = _load
+
+torch_version.warn_of_another_version()

@@ -3,9 +3,9 @@
 torch keeps its C++ interface within a minor version, such as 2.8. Up to 2.6 some builds of one version have
 the old std::string and others the new one, which do not fit each other.
 """
+import warnings
+from importlib import metadata
 from typing import Optional
-
-import torch
 
 from thinwire import _built
 
@@ -16,13 +16,33 @@ def minor(version: str) -> str:
     return ".".join(version.split(".", 2)[:2])
 
 
+def _of_another_version(here: str) -> Optional[str]:
+    if minor(here) == minor(_built.TORCH):
+        return None
+    return (f"This Thinwire was built for torch {minor(_built.TORCH)}, and torch {here} is installed. "
+            f"A wheel for it is called thinwire-{_built.VERSION}+torch{minor(here)}. Install that one, "
+            f"or build one, {REBUILD}")
+
+
+def warn_of_another_version() -> None:
+    """At ``import thinwire``, from what pip has written down: torch itself takes seconds to import.
+    A warning, since ``thinwire.doctor`` must run. The first use raises."""
+    try:
+        problem = _of_another_version(metadata.version("torch"))
+    except metadata.PackageNotFoundError:  # no pip has installed it
+        return
+    if problem:
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
+
+
 def mismatch() -> Optional[str]:
     """What is wrong with this torch, in one line; None where nothing is."""
+    import torch
+
     here = torch.__version__
-    if minor(here) != minor(_built.TORCH):
-        return (f"This Thinwire was built for torch {minor(_built.TORCH)}, and torch {here} is installed. "
-                f"A wheel for it is called thinwire-{_built.VERSION}+torch{minor(here)}. Install that one, "
-                f"or build one, {REBUILD}")
+    problem = _of_another_version(here)
+    if problem:
+        return problem
     if bool(torch._C._GLIBCXX_USE_CXX11_ABI) != _built.CXX11_ABI:
         had, has = ("new", "old") if _built.CXX11_ABI else ("old", "new")
         return (f"This Thinwire was built for a torch {minor(here)} with the {had} C++ ABI of std::string, "

@@ -288,6 +288,7 @@ def an_extension_for_another_torch():
              "transformers/__init__.py": "Trainer = TrainerCallback = object",
              "transformers/trainer_utils.py": "get_last_checkpoint = None",
              "thinwire/_built.py": "VERSION, TORCH, CXX11_ABI = '5', '0.4.1', True",
+             "torch-9.7.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 9.7.0\n",
              "tried.py": "".join(f"try:\n    {line}\nexcept ImportError as error:\n    print(error)\n"
                                  for line in lines)}
     with tempfile.TemporaryDirectory() as folder:
@@ -297,8 +298,13 @@ def an_extension_for_another_torch():
             os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
             with open(os.path.join(folder, name), "w") as file:
                 file.write(text)
-        said = subprocess.run([sys.executable, os.path.join(folder, "tried.py")], text=True,
-                              stdout=subprocess.PIPE, check=True).stdout.splitlines()
+        done = subprocess.run([sys.executable, os.path.join(folder, "tried.py")], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True)
+    said = done.stdout.splitlines()
+    # The import warns, by the version that pip has written down.
+    warning = ("RuntimeWarning: This Thinwire was built for torch 0.4, and torch 9.7.0 is installed. "
+               "A wheel for it is called thinwire-5+torch9.7.")
+    assert done.stderr.count(warning) == 1, done.stderr
     here = ".".join(torch.__version__.split(".")[:2])
     for line, answer in zip(lines, [*said, *len(lines) * [""]]):
         assert answer.startswith("This Thinwire was built for torch 0.4, and torch "), (line, answer)
