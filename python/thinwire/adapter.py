@@ -137,7 +137,8 @@ class Synchronization:
     def _read(self, folder: str, name: str) -> Optional[List[Any]]:
         found = _files(folder, name)
         if not found:
-            self._tell_missing(f"{folder} has no state of Thinwire ({name}.rank_*.pt)")
+            self._tell_missing(f"{folder} has no state of Thinwire ({name}.rank_*.pt): it was saved without "
+                               "Thinwire, or not by all ranks")
             return None
         if len(found) > 1:
             several = " and of ".join(str(number) for number in sorted(found))
@@ -203,7 +204,7 @@ class Synchronization:
             return
         if self._require_state:
             raise ValueError(
-                f"{what}. It was saved without Thinwire, or not by all ranks. "
+                f"{what}. "
                 "require_state=False goes on from it, with residuals that begin at zero"
             )
         if dist.get_rank() == 0:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy
     from typing_extensions import Unpack
 
-_NO_STATE = "the checkpoint has no state of Thinwire"
+_NO_STATE = "the checkpoint has no state of Thinwire: it was saved without the callback"
 _AFTER_AN_EXCEPTION = "the checkpoint was saved upon an exception, so it has no state of Thinwire"
 _REMEDY = "Trainer(strategy='ddp') or Fabric(strategy='ddp') is needed"
 
@@ -54,13 +54,17 @@ class ThinwireCallback(Callback):
         self._options = options
         self._loaded: Optional[Dict[str, Any]] = None
         self._missing = ""  # why the checkpoint that is loaded has no state
+        self._refused = ""
+        self._trainer: "Optional[weakref.ref[Trainer]]" = None
         self._raised = False
         self._logged = -1
 
     def setup(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
+        self._trainer = weakref.ref(trainer)
         if stage == "fit":  # what an earlier one has left, one that failed included, is none of this one's
             self._close()
-            self.run, self._loaded, self._missing, self._raised = None, None, "", False
+            self.run, self._loaded, self._missing, self._refused = None, None, "", ""
+            self._raised = False
 
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         _refuse_hook(trainer.strategy)
@@ -71,11 +75,15 @@ class ThinwireCallback(Callback):
         self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY, **options)
         # The checkpoint is read before the model is wrapped.
         loaded, self._loaded = self._loaded, None
-        missing, self._missing = self._missing, ""
+        # Refused once the rest was read: whoever saves upon that error saves what was there.
+        self._refused, self._missing = self._missing, ""
         if loaded is not None:
             self.run.load_state_dict(loaded)
-        elif missing:
-            self.run.missing(missing)
+
+    def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
+        refused, self._refused = self._refused, ""
+        if self.run is not None and refused:
+            self.run.missing(refused)
 
     def on_train_batch_end(self, trainer: "Trainer", pl_module: "LightningModule", outputs: object,
                            batch: object, batch_idx: int) -> None:
@@ -90,7 +98,9 @@ class ThinwireCallback(Callback):
             logger.log_metrics(costs, step=step - 1)  # the trainer's own values stand at steps from 0
 
     def state_dict(self) -> Dict[str, Any]:
-        if self._raised:  # to gather states would wait for ranks that may be gone
+        trainer = self._trainer and self._trainer()
+        if self._raised or (trainer is not None and _fit_has_failed(trainer)):
+            # To gather states would wait for ranks that may be gone.
             return {"ranks": 0, "states": []}
         if self.run is not None:
             return self.run.state_dict()
@@ -116,7 +126,7 @@ class ThinwireCallback(Callback):
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule",
                      exception: BaseException) -> None:
-        self._raised = self.run is not None and self.run.handle is not None
+        self._raised = self._raised or _fit_has_failed(trainer)
         self._close()
 
     def teardown(self, trainer: "Trainer", pl_module: "LightningModule", stage: str) -> None:
@@ -127,6 +137,11 @@ class ThinwireCallback(Callback):
     def _close(self) -> None:
         if self.run is not None:
             self.run.close()
+
+
+def _fit_has_failed(trainer: "Trainer") -> bool:
+    """Known before any callback hears of it."""
+    return bool(trainer.interrupted and trainer.state.fn == "fit")
 
 
 def _refuse_hook(strategy: "Strategy") -> None:

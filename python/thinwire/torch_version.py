@@ -3,11 +3,10 @@
 torch keeps its C++ interface within a minor version, such as 2.8. Up to 2.6 some builds of one version have
 the old std::string and others the new one, which do not fit each other.
 """
+import sys
 import warnings
 from importlib import metadata
 from typing import Optional
-
-from thinwire import _built
 
 REBUILD = "in Thinwire's source folder: pip install --force-reinstall --no-deps ."
 
@@ -17,6 +16,8 @@ def minor(version: str) -> str:
 
 
 def _of_another_version(here: str) -> Optional[str]:
+    from thinwire import _built
+
     if minor(here) == minor(_built.TORCH):
         return None
     return (f"This Thinwire was built for torch {minor(_built.TORCH)}, and torch {here} is installed. "
@@ -28,8 +29,9 @@ def warn_of_another_version() -> None:
     """At ``import thinwire``, from what pip has written down: torch itself takes seconds to import.
     A warning, since ``thinwire.doctor`` must run. The first use raises."""
     try:
-        problem = _of_another_version(metadata.version("torch"))
-    except metadata.PackageNotFoundError:  # no pip has installed it
+        here = getattr(sys.modules.get("torch"), "__version__", None) or metadata.version("torch")
+        problem = _of_another_version(here) if here else None  # a damaged installation has none
+    except ImportError:  # no pip has installed torch, or nothing is built: the first use says what is wrong
         return
     if problem:
         warnings.warn(problem, RuntimeWarning, stacklevel=3)
@@ -38,6 +40,8 @@ def warn_of_another_version() -> None:
 def mismatch() -> Optional[str]:
     """What is wrong with this torch, in one line; None where nothing is."""
     import torch
+
+    from thinwire import _built
 
     here = torch.__version__
     problem = _of_another_version(here)

@@ -78,13 +78,13 @@ def example_is_good(name, resume, folder):
 
 def main():
     framework = sys.argv[1]
-    if framework == "fully_shard" and importlib.util.find_spec("torch.distributed.fsdp._fully_shard") is None:
-        print("skipped: this torch has no fully_shard")
-        sys.exit(SKIPPED)
     for package in PACKAGES[framework]:
         if importlib.util.find_spec(package) is None:
             print(f"skipped: {package} is not installed")
             sys.exit(SKIPPED)
+    if framework == "fully_shard" and importlib.util.find_spec("torch.distributed.fsdp._fully_shard") is None:
+        print("skipped: this torch has no fully_shard")
+        sys.exit(SKIPPED)
     with tempfile.TemporaryDirectory() as folder:
         # torch's own has no adapter to misuse; sharded.py and scattered.py have the rest.
         for phase in sys.argv[2:] or (SHARDED_PHASES if framework == "fully_shard" else PHASES):
