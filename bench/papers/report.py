@@ -12,6 +12,7 @@ collapsed, all seeds are listed instead.
 """
 import os
 import sys
+import textwrap
 
 sys.dont_write_bytecode = True  # the source tree stays as it is
 
@@ -54,6 +55,13 @@ EXPERIMENTS = {
 }
 
 
+def wrapped(page: str) -> str:
+    """Its sentences in lines of a page's width; tables, titles and commands stay in one line each."""
+    return "\n".join(line if line.startswith(("|", "#", "!", "    "))
+                     else textwrap.fill(line, 110, break_long_words=False, break_on_hyphens=False)
+                     for line in page.split("\n"))
+
+
 def main() -> int:
     if len(sys.argv) < 4 or sys.argv[1] not in EXPERIMENTS:
         print(__doc__ + "\nExperiments: " + " ".join(EXPERIMENTS), file=sys.stderr)
@@ -73,7 +81,7 @@ def main() -> int:
         head += f"{note}\n\n"
     text = head + text + "\n![](plot.png)\n"
     with open(os.path.join(folder, "table.md"), "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(wrapped(text))
     print(text)
     return 0
 
