@@ -98,7 +98,7 @@ class ThinwireCallback(Callback):
             logger.log_metrics(costs, step=step - 1)  # the trainer's own values stand at steps from 0
 
     def state_dict(self) -> Dict[str, Any]:
-        trainer = self._trainer and self._trainer()
+        trainer = None if self._trainer is None else self._trainer()
         if self._raised or (trainer is not None and _fit_has_failed(trainer)):
             # To gather states would wait for ranks that may be gone.
             return {"ranks": 0, "states": []}
