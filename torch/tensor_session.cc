@@ -213,6 +213,7 @@ bool TensorSession::sum(const at::Tensor& gradient, const Completion& complete, 
   const bool goes_direct = gradient.is_cpu() || communicator_->reduces(Memory::cuda);
   const auto current = goes_direct ? staging_.enter(gradient, complete) : DeviceStaging::Guard();
   const at::Tensor values = goes_direct ? gradient : staging_.to_host(gradient, complete);
+  communicator_->commit_exchange();
   values.mul_(1.0 / communicator_->size());
   if (!values.is_cpu()) staging_.wait();
   {

@@ -416,6 +416,7 @@ class PowerSgd final : public Synchronizer {
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     const Plan plan(step.parameter_ends, step.parameter_rows, gradient.size(), rank_, codes_.has_value());
     State& state = open(bucket, plan, step);
+    step.communicator.commit_exchange();
     PowerSgdStep one(plan, rank_, codes_, bucket, gradient, residual, step);
     one.run(state.right);
     if (step.report.finite) keep(one.right(), plan, bucket, step);

@@ -256,6 +256,7 @@ class Marsit final : public Synchronizer {
   }
 
   void full_precision(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) {
+    step.communicator.commit_exchange();
     Span<float> etas;
     if (!config_.automatic()) {
       etas = fixed_etas(gradient.size(), step);
@@ -286,6 +287,7 @@ class Marsit final : public Synchronizer {
                                   " parameters in earlier steps, now " +
                                   std::to_string(parameter_count(step)));
     }
+    step.communicator.commit_exchange();
     OneBitAllReduce bits(bucket, gradient, residual, step, torus(step.communicator.size()));
     bits.run();
 
