@@ -23,6 +23,23 @@ std::runtime_error closed() {
 
 }  // namespace
 
+/// The lock for calls that give lanes work, which are told when it is released.
+class DdpEngine::LockThatWakes {
+ public:
+  explicit LockThatWakes(DdpEngine& engine) : engine_(engine), lock_(engine.board_.mutex) {}
+  LockThatWakes(const LockThatWakes&) = delete;
+  LockThatWakes& operator=(const LockThatWakes&) = delete;
+  ~LockThatWakes() {
+    if (lock_.owns_lock()) lock_.unlock();
+    engine_.wake_lanes();
+  }
+  operator Lock&() { return lock_; }
+
+ private:
+  DdpEngine& engine_;
+  Lock lock_;
+};
+
 DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicators,
                      const c10::intrusive_ptr<c10d_compat::Group>& device_group, const std::string& spec,
                      DdpOptions options)
@@ -78,7 +95,8 @@ std::exception_ptr DdpEngine::refusal() const {
 void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
   const DdpLayout layout = layout_of(bucket, options_.devices_compress);
   if (!bucket.gradient.device().is_cpu()) bucket.complete = Completion(bucket.gradient.device());
-  Lock lock(board_.mutex);
+  LockThatWakes waking(*this);
+  Lock& lock = waking;
   if (const auto error = refusal()) {
     fail_held(lock, error);
     lock.unlock();
@@ -119,12 +137,12 @@ bool DdpEngine::is_finite() const {
 }
 
 void DdpEngine::last_bucket_was_submitted() {
-  Lock lock(board_.mutex);
+  LockThatWakes lock(*this);
   if (within_step_ && !held_.empty()) take_held(lock, false);
 }
 
 void DdpEngine::end_backward(std::vector<std::string> unused) {
-  Lock lock(board_.mutex);
+  LockThatWakes lock(*this);
   if (!within_step_) return;
   if (!held_.empty()) take_held(lock, false);
   DdpStepEnd end;
@@ -178,6 +196,10 @@ void DdpEngine::take_held(Lock& lock, bool complete) {
   for (DdpItem& held : std::exchange(held_, {})) push(std::move(held));
 }
 
+void DdpEngine::wake_lanes() {
+  for (auto& lane : lanes_) lane->wake();
+}
+
 void DdpEngine::begin_step(Lock& lock) {
   give_up_step(lock);
   try {
@@ -227,16 +249,15 @@ void DdpEngine::end_step(DdpStepEnd end) {
   ++submitted_steps_;
   resumes_ = false;
   within_step_ = false;
-  board_.changed.notify_all();
 }
 
 void DdpEngine::push(DdpItem item) {
   lanes_[item.bucket.index % lanes_.size()]->push(std::move(item));
-  board_.changed.notify_all();
 }
 
 /// Returns when every lane is idle.
 void DdpEngine::settle(Lock& lock) {
+  wake_lanes();
   board_.changed.wait(
       lock, [&] { return std::ranges::all_of(lanes_, [](const auto& lane) { return lane->is_idle(); }); });
 }

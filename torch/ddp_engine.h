@@ -118,6 +118,7 @@ class DdpEngine {
 
  private:
   using Lock = DdpLane::Lock;
+  class LockThatWakes;
 
   std::string canonical(const std::string& spec, Communicator& communicator) const;
   std::exception_ptr refusal() const;
@@ -130,6 +131,7 @@ class DdpEngine {
   void fail_held(Lock& lock, const std::exception_ptr& error);
   void push(DdpItem item);
   void settle(Lock& lock);
+  void wake_lanes();
   std::vector<thinwire::Change> of_all_lanes(std::vector<thinwire::Change> (Session::*get)() const) const;
   void wait_for_turn(const DdpLane& lane);
 

@@ -23,7 +23,7 @@ bool DdpLane::is_before(std::size_t bucket) const {
 void DdpLane::run() {
   Lock lock(board_.mutex);
   while (true) {
-    board_.changed.wait(lock, [&] { return board_.closed || !queue_.empty(); });
+    pushed_.wait(lock, [&] { return board_.closed || !queue_.empty(); });
     if (queue_.empty()) return;
     Work work = std::move(queue_.front());
     queue_.pop_front();
@@ -102,8 +102,7 @@ void DdpLane::fail(const std::exception_ptr& error) {
 void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
   ending_ = true;
   if (this == end.first && end.lanes > 1 && session() != nullptr) end.decisions = session()->decisions();
-  ++end.arrived;
-  board_.changed.notify_all();
+  if (++end.arrived == end.lanes) board_.changed.notify_all();
   board_.changed.wait(lock, [&] { return end.arrived == end.lanes; });
   const bool ended = !end.abandoned && board_.failure == nullptr;
   const bool counts = board_.finite;

@@ -22,7 +22,7 @@ namespace thinwire {
 /// What an engine and its lanes share. The mutex guards all of it but the rate, and every lane's queue.
 struct DdpBoard {
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable changed;  // a lane has come further: for whoever waits for lanes
   bool closed = false;
   std::exception_ptr failure;       // the first one; all later buckets end with it
   bool finite = true;               // every bucket of the last step
@@ -63,12 +63,12 @@ class DdpLane {
   DdpLane(const DdpLane&) = delete;
   DdpLane& operator=(const DdpLane&) = delete;
 
-  // With the board's lock held:
+  // With the board's lock held; the thread takes up what is pushed after wake():
 
-  void push(DdpItem item) { queue_.push_back({std::move(item), nullptr}); }
+  void push(DdpItem item) { push(Work{std::move(item), nullptr}); }
   /// The session's step ends when all that was pushed is done, here and on the other lanes. It counts where
   /// every bucket was finite and none failed; else it is undone.
-  void push(std::shared_ptr<DdpStepEnd> end) { queue_.push_back({{}, std::move(end)}); }
+  void push(std::shared_ptr<DdpStepEnd> end) { push(Work{{}, std::move(end)}); }
   bool is_idle() const { return queue_.empty() && !busy_ && !ending_; }
   /// Whether a bucket of this step that comes before `bucket` is not done yet.
   bool is_before(std::size_t bucket) const;
@@ -80,14 +80,26 @@ class DdpLane {
   /// Of the bucket that the lane is busy with; for its own thread.
   std::size_t bucket() const { return bucket_; }
 
+  /// Has the thread look at what was pushed. Best without the lock, which the thread takes first thing.
+  void wake() {
+    if (was_pushed_.exchange(false)) pushed_.notify_one();
+  }
+
   /// Without the lock, once the board is closed: waits for the thread, which finishes its queue first.
-  void join() { thread_.join(); }
+  void join() {
+    pushed_.notify_one();
+    thread_.join();
+  }
 
  private:
   struct Work {
     DdpItem item;
     std::shared_ptr<DdpStepEnd> end;  // null: it is a bucket
   };
+  void push(Work work) {
+    queue_.push_back(std::move(work));
+    was_pushed_ = true;
+  }
   void run();
   void take(DdpItem item, Lock& lock);
   void fail(const std::exception_ptr& error);
@@ -96,6 +108,8 @@ class DdpLane {
   DdpBoard& board_;
   std::unique_ptr<TensorSession> tensor_session_;
   std::deque<Work> queue_;
+  std::atomic<bool> was_pushed_{false};  // and the thread was not told
+  std::condition_variable pushed_;       // or the board was closed; the lane's thread alone waits for it
   bool busy_ = false;
   bool ending_ = false;
   std::size_t bucket_ = 0;
