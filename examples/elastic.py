@@ -97,7 +97,7 @@ def resume(folder: pathlib.Path, model, optimizer, handle) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--spec", default="power_sgd:rank=4", help="the system (default %(default)s)")
+    parser.add_argument("--spec", default="power_sgd:rank=32:bits=8", help="the system (default %(default)s)")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--every", type=int, default=50,
                         help="steps between two checkpoints, at least 2 (default %(default)s)")

@@ -2,7 +2,7 @@
 // network of two layers computes, and gradients are synchronized by any system.
 //
 //   thinwire launch -n 4 -- libtorch_train marsit:full_every=50
-//   thinwire launch -n 4 -- libtorch_train casq:bits=4 --optimizer adamw --lr 0.002 --clip 1 --warm-up 30
+//   thinwire launch -n 4 -- libtorch_train power_sgd:rank=32:bits=8 --optimizer adamw --lr 0.002 --clip 1
 //
 // Options: --optimizer sgd|adamw, --lr, --momentum (of sgd), --weight-decay, --clip NORM (the largest norm of
 // the mean gradient; 0: any), --warm-up STEPS (in which the rate rises; with it half a cosine brings it down

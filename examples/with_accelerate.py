@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thinwire.accelerate
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-parser.add_argument("--spec", default="power_sgd:rank=4", help="the system (default %(default)s)")
+parser.add_argument("--spec", default="auto", help="the system (default %(default)s)")
 parser.add_argument("--folder", default="accelerate_checkpoint")
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()

@@ -34,7 +34,7 @@ class Classifier(LightningModule):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--spec", default="power_sgd:rank=4", help="the system (default %(default)s)")
+    parser.add_argument("--spec", default="auto", help="the system (default %(default)s)")
     parser.add_argument("--folder", default="lightning_checkpoints")
     parser.add_argument("--resume", help="a checkpoint")
     options = parser.parse_args()

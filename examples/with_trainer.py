@@ -23,7 +23,7 @@ class Numbers(Dataset):
 
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-parser.add_argument("--spec", default="power_sgd:rank=8", help="the system (default %(default)s)")
+parser.add_argument("--spec", default="auto", help="the system (default %(default)s)")
 parser.add_argument("--folder", default="trainer_checkpoints")
 parser.add_argument("--resume", help="a folder of a checkpoint")
 options = parser.parse_args()

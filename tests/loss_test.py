@@ -1,4 +1,5 @@
 """bench/loss at sizes that mean nothing: loss_test.py THINWIRE."""
+import glob
 import json
 import os
 import subprocess
@@ -7,6 +8,9 @@ import tempfile
 
 sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+RESULTS = os.path.join(ROOT, "results")
+TIMES = os.path.join(RESULTS, "time_to_loss", "time_to_loss.md")
 LOSS = os.path.join(HERE, "..", "bench", "loss")
 sys.path += [LOSS, os.path.join(HERE, "..", "apps", "plot")]
 
@@ -52,6 +56,44 @@ def every_setting_has_recipes_with_dense():
     assert set(command.SETTINGS) == set(RECIPES)
     for name, recipes in RECIPES.items():
         assert recipes[0] == "dense" and len(set(recipes)) == len(recipes), name
+
+
+def stored_runs_are_of_known_recipes():
+    for name in RECIPES:
+        path = os.path.join(RESULTS, "loss", name + ".json")
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as lines:
+                unknown = {json.loads(line)["label"] for line in lines} - set(RECIPES[name])
+            assert not unknown, f"{name}: {unknown}"
+
+
+def pages_say_what_results_do():
+    """Rows of the pages' tables are those of the results, and README's figures as well."""
+    results = set()
+    for path in glob.glob(os.path.join(RESULTS, "loss", "*.md")) + [TIMES]:
+        with open(path, encoding="utf-8") as lines:
+            results.update(" ".join(line.split()) for line in lines if line.startswith("| `"))
+    with open(os.path.join(ROOT, "docs", "loss.md"), encoding="utf-8") as lines:
+        rows = [" ".join(line.split()) for line in lines if line.startswith("| `")
+                and (line.count("|") == 9 or (line.count("|") == 6 and "±" in line))]
+    assert len(rows) > 30, len(rows)
+    for row in rows:
+        assert row in results or any(other.startswith(row[:-1]) for other in results), row
+
+    with open(TIMES, encoding="utf-8") as page:
+        tables = dict(part.split("\n", 1) for part in page.read().split("## ")[1:])
+    cells = {rate: {line.split("|")[1].strip(" `"): [cell.strip() for cell in line.split("|")[2:-1]]
+                    for line in text.splitlines() if line.startswith("| `")} for rate, text in tables.items()}
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as page:
+        readme = page.read()
+    for rate, name in (("100Mbit", "100 Mbit/s"), ("1Gbit", "1 Gbit/s"), ("10Gbit", "10 Gbit/s")):
+        of = cells[rate]
+        line = next(line for line in readme.splitlines() if line.startswith(f"| {name} |"))
+        said = [cell.strip().removesuffix(" ms") for cell in line.split("|")[2:-1]]
+        faster = [float(of[way][-1]) for way in ("power_sgd:rank=32:bits=8", "auto")]
+        assert said[:3] == [of[way][0] for way in ("plain", "power_sgd_hook", "power_sgd:rank=32:bits=8")], line
+        for shown, figure in zip(said[3:], faster):
+            assert abs(float(shown) - figure) <= 0.5 * 10 ** -len(shown.partition(".")[2]), line
 
 
 def runs_once(thinwire):
@@ -100,4 +142,6 @@ tables_say_what_seeds_show()
 signs_carry_what_is_computed_by_hand()
 recorded_updates_are_read(sys.argv[1])
 every_setting_has_recipes_with_dense()
+stored_runs_are_of_known_recipes()
+pages_say_what_results_do()
 runs_once(sys.argv[1])

@@ -386,6 +386,13 @@ void add_systems(py::module& module) {
   module.def("systems", &systems);
   module.def("freezes_variance",
              [](const std::string& spec) { return builtin_registry().freezes_variance(spec); });
+  module.def("momentum_needs", [](const std::string& spec) {
+    std::vector<std::tuple<std::string, std::string, double>> needs;
+    for (const MomentumNeed& need : builtin_registry().momentum_needs(spec)) {
+      needs.emplace_back(need.system, need.option, need.value);
+    }
+    return needs;
+  });
   module.def("shortened", [](const std::string& spec) { return builtin_registry().shortened(spec); });
   module.def("plan", &plan_all, py::kw_only(), py::arg("buckets"), py::arg("ready"), py::arg("backward_end"),
              py::arg("rest"), py::arg("threads"), py::arg("specs"), py::arg("workers"), py::arg("link"),

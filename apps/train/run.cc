@@ -4,13 +4,16 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <torch/optim/adamw.h>
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 
 #include "apps/engine.h"
 #include "apps/output.h"
@@ -102,6 +105,28 @@ void check_optimizer(const Options& options) {
   }
 }
 
+/// Systems that need a certain momentum in the optimizer would make another optimizer of it in silence.
+void check_momentum(const Options& options) {
+  if (options.local_steps > 0) return;  // each worker's optimizer is its own then
+  const bool adam = options.optimizer == OptimizerKind::adamw;
+  const double own = adam ? std::get<0>(torch::optim::AdamWOptions().betas()) : options.momentum;
+  for (const auto& spec : options.specs) {
+    for (const MomentumNeed& need : builtin_registry().momentum_needs(spec)) {
+      if (!need.option.empty() && std::abs(own - need.value) > 1e-6) {
+        throw std::invalid_argument(
+            fmt::format("--sync {}: {}:{}={} must be {}, which is {}; make them the same", spec, need.system,
+                        need.option, need.value, adam ? "AdamW's beta1" : "--momentum", own));
+      }
+      if (need.option.empty() && !adam && own != 0) {
+        throw std::invalid_argument(
+            fmt::format("--sync {}: {} applies momentum itself, and --momentum {} would come on top: leave "
+                        "--momentum out",
+                        spec, need.system, own));
+      }
+    }
+  }
+}
+
 void check_local_steps(const Options& options) {
   if (options.local_steps < 0) {
     throw std::invalid_argument(
@@ -155,6 +180,7 @@ void check_numbers(const Options& options) {
   in_range("--clip", options.clip, options.clip >= 0, "at least 0");
   at_least_one("--context", options.context);
   check_optimizer(options);
+  check_momentum(options);
   check_local_steps(options);
   in_range("--bucket-mb", options.bucket_megabytes,
            options.bucket_megabytes >= 0 && options.bucket_megabytes <= 4096, "in [0, 4096]");

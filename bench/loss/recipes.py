@@ -10,6 +10,24 @@ AS_THEY_COME = [
 LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4"]
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
+# What auto chooses, and what it may choose on a link that is slow.
+CHOSEN = ["auto", "auto:link=100Mbit:50us", "half:feedback=on"]
+
+# Whether a milder beginning, exact vectors, a residual that fades or a gathered mean bring the loss back.
+REMEDIES = [
+    "warm_up:steps=50+casq:bits=4", "warm_up:steps=50+top_k:ratio=0.05+zen", "warm_up:steps=50+casq",
+    "warm_up:steps=50+whole+casq", "warm_up:steps=50+casq:topology=all_gather",
+    "warm_up:steps=30+top_k:ratio=0.01:ramp_steps=60+zen", "decay:factor=0.99+top_k:ratio=0.01+zen",
+]
+GUARDED = ["guard+casq", "guard+casq:bits=4", "guard+power_sgd:rank=7:bits=4", "guard+power_sgd:rank=32:bits=8"]
+
+# Those that are made for Adam. They do not bear that their mean is clipped.
+MADE_FOR_ADAM = [
+    "dense --clip 0", "one_bit_adam:freeze=100 --clip 0", "zero_one_adam --clip 0",
+    "demo --optimizer sgd --lr 0.001 --clip 0",
+]
+MARSIT_WITH_ADAM = ["marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4"]
+
 # With momentum: each paper's system with the stages or options that keep the accuracy.
 WITH_MOMENTUM = [
     "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "warm_up:steps=50+top_k:ratio=0.05+zen",
@@ -27,13 +45,13 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS,
-    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS,
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + MARSIT_WITH_ADAM,
+    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS + GUARDED[-1:],
     "transformer-kjv-200": LOCAL_STEPS,
-    "transformer-kjv-momentum": AS_THEY_COME,
+    "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES,
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
     # At this rate and momentum one-bit systems diverge.
     "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard+marsit:full_every=100", "ef_signsgd", "guard+ef_signsgd"],
-    "resnet20-cifar10": AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"],
+    "resnet20-cifar10": AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"] + WITH_MOMENTUM,
     "lstm-kjv": ["dense", "rows=zen,dense=half", "rows=zen,dense=casq:bits=4", "rows=zen,dense=power_sgd:rank=16", "rows=zen,dense=casq"],
 }

@@ -111,6 +111,8 @@ struct SystemInfo {
       false;  ///< Synchronizer::freezes_variance says yes of some steps: it is made for Adam.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
   std::string momentum_option;
+  /// The option that must be the optimizer's momentum, or Adam's beta1; empty: there is none.
+  std::string optimizers_momentum_option;
   /// A stage's: the option that names another system, which it runs in place of the one behind it. That
   /// system keeps no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
   std::string other_option;
@@ -134,6 +136,13 @@ struct SystemInfo {
   std::function<std::unique_ptr<Synchronizer>(const Options&, Inner inner)> make;
 };
 
+/// What a system asks of the optimizer's momentum, or of Adam's beta1.
+struct MomentumNeed {
+  std::string system;
+  std::string option;  ///< Whose value it must have; empty: the system applies momentum, so it must be off.
+  double value = 0;
+};
+
 class Registry {
  public:
   /// Throws std::invalid_argument when the name is taken, or the name of a kind of state by another kind.
@@ -155,6 +164,8 @@ class Registry {
   /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any.
   /// Throws what make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;
+  /// What the systems of the spec, or of a pair of them, ask of the optimizer. Throws as shortened() does.
+  std::vector<MomentumNeed> momentum_needs(std::string_view spec) const;
 
  private:
   const StateKind* find_kind(std::string_view name) const;

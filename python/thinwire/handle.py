@@ -191,16 +191,17 @@ class Handle(StepsOfHook):
 
     def _fit_to_optimizer(self, spec: str) -> None:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
-        ValueError where it has none, and for a mean of signs under a loss scale,
-        by which the scaler would divide them."""
+        ValueError where it has none, where its momentum is not the spec's,
+        and for a mean of signs under a loss scale, by which the scaler would divide them."""
         if (self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec
             and "sign=off" not in spec):
             raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
                              "give sign=off, or no grad_scaler")
-        if not _C.freezes_variance(spec):
-            return
-        optimizer = variance.require_adam(self._optimizer, spec)
-        if not self._variance_is_held:
+        freezes = _C.freezes_variance(spec)
+        optimizer = variance.require_adam(self._optimizer, spec) if freezes else self._optimizer
+        if optimizer is not None:
+            variance.require_momentum(optimizer, _C.momentum_needs(spec), readable(spec))
+        if freezes and optimizer is not None and not self._variance_is_held:
             own = weakref.ref(self)  # the optimizer may live longer
 
             def is_frozen() -> Optional[bool]:

@@ -1,7 +1,7 @@
 """Adam's second moment, held still in steps in which the synchronized gradient says nothing about it."""
 import functools
 import types
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 import torch
 
@@ -27,6 +27,25 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch
         raise ValueError(f"spec {spec!r} freezes Adam's variance, and amsgrad=True keeps another beside it: "
                          "amsgrad=False is needed")
     return optimizer
+
+
+def require_momentum(optimizer: torch.optim.Optimizer, needs: Iterable[Tuple[str, str, float]], spec: str) -> None:
+    """Raises ValueError unless the optimizer's momentum, or Adam's beta1, is what the systems of ``spec`` need.
+
+    needs: of each system its name, its option for the optimizer's momentum and that option's value. Without
+    such an option it applies a momentum of its own, and SGD's must be 0.
+    """
+    for system, option, value in needs:
+        for group in optimizer.param_groups:
+            own = group["momentum"] if "momentum" in group else group.get("betas", (None,))[0]
+            if not isinstance(own, float) and not isinstance(own, int):
+                continue  # an optimizer without momentum, or with one in a tensor
+            if option and abs(own - value) > 1e-6:
+                raise ValueError(f"spec {spec!r} has {system}:{option}={value:g}, and the optimizer's momentum is "
+                                 f"{own:g}: both must be the same, as with {system}:{option}={own:g}")
+            if not option and "momentum" in group and own != 0:
+                raise ValueError(f"spec {spec!r} applies momentum itself ({system}), and the optimizer's "
+                                 f"{own:g} would come on top: give the optimizer momentum=0")
 
 
 def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool]]) -> None:

@@ -245,6 +245,7 @@ SystemInfo common_info() {
   info.freezes_variance = true;
   info.state = {kDeliveredMomentum};
   info.undoes_steps = true;
+  info.optimizers_momentum_option = "beta1";
   info.options = {{"beta1", "0.9", "the Adam's own, 0 to 1"},
                   {"norm", "l2", "a sign's scale: l2, sqrt(mean p^2), or l1, mean |p|"}};
   return info;

@@ -115,6 +115,7 @@ SystemInfo inner_momentum_info() {
   info.state = {kDeliveredMomentum};
   info.undoes_steps = true;
   info.turns_residual = true;
+  info.optimizers_momentum_option = "momentum";
   info.options = {{"momentum", "0.9", "the optimizer's momentum, or Adam's beta1, 0 to 1"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     return keep_momentum(static_cast<float>(options.real("momentum", 0, 1)), MomentumTravels::always,

@@ -153,10 +153,40 @@ def an_adam_is_needed():
     handle.close()
 
 
+def the_optimizers_momentum_is_the_specs():
+    """A spec that needs another one would make another optimizer of it in silence."""
+    def refuse(spec, words, make_optimizer):
+        model = wrap(Net)
+        optimizer = make_optimizer(model.parameters())
+        require_error(ValueError, words, lambda: thinwire.register(model, spec, optimizer=optimizer))
+
+    refuse("one_bit_adam", ["one_bit_adam:beta1=0.9", "0.95", "one_bit_adam:beta1=0.95"],
+           lambda parameters: torch.optim.AdamW(parameters, betas=(0.95, 0.999)))
+    refuse("momentum+casq", ["momentum:momentum=0.9", "0.8"],
+           lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.8))
+    refuse("rows=zen,dense=momentum:momentum=0.5+casq", ["momentum:momentum=0.5", "is 0.9"],
+           lambda parameters: torch.optim.AdamW(parameters))
+    for spec in ("mc+top_k:ratio=0.1+zen", "dgc+zen", "sketched_sgd:momentum=0.9", "warm_up:steps=4+mc+top_k:k=5+zen"):
+        refuse(spec, ["momentum itself", "0.9", "momentum=0"],
+               lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    for spec, make_optimizer in (
+        ("mc+top_k:ratio=0.1+zen", lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
+        ("sketched_sgd", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),
+        ("momentum:momentum=0.8+casq", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.8)),
+        ("momentum+casq", lambda parameters: torch.optim.Adagrad(parameters)),
+    ):
+        model = wrap(Net)
+        handle = register(model, spec, optimizer=make_optimizer(model.parameters()))
+        if spec == "sketched_sgd":
+            require_error(ValueError, ["momentum itself"], lambda: handle.set("dgc+zen"))
+            assert handle.spec.endswith("feedback=on") and "dgc" not in handle.spec, handle.spec
+        handle.close()
+
+
 def an_optimizer_is_held_for_one_model():
     """Whoever held it may end, and another model's handle takes its place:
     variance and bias correction stay right."""
-    spec = "one_bit_adam:freeze=3"
+    spec = "one_bit_adam:freeze=3:beta1=0.8"
     model = wrap(Given)
     optimizer = make(torch.optim.AdamW, model)
     handle = register(model, spec, optimizer=optimizer)
@@ -214,4 +244,4 @@ def signs_are_refused_under_a_loss_scale():
 
 ADAM = [an_optimizer_is_held_for_one_model, signs_are_refused_under_a_loss_scale,
         the_variance_stands_still, adams_momentum_is_what_travelled, resumes_with_its_optimizer,
-        an_adam_is_needed]
+        an_adam_is_needed, the_optimizers_momentum_is_the_specs]
