@@ -5,7 +5,7 @@ RUN_PACKAGES=(g++ cmake ninja-build libhwy-dev libtorch-dev libgloo-dev libopenb
   libcli11-dev nlohmann-json3-dev libfmt-dev zlib1g-dev dataset-fashion-mnist python3 python3-matplotlib
   bible-kjv bible-kjv-text)
 TEST_PACKAGES=(libgtest-dev librapidcheck-dev libbenchmark-dev clang clang-format clang-tidy libclang-rt-14-dev git ccache iproute2
-  python3-torch python3-numpy python3-yaml python3-dev python3-venv pybind11-dev)
+  chromium python3-torch python3-numpy python3-yaml python3-dev python3-venv pybind11-dev)
 
 # What checks the Python package's types, from PyPI: Debian's is too old for the settings in pyproject.toml.
 MYPY=mypy==2.4.1
