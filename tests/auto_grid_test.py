@@ -59,6 +59,9 @@ def the_table_judges_a_cell():
     assert lossy["best"] == "plain" and lossy["within_best"], lossy
     page = grid_report.page([made(calm, calm, [1.02] * 4, [0.5] * 4), made(calm, calm, [0.5] * 4, [0.5] * 4)])
     assert "of plain DDP and the noise: 1 of 2 cells" in page and "or 0.2 points: 2 of 2 cells" in page, page
+    assert "of plain DDP and the noise: 1 of 2 cells;\n  without the noise: 1 of 2." in page, page
+    assert "Not run: 10Mbit, 2 ranks, cnn;" in page and "1Gbit, 2 ranks, transformer" not in page, page
+    assert "differs by: 0.000 nats at most" in page, page
     row, _ = [line for line in page.splitlines() if line.startswith("| 1Gbit")]
     assert (
         "| 1,000 | - | - | - | 500 | - | 1,020 | `half` |" in row

@@ -25,8 +25,6 @@ import grid_report  # noqa: E402
 from network import Network, environment_of  # noqa: E402
 from trainings import exit_status, result_of, store, stored  # noqa: E402
 
-RATES = ("10Mbit", "100Mbit", "1Gbit", "10Gbit", "loopback")
-MODELS = ("cnn", "transformer", "rows", "wide")
 # A step of plain DDP takes seconds at 10 Mbit/s: fewer of them.
 BLOCKS = {"10Mbit": (4, 5), "100Mbit": (8, 10)}
 MOST_BLOCKS = (10, 10)
@@ -36,8 +34,8 @@ def parse(arguments: list):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", default=",".join(RATES))
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--rates", default=",".join(grid_report.RATES))
+    parser.add_argument("--models", default=",".join(grid_report.MODELS))
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--results", default=os.path.join(ROOT, "results", "auto"))
     parser.add_argument(
@@ -45,7 +43,7 @@ def parse(arguments: list):
     )
     parser.add_argument("--redraw", action="store_true", help="run nothing: the table anew from the results")
     given, more = parser.parse_known_args(arguments)
-    for name, known in (("rates", RATES), ("models", MODELS)):
+    for name, known in (("rates", grid_report.RATES), ("models", grid_report.MODELS)):
         setattr(given, name, getattr(given, name).split(","))
         for one in getattr(given, name):
             if one not in known:
@@ -91,7 +89,7 @@ def work() -> None:
         run_missing(given, more, path)
     cells = sorted(
         stored(path),
-        key=lambda cell: (RATES.index(cell["rate"]), cell["workers"], MODELS.index(cell["model"])),
+        key=lambda cell: (grid_report.RATES.index(cell["rate"]), cell["workers"], grid_report.MODELS.index(cell["model"])),
     )
     with open(os.path.join(given.results, "auto.md"), "w", encoding="utf-8") as file:
         file.write(grid_report.page(cells))

@@ -22,6 +22,8 @@ SHARDED_PHASES = ("two", "resumed", "four", "four_resumed")
 PACKAGES = {"accelerate": ["accelerate"], "lightning": ["lightning"],
             "transformers": ["transformers", "accelerate"], "fully_shard": ["torch"]}
 # Each ends with the same loss whether it was interrupted or not: how to begin, and how to resume.
+# The default, auto, times steps, and may choose another system in another run.
+SPEC = ["--spec", "power_sgd:rank=4"]
 EXAMPLES = {
     "accelerate": [("with_accelerate.py", ["--resume"])],
     "lightning": [("with_lightning.py", ["--resume", "lightning_checkpoints/epoch=0.ckpt"]),
@@ -68,7 +70,7 @@ def example_is_good(name, resume, folder):
     losses = []
     for arguments in ([], resume):
         outputs = outputs_of(2, folder, os.path.join(here, "example_worker.py"),
-                             os.path.join(here, "..", "..", "examples", name), *arguments)
+                             os.path.join(here, "..", "..", "examples", name), *SPEC, *arguments)
         if outputs is None:
             return False
         losses.append(re.findall(r"(?<!train_)loss\D{1,5}([\d.]+)", "".join(outputs))[-1])
