@@ -13,9 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 
 
+# Systems whose training under momentum and AdamW docs/loss.md shows.
+WITH_MOMENTUM = "plain,dense,half,auto,power_sgd:rank=32:bits=8"
+
+
 def add_options(parser, epochs: int, compare: str) -> None:
-    parser.add_argument("--compare", default=compare,
-                        help="systems, by commas; 'plain' is DDP without Thinwire (default %(default)s)")
+    parser.add_argument("--compare", help="systems, by commas; 'plain' is DDP without Thinwire (default "
+                        f"{compare}; with momentum or adamw {WITH_MOMENTUM})")
+    parser.set_defaults(plain_sgd_compare=compare)
     parser.add_argument("--rows", default="zen",
                         help="the system for row-sparse gradients (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=epochs)
@@ -47,9 +52,14 @@ class Training:
         for name in ("momentum", "weight_decay", "clip", "warm_up"):
             if not getattr(options, name) >= 0:
                 parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must not be negative")
+        if options.momentum >= 1:
+            parser.error(f"--momentum {options.momentum}: must be below 1")
         if options.optimizer == "adamw" and options.momentum:
             parser.error("--momentum is of --optimizer sgd: adamw has its own")
         self.options = options
+        if getattr(options, "compare", "") is None:
+            is_plain = options.optimizer == "sgd" and not options.momentum
+            options.compare = options.plain_sgd_compare if is_plain else WITH_MOMENTUM
         self.lr = (options.lr if options.lr is not None
                    else {"sgd": options.sgd_lr, "adamw": 1e-3}[options.optimizer])
 

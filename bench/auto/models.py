@@ -98,7 +98,7 @@ class Transformer(Words):
 
     @staticmethod
     def build():
-        return train.Transformer(
+        return train.Losses(
             argparse.Namespace(vocabulary=VOCABULARY, width=128, context=WINDOW, heads=4, layers=4)
         )
 

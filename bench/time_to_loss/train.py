@@ -28,33 +28,21 @@ sys.path += [HERE, os.path.dirname(HERE), os.path.join(HERE, "..", "..", "exampl
 
 import settings  # noqa: E402
 import ways  # noqa: E402
-from ddp_text import read_words  # noqa: E402
+from ddp_text import Transformer, read_words  # noqa: E402
 from trainings import write_json  # noqa: E402
 
 LOCAL_STEPS = 5  # steps without a network, for the share of communication
 
 
-class Transformer(nn.Module):
-    """As GPT-2 is built (Radford et al. 2019); the head shares the words' table."""
+class Losses(nn.Module):
+    """The example's transformer and the loss of what it predicts."""
 
     def __init__(self, options):
         super().__init__()
-        self.words = nn.Embedding(options.vocabulary, options.width)
-        self.places = nn.Parameter(torch.randn(options.context, options.width) * 0.02)
-        layer = nn.TransformerEncoderLayer(options.width, options.heads, 4 * options.width, dropout=0.0, activation="gelu",
-                                           batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, options.layers, norm=nn.LayerNorm(options.width), enable_nested_tensor=False)
-        nn.init.normal_(self.words.weight, std=0.02)
-        # The layers are copies of one: each shall begin with values of its own.
-        for parameter in self.layers.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
-        future = torch.triu(torch.full((options.context, options.context), float("-inf")), diagonal=1)
-        self.register_buffer("future", future, persistent=False)
+        self.model = Transformer(options.vocabulary, options.width, options.heads, options.layers, options.context)
 
     def forward(self, words, targets):
-        hidden = self.layers(self.words(words) + self.places, self.future)
-        return functional.cross_entropy(functional.linear(hidden, self.words.weight).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(self.model(words).flatten(0, 1), targets.flatten())
 
 
 def numbered(path, vocabulary):
@@ -91,7 +79,7 @@ def adamw(parameters, options):
 def build(options, warm_up):
     """The model under DDP with its hook, the optimizer, and Thinwire's handle if it has one."""
     torch.manual_seed(options.seed)
-    model = ways.wrap(Transformer(options), options.way)
+    model = ways.wrap(Losses(options), options.way)
     optimizer = adamw(list(model.parameters()), options)
     # As torch's documentation advises for PowerSGD: exact sums in the warm-up, the first tenth of the steps.
     return model, optimizer, ways.attach(model, options.way, optimizer, options.power_sgd_rank, warm_up)
