@@ -37,6 +37,8 @@ class Training {
 
   /// Of which rank gradients are from now on.
   void become(std::size_t rank) { rank_ = rank; }
+  /// From now on one value in so many is not 0.
+  void keep_one_in(std::size_t few) { few_ = few; }
 
   /// Steps that take `compute` seconds beside the network.
   void run(int steps, double compute) {
@@ -72,12 +74,14 @@ class Training {
       values[i] =
           i < rank_ ? static_cast<float>(static_cast<std::int32_t>(random)) * 0x1p-31f : values[i - rank_];
     }
+    for (std::size_t i = 0; i < elements; ++i) values[i] *= i % few_ == 0 ? 1.0f : 0.0f;
     return values;
   }
 
   VirtualCommunicator& communicator_;
   Session session_;
   std::size_t rank_;
+  std::size_t few_ = 1;
   std::vector<std::string> used_;
 };
 
@@ -193,6 +197,16 @@ TEST(Auto, ExactSystemsAloneWhereToldSo) {
       EXPECT_TRUE(used.starts_with("dense") || used.starts_with("zen")) << used;
     }
     EXPECT_EQ(training.system(), "dense") << "no value is 0";
+  });
+}
+
+TEST(Auto, WhereMostValuesAreZerosAnExactSparseSystemIsTaken) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, kSpec + ":lossless=on");
+    training.keep_one_in(50);
+    training.run(kTrial + 3, 0.01);
+    EXPECT_EQ(training.system(), "zen") << training.session().explain();
+    EXPECT_EQ(training.count("dense") + training.count("zen"), kTrial + 3);
   });
 }
 
