@@ -410,9 +410,7 @@ def _layers(record: "HtmlReport") -> str:
         "Both are without the scale of a GradScaler.",
         "A ratio of 3 says that as much is held back as three such gradients.",
         f"Norms are l2, after step {last['step']}. {len(samples)} samples were kept, "
-        f"the first after step {samples[0]['step']}.",
-        "The error of the mean against the exact mean is not here: to know it, "
-        "each step would have to send all gradients as they are.")
+        f"the first after step {samples[0]['step']}.")
     rows = []
     for name, (elements, residual, gradient) in last["layers"].items():
         ratio = residual / gradient if residual is not None and gradient else None
@@ -425,9 +423,24 @@ def _layers(record: "HtmlReport") -> str:
                                           "residual / gradient", "residual over the samples, from 0"], rows)
 
 
+def _errors(record: "HtmlReport") -> str:
+    text = "<h2>The error of the mean</h2>\n"
+    if not record.errors:
+        return text + _paragraph(
+            "Not measured: to know it, a step has to send all gradients as they are.",
+            "The stage guard does so in some steps, by itself in auto or in front of any system.")
+    text += _paragraph(
+        "The distance of the mean that a step gave from the exact mean, as a part of the exact mean's norm.",
+        "The stage guard has measured it in some steps.")
+    rows = [(_names(parameters), str(one.times), str(one.step), _number(one.last), _number(one.largest))
+            for parameters, one in record.errors.items()]
+    return text + _table("Where the guard has measured it",
+                         ["parameters of the bucket", "times", "last in step", "then", "largest"], rows, (0,))
+
+
 def page(record: "HtmlReport") -> str:
     """The whole page of what an HtmlReport has recorded."""
-    sections = ((_summary, _loss, _times, _choices, _parts, _buckets, _last_step, _layers) if record.runs
+    sections = ((_summary, _loss, _times, _choices, _parts, _buckets, _last_step, _errors, _layers) if record.runs
                 else (_summary, _loss))
     body = "".join(section(record) for section in sections)
     if not record.runs:

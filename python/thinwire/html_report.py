@@ -108,6 +108,20 @@ def _thinned(values: List[_T], most: int) -> bool:
     return True
 
 
+@dataclass
+class MeasuredError:
+    """Of a bucket's mean: |mean - exact mean| / |exact mean|, where the stage guard has measured it."""
+
+    times: int = 0
+    step: int = 0  # the last of them
+    last: float = 0.0
+    largest: float = 0.0
+
+    def add(self, step: int, error: float) -> None:
+        self.times, self.step, self.last = self.times + 1, step, error
+        self.largest = max(self.largest, error)
+
+
 class HtmlReport:
     """Records what each step cost and writes it as one HTML page: where its time went by bucket, which system
     ran and why, what each layer has not delivered yet, and the loss.
@@ -161,6 +175,7 @@ class HtmlReport:
         self.forward_was_seen = True
         self.explanations: List[Tuple[str, str]] = []  # (spec, what the system said last)
         self.samples: List[Sample] = []
+        self.errors: Dict[Tuple[str, ...], MeasuredError] = {}  # of buckets, by their parameters
         self.report: Report = handle.report()
         self._last_sent = self.report["total"]["wire_bytes_sent"]
         if self._is_open:
@@ -263,6 +278,11 @@ class HtmlReport:
         run.seconds += now - self._step_began
         run.bytes_sent += sent - self._last_sent
         self._last_sent = sent
+        for bucket in report["buckets"]:
+            error = bucket["relative_error"]
+            if error is not None and bucket["step"] == number:
+                parameters = tuple(bucket["parameters"])
+                self.errors.setdefault(parameters, MeasuredError()).add(number, error)
         if not finite:
             self.skipped_steps += 1
             self.skipped.append(number)

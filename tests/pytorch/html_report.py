@@ -146,6 +146,29 @@ def a_page_of_a_lossy_system():
         assert (len(page.rows("Buckets in numbers")) == len(report["buckets"])
                 and float(page.rows("Losses in numbers")[0][1]) > 0)
         assert {"Loss against time", "Time by bucket", "Time of each step"} <= set(page.figures)
+        assert "The error of the mean" in page.headings and "Not measured: to know it" in page.text
+
+
+def errors_are_those_that_the_guard_measured():
+    measured = {}
+
+    def act(step, handle):
+        for bucket in handle.report()["buckets"] if step else []:
+            if bucket["relative_error"] is not None:
+                measured.setdefault(tuple(bucket["parameters"]), []).append((bucket["step"], bucket["relative_error"]))
+
+    with tempfile.TemporaryDirectory() as folder:
+        path, handle, _ = recorded("guard:every=8:noise=1000+casq:bits=4", 24, act, folder=folder)
+        act(24, handle)
+        if RANK != 0:
+            return
+        rows = Page(path).rows("Where the guard has measured it")
+        assert len(rows) == len(measured) and measured, (rows, measured)
+        for row, found in zip(rows, measured.values()):
+            found = sorted(set(found))
+            assert [int(row[1]), int(row[2])] == [len(found), found[-1][0]], (row, found)
+            for cell, error in ((row[3], found[-1][1]), (row[4], max(error for _, error in found))):
+                assert abs(float(cell) - error) <= 1e-3 * error and error > 0, (row, found)
 
 
 def a_page_of_choices():
@@ -383,6 +406,6 @@ def pages_that_cannot_be():
     train(model, 1)
 
 
-HTML_REPORT = [a_page_of_a_lossy_system, a_page_of_choices, the_lines_of_the_docs, names_are_text,
-               scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing,
+HTML_REPORT = [a_page_of_a_lossy_system, errors_are_those_that_the_guard_measured, a_page_of_choices,
+               the_lines_of_the_docs, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing,
                pages_that_cannot_be]
