@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire
 
 
-# Systems whose training under momentum and AdamW docs/loss.md shows.
+# Systems whose training under AdamW docs/loss.md shows.
 WITH_MOMENTUM = "plain,dense,half,auto,power_sgd:rank=32:bits=8"
 
 

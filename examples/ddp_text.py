@@ -16,6 +16,7 @@ import collections
 import math
 import re
 import subprocess
+import sys
 
 import torch
 import torch.distributed as dist
@@ -90,6 +91,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="windows per rank and step")
     add_training_options(parser, sgd_lr=2.0)
     options = parser.parse_args()
+    if options.model == "transformer":
+        options.sgd_lr = 0.1
     training = Training(parser, options)
     for name in ("layers", "width", "heads", "context", "vocabulary", "batch"):
         if getattr(options, name) < 1:
@@ -112,6 +115,9 @@ def main() -> None:
     count = len(windows) - held_out
     if options.limit:
         count = min(count, options.limit)
+    if held_out < 1 or count < options.batch * world:
+        sys.exit(f"{options.text or 'the text'}: {len(numbers)} words and {count} windows to learn from are too few "
+                 f"for --context {context} and --batch {options.batch} on {world} ranks")
 
     def batches(epoch):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(options.seed + epoch))

@@ -73,6 +73,7 @@ void DdpEngine::close() {
     board_.closed = true;
     board_.changed.notify_all();
   }
+  for (auto& lane : lanes_) lane->finish();
   for (auto& lane : lanes_) lane->join();
   for (DdpItem& item : std::exchange(held_, {})) {
     item.done({}, std::make_exception_ptr(std::runtime_error("Thinwire's engine was closed")));

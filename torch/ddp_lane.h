@@ -85,11 +85,10 @@ class DdpLane {
     if (was_pushed_.exchange(false)) pushed_.notify_one();
   }
 
-  /// Without the lock, once the board is closed: waits for the thread, which finishes its queue first.
-  void join() {
-    pushed_.notify_one();
-    thread_.join();
-  }
+  /// Once the board is closed, of all lanes before any of them is joined: they end their steps together.
+  void finish() { pushed_.notify_one(); }
+  /// Without the lock, after finish(): waits for the thread, which finishes its queue first.
+  void join() { thread_.join(); }
 
  private:
   struct Work {

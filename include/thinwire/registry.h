@@ -111,6 +111,8 @@ struct SystemInfo {
       false;  ///< Synchronizer::freezes_variance says yes of some steps: it is made for Adam.
   /// The option (0 to 1) that decides whether it does, 0 being off; empty: it does whatever the options say.
   std::string momentum_option;
+  /// Whether, by these options, the optimizer may have momentum although `corrects_momentum`; empty: never.
+  std::function<bool(const Options&)> bears_momentum{};
   /// The option that must be the optimizer's momentum, or Adam's beta1; empty: there is none.
   std::string optimizers_momentum_option;
   /// A stage's: the option that names another system, which it runs in place of the one behind it. That
@@ -164,7 +166,8 @@ class Registry {
   /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any.
   /// Throws what make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;
-  /// What the systems of the spec, or of a pair of them, ask of the optimizer. Throws as shortened() does.
+  /// What the systems of the spec, or of a pair's dense part, ask of the optimizer. Tables of rows may have
+  /// an optimizer of their own. Throws as shortened() does.
   std::vector<MomentumNeed> momentum_needs(std::string_view spec) const;
 
  private:

@@ -1,7 +1,7 @@
 """Hugging Face's Accelerate: one line after ``accelerator.prepare``.
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    thinwire.accelerate.register(accelerator, model, "power_sgd:rank=32:bits=8")
+    thinwire.accelerate.register(accelerator, model, "auto")
 """
 import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, cast

@@ -69,6 +69,7 @@ class Handle(StepsOfHook):
         self._call = uncompiled_call()
         self._replicas = ReplicaCheck(self._replicated(model), check_replicas_every)
         self._optimizer = optimizer
+        self._momentum_needs: List[Tuple[str, str, float]] = []
         self._loss_scale = None if grad_scaler is None else LossScale(grad_scaler)
         self._scale = None
         self._is_closed = False
@@ -199,8 +200,11 @@ class Handle(StepsOfHook):
                              "give sign=off, or no grad_scaler")
         freezes = _C.freezes_variance(spec)
         optimizer = variance.require_adam(self._optimizer, spec) if freezes else self._optimizer
-        if optimizer is not None:
-            variance.require_momentum(optimizer, _C.momentum_needs(spec), readable(spec))
+        needs = _C.momentum_needs(spec)
+        # A schedule may have changed the optimizer's meanwhile, and what runs goes on.
+        if optimizer is not None and needs != self._momentum_needs:
+            variance.require_momentum(optimizer, self._model(), needs, readable(spec))
+        self._momentum_needs = needs
         if freezes and optimizer is not None and not self._variance_is_held:
             own = weakref.ref(self)  # the optimizer may live longer
 

@@ -1,9 +1,9 @@
 """Lightning: a callback for its Trainer, and one line for Fabric.
 
-    Trainer(strategy="ddp", callbacks=[thinwire.lightning.ThinwireCallback("power_sgd:rank=32:bits=8")])
+    Trainer(strategy="ddp", callbacks=[thinwire.lightning.ThinwireCallback("auto")])
 
     model, optimizer = fabric.setup(model, optimizer)
-    run = thinwire.lightning.register(fabric, model, "power_sgd:rank=32:bits=8", optimizer=optimizer)
+    run = thinwire.lightning.register(fabric, model, "auto", optimizer=optimizer)
 """
 import sys
 import weakref

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer: one line after it is made.
 
     trainer = Trainer(model, arguments, train_dataset=...)
-    trainer.add_callback(thinwire.transformers.ThinwireCallback(trainer, "power_sgd:rank=32:bits=8"))
+    trainer.add_callback(thinwire.transformers.ThinwireCallback(trainer, "auto"))
 """
 import os
 from typing import TYPE_CHECKING, Any, Dict, Optional, Union

@@ -29,14 +29,19 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch
     return optimizer
 
 
-def require_momentum(optimizer: torch.optim.Optimizer, needs: Iterable[Tuple[str, str, float]], spec: str) -> None:
+def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module],
+                     needs: Iterable[Tuple[str, str, float]], spec: str) -> None:
     """Raises ValueError unless the optimizer's momentum, or Adam's beta1, is what the systems of ``spec`` need.
+    Groups without a parameter of the model may have another.
 
     needs: of each system its name, its option for the optimizer's momentum and that option's value. Without
     such an option it applies a momentum of its own, and SGD's must be 0.
     """
+    own_parameters = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+    groups = [group for group in optimizer.param_groups
+              if any(id(parameter) in own_parameters for parameter in group["params"])]
     for system, option, value in needs:
-        for group in optimizer.param_groups:
+        for group in groups:
             own = group["momentum"] if "momentum" in group else group.get("betas", (None,))[0]
             if not isinstance(own, float) and not isinstance(own, int):
                 continue  # an optimizer without momentum, or with one in a tensor

@@ -23,8 +23,8 @@ class Dense final : public Synchronizer {
   bool is_plain_sum() const override { return sums_in_type_; }
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    if (step.reduce_scatter) return reduce_scatter_floats(bucket, gradient, residual, step);
     step.communicator.commit_exchange();
+    if (step.reduce_scatter) return reduce_scatter_floats(bucket, gradient, residual, step);
     step.clock.enter(Phase::exchange);  // its passes belong to the mean that an all-reduce is
     if (!residual.empty()) add(step.executor, gradient, residual);
     // The mark in the first element tells every rank, which saves another pass over the mean.

@@ -295,19 +295,16 @@ bool Registry::freezes_variance(std::string_view spec, std::optional<std::uint64
 }
 
 std::vector<MomentumNeed> Registry::momentum_needs(std::string_view spec) const {
-  const SpecPair pair = parse_spec_pair(spec);
   std::vector<MomentumNeed> needs;
-  for (const std::string& text : {pair.dense, pair.rows}) {
-    for (const SpecPart& part : parse_spec(text)) {
-      const SystemInfo& info = find(part.name);
-      if (!info.optimizers_momentum_option.empty()) {
-        const double value = Options(part, info.options).real(info.optimizers_momentum_option, 0, 1);
-        needs.push_back({part.name, info.optimizers_momentum_option, value});
-      } else if (corrects_momentum(part, info)) {
-        needs.push_back({.system = part.name, .option = {}});
-      }
+  for (const SpecPart& part : parse_spec(parse_spec_pair(spec).dense)) {
+    const SystemInfo& info = find(part.name);
+    const Options options(part, info.options);
+    if (!info.optimizers_momentum_option.empty()) {
+      const double value = options.real(info.optimizers_momentum_option, 0, 1);
+      needs.push_back({part.name, info.optimizers_momentum_option, value});
+    } else if (corrects_momentum(part, info) && !(info.bears_momentum && info.bears_momentum(options))) {
+      needs.push_back({.system = part.name, .option = {}});
     }
-    if (pair.rows == pair.dense) break;
   }
   return needs;
 }

@@ -103,6 +103,7 @@ SystemInfo dgc_info() {
   info.summary = "top-k by a sampled threshold, with momentum before compression, clipping and warm-up";
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018";
   info.corrects_momentum = true;
+  info.bears_momentum = [](const Options& options) { return options.real("momentum", 0, 1) == 0; };
   info.state = {kVelocity};
   info.undoes_steps = true;
   info.options = {

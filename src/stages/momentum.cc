@@ -89,6 +89,7 @@ SystemInfo momentum_correction_info() {
   info.formula = "that of the system behind it";
   info.stage = true;
   info.corrects_momentum = true;
+  info.bears_momentum = [](const Options& options) { return options.real("momentum", 0, 1) == 0; };
   info.state = {kVelocity};
   info.undoes_steps = true;
   info.options = {{"momentum", "0.9", "decay of the velocity per step, 0 to 1"}};

@@ -3,6 +3,7 @@ import copy
 import gc
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
@@ -174,6 +175,9 @@ def the_optimizers_momentum_is_the_specs():
         ("sketched_sgd", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),
         ("momentum:momentum=0.8+casq", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.8)),
         ("momentum+casq", lambda parameters: torch.optim.Adagrad(parameters)),
+        ("dgc:momentum=0+zen", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),
+        ("demo:sign=off", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),
+        ("rows=dgc+zen,dense=half", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),
     ):
         model = wrap(Net)
         handle = register(model, spec, optimizer=make_optimizer(model.parameters()))
@@ -181,6 +185,17 @@ def the_optimizers_momentum_is_the_specs():
             require_error(ValueError, ["momentum itself"], lambda: handle.set("dgc+zen"))
             assert handle.spec.endswith("feedback=on") and "dgc" not in handle.spec, handle.spec
         handle.close()
+
+    # Another group is another model's; and a schedule does not make a spec that runs one that is refused.
+    model = wrap(Net)
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": list(model.parameters()), "momentum": 0.0},
+                                 {"params": list(other.parameters()), "momentum": 0.9}], lr=0.1)
+    handle = register(model, "mc+top_k:k=5+zen", optimizer=optimizer)
+    optimizer.param_groups[0]["momentum"] = 0.5
+    handle.set("mc+top_k:k=9+zen")
+    require_error(ValueError, ["momentum=0.9", "is 0.5"], lambda: handle.set("momentum+casq"))
+    handle.close()
 
 
 def an_optimizer_is_held_for_one_model():

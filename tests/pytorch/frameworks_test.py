@@ -21,9 +21,9 @@ PHASES = {"two": 2, "resumed": 2, "three": 3, "one": 1, "four": 4, "four_resumed
 SHARDED_PHASES = ("two", "resumed", "four", "four_resumed")
 PACKAGES = {"accelerate": ["accelerate"], "lightning": ["lightning"],
             "transformers": ["transformers", "accelerate"], "fully_shard": ["torch"]}
-# Each ends with the same loss whether it was interrupted or not: how to begin, and how to resume.
-# The default, auto, times steps, and may choose another system in another run.
+# The examples' default, auto, times steps, and may choose another system in another run.
 SPEC = ["--spec", "power_sgd:rank=4"]
+# Each ends with the same loss whether it was interrupted or not: how to begin, and how to resume.
 EXAMPLES = {
     "accelerate": [("with_accelerate.py", ["--resume"])],
     "lightning": [("with_lightning.py", ["--resume", "lightning_checkpoints/epoch=0.ckpt"]),
