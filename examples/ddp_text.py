@@ -56,9 +56,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(torch.randn(context, width) * 0.02)
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True,
-                                           norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu",
+                                           batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, norm=nn.LayerNorm(width),
+                                            enable_nested_tensor=False)
         nn.init.normal_(self.words.weight, std=0.02)
         # The layers are copies of one: each shall begin with values of its own.
         for parameter in self.layers.parameters():
@@ -78,7 +79,8 @@ def make_model(options) -> nn.Module:
     return Transformer(options.vocabulary, options.width, options.heads, options.layers, options.context)
 
 
-def main() -> None:
+def parse():
+    """What the command line says of the task, and of the training."""
     parser = argparse.ArgumentParser(description="A word language model under DDP, without and with Thinwire")
     add_options(parser, epochs=1, compare="plain,dense,half,auto")
     parser.add_argument("--model", choices=("lstm", "transformer"), default="lstm")
@@ -99,6 +101,11 @@ def main() -> None:
             parser.error(f"--{name} {getattr(options, name)}: at least 1")
     if options.width % options.heads:
         parser.error(f"--width {options.width} is not a multiple of --heads {options.heads}")
+    return options, training
+
+
+def main() -> None:
+    options, training = parse()
     torch.set_num_threads(1)
     thinwire.cluster_environment()  # under Slurm: what torchrun would have set
     dist.init_process_group("gloo")
@@ -116,8 +123,8 @@ def main() -> None:
     if options.limit:
         count = min(count, options.limit)
     if held_out < 1 or count < options.batch * world:
-        sys.exit(f"{options.text or 'the text'}: {len(numbers)} words and {count} windows to learn from are too few "
-                 f"for --context {context} and --batch {options.batch} on {world} ranks")
+        sys.exit(f"{options.text or 'the text'}: {len(numbers)} words and {count} windows to learn from "
+                 f"are too few for --context {context} and --batch {options.batch} on {world} ranks")
 
     def batches(epoch):
         order = torch.randperm(count, generator=torch.Generator().manual_seed(options.seed + epoch))

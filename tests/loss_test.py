@@ -91,7 +91,8 @@ def pages_say_what_results_do():
         line = next(line for line in readme.splitlines() if line.startswith(f"| {name} |"))
         said = [cell.strip().removesuffix(" ms") for cell in line.split("|")[2:-1]]
         faster = [float(of[way][-1]) for way in ("power_sgd:rank=32:bits=8", "auto")]
-        assert said[:3] == [of[way][0] for way in ("plain", "power_sgd_hook", "power_sgd:rank=32:bits=8")], line
+        steps = [of[way][0] for way in ("plain", "power_sgd_hook", "power_sgd:rank=32:bits=8")]
+        assert said[:3] == steps, line
         for shown, figure in zip(said[3:], faster):
             assert abs(float(shown) - figure) <= 0.5 * 10 ** -len(shown.partition(".")[2]), line
 

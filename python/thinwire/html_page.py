@@ -440,8 +440,8 @@ def _errors(record: "HtmlReport") -> str:
 
 def page(record: "HtmlReport") -> str:
     """The whole page of what an HtmlReport has recorded."""
-    sections = ((_summary, _loss, _times, _choices, _parts, _buckets, _last_step, _errors, _layers) if record.runs
-                else (_summary, _loss))
+    sections = ((_summary, _loss, _times, _choices, _parts, _buckets, _last_step, _errors, _layers)
+                if record.runs else (_summary, _loss))
     body = "".join(section(record) for section in sections)
     if not record.runs:
         body += _paragraph("No step has synchronized gradients since the recording began.")

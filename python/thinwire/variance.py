@@ -31,7 +31,8 @@ def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch
 
 def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module],
                      needs: Iterable[Tuple[str, str, float]], spec: str) -> None:
-    """Raises ValueError unless the optimizer's momentum, or Adam's beta1, is what the systems of ``spec`` need.
+    """Raises ValueError unless the optimizer's momentum, or Adam's beta1,
+    is what the systems of ``spec`` need.
     Groups without a parameter of the model may have another.
 
     needs: of each system its name, its option for the optimizer's momentum and that option's value. Without
@@ -46,8 +47,10 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
             if not isinstance(own, float) and not isinstance(own, int):
                 continue  # an optimizer without momentum, or with one in a tensor
             if option and abs(own - value) > 1e-6:
-                raise ValueError(f"spec {spec!r} has {system}:{option}={value:g}, and the optimizer's momentum is "
-                                 f"{own:g}: both must be the same, as with {system}:{option}={own:g}")
+                raise ValueError(
+                    f"spec {spec!r} has {system}:{option}={value:g}, and the optimizer's momentum is {own:g}: "
+                    f"both must be the same, as with {system}:{option}={own:g}"
+                )
             if not option and "momentum" in group and own != 0:
                 raise ValueError(f"spec {spec!r} applies momentum itself ({system}), and the optimizer's "
                                  f"{own:g} would come on top: give the optimizer momentum=0")

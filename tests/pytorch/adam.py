@@ -167,7 +167,8 @@ def the_optimizers_momentum_is_the_specs():
            lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.8))
     refuse("rows=zen,dense=momentum:momentum=0.5+casq", ["momentum:momentum=0.5", "is 0.9"],
            lambda parameters: torch.optim.AdamW(parameters))
-    for spec in ("mc+top_k:ratio=0.1+zen", "dgc+zen", "sketched_sgd:momentum=0.9", "warm_up:steps=4+mc+top_k:k=5+zen"):
+    for spec in ("mc+top_k:ratio=0.1+zen", "dgc+zen", "sketched_sgd:momentum=0.9",
+                 "warm_up:steps=4+mc+top_k:k=5+zen"):
         refuse(spec, ["momentum itself", "0.9", "momentum=0"],
                lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
     for spec, make_optimizer in (

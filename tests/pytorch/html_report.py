@@ -155,7 +155,8 @@ def errors_are_those_that_the_guard_measured():
     def act(step, handle):
         for bucket in handle.report()["buckets"] if step else []:
             if bucket["relative_error"] is not None:
-                measured.setdefault(tuple(bucket["parameters"]), []).append((bucket["step"], bucket["relative_error"]))
+                found = measured.setdefault(tuple(bucket["parameters"]), [])
+                found.append((bucket["step"], bucket["relative_error"]))
 
     with tempfile.TemporaryDirectory() as folder:
         path, handle, _ = recorded("guard:every=8:noise=1000+casq:bits=4", 24, act, folder=folder)
@@ -407,5 +408,5 @@ def pages_that_cannot_be():
 
 
 HTML_REPORT = [a_page_of_a_lossy_system, errors_are_those_that_the_guard_measured, a_page_of_choices,
-               the_lines_of_the_docs, names_are_text, scales_and_states, what_a_loop_may_do, memory_is_bounded, scripts_that_close_nothing,
-               pages_that_cannot_be]
+               the_lines_of_the_docs, names_are_text, scales_and_states, what_a_loop_may_do,
+               memory_is_bounded, scripts_that_close_nothing, pages_that_cannot_be]

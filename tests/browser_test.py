@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LOOK = os.path.join(ROOT, "scripts", "look_at_report")
 SKIPPED = 77
 
@@ -45,7 +45,8 @@ def a_page_is_shown(folder):
     script, page = os.path.join(folder, "train.py"), os.path.join(folder, "report.html")
     with open(script, "w", encoding="utf-8") as file:
         file.write(TRAINING)
-    subprocess.run([sys.executable, "-m", "thinwire.launch", "-n", "2", script, page], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "thinwire.launch", "-n", "2", script, page], check=True,
+                   timeout=120)
     picture = os.path.join(folder, "report.png")
     seen = look(page, picture)
     assert seen.returncode == 0, seen.stderr
