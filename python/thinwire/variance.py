@@ -48,8 +48,8 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
                 continue  # an optimizer without momentum, or with one in a tensor
             if option and abs(own - value) > 1e-6:
                 raise ValueError(
-                    f"spec {spec!r} has {system}:{option}={value:g}, and the optimizer's momentum is {own:g}: "
-                    f"both must be the same, as with {system}:{option}={own:g}"
+                    f"spec {spec!r} has {system}:{option}={value:g}, and the optimizer's momentum is "
+                    f"{own:g}: both must be the same, as with {system}:{option}={own:g}"
                 )
             if not option and "momentum" in group and own != 0:
                 raise ValueError(f"spec {spec!r} applies momentum itself ({system}), and the optimizer's "
