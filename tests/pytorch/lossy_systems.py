@@ -46,29 +46,26 @@ def auto_chooses_and_says_why():
     model = wrap(Net)
     handle = register(model, spec)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    used = []
-    for step in range(11):
-        assert step in (0, 10) or "nothing is chosen yet" in handle.explain(), handle.explain()
-        train(model, 1, first=step, optimizer=optimizer)
-        schemes = {bucket["scheme"] for bucket in handle.report()["buckets"]}
-        assert len(schemes) == 1, f"lanes differ: {schemes}"
-        used.append(schemes.pop())
+    used = train_until_chosen(model, handle, optimizer)
+    step = len(used) - 1
     require_agreement(model, spec)
-    assert [one.split(":")[0] for one in used[:9]] == ["dense"] * 3 + ["half"] * 3 + ["power_sgd"] * 3, used
-    line, *guarded, last = handle.explain().splitlines()
-    assert guarded, handle.explain()  # power_sgd, which was tried, has a guard
+    assert [" ".join(one).split(":")[0] for one in used[:9]] == (
+        ["dense"] * 3 + ["half"] * 3 + ["power_sgd"] * 3), used
+    *lines, last = handle.explain().splitlines()
+    guarded = [one for one in lines if ": guard: " in one]
+    assert guarded, lines  # power_sgd, which was tried, has a guard
+    (line,) = [one for one in lines if one not in guarded]
     assert all(re.match("step [0-9]+: guard: bucket .* of its noise, within 0.75", one)
                for one in guarded), guarded
-    took = re.escape(used[10])
     short = spec.replace(":steps=2", "")  # which is the default
-    assert re.fullmatch(f"the last step, 10, ran {short}: {took} in ([0-9]+) of \\1 buckets", last), last
-    assert line.startswith("step 9: " + used[10].split(":")[0]), (line, used)
+    require_last_step(last, step, short, [bucket["scheme"] for bucket in handle.report()["buckets"]])
+    assert re.match(f"step {step - 1}: (dense|half|power_sgd)", line), (line, used)
     (number, reason), *later = handle.changes()
     assert f"step {number}: {reason}" == line and not later, handle.changes()
     assert handle.report()["changes"] == [(number, reason)] and handle.report()["total"]["changes"] == 1
     assert logged == ([line] if RANK == 0 else []), logged
     for name in ("with dense", "with half:feedback=on", "with power_sgd:rank=32:bits=8"):
-        assert name in line or used[10].startswith("power_sgd"), (name, line)
+        assert name in line or "power_sgd" in " ".join(used[-1]), (name, line)
     known = [None] * WORLD
     torch.distributed.all_gather_object(known, used)
     assert all(one == used for one in known), known
@@ -76,9 +73,30 @@ def auto_chooses_and_says_why():
     again = wrap(Net)
     resumed = register(again, spec)
     resumed.load_state_dict(state)
-    train(again, 2, first=11)
-    assert {bucket["scheme"] for bucket in resumed.report()["buckets"]} == {used[10]}
+    train(again, 2, first=step + 1)
+    assert {bucket["scheme"] for bucket in resumed.report()["buckets"]} == set(used[-1])
     assert resumed.explain().count("as in the state that was loaded") == 1, resumed.explain()
+
+
+def train_until_chosen(model, handle, optimizer):
+    """Trains to the step after auto's choice. Gives what each step's buckets ran, each once.
+
+    The candidates alone are tried in steps 0 to 8. Where a lossy one wins, it is tried beside dense then."""
+    used = []
+    while not handle.changes() or len(used) < handle.changes()[0][0] + 2:
+        assert len(used) < 64, handle.explain()
+        explained = handle.explain()
+        assert len(used) < 2 or handle.changes() or "nothing is chosen yet" in explained, explained
+        train(model, 1, first=len(used), optimizer=optimizer)
+        used.append(sorted({bucket["scheme"] for bucket in handle.report()["buckets"]}))
+    return used
+
+
+def require_last_step(line, step, spec, schemes):
+    """What explain() ends with: which scheme how many buckets had."""
+    assert line.startswith(f"the last step, {step}, ran {spec}: "), line
+    for scheme in set(schemes):
+        assert f"{scheme} in {schemes.count(scheme)} of {len(schemes)} buckets" in line, (line, schemes)
 
 
 def a_given_system_is_explained_as_it_was_given():
@@ -103,14 +121,16 @@ def auto_explains_a_table_of_rows():
     model = wrap(Mixed)
     handle = register(model, spec, rows="zen")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(11):
-        train(model, 1, first=step, optimizer=optimizer)
-    chosen, *guarded, last = handle.explain().splitlines()
-    assert re.match("step (9|10): (dense|half|power_sgd)", chosen), chosen
-    assert guarded and all(": guard: " in line for line in guarded), guarded
+    step = len(train_until_chosen(model, handle, optimizer)) - 1
+    *lines, last = handle.explain().splitlines()
+    guarded = [line for line in lines if ": guard: " in line]
+    chosen = [line for line in lines if line not in guarded]
+    assert guarded and len(chosen) == 1, lines  # by steps, so that a guard's line may be the first one
+    assert re.match(f"step {step - 1}: (dense|half|power_sgd)", chosen[0]), chosen
     buckets = {tuple(bucket["parameters"]): bucket["scheme"] for bucket in handle.report()["buckets"]}
+    require_last_step(last, step, spec.replace(":steps=2", ""), list(buckets.values()))
     of_rows = buckets.pop(("table.weight",))
-    assert last.startswith("the last step, 10, ran auto:") and f"{of_rows} in 1 of {len(buckets) + 1}" in last
+    assert of_rows in ("push_pull", "centralization"), of_rows  # zen's two
     candidates = {"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"}
     assert buckets and set(buckets.values()) <= candidates, buckets
 
