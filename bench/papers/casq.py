@@ -24,18 +24,18 @@ def quantizer_name(system) -> str:
 def quantizer_in_full(spec: str) -> str:
     """Its name and the options in which those of one name differ: "alq:3 zero=off"."""
     options = options_of(spec)
-    return " ".join([quantizer_name(spec)] + [f"{key}={options[key]}" for key in ("zero", "norm", "topology") if key in options])
+    return " ".join([quantizer_name(spec)] + [f"{key}={options[key]}" for key in ("zero", "norm", "topology", "clusters") if key in options])
 
 
 def casq_table_1(parts: dict) -> tuple:
-    systems = systems_in(parts["train"] + parts["published"])
+    systems = systems_in(parts["train"] + parts["published"] + parts["own"])
     dense = named(systems, "dense")
     # Of casq, the paper's form is the one whose mean is not coded once more.
     paper = {system.label: CASQ_TABLE_1.get(quantizer_name(system), "") for system in systems
              if system.options.get("feedback") != "on" and (system.options[""] != "casq" or "topology" in system.options)}
     made, (axes,) = figure()
     made.set_size_inches(9, 4.8)
-    names = [quantizer_name(s) + (" gathered" if "topology" in s.options else "") + (" EF" if s.options.get("feedback") == "on" else "")
+    names = [quantizer_name(s) + (" own" if "clusters" in s.options else " gathered" if "topology" in s.options else "") + (" EF" if s.options.get("feedback") == "on" else "")
              for s in systems]
     bars(axes, names, systems)
     axes.set_ylabel("test accuracy, %")

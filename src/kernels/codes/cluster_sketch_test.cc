@@ -311,9 +311,19 @@ struct Said {
   std::vector<ClusterSketch> sketches;
   std::vector<std::vector<float>> values;
 
+  std::vector<std::vector<ClusterGroup>> groups;  // of each rank
+
+  /// Each rank shares a group's cells among its clusters in another way.
   Said(const ClusterSketch& sketch, std::size_t ranks, std::size_t first, std::size_t count) {
     for (std::size_t rank = 0; rank < ranks; ++rank) {
+      groups.emplace_back(sketch.groups.begin(), sketch.groups.end());
+      for (ClusterGroup& group : groups[rank]) {
+        std::rotate(group.sizes.begin(),
+                    group.sizes.begin() + static_cast<std::ptrdiff_t>(rank % sketch.clusters()),
+                    group.sizes.begin() + static_cast<std::ptrdiff_t>(sketch.clusters()));
+      }
       sketches.push_back(sketch.for_rank(rank));
+      sketches[rank].groups = groups[rank];
       const auto gradient = test_values(count, static_cast<std::uint32_t>(rank + 1));
       const auto cpu = make_cpu_executor(1);
       encoded.push_back(encode(*cpu, sketches[rank], gradient, {}, first));

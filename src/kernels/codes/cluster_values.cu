@@ -27,13 +27,13 @@ struct CellGroup {
 /// What a rank said.
 struct DeviceClusters {
   RandomStream stream;
+  const CellGroup* groups;
   const float* means;
   const std::uint64_t* codes;
 };
 
-/// What kernels are given of all ranks, whose sketches differ in their streams alone.
+/// What kernels are given of all ranks, whose groups end at the same elements.
 struct DeviceRanks {
-  const CellGroup* groups;
   std::size_t group_count;
   const DeviceClusters* ranks;
   unsigned rank_count;
@@ -101,7 +101,7 @@ __device__ void for_each_sum(const DeviceRanks& all, unsigned self, std::size_t 
         randoms[warp][lane] = ClusterSketch::random_of(own.stream, first / kClusterRun + batch + lane);
         if (rank == 0) {
           groups[warp][lane] = static_cast<std::uint32_t>(
-              group_of(all.groups, all.group_count, first + begin + lane * kClusterRun));
+              group_of(own.groups, all.group_count, first + begin + lane * kClusterRun));
         }
       }
       if (lane < kRunsAtOnce * kBits) words[warp][lane] = next;
@@ -114,7 +114,7 @@ __device__ void for_each_sum(const DeviceRanks& all, unsigned self, std::size_t 
         const unsigned t = k % 2 * kWarp + lane;
         const std::size_t i = begin + k * kWarp + lane;
         if (i < count) {
-          const CellGroup* group = all.groups + groups[warp][run];
+          const CellGroup* group = own.groups + groups[warp][run];
           while (first + i >= group->end) ++group;
           const float mean =
               mean_of<kBits>(*group, own.means, words[warp] + run * kBits, randoms[warp][run], t);
@@ -192,11 +192,31 @@ class Brought {
  public:
   Brought(CudaExecutor& executor, Span<const CodedClusters> coded)
       : executor_(executor),
-        groups_(executor, coded[0].sketch.groups.size()),
+        groups_(executor, coded.size() * coded[0].sketch.groups.size()),
         ranks_(executor, coded.size()),
         means_(executor, coded.size() * coded[0].means.size()) {
-    const ClusterSketch& sketch = coded[0].sketch;
+    const std::size_t count = coded[0].sketch.groups.size();
     std::vector<CellGroup> groups;
+    std::vector<DeviceClusters> ranks;
+    for (const CodedClusters& one : coded) {
+      // Most often all ranks have the same groups.
+      const bool shared = !groups.empty() && one.sketch.groups.data() == coded[0].sketch.groups.data();
+      const std::size_t first = shared ? 0 : groups.size();
+      if (!shared) add_groups(one.sketch, groups);
+      float* const means = means_.data() + ranks.size() * one.means.size();
+      bring(one.means.data(), means, one.means.size());
+      codes_.push_back(std::make_unique<Operand<const std::uint64_t>>(executor, one.codes));
+      ranks.push_back({one.sketch.stream, groups_.data() + first, means, codes_.back()->data()});
+    }
+    bring(groups.data(), groups_.data(), groups.size());
+    bring(ranks.data(), ranks_.data(), ranks.size());
+    device_ = {count, ranks_.data(), static_cast<unsigned>(ranks.size())};
+  }
+
+  const DeviceRanks& device() const { return device_; }
+
+ private:
+  static void add_groups(const ClusterSketch& sketch, std::vector<CellGroup>& groups) {
     for (const ClusterGroup& from : sketch.groups) {
       CellGroup group{from.end, from.sizes, {}};
       auto begin = static_cast<std::uint32_t>(from.first_cell);
@@ -206,21 +226,8 @@ class Brought {
       }
       groups.push_back(group);
     }
-    bring(groups.data(), groups_.data(), groups.size());
-    std::vector<DeviceClusters> ranks;
-    for (const CodedClusters& one : coded) {
-      float* const means = means_.data() + ranks.size() * one.means.size();
-      bring(one.means.data(), means, one.means.size());
-      codes_.push_back(std::make_unique<Operand<const std::uint64_t>>(executor, one.codes));
-      ranks.push_back({one.sketch.stream, means, codes_.back()->data()});
-    }
-    bring(ranks.data(), ranks_.data(), ranks.size());
-    device_ = {groups_.data(), groups.size(), ranks_.data(), static_cast<unsigned>(ranks.size())};
   }
 
-  const DeviceRanks& device() const { return device_; }
-
- private:
   template <class T>
   void bring(const T* from, T* to, std::size_t count) {
     submit_copy(executor_, from, to, count, "a table could not be copied");

@@ -20,14 +20,13 @@ void decode_clusters(Executor& executor, const CodedClusters& coded, std::size_t
                      Span<float> values);
 
 /// values[i] = mean over `coded`, at least one, of what each says of element first + i; added in their order,
-/// then divided. Their sketches differ in their streams alone. first: a multiple of 64. The same bits on
-/// every machine.
+/// then divided. Their groups end at the same elements and have as many cells; their streams and the sizes of
+/// clusters may differ. first: a multiple of 64. The same bits on every machine.
 void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t first,
                       Span<float> values);
 
 /// gradient = mean over `coded` of what each says, added in their order; residual = gradient + residual -
-/// what coded[self] says. Their sketches differ in their streams alone, as in average_clusters. residual may
-/// be empty. Returns the new residual's sum of squares, 0 where there is none. The same mean on every
+/// what coded[self] says. Their sketches may differ as in average_clusters. residual may be empty. Returns the new residual's sum of squares, 0 where there is none. The same mean on every
 /// machine.
 double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
                       Span<float> gradient, ResidualSpan residual);

@@ -20,7 +20,8 @@
 //   sharded server, up: codes of the others' shards and all means, (W-1)/W * b d/8 + (W-1) 4 m;
 //   sharded server, down, as codes with a shard's share of the cells: (W-1)/W * (b d/8 + 4 m);
 //   sharded server, down, as float32: (W-1)/W * 4 d;
-//   at each clustering 8 * 2^b more for each parameter, along the broadcast's tree.
+//   at each clustering 8 * 2^b more for each parameter, along the broadcast's tree;
+//   clusters=own: instead of that, m is greater by 2^b for each parameter.
 // topology=auto takes what is less. With codes coming back that is the server from 3 workers on.
 //
 // In a reduce-scatter every rank's part of the bucket has clusters and cells of its own, and its codes and
@@ -36,6 +37,9 @@
 //   errors of ranks and steps average out.
 // - Centres are also taken anew after 1, 2, 4, ... steps of the first interval. Those of step 0 know no
 //   residual. With them alone the first hundred steps of a run lose what they should gain.
+// - Line 5 finds clusters on every worker. Here rank 0's are everyone's, and clusters=own has every worker's
+//   own. Receivers need the weights of the sender's clusters then, to know where a cluster's cells begin. They
+//   go in front of the means in every step, so that no rank need remember those of others.
 // - K-means is exact instead of iterated (kernels/codes/kmeans.h). Codes count 0 as not below 0.
 // - Line 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer. With
 //   double_momentum=lambda the system returns g + m.
@@ -83,6 +87,7 @@ struct CasqSettings {
   Allocation allocation = Allocation::centre;
   Topology topology = Topology::automatic;
   bool requantised = true;
+  bool own_clusters = false;  // of each rank
   float double_momentum = 0;
 
   std::size_t clusters() const { return std::size_t{1} << bits; }
@@ -108,20 +113,24 @@ bool all_zero(const PerCluster<float>& centres) {
 
 class CasqCoder final : public Coder {
  public:
-  CasqCoder(const ClusterSketch& sketch, Span<const float> gradient, Span<const float> residual, Step& step)
-      : sketch_(sketch), gradient_(gradient), residual_(residual), step_(step) {}
+  /// weights: of the sketch's groups where ranks have clusters of their own, sent in front of the means;
+  /// else empty.
+  CasqCoder(const ClusterSketch& sketch, Span<const float> weights, Span<const float> gradient,
+            Span<const float> residual, Step& step)
+      : sketch_(sketch), weights_(weights), gradient_(gradient), residual_(residual), step_(step) {}
 
   bool encode(Span<float> table, Span<std::uint64_t> codes) override {
+    std::ranges::copy(weights_, table.begin());
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
     return encode_clusters(step_.executor, step_.workspace, sketch_.for_rank(self), 0, gradient_, residual_,
-                           codes, table);
+                           codes, table.subspan(weights_.size(), sketch_.cells()));
   }
 
   void prepare(std::size_t rank, Span<const float> table) override {
     if (coded_.empty()) {
       coded_ = step_.workspace.take<CodedClusters>(static_cast<std::size_t>(step_.communicator.size()));
     }
-    coded_[rank] = {sketch_.for_rank(rank), laid_out(table), {}};
+    coded_[rank] = read(rank, table);
   }
 
   double average(Executor& executor, Span<const CodedFrame> frames, std::size_t self, Span<float> gradient,
@@ -134,16 +143,24 @@ class CasqCoder final : public Coder {
                    ResidualSpan residual) override {
     const auto self = static_cast<std::size_t>(step_.communicator.rank());
     const auto coded = step_.workspace.take<CodedClusters>(1);
-    coded[0] = {sketch_.for_rank(self), laid_out(own.table()), own.codes()};
+    coded[0] = read(self, own.table());
+    coded[0].codes = own.codes();
     return apply_clusters(executor, coded, 0, gradient, residual);
   }
 
  private:
-  Span<const float> laid_out(Span<const float> means) {
-    return lay_out_means(step_.workspace, sketch_, means, gradient_.memory());
+  /// Without its codes.
+  CodedClusters read(std::size_t rank, Span<const float> table) {
+    ClusterSketch sketch = sketch_.for_rank(rank);
+    if (!weights_.empty()) {
+      sketch = with_weights(step_.workspace, sketch, table.first(weights_.size()), rank);
+    }
+    const auto means = table.subspan(weights_.size(), sketch.cells());
+    return {sketch, lay_out_means(step_.workspace, sketch, means, gradient_.memory()), {}};
   }
 
   const ClusterSketch& sketch_;
+  Span<const float> weights_;
   Span<const float> gradient_;
   Span<const float> residual_;
   Step& step_;
@@ -195,7 +212,7 @@ class Casq final : public Synchronizer {
     if (workload.elements == 0) return 0;
     const auto elements = static_cast<std::size_t>(workload.elements);
     const GroupEnds ends = ends_of(elements, workload.parameter_ends);
-    const std::uint64_t agreed = settings_.clusters_at(workload.step)
+    const std::uint64_t agreed = settings_.clusters_at(workload.step) && !settings_.own_clusters
                                      ? broadcast_payload_bytes(8 * settings_.clusters() * ends.size(),
                                                                workload.rank, workload.world_size)
                                      : 0;
@@ -285,8 +302,9 @@ class Casq final : public Synchronizer {
             copy_of(model != nullptr ? &model->shard_centres : nullptr)};
   }
 
-  /// Centres and weights from a sample of rank 0's elements, on all ranks. Collective. Returns false where
-  /// rank 0 sampled a value that is not finite. A group of nothing but zeros keeps the centres that it has.
+  /// Centres and weights from a sample of rank 0's elements, on all ranks; or, where ranks have clusters of
+  /// their own, of this rank's. Collective, but in that case. Returns false where rank 0 sampled a value that
+  /// is not finite. A group of nothing but zeros keeps the centres that it has.
   bool cluster(BucketId bucket, const GroupEnds& ends, Span<const float> gradient, Span<const float> residual,
                const Spans& model, Step& step) {
     const std::size_t count = settings_.clusters();
@@ -294,7 +312,7 @@ class Casq final : public Synchronizer {
     const auto floats = step.workspace.take<float>(2 * count * ends.size());
     std::ranges::fill(floats, 0.0f);
     bool usable = true;
-    if (step.communicator.rank() == 0) {
+    if (step.communicator.rank() == 0 || settings_.own_clusters) {
       ClusterFinder finder(step.executor, step.workspace);
       for (std::size_t group = 0; group < ends.size(); ++group) {
         const std::size_t begin = ends.begin(group);
@@ -314,14 +332,15 @@ class Casq final : public Synchronizer {
         }
       }
     }
-    if (!take_from_rank_0(step, floats, usable)) return false;
+    // Of its own value that is not finite a rank tells when it codes it.
+    if (!settings_.own_clusters && !take_from_rank_0(step, floats, usable)) return false;
     for (std::size_t group = 0; group < ends.size(); ++group) {
       PerCluster<float> centres{};
       PerCluster<float> weights{};
       std::copy_n(floats.data() + 2 * count * group, count, centres.begin());
       std::copy_n(floats.data() + 2 * count * group + count, count, weights.begin());
       require_sound(centres, weights, count);
-      // Zeros alone on rank 0 say nothing of the other ranks, nor of later steps.
+      // Zeros alone say nothing of the other ranks, nor of later steps.
       if (all_zero(centres)) continue;
       model.centres[group] = centres;
       model.weights[group] = weights;
@@ -339,8 +358,10 @@ class Casq final : public Synchronizer {
     step.report.formula_bytes +=
         exchange_bytes(ends, elements, world, static_cast<std::size_t>(step.communicator.rank()));
     if (!through_server(ends, elements, world)) {
-      CasqCoder coder(sketch, gradient, residual, step);
-      average_coded(bucket, gradient, residual, step, {settings_.bits, sketch.cells()}, coder);
+      const auto weights = weights_of(ends, whole, model, step);
+      CasqCoder coder(sketch, weights, gradient, residual, step);
+      average_coded(bucket, gradient, residual, step, {settings_.bits, weights.size() + sketch.cells()},
+                    coder);
       return;
     }
     const Shard own =
@@ -367,7 +388,8 @@ class Casq final : public Synchronizer {
       });
     };
     average_at_owners(bucket, gradient, residual, step,
-                      {sketch, settings_.requantised, groups_for, set_shard_thresholds});
+                      {sketch, weights_of(ends, whole, model, step), weights_of(ends, own, model, step),
+                       settings_.requantised, groups_for, set_shard_thresholds});
   }
 
   /// A reduce-scatter: each part has the cells of its own elements.
@@ -375,19 +397,22 @@ class Casq final : public Synchronizer {
                       const Spans& model, Step& step) {
     const auto world = static_cast<std::size_t>(step.communicator.size());
     const auto sketches = step.workspace.take<ClusterSketch>(world);
+    const auto weights = step.workspace.take<Span<const float>>(world);
     for (std::size_t owner = 0; owner < world; ++owner) {
-      sketches[owner] = sketch_of(bucket, ends, shard_of(gradient.size(), world, owner), model, step);
+      const Shard shard = shard_of(gradient.size(), world, owner);
+      sketches[owner] = sketch_of(bucket, ends, shard, model, step);
       sketches[owner].stream.hop = static_cast<std::uint32_t>(owner);
+      weights[owner] = weights_of(ends, shard, model, step);
     }
     step.report.formula_bytes +=
         part_bytes(ends, gradient.size(), world, static_cast<std::size_t>(step.communicator.rank()));
     reduce_scatter_coded(
         bucket, gradient, residual, step,
         [&](std::size_t owner) {
-          return CodedShape{settings_.bits, sketches[owner].cells()};
+          return CodedShape{settings_.bits, weights[owner].size() + sketches[owner].cells()};
         },
         [&](std::size_t owner, Span<const float> part, Span<const float> left) {
-          return CasqCoder(sketches[owner], part, left, step);
+          return CasqCoder(sketches[owner], weights[owner], part, left, step);
         });
   }
 
@@ -424,32 +449,50 @@ class Casq final : public Synchronizer {
     return groups.first(used);
   }
 
+  /// What goes in front of a shard's means where ranks have clusters of their own: the weights of its groups.
+  Span<const float> weights_of(const GroupEnds& ends, const Shard& shard, const Spans& model,
+                               Step& step) const {
+    if (!settings_.own_clusters) return {};
+    const std::size_t count = settings_.clusters();
+    const auto weights = step.workspace.take<float>(count * ends.count(shard));
+    std::size_t k = 0;
+    ends.for_each(shard, [&](std::size_t group, std::size_t, std::size_t) {
+      std::copy_n(model.weights[group].begin(), count, weights.data() + count * k++);
+    });
+    return weights;
+  }
+
+  /// Floats of a table for a shard's elements: means of cells, and weights.
+  std::size_t table_floats(const GroupEnds& ends, const Shard& shard) const {
+    return ends.cells(shard) + (settings_.own_clusters ? settings_.clusters() * ends.count(shard) : 0);
+  }
+
   /// Whether shards' servers take fewer bytes, over all ranks, than gathering everything; or what was asked
   /// for.
   bool through_server(const GroupEnds& ends, std::size_t elements, std::size_t world) const {
     if (settings_.topology != Topology::automatic) return settings_.topology == Topology::server;
-    const std::size_t cells = ends.cells(Shard{0, elements});
+    const std::size_t floats = table_floats(ends, Shard{0, elements});
     // Both per rank that receives: every rank's codes, or each shard's codes from a rank and its result.
-    const std::uint64_t gather = world * (4 * cells + code_bytes(elements, settings_.bits));
+    const std::uint64_t gather = world * (4 * floats + code_bytes(elements, settings_.bits));
     std::uint64_t server = 0;
     for (std::size_t owner = 0; owner < world; ++owner) {
       const Shard shard = shard_of(elements, world, owner, kShardRun);
       if (shard.size() == 0) continue;
       const std::uint64_t codes = code_bytes(shard.size(), settings_.bits);
-      server += 4 * cells + codes;
-      server += settings_.requantised ? 4 * ends.cells(shard) + codes : 4 * shard.size();
+      server += 4 * floats + codes;
+      server += settings_.requantised ? 4 * table_floats(ends, shard) + codes : 4 * shard.size();
     }
     return server < gather;
   }
 
   std::uint64_t exchange_bytes(const GroupEnds& ends, std::size_t elements, std::size_t world,
                                std::size_t rank) const {
-    const std::size_t cells = ends.cells(Shard{0, elements});
+    const std::size_t floats = table_floats(ends, Shard{0, elements});
     if (!through_server(ends, elements, world)) {
-      return coded_bytes(elements, {settings_.bits, cells}, static_cast<int>(world));
+      return coded_bytes(elements, {settings_.bits, floats}, static_cast<int>(world));
     }
-    return owners_payload_bytes(elements, world, rank, settings_.bits, cells, settings_.requantised,
-                                [&](const Shard& shard) { return ends.cells(shard); });
+    return owners_payload_bytes(elements, world, rank, settings_.bits, floats, settings_.requantised,
+                                [&](const Shard& shard) { return table_floats(ends, shard); });
   }
 
   /// What a reduce-scatter takes.
@@ -458,7 +501,7 @@ class Casq final : public Synchronizer {
     std::uint64_t bytes = 0;
     for (std::size_t owner = 0; owner < world; ++owner) {
       const Shard shard = shard_of(elements, world, owner);
-      if (owner != rank) bytes += 4 * ends.cells(shard) + code_bytes(shard.size(), settings_.bits);
+      if (owner != rank) bytes += 4 * table_floats(ends, shard) + code_bytes(shard.size(), settings_.bits);
     }
     return bytes;
   }
@@ -490,6 +533,7 @@ SystemInfo casq_info() {
       {"buckets", "0.005", "cells per element, 0 to 1; 0: one for each cluster"},
       {"interval", "100", "steps between clusterings; the first ones also come after 1, 2, 4, ... steps"},
       {"sample", "0.1", "share of rank 0's elements that is clustered, above 0 to 1"},
+      {"clusters", "shared", "shared: rank 0's, for all ranks; own: each rank has its own, as in the paper"},
       {"levels", "kmeans", "where the clusters' centres are: kmeans, or alq, which codes by ALQ's levels"},
       {"scope", "parameter", "what has clusters and cells of its own: parameter or bucket"},
       {"allocation", "centre",
@@ -504,6 +548,7 @@ SystemInfo casq_info() {
     settings.cell_share = options.real("buckets", 0, 1);
     settings.interval = static_cast<std::uint64_t>(options.integer("interval", 1, 1'000'000'000));
     settings.sample = options.real("sample", 0.001, 1);
+    settings.own_clusters = options.choice("clusters", {"shared", "own"}) == "own";
     settings.centres =
         options.choice("levels", {"kmeans", "alq"}) == "alq" ? CentreKind::alq : CentreKind::kmeans;
     settings.per_parameter = options.choice("scope", {"parameter", "bucket"}) == "parameter";

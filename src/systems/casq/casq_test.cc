@@ -226,6 +226,63 @@ TEST(Casq, PayloadIsTheFormulaOfTheSpecification) {
   EXPECT_EQ(server, make("casq:topology=server")->payload_bytes(workload));
   workload.world_size = 2;
   EXPECT_EQ(make("casq")->payload_bytes(workload), casq->payload_bytes(workload));
+  // Weights of four clusters in each step, and no broadcast.
+  workload.step = 100;
+  const auto own = make("casq:topology=all_gather:clusters=own");
+  EXPECT_EQ(own->payload_bytes(workload), 270'000u + 4 * 4);
+}
+
+/// What the residuals have of what was given, in squares.
+double left_of(const std::vector<Outcome>& outcomes, std::size_t rank,
+               const std::vector<std::vector<float>>& gradients) {
+  return squares(outcomes[rank].residual) / squares(gradients[rank]);
+}
+
+TEST(Casq, ClustersOfItsOwnServeARankWhoseGradientIsOfAnotherSize) {
+  const std::vector<float> small = heavy_tailed(40'000, 1);
+  std::vector<float> large = heavy_tailed(40'000, 2);
+  for (float& value : large) value *= 1000;
+  const std::vector<std::vector<float>> gradients = {small, large};
+  for (const std::string topology : {"all_gather", "server:downlink=float32"}) {
+    SCOPED_TRACE(topology);
+    const std::string spec = "casq:sample=1:topology=" + topology;
+    const auto shared = step_of(spec, gradients);
+    const auto own = step_of(spec + ":clusters=own", gradients);
+    EXPECT_LT(left_of(own, 1, gradients), 0.8 * left_of(shared, 1, gradients));
+    EXPECT_NEAR(left_of(own, 0, gradients), left_of(shared, 0, gradients), 1e-6);
+    // As if all ranks had gradients of this size.
+    const auto alike = step_of(spec, {large, large});
+    EXPECT_NEAR(left_of(own, 1, gradients), left_of(alike, 1, {large, large}), 0.01);
+    EXPECT_EQ(own[0].mean, own[1].mean);
+  }
+}
+
+TEST(CasqClusters, WeightsOfOthersShareTheSameCells) {
+  Workspace workspace;
+  std::vector<ClusterGroup> groups(2);
+  for (std::size_t k = 0; k < 2; ++k) {
+    groups[k].end = 100 * (k + 1);
+    groups[k].first_cell = 20 * k;
+    groups[k].sizes = allocate_cells({}, 2, 20);
+  }
+  ClusterSketch sketch;
+  sketch.groups = groups;
+  const std::vector<float> weights = {1, 0, 0, 0, 1, 2, 3, 4};
+  const ClusterSketch other = with_weights(workspace, sketch, weights, 3);
+  EXPECT_EQ(other.cells(), sketch.cells());
+  EXPECT_EQ(other.groups[0].sizes, allocate_cells({1, 0, 0, 0}, 2, 20));
+  EXPECT_EQ(other.groups[1].sizes, allocate_cells({1, 2, 3, 4}, 2, 20));
+  EXPECT_EQ(sketch.groups[0].sizes, allocate_cells({}, 2, 20));
+  for (const float bad : {-1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    std::vector<float> sent = weights;
+    sent[5] = bad;
+    try {
+      with_weights(workspace, sketch, sent, 3);
+      FAIL() << bad;
+    } catch (const CorruptFrame& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 3 sent weight"), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST(Casq, ErrorIsOrthogonalAndFallsWithBitsAndBuckets) {
@@ -273,7 +330,8 @@ TEST(Casq, RanksErrorsAverageOutBecauseTheirHashesDiffer) {
 
 TEST(Casq, HardInputsGiveRightResults) {
   for (const char* spec : {"casq", "casq:topology=server", "casq:topology=server:downlink=float32",
-                           "casq:bits=4:topology=all_gather", "casq:bits=1:buckets=0"}) {
+                           "casq:bits=4:topology=all_gather", "casq:bits=1:buckets=0", "casq:clusters=own",
+                           "casq:clusters=own:topology=all_gather:bits=1"}) {
     for (const std::size_t elements : {1u, 2u, 64u, 1000u}) {
       for (const float value : {0.0f, -0.0f, 1e-42f, -3.0f, 3e38f}) {
         SCOPED_TRACE(testing::Message() << spec << ", " << elements << " times " << value);
@@ -303,12 +361,14 @@ TEST(Casq, HardInputsGiveRightResults) {
 TEST(Casq, RanksWithoutTheSignsOfRankZeroAreCodedAllTheSame) {
   const std::vector<float> positive(1000, 0.5f);
   std::vector<float> negative(1000, -0.25f);
-  for (const Outcome& outcome : step_of("casq", {positive, negative})) {
-    for (const float mean : outcome.mean) ASSERT_NEAR(mean, 0.125f, 1e-6);
-  }
-  // Nothing on rank 0.
-  for (const Outcome& outcome : step_of("casq", {std::vector<float>(1000, 0.0f), negative})) {
-    for (const float mean : outcome.mean) ASSERT_NEAR(mean, -0.125f, 1e-6);
+  for (const char* spec : {"casq", "casq:clusters=own"}) {
+    for (const Outcome& outcome : step_of(spec, {positive, negative})) {
+      for (const float mean : outcome.mean) ASSERT_NEAR(mean, 0.125f, 1e-6);
+    }
+    // Nothing on rank 0.
+    for (const Outcome& outcome : step_of(spec, {std::vector<float>(1000, 0.0f), negative})) {
+      for (const float mean : outcome.mean) ASSERT_NEAR(mean, -0.125f, 1e-6);
+    }
   }
 }
 
@@ -456,9 +516,10 @@ TEST(Casq, DoubleMomentumReturnsTheMeanAndItsVelocity) {
 }
 
 TEST(Casq, OptionsOutOfRangeAreRefusedWithTheirValue) {
-  for (const char* spec : {"casq:bits=0", "casq:bits=5", "casq:buckets=-0.1", "casq:buckets=1.5",
-                           "casq:interval=0", "casq:sample=0", "casq:allocation=best", "casq:topology=ring",
-                           "casq:downlink=half", "casq:scope=layer", "casq:double_momentum=1"}) {
+  for (const char* spec :
+       {"casq:bits=0", "casq:bits=5", "casq:buckets=-0.1", "casq:buckets=1.5", "casq:interval=0",
+        "casq:sample=0", "casq:allocation=best", "casq:topology=ring", "casq:downlink=half",
+        "casq:scope=layer", "casq:double_momentum=1", "casq:clusters=mine"}) {
     EXPECT_THROW(make(spec), std::invalid_argument) << spec;
   }
   try {

@@ -98,6 +98,29 @@ PerCluster<std::uint32_t> allocate_cells(const PerCluster<float>& weights, std::
   return sizes;
 }
 
+ClusterSketch with_weights(Workspace& workspace, const ClusterSketch& sketch, Span<const float> weights,
+                           std::size_t source) {
+  const auto groups = workspace.take<ClusterGroup>(sketch.groups.size());
+  std::ranges::copy(sketch.groups, groups.begin());
+  const std::size_t count = sketch.clusters();
+  for (std::size_t k = 0; k < groups.size(); ++k) {
+    PerCluster<float> own{};
+    std::size_t cells = 0;
+    for (std::size_t c = 0; c < count; ++c) {
+      own[c] = weights[count * k + c];
+      if (!(own[c] >= 0 && std::isfinite(own[c]))) {
+        throw CorruptFrame("rank " + std::to_string(source) + " sent weight " + std::to_string(own[c]) +
+                           " for cluster " + std::to_string(c) + ", expected one that is not negative");
+      }
+      cells += groups[k].sizes[c];
+    }
+    groups[k].sizes = allocate_cells(own, sketch.bits, cells);
+  }
+  ClusterSketch other = sketch;
+  other.groups = groups;
+  return other;
+}
+
 void require_sound(const PerCluster<float>& centres, const PerCluster<float>& weights, std::size_t clusters) {
   for (std::size_t c = 0; c < clusters; ++c) {
     const bool ascends = c < 2 || std::fabs(centres[c]) >= std::fabs(centres[c - 2]);

@@ -44,6 +44,12 @@ class GroupEnds {
     const double wanted = std::round(cell_share_ * static_cast<double>(elements));
     return std::max(clusters_, static_cast<std::size_t>(wanted));
   }
+  /// Groups that have elements in a shard.
+  std::size_t count(const Shard& shard) const {
+    std::size_t total = 0;
+    for_each(shard, [&](std::size_t, std::size_t, std::size_t) { ++total; });
+    return total;
+  }
   /// Cells of all groups for the elements of a shard.
   std::size_t cells(const Shard& shard) const {
     std::size_t total = 0;
@@ -83,6 +89,11 @@ PerCluster<float> cell_weights(Allocation allocation, const PerCluster<Cluster>&
 /// where total is less.
 PerCluster<std::uint32_t> allocate_cells(const PerCluster<float>& weights, std::size_t bits,
                                          std::size_t total);
+
+/// The same groups with their cells shared as another rank's weights say, in the workspace. weights: of each
+/// group's clusters, as rank `source` sent them. Throws CorruptFrame unless they are finite and not negative.
+ClusterSketch with_weights(Workspace& workspace, const ClusterSketch& sketch, Span<const float> weights,
+                           std::size_t source);
 
 /// Throws CorruptFrame unless the first `clusters` centres are finite, of their sign and ascend in magnitude,
 /// and the weights are finite and not negative.

@@ -45,7 +45,21 @@ class OwnersStep final : public ShardExchange {
  private:
   Codes codes(std::size_t owner, Leg leg) const override {
     const ClusterSketch& sketch = leg == Leg::up ? plan_.uplink : result_sketches_[owner];
-    return {{plan_.uplink.bits, sketch.cells()}, shard(owner).size()};
+    return {{plan_.uplink.bits, weights_in(sketch) + sketch.cells()}, shard(owner).size()};
+  }
+
+  /// How many floats of its tables are weights.
+  std::size_t weights_in(const ClusterSketch& sketch) const {
+    return plan_.weights.empty() ? 0 : sketch.clusters() * sketch.groups.size();
+  }
+
+  /// What rank `source` says with the sketch of a table: its means, and how they are shared by its weights.
+  CodedClusters read(const ClusterSketch& sketch, Span<const float> table, Span<const std::uint64_t> codes,
+                     std::size_t source) {
+    const std::size_t count = weights_in(sketch);
+    const ClusterSketch own =
+        count == 0 ? sketch : with_weights(step_.workspace, sketch, table.first(count), source);
+    return {own, laid_out(own, table.subspan(count, table.size() - count)), codes};
   }
 
   Span<const float> laid_out(const ClusterSketch& sketch, Span<const float> means) {
@@ -54,18 +68,21 @@ class OwnersStep final : public ShardExchange {
 
   void code_bucket() {
     codes_ = step_.workspace.take<std::uint64_t>(code_words(gradient_.size(), plan_.uplink.bits));
-    means_ = step_.workspace.take<float>(plan_.uplink.cells());
+    const std::size_t weights = weights_in(plan_.uplink);
+    table_ = step_.workspace.take<float>(weights + plan_.uplink.cells());
+    std::ranges::copy(plan_.weights, table_.begin());
+    const auto means = table_.subspan(weights, plan_.uplink.cells());
     frames_.note(encode_clusters(step_.executor, step_.workspace, plan_.uplink.for_rank(self()), 0, gradient_,
-                                 residual_, codes_, means_));
-    if (!frames_.finite()) std::ranges::fill(means_, 0.0f);
-    own_ = {plan_.uplink.for_rank(self()), laid_out(plan_.uplink, means_), codes_};
+                                 residual_, codes_, means));
+    if (!frames_.finite()) std::ranges::fill(means, 0.0f);
+    own_ = {plan_.uplink.for_rank(self()), laid_out(plan_.uplink, means), codes_};
   }
 
-  /// The owner's part of the codes, and all means.
+  /// The owner's part of the codes, and the whole table.
   void encode(std::size_t owner) override {
     if (owner == self()) return;
     const CodedFrame& frame = up_[owner];
-    std::ranges::copy(means_, frame.table().begin());
+    std::ranges::copy(table_, frame.table().begin());
     const auto codes = codes_from(codes_, shard(owner).begin, plan_.uplink.bits);
     std::copy_n(codes.data(), frame.codes().size(), frame.codes().data());
     frame.close();
@@ -76,13 +93,13 @@ class OwnersStep final : public ShardExchange {
     frame.open();
     if (leg == Leg::down) return;
     bounds_[source] = bound;
-    coded_[source] = {plan_.uplink.for_rank(source), laid_out(plan_.uplink, frame.table()), frame.codes()};
+    coded_[source] = read(plan_.uplink.for_rank(source), frame.table(), frame.codes(), source);
   }
 
   /// The mean over ranks of this rank's shard, in rank order.
   void average_shard() {
     if (own_shard_.size() == 0) return;
-    bounds_[self()] = bound_of_table(means_, self());
+    bounds_[self()] = bound_of_table(table_, self());
     coded_[self()] = {own_.sketch, own_.means, codes_from(codes_, own_shard_.begin, plan_.uplink.bits)};
     step_.clock.enter(Phase::decompress);
     average_ = step_.scratch.take<float>(own_shard_.size());
@@ -109,8 +126,11 @@ class OwnersStep final : public ShardExchange {
     if (frames_.finite()) {
       plan_.set_downlink_thresholds(average_, own_groups_);
       // Sums of finite averages may still leave the range of float32.
+      const std::size_t weights = weights_in(result_sketches_[self()]);
+      std::ranges::copy(plan_.shard_weights, own.table().begin());
       frames_.note(encode_clusters(step_.executor, step_.workspace, result_sketches_[self()],
-                                   own_shard_.begin, average_, {}, own.codes(), own.table()));
+                                   own_shard_.begin, average_, {}, own.codes(),
+                                   own.table().subspan(weights, own.table().size() - weights)));
     }
     if (!frames_.finite()) blank(own);
     own.close();
@@ -127,8 +147,7 @@ class OwnersStep final : public ShardExchange {
   void apply(std::size_t owner) override {
     const CodedFrame& frame = down_[owner];
     if (owner == self()) frame.open();
-    const ClusterSketch& sketch = result_sketches_[owner];
-    decode_clusters(step_.executor, {sketch, laid_out(sketch, frame.table()), frame.codes()},
+    decode_clusters(step_.executor, read(result_sketches_[owner], frame.table(), frame.codes(), owner),
                     shard(owner).begin, false, shard_in(results_, owner));
   }
 
@@ -155,7 +174,7 @@ class OwnersStep final : public ShardExchange {
   Span<CodedClusters> coded_ = step_.workspace.take<CodedClusters>(world());
   Span<float> bounds_ = step_.workspace.take<float>(world());
   Span<std::uint64_t> codes_;
-  Span<float> means_;
+  Span<float> table_;
   CodedClusters own_;  // the same for decoding
   Span<float> average_;
   Span<ClusterSketch> result_sketches_;  // by owner
@@ -171,16 +190,16 @@ void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residu
 }
 
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
-                                   std::size_t bits, std::size_t cells, bool requantised,
-                                   FunctionRef<std::size_t(const Shard&)> downlink_cells) {
+                                   std::size_t bits, std::size_t floats, bool requantised,
+                                   FunctionRef<std::size_t(const Shard&)> downlink_floats) {
   const auto up = [&](std::size_t owner) -> std::uint64_t {
     const std::size_t count = shard_of(elements, world, owner, kShardRun).size();
-    return count == 0 ? 0 : 4 * cells + code_bytes(count, bits);
+    return count == 0 ? 0 : 4 * floats + code_bytes(count, bits);
   };
   const auto down = [&](std::size_t owner) -> std::uint64_t {
     const Shard shard = shard_of(elements, world, owner, kShardRun);
     if (shard.size() == 0) return 0;
-    return requantised ? 4 * downlink_cells(shard) + code_bytes(shard.size(), bits) : 4 * shard.size();
+    return requantised ? 4 * downlink_floats(shard) + code_bytes(shard.size(), bits) : 4 * shard.size();
   };
   return shard_exchange_bytes(world, rank, up, down);
 }

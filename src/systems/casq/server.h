@@ -14,6 +14,10 @@ inline constexpr std::size_t kShardRun = 64;
 struct ServerPlan {
   /// The uplink's sketch, for a stream of rank 0; a rank's own stream has its number.
   ClusterSketch uplink;
+  /// Where ranks have clusters of their own: of each group's clusters, this rank's weights, which say how the
+  /// cells are shared and go in front of the means. Of the whole bucket, and of this rank's shard. Else empty.
+  Span<const float> weights{};
+  Span<const float> shard_weights{};
   /// Whether shards come back as codes; else as float32.
   bool requantised = true;
   /// The groups of a shard's result, with the sizes of their arrays of cells, without thresholds.
@@ -29,9 +33,10 @@ struct ServerPlan {
 void average_at_owners(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                        const ServerPlan& plan);
 
-/// Payload bytes that `rank` sends. cells: of the uplink; downlink_cells: of a shard's result.
+/// Payload bytes that `rank` sends. floats: means and weights of the uplink; downlink_floats: of a shard's
+/// result.
 std::uint64_t owners_payload_bytes(std::size_t elements, std::size_t world, std::size_t rank,
-                                   std::size_t bits, std::size_t cells, bool requantised,
-                                   FunctionRef<std::size_t(const Shard&)> downlink_cells);
+                                   std::size_t bits, std::size_t floats, bool requantised,
+                                   FunctionRef<std::size_t(const Shard&)> downlink_floats);
 
 }  // namespace thinwire
