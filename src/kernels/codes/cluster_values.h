@@ -26,8 +26,8 @@ void average_clusters(Executor& executor, Span<const CodedClusters> coded, std::
                       Span<float> values);
 
 /// gradient = mean over `coded` of what each says, added in their order; residual = gradient + residual -
-/// what coded[self] says. Their sketches may differ as in average_clusters. residual may be empty. Returns the new residual's sum of squares, 0 where there is none. The same mean on every
-/// machine.
+/// what coded[self] says. Their sketches may differ as in average_clusters. residual may be empty. Returns
+/// the new residual's sum of squares, 0 where there is none. The same mean on every machine.
 double apply_clusters(Executor& executor, Span<const CodedClusters> coded, std::size_t self,
                       Span<float> gradient, ResidualSpan residual);
 

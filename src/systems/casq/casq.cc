@@ -38,8 +38,8 @@
 // - Centres are also taken anew after 1, 2, 4, ... steps of the first interval. Those of step 0 know no
 //   residual. With them alone the first hundred steps of a run lose what they should gain.
 // - Line 5 finds clusters on every worker. Here rank 0's are everyone's, and clusters=own has every worker's
-//   own. Receivers need the weights of the sender's clusters then, to know where a cluster's cells begin. They
-//   go in front of the means in every step, so that no rank need remember those of others.
+//   own. Receivers need the weights of the sender's clusters then, to know where a cluster's cells begin.
+//   These go in front of the means in every step, so that no rank need remember those of others.
 // - K-means is exact instead of iterated (kernels/codes/kmeans.h). Codes count 0 as not below 0.
 // - Line 16's momentum, m = lambda m + g, w = w - eta (g + m), belongs to the optimizer. With
 //   double_momentum=lambda the system returns g + m.

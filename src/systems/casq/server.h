@@ -14,8 +14,8 @@ inline constexpr std::size_t kShardRun = 64;
 struct ServerPlan {
   /// The uplink's sketch, for a stream of rank 0; a rank's own stream has its number.
   ClusterSketch uplink;
-  /// Where ranks have clusters of their own: of each group's clusters, this rank's weights, which say how the
-  /// cells are shared and go in front of the means. Of the whole bucket, and of this rank's shard. Else empty.
+  /// Where ranks have clusters of their own: this rank's weights of each group's clusters, of the whole
+  /// bucket and of this rank's shard. They say how cells are shared, and go before the means. Else empty.
   Span<const float> weights{};
   Span<const float> shard_weights{};
   /// Whether shards come back as codes; else as float32.
