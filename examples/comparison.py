@@ -1,6 +1,7 @@
 """What the examples share: training once per system from the same weights, with progress,
 and a table at the end."""
 import argparse
+import contextlib
 import math
 import time
 from typing import Callable, Dict, List, Optional, Tuple
@@ -42,6 +43,8 @@ def add_training_options(parser, sgd_lr: float) -> None:
                         help="steps in which the rate rises from 0 (default %(default)s)")
     parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant",
                         help="of the rate after the warm-up")
+    parser.add_argument("--accumulate", type=int, default=1, metavar="N",
+                        help="batches whose gradients make one step (default %(default)s)")
     parser.set_defaults(sgd_lr=sgd_lr)
 
 
@@ -52,6 +55,8 @@ class Training:
         for name in ("momentum", "weight_decay", "clip", "warm_up"):
             if not getattr(options, name) >= 0:
                 parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must not be negative")
+        if options.accumulate < 1:
+            parser.error(f"--accumulate {options.accumulate}: must be at least 1")
         if options.momentum >= 1:
             parser.error(f"--momentum {options.momentum}: must be below 1")
         if options.optimizer == "adamw" and options.momentum:
@@ -92,6 +97,23 @@ class Training:
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
+    def take_step(self, model: DistributedDataParallel, optimizers: List[torch.optim.Optimizer],
+                  losses: List[Callable[[], torch.Tensor]]) -> float:
+        """One step of the mean of some losses, whose gradients add up; those before the last one stay on
+        this rank. Returns that mean."""
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        total = 0.0
+        for number, loss_of in enumerate(losses):
+            with contextlib.nullcontext() if number + 1 == len(losses) else model.no_sync():
+                loss = loss_of() / len(losses)
+                loss.backward()
+            total += loss.item()
+        self.clip(model.module)
+        for optimizer in optimizers:
+            optimizer.step()
+        return total
+
     def clip(self, module: nn.Module) -> None:
         """After backward the gradients are the mean's, the same on every rank: so all scale them alike."""
         if not self.options.clip:
@@ -121,6 +143,12 @@ def bytes_of(handle: thinwire.Handle, steps: int) -> Tuple[str, str]:
     dense = 2 * (world - 1) / world * sums["raw_bytes"]
     share = f"1/{dense / sums['wire_bytes_sent']:.1f}" if sums["wire_bytes_sent"] else ""
     return f"{sums['wire_bytes_sent'] / steps:,.0f}", share
+
+
+def parts_of(batches: List, size: int) -> List[List]:
+    """So many batches each; what is left over makes no part, but where it is all."""
+    parts = [batches[at:at + size] for at in range(0, len(batches) - size + 1, size)]
+    return parts or [batches]
 
 
 def compare(
@@ -155,20 +183,15 @@ def compare(
         started, steps = time.perf_counter(), 0
         for epoch in range(epochs):
             total = 0.0
-            todo = batches(epoch)
+            todo = parts_of(batches(epoch), training.options.accumulate)
             for number, batch in enumerate(todo):
                 training.set_rate(optimizers, steps, epochs * len(todo))
-                for optimizer in optimizers:
-                    optimizer.zero_grad()
-                loss = loss_of(model, [part.to(device) for part in batch])
-                loss.backward()
-                training.clip(model.module)
-                for optimizer in optimizers:
-                    optimizer.step()
-                total += loss.item()
+                losses = [lambda part=part: loss_of(model, [tensor.to(device) for tensor in part])
+                          for part in batch]
+                total += training.take_step(model, optimizers, losses)
                 steps += 1
                 if first and (number + 1) % 50 == 0:
-                    print(f"\r{system}: epoch {epoch + 1}/{epochs}, batch {number + 1}/{len(todo)}, "
+                    print(f"\r{system}: epoch {epoch + 1}/{epochs}, step {number + 1}/{len(todo)}, "
                           f"loss {total / (number + 1):.4f}", end="", flush=True)
             if first:
                 print(f"\r{system}: epoch {epoch + 1}/{epochs}, loss {total / len(todo):.4f}" + " " * 30)

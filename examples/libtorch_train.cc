@@ -5,8 +5,8 @@
 //   thinwire launch -n 4 -- libtorch_train power_sgd:rank=32:bits=8 --optimizer adamw --lr 0.002 --clip 1
 //
 // Options: --optimizer sgd|adamw, --lr, --momentum (of sgd), --weight-decay, --clip NORM (the largest norm of
-// the mean gradient; 0: any), --warm-up STEPS (in which the rate rises; with it half a cosine brings it down
-// to 0).
+// the mean gradient; 0: any), --warm-up STEPS (in which the rate rises), --schedule constant|cosine (cosine:
+// half a cosine brings the rate down to 0), --steps, --batch (examples per rank and step), --seed.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -25,9 +25,6 @@
 
 namespace {
 
-constexpr int kSteps = 300;
-constexpr int kBatch = 32;
-
 struct Options {
   std::string spec = "dense";
   std::string optimizer = "sgd";
@@ -36,6 +33,10 @@ struct Options {
   double weight_decay = 0;
   double clip = 0;
   int warm_up = 0;
+  bool cosine = false;
+  int steps = 300;
+  int batch = 32;
+  int seed = 1;
 };
 
 double number(const std::string& name, const std::string& text) {
@@ -50,6 +51,15 @@ double number(const std::string& name, const std::string& text) {
     throw std::invalid_argument(name + " " + text + ": give a number that is not negative");
   }
   return value;
+}
+
+int whole(const std::string& name, const std::string& text, int least) {
+  const double value = number(name, text);
+  if (value != std::floor(value) || value < least || value > 1e9) {
+    throw std::invalid_argument(name + " " + text + ": give a whole number from " + std::to_string(least) +
+                                " to 1000000000");
+  }
+  return static_cast<int>(value);
 }
 
 Options parse(const std::vector<std::string>& words) {
@@ -71,7 +81,18 @@ Options parse(const std::vector<std::string>& words) {
     } else if (name == "--clip") {
       options.clip = number(name, value);
     } else if (name == "--warm-up") {
-      options.warm_up = static_cast<int>(number(name, value));
+      options.warm_up = whole(name, value, 0);
+    } else if (name == "--schedule") {
+      if (value != "constant" && value != "cosine") {
+        throw std::invalid_argument("--schedule " + value + ": give constant or cosine");
+      }
+      options.cosine = value == "cosine";
+    } else if (name == "--steps") {
+      options.steps = whole(name, value, 1);
+    } else if (name == "--batch") {
+      options.batch = whole(name, value, 1);
+    } else if (name == "--seed") {
+      options.seed = whole(name, value, 0);
     } else {
       throw std::invalid_argument("unknown option " + name);
     }
@@ -96,9 +117,10 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
 
 /// Of a step, counted from 0.
 double rate_at(const Options& options, int step) {
-  if (options.warm_up == 0) return options.lr;
   if (step < options.warm_up) return options.lr * (step + 1) / (options.warm_up + 1);
-  const double done = static_cast<double>(step - options.warm_up) / std::max(1, kSteps - options.warm_up);
+  if (!options.cosine) return options.lr;
+  const double done =
+      static_cast<double>(step - options.warm_up) / std::max(1, options.steps - options.warm_up);
   return options.lr * 0.5 * (1 + std::cos(std::numbers::pi * done));
 }
 
@@ -128,8 +150,9 @@ void train(const Options& options) {
   torch::set_num_threads(1);
   // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun and `thinwire launch` set them.
   const auto communicator = thinwire::open_gloo_from_environment(std::chrono::seconds(60));
-  auto teacher = make_network(1);
-  auto student = make_network(2);  // the same first weights on every rank
+  const auto seed = static_cast<std::uint64_t>(options.seed);
+  auto teacher = make_network(2 * seed);
+  auto student = make_network(2 * seed + 1);  // the same first weights on every rank
   const auto optimizer = make_optimizer(options, student->parameters());
 
   if (thinwire::builtin_registry().freezes_variance(options.spec)) {
@@ -148,10 +171,11 @@ void train(const Options& options) {
   session.start();  // compares the configurations of all ranks
 
   std::vector<float> gradients;
-  torch::manual_seed(100 + communicator->rank());  // other examples on every rank
+  // Other examples on every rank.
+  torch::manual_seed((seed << 32) + static_cast<std::uint64_t>(communicator->rank()));
   double loss_sum = 0;
-  for (int step = 1; step <= kSteps; ++step) {
-    const auto inputs = torch::randn({kBatch, 64});
+  for (int step = 1; step <= options.steps; ++step) {
+    const auto inputs = torch::randn({options.batch, 64});
     const auto loss = torch::mse_loss(student->forward(inputs), teacher->forward(inputs).detach());
     optimizer->zero_grad();
     loss.backward();

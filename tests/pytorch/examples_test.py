@@ -11,7 +11,7 @@ from torch import nn
 sys.dont_write_bytecode = True
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples"))
 
-from comparison import Training, add_training_options  # noqa: E402
+from comparison import Training, add_training_options, parts_of  # noqa: E402
 
 
 def training(*arguments):
@@ -86,9 +86,40 @@ def each_optimizer_learns():
         assert torch.equal(model.table.weight[0], untouched)
 
 
+class Alone(nn.Module):
+    """As DistributedDataParallel with one rank; counts backward passes that stay on the rank."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.local = module, 0
+
+    def forward(self, words):
+        return self.module(words)
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.local += 1
+        yield
+
+
+def accumulated_batches_make_one_step():
+    words = [torch.tensor([3, 5]), torch.tensor([3, 7]), torch.tensor([1, 1])]
+    how = training("--lr", "0.01", "--accumulate", "3", "--clip", "0.1")
+    parts, whole = Alone(Mixed()), Alone(Mixed())
+    loss = how.take_step(parts, how.optimizers(parts.module), [lambda one=one: parts(one) for one in words])
+    expected = how.take_step(whole, how.optimizers(whole.module),
+                             [lambda: sum(whole(one) for one in words) / 3])
+    assert abs(loss - expected) < 1e-6 * expected and (parts.local, whole.local) == (2, 0), (loss, expected)
+    for one, other, first in zip(parts.parameters(), whole.parameters(), Mixed().parameters()):
+        assert torch.allclose(one, other) and not torch.equal(one, first)
+    assert parts_of([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4]]
+    assert parts_of([1, 2], 3) == [[1, 2]] and parts_of([1, 2], 1) == [[1], [2]]
+
+
 def wrong_options_are_named():
     for arguments, named in ((["--clip", "-1"], "--clip -1"),
                              (["--optimizer", "adamw", "--momentum", "0.9"], "--momentum"),
+                             (["--accumulate", "0"], "--accumulate 0"),
                              (["--warm-up", "-3"], "--warm-up -3"),
                              (["--weight-decay", "nan"], "--weight-decay nan")):
         said = io.StringIO()
@@ -103,4 +134,5 @@ def wrong_options_are_named():
 rates_rise_and_fall()
 clipping_counts_every_gradient()
 each_optimizer_learns()
+accumulated_batches_make_one_step()
 wrong_options_are_named()
