@@ -132,6 +132,58 @@ TEST(Guard, LeavesASystemAloneThatKeepsToTheBound) {
   }
 }
 
+TEST(Guard, MeasuresBucketsInTurn) {
+  run_in_process(kWorkers, [&](Communicator& communicator) {
+    Session session("guard:every=8+qsgd:bits=8:feedback=on", communicator);
+    constexpr BucketId kBuckets = 5;
+    for (BucketId bucket = 0; bucket < kBuckets; ++bucket) {
+      session.add_bucket({{"fc." + std::to_string(bucket), kElements, 100}});
+    }
+    std::array<std::vector<std::uint64_t>, kBuckets> measured;
+    for (std::uint64_t step = 0; step < 33; ++step) {
+      for (BucketId bucket = 0; bucket < kBuckets; ++bucket) {
+        std::vector<float> gradient = gradient_of(communicator.rank(), step + bucket);
+        if (session.synchronize(bucket, gradient).relative_error >= 0) measured[bucket].push_back(step);
+      }
+      session.next_step();
+    }
+    // All in the fourth step. Then four buckets have turns within eight, and the fifth shares the first turn.
+    EXPECT_EQ(measured[0], (std::vector<std::uint64_t>{3, 7, 15, 23, 31}));
+    EXPECT_EQ(measured[1], (std::vector<std::uint64_t>{3, 9, 17, 25}));
+    EXPECT_EQ(measured[2], (std::vector<std::uint64_t>{3, 11, 19, 27}));
+    EXPECT_EQ(measured[3], (std::vector<std::uint64_t>{3, 13, 21, 29}));
+    EXPECT_EQ(measured[4], measured[0]);
+  });
+}
+
+/// A loss scale multiplies gradients, and the residual with them: what is left out stays the same share.
+TEST(Guard, ANewLossScaleIsNoTrouble) {
+  run_in_process(kWorkers, [&](Communicator& communicator) {
+    const std::string inner = "qsgd:bits=4:feedback=on";
+    Session scaled("guard:every=8+" + inner, communicator);
+    Session plain("guard:every=8+" + inner, communicator);
+    add_bucket(scaled);
+    add_bucket(plain);
+    float before = 1;
+    for (std::uint64_t step = 0; step < 40; ++step) {
+      const float scale = step < 10 ? 65536.0f : step < 23 ? 256.0f : 32768.0f;
+      scaled.scale_state(scale / before);
+      before = scale;
+      std::vector<float> gradient = gradient_of(communicator.rank(), step);
+      std::vector<float> large = gradient;
+      for (float& value : large) value *= scale;
+      const double expected = plain.synchronize(0, gradient).relative_error;
+      const double error = scaled.synchronize(0, large).relative_error;
+      EXPECT_NEAR(error, expected, 1e-3) << step;
+      for (std::size_t i = 0; i < kElements; ++i) ASSERT_NEAR(large[i] / scale, gradient[i], 1e-4);
+      plain.next_step();
+      scaled.next_step();
+    }
+    EXPECT_TRUE(scaled.changes().empty()) << scaled.explain();
+    EXPECT_EQ(scaled.explain(), plain.explain());
+  });
+}
+
 /// The error of a system that delivers nothing of half of the elements is known.
 TEST(Guard, MeasuresTheErrorOfTheMean) {
   const Trace none = train("guard:every=8:noise=9+s2_reducer:lambda=exact:feedback=on", 4);

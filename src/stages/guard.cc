@@ -1,8 +1,8 @@
 // A guard over what a system leaves out. Now and then the exact mean of a sample is summed as well. Where the
 // delivered mean is too far from it, the bucket is synchronized by a milder system for a while.
 //
-//   gradient ---------------every 61st element--> float32 all-reduce --> G, noise of G -.
-//   p = gradient + residual --every 61st element-'                  \-> exact -----------> error
+//   gradient ---------------every 73rd element--> float32 all-reduce --> G, noise of G -.
+//   p = gradient + residual --every 73rd element-'                  \-> exact -----------> error
 //    \--> inner system, or the one of `with` --> mean, residual ----------------------'
 //
 // error = |mean - exact| / max(noise, |exact| / 5). The noise is how far the mean gradient would be from
@@ -12,16 +12,18 @@
 // losses). Ranks with the same examples have no noise, so with the default bound 15 % of the gradient are
 // always free.
 //
-// A bucket is measured in the 4th, 8th, 16th, ... step and in every N-th one that the inner system takes
-// in a row. So systems that send everything every N steps, which they do at round numbers counted from 0,
-// are measured in other steps. An error above the bound is followed by N steps of `with`, then the inner
-// system is tried again. Each time that it fails again there are twice as many, up to 64 N.
+// A bucket is measured in the 4th, 8th, 16th, ... step and then once in every N steps that the inner system
+// takes in a row, where one bucket has its turn after the other. With an even N these steps have odd numbers,
+// counted from 0. Systems that send everything every so many steps do it in even ones, most often.
+//
+// An error above the bound is followed by N steps of `with`, then the inner system is tried again. Each time
+// that it fails again there are twice as many, up to 64 N.
 //
 // All ranks decide alike, by the mean over ranks of their errors. Both systems are given the same residual,
 // so nothing is lost where they change. A step without effect (a value that is not finite, an error) measures
 // nothing.
 //
-// Bytes per rank: those of the system whose step it is. In a measured one 2(W-1)/W * 8d / 61 and two numbers
+// Bytes per rank: those of the system whose step it is. In a measured one 2(W-1)/W * 8d / 73 and two numbers
 // more, half of it without a residual. Of a small bucket it is a larger share: 4,093 elements or a seventh.
 
 #include <algorithm>
@@ -50,7 +52,7 @@ constexpr std::size_t kGuardNumbers = 12;
 constexpr std::uint64_t kPart = 1 << 20;  // so that a float holds both
 
 /// No divisor of common widths of matrices, so that all columns are seen.
-constexpr std::uint64_t kSampled = 61;
+constexpr std::uint64_t kSampled = 73;
 constexpr std::uint64_t kLeastSample = 4093;
 constexpr std::uint64_t kMostOfSmall = 7;
 
@@ -95,7 +97,7 @@ class Guard final : public Forwarding {
     }
     const std::uint64_t run = run_with(own, step.index);
     if (own.last < own.begin) add_change(bucket, own, step, false);
-    if (measures(run)) {
+    if (measures(bucket, run)) {
       synchronize_measured(bucket, own, gradient, residual, step);
     } else {
       inner().synchronize(bucket, gradient, residual, step);
@@ -115,7 +117,7 @@ class Guard final : public Forwarding {
     const State own = found != nullptr ? *found : fresh();
     if (workload.step < own.begin) return other_->payload_bytes(workload);
     const std::uint64_t bytes = inner().payload_bytes(workload);
-    if (!measures(run_with(own, workload.step))) return bytes;
+    if (!measures(workload.bucket, run_with(own, workload.step))) return bytes;
     const std::uint64_t sampled = (workload.feedback ? 2 : 1) * sample_of(workload.elements);
     return bytes + workload.ring_sent_bytes(sampled, sizeof(float)) +
            2 * scalar_payload_bytes(workload.world_size);
@@ -178,8 +180,10 @@ class Guard final : public Forwarding {
     return index == own.last + 1 ? own.run + 1 : 1;
   }
 
-  bool measures(std::uint64_t run) const {
-    if (run >= rules_.every) return run % rules_.every == 0;
+  /// In its `run`-th step in a row, from 1 on. Neighbours in turn: together their sums would make one step
+  /// long.
+  bool measures(BucketId bucket, std::uint64_t run) const {
+    if (run >= rules_.every) return run % rules_.every == 2 * bucket % rules_.every;
     return run >= kFirstMeasured && (run & (run - 1)) == 0;
   }
 
@@ -388,7 +392,7 @@ SystemInfo guard_info() {
   info.summary =
       "measures the error of the mean now and then, and takes a milder system where it is too large";
   info.paper = "src/stages/guard.cc";
-  info.formula = "that of the system whose step it is; every N-th step 2(W-1)/W * 8d / 61 more";
+  info.formula = "that of the system whose step it is; every N-th step 2(W-1)/W * 8d / 73 more";
   info.stage = true;
   info.compares = true;
   info.state = {kGuard};
