@@ -123,6 +123,12 @@ def zen_figure_2(parts: dict) -> tuple:
     return text + table(head, rows), made
 
 
+def short(spec: str) -> str:
+    """A system's name, and SparCML's switch to a dense vector."""
+    options = options_of(spec)
+    return options[""] + (":switch=on" if options.get("switch") == "on" else "")
+
+
 def zen_figure_8(parts: dict) -> tuple:
     made, all_axes = figure(2)
     text = ("The paper: at 128 workers Balanced Parallelism with lists takes 36 % less than dense, and half of its time is indices; no other scheme is "
@@ -132,7 +138,7 @@ def zen_figure_8(parts: dict) -> tuple:
         for result in parts[name]:
             if result["spec"] == "dense":
                 continue
-            times = by_spec.setdefault(options_of(result["spec"])[""], {})
+            times = by_spec.setdefault(short(result["spec"]), {})
             times[result["workers"]] = result["time_vs_dense"]
             if result["spec"].startswith("zen") and name == "elements":
                 # Half of a list is indices; what is left over of the time is latency.
@@ -171,13 +177,13 @@ def zen_figure_13_rows(parts: dict) -> tuple:
         for at, spec in enumerate(specs):
             results = [next(result for result in parts[f"{model}_{codec}"] if result["spec"] == spec) for model in models]
             speedups = [1 / result["time_vs_dense"] for result in results]
-            axes.bar([place + at * 0.16 for place in range(len(models))], speedups, 0.15, color=COLOURS[at], label=options_of(spec)[""])
+            axes.bar([place + at * 0.14 for place in range(len(models))], speedups, 0.13, color=COLOURS[at], label=short(spec))
             rows.append([f"`{spec}`"] + [f"{value:.2f}" for value in speedups])
         gammas = [parts[f"{model}_{codec}"][0]["gamma"] for model in models]
         rows += [["densification"] + [f"{gamma:.1f}" for gamma in gammas], ["the paper's zen"] + [paper.get(model, "") for model in models]]
         axes.axhline(1, color="#000000", linewidth=0.8)
         axes.set_yscale("log")
-        axes.set_xticks([place + 0.32 for place in range(len(models))])
+        axes.set_xticks([place + 0.35 for place in range(len(models))])
         axes.set_xticklabels([model.replace("_", " ") for model in models])
         axes.set_title("computing free" if codec == "off" else "with each codec's CPU time", fontsize=10)
         text += ("Computing free" if codec == "off" else "With each codec's CPU time, of one run") + ":\n\n" + table(["system"] + [model.replace("_", " ") for model in models], rows) + "\n"

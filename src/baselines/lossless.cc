@@ -16,7 +16,8 @@
 //
 // Bytes per rank: the sum over the stages of 8 times what the rank holds by then: nnz, |U_2|, |U_4|, ...;
 // ranks beyond the largest power of two send their nnz once. As both papers measure it, lists stay lists
-// however long they grow; SparCML's own switch to a dense vector above half of the elements is not taken.
+// however long they grow. With switch=on a rank that holds more than half of the elements sends all of them
+// without indices, 4d bytes, as SparCML itself does.
 //
 // Sparse PS and OmniReduce: rank p owns the p-th slice of the table, whose rows lie side by side, and lists
 // of rows go both ways. Where gradients are skewed, one owner gets most of them: imbalance by design.
@@ -100,16 +101,21 @@ class AgSparse final : public SparseSynchronizer {
 
 class SparCml final : public SparseSynchronizer {
  public:
+  explicit SparCml(bool dense_switch) : dense_switch_(dense_switch) {}
+
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const Expected e = expected(workload);
     return recursive_doubling_bytes(e.rows, e.union_rows, e.world, static_cast<std::uint64_t>(workload.rank),
-                                    e.width);
+                                    e.width, dense_switch_ ? e.table_rows : 0);
   }
 
  protected:
   RowMean exchange(BucketId bucket, const RowSparse& own, bool finite, Step& step) override {
-    return recursive_doubling(bucket, own, finite, step);
+    return recursive_doubling(bucket, own, finite, step, dense_switch_);
   }
+
+ private:
+  bool dense_switch_;
 };
 
 class EvenSlices final : public SparseSynchronizer {
@@ -148,10 +154,13 @@ SystemInfo sparcml_info() {
   info.name = "sparcml";
   info.summary = "recursive doubling on lists of non-zeros";
   info.paper = "Renggli et al., SC 2019; baseline of Zen and S2 Reducer";
-  info.formula = "sum over stages i < log2 W of 8 |U_(2^i)|";
+  info.formula = "sum over stages i < log2 W of 8 |U_(2^i)|; switch=on: of min(8 |U_(2^i)|, 4 d)";
   info.lossless = true;
   info.takes_rows = true;
-  info.make = [](const Options&, Inner) { return std::make_unique<SparCml>(); };
+  info.options = {{"switch", "off", "on: send all elements once a list of them would be longer; on the CPU"}};
+  info.make = [](const Options& options, Inner) {
+    return std::make_unique<SparCml>(options.choice("switch", {"off", "on"}) == "on");
+  };
   return info;
 }
 

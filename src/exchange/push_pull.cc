@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -26,16 +27,25 @@ double imbalance_of(Span<const T> counts) {
 
 class Doubling {
  public:
-  Doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step)
+  Doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step, bool dense_switch)
       : step_(step),
+        switches_(dense_switch),
         rows_(own),
         messages_(bucket, kDoublingTag, own.width, step),
         power_(largest_power_of_two(messages_.world())) {
     messages_.note(finite);
+    if (!switches_) return;
+    if (step_.executor.memory() != Memory::host) {
+      throw std::invalid_argument(
+          "switch=on works on the CPU and gradients are on a device: take switch=off, or compress on the "
+          "CPU");
+    }
+    messages_.accept_tables(rows_.rows);
   }
 
   RowMean run() {
     step_.report.formula_bytes = 0;
+    switch_if_shorter();
     if (messages_.self() >= power_) {
       run_folded(messages_.self() - power_);
     } else {
@@ -51,7 +61,7 @@ class Doubling {
   void run_folded(std::size_t partner) {
     messages_.expect(partner);
     send(partner);
-    const ReceivedRowList result = receive(partner);
+    const ReceivedRowList result = receive(partner);  // which stays as long as the messages' memory
     rows_ = {result.indices, result.values, rows_.rows, rows_.width};
   }
 
@@ -71,7 +81,16 @@ class Doubling {
     if (has_folded) send(folded);
   }
 
+  bool is_table() const { return switches_ && rows_.size() == rows_.rows; }
+
   void send(std::size_t peer) {
+    if (is_table()) {
+      const auto payload = step_.workspace.take<float>(rows_.values.size());
+      copy(step_.executor, rows_.values, payload);
+      step_.report.formula_bytes += payload.size_bytes();
+      return messages_.send(peer, messages_.seal_table(as_bytes(Span<const float>(payload))),
+                            as_bytes(Span<const float>(payload)));
+    }
     const FrameContents contents = messages_.list_contents(rows_.size());
     const auto payload = messages_.list_payload(rows_);
     step_.report.formula_bytes += contents.payload_bytes;
@@ -79,8 +98,29 @@ class Doubling {
   }
 
   ReceivedRowList receive(std::size_t peer) {
-    messages_.await_list_header(peer, rows_.rows);
-    return messages_.await_list(peer, rows_.rows);
+    const FrameHeader& header = messages_.await_list_header(peer, rows_.rows);
+    if (header.type != FrameType::floats) return messages_.await_list(peer, rows_.rows);
+    const auto payload = messages_.await_payload(peer);
+    return {all_rows(),
+            Span<const float>(reinterpret_cast<const float*>(payload.data()), rows_.rows * rows_.width)};
+  }
+
+  Span<const std::uint32_t> all_rows() {
+    if (all_rows_.empty()) {
+      all_rows_ = step_.scratch.take<std::uint32_t>(rows_.rows);
+      std::iota(all_rows_.begin(), all_rows_.end(), 0u);
+    }
+    return all_rows_;
+  }
+
+  /// The values of all rows instead of a list that is longer.
+  void switch_if_shorter() {
+    const std::uint64_t table = sizeof(float) * rows_.rows * rows_.width;
+    if (!switches_ || row_list_bytes(rows_.size(), rows_.width) <= table) return;
+    const auto values = step_.scratch.take<float>(rows_.rows * rows_.width);
+    fill(step_.executor, values, 0);
+    scatter_rows(step_.executor, rows_.row_indices, rows_.values, rows_.width, values);
+    rows_ = {all_rows(), values, rows_.rows, rows_.width};
   }
 
   void merge(std::size_t peer) {
@@ -91,6 +131,7 @@ class Doubling {
     const std::size_t merged = merge_sorted_rows(step_.executor, rows_.row_indices, rows_.values,
                                                  theirs.indices, theirs.values, rows_.width, indices, values);
     rows_ = {indices.first(merged), values.first(merged * rows_.width), rows_.rows, rows_.width};
+    switch_if_shorter();
   }
 
   void average() {
@@ -102,6 +143,8 @@ class Doubling {
   }
 
   Step& step_;
+  bool switches_;
+  Span<std::uint32_t> all_rows_;
   RowSparse rows_;  // the union so far
   RowMessages messages_;
   std::size_t power_;
@@ -363,12 +406,15 @@ RowMean push_pull(BucketId bucket, const RowSparse& own, bool finite, const Push
   return step.reduce_scatter ? exchange.keep() : exchange.pull();
 }
 
-RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step) {
-  return Doubling(bucket, own, finite, step).run();
+RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step,
+                           bool dense_switch) {
+  return Doubling(bucket, own, finite, step, dense_switch).run();
 }
 
 std::uint64_t recursive_doubling_bytes(std::uint64_t rows, std::uint64_t union_rows, std::uint64_t world,
-                                       std::uint64_t rank, std::uint64_t width) {
+                                       std::uint64_t rank, std::uint64_t width, std::uint64_t table_rows) {
+  const std::uint64_t most =
+      table_rows != 0 ? sizeof(float) * table_rows * width : std::numeric_limits<std::uint64_t>::max();
   if (world == 1 || rows == 0) return 0;
   const std::uint64_t power = largest_power_of_two(world);
   if (rank >= power) return row_list_bytes(rows, width);
@@ -376,13 +422,13 @@ std::uint64_t recursive_doubling_bytes(std::uint64_t rows, std::uint64_t union_r
   const double gamma = static_cast<double>(union_rows) / static_cast<double>(rows);
   auto bytes_of = [&](double ranks) {
     const double held = static_cast<double>(rows) * std::pow(gamma, std::log2(ranks) / stages);
-    return row_list_bytes(static_cast<std::uint64_t>(std::llround(held)), width);
+    return std::min(row_list_bytes(static_cast<std::uint64_t>(std::llround(held)), width), most);
   };
   const double merged_ranks = static_cast<double>(world) / static_cast<double>(power);
   std::uint64_t bytes = 0;
   for (std::uint64_t ranks = 1; ranks < power; ranks *= 2)
     bytes += bytes_of(static_cast<double>(ranks) * merged_ranks);
-  if (rank + power < world) bytes += row_list_bytes(union_rows, width);
+  if (rank + power < world) bytes += std::min(row_list_bytes(union_rows, width), most);
   return bytes;
 }
 

@@ -121,8 +121,10 @@ RowMean push_pull(BucketId bucket, const RowSparse& own, bool finite, const Push
                   Step& step);
 
 /// As push_pull, without owners: sums are taken pairwise, ((g0 + g1) + (g2 + g3)) + ..., which every rank
-/// does alike. rows of the result ascend. Collective.
-RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step);
+/// does alike. rows of the result ascend. Collective. dense_switch: where a list would be longer than all rows'
+/// values, these are sent instead, and the result has all rows; on the CPU.
+RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step,
+                           bool dense_switch = false);
 
 /// The largest power of two that is at most `world`.
 constexpr std::size_t largest_power_of_two(std::size_t world) {
@@ -132,8 +134,9 @@ constexpr std::size_t largest_power_of_two(std::size_t world) {
 }
 
 /// Payload bytes that `rank` sends when every rank has `rows` rows, all together `union_rows`, and unions
-/// grow by the same factor from stage to stage.
+/// grow by the same factor from stage to stage. table_rows: where lists give way to all rows' values; 0: they
+/// do not.
 std::uint64_t recursive_doubling_bytes(std::uint64_t rows, std::uint64_t union_rows, std::uint64_t world,
-                                       std::uint64_t rank, std::uint64_t width);
+                                       std::uint64_t rank, std::uint64_t width, std::uint64_t table_rows = 0);
 
 }  // namespace thinwire

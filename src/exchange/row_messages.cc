@@ -16,6 +16,14 @@ Span<const std::byte> RowMessages::seal(FrameContents contents, Span<const std::
   return bytes;
 }
 
+Span<const std::byte> RowMessages::seal_table(Span<const std::byte> payload) {
+  const auto bytes = step_.workspace.take<std::byte>(FrameHeader::kBytes);
+  frames_.seal_alone(
+      bytes, {.type = FrameType::floats, .count = table_rows_ * width_, .payload_bytes = payload.size()},
+      payload);
+  return bytes;
+}
+
 FrameContents RowMessages::list_contents(std::size_t rows) const {
   return {.type = FrameType::row_list, .count = rows, .payload_bytes = row_list_bytes(rows, width_)};
 }
@@ -53,14 +61,19 @@ const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t mos
   require_field(header, "step", header.step, expected.step);
   require_field(header, "source rank", header.source, expected.source);
   require_field(header, "workers", header.workers, workers);
+  const bool is_table = table_rows_ != 0 && header.type == FrameType::floats;
   // Of other types the number of rows says nothing about the payload's length, which is about to be
   // allocated.
-  if (header.type != FrameType::row_bitmap) {
+  if (header.type != FrameType::row_bitmap && !is_table) {
     require_field(header, "type", static_cast<std::uint64_t>(header.type),
                   static_cast<std::uint64_t>(FrameType::row_list));
   }
-  require_field(header, "row width", header.width, width_);
-  if (header.count > most_rows) {
+  if (is_table) {
+    require_field(header, "count", header.count, table_rows_ * width_);
+  } else {
+    require_field(header, "row width", header.width, width_);
+  }
+  if (!is_table && header.count > most_rows) {
     throw CorruptFrame("frame of rows from rank " + std::to_string(peer) + " refused: count is " +
                        std::to_string(header.count) + ", at most " + std::to_string(most_rows) +
                        " are possible");
@@ -75,6 +88,7 @@ const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t mos
 
 const FrameHeader& RowMessages::await_list_header(std::size_t peer, std::uint64_t most_rows) {
   const FrameHeader& header = await_header(peer, most_rows, 1);
+  if (table_rows_ != 0 && header.type == FrameType::floats) return header;
   require_field(header, "type", static_cast<std::uint64_t>(header.type),
                 static_cast<std::uint64_t>(FrameType::row_list));
   return header;

@@ -29,6 +29,10 @@ class RowMessages {
   FrameContents list_contents(std::size_t rows) const;
   /// The rows as the payload of such a frame, in the workspace.
   Span<const std::byte> list_payload(const RowSparse& rows);
+  /// The header of a whole table: its payload is the values of all rows. Behind accept_tables().
+  Span<const std::byte> seal_table(Span<const std::byte> payload);
+  /// From now on peers may send their whole tables of so many rows instead of lists.
+  void accept_tables(std::uint64_t rows) { table_rows_ = rows; }
   /// Starts sending; payload stays untouched until finish(). Counts the header in the report.
   void send(std::size_t peer, Span<const std::byte> sealed, Span<const std::byte> payload);
 
@@ -38,7 +42,7 @@ class RowMessages {
   /// finite and starts receiving the payload. most_rows: what count may at most be. workers: how many ranks'
   /// data it stands for, so that nobody's part is taken for a result. Throws CorruptFrame, CommError.
   const FrameHeader& await_header(std::size_t peer, std::uint64_t most_rows, std::size_t workers);
-  /// The same for a frame that must be a list of one rank's rows.
+  /// The same for a frame that must be a list of one rank's rows, or a whole table where these are accepted.
   const FrameHeader& await_list_header(std::size_t peer, std::uint64_t most_rows);
   /// What await_header returned.
   const FrameHeader& header_of(std::size_t peer) const { return incoming_[peer].header; }
@@ -63,6 +67,7 @@ class RowMessages {
   MessageTag tag_;
   std::size_t width_;
   Step& step_;
+  std::uint64_t table_rows_ = 0;  // 0: tables are refused
   Pendings headers_{step_.workspace, frames_.world()};
   Pendings payloads_{step_.workspace, frames_.world()};
   Pendings sends_{step_.workspace, 2 * frames_.world()};

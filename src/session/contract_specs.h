@@ -44,6 +44,7 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"agsparse"},
     {"agsparse:feedback=on", On::both},
     {"sparcml:feedback=on", On::both},
+    {"sparcml:switch=on:feedback=on"},
     {"omnireduce:feedback=on"},
     {"omnireduce:block=1000"},
     {"omnireduce:block=1000:feedback=on", On::device},
