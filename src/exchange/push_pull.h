@@ -121,8 +121,8 @@ RowMean push_pull(BucketId bucket, const RowSparse& own, bool finite, const Push
                   Step& step);
 
 /// As push_pull, without owners: sums are taken pairwise, ((g0 + g1) + (g2 + g3)) + ..., which every rank
-/// does alike. rows of the result ascend. Collective. dense_switch: where a list would be longer than all rows'
-/// values, these are sent instead, and the result has all rows; on the CPU.
+/// does alike. rows of the result ascend. Collective. dense_switch: where a list would be longer than the
+/// values of all rows, these are sent instead, and the result has all rows; on the CPU.
 RowMean recursive_doubling(BucketId bucket, const RowSparse& own, bool finite, Step& step,
                            bool dense_switch = false);
 
