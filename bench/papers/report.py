@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "sketched_sgd_figure_5": ("Sketched-SGD, Figure 5: accuracy against compression", sketched_sgd.sketched_sgd_figure_5),
     "sketched_sgd_figure_6": ("Sketched-SGD, Figure 6: accuracy against the number of workers", sketched_sgd.sketched_sgd_figure_6),
     "casq_table_1": ("CASQ, Table 1: accuracy at 2 and 3 bits", casq.casq_table_1),
+    "casq_table_1_more": ("CASQ, Table 1: clusters of each worker's own, and normalised quantizers", casq.casq_table_1_more),
     "casq_figure_5": ("CASQ, Figure 5: compression error per step on real gradients", casq.casq_figure_5),
     "casq_figure_1": ("CASQ, Figure 1: how gradients are distributed", casq.casq_figure_1),
     "casq_figure_6": ("CASQ, Figure 6 (a): training loss", casq.casq_figure_6),
