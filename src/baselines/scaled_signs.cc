@@ -1,6 +1,12 @@
-// EF-signSGD and SSDM: signs with one scale for all, codes of one bit whose table is the scale. All-gathered:
-// the growing sums that the Marsit paper speaks of cannot carry a scale per worker on a ring. That is exact,
-// and cheaper than growing sums up to 8 workers.
+// EF-signSGD and SSDM: signs with one scale for all, codes of one bit whose table is the scale. All-gathered,
+// every rank has its own scale. That is cheaper than a ring's growing sums up to 4 workers.
+//
+// On a ring (topology=ring), which is how the Marsit paper extends both, signs are added up and only their
+// sum travels on. So all ranks need one scale, which they agree on first:
+// - EF-signSGD: the mean over ranks of |p|_1 / d. What the own sign with it does not say is the residual.
+// - SSDM: the largest norm of any rank. With the mean of norms a probability could pass 1, and with each
+//   rank's own norm the sum of signs could not be scaled any more. It stays unbiased, with more variance for
+//   ranks whose norm is smaller.
 //
 // EF-signSGD: signs scaled by the mean magnitude, with error feedback. Source: S. P. Karimireddy et al.,
 // "Error feedback fixes SignSGD and other gradient compression schemes", ICML 2019, algorithm 1; a baseline
@@ -19,12 +25,16 @@
 //
 // E[Q(p)] = p, at a variance of about d |p|^2: every element of Q is as large as the whole vector's norm.
 //
-// Bytes per rank: (W - 1) * (8 + ceil(d/8)). A scale that is not finite on any rank makes the step non-finite
-// on all.
+// Bytes per rank: (W - 1) * (8 + ceil(d/8)). On a ring (W - 1) * 8 and, for each of W - 1 segments of len
+// elements, ceil(len/8) times ceil(log2(m+1)) at the m-th hop and ceil(log2(W+1)) on the way back.
+//
+// A scale that is not finite on any rank makes the step non-finite on all.
 
 #include <cmath>
 
 #include "baselines/baselines.h"
+#include "baselines/sign_ring.h"
+#include "exchange/collectives.h"
 #include "exchange/reduce_scatter.h"
 #include "kernels/dense/dense.h"
 #include "kernels/signs/random_signs.h"
@@ -101,41 +111,144 @@ class SsdmCoder final : public ScaledSignCoder {
   RandomStream stream_;
 };
 
+/// Sums of signs on a ring, with one scale for all ranks.
+class RingOfSigns {
+ public:
+  RingOfSigns(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, double scale)
+      : bucket_(bucket), gradient_(gradient), residual_(residual), step_(step), scale_(scale) {
+    step.report.finite = std::isfinite(static_cast<float>(scale));
+    if (step.report.finite) step.report.scale = scale;
+  }
+
+  /// pack(chunk, p's parts, bits): this rank's signs. Collective.
+  template <class Pack>
+  void run(Pack pack) {
+    if (!step_.report.finite) return;
+    step_.communicator.commit_exchange();
+    const auto pack_chunk = [&](const RingChunk& chunk, Span<std::uint64_t> bits) {
+      pack(chunk, gradient_.subspan(chunk.begin, chunk.elements()),
+           residual_.subspan(chunk.begin, chunk.elements()), bits);
+    };
+    SignRing ring(bucket_, gradient_.size(), step_, SignsGathered::counters, pack_chunk);
+    ring.run();
+    step_.clock.enter(Phase::decompress);
+    const ResidualSpan turned = step_.turn.write(residual_);
+    double squares = 0;
+    ring.for_each([&](const RingChunk& chunk) { squares += apply(ring, chunk, turned); });
+    if (!residual_.empty()) step_.report.residual_norm = std::sqrt(squares);
+  }
+
+ private:
+  /// A counter c of W workers is a mean of scale (2 c - W) / W. Plane k of the counters is a vector of signs,
+  /// and 2 c = the sum over P planes of 2^k sign + 2^P - 1.
+  double apply(SignRing& ring, const RingChunk& chunk, const ResidualSpan& turned) {
+    const auto part = gradient_.subspan(chunk.begin, chunk.elements());
+    const auto scale = static_cast<float>(scale_);
+    const double squares = apply_signs(step_.executor, ring.own_signs(chunk), scale, part,
+                                       turned.subspan(chunk.begin, chunk.elements()));
+    const auto world = static_cast<double>(step_.communicator.size());
+    const auto counters = ring.counters(chunk);
+    const std::size_t words = SignRing::sign_words(chunk);
+    fill(step_.executor, part, static_cast<float>(scale_ * ((1 << ring.planes()) - 1 - world) / world));
+    for (int k = 0; k < ring.planes(); ++k) {
+      accumulate_signs(step_.executor, counters.subspan(static_cast<std::size_t>(k) * words, words),
+                       static_cast<float>(scale_ * (1 << k) / world), part);
+    }
+    return squares;
+  }
+
+  BucketId bucket_;
+  Span<float> gradient_;
+  Span<float> residual_;
+  Step& step_;
+  double scale_;
+};
+
 class ScaledSignSystem : public Synchronizer {
  public:
+  explicit ScaledSignSystem(bool on_ring) : on_ring_(on_ring) {}
+
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.reduce_scatter) return reduce_scatter_bytes(workload.elements, kShape, workload.world_size);
-    return coded_bytes(workload.elements, kShape, workload.world_size);
+    if (!on_ring_ || workload.elements == 0 || workload.world_size == 1) {
+      return coded_bytes(workload.elements, kShape, workload.world_size);
+    }
+    return scalar_payload_bytes(workload.world_size) +
+           sign_ring_payload_bytes(workload.elements, workload.world_size, workload.rank,
+                                   SignsGathered::counters);
   }
 
  protected:
+  bool on_ring() const { return on_ring_; }
   static void average(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                       ScaledSignCoder&& coder) {
     average_coded(bucket, gradient, residual, step, kShape, coder);
     if (step.report.finite) step.report.scale = coder.scale();
   }
+
+ private:
+  bool on_ring_;
 };
 
 class EfSignSgd final : public ScaledSignSystem {
  public:
+  using ScaledSignSystem::ScaledSignSystem;
+
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    if (!step.reduce_scatter) {
-      return average(bucket, gradient, residual, step, EfSignCoder(step, gradient, residual));
+    if (step.reduce_scatter) {
+      return reduce_scatter_coded(
+          bucket, gradient, residual, step, [](std::size_t) { return kShape; },
+          [&](std::size_t, Span<const float> part, Span<const float> left) {
+            return EfSignCoder(step, part, left);
+          });
     }
-    reduce_scatter_coded(
-        bucket, gradient, residual, step, [](std::size_t) { return kShape; },
-        [&](std::size_t, Span<const float> part, Span<const float> left) {
-          return EfSignCoder(step, part, left);
-        });
+    if (!on_ring()) return average(bucket, gradient, residual, step, EfSignCoder(step, gradient, residual));
+    const double magnitude =
+        sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(gradient.size());
+    RingOfSigns ring(bucket, gradient, residual, step, mean_over_ranks(step, magnitude));
+    ring.run([&](const RingChunk&, Span<const float> part, Span<const float> left, Span<std::uint64_t> bits) {
+      pack_signs(step.executor, part, left, bits);
+    });
   }
 };
 
 class Ssdm final : public ScaledSignSystem {
  public:
+  using ScaledSignSystem::ScaledSignSystem;
+
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    average(bucket, gradient, residual, step, SsdmCoder(bucket, step, gradient, residual));
+    if (!on_ring()) {
+      return average(bucket, gradient, residual, step, SsdmCoder(bucket, step, gradient, residual));
+    }
+    const double norm =
+        largest_over_ranks(step, std::sqrt(sum_of_squares(step.executor, gradient, residual)));
+    const auto factor = static_cast<float>(norm > 1e-37 ? 0.5 / norm : 0.0);
+    RingOfSigns ring(bucket, gradient, residual, step, norm);
+    ring.run([&](const RingChunk& chunk, Span<const float> part, Span<const float> left,
+                 Span<std::uint64_t> bits) {
+      // A chunk's random bits begin anew, so each has a stream of its own.
+      const auto number = static_cast<std::uint32_t>(chunk.part * kMostChunks + chunk.index);
+      const RandomStream stream =
+          random_stream(step.seed, step.index, bucket, RandomPurpose::stochastic_sign,
+                        static_cast<std::uint32_t>(step.communicator.rank()), 1 + number);
+      stochastic_signs(step.executor, stream, part, left, factor, bits);
+    });
   }
+
+ private:
+  static constexpr std::size_t kMostChunks = std::size_t{1} << 12;  // of a bucket below 2^32 elements
 };
+
+const std::string kFormula =
+    "(W-1) * (ceil(d/8) + 8); ring: sum over m = 1..W-1 of (ceil(log2(m+1)) + ceil(log2(W+1))) * "
+    "ceil(len/8), "
+    "and 8 for each other rank";
+const OptionInfo kTopology = {"topology", "all_gather",
+                              "all_gather, or ring: sums of signs that grow by bits, as in the Marsit paper"};
+
+bool is_ring(const Options& options) {
+  return options.choice("topology", {"all_gather", "ring"}) == "ring";
+}
 
 }  // namespace
 
@@ -144,11 +257,12 @@ SystemInfo ef_signsgd_info() {
   info.name = "ef_signsgd";
   info.summary = "signs scaled by mean |p|, all-gathered, with error feedback";
   info.paper = "Karimireddy et al., ICML 2019";
-  info.formula = "(W-1) * (ceil(d/8) + 8)";
+  info.formula = kFormula;
   info.feedback_default = true;
   info.turns_residual = true;
   info.reduce_scatters = true;
-  info.make = [](const Options&, Inner) { return std::make_unique<EfSignSgd>(); };
+  info.options = {kTopology};
+  info.make = [](const Options& options, Inner) { return std::make_unique<EfSignSgd>(is_ring(options)); };
   return info;
 }
 
@@ -157,9 +271,10 @@ SystemInfo ssdm_info() {
   info.name = "ssdm";
   info.summary = "unbiased stochastic signs scaled by |p|_2, all-gathered";
   info.paper = "Safaryan and Richtarik, ICML 2021";
-  info.formula = "(W-1) * (ceil(d/8) + 8)";
+  info.formula = kFormula;
   info.turns_residual = true;
-  info.make = [](const Options&, Inner) { return std::make_unique<Ssdm>(); };
+  info.options = {kTopology};
+  info.make = [](const Options& options, Inner) { return std::make_unique<Ssdm>(is_ring(options)); };
   return info;
 }
 

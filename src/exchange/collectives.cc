@@ -114,6 +114,15 @@ double mean_over_ranks(Step& step, double value) {
   return sum / static_cast<double>(all.size());
 }
 
+double largest_over_ranks(Step& step, double value) {
+  double largest = 0;
+  for (const double one : gather(step, value)) {
+    if (!std::isfinite(one) || one < 0) return std::numeric_limits<double>::quiet_NaN();
+    largest = std::max(largest, one);
+  }
+  return largest;
+}
+
 bool take_from_rank_0(Step& step, Span<float> values, bool usable) {
   if (!usable) values[0] = std::numeric_limits<float>::quiet_NaN();
   const StepClock::During waiting(&step.clock, Phase::wait);

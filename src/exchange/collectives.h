@@ -38,7 +38,10 @@ Span<T> gather(Step& step, const T& mine) {
 /// ranks when any rank's is inf, NaN or negative. Collective.
 double mean_over_ranks(Step& step, double value);
 
-/// What mean_over_ranks sends from one rank.
+/// The largest of all ranks' `value`, in the same way. Collective.
+double largest_over_ranks(Step& step, double value);
+
+/// What mean_over_ranks sends from one rank, and largest_over_ranks.
 constexpr std::uint64_t scalar_payload_bytes(int world_size) {
   return 8 * static_cast<std::uint64_t>(world_size - 1);
 }

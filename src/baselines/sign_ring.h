@@ -1,0 +1,91 @@
+#pragma once
+// Signs on a ring: counters of positive signs grow by a bit whenever the number of workers that they count
+// doubles. What all ranks get is the majority's sign, or the counters of all workers.
+//
+//   bits --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th worker--> owner
+//   owner: majority (ties by a fair coin), or the counters as they are --ring all-gather--> all ranks
+//
+// Source: how the Marsit paper extends signSGD, EF-signSGD and SSDM to rings (sections 3.1 and 5).
+
+#include "comm/ring.h"
+#include "exchange/frames.h"
+#include "thinwire/function_ref.h"
+#include "thinwire/synchronizer.h"
+#include "wire/payloads.h"
+
+namespace thinwire {
+
+/// What a ring of signs gives: one bit an element, or ceil(log2(W+1)).
+enum class SignsGathered : std::uint8_t { majority, counters };
+
+class SignRing final : public RingCodec {
+ public:
+  /// Writes this rank's signs of a chunk's elements. Called once for each chunk.
+  using PackSigns = FunctionRef<void(const RingChunk& chunk, Span<std::uint64_t> bits)>;
+
+  SignRing(BucketId bucket, std::size_t elements, Step& step, SignsGathered gathered, PackSigns pack);
+
+  /// Collective. Throws CorruptFrame, CommError.
+  void run();
+
+  /// Calls body(chunk) for all elements.
+  template <class Body>
+  void for_each(Body body) const {
+    for_each_chunk(layout_, body);
+  }
+  /// The majority's signs of a chunk.
+  Span<std::uint64_t> majority(const RingChunk& chunk) const {
+    return gathered_bits_.words(chunk.part, chunk.index, sign_words(chunk));
+  }
+  /// This rank's own signs of a chunk, where counters were gathered.
+  Span<std::uint64_t> own_signs(const RingChunk& chunk) const {
+    return own_bits_.words(chunk.part, chunk.index, sign_words(chunk));
+  }
+  /// The counters' bit planes of a chunk, one after the other, sign_words(chunk) words each; until the next
+  /// call.
+  Span<const std::uint64_t> counters(const RingChunk& chunk);
+  int planes() const;
+
+  static std::size_t sign_words(const RingChunk& chunk) { return (chunk.elements() + 63) / 64; }
+
+  std::size_t message_bytes(const RingChunk& chunk) const override;
+  Span<const std::byte> outgoing(const RingChunk& chunk) override;
+  void prepare(const RingChunk& chunk) override;
+  Span<std::byte> receive_buffer(const RingChunk& chunk) override;
+  void start_gather() override { gathering_ = true; }
+  void incoming(const RingChunk& chunk, Span<const std::byte> message) override;
+
+ private:
+  bool keeps_counters() const { return gathered_ == SignsGathered::counters; }
+  Span<std::uint64_t> pack(const RingChunk& chunk);
+  void decide(const RingChunk& chunk, Span<const std::uint64_t> counters, int planes);
+  /// What the chunk's message in its hop says: after hop h the counters stand for h + 1 workers.
+  FrameContents contents(const RingChunk& chunk, bool gathering) const;
+  Span<std::byte> frame(const RingChunk& chunk, bool gathering) const;
+
+  BucketId bucket_;
+  SignsGathered gathered_;
+  FrameHeaders headers_;
+  Step& step_;
+  PackSigns pack_;
+  const RingGroup ring_;
+  const RingLayout layout_;
+  const std::uint32_t world_ = static_cast<std::uint32_t>(ring_.size());
+  /// Of one plane of the largest chunk, in whole words, and of all planes.
+  const std::size_t most_bytes_;
+  const std::size_t most_planes_bytes_;
+  ChunkFrames votes_;
+  ChunkFrames gathered_bits_;
+  ChunkFrames own_bits_;  // of all chunks; where the majority is gathered, not used
+  const std::size_t receive_stride_;
+  Span<std::byte> receive_buffers_;
+  Span<std::uint64_t> planes_;
+  Span<std::uint64_t> own_;  // of one chunk, where own_bits_ is not used
+  bool gathering_ = false;
+};
+
+/// Payload bytes that `rank` sends, without what scales take.
+std::uint64_t sign_ring_payload_bytes(std::uint64_t elements, int world_size, int rank,
+                                      SignsGathered gathered);
+
+}  // namespace thinwire
