@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "casq_figure_5": ("CASQ, Figure 5: compression error per step on real gradients", casq.casq_figure_5),
     "casq_figure_1": ("CASQ, Figure 1: how gradients are distributed", casq.casq_figure_1),
     "casq_figure_6": ("CASQ, Figure 6 (a): training loss", casq.casq_figure_6),
+    "casq_figure_7": ("CASQ, Figure 7: communication and quantization of one step", casq.casq_figure_7),
     "casq_figure_11": ("CASQ, Figure 11: ALQ's levels with CASQ's cells", casq.casq_figure_11),
     "casq_figure_12": ("CASQ, Figure 12: share of the elements that is clustered", casq.casq_figure_12),
     "casq_figure_13": ("CASQ, Figure 13: number of bits", casq.casq_figure_13),
