@@ -31,6 +31,8 @@
 // A scale that is not finite on any rank makes the step non-finite on all.
 
 #include <cmath>
+#include <stdexcept>
+#include <string>
 
 #include "baselines/baselines.h"
 #include "baselines/sign_ring.h"
@@ -114,8 +116,14 @@ class SsdmCoder final : public ScaledSignCoder {
 /// Sums of signs on a ring, with one scale for all ranks.
 class RingOfSigns {
  public:
-  RingOfSigns(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, double scale)
-      : bucket_(bucket), gradient_(gradient), residual_(residual), step_(step), scale_(scale) {
+  RingOfSigns(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, SumCoding coding,
+              double scale)
+      : bucket_(bucket),
+        gradient_(gradient),
+        residual_(residual),
+        step_(step),
+        coding_(coding),
+        scale_(scale) {
     step.report.finite = std::isfinite(static_cast<float>(scale));
     if (step.report.finite) step.report.scale = scale;
   }
@@ -129,8 +137,12 @@ class RingOfSigns {
       pack(chunk, gradient_.subspan(chunk.begin, chunk.elements()),
            residual_.subspan(chunk.begin, chunk.elements()), bits);
     };
-    SignRing ring(bucket_, gradient_.size(), step_, SignsGathered::counters, pack_chunk);
+    SignRing ring(bucket_, gradient_.size(), step_, SignsGathered::counters, coding_, pack_chunk);
     ring.run();
+    if (coding_ == SumCoding::elias) {
+      step_.report.formula_bytes =
+          scalar_payload_bytes(step_.communicator.size()) + ring.coded_payload_bytes();
+    }
     step_.clock.enter(Phase::decompress);
     const ResidualSpan turned = step_.turn.write(residual_);
     double squares = 0;
@@ -161,16 +173,23 @@ class RingOfSigns {
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
+  SumCoding coding_;
   double scale_;
+};
+
+/// Where signs travel.
+struct SignWay {
+  bool on_ring = false;
+  SumCoding coding = SumCoding::planes;
 };
 
 class ScaledSignSystem : public Synchronizer {
  public:
-  explicit ScaledSignSystem(bool on_ring) : on_ring_(on_ring) {}
+  explicit ScaledSignSystem(const SignWay& way) : way_(way) {}
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.reduce_scatter) return reduce_scatter_bytes(workload.elements, kShape, workload.world_size);
-    if (!on_ring_ || workload.elements == 0 || workload.world_size == 1) {
+    if (!way_.on_ring || workload.elements == 0 || workload.world_size == 1) {
       return coded_bytes(workload.elements, kShape, workload.world_size);
     }
     return scalar_payload_bytes(workload.world_size) +
@@ -179,7 +198,7 @@ class ScaledSignSystem : public Synchronizer {
   }
 
  protected:
-  bool on_ring() const { return on_ring_; }
+  const SignWay& way() const { return way_; }
   static void average(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                       ScaledSignCoder&& coder) {
     average_coded(bucket, gradient, residual, step, kShape, coder);
@@ -187,7 +206,7 @@ class ScaledSignSystem : public Synchronizer {
   }
 
  private:
-  bool on_ring_;
+  SignWay way_;
 };
 
 class EfSignSgd final : public ScaledSignSystem {
@@ -202,10 +221,11 @@ class EfSignSgd final : public ScaledSignSystem {
             return EfSignCoder(step, part, left);
           });
     }
-    if (!on_ring()) return average(bucket, gradient, residual, step, EfSignCoder(step, gradient, residual));
+    if (!way().on_ring)
+      return average(bucket, gradient, residual, step, EfSignCoder(step, gradient, residual));
     const double magnitude =
         sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(gradient.size());
-    RingOfSigns ring(bucket, gradient, residual, step, mean_over_ranks(step, magnitude));
+    RingOfSigns ring(bucket, gradient, residual, step, way().coding, mean_over_ranks(step, magnitude));
     ring.run([&](const RingChunk&, Span<const float> part, Span<const float> left, Span<std::uint64_t> bits) {
       pack_signs(step.executor, part, left, bits);
     });
@@ -217,13 +237,13 @@ class Ssdm final : public ScaledSignSystem {
   using ScaledSignSystem::ScaledSignSystem;
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    if (!on_ring()) {
+    if (!way().on_ring) {
       return average(bucket, gradient, residual, step, SsdmCoder(bucket, step, gradient, residual));
     }
     const double norm =
         largest_over_ranks(step, std::sqrt(sum_of_squares(step.executor, gradient, residual)));
     const auto factor = static_cast<float>(norm > 1e-37 ? 0.5 / norm : 0.0);
-    RingOfSigns ring(bucket, gradient, residual, step, norm);
+    RingOfSigns ring(bucket, gradient, residual, step, way().coding, norm);
     ring.run([&](const RingChunk& chunk, Span<const float> part, Span<const float> left,
                  Span<std::uint64_t> bits) {
       // A chunk's random bits begin anew, so each has a stream of its own.
@@ -246,8 +266,14 @@ const std::string kFormula =
 const OptionInfo kTopology = {"topology", "all_gather",
                               "all_gather, or ring: sums of signs that grow by bits, as in the Marsit paper"};
 
-bool is_ring(const Options& options) {
-  return options.choice("topology", {"all_gather", "ring"}) == "ring";
+SignWay way_of(const Options& options, const char* name) {
+  const SignWay way{.on_ring = options.choice("topology", {"all_gather", "ring"}) == "ring",
+                    .coding = sum_coding(options)};
+  if (way.coding == SumCoding::elias && !way.on_ring) {
+    throw std::invalid_argument(std::string(name) +
+                                ": coding=elias is of sums, which travel with topology=ring alone");
+  }
+  return way;
 }
 
 }  // namespace
@@ -261,8 +287,10 @@ SystemInfo ef_signsgd_info() {
   info.feedback_default = true;
   info.turns_residual = true;
   info.reduce_scatters = true;
-  info.options = {kTopology};
-  info.make = [](const Options& options, Inner) { return std::make_unique<EfSignSgd>(is_ring(options)); };
+  info.options = {kTopology, sum_coding_option()};
+  info.make = [](const Options& options, Inner) {
+    return std::make_unique<EfSignSgd>(way_of(options, "ef_signsgd"));
+  };
   return info;
 }
 
@@ -273,8 +301,8 @@ SystemInfo ssdm_info() {
   info.paper = "Safaryan and Richtarik, ICML 2021";
   info.formula = kFormula;
   info.turns_residual = true;
-  info.options = {kTopology};
-  info.make = [](const Options& options, Inner) { return std::make_unique<Ssdm>(is_ring(options)); };
+  info.options = {kTopology, sum_coding_option()};
+  info.make = [](const Options& options, Inner) { return std::make_unique<Ssdm>(way_of(options, "ssdm")); };
   return info;
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/sign_votes.h"
+#include "wire/elias.h"
 
 namespace thinwire {
 namespace {
@@ -45,9 +46,11 @@ RingLayout layout_of(std::size_t elements, std::size_t parts) {
 
 }  // namespace
 
-SignRing::SignRing(BucketId bucket, std::size_t elements, Step& step, SignsGathered gathered, PackSigns pack)
+SignRing::SignRing(BucketId bucket, std::size_t elements, Step& step, SignsGathered gathered,
+                   SumCoding coding, PackSigns pack)
     : bucket_(bucket),
       gathered_(gathered),
+      coding_(coding),
       headers_(bucket, step),
       step_(step),
       pack_(pack),
@@ -77,7 +80,94 @@ void SignRing::run() {
     });
     return;
   }
-  ring_all_reduce(step_.communicator, ring_, layout_, kVotesTag, *this);
+  if (coding_ == SumCoding::elias) {
+    run_coded(false);
+    run_coded(true);
+  } else {
+    ring_all_reduce(step_.communicator, ring_, layout_, kVotesTag, *this);
+  }
+}
+
+/// One half of the ring's way. How long a coded chunk is only its header says, which goes first.
+void SignRing::run_coded(bool gathering) {
+  gathering_ = gathering;
+  const std::size_t world = ring_.size();
+  const std::size_t ahead = ring_.position + (gathering ? 1 : 0) + world;
+  PendingLease sends(step_.communicator.pending_storage());
+  for (std::size_t hop = 0; hop + 1 < world; ++hop) {
+    for_each([&](RingChunk chunk) {
+      chunk.hop = hop;
+      if (chunk.part == (ahead - hop) % world) send_coded(chunk, sends);
+    });
+    for_each([&](RingChunk chunk) {
+      chunk.hop = hop;
+      if (chunk.part == (ahead - hop + world - 1) % world) receive_coded(chunk);
+    });
+  }
+  sends.wait_all();
+}
+
+void SignRing::send_coded(const RingChunk& chunk, PendingLease& sends) {
+  const auto message = frame(chunk, gathering_);
+  if (!gathering_ && chunk.hop == 0) pack_planes(pack(chunk), plane_bytes(chunk), 1, payload_in(message));
+  FrameContents sent = contents(chunk, gathering_);
+  Span<const std::byte> payload = payload_in(message);
+  if (sent.type == FrameType::sign_votes && sent.workers > 1) {
+    const SignSums sums{sent.workers, chunk.elements()};
+    const auto planes = static_cast<std::size_t>(vote_planes(sent.workers));
+    const auto counters = planes_.first(sums.words() * planes);
+    unpack_planes(payload, plane_bytes(chunk), vote_planes(sent.workers), counters);
+    const auto codes = step_.workspace.take<std::byte>(payload.size());
+    const std::size_t bytes = write_elias(sums, counters, codes);
+    if (bytes != 0 && bytes < payload.size()) {
+      payload = codes.first(bytes);
+      sent.type = FrameType::sign_sums;
+      sent.payload_bytes = bytes;
+    }
+  }
+  const auto header = message.first(FrameHeader::kBytes);
+  headers_.seal_alone(header, sent, payload);
+  headers_.count();
+  coded_payload_bytes_ += payload.size();
+  sends.push(step_.communicator.send(ring_.next(), kVotesTag, header));
+  sends.push(step_.communicator.send(ring_.next(), kVotesTag, payload));
+}
+
+void SignRing::receive_coded(const RingChunk& chunk) {
+  const auto previous = static_cast<std::size_t>(ring_.previous());
+  const auto bytes = step_.workspace.take<std::byte>(FrameHeader::kBytes);
+  step_.communicator.receive(ring_.previous(), kVotesTag, bytes).wait();
+  FrameContents expected = contents(chunk, gathering_);
+  const FrameHeader header = read_frame_header(bytes, PayloadPlace::next_message);
+  if (header.type == FrameType::sign_sums && expected.type == FrameType::sign_votes) {
+    expected.type = header.type;
+    expected.payload_bytes = header.payload_bytes;
+  }
+  headers_.check_alone(bytes, previous, expected);
+  const auto payload = step_.workspace.take<std::byte>(header.payload_bytes);
+  step_.communicator.receive(ring_.previous(), kVotesTag, payload).wait();
+  check_payload(header, payload);
+  const auto own = payload_in(frame(chunk, true));
+  if (gathering_ && header.type != FrameType::sign_sums) {
+    std::ranges::copy(payload, own.begin());
+    return;
+  }
+  const std::size_t count = sign_words(chunk);
+  const int received = vote_planes(expected.workers);
+  const int planes = gathering_ ? received : vote_planes(expected.workers + 1);
+  const auto counters = planes_.first(count * static_cast<std::size_t>(planes));
+  std::ranges::fill(counters, 0);
+  if (header.type == FrameType::sign_sums) {
+    read_elias({expected.workers, chunk.elements()}, payload,
+               counters.first(count * static_cast<std::size_t>(received)));
+  } else {
+    unpack_planes(payload, plane_bytes(chunk), received, counters);
+  }
+  if (gathering_) {
+    pack_planes(counters, plane_bytes(chunk), planes, own);
+  } else {
+    reduce(chunk, pack(chunk), counters);
+  }
 }
 
 int SignRing::planes() const {
@@ -122,7 +212,14 @@ void SignRing::incoming(const RingChunk& chunk, Span<const std::byte> message) {
   std::ranges::fill(counters, 0);
   unpack_planes(message.subspan(FrameHeader::kBytes, message.size() - FrameHeader::kBytes),
                 plane_bytes(chunk), vote_planes(received), counters);
-  add_votes(step_.executor, counters, planes, keeps_counters() ? own_signs(chunk) : own_.first(count));
+  reduce(chunk, keeps_counters() ? own_signs(chunk) : own_.first(count), counters);
+}
+
+/// counters: of the workers before this one, with room for it.
+void SignRing::reduce(const RingChunk& chunk, Span<const std::uint64_t> own, Span<std::uint64_t> counters) {
+  const auto received = static_cast<std::uint32_t>(chunk.hop + 1);
+  const int planes = vote_planes(received + 1);
+  add_votes(step_.executor, counters, planes, own);
   if (received + 1 < world_) {
     RingChunk next = chunk;
     ++next.hop;
@@ -164,6 +261,14 @@ FrameContents SignRing::contents(const RingChunk& chunk, bool gathering) const {
 Span<std::byte> SignRing::frame(const RingChunk& chunk, bool gathering) const {
   const auto bytes = static_cast<std::size_t>(contents(chunk, gathering).payload_bytes);
   return (gathering ? gathered_bits_ : votes_).frame(chunk.part, chunk.index, bytes);
+}
+
+OptionInfo sum_coding_option() {
+  return {"coding", "planes", "of sums: planes of bits, or elias, Elias's gamma code where that is shorter"};
+}
+
+SumCoding sum_coding(const Options& options) {
+  return options.choice("coding", {"planes", "elias"}) == "elias" ? SumCoding::elias : SumCoding::planes;
 }
 
 std::uint64_t sign_ring_payload_bytes(std::uint64_t elements, int world_size, int rank,

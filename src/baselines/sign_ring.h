@@ -10,6 +10,7 @@
 #include "comm/ring.h"
 #include "exchange/frames.h"
 #include "thinwire/function_ref.h"
+#include "thinwire/registry.h"
 #include "thinwire/synchronizer.h"
 #include "wire/payloads.h"
 
@@ -18,15 +19,22 @@ namespace thinwire {
 /// What a ring of signs gives: one bit an element, or ceil(log2(W+1)).
 enum class SignsGathered : std::uint8_t { majority, counters };
 
+/// How counters travel: as bit planes, or in Elias's code wherever that is shorter, made on the host and without
+/// overlap.
+enum class SumCoding : std::uint8_t { planes, elias };
+
 class SignRing final : public RingCodec {
  public:
   /// Writes this rank's signs of a chunk's elements. Called once for each chunk.
   using PackSigns = FunctionRef<void(const RingChunk& chunk, Span<std::uint64_t> bits)>;
 
-  SignRing(BucketId bucket, std::size_t elements, Step& step, SignsGathered gathered, PackSigns pack);
+  SignRing(BucketId bucket, std::size_t elements, Step& step, SignsGathered gathered, SumCoding coding,
+           PackSigns pack);
 
   /// Collective. Throws CorruptFrame, CommError.
   void run();
+  /// Of run(), where counters are coded: what this rank has sent.
+  std::uint64_t coded_payload_bytes() const { return coded_payload_bytes_; }
 
   /// Calls body(chunk) for all elements.
   template <class Body>
@@ -58,6 +66,10 @@ class SignRing final : public RingCodec {
  private:
   bool keeps_counters() const { return gathered_ == SignsGathered::counters; }
   Span<std::uint64_t> pack(const RingChunk& chunk);
+  void reduce(const RingChunk& chunk, Span<const std::uint64_t> own, Span<std::uint64_t> counters);
+  void run_coded(bool gathering);
+  void send_coded(const RingChunk& chunk, PendingLease& sends);
+  void receive_coded(const RingChunk& chunk);
   void decide(const RingChunk& chunk, Span<const std::uint64_t> counters, int planes);
   /// What the chunk's message in its hop says: after hop h the counters stand for h + 1 workers.
   FrameContents contents(const RingChunk& chunk, bool gathering) const;
@@ -65,6 +77,7 @@ class SignRing final : public RingCodec {
 
   BucketId bucket_;
   SignsGathered gathered_;
+  SumCoding coding_;
   FrameHeaders headers_;
   Step& step_;
   PackSigns pack_;
@@ -82,9 +95,14 @@ class SignRing final : public RingCodec {
   Span<std::uint64_t> planes_;
   Span<std::uint64_t> own_;  // of one chunk, where own_bits_ is not used
   bool gathering_ = false;
+  std::uint64_t coded_payload_bytes_ = 0;
 };
 
-/// Payload bytes that `rank` sends, without what scales take.
+/// The option `coding`, and what it says.
+OptionInfo sum_coding_option();
+SumCoding sum_coding(const Options& options);
+
+/// Payload bytes that `rank` sends as bit planes, without what scales take.
 std::uint64_t sign_ring_payload_bytes(std::uint64_t elements, int world_size, int rank,
                                       SignsGathered gathered);
 

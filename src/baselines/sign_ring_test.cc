@@ -123,12 +123,46 @@ TEST(SignRing, ChunksAndRanksDrawDifferentBits) {
   EXPECT_NEAR(static_cast<double>(extreme) / 4096, 0.25, 0.03);
 }
 
+/// Where ranks agree sums are large, and their codes longer than planes; where they do not, shorter.
+TEST(SignRing, EliasCodesGiveTheSameResultInFewerBytes) {
+  for (const std::string spec : {"ef_signsgd:topology=ring", "ssdm:topology=ring", "signsgd"}) {
+    for (const int world : {1, 2, 3, 4, 5, 8, 9}) {
+      for (const std::size_t elements : {1u, 64u, 5000u, 70'001u}) {
+        SCOPED_TRACE(testing::Message() << spec << ", " << world << " ranks, " << elements << " elements");
+        const auto planes = step_of(spec, world, elements);
+        const auto coded = step_of(spec + ":coding=elias", world, elements);
+        for (std::size_t rank = 0; rank < planes.size(); ++rank) {
+          EXPECT_EQ(coded[rank].mean, planes[rank].mean);
+          EXPECT_LE(coded[rank].report.formula_bytes, planes[rank].report.formula_bytes);
+        }
+        if (elements > 4000 && world >= 8 && spec != "signsgd") {
+          EXPECT_LT(static_cast<double>(coded[0].report.formula_bytes),
+                    0.9 * static_cast<double>(planes[0].report.formula_bytes));
+        }
+      }
+    }
+  }
+}
+
 TEST(SignRing, BytesAreTheFormula) {
   // 4 ranks, segments of 250 elements, 32 bytes: 1, 2 and 2 planes on the way, 3 planes three times back.
   EXPECT_EQ(sign_ring_payload_bytes(1000, 4, 0, SignsGathered::counters), 32u * (1 + 2 + 2 + 9));
   EXPECT_EQ(sign_ring_payload_bytes(1000, 4, 0, SignsGathered::majority), 32u * (1 + 2 + 2 + 3));
   EXPECT_EQ(sign_ring_payload_bytes(1000, 1, 0, SignsGathered::counters), 0u);
   EXPECT_EQ(sign_ring_payload_bytes(0, 4, 0, SignsGathered::counters), 0u);
+}
+
+TEST(SignRing, CodesAreOfSumsAlone) {
+  run_in_process(1, [&](Communicator& communicator) {
+    for (const std::string spec : {"ssdm:coding=elias", "ef_signsgd:coding=elias"}) {
+      try {
+        Session session(spec, communicator);
+        FAIL() << spec;
+      } catch (const std::invalid_argument& error) {
+        EXPECT_NE(std::string(error.what()).find("topology=ring"), std::string::npos) << error.what();
+      }
+    }
+  });
 }
 
 TEST(SignRing, AValueThatIsNotFiniteIsToldToAllRanks) {

@@ -28,7 +28,7 @@ namespace {
 
 class SignSgd final : public Synchronizer {
  public:
-  explicit SignSgd(std::optional<float> scale) : scale_(scale) {}
+  SignSgd(std::optional<float> scale, SumCoding coding) : scale_(scale), coding_(coding) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     const std::size_t elements = gradient.size();
@@ -45,8 +45,11 @@ class SignSgd final : public Synchronizer {
       pack_signs(step.executor, gradient.subspan(chunk.begin, chunk.elements()),
                  residual.subspan(chunk.begin, chunk.elements()), bits);
     };
-    SignRing ring(bucket, elements, step, SignsGathered::majority, pack);
+    SignRing ring(bucket, elements, step, SignsGathered::majority, coding_, pack);
     ring.run();
+    if (coding_ == SumCoding::elias) {
+      step.report.formula_bytes = scalar_payload_bytes(step.communicator.size()) + ring.coded_payload_bytes();
+    }
 
     step.clock.enter(Phase::decompress);
     double squares = 0;
@@ -67,6 +70,7 @@ class SignSgd final : public Synchronizer {
 
  private:
   std::optional<float> scale_;
+  SumCoding coding_;
 };
 
 }  // namespace
@@ -77,11 +81,12 @@ SystemInfo signsgd_info() {
   info.summary = "majority vote of signs, counters growing along a ring";
   info.paper = "Bernstein et al., ICML 2018; on a ring as in Marsit, section 3.1";
   info.formula = "sum over m = 1..W-1 of (ceil(log2(m+1)) + 1) * ceil(len/8), and 8 for each other rank";
-  info.options = {{"scale", "auto", "step size; auto: the mean over ranks of mean |gradient|"}};
+  info.options = {{"scale", "auto", "step size; auto: the mean over ranks of mean |gradient|"},
+                  sum_coding_option()};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     std::optional<float> scale;
     if (options.text("scale") != "auto") scale = static_cast<float>(options.real("scale", 1e-30, 1e30));
-    return std::make_unique<SignSgd>(scale);
+    return std::make_unique<SignSgd>(scale, sum_coding(options));
   };
   return info;
 }

@@ -45,6 +45,11 @@ void FrameHeaders::check(Span<const std::byte> frame, std::size_t source, const 
   note(!expect_frame(frame, header(source, contents)).non_finite());
 }
 
+void FrameHeaders::check_alone(Span<const std::byte> header, std::size_t source,
+                               const FrameContents& contents) {
+  note(!expect_frame(header, this->header(source, contents), PayloadPlace::next_message).non_finite());
+}
+
 Frames::Frames(BucketId bucket, Step& step)
     : FrameHeaders(bucket, step), receives_(step.workspace, world()), sends_(step.workspace, 2 * world()) {}
 

@@ -44,6 +44,8 @@ class FrameHeaders {
   void seal_alone(Span<std::byte> header, const FrameContents& contents, Span<const std::byte> payload) const;
   /// Throws CorruptFrame unless the frame is `source`'s with these contents; hears whether all is finite.
   void check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents);
+  /// The same for a header whose payload follows in a message of its own, which check_payload() is for.
+  void check_alone(Span<const std::byte> header, std::size_t source, const FrameContents& contents);
   /// Counts a header that is about to be sent.
   void count() { step_.report.frame_header_bytes += FrameHeader::kBytes; }
 

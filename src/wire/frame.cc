@@ -78,7 +78,7 @@ Span<const std::byte> payload_of(Span<const std::byte> frame) {
 
 bool known_type(std::uint8_t type) {
   return type >= static_cast<std::uint8_t>(FrameType::sign_bits) &&
-         type <= static_cast<std::uint8_t>(FrameType::floats);
+         type <= static_cast<std::uint8_t>(FrameType::sign_sums);
 }
 
 bool has_rows(FrameType type) {
@@ -118,6 +118,17 @@ void check_codes(const FrameHeader& header) {
   }
 }
 
+/// That it is no longer than the counters themselves. A code has at least a bit.
+void check_sums(const FrameHeader& header) {
+  require_equal("row width", header.width, 0);
+  const std::uint64_t least = frame_payload_bytes(FrameType::sign_bits, header.count, header.workers);
+  const std::uint64_t most = frame_payload_bytes(FrameType::sign_votes, header.count, header.workers);
+  if (header.payload_bytes < least || header.payload_bytes > most) {
+    corrupt("payload length for the count", header.payload_bytes,
+            std::to_string(least) + " to " + std::to_string(most));
+  }
+}
+
 }  // namespace
 
 int vote_planes(std::uint32_t workers) {
@@ -141,7 +152,8 @@ std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint
     case FrameType::row_list:
     case FrameType::row_bitmap:
     case FrameType::codes:
-      break;  // depends on more than the count: check_rows, check_codes
+    case FrameType::sign_sums:
+      break;  // depends on more than the count: check_rows, check_codes, check_sums
   }
   return 0;
 }
@@ -220,6 +232,8 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
     check_rows(header);
   } else if (header.type == FrameType::codes) {
     check_codes(header);
+  } else if (header.type == FrameType::sign_sums) {
+    check_sums(header);
   } else {
     require_equal("row width", header.width, 0);
     require_equal("payload length for the count", header.payload_bytes,
@@ -244,8 +258,8 @@ std::string whose(const FrameHeader& header) {
 
 namespace {
 
-FrameHeader expect(Span<const std::byte> frame, const FrameHeader& expected) {
-  const FrameHeader header = read_frame_header(frame);
+FrameHeader expect(Span<const std::byte> frame, const FrameHeader& expected, PayloadPlace place) {
+  const FrameHeader header = read_frame_header(frame, place);
   require_equal("type", static_cast<std::uint64_t>(header.type), static_cast<std::uint64_t>(expected.type));
   require_equal("bucket", header.bucket, expected.bucket);
   require_equal("step", header.step, expected.step);
@@ -260,9 +274,9 @@ FrameHeader expect(Span<const std::byte> frame, const FrameHeader& expected) {
 
 }  // namespace
 
-FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected) {
+FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected, PayloadPlace place) {
   try {
-    return expect(frame, expected);
+    return expect(frame, expected, place);
   } catch (const CorruptFrame& error) {
     throw CorruptFrame(std::string(error.what()) + "; awaited from " + whose(expected));
   }

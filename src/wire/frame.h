@@ -20,6 +20,7 @@ enum class FrameType : std::uint8_t {
   row_bitmap = 7,        ///< float32 values of the rows whose bit is set, then one bit per row of the range.
   codes = 8,             ///< float32 table, then codes of `width` bits as planes (payloads.h).
   floats = 9,            ///< One float32 per element.
+  sign_sums = 10,        ///< Counters of positive signs in Elias's code (elias.h), shorter than sign_votes.
 };
 
 struct FrameHeader {
@@ -66,7 +67,8 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place = 
 /// read_frame_header, then compares with what the receiver expects: type, bucket, step, source, workers,
 /// first, count and payload length must all be equal; flags may differ. Throws CorruptFrame naming the field,
 /// both values, and whose frame it is. Returns the header, for its flags.
-FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected);
+FrameHeader expect_frame(Span<const std::byte> frame, const FrameHeader& expected,
+                         PayloadPlace place = PayloadPlace::behind_header);
 
 /// Throws CorruptFrame unless `payload` is the one that the header was written for.
 void check_payload(const FrameHeader& header, Span<const std::byte> payload);
