@@ -19,7 +19,7 @@ namespace thinwire {
 /// What a ring of signs gives: one bit an element, or ceil(log2(W+1)).
 enum class SignsGathered : std::uint8_t { majority, counters };
 
-/// How counters travel: as bit planes, or in Elias's code wherever that is shorter, made on the host and without
+/// How counters travel: as bit planes, or in Elias's code wherever that is shorter, made on the host without
 /// overlap.
 enum class SumCoding : std::uint8_t { planes, elias };
 
