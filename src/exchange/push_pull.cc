@@ -155,19 +155,34 @@ class Doubling {
 PushPull::PushPull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme,
                    Step& step)
     : bucket_(bucket), own_(own), scheme_(scheme), step_(step), pushes_(bucket, kPushTag, own.width, step) {
-  if (scheme_.hash_split && executor_.memory() != Memory::host) {
-    throw std::invalid_argument(
-        "split=hash works on the CPU and gradients are on a device: take split=sort, or compress on the CPU");
-  }
+  check_scheme();
   pushes_.note(finite);
 }
 
+void PushPull::check_scheme() const {
+  const auto thresholds = scheme_.thresholds;
+  if ((scheme_.hash_split || !thresholds.empty()) && executor_.memory() != Memory::host) {
+    throw std::invalid_argument(std::string(scheme_.hash_split ? "split=hash" : "split=thresholds") +
+                                " works on the CPU and gradients are on a device: take split=sort, or "
+                                "compress on the CPU");
+  }
+  if (thresholds.empty()) return;
+  if (!scheme_.slots.identity || thresholds.size() + 1 != world_ || thresholds[world_ - 2] > own_.rows ||
+      !std::ranges::is_sorted(thresholds)) {
+    throw std::invalid_argument("thresholds of " + std::to_string(world_) + " owners of " +
+                                std::to_string(own_.rows) + " rows: expected " + std::to_string(world_ - 1) +
+                                " of them, ascending, at most that many rows, and rows as slots");
+  }
+}
+
 std::size_t PushPull::first_slot(std::size_t owner) const {
-  return part_begin(own_.rows, world_, owner);
+  if (scheme_.thresholds.empty()) return part_begin(own_.rows, world_, owner);
+  if (owner == world_) return own_.rows;
+  return owner == 0 ? 0 : scheme_.thresholds[owner - 1];
 }
 
 std::size_t PushPull::owned_slots(std::size_t owner) const {
-  return part_size(own_.rows, world_, owner);
+  return first_slot(owner + 1) - first_slot(owner);
 }
 
 void PushPull::push() {
@@ -182,10 +197,8 @@ void PushPull::push() {
 
 /// parts_[p] = the row_list of the rows that p owns.
 void PushPull::split() {
-  const auto slots = take_scratch<std::uint32_t>(own_.size());
   const auto owner_of = take_scratch<std::uint16_t>(own_.size());
-  permute(executor_, scheme_.slots, own_.row_indices, slots);
-  find_owners(executor_, slots, own_.rows, world_, owner_of, pushed_);
+  find_owners_of_rows(owner_of);
   parts_ = take<Span<std::byte>>(world_);
   if (scheme_.hash_split) return split_by_hashing(owner_of);
   const auto cursors = take<RowCursor>(world_);
@@ -195,6 +208,15 @@ void PushPull::split() {
     cursors[owner] = {list.indices.data(), list.values.data()};
   }
   split_by_owner(executor_, owner_of, own_.row_indices, own_.values, width_, cursors);
+}
+
+void PushPull::find_owners_of_rows(Span<std::uint16_t> owner_of) {
+  if (!scheme_.thresholds.empty()) {
+    return find_owners_by_thresholds(own_.row_indices, scheme_.thresholds, owner_of, pushed_);
+  }
+  const auto slots = take_scratch<std::uint32_t>(own_.size());
+  permute(executor_, scheme_.slots, own_.row_indices, slots);
+  find_owners(executor_, slots, own_.rows, world_, owner_of, pushed_);
 }
 
 /// The same parts by Algorithm 1.
@@ -261,7 +283,7 @@ Span<const std::uint32_t> PushPull::owned_slots_of(std::size_t rank, Span<const 
   if (!permute_into(executor_, scheme_.slots, static_cast<std::uint32_t>(first_slot(self_)),
                     static_cast<std::uint32_t>(owned_slots()), indices, slots)) {
     throw CorruptFrame("rank " + std::to_string(rank) + " pushed rows to rank " + std::to_string(self_) +
-                       " that it does not own: do the ranks use one seed?");
+                       " that it does not own: do the ranks use one seed, and owners of one history?");
   }
   return slots;
 }

@@ -33,6 +33,10 @@ struct PushPullScheme {
   /// Rows are split among owners by Zen's Algorithm 1, with second-level hashes of this stream, and not by a
   /// counting sort. What is sent is the same to the bit. Rows must lie in memory of the CPU.
   std::optional<RandomStream> hash_split{};
+  /// Where the slots of owners 1, 2, ... begin, in place of nearly equal parts: ascending, at most the
+  /// table's rows, the same on all ranks. Empty: equal parts. Slots are rows themselves then
+  /// (IndexPermutation::none()), and rows must lie in memory of the CPU.
+  Span<const std::uint32_t> thresholds{};
 };
 
 /// What an exchange of rows ends with.
@@ -46,8 +50,8 @@ struct RowMean {
 class PushPull {
  public:
   /// own: ascending, distinct rows of a table with at least one row; finite: whether this rank's values are.
-  /// Both of them, and the scheme, outlive the exchange. Throws std::invalid_argument for a hash_split of
-  /// rows on a device.
+  /// Both of them, and the scheme, outlive the exchange. Throws std::invalid_argument for a hash_split or
+  /// thresholds of rows on a device, and for thresholds that are not what PushPullScheme says.
   PushPull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme, Step& step);
 
   /// Splits this rank's rows and sends every owner its part.
@@ -85,7 +89,9 @@ class PushPull {
   }
   std::size_t first_slot(std::size_t owner) const;
   std::size_t owned_slots(std::size_t owner) const;
+  void check_scheme() const;
   void split();
+  void find_owners_of_rows(Span<std::uint16_t> owner_of);
   void split_by_hashing(Span<const std::uint16_t> owner_of);
   Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
   void await_results(RowMessages& results);

@@ -100,6 +100,70 @@ TEST(PushPull, SplittingByHashIsRefusedOnADevice) {
   });
 }
 
+/// What a push/pull of two ranks is refused with, whose thresholds are these, by the rank that refuses.
+std::string refusal(const std::vector<std::uint32_t>& of_rank_0, const std::vector<std::uint32_t>& of_rank_1,
+                    bool rows_as_slots = true, bool on_device = false) {
+  std::vector<std::string> refusals(2);
+  try {
+    run_in_process(2, [&](Communicator& communicator) {
+      CallsItselfADevice device;
+      const auto executor = make_cpu_executor(1);
+      Workspace workspace;
+      Step step{.communicator = communicator,
+                .executor = on_device ? static_cast<Executor&>(device) : *executor,
+                .workspace = workspace};
+      const std::vector<std::uint32_t> indices = {3, 7, 60};
+      const std::vector<float> values = {1, 2, 3};
+      const RowSparse own{.row_indices = indices, .values = values, .rows = kRows, .width = 1};
+      PushPullScheme scheme{.slots = IndexPermutation::none(kRows),
+                            .thresholds = communicator.rank() == 0 ? of_rank_0 : of_rank_1};
+      if (!rows_as_slots) {
+        scheme.slots = IndexPermutation::make(kRows, random_stream(1, 2, 3, RandomPurpose::ownership));
+      }
+      try {
+        push_pull(4, own, true, scheme, step);
+      } catch (const CommError&) {  // the other rank refused and is gone
+        throw;
+      } catch (const std::exception& error) {
+        refusals[static_cast<std::size_t>(communicator.rank())] = error.what();
+        throw;
+      }
+    });
+    return "none";
+  } catch (const std::exception&) {
+    return refusals[0].empty() ? refusals[1] : refusals[0];
+  }
+}
+
+TEST(PushPull, ThresholdsThatAreNoneAreRefused) {
+  EXPECT_EQ(refusal({50}, {50}), "none");
+  EXPECT_EQ(refusal({0}, {0}), "none");
+  EXPECT_EQ(refusal({100}, {100}), "none");
+  const auto refused_with = [](const std::string& text, const std::string& wanted) {
+    EXPECT_NE(text.find(wanted), std::string::npos) << "wanted '" << wanted << "', got '" << text << "'";
+  };
+  refused_with(refusal({101}, {101}), "thresholds of 2 owners of 100 rows: expected 1 of them");
+  refused_with(refusal({20, 50}, {20, 50}), "expected 1 of them");
+  refused_with(refusal({50}, {50}, false), "rows as slots");
+  refused_with(refusal({50}, {50}, true, true), "split=thresholds works on the CPU");
+}
+
+TEST(PushPull, ThresholdsOfAnotherRankThatDifferAreRefused) {
+  const auto refused = [](std::uint32_t one, std::uint32_t other) {
+    const std::string text = refusal({one}, {other});
+    const auto says = [&](const std::string& wanted) { return text.find(wanted) != std::string::npos; };
+    const std::string a = std::to_string(one), b = std::to_string(other);
+    EXPECT_TRUE(says("does not own: do the ranks use one seed, and owners of one history?") ||
+                says("first slot is " + a + ", expected " + b) ||
+                says("first slot is " + b + ", expected " + a) || says("slots is ") || says("at most "))
+        << text;
+  };
+  refused(7, 8);  // row 7 is rank 1's for one of them and rank 0's for the other
+  refused(8, 7);
+  refused(40, 41);  // no row lies in between
+  refused(0, 100);
+}
+
 TEST(PushPull, ForgedFramesAreRefused) {
   const std::vector<std::pair<std::function<void(Forged&)>, std::string>> cases = {
       {[](Forged& f) { f.header.bucket = 5; }, "bucket is 5, expected 4"},

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/partition.h"
 #include "kernels/blocks.h"
 #include "kernels/device/on_device.h"
 
@@ -62,6 +63,25 @@ void find_owners(Executor& executor, Span<const std::uint32_t> slots, std::size_
   for (std::size_t owner = 0; owner < owners; ++owner) {
     for (const auto& histogram : partial) counts[owner] += histogram[owner];
   }
+}
+
+void find_owners_by_thresholds(Span<const std::uint32_t> slots, Span<const std::uint32_t> thresholds,
+                               Span<std::uint16_t> owner_of, Span<std::size_t> counts) {
+  std::size_t begin = 0;
+  for (std::size_t owner = 0; owner < counts.size(); ++owner) {
+    const bool last = owner == thresholds.size();
+    const auto end = last ? slots.end()
+                          : std::lower_bound(slots.begin() + static_cast<std::ptrdiff_t>(begin), slots.end(),
+                                             thresholds[owner]);
+    counts[owner] = static_cast<std::size_t>(end - slots.begin()) - begin;
+    std::ranges::fill(owner_of.subspan(begin, counts[owner]), static_cast<std::uint16_t>(owner));
+    begin += counts[owner];
+  }
+}
+
+void cut_evenly(Span<const std::uint32_t> slots, Span<std::uint32_t> thresholds) {
+  const std::size_t owners = thresholds.size() + 1;
+  for (std::size_t p = 1; p < owners; ++p) thresholds[p - 1] = slots[part_begin(slots.size(), owners, p)];
 }
 
 void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
@@ -177,6 +197,36 @@ std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashSh
     }
   });
   return serial;
+}
+
+// --- Algorithm 3
+
+std::size_t split_by_lossy_hash(Executor& executor, const RandomStream& stream,
+                                Span<const std::uint32_t> indices, Span<std::uint32_t> memory,
+                                Span<std::uint32_t> split, Span<std::size_t> counts) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 32;
+  if (memory.empty() || memory.size() > kMost || memory.size() % counts.size() != 0) {
+    throw std::invalid_argument("hashing into " + std::to_string(memory.size()) + " entries of " +
+                                std::to_string(counts.size()) +
+                                " owners: expected as many for each of them, and 1 to 2^32 in all");
+  }
+  std::ranges::fill(memory, 0);
+  executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t k = begin; k < end; ++k) {
+      const std::size_t place = lossy_hash_place(stream, indices[k], memory.size());
+      std::atomic_ref(memory[place]).store(indices[k] + 1, std::memory_order_relaxed);
+    }
+  });
+  const std::size_t slots = memory.size() / counts.size();
+  std::size_t survivors = 0;
+  for (std::size_t owner = 0; owner < counts.size(); ++owner) {
+    const std::size_t before = survivors;
+    for (const std::uint32_t stored : memory.subspan(owner * slots, slots)) {
+      if (stored != 0) split[survivors++] = stored - 1;
+    }
+    counts[owner] = survivors - before;
+  }
+  return survivors;
 }
 
 }  // namespace thinwire

@@ -12,6 +12,9 @@
 // compare-and-swap, since the paper's check followed by a write loses an index when two threads check at
 // once. 0 means empty, so index + 1 is stored (in 32 bits: indices are below 2^32 - 1). A serial area that is
 // full grows instead of dropping.
+//
+// What the paper holds against it: owners by thresholds between indices (section 3.1), and Algorithm 3
+// (section 3.2 and appendix A), one hash into one memory, where an index overwrites another one.
 
 #include <atomic>
 #include <deque>
@@ -28,6 +31,16 @@ namespace thinwire {
 /// slots[k] lies; counts[p] = how many lie in part p. Slots are below size. owners: 1 to 2^16.
 void find_owners(Executor& executor, Span<const std::uint32_t> slots, std::size_t size, std::size_t owners,
                  Span<std::uint16_t> owner_of, Span<std::size_t> counts);
+
+/// The same for owners that begin at thresholds: owner 0 has what lies below thresholds[0], owner p what lies
+/// from thresholds[p - 1] on and below thresholds[p]. slots ascend, as thresholds do; counts has one entry
+/// more than thresholds. All of them lie in host memory.
+void find_owners_by_thresholds(Span<const std::uint32_t> slots, Span<const std::uint32_t> thresholds,
+                               Span<std::uint16_t> owner_of, Span<std::size_t> counts);
+
+/// Thresholds that cut the slots of a union evenly, as many slots into every part of it; slots ascend and
+/// are at least one. thresholds: [owners - 1].
+void cut_evenly(Span<const std::uint32_t> slots, Span<std::uint32_t> thresholds);
 
 /// Where an owner's rows go: the next ones are written there, and both pointers move on.
 struct RowCursor {
@@ -131,5 +144,20 @@ std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashSh
                                     const RandomStream& stream, Span<const std::uint32_t> indices,
                                     Span<const std::uint16_t> owner_of, Span<const std::size_t> counts,
                                     const HashMemory& memory, Span<std::uint32_t> positions);
+
+/// The place in [0, size) that Algorithm 3's hash gives an index; size: 1 to 2^32.
+constexpr std::size_t lossy_hash_place(const RandomStream& stream, std::uint32_t index, std::uint64_t size) {
+  return static_cast<std::size_t>((stream.block(index, 0)[0] * size) >> 32);
+}
+
+/// Algorithm 3, on the CPU, to be compared with: every index is written to its place in memory
+/// [owners * slots], whatever was there, and then read out of it, owner after owner. What another index
+/// overwrote is lost. split: [indices.size()], of which the survivors are the first; counts[p]: how many of
+/// them owner p has. Returns how many survive, which is how many places are hit. On one thread the last one
+/// written to a place survives; on several any of them may. indices are distinct and below 2^32 - 1;
+/// counts: [owners]; memory: a multiple of the owners, at most 2^32 entries, else std::invalid_argument.
+std::size_t split_by_lossy_hash(Executor& executor, const RandomStream& stream,
+                                Span<const std::uint32_t> indices, Span<std::uint32_t> memory,
+                                Span<std::uint32_t> split, Span<std::size_t> counts);
 
 }  // namespace thinwire

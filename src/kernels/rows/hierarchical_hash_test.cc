@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <thread>
 
@@ -193,6 +194,108 @@ TEST(SplitByHash, TriesEverySlotThatTheHashesGive) {
     const Split one = split(executor, {.owners = 1, .slots = 10, .serial_room = 0, .rounds = 1}, {4}, {0});
     EXPECT_EQ(one.serial_counts[0], 0u) << name;
   });
+}
+
+// --- What the paper holds against it.
+
+TEST(FindOwnersByThresholds, IsADefinitionByCounting) {
+  const std::vector<std::uint32_t> slots = {0, 3, 4, 5, 9, 40, 41, 99};
+  for (const std::vector<std::uint32_t>& thresholds :
+       {std::vector<std::uint32_t>{}, {0}, {100}, {4}, {4, 4, 42}, {0, 0, 0}, {1, 41, 99, 100}}) {
+    std::vector<std::uint16_t> owner_of(slots.size(), 77);
+    std::vector<std::size_t> counts(thresholds.size() + 1, 77), wanted(counts.size());
+    find_owners_by_thresholds(slots, thresholds, owner_of, counts);
+    for (std::size_t k = 0; k < slots.size(); ++k) {
+      const auto owner =
+          std::ranges::count_if(thresholds, [&](std::uint32_t begin) { return begin <= slots[k]; });
+      ASSERT_EQ(owner_of[k], owner) << k;
+      ++wanted[static_cast<std::size_t>(owner)];
+    }
+    ASSERT_EQ(counts, wanted);
+  }
+  std::vector<std::size_t> counts(3, 77);
+  const std::vector<std::uint32_t> two = {1, 2};
+  find_owners_by_thresholds({}, two, {}, counts);
+  EXPECT_EQ(counts, std::vector<std::size_t>(3, 0));
+}
+
+TEST(CutEvenly, GivesEveryOwnerAsManyOfTheUnion) {
+  for (const std::size_t owners : {1u, 2u, 3u, 16u}) {
+    for (const std::size_t count : {1u, 2u, 15u, 16u, 1001u}) {
+      std::vector<std::uint32_t> slots(count);
+      for (std::size_t k = 0; k < count; ++k) slots[k] = static_cast<std::uint32_t>(k * k + 5);
+      std::vector<std::uint32_t> thresholds(owners - 1);
+      cut_evenly(slots, thresholds);
+      std::vector<std::uint16_t> owner_of(count);
+      std::vector<std::size_t> counts(owners);
+      find_owners_by_thresholds(slots, thresholds, owner_of, counts);
+      for (const std::size_t one : counts) {
+        EXPECT_GE(one, count / owners);
+        EXPECT_LE(one, (count + owners - 1) / owners);
+      }
+    }
+  }
+}
+
+/// Algorithm 3 as the paper writes it, index by index, in maps.
+TEST(SplitByLossyHash, LosesWhatIsOverwritten) {
+  for (const int threads : {1, 3}) {
+    const auto executor = make_cpu_executor(threads);
+    for (const std::size_t owners : {1u, 3u, 16u}) {
+      for (const std::size_t slots : {1u, 40u, 1000u, 20'000u}) {
+        constexpr std::size_t kCount = 20'011;
+        std::vector<std::uint32_t> indices(kCount), memory(owners * slots, 77), split(kCount);
+        std::map<std::pair<std::size_t, std::size_t>, std::vector<std::uint32_t>> written;
+        for (std::size_t k = 0; k < kCount; ++k) {
+          indices[k] = static_cast<std::uint32_t>((k * 7919) % 1'000'003);  // 0 among them
+          const std::size_t h = lossy_hash_place(kStream, indices[k], owners * slots);
+          ASSERT_LT(h, owners * slots);
+          written[{h / slots, h % slots}].push_back(indices[k]);
+        }
+        std::vector<std::size_t> counts(owners, 77), wanted(owners);
+        const std::size_t survivors = split_by_lossy_hash(*executor, kStream, indices, memory, split, counts);
+        ASSERT_EQ(survivors, written.size());
+        std::size_t at = 0;
+        for (const auto& [place, candidates] : written) {
+          ++wanted[place.first];
+          if (threads == 1) {
+            ASSERT_EQ(split[at], candidates.back());
+          } else {
+            ASSERT_NE(std::ranges::find(candidates, split[at]), candidates.end());
+          }
+          ++at;
+        }
+        ASSERT_EQ(counts, wanted);
+      }
+    }
+  }
+}
+
+/// m indices in r entries: r (1 - (1 - 1/r)^m) of them survive on average.
+TEST(SplitByLossyHash, LosesTheShareThatChanceGives) {
+  const auto executor = make_cpu_executor(1);
+  constexpr std::size_t kCount = 100'000;
+  std::vector<std::uint32_t> indices(kCount), split(kCount);
+  for (std::size_t k = 0; k < kCount; ++k) indices[k] = static_cast<std::uint32_t>(3 * k);
+  for (const auto& [entries, lost] :
+       {std::pair{100'000u, 0.36788}, {250'000u, 0.17580}, {1'000'000u, 0.04837}}) {
+    std::vector<std::uint32_t> memory(entries);
+    std::vector<std::size_t> counts(16);
+    memory.resize(entries / 16 * 16);
+    const auto survivors =
+        static_cast<double>(split_by_lossy_hash(*executor, kStream, indices, memory, split, counts));
+    EXPECT_NEAR(1 - survivors / kCount, lost, 0.004) << entries;
+  }
+}
+
+TEST(SplitByLossyHash, RefusesMemoryThatOwnersCannotShare) {
+  const auto executor = make_cpu_executor(1);
+  std::vector<std::uint32_t> memory(7), split(1);
+  const std::vector<std::uint32_t> indices = {4};
+  std::vector<std::size_t> counts(2);
+  EXPECT_THROW(split_by_lossy_hash(*executor, kStream, indices, memory, split, counts),
+               std::invalid_argument);
+  EXPECT_THROW(split_by_lossy_hash(*executor, kStream, indices, {}, split, counts), std::invalid_argument);
 }
 
 TEST(SplitByHash, RefusesMemoryBeyond32Bits) {

@@ -34,6 +34,10 @@
 // - Rows are split by a stable sort, on a GPU as on a CPU. Frames list them in order, and what is sent must
 //   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h) on
 //   a CPU, and puts in order what each owner got. Both send the same bytes.
+// - split=thresholds is what the paper argues against (section 3.1): no hash, but the union of a step's
+//   indices cut evenly, whose cuts are the owners' thresholds for the next steps, 1000 in the paper. Every
+//   rank has the union when the pull ends, in order: thresholds cost no message and no sort. Without any,
+//   in the first step and after a state was loaded, owners have even slices of the table.
 // - A pull is a list where the union is so sparse that a bitmap would be larger: below 1/32 for single
 //   elements. The paper always sends the bitmap.
 // - Equations (1) and (2) assume lists in both phases and a power of two of ranks. Predictions here count the
@@ -50,11 +54,13 @@
 
 #include "comm/link_probe.h"
 #include "core/bucket_vectors.h"
+#include "core/partition.h"
 #include "core/philox.h"
 #include "exchange/collectives.h"
 #include "exchange/push_pull.h"
 #include "exchange/sparse_synchronizer.h"
 #include "kernels/rows/bitmap.h"
+#include "kernels/rows/hash_partition.h"
 #include "systems/systems.h"
 #include "thinwire/state.h"
 
@@ -210,13 +216,15 @@ constexpr StateKind kCentralizationSeconds = {.name = "zen_centralization_second
 constexpr StateKind kSmallest = {.name = "zen_smallest"};
 
 enum class Scheme { automatic, push_pull, centralization };
+enum class Split { sort, hash, thresholds };
 
 struct ZenConfig {
   Scheme scheme = Scheme::automatic;
   std::uint64_t profile_steps = 4;
   LinkModel link;
   bool pull_bitmaps = true;
-  bool split_by_hash = false;
+  Split split = Split::sort;
+  std::uint64_t every = 1000;  ///< Steps that thresholds last.
 };
 
 /// Centralization adds in another order than the dense sum does and its sums grow on fewer ranks: it has to
@@ -306,14 +314,17 @@ class Zen final : public SparseSynchronizer {
   }
 
  private:
-  /// Of one bucket, the same on all ranks. Kept in floats, as it is saved, so that a resumed run decides
-  /// alike.
+  /// Of one bucket, the same on all ranks. What is saved is kept in floats, as it is saved, so that a resumed
+  /// run decides alike.
   struct BucketState {
     float profiled = 0;  ///< Steps so far, over which both schemes' predicted seconds are summed.
     float push_pull_seconds = 0;
     float centralization_seconds = 0;
     float smallest = 0;  ///< Rows of the rank that had fewest in the last push/pull step.
     std::size_t parameters = 1;
+    // Of split=thresholds. Never saved: means do not depend on them.
+    std::vector<std::uint32_t> thresholds;
+    std::uint64_t steps_left = 0;  ///< That they still last.
   };
 
   /// Section 2.2: whichever scheme is faster.
@@ -328,16 +339,7 @@ class Zen final : public SparseSynchronizer {
   /// Balanced Parallelism, section 3.1.
   RowMean through_owners(BucketId bucket, BucketState& state, const RowSparse& own, bool finite, Step& step) {
     step.report.scheme = "push_pull";
-    const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
-    const std::uint32_t block_bits = block_bits_for(
-        static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
-    PushPullScheme scheme{.slots = IndexPermutation::make(own.rows, stream, block_bits),
-                          .pull_bitmaps = config_.pull_bitmaps};
-    if (config_.split_by_hash) {
-      // Independent of pi's, which is of rank 0 and hop 0. Only the owner must be agreed.
-      scheme.hash_split = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership,
-                                        static_cast<std::uint32_t>(step.communicator.rank()), 1);
-    }
+    const PushPullScheme scheme = scheme_of(bucket, state, own, step);
     PushPull exchange(bucket, own, finite, scheme, step);
     exchange.push();   // section 3.2: each non-zero to the owner that the hash gives it
     exchange.merge();  // the owner's sums
@@ -352,8 +354,44 @@ class Zen final : public SparseSynchronizer {
         ++state.profiled;
       }
     }
-    if (mean.finite) state.smallest = static_cast<float>(exchange.smallest());
+    if (mean.finite) {
+      state.smallest = static_cast<float>(exchange.smallest());
+      renew_thresholds(state, mean);
+    }
     return mean;
+  }
+
+  PushPullScheme scheme_of(BucketId bucket, BucketState& state, const RowSparse& own,
+                           const Step& step) const {
+    if (config_.split == Split::thresholds) {
+      const auto world = static_cast<std::size_t>(step.communicator.size());
+      for (std::size_t owner = state.thresholds.size() + 1; owner < world; ++owner) {
+        state.thresholds.push_back(static_cast<std::uint32_t>(part_begin(own.rows, world, owner)));
+      }
+      return {.slots = IndexPermutation::none(own.rows),
+              .pull_bitmaps = config_.pull_bitmaps,
+              .thresholds = state.thresholds};
+    }
+    const RandomStream stream = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership);
+    const std::uint32_t block_bits = block_bits_for(
+        static_cast<double>(state.smallest), static_cast<std::size_t>(step.communicator.size()), own.width);
+    PushPullScheme scheme{.slots = IndexPermutation::make(own.rows, stream, block_bits),
+                          .pull_bitmaps = config_.pull_bitmaps};
+    if (config_.split == Split::hash) {
+      // Independent of pi's, which is of rank 0 and hop 0. Only the owner must be agreed.
+      scheme.hash_split = random_stream(step.seed, step.index, bucket, RandomPurpose::ownership,
+                                        static_cast<std::uint32_t>(step.communicator.rank()), 1);
+    }
+    return scheme;
+  }
+
+  /// At the end of a step whose mean is finite, and therefore the union of what all ranks had.
+  void renew_thresholds(BucketState& state, const RowMean& mean) const {
+    if (config_.split != Split::thresholds) return;
+    if (state.steps_left > 0) --state.steps_left;
+    if (state.steps_left > 0 || mean.rows.size() == 0) return;
+    cut_evenly(mean.rows.row_indices, state.thresholds);
+    state.steps_left = config_.every;
   }
 
   ZenConfig config_;
@@ -382,7 +420,9 @@ SystemInfo zen_info() {
       {"latency_us", "50", "what auto reckons with, in microseconds, unless it measures"},
       {"pull", "auto", "what owners send back: auto, the smaller of hash bitmap and list; list, to compare"},
       {"split", "sort",
-       "how rows are split among owners: sort, a counting sort; hash, the paper's Algorithm 1, on the CPU"}};
+       "how rows are split among owners: sort, a counting sort; hash, the paper's Algorithm 1, on the CPU; "
+       "thresholds, without a hash, by cuts of an earlier step's union, on the CPU"},
+      {"every", "1000", "split=thresholds: steps from one set of thresholds to the next"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     ZenConfig config;
     const std::string scheme = options.choice("scheme", {"auto", "push_pull", "centralization"});
@@ -393,9 +433,12 @@ SystemInfo zen_info() {
     config.link = {.latency_seconds = options.real("latency_us", 0, 1e9) * 1e-6,
                    .bytes_per_second = options.real("gbit", 0, 1e6) * 1e9 / 8};
     config.pull_bitmaps = options.choice("pull", {"auto", "list"}) == "auto";
-    config.split_by_hash = options.choice("split", {"sort", "hash"}) == "hash";
-    if (config.split_by_hash && config.scheme == Scheme::centralization) {
-      throw std::invalid_argument("zen: split=hash has no owners to split among under scheme=centralization");
+    const std::string split = options.choice("split", {"sort", "hash", "thresholds"});
+    config.split = split == "sort" ? Split::sort : split == "hash" ? Split::hash : Split::thresholds;
+    config.every = static_cast<std::uint64_t>(options.integer("every", 1, 1'000'000'000));
+    if (config.split != Split::sort && config.scheme == Scheme::centralization) {
+      throw std::invalid_argument("zen: split=" + split +
+                                  " has no owners to split among under scheme=centralization");
     }
     return std::make_unique<Zen>(config);
   };

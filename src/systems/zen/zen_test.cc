@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "core/partition.h"
@@ -18,6 +19,7 @@
 #include "thinwire/cuda.h"
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
+#include "thinwire/state.h"
 
 namespace thinwire {
 namespace {
@@ -179,6 +181,190 @@ TEST(Zen, SplittingByHashGivesWhatSortingGives) {
   }
 }
 
+/// Steps of one zen on every rank, on gradients that move from step to step.
+struct Steps {
+  std::vector<std::vector<float>> means, wanted;  // by step
+  std::vector<std::vector<StepReport>> reports;   // by rank and step
+};
+constexpr std::size_t kMoving = 4099;
+std::vector<float> moving(std::size_t rank, std::size_t step) {
+  std::vector<float> values(kMoving, 0.0f);
+  std::mt19937 random(static_cast<std::uint32_t>(100 * step + rank));
+  for (std::size_t k = 0; k < 200; ++k) values[random() % (kMoving >> step)] = value_of(rank, k);
+  return values;
+}
+/// before(rank, step, zen) comes before each step. Every rank's mean is rank 0's, or the test fails.
+template <class Before>
+Steps run_steps(const std::string& options, std::size_t world, std::size_t steps, Before before) {
+  Steps all;
+  all.reports.resize(world, std::vector<StepReport>(steps));
+  std::vector<std::vector<std::vector<float>>> means(world);
+  run_in_process(static_cast<int>(world), [&](Communicator& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    const auto zen = make_zen(options);
+    const auto executor = make_cpu_executor(1);
+    Workspace workspace;
+    for (std::size_t index = 0; index < steps; ++index) {
+      before(rank, index, *zen);
+      workspace.reset();
+      auto gradient = moving(rank, index);
+      Step step{.communicator = communicator,
+                .executor = *executor,
+                .workspace = workspace,
+                .index = index,
+                .seed = kSeed};
+      zen->synchronize(0, gradient, {}, step);
+      means[rank].push_back(gradient);
+      all.reports[rank][index] = step.report;
+    }
+  });
+  for (const auto& of_rank : means) EXPECT_EQ(of_rank, means[0]);
+  all.means = means[0];
+  for (std::size_t index = 0; index < steps; ++index) {
+    std::vector<std::vector<float>> gradients;
+    for (std::size_t rank = 0; rank < world; ++rank) gradients.push_back(moving(rank, index));
+    all.wanted.push_back(rank_order_mean(gradients));
+  }
+  return all;
+}
+void nothing(std::size_t, std::size_t, Synchronizer&) {}
+
+/// The imbalance of the push of `rank` in `step`, by thresholds that cut the union of step `of`.
+double imbalance_by_cuts_of(std::size_t of, std::size_t step, std::size_t rank, std::size_t world) {
+  std::set<std::size_t> all;
+  for (std::size_t other = 0; other < world; ++other) {
+    const auto values = moving(other, of);
+    for (std::size_t i = 0; i < kMoving; ++i) {
+      if (values[i] != 0) all.insert(i);
+    }
+  }
+  const std::vector<std::size_t> sorted(all.begin(), all.end());
+  std::vector<std::size_t> counts(world);
+  std::size_t nonzeros = 0;
+  const auto values = moving(rank, step);
+  for (std::size_t i = 0; i < kMoving; ++i) {
+    if (values[i] == 0) continue;
+    std::size_t owner = 0;
+    while (owner + 1 < world && i >= sorted[sorted.size() * (owner + 1) / world]) ++owner;
+    ++counts[owner];
+    ++nonzeros;
+  }
+  return static_cast<double>(*std::max_element(counts.begin(), counts.end()) * world) /
+         static_cast<double>(nonzeros);
+}
+
+TEST(Zen, ThresholdsChangeOwnersAndNoMean) {
+  for (const std::size_t world : {1u, 2u, 3u, 4u, 5u}) {
+    for (const std::size_t every : {1u, 2u, 1000u}) {
+      SCOPED_TRACE(testing::Message() << world << " ranks, every " << every);
+      constexpr std::size_t kSteps = 6;
+      const auto steps = run_steps(":scheme=push_pull:split=thresholds:every=" + std::to_string(every), world,
+                                   kSteps, nothing);
+      EXPECT_EQ(steps.means, steps.wanted);
+      if (world == 1) continue;
+      for (std::size_t rank = 0; rank < world; ++rank) {
+        for (std::size_t step = 1; step < kSteps; ++step) {
+          const std::size_t of = (step - 1) / every * every;  // the step whose cuts they are
+          EXPECT_DOUBLE_EQ(steps.reports[rank][step].imbalance_push,
+                           imbalance_by_cuts_of(of, step, rank, world))
+              << "rank " << rank << ", step " << step;
+        }
+      }
+    }
+  }
+}
+
+TEST(Zen, ThresholdsOfEveryPatternGiveWhatHashingGives) {
+  for (const auto& [name, pattern] : kPatterns) {
+    for (const std::size_t world : kWorlds) {
+      for (const std::size_t elements : {0u, 1u, 5u, 4099u}) {
+        SCOPED_TRACE(testing::Message() << name << ", " << world << " ranks, " << elements << " elements");
+        const auto gradients = gradients_of(pattern, world, elements);
+        std::vector<std::vector<float>> means(world);
+        run_in_process(static_cast<int>(world), [&](Communicator& communicator) {
+          const auto rank = static_cast<std::size_t>(communicator.rank());
+          const auto zen = make_zen(":scheme=push_pull:split=thresholds");
+          const auto executor = make_cpu_executor(1);
+          Workspace workspace;
+          for (std::uint64_t index = 0; index < 2; ++index) {  // by even slices, and by their cuts
+            means[rank] = gradients[rank];
+            workspace.reset();
+            Step step{
+                .communicator = communicator, .executor = *executor, .workspace = workspace, .index = index};
+            zen->synchronize(0, means[rank], {}, step);
+          }
+        });
+        for (const auto& mean : means) ASSERT_EQ(mean, rank_order_mean(gradients));
+      }
+    }
+  }
+}
+
+/// A checkpoint has no thresholds.
+void load_a_state(Synchronizer& zen) {
+  const StateReader nothing{StateWriter()};
+  zen.load(BucketReader(nothing, {{{.name = "weights", .elements = kMoving}}}));
+}
+
+TEST(Zen, ThresholdsAreFoundAnewAfterAStateWasLoaded) {
+  constexpr std::size_t kWorld = 3;
+  const auto steps = run_steps(":scheme=push_pull:split=thresholds", kWorld, 5,
+                               [](std::size_t, std::size_t step, Synchronizer& zen) {
+                                 if (step == 2) load_a_state(zen);
+                               });
+  EXPECT_EQ(steps.means, steps.wanted);
+  for (std::size_t rank = 0; rank < kWorld; ++rank) {
+    EXPECT_DOUBLE_EQ(steps.reports[rank][1].imbalance_push, imbalance_by_cuts_of(0, 1, rank, kWorld));
+    EXPECT_DOUBLE_EQ(steps.reports[rank][3].imbalance_push, imbalance_by_cuts_of(2, 3, rank, kWorld));
+    EXPECT_DOUBLE_EQ(steps.reports[rank][4].imbalance_push, imbalance_by_cuts_of(2, 4, rank, kWorld));
+  }
+}
+
+TEST(Zen, AStepThatIsUndoneLeavesTheThresholdsBeforeIt) {
+  constexpr std::size_t kWorld = 3;
+  const auto steps = run_steps(":scheme=push_pull:split=thresholds:every=1", kWorld, 4,
+                               [](std::size_t, std::size_t step, Synchronizer& zen) {
+                                 if (step == 1 || step == 2) zen.keep_step(0);
+                                 if (step == 3) zen.undo_step(0);
+                               });
+  EXPECT_EQ(steps.means, steps.wanted);
+  for (std::size_t rank = 0; rank < kWorld; ++rank) {
+    EXPECT_DOUBLE_EQ(steps.reports[rank][2].imbalance_push, imbalance_by_cuts_of(1, 2, rank, kWorld));
+    EXPECT_DOUBLE_EQ(steps.reports[rank][3].imbalance_push, imbalance_by_cuts_of(1, 3, rank, kWorld));
+  }
+}
+
+/// One rank alone lost its history: no rank takes a step with it.
+TEST(Zen, ThresholdsThatOneRankDoesNotShareAreRefused) {
+  constexpr std::size_t kWorld = 3;
+  std::vector<std::string> complaints(kWorld);
+  EXPECT_ANY_THROW(run_in_process(kWorld, [&](Communicator& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    const auto zen = make_zen(":scheme=push_pull:split=thresholds");
+    const auto executor = make_cpu_executor(1);
+    Workspace workspace;
+    for (std::size_t index = 0; index < 3; ++index) {
+      if (rank == 1 && index == 2) load_a_state(*zen);
+      workspace.reset();
+      auto gradient = moving(rank, index);
+      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = index};
+      try {
+        zen->synchronize(0, gradient, {}, step);
+      } catch (const CorruptFrame& error) {
+        EXPECT_EQ(index, 2u);
+        complaints[rank] = error.what();
+        throw;
+      }
+    }
+  }));
+  bool named = false;
+  for (const std::string& complaint : complaints) {
+    named |= complaint.find("owners of one history?") != std::string::npos ||
+             complaint.find("first slot is ") != std::string::npos;
+  }
+  EXPECT_TRUE(named) << complaints[0] << complaints[1] << complaints[2];
+}
+
 TEST(Zen, ADeviceSendsAndComputesTheSame) {
   if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   auto expect_same = [](const char* options, Pattern pattern, std::size_t world) {
@@ -282,7 +468,8 @@ TEST(Zen, SumsThatOverflowAreToldToEveryRank) {
 
 /// Rows of any width: the sums of the same tables, ascending, bitmaps or lists.
 TEST(Zen, RowsAreMergedLikeElements) {
-  for (const char* scheme : {":scheme=push_pull", ":scheme=centralization"}) {
+  for (const char* scheme :
+       {":scheme=push_pull", ":scheme=centralization", ":scheme=push_pull:split=thresholds"}) {
     for (const int world : {1, 2, 5}) {
       for (const std::size_t width : {1u, 3u, 64u}) {
         for (const std::size_t every : {1u, 3u, 100u}) {
@@ -302,6 +489,9 @@ TEST(Zen, RowsAreMergedLikeElements) {
             const auto executor = make_cpu_executor(1);
             Workspace workspace;
             Step step{.communicator = communicator, .executor = *executor, .workspace = workspace};
+            // A step before it, off which thresholds are.
+            zen->synchronize_rows(0, {indices, values, kRows, width}, {}, step);
+            workspace.reset();
             const RowSparse mean = zen->synchronize_rows(0, {indices, values, kRows, width}, {}, step);
             EXPECT_TRUE(std::is_sorted(mean.row_indices.begin(), mean.row_indices.end()));
             for (std::size_t k = 0; k < mean.size(); ++k) {
@@ -366,7 +556,8 @@ TEST(Zen, TheSelectorTakesWhatTheLinkMakesFaster) {
 
 TEST(Zen, OptionsOutOfRangeAreRefused) {
   for (const char* options : {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x", ":split=both",
-                              ":scheme=centralization:split=hash"}) {
+                              ":scheme=centralization:split=hash", ":split=thresholds:every=0",
+                              ":scheme=centralization:split=thresholds"}) {
     EXPECT_THROW(make_zen(options), std::invalid_argument) << options;
   }
 }
