@@ -1,6 +1,7 @@
 // Kernels of the sparse systems beside memory and beside a straightforward scalar loop, on one core, in one
 // run. What each figure counts stands in docs/kernels.md.
 
+#include <algorithm>
 #include <random>
 #include <unordered_map>
 #include <vector>
@@ -164,6 +165,56 @@ void partition_by_hash_shape(benchmark::State& state) {
   partition_by_hash(state, sparse, shape);
 }
 
+/// Thresholds between indices in place of hashed owners (Zen, section 3.1): the split once they are known.
+void partition_by_thresholds(benchmark::State& state, const Sparse& sparse) {
+  const std::size_t count = sparse.indices.size();
+  std::vector<std::uint32_t> thresholds(kOwners - 1), out(count);
+  std::vector<float> out_values(count);
+  std::vector<std::uint16_t> owner_of(count);
+  std::vector<std::size_t> counts(kOwners);
+  std::vector<RowCursor> cursors(kOwners);
+  cut_evenly(sparse.other, thresholds);
+  against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+    find_owners_by_thresholds(sparse.indices, thresholds, owner_of, counts);
+    std::size_t at = 0;
+    for (std::size_t p = 0; p < kOwners; at += counts[p++])
+      cursors[p] = {out.data() + at, out_values.data() + at};
+    split_by_owner(executor(), owner_of, sparse.indices, sparse.values, 1, cursors);
+  });
+}
+
+/// Thresholds as the paper finds them: by sorting indices, here of one rank, which come in no order.
+void thresholds_by_sorting(benchmark::State& state, const Sparse& sparse) {
+  std::vector<std::uint32_t> shuffled = sparse.indices, sorted(shuffled.size()), thresholds(kOwners - 1);
+  std::mt19937 random(1);
+  std::shuffle(shuffled.begin(), shuffled.end(), random);
+  against_copy(state, 8 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+    std::ranges::copy(shuffled, sorted.begin());
+    std::ranges::sort(sorted);
+    cut_evenly(sorted, thresholds);
+    benchmark::DoNotOptimize(thresholds.data());
+  });
+}
+
+/// Zen's Algorithm 3: one hash into memory that is given in percent of the non-zeros. What it loses is
+/// reported as lost_share. Values are then looked up in the gradient, as the paper does.
+void partition_by_lossy_hash(benchmark::State& state) {
+  const Sparse& sparse = sparse_of(state);
+  const std::size_t count = sparse.indices.size();
+  std::vector<std::uint32_t> split(count);
+  std::vector<std::uint32_t> memory(count * static_cast<std::size_t>(state.range(1)) / 100 / kOwners *
+                                    kOwners);
+  std::vector<float> out_values(count);
+  std::vector<std::size_t> counts(kOwners);
+  const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership, 0, 1);
+  std::size_t survivors = 0;
+  against_copy(state, 20 * count_of(sparse.indices), count_of(sparse.indices), [&] {
+    survivors = split_by_lossy_hash(executor(), stream, sparse.indices, memory, split, counts);
+    for (std::size_t k = 0; k < survivors; ++k) out_values[k] = data().gradient[split[k]];
+  });
+  state.counters["lost_share"] = 1 - static_cast<double>(survivors) / static_cast<double>(count);
+}
+
 /// The plain way: a vector per owner, grown as rows come, the owner by a 64-bit division.
 void partition_loop(benchmark::State& state, const Sparse& sparse) {
   std::vector<std::uint32_t> slots(sparse.indices.size());
@@ -267,6 +318,14 @@ BENCHMARK(partition_by_hash_shape)
     ->ArgNames({"one_in", "r1_percent", "k"})
     ->ArgsProduct({{100, 10}, {100, 200, 400}, {3}})
     ->ArgsProduct({{100, 10}, {200}, {1, 2, 4}});
+SPARSE(partition_by_thresholds, "split_among_16_owners/thresholds");
+SPARSE(thresholds_by_sorting, "split_among_16_owners/sort_for_thresholds");
+BENCHMARK(partition_by_lossy_hash)
+    ->UseManualTime()
+    ->Name("split_among_16_owners/algorithm_3")
+    ->ArgNames({"one_in", "memory_percent"})
+    ->ArgsProduct({{100}, {100, 200, 250, 400, 1000, 10'000, 40'000}})
+    ->ArgsProduct({{10}, {100, 200, 250, 400, 1000, 4000}});
 SPARSE(partition_loop, "split_among_16_owners/scalar_loop");
 SPARSE(merge_sorted, "merge_two_sorted_lists");
 SPARSE(merge_by_bitmap, "merge_two_lists_by_bitmap");

@@ -1,12 +1,14 @@
 #!/usr/bin/python3
-"""What recorded gradients are like, as JSON: their distribution, overlap, densification and skew.
+"""What recorded gradients are like, as JSON: their distribution, overlap, densification and skew, and how
+evenly owners share them.
 
 Usage: gradients.py distribution FOLDER LAST
        gradients.py sparsity FOLDER [TOP]
+       gradients.py thresholds FOLDER APART [TOP]
 
 FOLDER holds what `thinwire train --record` wrote. LAST: only the last so many of its steps. TOP: this share
 of each rank's dense elements, the largest ones, are its non-zeros; without it the rows of tables are, in each
-table's order and again by falling frequency.
+table's order and again by falling frequency. APART: how many steps lie between two recorded ones.
 """
 import glob
 import json
@@ -19,6 +21,7 @@ import numpy
 # Magnitudes are counted in bins of a quarter of a power of ten, relative to the largest.
 EDGES = [10.0 ** (exponent / 4) for exponent in range(-40, 1)]
 PARTITIONS = 8
+OWNERS = 16
 
 
 class Tensor:
@@ -144,11 +147,47 @@ def sparsity(folder: str, top: float) -> dict:
             "partitions_by_frequency": [float(x) for x in numpy.mean(sorted_shares, axis=0)]}
 
 
+def push_imbalance(sets: list, owners_of) -> float:
+    """Zen's Definition 8: the largest share of any rank and owner, times the number of owners."""
+    return max(OWNERS * numpy.bincount(owners_of(own), minlength=OWNERS).max() / own.size for own in sets)
+
+
+def thresholds(folder: str, apart: int, top: float) -> dict:
+    """Imbalance of a push to 16 owners. By age: owners by cuts of the union of a step so much earlier. By
+    step: cuts of the first step's union; the same of its pull; even slices; a random permutation for a
+    hash."""
+    by_rank = [[joined(non_zeros(tensors, top)) for tensors in steps] for steps in ranks_in(folder)]
+    places = by_rank[0][0][1]
+    by_step = [[own[step][0] for own in by_rank] for step in range(len(by_rank[0]))]
+    unions = [numpy.unique(numpy.concatenate(sets)) for sets in by_step]
+    cuts = [union[[union.size * owner // OWNERS for owner in range(1, OWNERS)]] for union in unions]
+    random = numpy.random.Generator(numpy.random.Philox(1))
+    by_age, first, pull, slices, hashed = {}, [], [], [], []
+    for now, sets in enumerate(by_step):
+        for then in range(now + 1):
+            found = push_imbalance(sets, lambda own: numpy.searchsorted(cuts[then], own, side="right"))
+            by_age.setdefault(apart * (now - then), []).append(found)
+            if then == 0:
+                first.append(found)
+        shares = numpy.bincount(numpy.searchsorted(cuts[0], unions[now], side="right"), minlength=OWNERS)
+        pull.append(float(OWNERS * shares.max() / unions[now].size))
+        slices.append(push_imbalance(sets, lambda own: own * OWNERS // places))
+        permutation = random.permutation(places)
+        hashed.append(push_imbalance(sets, lambda own: permutation[own] * OWNERS // places))
+    return {"places": places, "workers": len(by_rank), "owners": OWNERS, "apart": apart, "top": top,
+            "non_zeros": float(numpy.mean([own.size for sets in by_step for own in sets])),
+            "by_age": {str(age): [float(x) for x in found] for age, found in by_age.items()},
+            "first": [float(x) for x in first], "first_pull": pull,
+            "slices": [float(x) for x in slices], "hash": [float(x) for x in hashed]}
+
+
 def main() -> int:
     if len(sys.argv) == 4 and sys.argv[1] == "distribution":
         result = distribution(sys.argv[2], int(sys.argv[3]))
     elif len(sys.argv) in (3, 4) and sys.argv[1] == "sparsity":
         result = sparsity(sys.argv[2], float((sys.argv[3:] + ["0"])[0]))
+    elif len(sys.argv) in (4, 5) and sys.argv[1] == "thresholds":
+        result = thresholds(sys.argv[2], int(sys.argv[3]), float((sys.argv[4:] + ["0"])[0]))
     else:
         print(__doc__, file=sys.stderr)
         return 2
