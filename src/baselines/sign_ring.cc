@@ -138,7 +138,7 @@ void SignRing::receive_coded(const RingChunk& chunk) {
   const auto bytes = step_.workspace.take<std::byte>(FrameHeader::kBytes);
   step_.communicator.receive(ring_.previous(), kVotesTag, bytes).wait();
   FrameContents expected = contents(chunk, gathering_);
-  const FrameHeader header = read_frame_header(bytes, PayloadPlace::next_message);
+  const FrameHeader header = headers_.read_alone(bytes, previous);
   if (header.type == FrameType::sign_sums && expected.type == FrameType::sign_votes) {
     expected.type = header.type;
     expected.payload_bytes = header.payload_bytes;

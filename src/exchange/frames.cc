@@ -1,5 +1,8 @@
 #include "exchange/frames.h"
 
+#include <string>
+
+#include "thinwire/errors.h"
 #include "wire/crc32c.h"
 
 namespace thinwire {
@@ -43,6 +46,14 @@ void FrameHeaders::seal_alone(Span<std::byte> header, const FrameContents& conte
 
 void FrameHeaders::check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents) {
   note(!expect_frame(frame, header(source, contents)).non_finite());
+}
+
+FrameHeader FrameHeaders::read_alone(Span<const std::byte> header, std::size_t source) const {
+  try {
+    return read_frame_header(header, PayloadPlace::next_message);
+  } catch (const CorruptFrame& error) {
+    throw CorruptFrame(std::string(error.what()) + "; awaited from " + whose(this->header(source, {})));
+  }
 }
 
 void FrameHeaders::check_alone(Span<const std::byte> header, std::size_t source,

@@ -51,11 +51,7 @@ const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t mos
   headers_[peer].wait();
   Incoming& incoming = incoming_[peer];
   const FrameHeader expected = frames_.header(peer, {});
-  try {
-    incoming.header = read_frame_header(header_bytes_of(peer), PayloadPlace::next_message);
-  } catch (const CorruptFrame& error) {
-    throw CorruptFrame(std::string(error.what()) + "; awaited from " + whose(expected));
-  }
+  incoming.header = frames_.read_alone(header_bytes_of(peer), peer);
   const FrameHeader& header = incoming.header;
   require_field(header, "bucket", header.bucket, expected.bucket);
   require_field(header, "step", header.step, expected.step);
