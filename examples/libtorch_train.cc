@@ -10,12 +10,14 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
 #include <memory>
 #include <numbers>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -171,8 +173,11 @@ void train(const Options& options) {
   session.start();  // compares the configurations of all ranks
 
   std::vector<float> gradients;
-  // Other examples on every rank.
-  torch::manual_seed((seed << 32) + static_cast<std::uint64_t>(communicator->rank()));
+  // Other examples on every rank, and with every seed. torch takes the low 32 bits.
+  std::seed_seq sequence{options.seed, communicator->rank(), 7};
+  std::array<std::uint32_t, 1> mixed{};
+  sequence.generate(mixed.begin(), mixed.end());
+  torch::manual_seed(mixed[0]);
   double loss_sum = 0;
   for (int step = 1; step <= options.steps; ++step) {
     const auto inputs = torch::randn({options.batch, 64});

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "core/partition.h"
 #include "kernels/signs/random_signs.h"
 #include "kernels/signs/sign_bits.h"
 #include "kernels/signs/sign_votes.h"
+#include "thinwire/errors.h"
 #include "wire/elias.h"
 
 namespace thinwire {
@@ -158,8 +160,12 @@ void SignRing::receive_coded(const RingChunk& chunk) {
   const auto counters = planes_.first(count * static_cast<std::size_t>(planes));
   std::ranges::fill(counters, 0);
   if (header.type == FrameType::sign_sums) {
-    read_elias({expected.workers, chunk.elements()}, payload,
-               counters.first(count * static_cast<std::size_t>(received)));
+    try {
+      read_elias({expected.workers, chunk.elements()}, payload,
+                 counters.first(count * static_cast<std::size_t>(received)));
+    } catch (const CorruptFrame& error) {
+      throw CorruptFrame(std::string(error.what()) + " (" + whose(header) + ")");
+    }
   } else {
     unpack_planes(payload, plane_bytes(chunk), received, counters);
   }

@@ -144,6 +144,15 @@ TEST(SignRing, EliasCodesGiveTheSameResultInFewerBytes) {
   }
 }
 
+TEST(SignRing, CodesOfSeveralChunksGiveTheSameResult) {
+  constexpr std::size_t kElements = 3 * ((std::size_t{1} << 20) + 4096);  // two chunks in a rank's part
+  for (const std::string spec : {"ef_signsgd:topology=ring", "signsgd"}) {
+    const auto planes = step_of(spec, 3, kElements);
+    const auto coded = step_of(spec + ":coding=elias", 3, kElements);
+    for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_EQ(coded[rank].mean, planes[rank].mean) << spec;
+  }
+}
+
 TEST(SignRing, BytesAreTheFormula) {
   // 4 ranks, segments of 250 elements, 32 bytes: 1, 2 and 2 planes on the way, 3 planes three times back.
   EXPECT_EQ(sign_ring_payload_bytes(1000, 4, 0, SignsGathered::counters), 32u * (1 + 2 + 2 + 9));

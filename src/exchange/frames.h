@@ -44,8 +44,8 @@ class FrameHeaders {
   void seal_alone(Span<std::byte> header, const FrameContents& contents, Span<const std::byte> payload) const;
   /// Throws CorruptFrame unless the frame is `source`'s with these contents; hears whether all is finite.
   void check(Span<const std::byte> frame, std::size_t source, const FrameContents& contents);
-  /// The header of rank `source` whose payload follows in a message of its own; nothing of it is compared with
-  /// what this rank expects. Throws CorruptFrame, which says whose frame was awaited.
+  /// The header of rank `source` whose payload follows in a message of its own; nothing of it is compared
+  /// with what this rank expects. Throws CorruptFrame, which says whose frame was awaited.
   FrameHeader read_alone(Span<const std::byte> header, std::size_t source) const;
   /// check() for such a header. check_payload() is for what follows.
   void check_alone(Span<const std::byte> header, std::size_t source, const FrameContents& contents);

@@ -439,7 +439,7 @@ std::uint64_t recursive_doubling_bytes(std::uint64_t rows, std::uint64_t union_r
       table_rows != 0 ? sizeof(float) * table_rows * width : std::numeric_limits<std::uint64_t>::max();
   if (world == 1 || rows == 0) return 0;
   const std::uint64_t power = largest_power_of_two(world);
-  if (rank >= power) return row_list_bytes(rows, width);
+  if (rank >= power) return std::min(row_list_bytes(rows, width), most);
   const double stages = std::log2(static_cast<double>(world));
   const double gamma = static_cast<double>(union_rows) / static_cast<double>(rows);
   auto bytes_of = [&](double ranks) {

@@ -88,6 +88,9 @@ TEST(RecursiveDoubling, SwitchesWhereAListWouldBeLonger) {
   EXPECT_EQ(means_of(8, kRows, 1.0, true)[0].sent_bytes, 3 * 8 * kRows);
   EXPECT_EQ(recursive_doubling_bytes(kRows, kRows, 8, 0, 2, kRows), 3 * 8 * kRows);
   EXPECT_EQ(recursive_doubling_bytes(kRows, kRows, 8, 0, 2), 3 * 12 * kRows);
+  // A rank that is folded into another one sends what it has once.
+  EXPECT_EQ(means_of(5, kRows, 1.0, true)[4].sent_bytes, 8 * kRows);
+  EXPECT_EQ(recursive_doubling_bytes(kRows, kRows, 5, 4, 2, kRows), 8 * kRows);
 }
 
 /// What rank 0 of two says to a table that is none.

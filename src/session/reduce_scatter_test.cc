@@ -264,8 +264,8 @@ INSTANTIATE_TEST_SUITE_P(Systems, ReduceScatter,
                                          "qsgd:bits=2:chunk=128:feedback=on", "nuqsgd:feedback=on",
                                          "casq:interval=3", "casq:bits=4:buckets=0.05:feedback=off",
                                          "casq:scope=bucket", "casq:clusters=own:interval=3", "zen",
-                                         "zen:split=hash:feedback=on", "zen:split=thresholds",
-                                         "top_k:ratio=0.05+zen"),
+                                         "zen:split=hash:feedback=on",
+                                         "zen:scheme=push_pull:split=thresholds", "top_k:ratio=0.05+zen"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            for (char& c : name) {

@@ -13,8 +13,8 @@
 // always free.
 //
 // A bucket is measured in the 4th, 8th, 16th, ... step and then once in every N steps that the inner system
-// takes in a row, where one bucket has its turn after the other. With an even N these steps have odd numbers,
-// counted from 0. Systems that send everything every so many steps do it in even ones, most often.
+// takes in a row, where one bucket has its turn after the other, each two steps later from round to round. So
+// what a system does every so many steps, such as sending everything, is not all that is measured.
 //
 // An error above the bound is followed by N steps of `with`, then the inner system is tried again. Each time
 // that it fails again there are twice as many, up to 64 N.
@@ -181,9 +181,10 @@ class Guard final : public Forwarding {
   }
 
   /// In its `run`-th step in a row, from 1 on. Neighbours in turn: together their sums would make one step
-  /// long.
+  /// long. And later from round to round: else the exact steps of a system could be all that is measured.
   bool measures(BucketId bucket, std::uint64_t run) const {
-    if (run >= rules_.every) return run % rules_.every == 2 * bucket % rules_.every;
+    const std::uint64_t round = run / rules_.every;
+    if (round > 0) return run % rules_.every == 2 * (bucket + round - 1) % rules_.every;
     return run >= kFirstMeasured && (run & (run - 1)) == 0;
   }
 

@@ -105,6 +105,26 @@ TEST(Frame, HeadersOfRowsOfALargeTableAreAccepted) {
   }
 }
 
+TEST(Frame, CodedSumsAreNoLongerThanTheirPlanes) {
+  // 100 counters of 5 workers: 3 planes of 13 bytes; a code has at least a bit.
+  const auto read = [](std::uint64_t payload_bytes, std::uint32_t width) {
+    FrameHeader header = sample_header();
+    header.type = FrameType::sign_sums;
+    header.count = 100;
+    header.workers = 5;
+    header.width = width;
+    header.payload_bytes = payload_bytes;
+    std::vector<std::byte> frame(FrameHeader::kBytes);
+    write_frame_header(frame, header);
+    return read_frame_header(frame, PayloadPlace::next_message).payload_bytes;
+  };
+  EXPECT_EQ(read(13, 0), 13u);
+  EXPECT_EQ(read(39, 0), 39u);
+  EXPECT_THROW(read(12, 0), CorruptFrame);
+  EXPECT_THROW(read(40, 0), CorruptFrame);
+  EXPECT_THROW(read(20, 1), CorruptFrame);
+}
+
 TEST(Frame, EveryLengthButTheRightOneIsRefused) {
   const auto good = frame_of(sample_header());
   for (std::size_t size = 0; size < good.size(); ++size) {

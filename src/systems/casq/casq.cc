@@ -98,8 +98,8 @@ struct CasqSettings {
   }
 };
 
-/// The clusters of a bucket's groups, by code: what its ranks have agreed on, and what this rank has found in
-/// the results of its own shard, where it has one.
+/// The clusters of a bucket's groups, by code: what its ranks have agreed on, or this rank's own; and what
+/// this rank has found in the results of its own shard, where it has one.
 template <class Container>
 struct Model {
   Container centres{};
@@ -520,7 +520,7 @@ SystemInfo casq_info() {
   info.paper = "Ge et al., CASQ, Sci China Inf Sci 2023";
   info.formula =
       "P = ceil(b d/8) + 4 m; all-gather (W-1) P; server (W-1)/W * b d/4 + (W-1) 4 m + (W-1)/W * 4 m; every "
-      "tau steps 8 * 2^b per parameter along a tree";
+      "tau steps 8 * 2^b per parameter along a tree; clusters=own: m is greater by 2^b per parameter instead";
   info.feedback_default = true;
   info.corrects_momentum = true;
   info.momentum_option = "double_momentum";
@@ -532,7 +532,7 @@ SystemInfo casq_info() {
       {"bits", "2", "bits per element, 1 to 4: 2^bits clusters, half of them below 0"},
       {"buckets", "0.005", "cells per element, 0 to 1; 0: one for each cluster"},
       {"interval", "100", "steps between clusterings; the first ones also come after 1, 2, 4, ... steps"},
-      {"sample", "0.1", "share of rank 0's elements that is clustered, above 0 to 1"},
+      {"sample", "0.1", "share of the elements that is clustered, above 0 to 1"},
       {"clusters", "shared", "shared: rank 0's, for all ranks; own: each rank has its own, as in the paper"},
       {"levels", "kmeans", "where the clusters' centres are: kmeans, or alq, which codes by ALQ's levels"},
       {"scope", "parameter", "what has clusters and cells of its own: parameter or bucket"},

@@ -440,6 +440,11 @@ SystemInfo zen_info() {
       throw std::invalid_argument("zen: split=" + split +
                                   " has no owners to split among under scheme=centralization");
     }
+    if (config.split == Split::thresholds && config.scheme == Scheme::automatic) {
+      throw std::invalid_argument(
+          "zen: split=thresholds goes with scheme=push_pull: what scheme=auto would choose depends on "
+          "thresholds, which no state has");
+    }
     return std::make_unique<Zen>(config);
   };
   return info;

@@ -555,9 +555,10 @@ TEST(Zen, TheSelectorTakesWhatTheLinkMakesFaster) {
 }
 
 TEST(Zen, OptionsOutOfRangeAreRefused) {
-  for (const char* options : {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x", ":split=both",
-                              ":scheme=centralization:split=hash", ":split=thresholds:every=0",
-                              ":scheme=centralization:split=thresholds"}) {
+  for (const char* options :
+       {":scheme=ring", ":profile_steps=0", ":gbit=-1", ":latency_us=x", ":split=both",
+        ":scheme=centralization:split=hash", ":scheme=push_pull:split=thresholds:every=0",
+        ":split=thresholds", ":scheme=auto:split=thresholds", ":scheme=centralization:split=thresholds"}) {
     EXPECT_THROW(make_zen(options), std::invalid_argument) << options;
   }
 }
