@@ -91,10 +91,10 @@ std::size_t write_elias(const SignSums& sums, Span<const std::uint64_t> planes, 
           << k;
     }
     const std::uint32_t number = number_of(counter, sums.workers);
-    const int length = static_cast<int>(std::bit_width(number));
+    const int zeros = 31 - std::countl_zero(number | 1u);
     // The highest bit is the first one that is set: zeros, it, and what is below it.
-    const std::uint64_t below = number - (std::uint32_t{1} << (length - 1));
-    if (!writer.put((std::uint64_t{1} | below << 1) << (length - 1), 2 * length - 1)) return 0;
+    const std::uint64_t below = number - std::bit_floor(number);
+    if (!writer.put((std::uint64_t{1} | below << 1) << zeros, 2 * zeros + 1)) return 0;
   }
   return writer.finish();
 }
