@@ -231,8 +231,13 @@ def raises_in_backward(mesh, words):
     opened.pop().close()
     # Rank 0's process serves the store, in which others look for what has failed.
     store = dist.distributed_c10d._get_default_store()
+    others = [rank for rank in range(WORLD) if rank != FAILING]
     store.set(f"ended/{RANK}", "")
-    store.wait([f"ended/{rank}" for rank in range(WORLD) if rank != FAILING])
+    store.wait([f"ended/{rank}" for rank in others])
+    # It leaves last, or another one's wait could end with a broken connection.
+    store.set(f"left/{RANK}", "")
+    if RANK == 0:
+        store.wait([f"left/{rank}" for rank in others])
     os._exit(0)
 
 
