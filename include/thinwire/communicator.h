@@ -222,6 +222,7 @@ class Communicator {
   void spread_stamps();
   void start_hop(std::size_t reach);
   void finish_hop(std::size_t reach);
+  void finish_sends_of_hop();
   [[noreturn]] void refuse_given_up() const;
   [[noreturn]] void refuse_calls(const CallRecord& mine);
   friend class Pending;

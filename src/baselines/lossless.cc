@@ -144,6 +144,7 @@ SystemInfo agsparse_info() {
   info.paper = "PyTorch's and Horovod's sparse all-reduce; baseline of Zen and S2 Reducer";
   info.formula = "(W-1) * 8 nnz; rows: (W-1) * (4 + 4 width) each";
   info.lossless = true;
+  info.turns_residual = true;
   info.takes_rows = true;
   info.make = [](const Options&, Inner) { return std::make_unique<AgSparse>(); };
   return info;
@@ -156,6 +157,7 @@ SystemInfo sparcml_info() {
   info.paper = "Renggli et al., SC 2019; baseline of Zen and S2 Reducer";
   info.formula = "sum over stages i < log2 W of 8 |U_(2^i)|; switch=on: of min(8 |U_(2^i)|, 4 d)";
   info.lossless = true;
+  info.turns_residual = true;
   info.takes_rows = true;
   info.options = {{"switch", "off", "on: send all elements once a list of them would be longer; on the CPU"}};
   info.make = [](const Options& options, Inner) {
@@ -171,6 +173,7 @@ SystemInfo sparse_ps_info() {
   info.paper = "Kim et al. (Parallax), EuroSys 2019; baseline of Zen";
   info.formula = "8 nnz outside the own slice + (W-1) * 8 |U_p|";
   info.lossless = true;
+  info.turns_residual = true;
   info.takes_rows = true;
   info.make = [](const Options&, Inner) { return std::make_unique<EvenSlices>(1); };
   return info;
@@ -183,6 +186,7 @@ SystemInfo omnireduce_info() {
   info.paper = "Fei et al., SIGCOMM 2021; baseline of Zen and S2 Reducer";
   info.formula = "(4 + 4 block) per non-zero block outside the own slice + (W-1) * the same per block of U_p";
   info.lossless = true;
+  info.turns_residual = true;
   info.takes_rows = true;
   info.options = {{"block", "256", "elements per block of a dense bucket, 1 to 65536"}};
   info.make = [](const Options& options, Inner) {

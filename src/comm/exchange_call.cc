@@ -83,6 +83,7 @@ void Communicator::begin_exchange(const ExchangeCall& call) {
 void Communicator::end_exchange() {
   try {
     bind_exchange();
+    finish_sends_of_hop();
   } catch (...) {
     abandon_exchange();
     throw;
@@ -142,6 +143,7 @@ void Communicator::spread_stamps() {
 
 void Communicator::start_hop(std::size_t reach) {
   StampHop& hop = *hop_;
+  finish_sends_of_hop();
   if (reach == 1) {
     const std::uint64_t own = CallRecord(call_).stamp();
     hop.seen = {own, own, 0};
@@ -174,7 +176,11 @@ void Communicator::finish_hop(std::size_t reach) {
     hop.seen.smallest = std::min(hop.seen.smallest, hop.arrived[k].smallest);
     hop.seen.largest = std::max(hop.seen.largest, hop.arrived[k].largest);
   }
-  for (std::size_t k = 0; k < peers; ++k) hop.sends[k].wait();
+}
+
+/// Not in finish_hop(): by the end of an exchange they are long gone, so that nobody sleeps for them.
+void Communicator::finish_sends_of_hop() {
+  for (Pending& send : hop_->sends) send.wait();
 }
 
 void Communicator::refuse_given_up() const {

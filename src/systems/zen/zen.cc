@@ -409,6 +409,7 @@ SystemInfo zen_info() {
       "8 per non-zero of other owners + (W-1) * (|I_p|/8 + 4 |U_p|): about (W-1)/W * (8 nnz + 4 gamma nnz + "
       "d/8)";
   info.lossless = true;
+  info.turns_residual = true;
   info.takes_rows = true;
   info.state = {kProfiled, kPushPullSeconds, kCentralizationSeconds, kSmallest};
   info.undoes_steps = true;
