@@ -161,12 +161,13 @@ PushPull::PushPull(BucketId bucket, const RowSparse& own, bool finite, const Pus
 
 void PushPull::check_scheme() const {
   const auto thresholds = scheme_.thresholds;
-  if ((scheme_.hash_split || !thresholds.empty()) && executor_.memory() != Memory::host) {
-    throw std::invalid_argument(std::string(scheme_.hash_split ? "split=hash" : "split=thresholds") +
-                                " works on the CPU and gradients are on a device: take split=sort, or "
-                                "compress on the CPU");
-  }
   if (thresholds.empty()) return;
+  if (executor_.memory() != Memory::host) {
+    throw std::invalid_argument(
+        "split=thresholds works on the CPU and gradients are on a device: take split=sort, or compress on "
+        "the "
+        "CPU");
+  }
   if (!scheme_.slots.identity || thresholds.size() + 1 != world_ || thresholds[world_ - 2] > own_.rows ||
       !std::ranges::is_sorted(thresholds)) {
     throw std::invalid_argument("thresholds of " + std::to_string(world_) + " owners of " +
@@ -200,14 +201,24 @@ void PushPull::split() {
   const auto owner_of = take_scratch<std::uint16_t>(own_.size());
   find_owners_of_rows(owner_of);
   parts_ = take<Span<std::byte>>(world_);
-  if (scheme_.hash_split) return split_by_hashing(owner_of);
   const auto cursors = take<RowCursor>(world_);
   for (std::size_t owner = 0; owner < world_; ++owner) {
     parts_[owner] = take<std::byte>(row_list_bytes(pushed_[owner], width_));
     const RowList list = row_list_in(parts_[owner], pushed_[owner], width_);
     cursors[owner] = {list.indices.data(), list.values.data()};
   }
-  split_by_owner(executor_, owner_of, own_.row_indices, own_.values, width_, cursors);
+  if (!scheme_.hash_split) {
+    return split_by_owner(executor_, owner_of, own_.row_indices, own_.values, width_, cursors);
+  }
+  // The same parts by Algorithm 1.
+  const auto shape = HierarchicalHashShape::for_nonzeros(own_.size(), world_);
+  const HashMemory memory{.slots = take_scratch<std::uint32_t>(shape.owners * shape.slots),
+                          .serial = take_scratch<std::uint32_t>(own_.size()),
+                          .cursors = take<std::size_t>(world_)};
+  const auto positions = take_scratch<std::uint32_t>(own_.size());
+  split_positions_by_hash(executor_, shape, *scheme_.hash_split, own_.row_indices, owner_of, pushed_, memory,
+                          positions);
+  deliver_rows(executor_, positions, owner_of, own_.row_indices, own_.values, width_, cursors);
 }
 
 void PushPull::find_owners_of_rows(Span<std::uint16_t> owner_of) {
@@ -217,27 +228,6 @@ void PushPull::find_owners_of_rows(Span<std::uint16_t> owner_of) {
   const auto slots = take_scratch<std::uint32_t>(own_.size());
   permute(executor_, scheme_.slots, own_.row_indices, slots);
   find_owners(executor_, slots, own_.rows, world_, owner_of, pushed_);
-}
-
-/// The same parts by Algorithm 1.
-void PushPull::split_by_hashing(Span<const std::uint16_t> owner_of) {
-  const auto shape = HierarchicalHashShape::for_nonzeros(own_.size(), world_);
-  const HashMemory memory{.slots = take_scratch<std::uint32_t>(shape.owners * shape.slots),
-                          .serial = take_scratch<std::uint32_t>(own_.size()),
-                          .cursors = take<std::size_t>(world_)};
-  const auto positions = take_scratch<std::uint32_t>(own_.size());
-  split_positions_by_hash(executor_, shape, *scheme_.hash_split, own_.row_indices, owner_of, pushed_, memory,
-                          positions);
-  std::size_t at = 0;
-  for (std::size_t owner = 0; owner < world_; ++owner) {
-    const auto own = positions.subspan(at, pushed_[owner]);
-    at += own.size();
-    parts_[owner] = take<std::byte>(row_list_bytes(own.size(), width_));
-    const RowList list = row_list_in(parts_[owner], own.size(), width_);
-    std::transform(own.begin(), own.end(), list.indices.begin(),
-                   [&](std::uint32_t position) { return own_.row_indices[position]; });
-    gather_rows(executor_, own_.values, {}, own, width_, list.values);
-  }
 }
 
 void PushPull::merge() {

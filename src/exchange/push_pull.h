@@ -31,7 +31,7 @@ struct PushPullScheme {
   IndexPermutation slots;
   bool pull_bitmaps = true;  ///< Whether a pull may be a bitmap where that is smaller.
   /// Rows are split among owners by Zen's Algorithm 1, with second-level hashes of this stream, and not by a
-  /// counting sort. What is sent is the same to the bit. Rows must lie in memory of the CPU.
+  /// counting sort. What is sent is the same to the bit.
   std::optional<RandomStream> hash_split{};
   /// Where the slots of owners 1, 2, ... begin, in place of nearly equal parts: ascending, at most the
   /// table's rows, the same on all ranks. Empty: equal parts. Slots are rows themselves then
@@ -50,7 +50,7 @@ struct RowMean {
 class PushPull {
  public:
   /// own: ascending, distinct rows of a table with at least one row; finite: whether this rank's values are.
-  /// Both of them, and the scheme, outlive the exchange. Throws std::invalid_argument for a hash_split or
+  /// Both of them, and the scheme, outlive the exchange. Throws std::invalid_argument for
   /// thresholds of rows on a device, and for thresholds that are not what PushPullScheme says.
   PushPull(BucketId bucket, const RowSparse& own, bool finite, const PushPullScheme& scheme, Step& step);
 
@@ -92,7 +92,6 @@ class PushPull {
   void check_scheme() const;
   void split();
   void find_owners_of_rows(Span<std::uint16_t> owner_of);
-  void split_by_hashing(Span<const std::uint16_t> owner_of);
   Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
   void await_results(RowMessages& results);
   RowSparse collect(RowMessages& results);

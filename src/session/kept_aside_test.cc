@@ -148,6 +148,19 @@ TEST(KeptAside, TheCallerGoesOn) {
   });
 }
 
+/// One candidate that writes its residual in place would cost a copy in each step, of whatever runs.
+TEST(KeptAside, NothingIsCopiedForAutoAndForSystemsWithoutLoss) {
+  const Registry& registry = builtin_registry();
+  for (const std::string spec : {"auto", "auto:lossless", "auto:budget=0.01"}) {
+    EXPECT_TRUE(registry.make(spec).turns_residual) << spec;
+  }
+  for (const SystemInfo& info : registry.systems()) {
+    if (info.lossless && !info.stage) {
+      EXPECT_TRUE(registry.make(info.name).turns_residual) << info.name;
+    }
+  }
+}
+
 TEST(KeptAside, WithoutMemoryTheNextStepIsRefused) {
   run_in_process(1, [](Communicator& communicator) {
     Session session("throws", communicator, {.registry = &waiting()});

@@ -14,6 +14,7 @@
 #ifndef THINWIRE_CUDA_EMULATED
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
+#include <cub/device/device_segmented_sort.cuh>
 #endif
 
 namespace thinwire::cuda {
@@ -71,6 +72,27 @@ inline void sort_pairs(CudaExecutor& executor, const Key* keys, Key* sorted_keys
   detail::with_temporary(executor, [&](void* temporary, std::size_t& bytes) {
     return cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, sorted_keys, values, sorted_values,
                                            static_cast<std::int64_t>(count), 0, bits, executor.stream());
+  });
+#endif
+}
+
+/// Sorts each segment [begins[i], ends[i]) by itself, ascending. Segments do not overlap and together are
+/// [0, count). No overlaps of memory.
+template <class Key>
+inline void sort_segments(CudaExecutor& executor, const Key* keys, Key* sorted, std::size_t count,
+                          const std::uint32_t* begins, const std::uint32_t* ends, std::size_t segments) {
+  if (count == 0) return;
+#ifdef THINWIRE_CUDA_EMULATED
+  (void)executor;
+  emulation::run_on_device([&] {
+    std::copy(keys, keys + count, sorted);
+    for (std::size_t i = 0; i < segments; ++i) std::sort(sorted + begins[i], sorted + ends[i]);
+  });
+#else
+  detail::with_temporary(executor, [&](void* temporary, std::size_t& bytes) {
+    return cub::DeviceSegmentedSort::SortKeys(
+        temporary, bytes, keys, sorted, static_cast<std::int64_t>(count), static_cast<std::int64_t>(segments),
+        begins, ends, executor.stream());
   });
 #endif
 }

@@ -103,6 +103,18 @@ void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span
   }
 }
 
+void deliver_rows(Executor& executor, Span<const std::uint32_t> positions, Span<const std::uint16_t> owner_of,
+                  Span<const std::uint32_t> indices, Span<const float> values, std::size_t width,
+                  Span<RowCursor> cursors) {
+  THINWIRE_ON_DEVICE(deliver_rows, executor, positions, owner_of, indices, values, width, cursors);
+  for (const std::uint32_t row : positions) {
+    RowCursor& cursor = cursors[owner_of[row]];
+    *cursor.index++ = indices[row];
+    std::memcpy(cursor.values, values.data() + row * width, width * sizeof(float));
+    cursor.values += width;
+  }
+}
+
 // --- Zen's Algorithm 1
 
 HierarchicalHashShape HierarchicalHashShape::for_nonzeros(std::size_t nonzeros, std::size_t owners) {
@@ -166,6 +178,9 @@ std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashSh
                                     const RandomStream& stream, Span<const std::uint32_t> indices,
                                     Span<const std::uint16_t> owner_of, Span<const std::size_t> counts,
                                     const HashMemory& memory, Span<std::uint32_t> positions) {
+  if (indices.empty()) return 0;
+  THINWIRE_ON_DEVICE(split_positions_by_hash, executor, shape, stream, indices, owner_of, counts, memory,
+                     positions);
   std::fill(memory.slots.begin(), memory.slots.end(), 0);
   std::atomic<std::size_t> serial{0};
   executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {

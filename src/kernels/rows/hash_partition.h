@@ -4,8 +4,8 @@
 // Zen's Algorithm 1 (section 3.2), hierarchical hashing: many threads split indices among owners without
 // sorting and without losing one. HierarchicalHash is the scalar definition that the others are held against.
 // Zen splits by the stable sort unless told otherwise: frames list their rows in order, and what a rank sends
-// must not depend on which thread came first. With split=hash it takes split_positions_by_hash, on the CPU,
-// which puts in order what each owner got.
+// must not depend on which thread came first. With split=hash it takes split_positions_by_hash, which puts in
+// order what each owner got, and deliver_rows.
 //
 // Memory of an owner: `slots` slots for parallel writes and a serial area behind them. An index tries one
 // slot per second-level hash; where all of them are taken it goes to the serial area. A slot is claimed by
@@ -53,6 +53,12 @@ struct RowCursor {
 /// lie in host memory.
 void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
                     Span<const float> values, std::size_t width, Span<RowCursor> cursors);
+
+/// The same for an order that is given: row positions[k] goes to the cursor of its owner, owner_of[positions[k]].
+/// The positions of an owner lie side by side, and owners ascend.
+void deliver_rows(Executor& executor, Span<const std::uint32_t> positions, Span<const std::uint16_t> owner_of,
+                  Span<const std::uint32_t> indices, Span<const float> values, std::size_t width,
+                  Span<RowCursor> cursors);
 
 /// The owner of a slot, from owners and 1 / size: part p begins at floor(size p / owners), so x lies in part
 /// floor(((x + 1) owners - 1) / size). The quotient is taken half a unit of the numerator higher, which keeps
@@ -128,15 +134,15 @@ void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const
                    Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
                    Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
 
-/// Memory of one split on the CPU, uninitialised. The serial area is one for all owners and has room for
-/// every index, so it never has to grow.
+/// Memory of one split, uninitialised, where the executor's kernels work on it. The serial area is one for
+/// all owners and has room for every index, so it never has to grow.
 struct HashMemory {
   Span<std::uint32_t> slots;   ///< [shape.owners * shape.slots]
   Span<std::uint32_t> serial;  ///< [indices.size()]
-  Span<std::size_t> cursors;   ///< [shape.owners]
+  Span<std::size_t> cursors;   ///< [shape.owners]; of no use on a device
 };
 
-/// Algorithm 1 for rows that stay where they are, on the CPU, without allocating. positions [indices.size()],
+/// Algorithm 1 for rows that stay where they are; on the CPU without allocating. positions [indices.size()],
 /// out: owner after owner the k of what it has, owner_of[k] being that owner. Ascending within each owner, so
 /// which thread came first leaves no trace. indices are distinct, owner_of[k] below shape.owners; counts[p]:
 /// how often p is in owner_of. Returns how many indices found no slot.

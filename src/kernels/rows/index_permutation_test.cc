@@ -218,23 +218,33 @@ TEST(SplitByOwner, KeepsTheOrderInsideEachPart) {
             for (std::size_t i = 0; i < width; ++i)
               wanted_values[owner_of[k]].push_back(values[k * width + i]);
           }
-          // Outputs where frames lie.
-          Workspace workspace(executor.shared_allocator());
-          std::vector<RowCursor> begins(owners);
-          for (std::size_t p = 0; p < owners; ++p) {
-            begins[p] = {workspace.take<std::uint32_t>(wanted[p].size()).data(),
-                         workspace.take<float>(wanted[p].size() * width).data()};
-          }
-          auto cursors = begins;
-          split_by_owner(executor, Placed(executor, owner_of), Placed(executor, indices),
-                         Placed(executor, values), width, cursors);
-          for (std::size_t p = 0; p < owners; ++p) {
-            const std::size_t rows = wanted[p].size();
-            ASSERT_EQ(std::vector(begins[p].index, begins[p].index + rows), wanted[p]) << name;
-            ASSERT_EQ(std::vector(begins[p].values, begins[p].values + rows * width), wanted_values[p])
-                << name;
-            ASSERT_EQ(cursors[p].index, begins[p].index + rows) << name;
-            ASSERT_EQ(cursors[p].values, begins[p].values + rows * width) << name;
+          std::vector<std::uint32_t> positions(count);
+          std::iota(positions.begin(), positions.end(), 0u);
+          std::ranges::stable_sort(positions, {}, [&](std::uint32_t k) { return owner_of[k]; });
+          for (const bool by_positions : {false, true}) {
+            // Outputs where frames lie.
+            Workspace workspace(executor.shared_allocator());
+            std::vector<RowCursor> begins(owners);
+            for (std::size_t p = 0; p < owners; ++p) {
+              begins[p] = {workspace.take<std::uint32_t>(wanted[p].size()).data(),
+                           workspace.take<float>(wanted[p].size() * width).data()};
+            }
+            auto cursors = begins;
+            if (by_positions) {
+              deliver_rows(executor, Placed(executor, positions), Placed(executor, owner_of),
+                           Placed(executor, indices), Placed(executor, values), width, cursors);
+            } else {
+              split_by_owner(executor, Placed(executor, owner_of), Placed(executor, indices),
+                             Placed(executor, values), width, cursors);
+            }
+            for (std::size_t p = 0; p < owners; ++p) {
+              const std::size_t rows = wanted[p].size();
+              ASSERT_EQ(std::vector(begins[p].index, begins[p].index + rows), wanted[p]) << name;
+              ASSERT_EQ(std::vector(begins[p].values, begins[p].values + rows * width), wanted_values[p])
+                  << name;
+              ASSERT_EQ(cursors[p].index, begins[p].index + rows) << name;
+              ASSERT_EQ(cursors[p].values, begins[p].values + rows * width) << name;
+            }
           }
         }
       }

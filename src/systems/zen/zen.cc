@@ -32,8 +32,8 @@
 // - pi replaces the table of I_p (4 bytes per index and rank) that the paper sorts offline. Encoding and
 //   decoding compute slots instead of looking them up.
 // - Rows are split by a stable sort, on a GPU as on a CPU. Frames list them in order, and what is sent must
-//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h) on
-//   a CPU, and puts in order what each owner got. Both send the same bytes.
+//   not depend on which thread came first. split=hash takes Algorithm 1 (kernels/rows/hash_partition.h), and
+//   puts in order what each owner got. Both send the same bytes.
 // - split=thresholds is what the paper argues against (section 3.1): no hash, but the union of a step's
 //   indices cut evenly, whose cuts are the owners' thresholds for the next steps, 1000 in the paper. Every
 //   rank has the union when the pull ends, in order: thresholds cost no message and no sort. Without any,
@@ -421,7 +421,7 @@ SystemInfo zen_info() {
       {"latency_us", "50", "what auto reckons with, in microseconds, unless it measures"},
       {"pull", "auto", "what owners send back: auto, the smaller of hash bitmap and list; list, to compare"},
       {"split", "sort",
-       "how rows are split among owners: sort, a counting sort; hash, the paper's Algorithm 1, on the CPU; "
+       "how rows are split among owners: sort, a counting sort; hash, the paper's Algorithm 1; "
        "thresholds, without a hash, by cuts of an earlier step's union, on the CPU"},
       {"every", "1000", "split=thresholds: steps from one set of thresholds to the next"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
