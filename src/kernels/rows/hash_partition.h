@@ -54,8 +54,8 @@ struct RowCursor {
 void split_by_owner(Executor& executor, Span<const std::uint16_t> owner_of, Span<const std::uint32_t> indices,
                     Span<const float> values, std::size_t width, Span<RowCursor> cursors);
 
-/// The same for an order that is given: row positions[k] goes to the cursor of its owner, owner_of[positions[k]].
-/// The positions of an owner lie side by side, and owners ascend.
+/// The same for an order that is given: row positions[k] goes to the cursor of owner_of[positions[k]]. The
+/// positions of an owner lie side by side, and owners ascend.
 void deliver_rows(Executor& executor, Span<const std::uint32_t> positions, Span<const std::uint16_t> owner_of,
                   Span<const std::uint32_t> indices, Span<const float> values, std::size_t width,
                   Span<RowCursor> cursors);
