@@ -1,0 +1,290 @@
+#pragma once
+// The system `auto`, of which auto.cc has the steps, auto_trial.cc the choice, and auto_state.cc what is saved.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/link_estimate.h"
+#include "planner/looks.h"
+#include "planner/trials.h"
+#include "thinwire/registry.h"
+#include "thinwire/state.h"
+#include "thinwire/synchronizer.h"
+
+namespace thinwire::planner {
+
+/// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
+/// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds,
+/// whose step comes, which one goes with dense, the quarters that are tried with it, and where the trial is.
+inline constexpr StateKind kPlan = {.name = "auto_plan"};
+
+/// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
+inline constexpr std::size_t kQuarters = 4;
+
+/// Looks in a row that see another step time before the trial is made again. Twice as many after each trial
+/// that confirms the choice, since that was noise; half as many after a calm time.
+inline constexpr int kLooksToRetry = 2;
+/// Looks after which a milder choice than the last candidate is put to the test again: a guard may have given
+/// that candidate's buckets to dense in the trial. Twice as many after each trial that confirms the choice.
+inline constexpr int kLooksToTryAgain = 70;
+
+/// What no step takes.
+inline constexpr double kMostSeconds = 1e7;
+
+inline bool is_time(double seconds) {
+  return seconds >= 0 && seconds < kMostSeconds;
+}
+
+class Auto final : public Synchronizer {
+ public:
+  struct Rules {
+    TrialOptions trial;
+    double within = 0;
+    std::size_t interval = 0;
+    std::string link;  // empty: the one at hand
+  };
+
+  Auto(const Rules& rules, std::vector<std::string> names, std::vector<Pipeline> members)
+      : rules_(rules), names_(std::move(names)), members_(std::move(members)) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    run(bucket, residual, step, [&](Synchronizer& member, Span<float> to_add) {
+      member.synchronize(bucket, gradient, to_add, step);
+      return true;
+    });
+  }
+
+  bool sum_in_type(BucketId bucket, Span<const float> residual, Step& step,
+                   const std::function<void()>& sum) override {
+    return run(bucket, residual, step, [&](Synchronizer& member, Span<const float> to_add) {
+      return member.sum_in_type(bucket, to_add, step, sum);
+    });
+  }
+
+  void require_world(int world_size) const override {
+    for (const Pipeline& member : members_) member.synchronizer->require_world(world_size);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const bool begun = timed_ && workload.step == index_;
+    return members_[member_of(workload.bucket, begun ? plan_.use : plan_.coming)].synchronizer->payload_bytes(
+        workload);
+  }
+
+  std::vector<Change> changes() const override;
+  std::vector<Change> explanation() const override;
+
+  std::vector<float> decision() const override { return numbers(); }
+  void follow(Span<const float> decision) override {
+    plan_ = read_plan(decision).value_or(plan_);
+    plan_.loaded = false;
+    follows_ = true;
+  }
+
+  void save(BucketWriter& writer) const override;
+  void load(const BucketReader& reader) override;
+
+  void keep_step(BucketId bucket) override {
+    for_each_used(bucket, [&](Synchronizer& member) { member.keep_step(bucket); });
+    if (const auto found = buckets_.find(bucket); found != buckets_.end()) found->second.counted = true;
+    before_.reset();
+  }
+  void undo_step(BucketId bucket) override {
+    for_each_used(bucket, [&](Synchronizer& member) { member.undo_step(bucket); });
+    forget_delivery(bucket);
+    const auto found = buckets_.find(bucket);
+    if (found != buckets_.end() && !found->second.counted) buckets_.erase(found);
+    take_back();
+  }
+  void undo_step(BucketId bucket, std::size_t begin, std::size_t count) override {
+    for_each_used(bucket, [&](Synchronizer& member) { member.undo_step(bucket, begin, count); });
+    forget_delivery(bucket);
+  }
+
+ private:
+  /// Of a step with each candidate.
+  using Seconds = std::array<double, Trial::kMostCandidates>;
+
+  /// What is true of all buckets. A step that does not count takes back what it changed of it.
+  struct Plan {
+    explicit Plan(const Trial& of_members) : trial(of_members) {}
+
+    // Candidates are the members, and behind them one of these with dense for one, two or three quarters.
+    std::size_t use = 0;       // in this step
+    std::size_t coming = 0;    // in the next one
+    std::size_t base = 0;      // what goes with dense
+    std::size_t quarters = 0;  // that the trial compares with base; 0: it compares the members
+    Seconds seconds{};         // of the members, once they were compared
+    Seconds middle{};          // of those that the last round had, as looks take a step's time
+    bool chosen = false;       // else the trial goes on
+    bool tried = false;        // there is a choice, of a trial before this one or of a state
+    std::size_t choice = 0;
+    double usual = 0;    // seconds of a step with the choice; 0: not known yet
+    bool fresh = false;  // which are those of the trial
+    double suspect = 0;  // the time of a step that made it try again; 0: none did, or the choice changed
+    double usual_inside = -1;  // of this rank, in the exchange
+    int ranks = 0;             // that the choice was made with
+    bool loaded = false;       // and not looked at since
+    Trial trial;
+    StepTimes times;       // since the last look
+    bool changed = false;  // the step before had another candidate
+    int drifted = 0;       // looks in a row
+    int looks_to_retry = kLooksToRetry;
+    int calm = 0;
+    int looks = 0;  // since the choice
+    int looks_to_try_again = kLooksToTryAgain;
+    std::size_t changes = 0;
+  };
+
+  struct BucketState {
+    std::optional<std::size_t> used;  // member, in the last step
+    std::size_t parameters = 1;
+    std::size_t elements = 0;    // 0: not known yet
+    bool delivered_all = false;  // the residual is 0
+    bool counted = false;        // a step of its has not been undone, or it was loaded
+  };
+
+  /// body(system, residual): whether the bucket was synchronized with the system whose step it is.
+  template <class Float, class Body>
+  bool run(BucketId bucket, Span<Float> residual, Step& step, Body body) {
+    step.report.frame_header_bytes += begin_step(step);
+    BucketState& own = buckets_[bucket];
+    own.parameters = std::max<std::size_t>(1, step.parameter_ends.size());
+    const std::size_t used = member_of(bucket, plan_.use);
+    own.used = used;
+    const Pipeline& member = members_[used];
+    // What has delivered everything leaves nothing to add; reading it would cost a pass.
+    const bool skip = residual.empty() || (member.lossless && own.delivered_all);
+    const Before before(step);
+    const bool done = body(*member.synchronizer, skip ? Span<Float>() : residual);
+    inside_ += step.communicator.now_seconds() - before.began;
+    if (!done) return false;
+    if (estimate_) estimate_->add(before.until_now(step));
+    own.elements = step.report.elements;
+    own.delivered_all = member.lossless && step.report.finite;
+    // A guard says where another system had the bucket.
+    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[used].c_str();
+    return true;
+  }
+
+  /// How things stood before a bucket's exchange.
+  struct Before {
+    explicit Before(Step& step)
+        : began(step.communicator.now_seconds()),
+          codec(codec_seconds(step)),
+          traffic(step.communicator.traffic()),
+          messages(step.communicator.messages_in_turn()) {}
+
+    static double codec_seconds(Step& step) {
+      step.clock.enter(step.clock.enter(Phase::compress));  // what has passed is charged, the phase goes on
+      return step.clock.seconds(Phase::compress) + step.clock.seconds(Phase::decompress);
+    }
+    LinkEstimate::Exchange until_now(Step& step) const {
+      const Traffic moved = step.communicator.traffic() - traffic;
+      return {.began = began,
+              .ended = step.communicator.now_seconds(),
+              .cost = {.codec_seconds = codec_seconds(step) - codec,
+                       .link_bytes = static_cast<double>(std::max(moved.sent_bytes, moved.received_bytes)),
+                       .rounds = static_cast<double>(step.communicator.messages_in_turn() - messages)}};
+    }
+
+    double began;
+    double codec;
+    Traffic traffic;
+    std::uint64_t messages;
+  };
+
+  template <class Body>
+  void for_each_used(BucketId bucket, Body body) {
+    const auto found = buckets_.find(bucket);
+    const bool known = found != buckets_.end() && found->second.used;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (!known || *found->second.used == i) body(*members_[i].synchronizer);
+    }
+  }
+
+  void forget_delivery(BucketId bucket) {
+    const auto found = buckets_.find(bucket);
+    if (found != buckets_.end()) found->second.delivered_all = false;
+  }
+
+  void take_back() {
+    if (!before_) return;
+    plan_ = *before_;
+    changes_.resize(plan_.changes);
+    before_.reset();
+    timed_ = false;
+  }
+
+  bool decides(const Step& step) const {
+    return !follows_ && members_.size() > 1 && step.communicator.size() > 1;
+  }
+  /// Of whose step a bucket of it is. Where shares are not known yet no bucket is given to dense.
+  std::size_t member_of(BucketId bucket, std::size_t candidate) const;
+  /// Buckets that dense has then.
+  std::size_t buckets_of_dense(std::size_t quarters) const;
+  std::string name_of(std::size_t candidate) const;
+  bool takes_part(std::size_t candidate) const {
+    return plan_.quarters == 0 ? candidate < members_.size()
+                               : candidate == plan_.base || candidate == with_dense(plan_.quarters);
+  }
+  std::size_t with_dense(std::size_t quarters) const { return members_.size() + quarters - 1; }
+  std::size_t candidates() const { return members_.size() + kQuarters - 1; }
+  /// Lower is milder: what a plan's next step leaves out.
+  std::size_t mildness(const Plan& plan) const {
+    return plan.coming < members_.size() ? kQuarters * plan.coming
+                                         : kQuarters * plan.base - (plan.coming - members_.size() + 1);
+  }
+  Trial trial_of_members(const TrialOptions& options, std::optional<std::size_t> before) const;
+  bool try_with_dense(std::size_t quarters);
+  std::vector<float> numbers() const;
+  std::optional<Plan> read_plan(Span<const float> numbers) const;
+  /// A trial that is not the first one has nothing to settle.
+  TrialOptions again() const {
+    TrialOptions options = rules_.trial;
+    options.settle = 0;
+    return options;
+  }
+  std::uint64_t begin_step(Step& step);
+  std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
+  std::uint64_t after_round(Step& step);
+  void end_trial(Step& step, const Seconds& seconds, double error);
+  void choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed);
+  std::uint64_t look(Step& step);
+  void judge(Step& step, Span<const Seen> ranks);
+  void try_again(Step& step, const std::string& why);
+  void add_change(Step& step, std::string reason) {
+    changes_.push_back({step.index, std::move(reason)});
+    plan_.changes = changes_.size();
+    ++step.report.changes;
+  }
+
+  Rules rules_;
+  std::vector<std::string> names_;  // of the candidates, as short as can be
+  std::vector<Pipeline> members_;
+  std::map<BucketId, BucketState> buckets_;
+  std::vector<Change> changes_;
+  Plan plan_{trial_of_members(rules_.trial, {})};
+  std::optional<LinkEstimate> estimate_;  // while there is a trial for another link
+  std::optional<Plan> before_;            // this step, which may not count
+  bool follows_ = false;
+
+  bool begun_ = false;
+  bool alone_ = false;
+  bool timed_ = false;       // the step that began last was not undone
+  std::uint64_t index_ = 0;  // of it
+  double began_ = 0;         // by the communicator's clock
+  double inside_ = 0;        // seconds of this step in the exchange
+};
+
+std::string milliseconds(double seconds);
+
+}  // namespace thinwire::planner

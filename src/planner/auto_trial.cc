@@ -1,0 +1,229 @@
+// How `auto` tries candidates, chooses one, and notices that it has to try again.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "exchange/collectives.h"
+#include "planner/auto_parts.h"
+
+namespace thinwire::planner {
+namespace {
+
+constexpr int kMostLooksToRetry = 64;
+constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
+/// Looks in a row without another step time after which patience is halved.
+constexpr int kCalmLooks = 30;
+
+/// Times that are known worse than this get another round.
+constexpr double kGoodError = 0.03;
+/// The most by which a milder candidate may be behind for times that are not known better.
+constexpr double kMostError = 0.05;
+
+/// A candidate that takes so many times the fastest one's time after the first round has no second one.
+constexpr double kHopeless = 1.5;
+
+constexpr double kUnknown = 2 * kMostSeconds;
+
+std::string percent(double share) {
+  return std::to_string(std::lround(100 * share)) + " %";
+}
+
+}  // namespace
+
+Trial Auto::trial_of_members(const TrialOptions& options, std::optional<std::size_t> before) const {
+  Trial trial(options, before);
+  for (std::size_t i = members_.size(); i < candidates(); ++i) trial.drop(i);
+  return trial;
+}
+
+/// Every candidate has had one turn more.
+std::uint64_t Auto::after_round(Step& step) {
+  struct Measured {
+    std::array<double, Trial::kMostCandidates> seconds{};
+    std::array<double, Trial::kMostCandidates> error{};
+    std::array<double, Trial::kMostCandidates> middle{};
+  };
+  Measured own;
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    const auto times = plan_.trial.times(i);
+    // None where its steps did not count, or came before the run was resumed.
+    const std::vector<double> estimates = estimate_ ? estimate_->seconds(i) : std::vector<double>();
+    const auto known = estimate_ ? Span<const double>(estimates) : times;
+    const bool missing = times.empty() || known.empty();
+    const Timing timing = missing ? Timing{kUnknown, 0, kUnknown}
+                                  : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
+    own.seconds[i] = timing.seconds;
+    own.error[i] = timing.error;
+    own.middle[i] = timing.middle;
+  }
+  const Span<Measured> all = gather(step, own);
+  const auto world = static_cast<double>(all.size());
+  Seconds seconds{};
+  plan_.middle = {};
+  double error = 0;
+  bool known = true;
+  for (const Measured& one : all) {
+    for (std::size_t i = 0; i < seconds.size(); ++i) {
+      if (!takes_part(i)) {
+        seconds[i] = kUnknown;
+        continue;
+      }
+      known = known && is_time(one.seconds[i]) && is_time(one.middle[i]) && one.error[i] >= 0 &&
+              std::isfinite(one.error[i]);
+      seconds[i] += one.seconds[i] / world;
+      plan_.middle[i] += one.middle[i] / world;
+      error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
+    }
+  }
+  const std::uint64_t sent = sizeof(Measured) * (all.size() - 1);
+  const double fastest = *std::ranges::min_element(seconds);
+  if (!known) {
+    // Some candidate's steps did not count, or a clock told nonsense.
+    plan_.quarters = 0;
+    plan_.trial = trial_of_members(again(), plan_.use);
+    return sent;
+  }
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    if (seconds[i] > kHopeless * fastest && plan_.trial.has(i)) plan_.trial.drop(i);
+  }
+  if (plan_.trial.is_over() && !(error > kGoodError && plan_.trial.extend())) end_trial(step, seconds, error);
+  return sent;
+}
+
+/// Of candidates that take no part, seconds are more than any.
+void Auto::end_trial(Step& step, const Seconds& seconds, double error) {
+  const double allowed = rules_.within + std::min(error, kMostError);
+  const double bound = (1 + allowed) * *std::ranges::min_element(seconds);
+  if (plan_.quarters != 0) {
+    const std::size_t mixed = with_dense(plan_.quarters);
+    if (seconds[mixed] <= bound) return choose(step, seconds, mixed, allowed);
+    if (try_with_dense(plan_.quarters - 1)) return;
+    return choose(step, seconds, plan_.base, allowed);
+  }
+  const auto mildest = std::ranges::find_if(seconds, [&](double one) { return one <= bound; });
+  const auto choice = static_cast<std::size_t>(mildest - seconds.begin());
+  plan_.base = choice;
+  plan_.seconds = seconds;
+  if (!members_[choice].lossless) {
+    // Its bytes alone take as long as the same share of all bytes with dense, about.
+    std::size_t most = kQuarters - 1;
+    while (most > 0 && static_cast<double>(most) / kQuarters * seconds[0] > bound) --most;
+    if (try_with_dense(most)) return;
+  }
+  choose(step, seconds, choice, allowed);
+}
+
+/// Begins the trial of the base with dense for so many quarters, or for fewer where these give it no bucket
+/// more. Returns false where there is nothing to try.
+bool Auto::try_with_dense(std::size_t quarters) {
+  const std::size_t before = plan_.quarters == 0 ? buckets_.size() : buckets_of_dense(plan_.quarters);
+  while (quarters > 0 && buckets_of_dense(quarters) >= before) --quarters;
+  if (quarters == 0 || buckets_of_dense(quarters) == 0) return false;
+  plan_.quarters = quarters;
+  plan_.trial = Trial(again(), plan_.use);
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    if (!takes_part(i)) plan_.trial.drop(i);
+  }
+  plan_.coming = plan_.trial.coming();
+  return true;
+}
+
+void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed) {
+  const bool confirmed = plan_.tried && choice == plan_.choice;
+  plan_.looks_to_retry = confirmed ? std::min(2 * plan_.looks_to_retry, kMostLooksToRetry) : kLooksToRetry;
+  plan_.looks_to_try_again =
+      confirmed ? std::min(2 * plan_.looks_to_try_again, kMostLooksToTryAgain) : kLooksToTryAgain;
+  plan_.looks = 0;
+  plan_.choice = plan_.coming = choice;
+  plan_.chosen = plan_.tried = true;
+  plan_.quarters = 0;
+  plan_.ranks = step.communicator.size();
+  plan_.usual = plan_.middle[choice];
+  plan_.fresh = true;
+  if (!confirmed) plan_.suspect = 0;
+  plan_.usual_inside = -1;
+  plan_.times = StepTimes();
+  plan_.drifted = plan_.calm = 0;
+  std::string all;
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    const double one = seconds[i] < kUnknown ? seconds[i] : plan_.seconds[i];
+    if (one < kUnknown && one > 0)
+      all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i);
+  }
+  const std::string of_which = allowed == rules_.within
+                                   ? ""
+                                   : ": " + percent(rules_.within) + ", and " +
+                                         percent(allowed - rules_.within) + " for what is not known better";
+  const std::string where =
+      rules_.link.empty() ? ". A step takes " : ". Over " + rules_.link + " a step takes ";
+  add_change(step, name_of(choice) + where + all + ". The mildest is taken whose step takes at most " +
+                       percent(allowed) + " more than the shortest" + of_which);
+}
+
+std::uint64_t Auto::look(Step& step) {
+  Seen own;
+  own.step = median({plan_.times.steps.data(), plan_.times.count});
+  own.inside = median({plan_.times.inside.data(), plan_.times.count});
+  own.inside_before = plan_.usual_inside;
+  plan_.times.count = 0;
+  const Span<Seen> all = gather(step, own);
+  if (std::ranges::all_of(all, [](const Seen& one) {
+        return is_time(one.step) && is_time(one.inside) && std::abs(one.inside_before) < kMostSeconds;
+      })) {
+    judge(step, all);
+    // What a rank spends in the exchange is known from the first calm look on.
+    if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) plan_.usual_inside = own.inside;
+  }
+  return sizeof(Seen) * (all.size() - 1);
+}
+
+void Auto::judge(Step& step, Span<const Seen> ranks) {
+  double now = 0;
+  for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
+  // A trial knows its times by few steps, all of them soon after another candidate's. Where a time has led to
+  // another trial, and that to the same choice, it is no news any more.
+  const bool is_known = plan_.suspect > 0 && !has_drifted(plan_.suspect, now);
+  if (plan_.usual == 0 || (plan_.fresh && (is_known || !has_drifted_far(plan_.usual, now))))
+    plan_.usual = now;
+  plan_.fresh = false;
+  if (++plan_.looks >= plan_.looks_to_try_again && plan_.choice + 1 != members_.size()) {
+    return try_again(step, name_of(plan_.choice) + " was chosen " +
+                               std::to_string(static_cast<std::size_t>(plan_.looks) * rules_.interval) +
+                               " steps ago");
+  }
+  if (!has_drifted(plan_.usual, now)) {
+    plan_.drifted = 0;
+    if (++plan_.calm < kCalmLooks) return;
+    plan_.calm = 0;
+    plan_.looks_to_retry = std::max(plan_.looks_to_retry / 2, kLooksToRetry);
+    return;
+  }
+  plan_.calm = 0;
+  const int patience = has_drifted_far(plan_.usual, now) ? kLooksToRetry : plan_.looks_to_retry;
+  if (++plan_.drifted < patience) return;
+  const std::string what =
+      "a step takes " + milliseconds(now) + " where it took " + milliseconds(plan_.usual);
+  if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
+    add_change(step, what + ", by rank " + std::to_string(*rank) +
+                         " alone, for which the others wait: " + name_of(plan_.choice) + " stays");
+    plan_.usual = now;
+    plan_.usual_inside = -1;
+    plan_.drifted = 0;
+    return;
+  }
+  try_again(step, what);
+  plan_.suspect = now;
+}
+
+void Auto::try_again(Step& step, const std::string& why) {
+  add_change(step, why + ": the candidates are tried again");
+  plan_.quarters = 0;
+  plan_.trial = trial_of_members(again(), plan_.use);
+  plan_.chosen = false;
+  plan_.coming = plan_.trial.coming();
+}
+
+}  // namespace thinwire::planner
