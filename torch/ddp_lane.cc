@@ -58,6 +58,7 @@ void DdpLane::take(DdpItem item, Lock& lock) {
     fail(error);
   } else {
     report.bucket = static_cast<std::uint32_t>(item.bucket.index);
+    changed_ = changed_ || report.changes > 0;
     board_.reports[item.bucket.index] = report;
     board_.total.accumulate(report);
     board_.finite = board_.finite && report.finite;
@@ -102,6 +103,8 @@ void DdpLane::fail(const std::exception_ptr& error) {
 void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
   ending_ = true;
   if (this == end.first && end.lanes > 1 && session() != nullptr) end.decisions = session()->decisions();
+  const bool changed = std::exchange(changed_, false);
+  end.others_changed = end.others_changed || (changed && this != end.first);
   if (++end.arrived == end.lanes) board_.changed.notify_all();
   board_.changed.wait(lock, [&] { return end.arrived == end.lanes; });
   const bool ended = !end.abandoned && board_.failure == nullptr;
@@ -112,6 +115,7 @@ void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
     if (session() != nullptr) {
       tensor_session_->end_step(ended, counts, end.unused);
       if (ended && counts && this != end.first) session()->follow(end.decisions);
+      if (ended && counts && this == end.first && end.others_changed) session()->others_changed();
     }
   } catch (...) {
     error = std::current_exception();

@@ -52,6 +52,7 @@ struct DdpStepEnd {
   std::vector<std::string> unused;  // parameters that take no part, see Session::leave_out
   const DdpLane* first = nullptr;   // whose session decides for all, see Session::follow
   std::vector<std::vector<float>> decisions;
+  bool others_changed = false;  // what another lane does with a bucket, see Session::others_changed
 };
 
 class DdpLane {
@@ -111,6 +112,7 @@ class DdpLane {
   std::condition_variable pushed_;       // or the board was closed; the lane's thread alone waits for it
   bool busy_ = false;
   bool ending_ = false;
+  bool changed_ = false;  // in this step, what a bucket of its does
   std::size_t bucket_ = 0;
   std::thread thread_;
 };

@@ -181,6 +181,9 @@ class Synchronizer {
   virtual std::vector<float> decision() const { return {}; }
   /// decision: of the same system with the same options, on this rank.
   virtual void follow(Span<const float> /*decision*/) {}
+  /// In the last step, which counts, another session of the process changed what it does with a bucket (its
+  /// StepReport::changes): a step takes another time from now on. For the one that decides, on all ranks.
+  virtual void others_changed() {}
 
   /// What must survive a restart besides residuals, by the kinds that SystemInfo::state lists. Default:
   /// nothing.

@@ -130,8 +130,10 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
     if (!plan_.chosen) plan_.coming = plan_.trial.coming();
     return sent;
   }
-  if (!rules_.link.empty()) return 0;  // it does not change
-  if (seconds && !before_->changed) plan_.times.add(*seconds, inside);
+  if (!rules_.link.empty()) return 0;      // it does not change
+  if (plan_.moved) plan_.times.count = 0;  // steps before are like no others
+  if (seconds && !plan_.moved && !before_->changed) plan_.times.add(*seconds, inside);
+  if (std::exchange(plan_.moved, false)) plan_.unlike = true;
   return plan_.times.count >= rules_.interval ? look(step) : 0;
 }
 

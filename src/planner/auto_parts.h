@@ -1,5 +1,5 @@
 #pragma once
-// The system `auto`, of which auto.cc has the steps, auto_trial.cc the choice, and auto_state.cc what is saved.
+// The system `auto`: auto.cc has its steps, auto_trial.cc the choice, and auto_state.cc what is saved.
 
 #include <algorithm>
 #include <array>
@@ -89,6 +89,8 @@ class Auto final : public Synchronizer {
     follows_ = true;
   }
 
+  void others_changed() override { plan_.moved = true; }
+
   void save(BucketWriter& writer) const override;
   void load(const BucketReader& reader) override;
 
@@ -127,9 +129,11 @@ class Auto final : public Synchronizer {
     bool chosen = false;       // else the trial goes on
     bool tried = false;        // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
-    double usual = 0;    // seconds of a step with the choice; 0: not known yet
-    bool fresh = false;  // which are those of the trial
-    double suspect = 0;  // the time of a step that made it try again; 0: none did, or the choice changed
+    double usual = 0;     // seconds of a step with the choice; 0: not known yet
+    bool moved = false;   // in the step before a guard changed what a bucket does
+    bool unlike = false;  // which it did since the last look, so that the usual time is no more
+    bool fresh = false;   // which are those of the trial
+    double suspect = 0;   // the time of a step that made it try again; 0: none did, or the choice changed
     double usual_inside = -1;  // of this rank, in the exchange
     int ranks = 0;             // that the choice was made with
     bool loaded = false;       // and not looked at since
@@ -164,9 +168,11 @@ class Auto final : public Synchronizer {
     // What has delivered everything leaves nothing to add; reading it would cost a pass.
     const bool skip = residual.empty() || (member.lossless && own.delivered_all);
     const Before before(step);
+    const auto changes = step.report.changes;
     const bool done = body(*member.synchronizer, skip ? Span<Float>() : residual);
     inside_ += step.communicator.now_seconds() - before.began;
     if (!done) return false;
+    if (step.report.changes != changes) plan_.moved = true;  // by the guard
     if (estimate_) estimate_->add(before.until_now(step));
     own.elements = step.report.elements;
     own.delivered_all = member.lossless && step.report.finite;
@@ -260,6 +266,7 @@ class Auto final : public Synchronizer {
   void choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed);
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks);
+  void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
   void add_change(Step& step, std::string reason) {
     changes_.push_back({step.index, std::move(reason)});

@@ -183,6 +183,7 @@ std::uint64_t Auto::look(Step& step) {
 void Auto::judge(Step& step, Span<const Seen> ranks) {
   double now = 0;
   for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
+  if (std::exchange(plan_.unlike, false)) return take_time(step, now);
   // A trial knows its times by few steps, all of them soon after another candidate's. Where a time has led to
   // another trial, and that to the same choice, it is no news any more.
   const bool is_known = plan_.suspect > 0 && !has_drifted(plan_.suspect, now);
@@ -216,6 +217,21 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
   }
   try_again(step, what);
   plan_.suspect = now;
+}
+
+/// After the guard changed what buckets do, which says nothing about the network: the time of a step is
+/// another one. The candidates are tried again where a milder one took less.
+void Auto::take_time(Step& step, double now) {
+  const std::string what = "a step takes " + milliseconds(now) + " since the guard changed what buckets do";
+  plan_.usual = now;
+  plan_.usual_inside = -1;
+  plan_.fresh = false;
+  plan_.drifted = plan_.calm = 0;
+  for (std::size_t i = 0; i < std::min(plan_.choice, members_.size()); ++i) {
+    if (plan_.seconds[i] > 0 && plan_.seconds[i] < now && has_drifted(plan_.seconds[i], now)) {
+      return try_again(step, what + ", and took " + milliseconds(plan_.seconds[i]) + " with " + name_of(i));
+    }
+  }
 }
 
 void Auto::try_again(Step& step, const std::string& why) {

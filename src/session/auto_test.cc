@@ -26,6 +26,21 @@ constexpr int kTrial = 19;
 constexpr VirtualLink kSlow{.bytes_per_second = 1e6, .latency_seconds = 1e-4};
 constexpr VirtualLink kFast{.bytes_per_second = 1e12, .latency_seconds = 1e-6};
 
+/// Of this rank; others have another one. Matrices of rank `most` at most: with 16 nothing is left out that
+/// the guard would mind.
+std::vector<float> gradient_of(const Communicator& communicator, std::uint64_t step, std::size_t elements,
+                               std::size_t most) {
+  std::vector<float> values(elements);
+  std::uint32_t random =
+      static_cast<std::uint32_t>(step) * 7919 + static_cast<std::uint32_t>(communicator.rank()) * 104729 + 1;
+  for (std::size_t i = 0; i < elements; ++i) {
+    random = random * 1664525u + 1013904223u;
+    values[i] =
+        i < most ? static_cast<float>(static_cast<std::int32_t>(random)) * 0x1p-31f : values[i - most];
+  }
+  return values;
+}
+
 /// A training whose ranks hold different gradients.
 class Training {
  public:
@@ -64,16 +79,8 @@ class Training {
   std::string system() const { return used_.back().substr(0, used_.back().find(':')); }
 
  private:
-  /// Matrices of this rank at most. With 16 nothing is left out that the guard would mind.
   std::vector<float> gradient(std::size_t elements) {
-    std::vector<float> values(elements);
-    std::uint32_t random = static_cast<std::uint32_t>(session_.step()) * 7919 +
-                           static_cast<std::uint32_t>(communicator_.rank()) * 104729 + 1;
-    for (std::size_t i = 0; i < elements; ++i) {
-      random = random * 1664525u + 1013904223u;
-      values[i] =
-          i < rank_ ? static_cast<float>(static_cast<std::int32_t>(random)) * 0x1p-31f : values[i - rank_];
-    }
+    std::vector<float> values = gradient_of(communicator_, session_.step(), elements, rank_);
     for (std::size_t i = 0; i < elements; ++i) values[i] *= i % few_ == 0 ? 1.0f : 0.0f;
     return values;
   }
@@ -128,6 +135,37 @@ TEST(Auto, APauseInTheTrialIsNotTheCandidates) {
       communicator.advance(100);  // an evaluation
       training.run(kTrial + 3 - paused, 0.01);
       EXPECT_EQ(training.system(), "power_sgd") << "a pause before step " << paused;
+    });
+  }
+}
+
+/// The guard gives the small bucket to dense: a step takes longer by more than a quarter, over a network that
+/// is as it was. Nothing milder was as fast, so nothing is tried.
+TEST(Auto, WhatTheGuardChangesIsNotTheNetworks) {
+  for (const bool elsewhere : {false, true}) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Session first(kSpec, communicator), second(kSpec, communicator);
+      first.add_bucket({{"a", kElements, 300}});
+      // As large as the other one in codes, and of full rank later.
+      (elsewhere ? second : first).add_bucket({{"b", 10'000, 100}});
+      const auto step = [&](std::size_t rank) {
+        communicator.advance(0.01);
+        std::vector<float> large = gradient_of(communicator, first.step(), kElements, 16);
+        std::vector<float> small = gradient_of(communicator, first.step(), 10'000, rank);
+        first.synchronize(0, large);
+        Session& other = elsewhere ? second : first;
+        const StepReport report = other.synchronize(elsewhere ? 0 : 1, small);
+        ASSERT_TRUE(first.next_step());
+        if (!elsewhere) return;
+        ASSERT_TRUE(second.next_step());
+        second.follow(first.decisions());
+        if (report.changes > 0) first.others_changed();
+      };
+      for (int i = 0; i < kTrial + 12; ++i) step(16);
+      for (int i = 0; i < 60; ++i) step(10'000);
+      const Session& guarded = elsewhere ? second : first;
+      EXPECT_NE(guarded.explain().find("so dense until step"), std::string::npos) << guarded.explain();
+      EXPECT_EQ(first.explain().find("candidates are tried again"), std::string::npos) << first.explain();
     });
   }
 }

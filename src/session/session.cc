@@ -383,6 +383,11 @@ void Session::follow(const std::vector<std::vector<float>>& decisions) {
   }
 }
 
+void Session::others_changed() {
+  finish_keeping();
+  for (const Pipeline& pipeline : pipelines_) pipeline.synchronizer->others_changed();
+}
+
 const Pipeline& Session::pipeline(BucketId bucket) const {
   return pipelines_[buckets_.at(bucket)->pipeline];
 }

@@ -22,6 +22,7 @@ class Forwarding : public Synchronizer {
   std::vector<Change> explanation() const override { return inner_->explanation(); }
   std::vector<float> decision() const override { return inner_->decision(); }
   void follow(Span<const float> decision) override { inner_->follow(decision); }
+  void others_changed() override { inner_->others_changed(); }
   void save(BucketWriter& writer) const override { inner_->save(writer); }
   void load(const BucketReader& reader) override { inner_->load(reader); }
   void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }
