@@ -186,7 +186,7 @@ class Session {
   /// counts, the first one's decisions go to the others, so that all buckets have one (Synchronizer::follow).
   std::vector<std::vector<float>> decisions() const;
   void follow(const std::vector<std::vector<float>>& decisions);
-  /// For the first one, where another one's reports of such a step have changes (Synchronizer::others_changed).
+  /// For the first one, where a report of another one has changes (Synchronizer::others_changed).
   void others_changed();
   /// What runs on the bucket.
   const Pipeline& pipeline(BucketId bucket) const;
