@@ -85,21 +85,6 @@ class CallsItselfADevice final : public Executor {
   void wait() override {}
 };
 
-TEST(PushPull, SplittingByHashIsRefusedOnADevice) {
-  run_in_process(2, [](Communicator& communicator) {
-    CallsItselfADevice executor;
-    Workspace workspace;
-    Step step{.communicator = communicator, .executor = executor, .workspace = workspace};
-    const std::vector<std::uint32_t> indices = {3, 7};
-    const std::vector<float> values = {1, 2};
-    const RowSparse own{.row_indices = indices, .values = values, .rows = kRows, .width = 1};
-    PushPullScheme scheme;
-    EXPECT_NO_THROW(PushPull(0, own, true, scheme, step));
-    scheme.hash_split = random_stream(1, 2, 3, RandomPurpose::ownership, 0, 1);
-    EXPECT_THROW(PushPull(0, own, true, scheme, step), std::invalid_argument);
-  });
-}
-
 /// What a push/pull of two ranks is refused with, whose thresholds are these, by the rank that refuses.
 std::string refusal(const std::vector<std::uint32_t>& of_rank_0, const std::vector<std::uint32_t>& of_rank_1,
                     bool rows_as_slots = true, bool on_device = false) {
