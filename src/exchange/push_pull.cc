@@ -164,9 +164,7 @@ void PushPull::check_scheme() const {
   if (thresholds.empty()) return;
   if (executor_.memory() != Memory::host) {
     throw std::invalid_argument(
-        "split=thresholds works on the CPU and gradients are on a device: take split=sort, or compress on "
-        "the "
-        "CPU");
+        "split=thresholds works on the CPU and gradients are on a device: take split=sort");
   }
   if (!scheme_.slots.identity || thresholds.size() + 1 != world_ || thresholds[world_ - 2] > own_.rows ||
       !std::ranges::is_sorted(thresholds)) {
