@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -167,10 +166,11 @@ class Bench {
       measure("find_nonzeros" + at, 4, 8 * bytes, [&] { find_nonzeros(*executor_, sparse, {}, temporary_); });
       constexpr std::size_t kOwners = 16;
       const auto owner_of = device_.take<std::uint16_t>(positions.size());
-      std::vector<std::size_t> counts(kOwners), serial(kOwners);
+      std::vector<std::size_t> counts(kOwners);
       measure("find_owners" + at, 6 * bytes / static_cast<double>(elements_), 0,
               [&] { find_owners(*executor_, indices, elements_, kOwners, owner_of, counts); });
       const auto split = device_.take<std::uint32_t>(positions.size());
+      const auto serial = device_.take<std::uint32_t>(positions.size());
       // Figure 14: r1 in units of the number of non-zeros, and k hashes.
       for (const double room : {1.0, 1.5, 2.0, 4.0}) {
         for (const int rounds : {1, 2, 3, 4}) {
@@ -179,10 +179,13 @@ class Bench {
           shape.slots = static_cast<std::size_t>(room * static_cast<double>(positions.size())) / kOwners;
           shape.rounds = rounds;
           const RandomStream stream = random_stream(1, 2, 3, RandomPurpose::ownership);
+          const HashMemory memory{
+              .slots = device_.take<std::uint32_t>(kOwners * shape.slots), .serial = serial, .cursors = {}};
+          std::size_t overflow = 0;
           measure("", (8 + 8 * room) * bytes / static_cast<double>(elements_), 0, [&] {
-            split_by_hash(*executor_, shape, stream, indices, owner_of, split, counts, serial);
+            overflow =
+                split_positions_by_hash(*executor_, shape, stream, indices, owner_of, counts, memory, split);
           });
-          const auto overflow = std::accumulate(serial.begin(), serial.end(), std::size_t{0});
           char name[128];
           std::snprintf(name, sizeof name, "Algorithm 1%s, r1 = %.1f nnz, k = %d (serial %.2f %%)",
                         at.c_str(), room, rounds, 100.0 * static_cast<double>(overflow) / bytes);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -149,29 +148,6 @@ std::vector<std::uint32_t> HierarchicalHash::extract(std::size_t owner) const {
   }
   indices.insert(indices.end(), owners_[owner].serial.begin(), owners_[owner].serial.end());
   return indices;
-}
-
-void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
-                   Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
-                   Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts) {
-  constexpr std::size_t kMost = std::numeric_limits<std::uint32_t>::max();
-  if (shape.slots + shape.serial_room > kMost / std::max<std::size_t>(1, shape.owners)) {
-    throw std::invalid_argument("hierarchical hashing with " + std::to_string(shape.owners) + " owners of " +
-                                std::to_string(shape.slots + shape.serial_room) +
-                                " entries: positions are 32 bits");
-  }
-  THINWIRE_ON_DEVICE(split_by_hash, executor, shape, stream, indices, owner_of, split, counts, serial_counts);
-  HierarchicalHash table(shape, stream);
-  executor.parallel_for(indices.size(), kBlockElements / 4, [&](std::size_t begin, std::size_t end) {
-    for (std::size_t k = begin; k < end; ++k) table.insert(indices[k], owner_of[k]);
-  });
-  std::uint32_t* next = split.data();
-  for (std::size_t owner = 0; owner < shape.owners; ++owner) {
-    const auto own = table.extract(owner);
-    next = std::copy(own.begin(), own.end(), next);
-    counts[owner] = own.size();
-    serial_counts[owner] = table.serial_count(owner);
-  }
 }
 
 std::size_t split_positions_by_hash(Executor& executor, const HierarchicalHashShape& shape,

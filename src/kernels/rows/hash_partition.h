@@ -124,16 +124,6 @@ class HierarchicalHash {
   std::deque<Owner> owners_;  // stable addresses: they hold mutexes
 };
 
-/// Algorithm 1 from insertion to compaction. split: [indices.size()], owner after owner what each of them
-/// has: its slots in order, then its serial area; which index got which slot, and with it the order, depends
-/// on who came first. counts[p]: how many owner p has; serial_counts[p]: how many of them found no slot.
-/// indices are distinct, owner_of[k] below shape.owners; counts, serial_counts: [shape.owners]. Throws
-/// std::invalid_argument where the owners' memory has 2^32 entries or more. On a device it costs a sector of
-/// memory per try and, beside the operands, 8 bytes for each entry: cleared once, read once.
-void split_by_hash(Executor& executor, const HierarchicalHashShape& shape, const RandomStream& stream,
-                   Span<const std::uint32_t> indices, Span<const std::uint16_t> owner_of,
-                   Span<std::uint32_t> split, Span<std::size_t> counts, Span<std::size_t> serial_counts);
-
 /// Memory of one split, uninitialised, where the executor's kernels work on it. The serial area is one for
 /// all owners and has room for every index, so it never has to grow.
 struct HashMemory {

@@ -75,72 +75,7 @@ TEST(HierarchicalHash, IndexZeroIsNotMistakenForAnEmptySlot) {
   EXPECT_EQ(table.extract(0), std::vector<std::uint32_t>{0});
 }
 
-// --- From insertion to compaction, on every executor.
-
-struct Split {
-  std::vector<std::vector<std::uint32_t>> parts;  // sorted
-  std::vector<std::size_t> serial_counts;
-};
-
-/// Splits and checks that counts and parts are whole. `on_host`: operands but for the indices lie there.
-Split split(Executor& executor, const HierarchicalHashShape& shape, const std::vector<std::uint32_t>& indices,
-            const std::vector<std::uint16_t>& owner_of, bool on_host = false) {
-  Split result;
-  std::vector<std::uint32_t> all(indices.size());
-  std::vector<std::size_t> counts(shape.owners);
-  result.serial_counts.resize(shape.owners);
-  Placed in(executor, indices);
-  if (on_host) {
-    split_by_hash(executor, shape, kStream, in, owner_of, all, counts, result.serial_counts);
-  } else {
-    Placed<std::uint32_t> out(executor, all);
-    split_by_hash(executor, shape, kStream, in, Placed(executor, owner_of), out, counts,
-                  result.serial_counts);
-    all = out.read();
-  }
-  EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), std::size_t{0}), indices.size());
-  auto next = all.begin();
-  for (const std::size_t count : counts) {
-    result.parts.emplace_back(next, next + static_cast<std::ptrdiff_t>(count));
-    std::sort(result.parts.back().begin(), result.parts.back().end());
-    next += static_cast<std::ptrdiff_t>(count);
-  }
-  return result;
-}
-
-TEST(SplitByHash, GivesEveryOwnerWhatItsDefinitionGives) {
-  for_each_executor([&](Executor& executor, const std::string& name) {
-    for (const std::size_t count : {0u, 1u, 63u, 64u, 65u, 1000u, 20'011u}) {
-      for (const std::size_t owners : {1u, 3u, 16u}) {
-        const auto paper = HierarchicalHashShape::for_nonzeros(count, owners);
-        for (const HierarchicalHashShape& shape :
-             {paper,
-              HierarchicalHashShape{.owners = owners, .slots = paper.slots, .serial_room = 0, .rounds = 6},
-              HierarchicalHashShape{.owners = owners, .slots = 5, .serial_room = 2, .rounds = 1},
-              HierarchicalHashShape{.owners = owners, .slots = 0, .serial_room = 0, .rounds = 3}}) {
-          if (count > 10'000 && shape.slots != paper.slots) continue;
-          std::vector<std::uint32_t> indices(count);
-          std::vector<std::uint16_t> owner_of(count);
-          std::vector<std::vector<std::uint32_t>> wanted(owners);
-          for (std::size_t k = 0; k < count; ++k) {
-            indices[k] = static_cast<std::uint32_t>((k * 7919) % 1'000'003);  // 0 among them
-            owner_of[k] = static_cast<std::uint16_t>(k % 5 % owners);
-            wanted[owner_of[k]].push_back(indices[k]);
-          }
-          for (auto& part : wanted) std::sort(part.begin(), part.end());
-          const Split found = split(executor, shape, indices, owner_of, count == 64);
-          ASSERT_EQ(found.parts, wanted) << name << " " << count;
-          for (std::size_t p = 0; p < owners; ++p) {
-            ASSERT_LE(found.serial_counts[p], wanted[p].size());
-            if (shape.slots < wanted[p].size()) {
-              ASSERT_GE(found.serial_counts[p], wanted[p].size() - shape.slots) << name;
-            }
-          }
-        }
-      }
-    }
-  });
-}
+// --- Of positions, on every executor.
 
 /// Every index once, to the owner that the first-level hash names, in order: whatever the memory, and with as
 /// many in the serial area as the definition puts there.
@@ -150,9 +85,14 @@ TEST(SplitPositionsByHash, GivesEveryIndexOnceToItsOwner) {
     for (const std::size_t count : {0u, 1u, 65u, 20'011u}) {
       for (const std::size_t owners : {1u, 3u, 16u}) {
         const auto paper = HierarchicalHashShape::for_nonzeros(count, owners);
-        for (const std::size_t slots : {paper.slots, std::size_t{5}, std::size_t{0}}) {
+        for (const auto& [slots, rounds] : {std::pair{paper.slots, 3},
+                                            {paper.slots, 6},
+                                            {std::size_t{5}, 1},
+                                            {std::size_t{5}, 3},
+                                            {std::size_t{0}, 3}}) {
           HierarchicalHashShape shape = paper;
           shape.slots = slots;
+          shape.rounds = rounds;
           std::vector<std::uint32_t> indices(count), positions(count), serial(count);
           std::vector<std::uint32_t> table(owners * slots, 77);  // memory of another step
           std::vector<std::uint16_t> owner_of(count);
@@ -178,6 +118,10 @@ TEST(SplitPositionsByHash, GivesEveryIndexOnceToItsOwner) {
           std::stable_sort(wanted.begin(), wanted.end(),
                            [&](std::uint32_t a, std::uint32_t b) { return owner_of[a] < owner_of[b]; });
           ASSERT_EQ(positions, wanted) << name << " " << count << " " << owners << " " << slots;
+          std::size_t least = 0;  // what no slot can be there for
+          for (const std::size_t own : counts) least += own - std::min(own, slots);
+          ASSERT_GE(overflow, least) << name;
+          ASSERT_LE(overflow, count) << name;
           if (!in_turn) continue;  // who comes first decides who overflows
           std::size_t defined = 0;
           for (std::size_t p = 0; p < owners; ++p) defined += definition.serial_count(p);
@@ -188,17 +132,26 @@ TEST(SplitPositionsByHash, GivesEveryIndexOnceToItsOwner) {
   });
 }
 
-TEST(SplitByHash, TriesEverySlotThatTheHashesGive) {
+/// How many of these, all of one owner, find no slot.
+std::size_t overflow_of(Executor& executor, const HierarchicalHashShape& shape,
+                        const std::vector<std::uint32_t>& indices) {
+  const std::vector<std::uint16_t> owner_of(indices.size(), 0);
+  const std::vector<std::uint32_t> room(indices.size()), slots(shape.slots);
+  const std::vector<std::size_t> counts = {indices.size()};
+  std::vector<std::size_t> cursors(1);
+  Placed placed_slots(executor, slots), placed_serial(executor, room), positions(executor, room);
+  return split_positions_by_hash(
+      executor, shape, kStream, Placed(executor, indices), Placed(executor, owner_of), counts,
+      {.slots = placed_slots, .serial = placed_serial, .cursors = cursors}, positions);
+}
+
+TEST(SplitPositionsByHash, TriesEverySlotThatTheHashesGive) {
   // With few slots and many hashes the slots fill up; one index alone always finds its first slot.
   for_each_executor([&](Executor& executor, const std::string& name) {
     std::vector<std::uint32_t> indices(300);
     std::iota(indices.begin(), indices.end(), 0u);
-    const std::vector<std::uint16_t> owner_of(indices.size(), 0);
-    const Split full =
-        split(executor, {.owners = 1, .slots = 10, .serial_room = 400, .rounds = 9}, indices, owner_of);
-    EXPECT_EQ(full.serial_counts[0], 290u) << name;
-    const Split one = split(executor, {.owners = 1, .slots = 10, .serial_room = 0, .rounds = 1}, {4}, {0});
-    EXPECT_EQ(one.serial_counts[0], 0u) << name;
+    EXPECT_EQ(overflow_of(executor, {.owners = 1, .slots = 10, .rounds = 9}, indices), 290u) << name;
+    EXPECT_EQ(overflow_of(executor, {.owners = 1, .slots = 10, .rounds = 1}, {4}), 0u) << name;
   });
 }
 
@@ -302,15 +255,6 @@ TEST(SplitByLossyHash, RefusesMemoryThatOwnersCannotShare) {
   EXPECT_THROW(split_by_lossy_hash(*executor, kStream, indices, memory, split, counts),
                std::invalid_argument);
   EXPECT_THROW(split_by_lossy_hash(*executor, kStream, indices, {}, split, counts), std::invalid_argument);
-}
-
-TEST(SplitByHash, RefusesMemoryBeyond32Bits) {
-  for_each_executor([&](Executor& executor, const std::string&) {
-    std::vector<std::size_t> counts(2);
-    EXPECT_THROW(split_by_hash(executor, {.owners = 2, .slots = std::size_t{1} << 31}, kStream, {}, {}, {},
-                               counts, counts),
-                 std::invalid_argument);
-  });
 }
 
 }  // namespace
