@@ -7,8 +7,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "session/own_state.h"
@@ -51,6 +53,12 @@ const Registry& registry() {
   return own;
 }
 
+/// The tests' own for the names that it knows.
+const Registry* registry_of(const std::string& spec) {
+  const auto known = [&](const SystemInfo& info) { return spec.starts_with(info.name); };
+  return std::ranges::any_of(registry().systems(), known) ? &registry() : &builtin_registry();
+}
+
 /// A rank's engine, and the steps that a model of five elements takes through it.
 class Rank {
  public:
@@ -66,7 +74,7 @@ class Rank {
           C10dCommunicator::Options{.leave_together = true}));
     }
     engine_.emplace(std::move(communicators), c10::intrusive_ptr<c10d_compat::Group>(), spec,
-                    DdpOptions{.registry = &registry()});
+                    DdpOptions{.registry = registry_of(spec)});
   }
 
   DdpEngine& engine() { return *engine_; }
@@ -104,7 +112,7 @@ class Rank {
     return values;
   }
 
-  enum class End { comes, given_up };
+  enum class End { comes, given_up, spoilt };
 
   /// A backward pass of these of kThree's buckets. Returns the first error.
   std::exception_ptr part(const std::vector<std::size_t>& indices, End end = End::comes) {
@@ -114,6 +122,7 @@ class Rank {
     for (const std::size_t index : indices) {
       values.emplace_back(kThree[index][0].elements, static_cast<float>(rank_ + 1 + static_cast<int>(index)));
     }
+    if (end == End::spoilt && rank_ == 1) values.back()[0] = std::numeric_limits<float>::infinity();
     for (std::size_t i = 0; i < indices.size(); ++i) {
       DdpBucket bucket;
       bucket.index = indices[i];
@@ -285,6 +294,26 @@ TEST(DdpEngine, AMissingBucketKeepsItsState) {
         }
         for (int step = 0; step < 3; ++step) EXPECT_EQ(rank.part({0, 1, 2}), nullptr);
         EXPECT_NE(of(values_of(rank.state()), name), of(before, name));
+      });
+    }
+  }
+}
+
+TEST(DdpEngine, AStepInWhichABucketComesForTheFirstTimeIsUndoneAsAWhole) {
+  for (const std::string spec : {"casq", "ef_signsgd", "power_sgd:rank=1", "marsit:full_every=2",
+                                 "half:feedback=on", "qsgd:bits=3:feedback=on", "top_k:ratio=0.3+zen",
+                                 "mc:momentum=0.9+top_k:ratio=0.3+zen", "momentum+ef_signsgd"}) {
+    for (const auto end : {Rank::End::spoilt, Rank::End::given_up}) {
+      run(2, spec, [&](Rank& rank, std::size_t) {
+        for (int step = 0; step < 4; ++step) EXPECT_EQ(rank.part({0, 2}), nullptr);
+        const Values before = values_of(rank.state());
+        rank.part({0, 1, 2}, end);
+        const Values after = values_of(rank.state());
+        for (const auto& [entry, values] : before) {
+          if (entry.find("_seconds/") != std::string::npos) continue;
+          EXPECT_EQ(after.at(entry), values) << spec << ", " << entry;
+        }
+        EXPECT_EQ(rank.part({0, 1, 2}), nullptr) << spec;
       });
     }
   }

@@ -68,19 +68,18 @@ DdpEngine::~DdpEngine() {
 
 void DdpEngine::close() {
   {
-    const Lock lock(board_.mutex);
+    Lock lock(board_.mutex);
     if (board_.closed) return;
+    // While lanes can still undo it: save() gives the state of the last whole step afterwards.
+    give_up_step(lock);
     board_.closed = true;
     board_.changed.notify_all();
   }
   for (auto& lane : lanes_) lane->finish();
   for (auto& lane : lanes_) lane->join();
-  for (DdpItem& item : std::exchange(held_, {})) {
-    item.done({}, std::make_exception_ptr(std::runtime_error("Thinwire's engine was closed")));
-  }
   // Each waits a little for the other ranks to come to this point: all at the same time. After a failure in
   // one lane nobody comes to the others; and where this rank gave up its step, they wait in that.
-  const bool together = !board_.failure && !within_step_ && !gave_up_;
+  const bool together = !board_.failure && !gave_up_;
   std::vector<std::thread> leaving;
   for (auto& lane : lanes_)
     leaving.emplace_back([&lane, together] { lane->tensor_session().leave(together); });
@@ -127,9 +126,26 @@ void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
 void DdpEngine::fail(const std::string& text) {
   Lock lock(board_.mutex);
   if (refusal()) return;
-  board_.fail(std::make_exception_ptr(std::runtime_error(text)));
-  board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(), text));
+  fail_alone(std::make_exception_ptr(std::runtime_error(text)));
   fail_held(lock, board_.failure);
+}
+
+/// With the lock held: an error of this rank, which the others hear of, as they wait for its frames.
+void DdpEngine::fail_alone(const std::exception_ptr& error) noexcept {
+  if (board_.failure) return;
+  board_.fail(error);
+  try {
+    std::string text = "an exception without a text";
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& known) {
+      text = known.what();
+    } catch (...) {
+    }
+    board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(), text));
+  } catch (...) {
+    // No memory. The others find out for themselves.
+  }
 }
 
 bool DdpEngine::is_finite() const {
@@ -192,7 +208,7 @@ void DdpEngine::take_held(Lock& lock, bool complete) {
     }
     if (layouts != sessions_.layouts()) sessions_.rebuild(std::move(layouts), sessions_.spec());
   } catch (...) {
-    board_.fail(std::current_exception());
+    fail_alone(std::current_exception());
   }
   for (DdpItem& held : std::exchange(held_, {})) push(std::move(held));
 }
@@ -210,8 +226,7 @@ void DdpEngine::begin_step(Lock& lock) {
     if (next_spec_) sessions_.set_spec(*next_spec_);
     next_spec_.reset();
   } catch (...) {
-    // No memory for another system's state: ranks that wait for this one's frames learn of it when it ends.
-    board_.fail(std::current_exception());
+    fail_alone(std::current_exception());
   }
 }
 

@@ -122,6 +122,7 @@ class DdpEngine {
 
   std::string canonical(const std::string& spec, Communicator& communicator) const;
   std::exception_ptr refusal() const;
+  void fail_alone(const std::exception_ptr& error) noexcept;
   void begin_step(Lock& lock);
   void give_up_step(Lock& lock);
   void conclude_step(Lock& lock);

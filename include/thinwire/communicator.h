@@ -101,7 +101,7 @@ class Communicator {
   std::chrono::duration<double> step_limit() const;
 
   /// How long the process of an awaited rank may show no sign of life while its machine answers. Default: the
-  /// deadline, at least 4 s and at most a minute. Heeded by the gloo engine. Throws std::invalid_argument
+  /// deadline, at least 4 s. Heeded by the gloo engine. Throws std::invalid_argument
   /// unless above 0.
   void set_silence_limit(std::chrono::duration<double> limit);
   std::chrono::duration<double> silence_limit() const;

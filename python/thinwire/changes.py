@@ -1,6 +1,6 @@
 """What systems change by themselves, told to whoever reads the log."""
 import logging
-from typing import List, Optional, Set, Tuple
+from typing import List, Set, Tuple
 
 from thinwire.extension import _C
 from thinwire.interface import Writer
@@ -21,14 +21,15 @@ class ChangeLog:
         self._seen = 0
         self._known: Set[Tuple[int, str]] = set()  # of the engine's
         self._all: List[Tuple[int, str]] = []
+        self._unwritten: List[Tuple[int, str]] = []
 
-    def all(self, writer: Optional[Writer]) -> List[Tuple[int, str]]:
-        """Steps and reasons. Waits for a step that is under way where it has brought changes."""
-        self.collect(writer)
+    def all(self) -> List[Tuple[int, str]]:
+        """Steps and reasons of what was collected so far."""
         return list(self._all)
 
-    def collect(self, writer: Optional[Writer]) -> None:
-        """Logs what is new, and writes it to ``writer`` where that takes texts. Else it costs nothing."""
+    def collect(self) -> None:
+        """Logs what is new. Waits for a step that is under way where it has brought changes; else it costs
+        nothing."""
         times = self._engine.times_changed()
         if times == self._seen:
             return
@@ -36,11 +37,17 @@ class ChangeLog:
         of_engine = self._engine.changes()
         new = [change for change in of_engine if change not in self._known]
         self._known = set(of_engine)
-        self._all.extend(new)
-        del self._all[:-_MOST]
-        add_text = getattr(writer, "add_text", None)
-        for step, reason in new:
-            if self._logs:
+        for changes in (self._all, self._unwritten):
+            changes.extend(new)
+            del changes[:-_MOST]
+        if self._logs:
+            for step, reason in new:
                 _logger.info("step %d: %s", step, reason)
-            if add_text is not None:
+
+    def write_to(self, writer: Writer) -> None:
+        """Gives ``writer`` what none was given before, where it takes texts."""
+        new, self._unwritten = self._unwritten, []
+        add_text = getattr(writer, "add_text", None)
+        if add_text is not None:
+            for step, reason in new:
                 add_text("thinwire/changes", reason, step)

@@ -97,7 +97,7 @@ def register(
     lanes: buckets that are under way at a time, each with connections of its own. While one waits for the
         network another is compressed.
     deadline_seconds: how long a rank waits while no byte moves; unless given, the timeout of DDP's group. A
-        rank that ends is named at once, a frozen one after a minute at most.
+        rank that ends is named at once, one that is frozen or cut off after this time.
     step_limit_seconds: of all waits of a step, also while bytes move. Unless given an hour, or twice a longer
         deadline.
     optimizer: whose learning rate, that of the first parameter group, ``lr_after`` and

@@ -154,15 +154,17 @@ def _lengthen(group: "dist.ProcessGroupGloo") -> None:
 
 
 class Signature:
-    """What ranks compare of the models that they register: names, sizes and types of parameters, in order."""
+    """What ranks compare of the models that they register: names, sizes and types of parameters, in order;
+    and a hash of their values, where ranks hold the same."""
 
-    def __init__(self, parameters: Sequence[Tuple[str, torch.Tensor]]):
+    def __init__(self, parameters: Sequence[Tuple[str, torch.Tensor]], values: Optional[int] = None):
         self.parameters: List[List[Union[str, int]]] = [[name, parameter.numel(), str(parameter.dtype)]
                                                         for name, parameter in parameters]
         first = (f", the first {self.parameters[0][0]!r} of {self.parameters[0][1]} elements"
                  if parameters else "")
         self.summary = f"{len(self.parameters)} parameters{first}"
         self.hash = hashlib.sha256(json.dumps(self.parameters).encode()).hexdigest()
+        self.values = values
 
     def difference(self, theirs: List[List[Union[str, int]]], rank: int) -> str:
         """Where this rank's model first differs from that of ``rank``."""
@@ -350,7 +352,7 @@ class PrivateGroups:
         prefix = f"thinwire/{_attempt()}{name}/{number}"
         store = dist.PrefixStore(prefix, waiting)
         own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary,
-               "hash": signature.hash, **choices}
+               "hash": signature.hash, "values": signature.values, **choices}
         asking = _Keys(client, prefix)
         if asking.get(str(self.rank)) is not None:
             raise RuntimeError(
@@ -421,6 +423,10 @@ class PrivateGroups:
             return (f"rank {ranks[rank]} registers a model of {other['model']}, "
                     f"where rank {ranks[0]} registers one of {own['model']}: "
                     "register the same models in the same order on all ranks.")
+        if other["values"] != own["values"]:
+            return (f"the parameters of the model that rank {ranks[rank]} registers have other values "
+                    f"than on rank {ranks[0]}: register models in the same order on all ranks, and change "
+                    "parameters on all ranks alike. check_replicas_every=0 compares no values")
         return None
 
     def _read_conclusion(self, ranks: List[int], store: dist.Store, asking: _Keys) -> str:
@@ -467,13 +473,16 @@ class PrivateGroups:
 def open_private(
     group: dist.ProcessGroup, lanes: int, deadline_seconds: float, device: Optional[torch.device] = None,
     parameters: Sequence[Tuple[str, torch.Tensor]] = (), choices: Optional[Choices] = None,
+    values: Optional[int] = None,
 ) -> PrivateGroups:
     """Groups of the ranks of ``group``, for gradients that all lie on ``device`` and are compressed there.
     Collective over those ranks alone.
 
-    parameters: of the model that is registered, the same on all ranks. choices: what else has to be the same,
-    by name. Raises RuntimeError that names the ranks that do not come, or leave meanwhile, within the
-    deadline and a few seconds; ValueError, at once, when ranks differ in what they register.
+    parameters: of the model that is registered, the same on all ranks. values: a hash of what they hold,
+    where that has to be the same. choices: what else has to be the same, by name.
+
+    Raises RuntimeError that names the ranks that do not come, or leave meanwhile, within the deadline and a
+    few seconds; ValueError, at once, when ranks differ in what they register.
     """
     if hasattr(dist, "get_process_group_ranks"):
         ranks = list(dist.get_process_group_ranks(group))
@@ -483,4 +492,4 @@ def open_private(
         table: Dict[int, int] = distributed_c10d._pg_group_ranks[group]
         ranks = sorted(table, key=lambda rank: table[rank])
     return PrivateGroups(ranks, lanes, deadline_seconds, device, _sums_by(group, device),
-                         Signature(parameters), choices or {})
+                         Signature(parameters, values), choices or {})

@@ -1,6 +1,7 @@
 """What ``register`` returns: the engine behind a model's hook, and its settings, reports and state."""
 import atexit
 import io
+import warnings
 import weakref
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
@@ -58,6 +59,8 @@ class Handle(StepsOfHook):
 
     #: Whether each rank gets its part of a mean alone.
     _reduce_scatter = False
+    #: Whether what ranks keep equal is equal already when the handle is made.
+    _begins_equal = True
 
     def __init__(
         self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str,
@@ -89,10 +92,14 @@ class Handle(StepsOfHook):
                                if name not in self._shapes}
         devices = {parameter.device for _, parameter in parameters} if compress_on == "device" else set()
         device = devices.pop() if len(devices) == 1 else None
+        compares = self._begins_equal and check_replicas_every > 0
+        values = _C.hash_tensors(list(self._replicated(model)()), 0) if compares else None
+        self._warn_of_twin(values)
         self._private = private_group.open_private(
             self._group_of(model), lanes, deadline_seconds, device, parameters,
             {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
              "step_limit_seconds": step_limit_seconds},
+            values,
         )
         try:
             self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed,
@@ -114,6 +121,21 @@ class Handle(StepsOfHook):
             raise
         if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
             self._loss_scale.watch(model)
+
+    def _warn_of_twin(self, values: Optional[int]) -> None:
+        """Models that differ in nothing cannot be told apart: that ranks register them in another order would
+        show as ranks that wait for each other, or as the mean of two models."""
+        self._values = values
+        for reference in _live:
+            other = reference()
+            if (other is not None and values is not None and other._values == values
+                and other._shapes == self._shapes):
+                warnings.warn(
+                    "a model with the same parameters, and the same values in them, is registered already: "
+                    "register both in the same order on all ranks, or give them other values before",
+                    stacklevel=4,  # the call of register
+                )
+                return
 
     def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
                       seed: int, threads: int,
@@ -247,7 +269,8 @@ class Handle(StepsOfHook):
         INFO. A writer that was given to ``log_to`` and has ``add_text`` gets them as well. Not
         collective; between steps.
         """
-        return self._changes.all(self._writer)
+        self._collect_changes()
+        return self._changes.all()
 
     def report(self) -> Report:
         """What synchronization cost this rank. Not collective; can be written as JSON.
@@ -299,6 +322,8 @@ class Handle(StepsOfHook):
         With ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved
         once; a run resumed from it goes on correctly, though not bit for bit.
 
+        RuntimeError within backward: a state is that of the end of a step.
+
         ``torch.distributed.checkpoint`` saves and loads the handle itself,
         ``save({"thinwire": handle}, ...)``: it gets all ranks' states (collective),
         and as many ranks go on bit for bit.
@@ -313,6 +338,7 @@ class Handle(StepsOfHook):
         return saved_state.pack([] if asked == "load" else self._states_of_ranks(self._own_state()))
 
     def _own_state(self) -> saved_state.State:
+        self._require_no_backward("state_dict")
         return {
             "format": saved_state.FORMAT,
             "rank": self._rank,
@@ -346,12 +372,13 @@ class Handle(StepsOfHook):
             Otherwise the former begin without a residual and the latter's values are dropped.
 
         Raises ValueError for a state of another rank or number of ranks, of other parameters or shapes, and
-        RuntimeError for one of the same spec and another seed; nothing has changed then.
+        RuntimeError for one of the same spec and another seed, and within backward; nothing has changed then.
         """
         self._take_over(saved_state.for_rank(saved_state.unpack(state), self._rank, self._world_size), strict)
 
     def _take_over(self, own: saved_state.State, strict: bool) -> None:
-        self._changes.collect(self._writer)  # a state begins with none
+        self._require_no_backward("load_state_dict")
+        self._collect_changes()  # a state begins with none
         shapes = {**self._shapes,
                   **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
         self._engine.load_state(saved_state.fit(own, shapes, strict))

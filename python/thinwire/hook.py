@@ -1,6 +1,7 @@
 """What DistributedDataParallel calls with every bucket, and what a handle does then."""
 import functools
 import json
+import warnings
 import weakref
 from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Tuple, TypeVar, Union,
                     cast)
@@ -13,7 +14,7 @@ from thinwire.changes import ChangeLog
 from thinwire.extension import _C
 from thinwire.interface import EngineReport, Writer
 from thinwire.loss_scale import LossScale
-from thinwire.replicas import ReplicaCheck
+from thinwire.replicas import RefusedByAll, ReplicaCheck
 from thinwire.wrappers import named_parameters
 
 if TYPE_CHECKING:
@@ -95,6 +96,21 @@ class StepsOfHook:
     _refusal: Optional[str]  # why this backward synchronizes nothing
     _buckets_may_be_missing: bool
 
+    def _has_begun(self) -> bool:
+        """Whether a step has begun whose backward has not come to its end: it runs, or has failed."""
+        return self._last_index is not None
+
+    def _require_no_backward(self, call: str) -> None:
+        """RuntimeError while a step is under way: ranks are at different places of it."""
+        if not self._has_begun():
+            return
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(_nothing)
+        except RuntimeError:  # outside of backward nothing can be queued for its end
+            return
+        raise RuntimeError(f"{call}() within backward, whose step is under way: "
+                           "call it when backward has returned")
+
     def _begins(self, index: int) -> bool:
         """Whether the bucket is the first of its step: the first ones may be missing."""
         begins = self._last_index is None or index <= self._last_index
@@ -109,12 +125,15 @@ class StepsOfHook:
             self._refusal = None
         except Exception as error:
             self._refusal = (str(error) or type(error).__name__).splitlines()[0]
+            if not isinstance(error, RefusedByAll):
+                # The others wait for what this rank does not send.
+                self._engine.fail(self._refusal)
 
     def _begin_step(self) -> None:
         model = self._model()
         assert model is not None  # it has called the hook
         if not getattr(model, "_divide_by_initial_world_size", True):
-            raise RuntimeError("join(divide_by_initial_world_size=False) is not possible with a "
+            raise RefusedByAll("join(divide_by_initial_world_size=False) is not possible with a "
                                "communication hook: means are over all ranks")
         self._replicas.before_step(self._engine.step(), model, self._engine)
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
@@ -126,11 +145,8 @@ class StepsOfHook:
                 self._engine.scale_state(scale / self._scale)
             self._scale = scale
         self._ran = self._engine.spec()
-        self._changes.collect(self._writer)
-        if self._writer is not None:
-            step = self._engine.step()
-            if step != self._logged and step % self._every == 0:
-                self._log(self._writer, step)
+        self._collect_changes()
+        self._write(self._log)
 
     def _expect_end(self) -> bool:
         """Sees to it that the engine learns of the end of this backward. False outside of backward, where
@@ -187,10 +203,33 @@ class StepsOfHook:
                 unused.append(name)
         return unused
 
-    def _log(self, writer: Writer, step: int) -> None:
+    def _collect_changes(self) -> None:
+        self._changes.collect()
+        self._write(self._changes.write_to)
+
+    def _log(self, writer: Writer) -> None:
+        step = self._engine.step()
+        if step == self._logged or step % self._every != 0:
+            return
         self._logged = step
         for name, value in scalars_of(costs_of(self._engine)).items():
             writer.add_scalar(name, value, step)
+
+    def _write(self, write: Callable[[Writer], None]) -> None:
+        """Has ``write`` write to the writer, if there is one. A writer that raises, as on a full disk, gets
+        nothing more: that is no reason to end a step for which other ranks wait."""
+        if self._writer is None:
+            return
+        try:
+            write(self._writer)
+        except Exception as error:
+            self._writer = None
+            warnings.warn(f"Thinwire writes nothing more: the writer of log_to raised {error!r}",
+                          stacklevel=2)
+
+
+def _nothing() -> None:
+    """For a callback that is of no use but to see whether it can be queued."""
 
 
 def costs_of(engine: _C.Engine) -> EngineReport:

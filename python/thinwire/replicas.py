@@ -6,6 +6,10 @@ import torch
 from thinwire.extension import _C
 
 
+class RefusedByAll(RuntimeError):
+    """What all ranks raise at the same place, so that none waits for another."""
+
+
 class ReplicaCheck:
     """Compares what ``parameters()`` gives, which ranks keep equal, every so many steps."""
 
@@ -35,7 +39,7 @@ class ReplicaCheck:
         everyones = engine.gather("replica hashes", own.to_bytes(8, "little"), 8)
         text = _C.replica_difference([int.from_bytes(one, "little") for one in everyones])
         if text is not None:
-            raise RuntimeError(
+            raise RefusedByAll(
                 f"replicas differ before step {step}: {text}. Load the same checkpoint on all ranks; "
                 "what changed them is something that one rank did alone (other memory, "
                 "another kind of processor, code that depends on the rank). "

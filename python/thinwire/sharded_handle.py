@@ -102,6 +102,9 @@ class ShardedHandle(Handle):
     ``step`` counts backward passes whose gradients were reduced.
     """
 
+    # Weights may come after the model was sharded.
+    _begins_equal = False
+
     _replicas_group: dist.ProcessGroup
     _shard_group: dist.ProcessGroup
 
@@ -164,6 +167,9 @@ class ShardedHandle(Handle):
             self._hook(unit)
 
     # --- A backward -----------------------------------------------------------------------------------------
+
+    def _has_begun(self) -> bool:
+        return self._backward is not None
 
     def _reduce(self, unit: Unit, gradient: torch.Tensor) -> None:
         """torch's hook: ``gradient`` is this rank's shard of the mean over its shard group, as a flat vector.

@@ -118,12 +118,9 @@ def require_one_step(states: Sequence[State]) -> None:
                              f"{names[0][0]!r} differs")
 
 
-def merge(states: Sequence[Mapping[str, Any]]) -> State:
-    """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
-
-    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs,
-    seeds, loss scales or models.
-    """
+def _of_all_ranks(states: Sequence[Mapping[str, Any]]) -> List[State]:
+    """The states by rank. Raises ValueError for a rank that is missing or comes twice, and for states of
+    different steps, specs, seeds, loss scales or models."""
     if not states:
         raise ValueError("an empty list of states: give those of all ranks")
     checked = [check(state) for state in states]
@@ -134,6 +131,16 @@ def merge(states: Sequence[Mapping[str, Any]]) -> State:
                          f"and all of ranks 0 to {world_size - 1} are needed")
     by_rank = sorted(checked, key=lambda state: state["rank"])
     require_one_step(by_rank)
+    return by_rank
+
+
+def merge(states: Sequence[Mapping[str, Any]]) -> State:
+    """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
+
+    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs,
+    seeds, loss scales or models.
+    """
+    by_rank = _of_all_ranks(states)
     return {**by_rank[0], "rank": ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 
@@ -141,9 +148,8 @@ def for_rank(given: Given, rank: int, world_size: int) -> State:
     """The state with which rank ``rank`` of ``world_size`` goes on."""
     one: Any = given
     if isinstance(given, (list, tuple)):
-        mine = [one for one in given if isinstance(one, Mapping) and one.get("rank") == rank]
-        one = (mine[0] if len(given) == world_size and len(mine) == 1
-               and mine[0].get("world_size") == world_size else merge(given))
+        by_rank = _of_all_ranks(given)
+        one = by_rank[rank] if len(by_rank) == world_size else merge(by_rank)
     state = check(one)
     if state["rank"] == ALL:
         return {**state, "values": _C.share_state(state["values"], state["world_size"], world_size)}

@@ -67,8 +67,7 @@ void Communicator::set_silence_limit(std::chrono::duration<double> limit) {
 std::chrono::duration<double> Communicator::silence_limit() const {
   // Below, an interruption of the network would not have been noticed as one.
   constexpr std::chrono::duration<double> kShortest(4);
-  constexpr std::chrono::duration<double> kLongest(60);
-  return silence_limit_.count() > 0 ? silence_limit_ : std::clamp(deadline_, kShortest, kLongest);
+  return silence_limit_.count() > 0 ? silence_limit_ : std::max(deadline_, kShortest);
 }
 
 void Communicator::set_context(std::uint32_t bucket, std::uint64_t step) {

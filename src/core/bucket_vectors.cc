@@ -1,5 +1,6 @@
 #include "core/bucket_vectors.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -48,10 +49,20 @@ void BucketVectors::part(std::uint32_t bucket) {
   kept_[bucket].is_kept = false;
 }
 
+void BucketVectors::part_loaded() {
+  for (auto& [bucket, loaded] : loaded_) {
+    if (loaded.kept) kept_as_loaded_[bucket] = std::move(loaded.values);
+  }
+  loaded_.clear();
+}
+
 void BucketVectors::erase(std::uint32_t bucket) {
   part(bucket);
   vectors_.erase(bucket);
-  loaded_.erase(bucket);
+  const auto loaded = loaded_.find(bucket);
+  if (loaded == loaded_.end()) return;
+  if (loaded->second.kept) kept_as_loaded_[bucket] = std::move(loaded->second.values);
+  loaded_.erase(loaded);
 }
 
 Span<const float> BucketVectors::find(std::uint32_t bucket) const {
@@ -62,6 +73,7 @@ Span<const float> BucketVectors::find(std::uint32_t bucket) const {
 void BucketVectors::keep_in_turn(std::uint32_t bucket) {
   const auto found = vectors_.find(bucket);
   if (found == vectors_.end()) return keep(bucket);
+  kept_as_loaded_.erase(bucket);
   found->second.is_kept = true;
 }
 
@@ -79,7 +91,16 @@ void BucketVectors::turn(std::uint32_t bucket) {
   std::swap(now, kept_.at(bucket));
 }
 
+Span<float> BucketVectors::replace(Executor& executor, std::uint32_t bucket, std::size_t elements) {
+  const Span<float> now = open(executor, bucket, elements);
+  if (!is_kept(bucket)) return now;
+  const Span<float> other = next(bucket);
+  turn(bucket);
+  return other;
+}
+
 void BucketVectors::keep(std::uint32_t bucket) {
+  kept_as_loaded_.erase(bucket);
   const auto found = vectors_.find(bucket);
   if (found == vectors_.end()) {
     kept_.erase(bucket);
@@ -94,6 +115,12 @@ void BucketVectors::keep(std::uint32_t bucket) {
 }
 
 void BucketVectors::undo(std::uint32_t bucket) {
+  if (const auto kept = kept_as_loaded_.find(bucket); kept != kept_as_loaded_.end()) {
+    vectors_.erase(bucket);
+    loaded_[bucket] = {.values = std::move(kept->second), .kept = true};
+    kept_as_loaded_.erase(kept);
+    return;
+  }
   if (const auto loaded = loaded_.find(bucket); loaded != loaded_.end()) {
     if (loaded->second.kept) return;
     loaded_.erase(loaded);
@@ -109,18 +136,28 @@ void BucketVectors::undo(std::uint32_t bucket) {
 }
 
 void BucketVectors::undo(std::uint32_t bucket, std::size_t begin, std::size_t count) {
-  if (is_kept(bucket)) return;
-  const auto kept = kept_.find(bucket);
-  if (kept != kept_.end()) {
-    const Vector& before = kept->second;
-    const Span<float> now = open(*before.executor, bucket, before.size);
-    copy(*before.executor, Span<const float>(before.span()).subspan(begin, count), now.subspan(begin, count));
-    return;
-  }
-  const auto found = vectors_.find(bucket);
-  if (found == vectors_.end()) return;
+  const auto loaded = loaded_.find(bucket);
+  if (is_kept(bucket) || (loaded != loaded_.end() && loaded->second.kept)) return;
   const std::vector<float> zeros(count);
-  copy(*found->second.executor, Span<const float>(zeros), found->second.span().subspan(begin, count));
+  Span<const float> before(zeros);
+  Executor* executor = nullptr;
+  if (const auto kept = kept_as_loaded_.find(bucket); kept != kept_as_loaded_.end()) {
+    before = Span<const float>(kept->second).subspan(begin, count);
+  } else if (const auto vector = kept_.find(bucket); vector != kept_.end()) {
+    before = Span<const float>(vector->second.span()).subspan(begin, count);
+    executor = vector->second.executor;
+    if (loaded == loaded_.end()) open(*executor, bucket, vector->second.size);
+  }
+  if (const auto now = vectors_.find(bucket); now != vectors_.end()) {
+    copy(*now->second.executor, before, now->second.span().subspan(begin, count));
+  } else if (loaded != loaded_.end()) {
+    const Span<float> values = Span<float>(loaded->second.values).subspan(begin, count);
+    if (executor != nullptr) {
+      copy(*executor, before, values);
+    } else {
+      std::ranges::copy(before, values.begin());
+    }
+  }
 }
 
 void BucketVectors::save(BucketWriter& writer) const {
@@ -147,6 +184,7 @@ void BucketVectors::load(const BucketReader& reader) {
   }
   for (const auto& entry : vectors_) part(entry.first);
   vectors_.clear();
+  part_loaded();
   loaded_ = std::move(loaded);
 }
 

@@ -45,6 +45,10 @@ class BucketVectors {
   /// What next() gave is the bucket's vector. The one before is what undo() returns to.
   void turn(std::uint32_t bucket);
 
+  /// The bucket's vector, to be written as a whole by any caller: opened like open(), and where it is itself
+  /// what undo() returns to, turned first. Its values are of no meaning.
+  Span<float> replace(Executor& executor, std::uint32_t bucket, std::size_t elements);
+
   /// Makes the bucket's vector what it was when it was kept last; never kept, one that was never opened.
   /// Copies; allocates only where the vector has been erased since.
   void undo(std::uint32_t bucket);
@@ -70,6 +74,8 @@ class BucketVectors {
   static Vector make(Executor& executor, std::size_t elements);
   /// Before a bucket's vector goes: what was kept lies apart.
   void part(std::uint32_t bucket);
+  /// The same before what was loaded goes.
+  void part_loaded();
   bool is_kept(std::uint32_t bucket) const;
 
   StateKind kind_;
@@ -81,6 +87,8 @@ class BucketVectors {
     bool kept = false;
   };
   std::map<std::uint32_t, Loaded> loaded_;  // and not opened since
+  /// What undo() returns to where that was kept before it was opened, and another load() came since.
+  std::map<std::uint32_t, std::vector<float>> kept_as_loaded_;
 };
 
 /// What a system keeps of each bucket besides vectors: a value of any type, which a step changes and undo()

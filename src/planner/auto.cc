@@ -90,7 +90,7 @@ std::uint64_t Auto::begin_step(Step& step) {
   const double now = step.communicator.now_seconds();
   const bool follows_on = timed_ && step.index == index_ + 1;
   if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed);
-  before_ = plan_;
+  if (!std::exchange(loaded_, false)) before_ = plan_;
   plan_.changed = plan_.use != plan_.coming;
   plan_.use = plan_.coming;
   std::uint64_t sent = 0;

@@ -98,6 +98,7 @@ class Auto final : public Synchronizer {
     for_each_used(bucket, [&](Synchronizer& member) { member.keep_step(bucket); });
     if (const auto found = buckets_.find(bucket); found != buckets_.end()) found->second.counted = true;
     before_.reset();
+    loaded_ = false;
   }
   void undo_step(BucketId bucket) override {
     for_each_used(bucket, [&](Synchronizer& member) { member.undo_step(bucket); });
@@ -227,6 +228,7 @@ class Auto final : public Synchronizer {
     plan_ = *before_;
     changes_.resize(plan_.changes);
     before_.reset();
+    loaded_ = false;
     timed_ = false;
   }
 
@@ -282,6 +284,7 @@ class Auto final : public Synchronizer {
   Plan plan_{trial_of_members(rules_.trial, {})};
   std::optional<LinkEstimate> estimate_;  // while there is a trial for another link
   std::optional<Plan> before_;            // this step, which may not count
+  bool loaded_ = false;                   // since, so that the step goes on in which that was saved
   bool follows_ = false;
 
   bool begun_ = false;

@@ -51,8 +51,10 @@ void Auto::load(const BucketReader& reader) {
     for (auto& [bucket, own] : buckets_) own.used.reset();  // any member may have loaded
     throw;
   }
+  // Until it is kept, a step that does not count takes it back like other changes.
+  if (!before_) before_ = plan_;
+  loaded_ = true;
   plan_ = complete && mildest ? *mildest : Plan(trial_of_members(rules_.trial, {}));
-  before_.reset();
   changes_.clear();
   buckets_ = std::move(buckets);
   begun_ = timed_ = follows_ = false;

@@ -355,12 +355,14 @@ std::string Session::spec() const {
 }
 
 std::vector<Change> Session::changes() const {
+  undelivered_->keeper.wait();
   std::vector<Change> all;
   for (const Pipeline& pipeline : pipelines_) add_changes(all, pipeline.synchronizer->changes());
   return all;
 }
 
 std::vector<Change> Session::explanation() const {
+  undelivered_->keeper.wait();
   std::vector<Change> all;
   for (const Pipeline& pipeline : pipelines_) add_changes(all, pipeline.synchronizer->explanation());
   return all;
@@ -371,6 +373,7 @@ std::string Session::explain() const {
 }
 
 std::vector<std::vector<float>> Session::decisions() const {
+  undelivered_->keeper.wait();
   std::vector<std::vector<float>> all;
   for (const Pipeline& pipeline : pipelines_) all.push_back(pipeline.synchronizer->decision());
   return all;
@@ -415,6 +418,7 @@ Span<const float> Session::residual(BucketId bucket) const {
 }
 
 bool Session::variance_is_frozen() const {
+  undelivered_->keeper.wait();
   return std::ranges::any_of(
       pipelines_, [this](const Pipeline& one) { return one.synchronizer->freezes_variance(step_); });
 }
@@ -524,7 +528,7 @@ void Session::restore(const StateReader& reader, From from) {
     if (values.empty()) {
       undelivered_->residuals.erase(bucket);
     } else {
-      copy(own.executor, values, undelivered_->residuals.open(own.executor, bucket, values.size()));
+      copy(own.executor, values, undelivered_->residuals.replace(own.executor, bucket, values.size()));
     }
     own.ran = false;
   }

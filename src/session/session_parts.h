@@ -2,6 +2,8 @@
 // What a session is made of, for its own sources.
 
 #include <exception>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -42,6 +44,13 @@ struct Session::Undelivered {
   std::exception_ptr keep_error;
   /// Of each pipeline that cannot undo by itself, what it saved after the last step that counts.
   std::vector<std::optional<StateReader>> saved;
+  struct Place {
+    BucketId bucket;
+    std::size_t begin, elements;
+  };
+  /// Where parameters are, of the first `placed` buckets: a step may leave out thousands.
+  std::multimap<std::string, Place, std::less<>> places;
+  BucketId placed = 0;
   Aside keeper;  // last: it ends before what it works on
 };
 

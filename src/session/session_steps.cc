@@ -204,17 +204,21 @@ void Session::leave_out(std::string_view parameter) {
     throw std::logic_error("a parameter is left out by a session that keeps no copies: set undoes_steps");
   }
   finish_keeping();
-  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
-    const Bucket& own = *buckets_[bucket];
-    if (!own.ran || own.row_sparse) continue;
+  auto& places = undelivered_->places;
+  for (BucketId& bucket = undelivered_->placed; bucket < buckets_.size(); ++bucket) {
     std::size_t begin = 0;
     for (const Parameter& one : layouts_[bucket]) {
-      if (one.name == parameter) {
-        undelivered_->residuals.undo(bucket, begin, one.elements);
-        pipelines_[own.pipeline].synchronizer->undo_step(bucket, begin, one.elements);
-      }
+      places.emplace(one.name, Undelivered::Place{bucket, begin, one.elements});
       begin += one.elements;
     }
+  }
+  const auto [first, last] = places.equal_range(parameter);
+  for (auto found = first; found != last; ++found) {
+    const auto& [bucket, begin, elements] = found->second;
+    const Bucket& own = *buckets_[bucket];
+    if (!own.ran || own.row_sparse) continue;
+    undelivered_->residuals.undo(bucket, begin, elements);
+    pipelines_[own.pipeline].synchronizer->undo_step(bucket, begin, elements);
   }
 }
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,8 @@ import thinwire
 from thinwire import _C, group, shards
 from thinwire.handle import _live
 from thinwire.hook import hook
-from common import (DEADLINE, RANK, WORLD, Net, require_agreement, register, require_error, require_same,
-                    train, values_of, wrap)
+from common import (DEADLINE, RANK, WORLD, Net, batch, require_agreement, register, require_error,
+                    require_same, sgd, train, values_of, wrap)
 
 
 def bad_input():
@@ -311,7 +312,115 @@ def an_extension_for_another_torch():
         assert f"called thinwire-5+torch{here}." in answer, (line, answer)
 
 
-MISUSE = [bad_input, an_extension_for_another_torch, models_in_another_order,
+def equal_models_in_another_order():
+    """Of the same shapes: plain DDP keeps them apart by the order in which backward comes to them."""
+    one, other = wrap(Net), wrap(Net)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    mine, theirs = (one, other) if RANK == 0 else (other, one)
+    for model in (mine, theirs):
+        require_error(ValueError, ["other values than on rank 0", "same order", "check_replicas_every=0"],
+                      lambda model=model: register(model))
+    handles = [register(one, "casq"), register(other, "casq")]
+    train(one, 2)
+    train(other, 2)
+    assert [handle.step for handle in handles] == [2, 2]
+    # Two that differ in nothing: nobody can tell, so everybody is told.
+    register(wrap(Net), "casq")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        register(wrap(Net), "casq")
+    assert any("same order on all ranks" in str(warning.message) for warning in said), said
+
+
+def states_within_backward():
+    """A step is under way, and ranks are at different places of it."""
+    model, plain = wrap(Net), wrap(Net)
+    handle = register(model, "casq")
+    optimizer = train(model, 2)
+    state = handle.state_dict()
+    said = []
+
+    def ask(_):
+        for call in (handle.state_dict, lambda: handle.state_dict(consolidate=True),
+                     lambda: handle.load_state_dict(state)):
+            said.append(require_error(RuntimeError, ["within backward"], call))
+
+    removed = model.module.layers[0].weight.register_hook(ask)
+    train(model, 1, first=2, optimizer=optimizer)
+    removed.remove()
+    assert len(said) == 3, said
+    again = register(plain, "casq")
+    train(plain, 3)
+    require_same(values_of(model), values_of(plain), "with states that were asked for within backward")
+    for name, value in again.state_dict()["values"].items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, handle.state_dict()["values"][name]), name
+
+
+class FullDisk:
+    """A writer that has no room left."""
+
+    def add_scalar(self, tag, value, step):
+        raise OSError(28, "No space left on device")
+
+
+def a_writer_that_fails_ends_no_step():
+    model = wrap(Net)
+    handle = register(model, "casq")
+    train(model, 2)
+    if RANK == 0:
+        handle.log_to(FullDisk())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        train(model, 2, first=2)
+    assert RANK != 0 or any("No space left" in str(warning.message) for warning in said), said
+    assert handle.step == 4
+    require_agreement(model, "casq")
+
+
+def one_rank_cannot_begin_a_step():
+    """The others hear of it, long before their deadline ends."""
+    model = wrap(Net)
+    optimizer = sgd(model)
+    handle = thinwire.register(model, "casq", deadline_seconds=3600.0, optimizer=optimizer)
+    train(model, 2, optimizer=optimizer)
+    before = handle.state_dict()["values"]
+    if RANK == WORLD - 1:
+        optimizer.param_groups[0]["lr"] = "fast"
+        words = ["set_learning_rate(): incompatible"]
+    else:
+        words = [f"rank {WORLD - 1}", "an error of its own", "set_learning_rate(): incompatible"]
+    require_error(RuntimeError, words, lambda: model(batch(2)).sum().backward())
+    after = handle.state_dict()["values"]
+    assert after["step"] == before["step"] == 2
+    handle.close()
+
+
+def states_of_another_step_or_model():
+    model = wrap(Net)
+    handle = register(model, "casq")
+    train(model, 2)
+    early = [{**handle.state_dict(), "rank": rank} for rank in range(WORLD)]
+    train(model, 1, first=2)
+    late = [{**handle.state_dict(), "rank": rank} for rank in range(WORLD)]
+    before = handle.state_dict()["values"]
+    for states, words in (
+        ([early[0], *late[1:]], ["not of the same step", "2 and 3"]),
+        ([*late[:-1], late[0]], ["all of ranks 0 to"]),
+        ([*late[:-1], "nothing"], ["no state of Thinwire"]),
+        ([*late[:-1], {**late[-1], "parameters": {"other": 3}}], ["different models"]),
+    ):
+        require_error(ValueError, words, lambda states=states: handle.load_state_dict(states))
+    assert handle.step == before["step"] == 3
+    handle.load_state_dict(late)
+    train(model, 1, first=3)
+
+
+MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
+          a_writer_that_fails_ends_no_step, one_rank_cannot_begin_a_step,
+          states_of_another_step_or_model, an_extension_for_another_torch, models_in_another_order,
           a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
           a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
           a_group_without_the_cpu, what_register_leaves_behind, a_state_that_one_rank_gathers_alone,

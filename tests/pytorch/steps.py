@@ -243,8 +243,8 @@ def a_backward_that_one_rank_gives_up():
             model.module.weights[buckets[-1][0]].register_hook(fail)
             require_error(ValueError, ["this rank alone"],
                           lambda: backward(model, gradients_of(model, 4, range(4))))
-            state = handle.state_dict()
             handle.close()
+            state = handle.state_dict()
         else:
             require_error(RuntimeError, ["rank 1"], lambda: backward(model, gradients_of(model, 4, range(4))))
             state = handle.state_dict()

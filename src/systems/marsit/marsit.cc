@@ -40,6 +40,7 @@
 // - The operator's three gates are one selection with the same probabilities (equation 2).
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -155,7 +156,7 @@ class Marsit final : public Synchronizer {
       return extra + dense_bytes(workload.elements) + (sampled ? dense_bytes(sample) : 0);
     }
     // Not counted, for the formula knows no history: when no step has counted yet (all before were not
-    // finite), a one-bit step agrees on its step sizes as well.
+    // finite), or a parameter had no gradient so far, a one-bit step agrees on its step sizes as well.
     const bool agrees = config_.automatic() && config_.full_every == 0 && workload.step == 0;
     return extra + one_bit_payload_bytes(workload.elements, torus(workload.world_size), workload.rank) +
            (agrees ? dense_bytes(sample) : 0);
@@ -180,6 +181,12 @@ class Marsit final : public Synchronizer {
  private:
   bool full_step(std::uint64_t step) const {
     return config_.full_every != 0 && step % config_.full_every == 0;
+  }
+  /// Whether step sizes that are still 0 are agreed on in this step: 1, 2, 4, ... steps after the full step,
+  /// for a parameter may have its first gradient at any time, or never.
+  bool asks_again(std::uint64_t step) const {
+    const std::uint64_t since = config_.full_every != 0 ? step % config_.full_every : step;
+    return config_.automatic() && std::has_single_bit(since);
   }
   Torus torus(int world_size) const { return {world_size, config_.torus ? config_.rows : 1}; }
 
@@ -235,13 +242,17 @@ class Marsit final : public Synchronizer {
     return config_.eta_factor * static_cast<float>(mean);
   }
 
-  /// Remembers and reports the step sizes of a step that counts.
+  /// Remembers and reports the step sizes of a step that counts. A parameter that had no gradient in it keeps
+  /// the step size that it had: with 0 it would get nothing until the next full step.
   void keep(BucketId bucket, Span<const float> etas, std::size_t elements, Step& step) {
     std::vector<float>& kept = etas_.open(bucket);
-    if (kept.data() != etas.data()) kept.assign(etas.begin(), etas.end());
+    kept.resize(etas.size());
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      if (etas[i] != 0) kept[i] = etas[i];
+    }
     double sum = 0;
     for_each_parameter(step.parameter_ends, elements, [&](std::size_t i, std::size_t begin, std::size_t end) {
-      sum += static_cast<double>(etas[i]) * static_cast<double>(end - begin);
+      sum += static_cast<double>(kept[i]) * static_cast<double>(end - begin);
     });
     step.report.scale = sum / static_cast<double>(elements);
   }
@@ -279,13 +290,20 @@ class Marsit final : public Synchronizer {
     const std::vector<float>* known = etas_.find(bucket);
     // Without a full step behind it (full_every=0, or a bucket added late) the step size is agreed here,
     // once.
-    const Span<const float> etas = !config_.automatic() ? Span<const float>(fixed_etas(gradient.size(), step))
-                                   : known != nullptr   ? Span<const float>(*known)
-                                                        : sampled_etas(gradient, step);
+    Span<const float> etas = !config_.automatic() ? Span<const float>(fixed_etas(gradient.size(), step))
+                             : known != nullptr   ? Span<const float>(*known)
+                                                  : sampled_etas(gradient, step);
     if (etas.size() != parameter_count(step)) {
       throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " + std::to_string(etas.size()) +
                                   " parameters in earlier steps, now " +
                                   std::to_string(parameter_count(step)));
+    }
+    if (known != nullptr && asks_again(step.index) && std::ranges::find(etas, 0.0f) != etas.end()) {
+      const Span<float> fresh = sampled_etas(gradient, step);
+      for (std::size_t i = 0; i < etas.size(); ++i) {
+        if (etas[i] != 0) fresh[i] = etas[i];
+      }
+      etas = fresh;
     }
     step.communicator.commit_exchange();
     OneBitAllReduce bits(bucket, gradient, residual, step, torus(step.communicator.size()));
