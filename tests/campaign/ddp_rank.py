@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from thinwire._C import freezes_variance
+from thinwire._C import freezes_variance, momentum_needs
 
 SIZES = (700, 33, 1200, 5)
 _C = ctypes.CDLL(None)
@@ -38,14 +38,26 @@ class Given(nn.Module):
         super().__init__()
         self.weights = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in SIZES])
 
-    def forward(self, gradients):
-        return sum((weight * gradient).double().sum() for weight, gradient in zip(self.weights, gradients))
+    def forward(self, gradients, unused):
+        return sum((weight * gradient).double().sum()
+                   for position, (weight, gradient) in enumerate(zip(self.weights, gradients))
+                   if position not in unused)
 
 
-def gradients_of(step, rank):
+def unused_of(plan, step, rank):
+    """The parameters that the rank does not use in this step: one that nobody uses, or one of its own."""
+    if plan.way != "unused" or step % 3 == 0:
+        return ()
+    return (step % len(SIZES),) if step % 3 == 1 or rank == step % plan.world else ()
+
+
+def gradients_of(plan, step, rank):
     """What ranks have in common weighs as much as what each has of its own."""
     draws = [torch.Generator().manual_seed(1000 * step + who) for who in (0, rank + 1)]
-    return [sum(torch.randn(size, generator=draw) for draw in draws) / 2 for size in SIZES]
+    gradients = [sum(torch.randn(size, generator=draw) for draw in draws) / 2 for size in SIZES]
+    for position in unused_of(plan, step, rank):
+        gradients[position].zero_()
+    return gradients
 
 
 def digest(values):
@@ -178,7 +190,8 @@ class Rank:
         plan = self.plan
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
-        self.model = DistributedDataParallel(Given(), bucket_cap_mb=0.001)
+        self.model = DistributedDataParallel(Given(), bucket_cap_mb=0.001,
+                                             find_unused_parameters=plan.way == "unused")
         for position, weight in enumerate(self.model.module.weights):
             weight.register_hook(lambda gradient, position=position: self._in_backward(gradient, position))
         if any(one and freezes_variance(one) for one in (plan.spec, plan.set_spec)):
@@ -188,6 +201,7 @@ class Rank:
         self.striker.at("register")
         resumed_after_set = plan.set_spec is not None and self.start > STEP_OF_SET
         spec = plan.set_spec if resumed_after_set else plan.spec
+        self._fit_optimizer(spec)
         self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes,
                                         deadline_seconds=self.deadline, optimizer=self.optimizer,
                                         grad_scaler=NoScaler() if plan.fault == "overflow" else None)
@@ -199,6 +213,12 @@ class Rank:
         self.striker.at("close")
         self.handle.close()
 
+    def _fit_optimizer(self, spec):
+        """Gives the Adam the momentum that the system needs it to have."""
+        for _, option, value in momentum_needs(spec):
+            for group in self.optimizer.param_groups if self.optimizer and option else ():
+                group["betas"] = (value, group["betas"][1])
+
     def _in_backward(self, gradient, position):
         self.striker.at("step", self.done, position)
         return gradient
@@ -206,13 +226,22 @@ class Rank:
     def _step(self, step):
         if self.plan.set_spec is not None and step == STEP_OF_SET:
             self.striker.at("set")
+            self._fit_optimizer(self.plan.set_spec)
             self.handle.set(self.plan.set_spec)
         self.model.zero_grad(set_to_none=True)
-        gradients = gradients_of(step, self.rank)
+        gradients = gradients_of(self.plan, step, self.rank)
+        unused = unused_of(self.plan, step, self.rank)
         if self.striker.overflows(step):
             gradients[self.plan.at_bucket][0] = math.nan
-        self.model(gradients).backward()
-        mean = torch.cat([weight.grad for weight in self.model.module.weights]).double()
+        if self.plan.way == "accumulate":
+            quarters = [gradient / 4 for gradient in gradients]
+            with self.model.no_sync():
+                self.model(quarters, unused).backward()
+            gradients = [gradient - quarter for gradient, quarter in zip(gradients, quarters)]
+        self.model(gradients, unused).backward()
+        # What nobody uses has none.
+        mean = torch.cat([torch.zeros(size) if weight.grad is None else weight.grad
+                          for size, weight in zip(SIZES, self.model.module.weights)]).double()
         if torch.isfinite(mean).all():
             self.applied += mean
         else:
@@ -255,7 +284,7 @@ class Rank:
                                f"and goes on at step {self.handle.step}")
 
     def _finish(self):
-        given = sum(torch.cat(gradients_of(step, self.rank)).double()
+        given = sum(torch.cat(gradients_of(self.plan, step, self.rank)).double()
                     for step in range(self.steps) if step not in self.left_out)
         values = self.handle.state_dict()["values"]
         residual = torch.cat([values.get(f"residual/weights.{i}", torch.zeros(size))

@@ -196,7 +196,7 @@ class Job:
         if not self.armed:
             words["victim"] = -1
         return [self.tools.mpi_rank, *(f"{key}={value}" for key, value in words.items()
-                                       if key not in ("kind", "set_spec", "lanes"))]
+                                       if key not in ("kind", "set_spec", "lanes", "way"))]
 
     def _become_gloo(self, rank: int) -> None:
         os.environ.update(self._environment(rank))

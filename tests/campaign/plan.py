@@ -54,10 +54,15 @@ NOT_OF = {
 }
 
 
+#: How a job under DDP trains: a backward a step; two, of which the first one is not synchronized; or with
+#: parameters that no rank uses in some steps, and one rank alone does not use in others.
+WAYS = ["plain", "plain", "accumulate", "unused"]
+
+
 @dataclasses.dataclass
 class Plan:
     """One run. ``amount`` is of the fault: bytes, seconds, bits a second, or per mille;
-    ``hold`` is how long it lasts, in seconds."""
+    ``hold`` is how long it lasts, in seconds; ``way`` is one of WAYS."""
 
     seed: int
     number: int
@@ -76,6 +81,7 @@ class Plan:
     deadline: float
     lanes: int
     set_spec: Optional[str]
+    way: str = "plain"
 
     def describe(self) -> str:
         where = (f"{self.place}, step {self.at_step}, bucket {self.at_bucket}" if self.place == "step"
@@ -161,7 +167,7 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
         at_step = max(at_step, 1)
     has_set = kind == "ddp" and (place == "set" or draw.random() < 0.2)
     delay_us = draw.randrange(600_000) if place == "epoch" else draw.choice([0, 0, 200, 1000, 3000])
-    return Plan(
+    plan = Plan(
         seed=seed, number=number, kind=kind, spec=specs[index], world=world, fault=fault,
         victim=draw.randrange(world), place=place, at_step=at_step,
         at_bucket=draw.randrange(4 if kind == "ddp" else 3), delay_us=delay_us,
@@ -169,6 +175,11 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
         lanes=draw.choice([1, 2, 2, 3]),
         set_spec=_set_after(specs, index) if has_set else None,
     )
+    if kind == "ddp":
+        plan.way = draw.choice(WAYS)
+        if fault == "overflow" and plan.way == "unused":
+            plan.way = "accumulate"  # the bad gradient may be that of a parameter which nobody uses
+    return plan
 
 
 def short_plans(seed: int, deadline: float) -> List[Plan]:
