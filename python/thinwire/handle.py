@@ -322,7 +322,7 @@ class Handle(StepsOfHook):
         With ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved
         once; a run resumed from it goes on correctly, though not bit for bit.
 
-        RuntimeError within backward: a state is that of the end of a step.
+        RuntimeError within backward, once a bucket of it is under way: a state is of the end of a step.
 
         ``torch.distributed.checkpoint`` saves and loads the handle itself,
         ``save({"thinwire": handle}, ...)``: it gets all ranks' states (collective),

@@ -154,9 +154,11 @@ def for_rank(given: Given, rank: int, world_size: int) -> State:
     if state["rank"] == ALL:
         return {**state, "values": _C.share_state(state["values"], state["world_size"], world_size)}
     if state["rank"] != rank or state["world_size"] != world_size:
+        own = f"what rank {rank} saved, " if state["world_size"] == world_size else ""
         raise ValueError(
             f"this state is of rank {state['rank']} of {state['world_size']}, and this is rank {rank} of "
-            f"{world_size}: give the list of all ranks' states, or one made by state_dict(consolidate=True)"
+            f"{world_size}: give {own}the list of all ranks' states, or one made by "
+            "state_dict(consolidate=True)"
         )
     return cast(State, dict(state))
 

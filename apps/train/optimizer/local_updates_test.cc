@@ -173,7 +173,7 @@ TEST(LocalSteps, LearnThroughLossySystems) {
   options.transformer = {.layers = 2, .width = 32, .heads = 4};
   options.batch = 8;
   options.epochs = 1;
-  options.epoch_steps = 100;
+  options.epoch_steps = 160;
   options.check_replicas_every = 50;
   for (const std::string spec : {"dense", "marsit:full_every=4:eta_factor=2", "casq:bits=4"}) {
     const RunResult result = train(options, spec);

@@ -40,7 +40,6 @@
 // - The operator's three gates are one selection with the same probabilities (equation 2).
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -156,7 +155,7 @@ class Marsit final : public Synchronizer {
       return extra + dense_bytes(workload.elements) + (sampled ? dense_bytes(sample) : 0);
     }
     // Not counted, for the formula knows no history: when no step has counted yet (all before were not
-    // finite), or a parameter had no gradient so far, a one-bit step agrees on its step sizes as well.
+    // finite), a one-bit step agrees on its step sizes as well.
     const bool agrees = config_.automatic() && config_.full_every == 0 && workload.step == 0;
     return extra + one_bit_payload_bytes(workload.elements, torus(workload.world_size), workload.rank) +
            (agrees ? dense_bytes(sample) : 0);
@@ -181,12 +180,6 @@ class Marsit final : public Synchronizer {
  private:
   bool full_step(std::uint64_t step) const {
     return config_.full_every != 0 && step % config_.full_every == 0;
-  }
-  /// Whether step sizes that are still 0 are agreed on in this step: 1, 2, 4, ... steps after the full step,
-  /// for a parameter may have its first gradient at any time, or never.
-  bool asks_again(std::uint64_t step) const {
-    const std::uint64_t since = config_.full_every != 0 ? step % config_.full_every : step;
-    return config_.automatic() && std::has_single_bit(since);
   }
   Torus torus(int world_size) const { return {world_size, config_.torus ? config_.rows : 1}; }
 
@@ -290,20 +283,13 @@ class Marsit final : public Synchronizer {
     const std::vector<float>* known = etas_.find(bucket);
     // Without a full step behind it (full_every=0, or a bucket added late) the step size is agreed here,
     // once.
-    Span<const float> etas = !config_.automatic() ? Span<const float>(fixed_etas(gradient.size(), step))
-                             : known != nullptr   ? Span<const float>(*known)
-                                                  : sampled_etas(gradient, step);
+    const Span<const float> etas = !config_.automatic() ? Span<const float>(fixed_etas(gradient.size(), step))
+                                   : known != nullptr   ? Span<const float>(*known)
+                                                        : sampled_etas(gradient, step);
     if (etas.size() != parameter_count(step)) {
       throw std::invalid_argument("bucket " + std::to_string(bucket) + " had " + std::to_string(etas.size()) +
                                   " parameters in earlier steps, now " +
                                   std::to_string(parameter_count(step)));
-    }
-    if (known != nullptr && asks_again(step.index) && std::ranges::find(etas, 0.0f) != etas.end()) {
-      const Span<float> fresh = sampled_etas(gradient, step);
-      for (std::size_t i = 0; i < etas.size(); ++i) {
-        if (etas[i] != 0) fresh[i] = etas[i];
-      }
-      etas = fresh;
     }
     step.communicator.commit_exchange();
     OneBitAllReduce bits(bucket, gradient, residual, step, torus(step.communicator.size()));
