@@ -20,6 +20,9 @@ constexpr int kMostWorkers = 1 << 20;
 
 void add_systems_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
+constexpr const char* kTrainSummary =
+    "Train a model on several workers and measure what synchronization costs";
+/// Of two programs, see apps/program.h.
 void add_train_command(CLI::App& app);
 void add_simulate_command(CLI::App& app);
 void add_plan_command(CLI::App& app);

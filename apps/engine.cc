@@ -1,23 +1,24 @@
 #include "apps/engine.h"
 
-#include <memory>
 #include <stdexcept>
 
 #include "thinwire/in_process.h"
 #if THINWIRE_HAVE_MPI
 #include "thinwire/mpi.h"
 #endif
-#if THINWIRE_HAVE_TORCH
-#include "torch/gloo_environment.h"
-#endif
 
 namespace thinwire::apps {
 namespace {
 
+GlooEngine& gloo_engine() {
+  static GlooEngine engine;
+  return engine;
+}
+
 std::string known_engines() {
   std::string names = "threads, virtual";
   if (THINWIRE_HAVE_MPI) names += ", mpi";
-  if (THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO) names += ", gloo";
+  if (gloo_engine().world != nullptr) names += ", gloo";
   return names;
 }
 
@@ -38,7 +39,7 @@ std::string known_engines() {
   throw std::invalid_argument("unknown engine '" + engine + "': this build has " + known_engines());
 }
 
-[[maybe_unused]] void check_world(const EngineOptions& options, int world, const std::string& start) {
+void check_world(const EngineOptions& options, int world, const std::string& start) {
   if (world == options.workers) return;
   throw std::invalid_argument("--workers " + std::to_string(options.workers) + ", but " +
                               std::to_string(world) + (world == 1 ? " process was" : " processes were") +
@@ -67,24 +68,20 @@ void run_on_mpi(const EngineOptions& options, const std::function<void(Communica
 }
 #endif
 
-#if THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO
 Communicator& gloo_world(const EngineOptions& options) {
-  check_world(options, GlooEnvironment::read().world_size, "thinwire launch -n ");
-  static const std::unique_ptr<Communicator> world =
-      open_gloo_from_environment(std::chrono::duration<double>(options.deadline_seconds));
-  return *world;
+  check_world(options, gloo_engine().world_size(), "thinwire launch -n ");
+  return gloo_engine().world(std::chrono::duration<double>(options.deadline_seconds));
 }
-#endif
 
 }  // namespace
+
+void use_gloo(GlooEngine engine) { gloo_engine() = engine; }
 
 int started_ranks(const EngineOptions& options) {
 #if THINWIRE_HAVE_MPI
   if (options.engine == "mpi") return mpi_world().communicator().size();
 #endif
-#if THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO
-  if (options.engine == "gloo") return GlooEnvironment::read().world_size;
-#endif
+  if (options.engine == "gloo" && gloo_engine().world != nullptr) return gloo_engine().world_size();
   return options.workers;
 }
 
@@ -97,7 +94,7 @@ void run_on_engine(const EngineOptions& options, const std::function<void(Commun
                                 " s: it must be above 0 and at most a day");
   }
   const std::chrono::duration<double> deadline(options.deadline_seconds);
-  [[maybe_unused]] const auto run = [&](Communicator& communicator) {
+  const auto run = [&](Communicator& communicator) {
     communicator.set_deadline(deadline);
     if (options.step_limit_seconds > 0) {
       communicator.set_step_limit(std::chrono::duration<double>(options.step_limit_seconds));
@@ -109,9 +106,7 @@ void run_on_engine(const EngineOptions& options, const std::function<void(Commun
 #if THINWIRE_HAVE_MPI
   if (options.engine == "mpi") return run_on_mpi(options, run);
 #endif
-#if THINWIRE_HAVE_TORCH && THINWIRE_HAVE_GLOO
-  if (options.engine == "gloo") return run(gloo_world(options));
-#endif
+  if (options.engine == "gloo" && gloo_engine().world != nullptr) return run(gloo_world(options));
   refuse(options.engine);
 }
 

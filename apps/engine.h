@@ -1,6 +1,7 @@
 #pragma once
 // Opens an engine by its name on the command line and runs the ranks that live in this process.
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -16,6 +17,15 @@ struct EngineOptions {
   double step_limit_seconds = 0;  ///< 0: the communicator's default. Of gloo.
   VirtualLink link{};             ///< Of virtual.
 };
+
+/// The engine that needs torch, in a program that has it; see apps/gloo_engine.h.
+struct GlooEngine {
+  int (*world_size)() = nullptr;  ///< Of the ranks that were started. Throws as started_ranks does.
+  /// Joins them at the first call. Collective.
+  Communicator& (*world)(std::chrono::duration<double> deadline) = nullptr;
+};
+/// From here on the name gloo means this one. Before any run.
+void use_gloo(GlooEngine engine);
 
 /// Ranks that mpirun, torchrun or `thinwire launch` has started for this engine; options.workers for threads
 /// and virtual, which start their own. Joins the world of mpi. Throws std::invalid_argument when variables of

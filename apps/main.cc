@@ -1,5 +1,5 @@
-// thinwire: the command line. Exit status: 0 done, 1 failed, 2 wrong usage; one line on stderr says what and
-// what to do.
+// thinwire and thinwire-torch: the command line.
+// Exit status: 0 done, 1 failed, 2 wrong usage; one line on stderr says what and what to do.
 
 #include <unistd.h>
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "apps/commands.h"
+#include "apps/program.h"
 #include "thinwire/version.h"
 
 namespace {
@@ -61,6 +62,7 @@ int main(int argc, char** argv) {
   thinwire::apps::add_launch_command(app);
   int status = 0;
   try {
+    thinwire::apps::prepare_program(argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
     status = app.exit(success);

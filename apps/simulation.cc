@@ -45,9 +45,9 @@ void visit_non_zeros(const RowSparse& gradient, Visit visit) {
 }
 
 /// One rank.
-class Run {
+class SimulatedRun {
  public:
-  Run(const std::string& spec, const GradientSource& source, const SimulationOptions& options,
+  SimulatedRun(const std::string& spec, const GradientSource& source, const SimulationOptions& options,
       VirtualCommunicator& communicator, Shared& shared)
       : source_(source),
         options_(options),
@@ -299,7 +299,7 @@ nlohmann::ordered_json to_json(const Simulation& simulation) {
 Simulation simulate(const std::string& spec, const GradientSource& source, const SimulationOptions& options) {
   Shared shared(source.buckets(), options.workers);
   run_virtual(options.workers, options.link, [&](VirtualCommunicator& communicator) {
-    Run(spec, source, options, communicator, shared).run();
+    SimulatedRun(spec, source, options, communicator, shared).run();
   });
   shared.result.measurement.spec = spec;
   return shared.result;

@@ -1,4 +1,4 @@
-// `thinwire train`: its options, and what they mean together.
+// `thinwire train`: its options, and what they mean together. Of `thinwire-torch`, the program with torch.
 
 #include <fmt/format.h>
 
@@ -9,22 +9,15 @@
 #include <string>
 
 #include "apps/commands.h"
-
-#if THINWIRE_HAVE_TORCH
+#include "apps/gloo_engine.h"
+#include "apps/program.h"
 #include "apps/train/options.h"
 #include "apps/train/run.h"
 #include "thinwire/registry.h"
-#endif
 
 namespace thinwire::apps {
 
-namespace {
-
-constexpr const char* kSummary = "Train a model on several workers and measure what synchronization costs";
-
-}  // namespace
-
-#if THINWIRE_HAVE_TORCH
+void prepare_program(int, char**) { use_gloo_of_torch(); }
 
 namespace {
 
@@ -72,7 +65,7 @@ void add_train_command(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   train::Options& options = arguments->options;
 
-  CLI::App* command = app.add_subcommand("train", kSummary);
+  CLI::App* command = app.add_subcommand("train", kTrainSummary);
   command->option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   using train::Defaults;
   CLI::Option* data = command
@@ -202,18 +195,5 @@ void add_train_command(CLI::App& app) {
     train::run(chosen);
   });
 }
-
-#else
-
-void add_train_command(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("train", kSummary);
-  command->allow_extras();
-  command->callback([] {
-    throw std::runtime_error(
-        "train: this thinwire was built without libtorch; install Debian's libtorch-dev and build it again");
-  });
-}
-
-#endif
 
 }  // namespace thinwire::apps

@@ -10,3 +10,7 @@ else()
     message(FATAL_ERROR "Highway was not found (Debian: libhwy-dev); source distributions made by scripts/wheels bring it along")
   endif()
 endif()
+# Processors with SSSE3 and without SSE4.1 are of 2006: they run what is compiled for SSE2.
+if(NOT CMAKE_CXX_FLAGS MATCHES "-DHWY_")
+  add_compile_definitions(HWY_DISABLED_TARGETS=HWY_SSSE3)
+endif()

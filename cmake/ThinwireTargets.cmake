@@ -48,7 +48,6 @@ function(thinwire_test name)
     # are then checked for addresses only.
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()
-  set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)  # their helpers share names
   if(NOT TARGET unit_tests)
     add_custom_target(unit_tests)  # what the sanitizers' build takes: all but those labelled unsanitized
   endif()

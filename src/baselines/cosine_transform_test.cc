@@ -6,7 +6,7 @@
 #include <numbers>
 #include <random>
 
-namespace thinwire {
+namespace thinwire::cosine_transform_test {
 namespace {
 
 /// The definition, one coefficient at a time, in double.
@@ -58,4 +58,4 @@ TEST(CosineTransform, IsTheDefinitionAndItsInverseBringsBack) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::cosine_transform_test

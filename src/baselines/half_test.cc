@@ -14,7 +14,7 @@
 #include "thinwire/synchronizer.h"
 #include "wire/frame.h"
 
-namespace thinwire {
+namespace thinwire::half_test {
 namespace {
 
 std::vector<std::byte> frame_of(FrameType type, std::uint64_t first, std::uint32_t workers,
@@ -92,4 +92,4 @@ TEST(Half, AMeanThatIsNotFiniteIsRefusedUnlessItsFlagsSaySo) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::half_test

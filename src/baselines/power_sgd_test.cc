@@ -13,7 +13,7 @@
 #include "thinwire/registry.h"
 #include "thinwire/state.h"
 
-namespace thinwire {
+namespace thinwire::power_sgd_test {
 namespace {
 
 /// Sum over k of singular[k] u_k v_k^T with random u and v, [rows x columns].
@@ -411,4 +411,4 @@ TEST(PowerSgd, SendsCodesThatAreAsManyTimesSmaller) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::power_sgd_test

@@ -14,7 +14,7 @@
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::quantizers_test {
 namespace {
 
 const Registry& quantizers() {
@@ -255,4 +255,4 @@ TEST(StochasticQuantizer, RefusesNegativeNorms) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::quantizers_test

@@ -11,7 +11,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::sign_ring_test {
 namespace {
 
 std::vector<float> gradient_of(int rank, std::size_t elements) {
@@ -188,4 +188,4 @@ TEST(SignRing, AValueThatIsNotFiniteIsToldToAllRanks) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::sign_ring_test

@@ -9,7 +9,7 @@
 
 #include "tests/memory_store.h"
 
-namespace thinwire {
+namespace thinwire::fault_board_test {
 namespace {
 
 using Notes = std::vector<std::optional<FaultNote>>;
@@ -573,4 +573,4 @@ TEST(FaultBoard, LeavingWaitsForAllWithinBounds) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::fault_board_test

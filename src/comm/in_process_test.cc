@@ -11,7 +11,7 @@
 
 #include "thinwire/errors.h"
 
-namespace thinwire {
+namespace thinwire::in_process_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -134,4 +134,4 @@ TEST(InProcess, AnExchangeGivenUpAfterItsStampEndsTheCommunicator) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::in_process_test

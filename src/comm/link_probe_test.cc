@@ -7,7 +7,7 @@
 
 #include "thinwire/virtual_network.h"
 
-namespace thinwire {
+namespace thinwire::link_probe_test {
 namespace {
 
 constexpr VirtualLink kLink{.bytes_per_second = 1e9, .latency_seconds = 5e-5};
@@ -53,4 +53,4 @@ TEST(LinkProbe, OneRankHasNoLink) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::link_probe_test

@@ -10,7 +10,7 @@
 #include "core/partition.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::ring_test {
 namespace {
 
 /// Adds up integers and writes down what it was asked.
@@ -108,4 +108,4 @@ TEST(RingFormula, SentElementsAreTwoPhasesOfAllButOneSegment) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::ring_test

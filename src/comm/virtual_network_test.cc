@@ -14,7 +14,7 @@
 #include "tests/sanitized.h"
 #include "thinwire/errors.h"
 
-namespace thinwire {
+namespace thinwire::virtual_network_test {
 namespace {
 
 constexpr VirtualLink kLink{.bytes_per_second = 1e9, .latency_seconds = 1e-5};
@@ -349,4 +349,4 @@ TEST(VirtualNetwork, BadArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::virtual_network_test

@@ -7,7 +7,7 @@
 
 #include "tests/memory_store.h"
 
-namespace thinwire {
+namespace thinwire::wait_watch_test {
 namespace {
 
 using Seconds = WaitWatch::Seconds;
@@ -390,4 +390,4 @@ TEST(WaitWatch, WhenAnotherRankHasGivenUpNobodyWaits) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::wait_watch_test

@@ -5,7 +5,7 @@
 #include <set>
 #include <stdexcept>
 
-namespace thinwire {
+namespace thinwire::wire_tag_test {
 namespace {
 
 TEST(WireTag, SizesBelowTwoMebibytesHaveNumbersOfTheirOwn) {
@@ -39,4 +39,4 @@ TEST(WireTag, TagsThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::wire_tag_test

@@ -9,7 +9,7 @@
 
 #include "thinwire/executor.h"
 
-namespace thinwire {
+namespace thinwire::bucket_vectors_test {
 namespace {
 
 constexpr StateKind kKind = {.name = "vector"};
@@ -151,4 +151,4 @@ TEST(BucketVectors, AreWhatCopiesOfEverythingWouldBe) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::bucket_vectors_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire {
+namespace thinwire::closest_test {
 namespace {
 
 const std::vector<std::string> kNames = {"casq", "power_sgd", "dense", "dgc", "top_k", "half"};
@@ -36,4 +36,4 @@ TEST(Closest, IsAHintBehindAnError) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::closest_test

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-namespace thinwire {
+namespace thinwire::content_hash_test {
 namespace {
 
 std::uint64_t hash_of(const std::vector<std::byte>& bytes, std::uint64_t seed = 0) {
@@ -39,4 +39,4 @@ TEST(ContentHash, PlacesCount) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::content_hash_test

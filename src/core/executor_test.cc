@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace thinwire {
+namespace thinwire::executor_test {
 namespace {
 
 class ExecutorTest : public testing::TestWithParam<int> {};
@@ -46,4 +46,4 @@ TEST(Executor, RefusesNoThreads) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::executor_test

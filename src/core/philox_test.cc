@@ -4,7 +4,7 @@
 
 #include <set>
 
-namespace thinwire {
+namespace thinwire::philox_test {
 namespace {
 
 // Known answers published with the authors' Random123 library (kat_vectors, philox 4x32 10).
@@ -38,4 +38,4 @@ TEST(Philox, EveryPartOfTheNameChangesTheStream) {
 static_assert(philox4x32({0, 0, 0, 0}, {0, 0})[0] == 0x6627e8d5, "usable at compile time");
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::philox_test

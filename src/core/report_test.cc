@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire {
+namespace thinwire::report_test {
 namespace {
 
 TEST(StepReport, JsonHasEveryFieldAndNullForWhatWasNotMeasured) {
@@ -40,4 +40,4 @@ TEST(StepReport, AccumulateAddsCostsAndRemembersTrouble) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::report_test

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace thinwire {
+namespace thinwire::span_test {
 namespace {
 
 TEST(Span, TheKindOfMemorySurvivesEveryWayOfCopying) {
@@ -40,4 +40,4 @@ TEST(Span, AnEmptyOneStaysEmptyWhenCut) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::span_test

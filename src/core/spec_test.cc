@@ -4,7 +4,7 @@
 
 #include "thinwire/registry.h"
 
-namespace thinwire {
+namespace thinwire::spec_test {
 namespace {
 
 /// The message of the invalid_argument that `body` throws; fails the test if it throws none.
@@ -164,4 +164,4 @@ TEST(Registry, NamesAreUnique) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::spec_test

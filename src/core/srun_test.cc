@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-namespace thinwire {
+namespace thinwire::srun_test {
 namespace {
 
 using Variables = std::map<std::string, std::string>;
@@ -143,4 +143,4 @@ TEST(Srun, ValuesThatCannotBeAreNamed) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::srun_test

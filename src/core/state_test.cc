@@ -9,7 +9,7 @@
 #include "core/bucket_vectors.h"
 #include "kernels/test_executors.h"
 
-namespace thinwire {
+namespace thinwire::state_test {
 namespace {
 
 constexpr StateKind kEta = {.name = "eta", .unit = StateKind::Unit::gradient};
@@ -260,4 +260,4 @@ TEST(BucketVectors, GoFromOneMemoryToAnother) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::state_test

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace thinwire {
+namespace thinwire::workspace_test {
 namespace {
 
 TEST(Workspace, SpansAreAlignedAndDisjoint) {
@@ -55,4 +55,4 @@ TEST(Workspace, EmptyRequestIsEmpty) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::workspace_test

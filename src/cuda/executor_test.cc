@@ -8,7 +8,7 @@
 #include "thinwire/cuda.h"
 #include "thinwire/workspace.h"
 
-namespace thinwire {
+namespace thinwire::executor_test {
 namespace {
 
 TEST(CudaExecutor, RefusesDevicesThatAreNotThere) {
@@ -82,4 +82,4 @@ TEST(CpuExecutor, RefusesMemoryOfADevice) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::executor_test

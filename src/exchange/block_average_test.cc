@@ -9,7 +9,7 @@
 #include "core/partition.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::block_average_test {
 namespace {
 
 std::vector<float> values_of(std::size_t elements, int rank) {
@@ -172,4 +172,4 @@ TEST(BlockAverage, ABadValueAnywhereIsHeardOfEverywhere) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::block_average_test

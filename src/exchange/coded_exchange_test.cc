@@ -13,7 +13,7 @@
 #include "thinwire/in_process.h"
 #include "wire/payloads.h"
 
-namespace thinwire {
+namespace thinwire::coded_exchange_test {
 namespace {
 
 constexpr CodedShape kShape{.bits = 2, .table_floats = 2};
@@ -202,4 +202,4 @@ TEST(CodedExchange, WhatIsNotFiniteOnOneRankOrInTheSumIsToldToAll) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::coded_exchange_test

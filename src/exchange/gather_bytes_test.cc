@@ -7,7 +7,7 @@
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::gather_bytes_test {
 namespace {
 
 /// What a rank of three is told when something is wrong.
@@ -62,4 +62,4 @@ TEST(GatherBytes, RefusesALengthBeforeItTakesMemory) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::gather_bytes_test

@@ -13,7 +13,7 @@
 #include "wire/crc32c.h"
 #include "wire/payloads.h"
 
-namespace thinwire {
+namespace thinwire::push_pull_test {
 namespace {
 
 constexpr std::size_t kRows = 100;
@@ -267,4 +267,4 @@ TEST(PushPull, ForgedPullsAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::push_pull_test

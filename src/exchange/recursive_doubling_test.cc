@@ -11,7 +11,7 @@
 #include "wire/crc32c.h"
 #include "wire/payloads.h"
 
-namespace thinwire {
+namespace thinwire::recursive_doubling_test {
 namespace {
 
 struct Outcome {
@@ -137,4 +137,4 @@ TEST(RecursiveDoubling, ForgedTablesAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::recursive_doubling_test

@@ -14,7 +14,7 @@
 #include "kernels/signs/sign_bits.h"
 #include "kernels/test_executors.h"
 
-namespace thinwire {
+namespace thinwire::residual_span_test {
 namespace {
 
 std::vector<float> values(std::size_t count, float phase) {
@@ -81,4 +81,4 @@ TEST(ResidualBeside, AlsoOfAProductOfFactors) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::residual_span_test

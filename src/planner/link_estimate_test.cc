@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire {
+namespace thinwire::link_estimate_test {
 namespace {
 
 constexpr VirtualLink kLink{.bytes_per_second = 1e6, .latency_seconds = 0.01};
@@ -92,4 +92,4 @@ TEST(LinkEstimate, BeginsAnewWithOtherBuckets) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::link_estimate_test

@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-namespace thinwire {
+namespace thinwire::link_text_test {
 namespace {
 
 TEST(Link, RatesAndLatencies) {
@@ -22,4 +22,4 @@ TEST(Link, AnythingElseIsRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::link_text_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire {
+namespace thinwire::socket_cost_test {
 namespace {
 
 /// Between 100 GB/s, which no copy reaches twice, and 1 MB/s.
@@ -13,4 +13,4 @@ TEST(SocketCost, IsWhatAMachineCanHave) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::socket_cost_test

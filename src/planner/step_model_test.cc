@@ -5,7 +5,7 @@
 #include <random>
 #include <stdexcept>
 
-namespace thinwire {
+namespace thinwire::step_model_test {
 namespace {
 
 constexpr StepResources kAlone{.bytes_per_second = 100, .latency_seconds = 0.5, .cores = 8, .lanes = 1};
@@ -99,4 +99,4 @@ TEST(StepModel, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::step_model_test

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-namespace thinwire {
+namespace thinwire::trials_test {
 namespace {
 
 /// Runs a trial whose step i takes `seconds[candidate]`, up to its end. Returns the candidate of each step.
@@ -164,4 +164,4 @@ TEST(HasDrifted, AQuarterMoreOrLess) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::trials_test

@@ -13,7 +13,7 @@
 #include "thinwire/session.h"
 #include "thinwire/virtual_network.h"
 
-namespace thinwire {
+namespace thinwire::auto_test {
 namespace {
 
 constexpr std::size_t kElements = 90'000;
@@ -668,4 +668,4 @@ TEST(Auto, OneSessionDecidesForAll) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::auto_test

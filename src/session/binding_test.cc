@@ -13,7 +13,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/registry.h"
 
-namespace thinwire {
+namespace thinwire::binding_test {
 namespace {
 
 class Binding : public ::testing::TestWithParam<std::string> {};
@@ -248,4 +248,4 @@ TEST(Refusal, ARefusalAfterTheStampEndsTheSession) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::binding_test

@@ -17,7 +17,7 @@
 #include "thinwire/session.h"
 #include "thinwire/virtual_network.h"
 
-namespace thinwire {
+namespace thinwire::device_test {
 namespace {
 
 constexpr std::size_t kElements = 1511;
@@ -303,4 +303,4 @@ TEST(DeviceSession, RowsStayOnTheHost) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::device_test

@@ -10,7 +10,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::guard_test {
 namespace {
 
 constexpr std::size_t kElements = 9000;  // more than the least sample
@@ -289,4 +289,4 @@ TEST(Guard, RefusesWhatCannotBeCompared) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::guard_test

@@ -24,7 +24,7 @@
 #include "thinwire/session.h"
 #include "thinwire/virtual_network.h"
 
-namespace thinwire {
+namespace thinwire::hostile_test {
 namespace {
 
 constexpr int kSteps = 3;
@@ -284,4 +284,4 @@ INSTANTIATE_TEST_SUITE_P(Systems, Hostile, testing::ValuesIn(cases()), [](const 
 });
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::hostile_test

@@ -11,7 +11,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::imbalance_test {
 namespace {
 
 struct Imbalance {
@@ -96,4 +96,4 @@ TEST(Imbalance, BlocksOfNeighboursStayBalancedOnTheRankWithFewest) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::imbalance_test

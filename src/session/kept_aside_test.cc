@@ -10,7 +10,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::kept_aside_test {
 namespace {
 
 using own_state::Values;
@@ -181,4 +181,4 @@ TEST(KeptAside, WithoutMemoryTheNextStepIsRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::kept_aside_test

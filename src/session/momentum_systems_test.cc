@@ -15,7 +15,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::momentum_systems_test {
 namespace {
 
 constexpr int kWorkers = 3;
@@ -249,4 +249,4 @@ TEST(Demo, BytesAreThoseOfTheFewCoefficients) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::momentum_systems_test

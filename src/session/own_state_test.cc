@@ -13,7 +13,7 @@
 #include "thinwire/session.h"
 #include "thinwire/state_changes.h"
 
-namespace thinwire {
+namespace thinwire::own_state_test {
 namespace {
 
 using own_state::left_in;
@@ -256,4 +256,4 @@ TEST(OwnState, AKindHasOneDeclaration) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::own_state_test

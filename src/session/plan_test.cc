@@ -7,7 +7,7 @@
 
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::plan_test {
 namespace {
 
 /// Two buckets, the second with a vector behind its matrix. Backward covers a part of the first one's way.
@@ -180,4 +180,4 @@ TEST(PlanText, TheChoiceIsMarkedOnEveryLink) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::plan_test

@@ -12,7 +12,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::reduce_scatter_device_test {
 namespace {
 
 constexpr std::size_t kWorld = 3;
@@ -158,4 +158,4 @@ INSTANTIATE_TEST_SUITE_P(Systems, ReduceScatterOnDevice,
                          });
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::reduce_scatter_device_test

@@ -19,7 +19,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::reduce_scatter_test {
 namespace {
 
 // Lengths of a rank's parts of two parameters: ends at words, and anywhere else.
@@ -333,4 +333,4 @@ TEST(ReduceScatterRefuses, RanksOfWhichSomeWantTheWholeMean) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::reduce_scatter_test

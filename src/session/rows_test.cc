@@ -12,7 +12,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::rows_test {
 namespace {
 
 using Table = std::map<std::uint32_t, std::vector<float>>;
@@ -195,4 +195,4 @@ TEST(SessionRows, NanInOneRankIsNanInAll) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::rows_test

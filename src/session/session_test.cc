@@ -8,7 +8,7 @@
 
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::session_test {
 namespace {
 
 TEST(Registry, CanonicalSpecsHaveAllOptions) {
@@ -271,4 +271,4 @@ TEST(Session, WithoutFeedbackTheNextFiniteStepDeliversWhatWasLeft) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::session_test

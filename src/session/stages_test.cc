@@ -11,7 +11,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::stages_test {
 namespace {
 
 constexpr std::size_t kWeight = 64 * 8;
@@ -270,4 +270,4 @@ TEST(WarmUp, RefusesSystemsThatItCannotRun) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::stages_test

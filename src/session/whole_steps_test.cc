@@ -14,7 +14,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/session.h"
 
-namespace thinwire {
+namespace thinwire::whole_steps_test {
 namespace {
 
 using own_state::Values;
@@ -421,4 +421,4 @@ TEST_P(WholeSteps, AParameterThatIsLeftOutLosesNothing) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::whole_steps_test

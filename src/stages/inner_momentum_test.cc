@@ -8,7 +8,7 @@
 
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::inner_momentum_test {
 namespace {
 
 /// Delivers p rounded to whole numbers; the rest stays in the residual.
@@ -70,4 +70,4 @@ TEST(InnerMomentum, AnOptimizerWithTheSameMomentumEndsWithTheOneThatTravelled) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::inner_momentum_test

@@ -6,7 +6,7 @@
 
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::learning_rate_test {
 namespace {
 
 /// Delivers the first element of p and keeps the others.
@@ -54,4 +54,4 @@ TEST(LearningRate, WhatWaitsIsMultipliedByTheRateOfItsOwnStep) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::learning_rate_test

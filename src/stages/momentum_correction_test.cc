@@ -8,7 +8,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/state.h"
 
-namespace thinwire {
+namespace thinwire::momentum_correction_test {
 namespace {
 
 /// Delivers the even elements, or those listed; the others stay in the residual.
@@ -117,4 +117,4 @@ TEST(MomentumCorrection, VelocityIsSavedByParameter) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::momentum_correction_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace thinwire {
+namespace thinwire::name_patterns_test {
 namespace {
 
 TEST(NamePatterns, AStarIsAnyText) {
@@ -31,4 +31,4 @@ TEST(NamePatterns, NothingMatchesNothing) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::name_patterns_test

@@ -14,7 +14,7 @@
 #include "tests/random_values.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::sparsifier_test {
 namespace {
 
 /// Delivers half of every row, densely; the other half stays in the residual when there is one.
@@ -388,4 +388,4 @@ TEST(Sparsifier, CombinationsWithoutMeaningAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::sparsifier_test

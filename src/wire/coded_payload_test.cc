@@ -8,7 +8,7 @@
 
 #include "thinwire/errors.h"
 
-namespace thinwire {
+namespace thinwire::coded_payload_test {
 namespace {
 
 TEST(CodedFrame, CodesSurviveTheWireInExactlyTheBytesOfTheFormula) {
@@ -84,4 +84,4 @@ TEST(CodedFrame, HeadersWithImpossibleBitsOrLengthsAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::coded_payload_test

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace thinwire {
+namespace thinwire::crc32c_test {
 namespace {
 
 /// The definition: bit by bit.
@@ -66,4 +66,4 @@ TEST(Crc32c, EveryFlippedBitShows) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::crc32c_test

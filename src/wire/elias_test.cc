@@ -9,7 +9,7 @@
 #include "thinwire/errors.h"
 #include "wire/frame.h"
 
-namespace thinwire {
+namespace thinwire::elias_test {
 namespace {
 
 std::vector<std::uint64_t> planes_of(const std::vector<std::uint32_t>& counters, std::uint32_t workers) {
@@ -89,4 +89,4 @@ TEST(Elias, CodesThatCannotBeAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::elias_test

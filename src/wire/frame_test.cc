@@ -10,7 +10,7 @@
 #include "thinwire/errors.h"
 #include "wire/payloads.h"
 
-namespace thinwire {
+namespace thinwire::frame_test {
 namespace {
 
 FrameHeader sample_header() {
@@ -222,4 +222,4 @@ TEST(ScaledSigns, BadScalesAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::frame_test

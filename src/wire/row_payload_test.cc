@@ -8,7 +8,7 @@
 
 #include "thinwire/errors.h"
 
-namespace thinwire {
+namespace thinwire::row_payload_test {
 namespace {
 
 FrameHeader header_of(FrameType type, std::uint64_t count, std::uint32_t width, std::uint64_t bytes) {
@@ -114,4 +114,4 @@ TEST(RowFrames, LengthsThatNoNumberOfRowsCanHaveAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::row_payload_test

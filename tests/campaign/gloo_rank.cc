@@ -2,9 +2,11 @@
 // library, since a process that has loaded libtorch already forks into a rank in no time.
 
 #include "apps/engine.h"
+#include "apps/gloo_engine.h"
 #include "tests/campaign/session_rank.h"
 
 extern "C" int campaign_gloo_rank(int argc, char** argv) {
+  thinwire::apps::use_gloo_of_torch();
   return thinwire::campaign::run_rank(argc, argv, [](const auto& plan, auto body) {
     thinwire::apps::EngineOptions options{.engine = "gloo",
                                           .workers = static_cast<int>(plan.number("world"))};

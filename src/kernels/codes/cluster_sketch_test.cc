@@ -13,7 +13,7 @@
 #include "kernels/test_vectors.h"
 #include "wire/payloads.h"
 
-namespace thinwire {
+namespace thinwire::cluster_sketch_test {
 namespace {
 
 /// A sketch and the groups that it views.
@@ -427,4 +427,4 @@ TEST(ClusterValues, TheResidualKeepsWhatTheFramesDidNotCarry) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::cluster_sketch_test

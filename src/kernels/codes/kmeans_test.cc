@@ -10,7 +10,7 @@
 
 #include "kernels/test_executors.h"
 
-namespace thinwire {
+namespace thinwire::kmeans_test {
 namespace {
 
 PerCluster<Cluster> clusters_of(const std::vector<float>& values, std::size_t bits, double fraction = 1) {
@@ -256,4 +256,4 @@ TEST(KMeans, TheResidualBelongsToTheSample) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::kmeans_test

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace thinwire {
+namespace thinwire::level_fit_test {
 namespace {
 
 /// Normal times log-normal, over its largest: most of it far below 1.
@@ -241,4 +241,4 @@ TEST(FitLevels, WithoutZeroHaveTheVarianceOfBothSigns) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::level_fit_test

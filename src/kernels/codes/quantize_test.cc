@@ -11,7 +11,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::quantize_test {
 namespace {
 
 constexpr std::size_t kChunk = 1280;
@@ -464,4 +464,4 @@ TEST(QuantizationLevels, RefuseWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::quantize_test

@@ -11,7 +11,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::dense_test {
 namespace {
 
 TEST(Dense, PassesAgreeWithTheirDefinitions) {
@@ -199,4 +199,4 @@ TEST(Dense, MomentumIsAddedOnce) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::dense_test

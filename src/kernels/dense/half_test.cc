@@ -10,7 +10,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::half_test {
 namespace {
 
 /// The value of a 16-bit float, from the format's definition.
@@ -193,4 +193,4 @@ TEST_P(HalfKernels, MeanAddsInOrderAndRoundsOnce) {
 INSTANTIATE_TEST_SUITE_P(Formats, HalfKernels, testing::Values(HalfFormat::fp16, HalfFormat::bf16));
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::half_test

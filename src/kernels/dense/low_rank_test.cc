@@ -15,7 +15,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::low_rank_test {
 namespace {
 
 struct Case {
@@ -380,4 +380,4 @@ TEST(LowRank, ChunksAreGatheredAndScattered) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::low_rank_test

@@ -9,7 +9,7 @@
 
 #include "kernels/test_executors.h"
 
-namespace thinwire {
+namespace thinwire::hierarchical_hash_test {
 namespace {
 
 const RandomStream kStream = random_stream(1, 2, 3, RandomPurpose::ownership);
@@ -258,4 +258,4 @@ TEST(SplitByLossyHash, RefusesMemoryThatOwnersCannotShare) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::hierarchical_hash_test

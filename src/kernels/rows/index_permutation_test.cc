@@ -13,7 +13,7 @@
 #include "kernels/test_executors.h"
 #include "thinwire/workspace.h"
 
-namespace thinwire {
+namespace thinwire::index_permutation_test {
 namespace {
 
 RandomStream stream_of(std::uint64_t seed) {
@@ -253,4 +253,4 @@ TEST(SplitByOwner, KeepsTheOrderInsideEachPart) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::index_permutation_test

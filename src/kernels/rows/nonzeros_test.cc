@@ -10,7 +10,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::nonzeros_test {
 namespace {
 
 struct Found {
@@ -90,4 +90,4 @@ TEST(FindNonzeros, TakesFromADevicesWorkspaceOnlyWhatIsThere) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::nonzeros_test

@@ -12,7 +12,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::row_merge_test {
 namespace {
 
 TEST(Bitmap, ListsRanksAndCountsAgreeWithALoop) {
@@ -260,4 +260,4 @@ TEST(RowAccess, AgreesWithLoops) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::row_merge_test

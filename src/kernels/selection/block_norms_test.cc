@@ -10,7 +10,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::block_norms_test {
 namespace {
 
 /// p of test_values, with blocks of zeros among them.
@@ -111,4 +111,4 @@ TEST(BlockNorms, LongBlocksAreCutIntoChunks) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::block_norms_test

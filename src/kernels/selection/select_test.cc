@@ -10,7 +10,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::select_test {
 namespace {
 
 std::vector<float> sum_of(const std::vector<float>& gradient, const std::vector<float>& residual) {
@@ -209,4 +209,4 @@ TEST(Select, ASampledThresholdIsTheSameEverywhere) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::select_test

@@ -7,7 +7,7 @@
 
 #include "kernels/test_executors.h"
 
-namespace thinwire {
+namespace thinwire::bernoulli_bits_test {
 namespace {
 
 /// The definition, lane by lane: is the uniform number below the probability?
@@ -93,4 +93,4 @@ TEST(BernoulliBits, RefusesImpossibleProbabilities) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::bernoulli_bits_test

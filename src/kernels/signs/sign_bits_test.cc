@@ -8,7 +8,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::sign_bits_test {
 namespace {
 
 // --- The definitions.
@@ -159,4 +159,4 @@ TEST(SignBits, AccumulateAddsPlusOrMinusScale) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::sign_bits_test

@@ -8,7 +8,7 @@
 
 #include "kernels/test_executors.h"
 
-namespace thinwire {
+namespace thinwire::sign_votes_test {
 namespace {
 
 /// Counts votes bit by bit and compares; workers chosen around powers of two, where a plane is added.
@@ -45,4 +45,4 @@ TEST(SignVotes, CountersAndMajorityAgreeWithCounting) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::sign_votes_test

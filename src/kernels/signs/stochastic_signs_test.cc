@@ -8,7 +8,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::stochastic_signs_test {
 namespace {
 
 bool scalar_sign(const RandomStream& stream, std::size_t element, float p, float half_inverse_norm) {
@@ -65,4 +65,4 @@ TEST(StochasticSigns, AreUnbiased) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::stochastic_signs_test

@@ -11,7 +11,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::count_sketch_test {
 namespace {
 
 struct Cell {
@@ -336,4 +336,4 @@ TEST(CountSketch, RefusesShapesThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::count_sketch_test

@@ -13,7 +13,7 @@
 #include "kernels/test_executors.h"
 #include "kernels/test_vectors.h"
 
-namespace thinwire {
+namespace thinwire::sketch_select_test {
 namespace {
 
 /// Power-law tails, both signs, some neighbours heavy together.
@@ -188,4 +188,4 @@ TEST(SketchSelect, ASampleThatDeceivesOnlyCostsTime) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::sketch_select_test

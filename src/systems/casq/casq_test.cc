@@ -17,7 +17,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/state.h"
 
-namespace thinwire {
+namespace thinwire::casq_test {
 namespace {
 
 std::unique_ptr<Synchronizer> make(const std::string& spec) {
@@ -530,4 +530,4 @@ TEST(Casq, OptionsOutOfRangeAreRefusedWithTheirValue) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::casq_test

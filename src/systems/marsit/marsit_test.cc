@@ -15,7 +15,7 @@
 #include "systems/systems.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::marsit_test {
 namespace {
 
 TEST(Torus, ShapesUseAllRanksOrAllButOne) {
@@ -366,4 +366,4 @@ TEST(Marsit, DeviationIsMeasuredWhenAsked) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::marsit_test

@@ -12,7 +12,7 @@
 #include "thinwire/errors.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::s2_reducer_test {
 namespace {
 
 Pipeline make(const std::string& spec) {
@@ -475,4 +475,4 @@ TEST(S2Reducer, CombinationsWithoutMeaningAreRefusedWithTheReason) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::s2_reducer_test

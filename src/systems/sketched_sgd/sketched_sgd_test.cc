@@ -14,7 +14,7 @@
 #include "systems/systems.h"
 #include "thinwire/in_process.h"
 
-namespace thinwire {
+namespace thinwire::sketched_sgd_test {
 namespace {
 
 using Vector = std::vector<float>;
@@ -506,4 +506,4 @@ TEST(SketchedSgd, Specs) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::sketched_sgd_test

@@ -21,7 +21,7 @@
 #include "thinwire/in_process.h"
 #include "thinwire/state.h"
 
-namespace thinwire {
+namespace thinwire::zen_test {
 namespace {
 
 constexpr std::uint64_t kSeed = 11;
@@ -564,4 +564,4 @@ TEST(Zen, OptionsOutOfRangeAreRefused) {
 }
 
 }  // namespace
-}  // namespace thinwire
+}  // namespace thinwire::zen_test
