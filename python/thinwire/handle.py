@@ -337,13 +337,19 @@ class Handle(StepsOfHook):
     def _for_dcp(self, asked: str) -> Dict[str, bytes]:
         return saved_state.pack([] if asked == "load" else self._states_of_ranks(self._own_state()))
 
+    def _saved_scale(self) -> Optional[float]:
+        """A whole number where it is one, None for 1: torch 1.13 reads no floats with weights_only."""
+        if self._scale is None or self._scale == 1.0:
+            return None
+        return int(self._scale) if self._scale.is_integer() else self._scale
+
     def _own_state(self) -> saved_state.State:
         self._require_no_backward("state_dict")
         return {
             "format": saved_state.FORMAT,
             "rank": self._rank,
             "world_size": self._world_size,
-            "loss_scale": self._scale,
+            "loss_scale": self._saved_scale(),
             "parameters": {name: shape.numel() for name, shape in self._shapes_in_buckets().items()},
             "values": self._engine.state(),
         }
@@ -355,7 +361,7 @@ class Handle(StepsOfHook):
         torch.save({**mine, "loss_scale": None}, buffer)
         everyones = self._engine.gather("ranks' states", buffer.getvalue(), self._longest_state())
         return [cast(saved_state.State, {**torch.load(io.BytesIO(part), weights_only=True),
-                                         "loss_scale": self._scale}) for part in everyones]
+                                         "loss_scale": self._saved_scale()}) for part in everyones]
 
     def _longest_state(self) -> int:
         """Bytes that no rank's saved state exceeds: systems keep a few values for each of the gradient's."""
@@ -383,7 +389,8 @@ class Handle(StepsOfHook):
                   **{name: shape for name, shape in self._frozen_shapes.items() if name in own["parameters"]}}
         self._engine.load_state(saved_state.fit(own, shapes, strict))
         self._replicas.after_load()
-        self._scale = own["loss_scale"]
+        # The next step makes it the one that is in use here.
+        self._scale = 1.0 if own["loss_scale"] is None else float(own["loss_scale"])
         self._logged = self.step  # what the report says is of before
         self._ran = ""
 

@@ -139,11 +139,10 @@ class StepsOfHook:
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
-        if self._loss_scale is not None:
-            scale = self._loss_scale.read()
-            if self._scale is not None and scale != self._scale:
-                self._engine.scale_state(scale / self._scale)
-            self._scale = scale
+        scale = 1.0 if self._loss_scale is None else self._loss_scale.read()
+        if self._scale is not None and scale != self._scale:
+            self._engine.scale_state(scale / self._scale)
+        self._scale = scale
         self._ran = self._engine.spec()
         self._collect_changes()
         self._write(self._log)
@@ -168,7 +167,10 @@ class StepsOfHook:
             for watcher in self._watchers:
                 watcher.means_came()
             self._last_index = None
-            self._engine.end_backward(self._unused(before))
+            unused = self._unused(before)
+            if not self._engine.is_finite():
+                self._spoil_gradients(unused)
+            self._engine.end_backward(unused)
 
         queue = torch.autograd.Variable._execution_engine.queue_callback
         try:
@@ -202,6 +204,18 @@ class StepsOfHook:
                   and gradient._version == version):
                 unused.append(name)
         return unused
+
+    def _spoil_gradients(self, unused: List[str]) -> None:
+        """The step does not count, so no residual is what delivered these means: where one bucket has NaN,
+        all get it. Otherwise an optimizer of the other buckets' parameters alone would apply theirs, and
+        they would come a second time."""
+        model = self._model()
+        assert model is not None
+        with torch.no_grad():
+            for name, parameter in named_parameters(model):
+                gradient = parameter.grad
+                if parameter.requires_grad and gradient is not None and name not in unused:
+                    (gradient._values() if gradient.is_sparse else gradient).fill_(float("nan"))
 
     def _collect_changes(self) -> None:
         self._changes.collect()

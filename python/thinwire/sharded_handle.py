@@ -32,6 +32,12 @@ _ALL_UNITS = _NO_STEP = 2**31 - 1
 _PATIENCE_SECONDS = 2.0
 
 
+def _task() -> int:
+    """Tells one backward from another."""
+    # Newer than the oldest torch that has DDP's hooks.
+    return cast(int, getattr(torch._C, "_current_graph_task_id")())
+
+
 class _Reduction:
     """A flat gradient that the engine makes the mean."""
 
@@ -81,6 +87,7 @@ class Backward:
 
     def __init__(self) -> None:
         self.error: Optional[BaseException] = None
+        self.task = _task()
         self.under_way: List[_Reduction] = []
         self.seen: Set[str] = set()
         self.last_place = -1
@@ -181,6 +188,8 @@ class ShardedHandle(Handle):
         if self._is_closed:
             raise RuntimeError("the handle of this sharded model is closed: thinwire.fully_shard(model, "
                                "mesh, spec) makes another")
+        if self._backward is not None and self._backward.task != _task():
+            self._give_up()  # it raised, and no forward of the whole model came between
         if self._backward is None:
             self._begin_backward()
         backward = self._backward

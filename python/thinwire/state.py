@@ -2,7 +2,7 @@
 and checked against a model.
 
 A state is ``{"format", "rank", "world_size", "loss_scale", "parameters", "values"}``. ``loss_scale`` is what
-the values were scaled by, or None; ``parameters`` has the elements of each parameter of the model by name.
+the values were scaled by, or None for 1; ``parameters`` has the elements of each parameter by name.
 ``values`` has flat tensors, keyed ``KIND/PARAMETER``, and for each kind a text ``kind/KIND`` that says
 whether ranks have it in common; ``spec``, ``seed`` and ``step`` stand beside them.
 """

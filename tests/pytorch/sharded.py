@@ -455,6 +455,42 @@ def given_up_backward_leaves_no_trace():
         require_equal_replicas(locals_of(model), mesh_of(), spec)
 
 
+class WithLoss(Net):
+    """Called by its method: the hooks of a module's forward do not see it."""
+
+    def loss(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def given_up_backward_of_another_method():
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    for spec in LOSSY[1:]:
+        torch.manual_seed(7)
+        model = WithLoss(47)
+        handle = shard(model, spec)
+        register_fsdp_forward_method(model, "loss")
+        model.fails = False
+        model.layers[1].register_forward_hook(
+            lambda module, inputs, output: Raises.apply(output, model.fails)
+        )
+        model.loss(batch(0)).backward()
+        before = tensors_of(handle)
+        model.zero_grad()
+        model.fails = True
+        require_error(ArithmeticError, ["given up"], lambda: model.loss(batch(1)).backward())
+        model.reset_iter_state()
+        model.fails = False
+        require_same_state(before, tensors_of(handle), f"{spec}, given up")
+        model.zero_grad()
+        model.loss(batch(1)).backward()
+        assert handle.step == 3, handle.step
+        gradients = [parameter.grad.to_local() for parameter in model.parameters()]
+        assert any(gradient.count_nonzero() for gradient in gradients), f"{spec}: nothing was delivered"
+
+
 def spoiled_step_is_undone_in_all_shards():
     """inf on one rank, in a row that only one shard has: all gradients are NaN everywhere,
     and no state has changed."""
@@ -747,6 +783,7 @@ SHARDED = [closing(scenario) for scenario in (
     dense_equals_plain_hsdp, gradients_over_several_backwards, nothing_is_lost, trained_replicas_are_equal,
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch, states_of_another_mesh,
     two_models_in_a_checkpoint, torn_files_are_refused, given_up_backward_leaves_no_trace,
+    given_up_backward_of_another_method,
     spoiled_step_is_undone_in_all_shards, loss_scale_is_followed, layers_in_another_order,
     what_a_backward_cannot, what_cannot_be_sharded, a_mesh_for_each_parameter, after_torchs_own,
     handles_live_as_long_as_their_models, replicas_that_differ_are_found,
