@@ -75,7 +75,9 @@ Communicator& gloo_world(const EngineOptions& options) {
 
 }  // namespace
 
-void use_gloo(GlooEngine engine) { gloo_engine() = engine; }
+void use_gloo(GlooEngine engine) {
+  gloo_engine() = engine;
+}
 
 int started_ranks(const EngineOptions& options) {
 #if THINWIRE_HAVE_MPI

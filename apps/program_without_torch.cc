@@ -44,7 +44,9 @@ void prepare_program(int argc, char** argv) {
 #endif
 }
 
-void add_train_command(CLI::App& app) { app.add_subcommand("train", kTrainSummary); }
+void add_train_command(CLI::App& app) {
+  app.add_subcommand("train", kTrainSummary);
+}
 
 #else
 

@@ -48,7 +48,7 @@ void visit_non_zeros(const RowSparse& gradient, Visit visit) {
 class SimulatedRun {
  public:
   SimulatedRun(const std::string& spec, const GradientSource& source, const SimulationOptions& options,
-      VirtualCommunicator& communicator, Shared& shared)
+               VirtualCommunicator& communicator, Shared& shared)
       : source_(source),
         options_(options),
         communicator_(communicator),

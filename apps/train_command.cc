@@ -17,7 +17,9 @@
 
 namespace thinwire::apps {
 
-void prepare_program(int, char**) { use_gloo_of_torch(); }
+void prepare_program(int, char**) {
+  use_gloo_of_torch();
+}
 
 namespace {
 
