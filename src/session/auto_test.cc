@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/sanitized.h"
 #include "thinwire/session.h"
 #include "thinwire/virtual_network.h"
 
@@ -128,7 +129,7 @@ TEST(Auto, WhatWasGivenUpIsPutToTheTestAgain) {
 }
 
 TEST(Auto, APauseInTheTrialIsNotTheCandidates) {
-  for (int paused = 0; paused < kTrial; ++paused) {
+  for (int paused = 0; paused < kTrial; paused += kSanitized ? 6 : 1) {
     run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
       Training training(communicator);
       training.run(paused, 0.01);
@@ -500,7 +501,7 @@ TEST(Auto, AnotherNetworkIsFoundWithinFiftySteps) {
 
 /// Of each three steps one is short. The trial may know its choice by the short ones alone.
 TEST(Auto, StepsOfUnevenLengthAreTriedAgainOnceAtMost) {
-  for (int first = 0; first < 3; ++first) {
+  for (int first = 0; first < (kSanitized ? 1 : 3); ++first) {
     run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
       Training training(communicator);
       for (int step = first; step < first + 300; ++step) training.run(1, step % 3 == 0 ? 0.02 : 0.3);
