@@ -113,7 +113,8 @@ void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
   const bool may_change = submitted_steps_ < 2;
   const auto& layouts = sessions_.layouts();
   const bool known = !may_change && held_.empty() && index < layouts.size() && layouts[index] == layout;
-  DdpItem item{std::move(bucket), std::move(done)};
+  const auto means = bucket.gradient.device().is_cpu() ? means_ : nullptr;
+  DdpItem item{std::move(bucket), means ? means->add(std::move(done)) : std::move(done)};
   if (known) {
     push(std::move(item));
   } else {
@@ -121,6 +122,9 @@ void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
   }
   if (last && (!held_.empty() || index + 1 != layouts.size())) take_held(lock, true);
   if (ends_step) end_step({});
+  // What is done with a mean may wait for Python's lock.
+  lock.unlock();
+  if (means && last) means->all_were_added();
 }
 
 void DdpEngine::fail(const std::string& text) {
@@ -154,8 +158,13 @@ bool DdpEngine::is_finite() const {
 }
 
 void DdpEngine::last_bucket_was_submitted() {
-  LockThatWakes lock(*this);
-  if (within_step_ && !held_.empty()) take_held(lock, false);
+  std::shared_ptr<StepMeans> means;
+  {
+    LockThatWakes lock(*this);
+    if (within_step_ && !held_.empty()) take_held(lock, false);
+    means = means_;
+  }
+  if (means) means->all_were_added();
 }
 
 void DdpEngine::end_backward(std::vector<std::string> unused) {
@@ -222,6 +231,7 @@ void DdpEngine::begin_step(Lock& lock) {
   try {
     conclude_step(lock);
     within_step_ = true;
+    means_ = options_.means_together ? std::make_shared<StepMeans>() : nullptr;
     if (std::exchange(gave_up_, false)) sessions_.pass_over_step();
     if (next_spec_) sessions_.set_spec(*next_spec_);
     next_spec_.reset();
@@ -243,8 +253,10 @@ void DdpEngine::give_up_step(Lock& lock) {
 
 void DdpEngine::fail_held(Lock& lock, const std::exception_ptr& error) {
   std::vector<DdpItem> items = std::exchange(held_, {});
+  const auto means = std::exchange(means_, nullptr);
   lock.unlock();
   for (DdpItem& item : items) item.done({}, error);
+  if (means) means->fail(error);
   lock.lock();
 }
 

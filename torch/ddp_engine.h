@@ -17,6 +17,7 @@
 //   tensor_session.h   torch's tensors into a session and back
 //   ddp_sessions.h   all lanes' sessions and their state
 //   ddp_layout.h     what a bucket is
+//   ddp_means.h      means that go out together
 //   ddp_regroup.h    a step in other buckets than DDP's
 
 #include <cstdint>
@@ -30,6 +31,7 @@
 #include "torch/c10d_communicator.h"
 #include "torch/ddp_lane.h"
 #include "torch/ddp_layout.h"
+#include "torch/ddp_means.h"
 #include "torch/ddp_sessions.h"
 
 namespace thinwire {
@@ -141,10 +143,11 @@ class DdpEngine {
   std::vector<std::unique_ptr<DdpLane>> lanes_;
   DdpSessions sessions_;
   std::optional<std::string> next_spec_;
-  std::vector<DdpItem> held_;   // of this step, until its last bucket is known
-  std::size_t last_index_ = 0;  // of this step
-  bool resumes_ = false;        // the next step is the first one after load()
-  int submitted_steps_ = 0;     // since the beginning, or load()
+  std::vector<DdpItem> held_;         // of this step, until its last bucket is known
+  std::shared_ptr<StepMeans> means_;  // of this step; null where each goes out as it comes
+  std::size_t last_index_ = 0;        // of this step
+  bool resumes_ = false;              // the next step is the first one after load()
+  int submitted_steps_ = 0;           // since the beginning, or load()
   bool within_step_ = false;
   bool gave_up_ = false;  // the step before the next one, of which nothing is left but its number
 };

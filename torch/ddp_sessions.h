@@ -19,6 +19,7 @@ struct DdpOptions {
   /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
   bool devices_compress = true;
   bool reduce_scatter = false;  ///< See SessionOptions.
+  bool means_together = false;  ///< See StepMeans; of gradients in host memory.
   const Registry* registry = &builtin_registry();
 };
 

@@ -172,7 +172,7 @@ class PythonEngine {
                const py::list& stores, const py::object& device_group, int store_host,
                double deadline_seconds, double step_limit_seconds, const std::string& spec,
                std::uint64_t seed, int threads, bool devices_compress, bool reduce_scatter,
-               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+               bool means_together, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
@@ -188,7 +188,8 @@ class PythonEngine {
                                           DdpOptions{.seed = seed,
                                                      .threads = threads,
                                                      .devices_compress = devices_compress,
-                                                     .reduce_scatter = reduce_scatter});
+                                                     .reduce_scatter = reduce_scatter,
+                                                     .means_together = means_together});
   }
 
   ~PythonEngine() {
@@ -451,11 +452,11 @@ PYBIND11_MODULE(_C, module) {
   engine
       .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
                     const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
-                    bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+                    bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
            py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
            py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
-           py::arg("parameters"))
+           py::arg("means_together"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def("fail", of_engine(&DdpEngine::fail), py::arg("text"), WithoutLock())
       .def("is_finite", of_engine(&DdpEngine::is_finite))

@@ -33,6 +33,7 @@ class Engine:
         threads: int,
         devices_compress: bool,
         reduce_scatter: bool,
+        means_together: bool,
         parameters: Sequence[tuple[str, Tensor]],
     ) -> None: ...
     def submit(

@@ -233,6 +233,7 @@ class PrivateGroups:
     """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections,
     and the store where it finds out who is to blame, per lane.
 
+    ``number``: which registration over these ranks it is, from 1 on.
     ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host.
     ``sums_by`` names its engine.
     """
@@ -348,8 +349,8 @@ class PrivateGroups:
         each rank reads one key, however many there are. choices: what has to be the same on all ranks.
         """
         name = ",".join(str(rank) for rank in ranks)
-        number = _opened[name] = _opened.get(name, 0) + 1
-        prefix = f"thinwire/{_attempt()}{name}/{number}"
+        self.number = _opened[name] = _opened.get(name, 0) + 1
+        prefix = f"thinwire/{_attempt()}{name}/{self.number}"
         store = dist.PrefixStore(prefix, waiting)
         own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary,
                "hash": signature.hash, "values": signature.values, **choices}

@@ -17,7 +17,7 @@ from thinwire.changes import ChangeLog
 from thinwire.extension import _C
 from thinwire.hook import (
     CopiedHandle, HookState, StepsOfHook, copy_without_hook, costs_of, hook, hooked_models, scalars_of,
-    uncompiled_call,
+    sums_used_map, uncompiled_call,
 )
 from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.loss_scale import LossScale
@@ -153,6 +153,7 @@ class Handle(StepsOfHook):
             threads=threads,
             devices_compress=compress_on == "device",
             reduce_scatter=self._reduce_scatter,
+            means_together=sums_used_map(model),
             # One that was frozen after it was wrapped is still in DDP's buckets.
             parameters=list(self._in_buckets(model)),
         )

@@ -40,6 +40,11 @@ def uncompiled_call() -> Callable[..., Any]:
     return disable(_call)
 
 
+def sums_used_map(model: torch.nn.Module) -> bool:
+    """Whether DDP sums by its own group which parameters were used, and waits for that among the means."""
+    return bool(getattr(model, "find_unused_parameters", False) or getattr(model, "static_graph", False))
+
+
 class HookState:
     """What DDP gives ``hook`` with every bucket. A handle that was closed can make room for another."""
 
@@ -184,7 +189,7 @@ class StepsOfHook:
         None where there is none."""
         model = self._model()
         assert model is not None
-        if not (model.find_unused_parameters or getattr(model, "static_graph", False)):
+        if not sums_used_map(model):
             return {}
         return {
             name: (parameter, None if parameter.grad is None else parameter.grad._version)

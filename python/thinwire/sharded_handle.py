@@ -14,6 +14,7 @@ from thinwire import shards
 from thinwire import state as saved_state
 from thinwire.handle import Handle
 from thinwire.interface import Report
+from thinwire.replicas import RefusedByAll
 from thinwire.units import Sharded, Unit, units_of
 
 if TYPE_CHECKING:
@@ -75,11 +76,12 @@ class _Largest:
             self._work.wait()
         return cast(List[int], self._numbers.tolist())
 
-    def wait_for(self, seconds: float) -> None:
-        """At most."""
+    def wait_for(self, seconds: float) -> bool:
+        """At most so long. Whether they have come, or cannot."""
         end = time.monotonic() + seconds
         while self._work is not None and not self._work.is_completed() and time.monotonic() < end:
             time.sleep(0.001)
+        return self._work is None or self._work.is_completed()
 
 
 class Backward:
@@ -121,6 +123,8 @@ class ShardedHandle(Handle):
         self._backward: Optional[Backward] = None
         self._watch: Optional[RemovableHandle] = None
         self._stopped: Optional[_Largest] = None  # of the last step
+        self._deadline: float = options["deadline_seconds"]
+        self._is_registered_alike = False  # found before the first step
         self._step_is_agreed = False  # since the state was loaded: that all shards are at the same one
         self._places: Dict[str, int] = {}  # of units among the engine's buckets
         trained = [part for unit in self._units for part in unit.trained_parts()]
@@ -213,6 +217,54 @@ class ShardedHandle(Handle):
         self._try_to_begin_step()
         if self._refusal is not None:
             backward.error = RuntimeError(self._refusal)
+
+    def _begin_step(self) -> None:
+        self._require_registered_alike()
+        if not self._replicas.is_due(self._engine.step(), self._model()):
+            super()._begin_step()
+            return
+        try:
+            super()._begin_step()
+        except Exception as error:
+            self._refusals(isinstance(error, RefusedByAll)).wait_for(_PATIENCE_SECONDS)
+            raise
+        try:
+            refused, shard = divmod(self._refusals(False).wait()[0], self._shards)
+        except RuntimeError:  # a rank is gone: the step's end says so
+            return
+        if refused:
+            whose = dist.get_process_group_ranks(self._shard_group)[shard]
+            raise RefusedByAll(f"the replicas of another shard differ: rank {whose} says where")
+
+    def _refusals(self, refuses: bool) -> _Largest:
+        """Whether the replicas of any shard differ. Where they do, no shard begins the step:
+        otherwise its number would be passed over in the other shards alone."""
+        return self._largest((int(refuses) * self._shards + self._shard,), self._shard_group)
+
+    def _require_registered_alike(self) -> None:
+        """RefusedByAll where ranks registered models in another order, before the first step of this one.
+
+        Ranks hold different values of a model that is sharded among them, so values do not tell. What ranks
+        exchange by the mesh's own group they exchange for the same model: backward comes through models in
+        the same order on all of them, or torch could not gather its shards.
+        """
+        if self._is_registered_alike:
+            return
+        number = self._private.number
+        numbers = self._largest((number, -number), self._replicas_group)
+        if not numbers.wait_for(self._deadline):
+            return  # the engine finds out which rank is away
+        try:
+            last, first = numbers.wait()
+        except RuntimeError:  # a rank is gone: the engine says which
+            return
+        if last != -first:
+            raise RefusedByAll(
+                "this backward is of the model that this rank gave to thinwire.fully_shard "
+                f"as number {number} over these ranks, and others gave it as a number from {-first} to {last}: "
+                "shard models in the same order on all ranks"
+            )
+        self._is_registered_alike = True
 
     def _submit(self, backward: Backward, unit: Unit, gradient: torch.Tensor) -> None:
         if unit.name in backward.seen:

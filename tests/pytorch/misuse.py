@@ -428,14 +428,32 @@ MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
           fully_shard_under_an_older_torch]
 
 
-def dies(how, victim, spec="ef_signsgd"):
-    """A rank leaves in the fourth step; the others must say so. run.py checks what they print."""
-    model = wrap(Net)
+class Headless(Net):
+    """Rank 0 does not use the last bias, which is in the first bucket."""
+
+    def forward(self, x):
+        head = self.layers[4]
+        hidden = self.layers[:4](x)
+        return hidden @ head.weight.T + (0 if RANK == 0 else head.bias)
+
+
+def dies(how, victim, spec="ef_signsgd", unused=False):
+    """A rank leaves in the fourth step; the others must say so. run.py checks what they print.
+    unused: it leaves when the first buckets' means have come, in which rank 0 uses a parameter not."""
+    model = wrap(Headless, find_unused_parameters=True) if unused else wrap(Net)
     handle = thinwire.register(model, spec, deadline_seconds=3.0)
     train(model, 3)
     before = handle.state_dict()["values"]
-    if RANK == victim:
+
+    def leave(gradient=None):
+        if unused:
+            time.sleep(1)  # for the means
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
+
+    if RANK == victim and unused:
+        next(model.parameters()).register_hook(leave)
+    elif RANK == victim:
+        leave()
     try:
         train(model, 1, first=3)
     except RuntimeError as error:

@@ -488,12 +488,34 @@ def what_cannot_be_scattered():
     assert second.step == 2
 
 
+def equal_models_in_another_order():
+    """torch goes by the order of forward and backward, so it gathers the shards of one model all the same."""
+    for together in (False, True):
+        models = [net(), net()]
+        with torch.no_grad():
+            for parameter in models[1].parameters():
+                parameter.add_(1)
+        for model in models if RANK != 2 else models[::-1]:
+            shard(model, "casq:bits=4", flat())
+        words = ["shard models in the same order on all ranks"]
+        if together:
+            loss = sum(model(batch(0)).square().mean() for model in models)
+            require_error(RuntimeError, words, loss.backward)
+        else:
+            for model in models:
+                require_error(RuntimeError, words, lambda: model(batch(0)).square().mean().backward())
+    models = [net(), net()]
+    for model in models:
+        shard(model, "casq:bits=4", flat())
+    for model in reversed(models):
+        train(model, adamw(model), 1)
+
+
 SCATTERED = [closing(scenario) for scenario in (
     dense_equals_plain_fully_shard, means_of_several_backwards_add_up, nothing_is_lost, lossy_systems_learn,
     bytes_are_those_of_the_formulas, resumes_bit_for_bit, checkpoints_of_torch,
     fewer_ranks_take_the_state_of_more, what_the_first_rounding_left_out_is_kept,
     given_up_backward_leaves_no_trace, spoiled_step_is_undone, a_mean_too_large_for_its_type_is_undone,
-    layers_in_another_order, all_ranks_compute_with_the_same_8_bits, what_8_bits_leave_out_is_not_lost,
-    what_a_backward_cannot,
-    what_cannot_be_scattered,
+    layers_in_another_order, equal_models_in_another_order, all_ranks_compute_with_the_same_8_bits,
+    what_8_bits_leave_out_is_not_lost, what_a_backward_cannot, what_cannot_be_scattered,
 )]

@@ -769,14 +769,24 @@ def handles_live_as_long_as_their_models():
 
 
 def replicas_that_differ_are_found():
+    """Also on the ranks of the other shard, whose replicas agree. Once they are equal all shards go on, at
+    the same step."""
     model = net()
-    shard(model, "casq", check_replicas_every=1)
-    if RANK == 3:
-        with torch.no_grad():
-            next(model.parameters()).to_local()[0] += 1
-    # Also on the ranks of the other shard, whose replicas agree.
-    words = ["replicas differ before step 0" if RANK % 2 else f"on rank {RANK + 1}, which holds another"]
-    require_error(RuntimeError, words, lambda: model(batch(0)).sum().backward())
+    handle = shard(model, "casq", check_replicas_every=1)
+    for step in (0, 2):
+        first = next(model.parameters()).detach().to_local()
+        before = first.clone()
+        if RANK == 3:
+            first.add_(1)
+        words = [f"replicas differ before step {step}" if RANK % 2 else
+                 f"replicas of another shard differ: rank {RANK + 1} says where"]
+        require_error(RuntimeError, words, lambda: model(batch(0)).sum().backward())
+        first.copy_(before)
+        model.reset_iter_state()
+        train(model, adamw(model), 2, first=step)
+        steps = [None] * WORLD
+        dist.all_gather_object(steps, handle.step)
+        assert steps == [step + 2] * WORLD, steps
 
 
 SHARDED = [closing(scenario) for scenario in (
