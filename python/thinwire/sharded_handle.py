@@ -261,7 +261,8 @@ class ShardedHandle(Handle):
         if last != -first:
             raise RefusedByAll(
                 "this backward is of the model that this rank gave to thinwire.fully_shard "
-                f"as number {number} over these ranks, and others gave it as a number from {-first} to {last}: "
+                f"as number {number} over these ranks, and others gave it "
+                f"as a number from {-first} to {last}: "
                 "shard models in the same order on all ranks"
             )
         self._is_registered_alike = True
