@@ -180,7 +180,7 @@ SystemInfo auto_info() {
   info.summary =
       "measures steps with dense and with what keeps the loss, and takes the mildest of the fastest";
   info.paper = "src/planner/auto.cc";
-  info.formula = "that of the system whose step it is";
+  info.formula = "those of the system that runs in the step";
   info.feedback_default = true;
   info.state = {planner::kPlan};
   info.undoes_steps = true;

@@ -393,7 +393,7 @@ SystemInfo guard_info() {
   info.summary =
       "measures the error of the mean now and then, and takes a milder system where it is too large";
   info.paper = "src/stages/guard.cc";
-  info.formula = "that of the system whose step it is; every N-th step 2(W-1)/W * 8d / 73 more";
+  info.formula = "those of the system that runs in the step; every N-th step 2(W-1)/W * 8d / 73 more";
   info.stage = true;
   info.compares = true;
   info.state = {kGuard};

@@ -74,7 +74,7 @@ SystemInfo warm_up_info() {
   info.name = "warm_up";
   info.summary = "another system, dense unless said otherwise, in the first steps";
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018, section 3.3";
-  info.formula = "that of the system whose step it is";
+  info.formula = "those of the system that runs in the step";
   info.stage = true;
   info.renumbers_steps = true;
   info.options = {{"steps", "100", "steps of training before the system behind takes over"},
