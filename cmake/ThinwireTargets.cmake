@@ -58,6 +58,15 @@ function(thinwire_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT 1200 LABELS "${arg_LABELS}")
 endfunction()
 
+# thinwire_unsanitized(NAME PATTERNS...): tests of a program that the sanitizers' builds leave out, since they
+# repeat what others do: distributions, and long trainings.
+function(thinwire_unsanitized name)
+  if(THINWIRE_TESTS AND CMAKE_CXX_FLAGS MATCHES "-fsanitize=")
+    string(REPLACE ";" ":" patterns "${ARGN}")
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT "GTEST_FILTER=-${patterns}")
+  endif()
+endfunction()
+
 # thinwire_device_test(NAME PROGRAM ARGUMENTS...): what of a test program needs a CUDA device;
 # skipped where there is none.
 function(thinwire_device_test name program)

@@ -187,7 +187,7 @@ std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, Binding, ::testing::ValuesIn(kContractSpecs), test_name);
+INSTANTIATE_TEST_SUITE_P(Systems, Binding, ::testing::ValuesIn(in_brief(kContractSpecs)), test_name);
 
 /// Systems that send their stamp ahead do so behind whatever may refuse: the others are told at once.
 TEST(Refusal, ARankThatRefusesAloneAndGoesOnIsNamedAtOnce) {

@@ -3,8 +3,14 @@
 // (tests/systems_cases.h); one or two forms of each on a CUDA device too (device_test.cc). A new system joins
 // by one line.
 
+#include <algorithm>
+#include <cctype>
+#include <set>
 #include <string>
 #include <vector>
+
+#include "tests/sanitized.h"
+#include "thinwire/registry.h"
 
 namespace thinwire {
 
@@ -152,7 +158,27 @@ inline std::vector<std::string> specs_on(On where) {
   return specs;
 }
 
+/// Of specs that name the same systems the first one, where a sanitizer is at work; else all. For tests that
+/// take long, of what options hardly change.
+inline std::vector<std::string> in_brief(std::vector<std::string> specs) {
+  if (!kSanitized) return specs;
+  std::set<std::vector<std::string>> seen;
+  std::erase_if(specs, [&](const std::string& spec) {
+    std::vector<std::string> names;
+    for (const SpecPart& part : parse_spec(spec)) names.push_back(part.name);
+    return !seen.insert(names).second;
+  });
+  return specs;
+}
+
 inline const std::vector<std::string> kContractSpecs = specs_on(On::cpu);
 inline const std::vector<std::string> kDeviceSpecs = specs_on(On::device);
+
+/// A spec as a part of a test's name.
+inline std::string test_name(std::string spec) {
+  std::ranges::replace_if(
+      spec, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return spec;
+}
 
 }  // namespace thinwire

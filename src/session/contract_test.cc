@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -89,10 +88,12 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 class Contract : public testing::TestWithParam<std::string> {};
+/// What is tested in brief.
+class LongContract : public Contract {};
 
 TEST_P(Contract, RanksAgreeSumsAreConservedBytesMatchTheFormula) {
   for (const int world : kWorlds) {
-    for (const std::size_t elements : {0u, 1u, 63u, 64u, 65u, 1000u, 30'011u}) {
+    for (const std::size_t elements : {0u, 1u, 63u, 64u, 65u, 1000u, kSanitized ? 5'011u : 30'011u}) {
       SCOPED_TRACE(testing::Message() << world << " ranks, " << elements << " elements");
       const Trace trace = run(GetParam(), world, elements);
       for (std::size_t step = 0; step < trace.means[0].size(); ++step) {
@@ -136,7 +137,7 @@ TEST_P(Contract, ItsCanonicalSpecIsASpec) {
   }
 }
 
-TEST_P(Contract, SeveralChunksWorkLikeOne) {
+TEST_P(LongContract, SeveralChunksWorkLikeOne) {
   // Above the chunks in which one-bit systems travel.
   const Trace trace = run(GetParam(), 2, 2'200'001, {.steps = kSanitized ? 1 : 2});
   for (std::size_t step = 0; step < trace.means[0].size(); ++step) {
@@ -146,7 +147,7 @@ TEST_P(Contract, SeveralChunksWorkLikeOne) {
   }
 }
 
-TEST_P(Contract, ThreadsDoNotChangeABit) {
+TEST_P(LongContract, ThreadsDoNotChangeABit) {
   const Trace one = run(GetParam(), 3, 100'003, {.threads = 1});
   const Trace three = run(GetParam(), 3, 100'003, {.threads = 3});
   for (std::size_t rank = 0; rank < 3; ++rank) {
@@ -157,9 +158,9 @@ TEST_P(Contract, ThreadsDoNotChangeABit) {
   }
 }
 
-TEST_P(Contract, OneBadValueAnywhereIsToldToEveryRankAndChangesNoState) {
+TEST_P(LongContract, OneBadValueAnywhereIsToldToEveryRankAndChangesNoState) {
   const float infinity = std::numeric_limits<float>::infinity();
-  for (const int world : {1, 2, 3, 4, 5}) {
+  for (const int world : kSanitized ? std::vector{1, 3} : std::vector{1, 2, 3, 4, 5}) {
     for (const std::size_t elements : {1u, 65u, 5000u}) {
       for (const float bad : {infinity, std::numeric_limits<float>::quiet_NaN()}) {
         SCOPED_TRACE(testing::Message() << world << " ranks, " << elements << " elements, " << bad);
@@ -263,13 +264,10 @@ TEST_P(Contract, NothingAllocatesAfterTheFirstSteps) {
   EXPECT_EQ(allocated.load(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kContractSpecs), [](const auto& parameter) {
-  std::string name = parameter.param;
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kContractSpecs),
+                         [](const auto& parameter) { return test_name(parameter.param); });
+INSTANTIATE_TEST_SUITE_P(Systems, LongContract, testing::ValuesIn(in_brief(kContractSpecs)),
+                         [](const auto& parameter) { return test_name(parameter.param); });
 
 TEST(CascadingSign, ConservesWhileItLastsAndDivergesWithFeedback) {
   const Trace one = run("cascading_sign:feedback=on", 3, 1000, {.steps = 1});

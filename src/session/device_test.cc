@@ -21,6 +21,7 @@ namespace thinwire::device_test {
 namespace {
 
 constexpr std::size_t kElements = 1511;
+constexpr int kSteps = 4;
 
 std::vector<float> values_of(int step, int rank, std::size_t elements = kElements) {
   std::mt19937 random(static_cast<std::uint32_t>(100 * step + rank));
@@ -66,7 +67,7 @@ Trace run(const std::string& spec, int world, bool on_device, std::size_t elemen
       const auto span = session.residual(0);
       return on_device ? memory.read(span) : std::vector<float>(span.begin(), span.end());
     };
-    for (int step = 0; step < 5; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       auto gradient = values_of(step, communicator.rank(), elements);
       if (step == bad_step && rank + 1 == ranks)
         gradient[elements / 2] = std::numeric_limits<float>::infinity();
@@ -98,6 +99,8 @@ class OnDevice : public testing::TestWithParam<std::string> {
     if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   }
 };
+
+class InBriefOnDevice : public OnDevice {};
 
 TEST_P(OnDevice, RanksAgreeAndSumsAreConserved) {
   for (const int world : {1, 3}) {
@@ -157,10 +160,10 @@ TEST_P(OnDevice, AgreesWithTheHost) {
   }
 }
 
-TEST_P(OnDevice, BadValuesAreToldToEveryRankAndChangeNoState) {
+TEST_P(InBriefOnDevice, BadValuesAreToldToEveryRankAndChangeNoState) {
   const Trace trace = run(GetParam(), 3, true, kElements, 2);
   for (std::size_t rank = 0; rank < 3; ++rank) {
-    for (std::size_t step = 0; step < 5; ++step) {
+    for (std::size_t step = 0; step < kSteps; ++step) {
       ASSERT_EQ(trace.reports[rank][step].finite, step != 2) << "rank " << rank << " step " << step;
       const auto& mean = trace.means[rank][step];
       ASSERT_EQ(std::all_of(mean.begin(), mean.end(), [](float x) { return std::isfinite(x); }), step != 2);
@@ -170,7 +173,7 @@ TEST_P(OnDevice, BadValuesAreToldToEveryRankAndChangeNoState) {
   }
 }
 
-TEST_P(OnDevice, ResumesBitForBit) {
+TEST_P(InBriefOnDevice, ResumesBitForBit) {
   std::vector<std::vector<float>> straight(2), resumed(2);
   std::vector<std::string> saved(2);
   for (const bool second : {false, true}) {
@@ -206,13 +209,10 @@ TEST_P(OnDevice, ResumesBitForBit) {
   for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(same_bits(straight[rank], resumed[rank]));
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, OnDevice, testing::ValuesIn(kDeviceSpecs), [](const auto& parameter) {
-  std::string name = parameter.param;
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Systems, OnDevice, testing::ValuesIn(kDeviceSpecs),
+                         [](const auto& parameter) { return test_name(parameter.param); });
+INSTANTIATE_TEST_SUITE_P(Systems, InBriefOnDevice, testing::ValuesIn(in_brief(kDeviceSpecs)),
+                         [](const auto& parameter) { return test_name(parameter.param); });
 
 /// Sums go from device to device where the engine reaches it, and through the host elsewhere.
 TEST(DeviceSession, SumsAreTheSameByEveryWay) {
@@ -224,7 +224,7 @@ TEST(DeviceSession, SumsAreTheSameByEveryWay) {
       const Trace direct = run(spec, 3, true, elements);
       const Trace copied = run(spec, 3, true, elements, -1, Engine::virtual_network);
       for (std::size_t rank = 0; rank < 3; ++rank) {
-        for (std::size_t step = 0; step < 5; ++step) {
+        for (std::size_t step = 0; step < kSteps; ++step) {
           ASSERT_TRUE(same_bits(direct.means[rank][step], copied.means[rank][step])) << "step " << step;
           ASSERT_EQ(payload_sent(direct.reports[rank][step]), payload_sent(copied.reports[rank][step]));
         }

@@ -8,7 +8,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cctype>
 #include <cstdlib>
 #include <optional>
 #include <random>
@@ -276,11 +275,7 @@ std::vector<Case> cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Systems, Hostile, testing::ValuesIn(cases()), [](const auto& parameter) {
-  std::string name = parameter.param.spec + (parameter.param.rows ? "_rows" : "_dense");
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return name;
+  return test_name(parameter.param.spec + (parameter.param.rows ? "_rows" : "_dense"));
 });
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cctype>
 #include <limits>
 #include <mutex>
 #include <new>
@@ -228,7 +227,7 @@ TEST_P(WholeSteps, OneBadBucketUndoesTheStep) {
 }
 
 TEST_P(WholeSteps, AnErrorAnywhereUndoesTheStepAndEndsTheSession) {
-  for (const int failing_send : {0, 1, 2, 3, 5, 8, 13, 21}) {
+  for (const int failing_send : kSanitized ? std::vector{0, 2, 8} : std::vector{0, 1, 2, 3, 5, 8, 13, 21}) {
     std::mutex mutex;
     std::vector<std::uint64_t> steps;
     EXPECT_THROW(run_in_process(3,
@@ -263,13 +262,8 @@ TEST_P(WholeSteps, AnErrorAnywhereUndoesTheStepAndEndsTheSession) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, WholeSteps, testing::ValuesIn(specs()), [](const auto& parameter) {
-  std::string name = parameter.param;
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Systems, WholeSteps, testing::ValuesIn(specs()),
+                         [](const auto& parameter) { return test_name(parameter.param); });
 
 TEST(Step, WithoutCopiesAnErrorLeavesNothingToSave) {
   run_in_process(1, [](Communicator& engine) {

@@ -11,7 +11,10 @@ import torch.distributed as dist
 from adam import ADAM
 from common import RANK, end
 from compiled import COMPILED
-from lossy_systems import COMPRESSION, nothing_is_lost
+from lossy_systems import (
+    COMPRESSION, a_backward_that_raises, compression_is_the_same_on_an_emulated_device, every_system_agrees,
+    mixed_types, nothing_is_lost, overflow_where_buckets_are_rebuilt,
+)
 from dcp import DCP
 from exits import EXITS, SCATTERED_FAILURES, SCATTERED_RAISES, SHARDED_FAILURES, SHARDED_RAISES
 from hooks import HOOKS
@@ -22,7 +25,9 @@ from misuse import MISUSE, dies, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from scattered import SCATTERED
 from sharded import SHARDED
-from states import STATES, resumes_with_other_ranks
+from states import (
+    STATES, first_step_is_in_the_states_buckets, mixed_types_resume, resumes_with_other_ranks,
+)
 from steps import STEPS
 
 GROUPS = {
@@ -47,6 +52,11 @@ GROUPS = {
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost,
               resumes_with_other_ranks,
               replicas_that_differ],
+    # One start of Python for each way through the extension: a sanitizer makes all of it slow.
+    "sanitized": [dense_equals_plain_ddp, sparse_embedding, every_system_agrees,
+                  compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
+                  overflow_where_buckets_are_rebuilt, a_backward_that_raises,
+                  first_step_is_in_the_states_buckets, mixed_types_resume, resumes_with_other_ranks],
     "killed": [lambda: dies("killed", 1)],
     # The sums are the engine's own, on devices another's.
     "killed_in_sums": [lambda: dies("killed", 1, "dense")],
