@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <limits>
+#include <new>
 #include <thread>
 
 #include "session/own_state.h"
@@ -57,6 +58,86 @@ const Registry& registry() {
 const Registry* registry_of(const std::string& spec) {
   const auto known = [&](const SystemInfo& info) { return spec.starts_with(info.name); };
   return std::ranges::any_of(registry().systems(), known) ? &registry() : &builtin_registry();
+}
+
+/// What a bucket's `done` was told.
+struct Told {
+  std::vector<std::string> said;
+  DdpDone done(const std::string& name) {
+    return [this, name](const at::Tensor& mean, const std::exception_ptr& error) {
+      said.push_back(name + (error ? ": error" : mean.defined() ? ": mean" : ": nothing"));
+    };
+  }
+};
+
+using Said = std::vector<std::string>;
+
+TEST(StepMeans, GoOutWithTheLast) {
+  const auto means = std::make_shared<StepMeans>();
+  Told told;
+  const DdpDone a = means->add(told.done("a")), b = means->add(told.done("b"));
+  b(at::zeros({2}), nullptr);
+  a(at::zeros({1}), nullptr);
+  EXPECT_EQ(told.said, Said());  // another bucket may come
+  const DdpDone c = means->add(told.done("c"));
+  means->all_were_added();
+  EXPECT_EQ(told.said, Said());
+  c(at::zeros({3}), nullptr);
+  EXPECT_EQ(told.said, (Said{"b: mean", "a: mean", "c: mean"}));
+  means->all_were_added();  // as the end of backward says once more
+  EXPECT_EQ(told.said.size(), 3u);
+}
+
+TEST(StepMeans, GoOutWhereTheLastBucketIsMissing) {
+  const auto means = std::make_shared<StepMeans>();
+  Told told;
+  means->add(told.done("a"))(at::zeros({1}), nullptr);
+  means->all_were_added();
+  EXPECT_EQ(told.said, Said{"a: mean"});
+}
+
+TEST(StepMeans, AnErrorAnywhereEndsAll) {
+  const auto error = std::make_exception_ptr(std::runtime_error("gone"));
+  for (const int failing : {0, 1, 2}) {
+    for (const bool all_added : {false, true}) {
+      const auto means = std::make_shared<StepMeans>();
+      Told told;
+      std::vector<DdpDone> done;
+      for (const char* name : {"0", "1", "2"}) done.push_back(means->add(told.done(name)));
+      if (all_added) means->all_were_added();
+      for (int bucket = 0; bucket < 3; ++bucket) {
+        if (bucket == failing) {
+          done[static_cast<std::size_t>(bucket)]({}, error);
+        } else {
+          done[static_cast<std::size_t>(bucket)](at::zeros({1}), nullptr);
+        }
+      }
+      // The first bucket's as well, which DDP waits for first, although its mean may have come.
+      EXPECT_EQ(told.said, (Said{"0: error", "1: error", "2: error"})) << failing << ", " << all_added;
+    }
+  }
+}
+
+TEST(StepMeans, EndWithAStepThatIsGivenUp) {
+  const auto means = std::make_shared<StepMeans>();
+  Told told;
+  const DdpDone a = means->add(told.done("a")), b = means->add(told.done("b"));
+  a(at::zeros({1}), nullptr);
+  means->fail(std::make_exception_ptr(std::runtime_error("given up")));
+  EXPECT_EQ(told.said, Said{"a: error"});
+  b(at::zeros({1}), nullptr);
+  EXPECT_EQ(told.said, (Said{"a: error", "b: error"}));
+}
+
+TEST(StepMeans, OneThatThrowsKeepsNothingFromTheOthers) {
+  const auto means = std::make_shared<StepMeans>();
+  Told told;
+  const DdpDone a = means->add([](const at::Tensor&, const std::exception_ptr&) { throw std::bad_alloc(); });
+  const DdpDone b = means->add(told.done("b"));
+  means->all_were_added();
+  a(at::zeros({1}), nullptr);
+  EXPECT_THROW(b(at::zeros({1}), nullptr), std::bad_alloc);
+  EXPECT_EQ(told.said, Said{"b: mean"});
 }
 
 /// A rank's engine, and the steps that a model of five elements takes through it.

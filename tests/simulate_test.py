@@ -1,4 +1,4 @@
-"""`thinwire simulate` as scripts see it: simulate_test.py PATH_TO_THINWIRE"""
+"""`thinwire simulate` and `thinwire systems` as scripts see them: simulate_test.py PATH_TO_THINWIRE"""
 import json
 import os
 import subprocess
@@ -129,6 +129,17 @@ def a_failing_plot_leaves_no_temporary():
         assert os.listdir(folder) == ["curve.png.partial"]
 
 
+def systems_by_name():
+    everything = json.loads(run("systems", "--json").stdout)
+    named = json.loads(run("systems", "casq", "auto", "--json").stdout)
+    assert [one["system"] for one in named] == ["auto", "casq"] and len(everything) > 20, named
+    assert all(one in everything for one in named)
+    text = run("systems", "casq").stdout
+    assert "\ncasq\n" in text and "\nauto\n" not in text and "clusters=" in text, text
+    assert "no system is called 'nope'; known: auto" in run("systems", "casq", "nope", status=2).stderr
+
+
+systems_by_name()
 repeats()
 bench_agrees()
 bad_usage()

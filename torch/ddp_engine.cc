@@ -113,8 +113,9 @@ void DdpEngine::submit(DdpBucket bucket, DdpDone done) {
   const bool may_change = submitted_steps_ < 2;
   const auto& layouts = sessions_.layouts();
   const bool known = !may_change && held_.empty() && index < layouts.size() && layouts[index] == layout;
-  const auto means = bucket.gradient.device().is_cpu() ? means_ : nullptr;
-  DdpItem item{std::move(bucket), means ? means->add(std::move(done)) : std::move(done)};
+  const auto means = means_;
+  const bool waits = means && bucket.gradient.device().is_cpu();
+  DdpItem item{std::move(bucket), waits ? means->add(std::move(done)) : std::move(done)};
   if (known) {
     push(std::move(item));
   } else {
@@ -176,6 +177,12 @@ void DdpEngine::end_backward(std::vector<std::string> unused) {
   end_step(std::move(end));
 }
 
+void DdpEngine::pass_over_step() {
+  const Lock lock(board_.mutex);
+  if (within_step_) return;
+  gave_up_ = sent_nothing_ = true;
+}
+
 /// The buckets of this step at their places. complete: the last one has come, so that there are no more.
 std::vector<DdpLayout> DdpEngine::layouts_with_held(bool complete) const {
   std::vector<DdpLayout> layouts = sessions_.layouts();
@@ -232,7 +239,7 @@ void DdpEngine::begin_step(Lock& lock) {
     conclude_step(lock);
     within_step_ = true;
     means_ = options_.means_together ? std::make_shared<StepMeans>() : nullptr;
-    if (std::exchange(gave_up_, false)) sessions_.pass_over_step();
+    if (std::exchange(gave_up_, false)) sessions_.pass_over_step(std::exchange(sent_nothing_, false));
     if (next_spec_) sessions_.set_spec(*next_spec_);
     next_spec_.reset();
   } catch (...) {
@@ -417,7 +424,7 @@ void DdpEngine::load(StateReader state) {
   give_up_step(lock);
   conclude_step(lock);
   resumes_ = sessions_.load(std::move(state));
-  gave_up_ = false;
+  gave_up_ = sent_nothing_ = false;
   // Buckets may change in the second step from here, as they do in a process's.
   submitted_steps_ = 0;
 }

@@ -71,6 +71,10 @@ class DdpEngine {
   /// takes; they lose nothing. Nothing where no step is under way.
   void end_backward(std::vector<std::string> unused);
 
+  /// For a step of which this rank has submitted nothing, and others, of which it is a part, something: it
+  /// counts as one that was given up. Nothing while a step is under way.
+  void pass_over_step();
+
   /// From the next step on. All ranks, before the same step. What the old system has not delivered becomes
   /// the new one's residual, or is delivered in the next step where that keeps none. Throws
   /// std::invalid_argument for a bad spec, which changes nothing.
@@ -149,7 +153,8 @@ class DdpEngine {
   bool resumes_ = false;              // the next step is the first one after load()
   int submitted_steps_ = 0;           // since the beginning, or load()
   bool within_step_ = false;
-  bool gave_up_ = false;  // the step before the next one, of which nothing is left but its number
+  bool gave_up_ = false;       // the step before the next one, of which nothing is left but its number
+  bool sent_nothing_ = false;  // and of which nothing was submitted
 };
 
 }  // namespace thinwire

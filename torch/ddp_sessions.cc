@@ -129,6 +129,9 @@ StateWriter DdpSessions::move_state(const std::vector<DdpLayout>& layouts, std::
     } else {
       session.take_over(*before);
     }
+    if (loaded_) {
+      for (std::uint64_t i = 0; i < passed_over_; ++i) session.next_step(false);
+    }
   }
   return waiting;
 }
@@ -150,6 +153,7 @@ void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spe
   step_ = lanes_[0]->session()->step();
   spec_ = lanes_[0]->session()->spec();
   loaded_.reset();
+  passed_over_ = 0;
   waiting_ = std::move(waiting);
   board_.reports = std::move(reports);
   layouts_ = std::move(layouts);
@@ -157,11 +161,13 @@ void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spe
   laid_out_at_ = step_;
 }
 
-void DdpSessions::pass_over_step() {
-  // Without sessions nothing of it was sent.
-  if (loaded_ || !have_sessions()) return;
-  for (const auto& lane : lanes_) lane->session()->next_step(false);
-  ++step_;
+void DdpSessions::pass_over_step(bool others_have_sessions) {
+  if (!loaded_ && have_sessions()) {
+    for (const auto& lane : lanes_) lane->session()->next_step(false);
+    ++step_;
+  } else if (others_have_sessions) {
+    ++(loaded_ ? passed_over_ : step_);
+  }
 }
 
 void DdpSessions::set_spec(const std::string& spec) {
@@ -244,6 +250,7 @@ bool DdpSessions::load(StateReader state) {
   }
   state.get_integer("step");
   auto before = std::exchange(loaded_, std::move(state));
+  const std::uint64_t passed_over = std::exchange(passed_over_, 0);
   if (layouts_.empty()) return true;
   try {
     std::vector<DdpLayout> saved = saved_layouts(*loaded_, layouts_);
@@ -252,6 +259,7 @@ bool DdpSessions::load(StateReader state) {
     return resumes;
   } catch (...) {
     loaded_ = std::move(before);
+    passed_over_ = passed_over;
     throw;
   }
 }

@@ -47,8 +47,10 @@ class DdpSessions {
   void set_spec(const std::string& spec);
 
   void end_step() { ++step_; }
-  /// Its number is not used again: another rank may still take messages of a step that was given up.
-  void pass_over_step();
+  /// Its number is not used again: another rank may still take messages of a step that was given up. Where
+  /// there are no sessions yet, nothing of it was sent, and it is used again; unless other ranks, with which
+  /// this one keeps the same number, have sessions.
+  void pass_over_step(bool others_have_sessions);
   /// After the lanes have ended the step: one that failed has not ended.
   void take_step_of_lanes() {
     if (have_sessions()) step_ = lanes_[0]->session()->step();
@@ -90,6 +92,7 @@ class DdpSessions {
   std::optional<StateReader> loaded_;     // until buckets are known
   StateReader waiting_{StateWriter()};    // of parameters that are in no bucket
   std::uint64_t step_ = 0;
+  std::uint64_t passed_over_ = 0;  // steps since the state was loaded, until buckets are known
 };
 
 }  // namespace thinwire

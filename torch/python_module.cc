@@ -462,6 +462,7 @@ PYBIND11_MODULE(_C, module) {
       .def("is_finite", of_engine(&DdpEngine::is_finite))
       .def("last_bucket_was_submitted", of_engine(&DdpEngine::last_bucket_was_submitted), WithoutLock())
       .def("end_backward", of_engine(&DdpEngine::end_backward), WithoutLock())
+      .def("pass_over_step", of_engine(&DdpEngine::pass_over_step), WithoutLock())
       .def("set_spec", of_engine(&DdpEngine::set_spec))
       .def("set_learning_rate", of_engine(&DdpEngine::set_learning_rate))
       .def("scale_state", of_engine(&DdpEngine::scale_state), WithoutLock())

@@ -20,6 +20,7 @@ from thinwire.hook import (
     sums_used_map, uncompiled_call,
 )
 from thinwire.interface import EngineReport, GradScaler, Report, Writer
+from thinwire.largest import Largest
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
 from thinwire.wrappers import named_parameters
@@ -85,6 +86,7 @@ class Handle(StepsOfHook):
         self._watchers = []
         self._last_index = None
         self._refusal = None
+        self._deadline = deadline_seconds
         self._buckets_may_be_missing = bool(getattr(model, "skip_all_reduce_unused_params", False))
         self._shapes = {name: parameter.shape for name, parameter in parameters}
         # Those that were frozen after wrapping are still in DDP's buckets, and have state.
@@ -94,7 +96,6 @@ class Handle(StepsOfHook):
         device = devices.pop() if len(devices) == 1 else None
         compares = self._begins_equal and check_replicas_every > 0
         values = _C.hash_tensors(list(self._replicated(model)()), 0) if compares else None
-        self._warn_of_twin(values)
         self._private = private_group.open_private(
             self._group_of(model), lanes, deadline_seconds, device, parameters,
             {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
@@ -108,6 +109,7 @@ class Handle(StepsOfHook):
             self._private.close()
             raise
         self._rank = self._private.rank
+        self._registration = self._private.number
         self._world_size = self._private.size
         self._changes = ChangeLog(self._engine, self._rank)
         # Forgotten when the handle ends.
@@ -121,21 +123,6 @@ class Handle(StepsOfHook):
             raise
         if self._loss_scale is not None and any(parameter.is_cuda for _, parameter in parameters):
             self._loss_scale.watch(model)
-
-    def _warn_of_twin(self, values: Optional[int]) -> None:
-        """Models that differ in nothing cannot be told apart: that ranks register them in another order would
-        show as ranks that wait for each other, or as the mean of two models."""
-        self._values = values
-        for reference in _live:
-            other = reference()
-            if (other is not None and values is not None and other._values == values
-                and other._shapes == self._shapes):
-                warnings.warn(
-                    "a model with the same parameters, and the same values in them, is registered already: "
-                    "register both in the same order on all ranks, or give them other values before",
-                    stacklevel=4,  # the call of register
-                )
-                return
 
     def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
                       seed: int, threads: int,
@@ -153,7 +140,7 @@ class Handle(StepsOfHook):
             threads=threads,
             devices_compress=compress_on == "device",
             reduce_scatter=self._reduce_scatter,
-            means_together=sums_used_map(model),
+            means_together=self._sums_used_map(model),
             # One that was frozen after it was wrapped is still in DDP's buckets.
             parameters=list(self._in_buckets(model)),
         )
@@ -164,6 +151,16 @@ class Handle(StepsOfHook):
         """Whose ranks exchange gradients."""
         group: dist.ProcessGroup = model.process_group
         return group
+
+    def _sums_used_map(self, model: DistributedDataParallel) -> bool:
+        return sums_used_map(model)
+
+    def _largest(self, own: Sequence[int]) -> Largest:
+        model = self._model()
+        assert model is not None
+        devices = {parameter.device for parameter in model.parameters()}
+        device = next((one for one in devices if one.type == "cuda"), torch.device("cpu"))
+        return Largest(own, self._group_of(model), device)
 
     def _in_buckets(self, model: DistributedDataParallel) -> Iterable[Tuple[str, torch.Tensor]]:
         """All that may be in a bucket, by name."""

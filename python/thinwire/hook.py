@@ -3,8 +3,8 @@ import functools
 import json
 import warnings
 import weakref
-from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Tuple, TypeVar, Union,
-                    cast)
+from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, TypeVar,
+                    Union, cast)
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.changes import ChangeLog
 from thinwire.extension import _C
 from thinwire.interface import EngineReport, Writer
+from thinwire.largest import Largest
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import RefusedByAll, ReplicaCheck
 from thinwire.wrappers import named_parameters
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from thinwire.html_report import HtmlReport
 
 _T = TypeVar("_T")
+
+# Ranks that are late for their first backward by more than this are not asked in which order they have
+# registered their models. The engine waits for them, as long as its deadline.
+_PATIENCE_SECONDS = 10.0
 
 # What torch calls with every bucket: it takes one hook for the life of a model.
 hooked_models: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = weakref.WeakKeyDictionary()
@@ -99,6 +104,11 @@ class StepsOfHook:
     _watchers: "List[HtmlReport]"  # each is told when something happens
     _last_index: Optional[int]
     _refusal: Optional[str]  # why this backward synchronizes nothing
+    _refused_by_all = False  # and whether a later one may
+    _deadline: float
+    _registration: int  # its number
+    _registrations: Optional[Largest] = None  # that of all ranks, on its way
+    _is_registered_alike = False
     _buckets_may_be_missing: bool
 
     def _has_begun(self) -> bool:
@@ -130,13 +140,15 @@ class StepsOfHook:
             self._refusal = None
         except Exception as error:
             self._refusal = (str(error) or type(error).__name__).splitlines()[0]
-            if not isinstance(error, RefusedByAll):
+            self._refused_by_all = isinstance(error, RefusedByAll)
+            if not self._refused_by_all:
                 # The others wait for what this rank does not send.
                 self._engine.fail(self._refusal)
 
     def _begin_step(self) -> None:
         model = self._model()
         assert model is not None  # it has called the hook
+        self._require_registered_alike()
         if not getattr(model, "_divide_by_initial_world_size", True):
             raise RefusedByAll("join(divide_by_initial_world_size=False) is not possible with a "
                                "communication hook: means are over all ranks")
@@ -151,6 +163,38 @@ class StepsOfHook:
         self._ran = self._engine.spec()
         self._collect_changes()
         self._write(self._log)
+
+    def _largest(self, own: Sequence[int]) -> Largest:
+        """By the group in which the model's ranks exchange gradients without Thinwire."""
+        raise NotImplementedError
+
+    def _require_registered_alike(self) -> None:
+        """RefusedByAll where ranks registered their models in another order.
+
+        Engines of the n-th registration are connected with each other. The model's own group says which model
+        they stand for: there backward comes to models in the same order on all ranks, as torch demands. Equal
+        models, or shards of them, are not told apart by anything else.
+        """
+        if self._is_registered_alike:
+            return
+        number = self._registration
+        patience = 0.0
+        if self._registrations is None:
+            patience = min(self._deadline, _PATIENCE_SECONDS)
+            self._registrations = self._largest((number, -number))
+        if not self._registrations.wait_for(patience):
+            return
+        try:
+            last, first = self._registrations.wait()
+        except RuntimeError:  # a rank is gone: the engine says which
+            return
+        if last != -first:
+            raise RefusedByAll(
+                f"the model of this backward is registration {number} of this rank over these ranks, and "
+                f"registrations {-first} to {last} among all of them: register models, or shard them by "
+                "thinwire.fully_shard, in the same order on all ranks"
+            )
+        self._is_registered_alike, self._registrations = True, None
 
     def _expect_end(self) -> bool:
         """Sees to it that the engine learns of the end of this backward. False outside of backward, where

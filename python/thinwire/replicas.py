@@ -22,20 +22,16 @@ class ReplicaCheck:
         """The next step compares, whatever its number."""
         self._due = True
 
-    def is_due(self, step: int, model: object) -> bool:
-        """Whether ``before_step`` compares. Not within ``Join``,
-        where ranks without input take no optimizer steps."""
-        if not self._every or not (self._due or step % self._every == 0):
-            return False
-        return not getattr(getattr(model, "_join_config", None), "enable", False)
-
     def before_step(self, step: int, model: object, engine: _C.Engine) -> None:
         """Before the first bucket of a step: all ranks have then taken the same optimizer steps,
         also when they accumulate.
 
-        Collective where the step is one that compares.
+        Collective where the step is one that compares. Not within ``Join``,
+        where ranks without input take no optimizer steps.
         """
-        if not self.is_due(step, model):
+        if not self._every or not (self._due or step % self._every == 0):
+            return
+        if getattr(getattr(model, "_join_config", None), "enable", False):
             return
         # Until they are found equal: whoever catches the error does not train on unseen.
         self._due = True

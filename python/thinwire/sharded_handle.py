@@ -1,6 +1,5 @@
 """What ``fully_shard`` returns: a handle whose ranks hold the same shard, and what it does in a backward."""
 import functools
-import time
 import weakref
 from typing import (TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set,
                     Tuple, Union, cast)
@@ -14,7 +13,7 @@ from thinwire import shards
 from thinwire import state as saved_state
 from thinwire.handle import Handle
 from thinwire.interface import Report
-from thinwire.replicas import RefusedByAll
+from thinwire.largest import Largest
 from thinwire.units import Sharded, Unit, units_of
 
 if TYPE_CHECKING:
@@ -62,33 +61,12 @@ class _Reduction:
         self.mean, self._future = mean, None
 
 
-class _Largest:
-    """Of numbers that the ranks of a group give, the largest in each place; found out in the background."""
-
-    def __init__(self, own: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> None:
-        self._numbers = torch.tensor(own, dtype=torch.int32, device=device)
-        self._work: Optional[dist.Work] = None
-        if dist.get_world_size(group) > 1:
-            self._work = dist.all_reduce(self._numbers, op=dist.ReduceOp.MAX, group=group, async_op=True)
-
-    def wait(self) -> List[int]:
-        if self._work is not None:
-            self._work.wait()
-        return cast(List[int], self._numbers.tolist())
-
-    def wait_for(self, seconds: float) -> bool:
-        """At most so long. Whether they have come, or cannot."""
-        end = time.monotonic() + seconds
-        while self._work is not None and not self._work.is_completed() and time.monotonic() < end:
-            time.sleep(0.001)
-        return self._work is None or self._work.is_completed()
-
-
 class Backward:
     """What one backward has handed to the engine."""
 
     def __init__(self) -> None:
         self.error: Optional[BaseException] = None
+        self.is_last = False  # the engine takes no more steps, so nobody needs to be asked
         self.task = _task()
         self.under_way: List[_Reduction] = []
         self.seen: Set[str] = set()
@@ -122,9 +100,8 @@ class ShardedHandle(Handle):
         self._take_mesh(mesh)
         self._backward: Optional[Backward] = None
         self._watch: Optional[RemovableHandle] = None
-        self._stopped: Optional[_Largest] = None  # of the last step
+        self._stopped: Optional[Largest] = None  # of the last step
         self._deadline: float = options["deadline_seconds"]
-        self._is_registered_alike = False  # found before the first step
         self._step_is_agreed = False  # since the state was loaded: that all shards are at the same one
         self._places: Dict[str, int] = {}  # of units among the engine's buckets
         trained = [part for unit in self._units for part in unit.trained_parts()]
@@ -157,6 +134,9 @@ class ShardedHandle(Handle):
 
     def _group_of(self, model: nn.Module) -> dist.ProcessGroup:
         return self._replicas_group
+
+    def _sums_used_map(self, model: nn.Module) -> bool:
+        return False  # that is DDP's
 
     def _in_buckets(self, model: nn.Module) -> Iterable[Tuple[str, torch.Tensor]]:
         return [part for unit in self._units for part in unit.parts()]
@@ -217,55 +197,7 @@ class ShardedHandle(Handle):
         self._try_to_begin_step()
         if self._refusal is not None:
             backward.error = RuntimeError(self._refusal)
-
-    def _begin_step(self) -> None:
-        self._require_registered_alike()
-        if not self._replicas.is_due(self._engine.step(), self._model()):
-            super()._begin_step()
-            return
-        try:
-            super()._begin_step()
-        except Exception as error:
-            self._refusals(isinstance(error, RefusedByAll)).wait_for(_PATIENCE_SECONDS)
-            raise
-        try:
-            refused, shard = divmod(self._refusals(False).wait()[0], self._shards)
-        except RuntimeError:  # a rank is gone: the step's end says so
-            return
-        if refused:
-            whose = dist.get_process_group_ranks(self._shard_group)[shard]
-            raise RefusedByAll(f"the replicas of another shard differ: rank {whose} says where")
-
-    def _refusals(self, refuses: bool) -> _Largest:
-        """Whether the replicas of any shard differ. Where they do, no shard begins the step:
-        otherwise its number would be passed over in the other shards alone."""
-        return self._largest((int(refuses) * self._shards + self._shard,), self._shard_group)
-
-    def _require_registered_alike(self) -> None:
-        """RefusedByAll where ranks registered models in another order, before the first step of this one.
-
-        Ranks hold different values of a model that is sharded among them, so values do not tell. What ranks
-        exchange by the mesh's own group they exchange for the same model: backward comes through models in
-        the same order on all of them, or torch could not gather its shards.
-        """
-        if self._is_registered_alike:
-            return
-        number = self._private.number
-        numbers = self._largest((number, -number), self._replicas_group)
-        if not numbers.wait_for(self._deadline):
-            return  # the engine finds out which rank is away
-        try:
-            last, first = numbers.wait()
-        except RuntimeError:  # a rank is gone: the engine says which
-            return
-        if last != -first:
-            raise RefusedByAll(
-                "this backward is of the model that this rank gave to thinwire.fully_shard "
-                f"as number {number} over these ranks, and others gave it "
-                f"as a number from {-first} to {last}: "
-                "shard models in the same order on all ranks"
-            )
-        self._is_registered_alike = True
+            backward.is_last = not self._refused_by_all
 
     def _submit(self, backward: Backward, unit: Unit, gradient: torch.Tensor) -> None:
         if unit.name in backward.seen:
@@ -326,6 +258,9 @@ class ShardedHandle(Handle):
                 return
             # The engine undoes a step that was not ended when the next one begins, with its first bucket.
             self._places = {}
+            if not backward.under_way:
+                # Other shards' engines have begun it, or may have.
+                self._engine.pass_over_step()
             if verdict == _NOT_FINITE:
                 for one in backward.under_way:
                     one.mean.fill_(float("nan"))
@@ -356,7 +291,7 @@ class ShardedHandle(Handle):
         self._stopped = None
         try:
             self._stopped = self._largest((count, -count, whose), self._replicas_group)
-            if backward.error is None:
+            if backward.error is None or backward.is_last or not self._stopped.wait_for(self._deadline):
                 return False
             most, least, _ = self._stopped.wait()
         except RuntimeError:  # a rank is gone: the engine says which
@@ -366,7 +301,7 @@ class ShardedHandle(Handle):
     def _require_nobody_stopped(self) -> None:
         """A rank that stopped after its last gradient has sent all that others wait for,
         and undoes the step nevertheless."""
-        if self._stopped is None:
+        if self._stopped is None or not self._stopped.wait_for(self._deadline):
             return
         try:
             _, _, whose = self._stopped.wait()
@@ -416,8 +351,8 @@ class ShardedHandle(Handle):
         verdict, shard = divmod(worst, self._shards)
         return verdict, dist.get_process_group_ranks(self._shard_group)[shard], (-first, last)
 
-    def _largest(self, own: Sequence[int], group: dist.ProcessGroup) -> "_Largest":
-        return _Largest(own, group, self._units[0].parts()[0][1].device)
+    def _largest(self, own: Sequence[int], group: Optional[dist.ProcessGroup] = None) -> Largest:
+        return Largest(own, group or self._replicas_group, self._units[0].parts()[0][1].device)
 
     def _give_means(self, backward: Backward) -> None:
         try:

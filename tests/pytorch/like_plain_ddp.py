@@ -90,18 +90,18 @@ def gradients_as_views():
 
 
 def uneven_inputs():
-    plain, ours = wrap(Net), wrap(Net)
-    register(ours)
-    compressed = wrap(Net)
-    handle = register(compressed, "ef_signsgd")
-    for model in (plain, ours, compressed):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        with model.join():
-            for step in range(4 + 3 * RANK):
-                step_of(model, optimizer, model(batch(step)).square().mean())
-    assert handle.step == 4 + 3 * (WORLD - 1)
-    require_same(values_of(ours), values_of(plain), "uneven inputs")
-    require_agreement(compressed, "uneven inputs")
+    for options in ({}, {"find_unused_parameters": True}):
+        plain, ours, compressed = (wrap(Net, **options) for _ in range(3))
+        register(ours)
+        handle = register(compressed, "ef_signsgd")
+        for model in (plain, ours, compressed):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            with model.join():
+                for step in range(4 + 3 * RANK):
+                    step_of(model, optimizer, model(batch(step)).square().mean())
+        assert handle.step == 4 + 3 * (WORLD - 1)
+        require_same(values_of(ours), values_of(plain), f"uneven inputs, {options}")
+        require_agreement(compressed, f"uneven inputs, {options}")
 
 
 def frozen_and_unfrozen():

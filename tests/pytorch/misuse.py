@@ -326,12 +326,17 @@ def equal_models_in_another_order():
     train(one, 2)
     train(other, 2)
     assert [handle.step for handle in handles] == [2, 2]
-    # Two that differ in nothing: nobody can tell, so everybody is told.
-    register(wrap(Net), "casq")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        register(wrap(Net), "casq")
-    assert any("same order on all ranks" in str(warning.message) for warning in said), said
+    # Two that differ in nothing: backward shows it.
+    for together in (False, True):
+        models = [wrap(Net), wrap(Net)]
+        for model in models if RANK == 0 else models[::-1]:
+            register(model, "casq", check_replicas_every=0 if together else 1000)
+        words = ["registrations", "in the same order on all ranks"]
+        if together:
+            loss = sum(model(batch(0)).square().mean() for model in models)
+            require_error(RuntimeError, words, loss.backward)
+        for model in models if not together else []:
+            require_error(RuntimeError, words, lambda: model(batch(0)).square().mean().backward())
 
 
 def states_within_backward():
@@ -439,7 +444,7 @@ class Headless(Net):
 
 def dies(how, victim, spec="ef_signsgd", unused=False):
     """A rank leaves in the fourth step; the others must say so. run.py checks what they print.
-    unused: it leaves when the first buckets' means have come, in which rank 0 uses a parameter not."""
+    unused: it leaves when the first bucket's mean has come, and rank 0 does not use a parameter of that."""
     model = wrap(Headless, find_unused_parameters=True) if unused else wrap(Net)
     handle = thinwire.register(model, spec, deadline_seconds=3.0)
     train(model, 3)

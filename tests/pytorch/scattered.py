@@ -497,7 +497,7 @@ def equal_models_in_another_order():
                 parameter.add_(1)
         for model in models if RANK != 2 else models[::-1]:
             shard(model, "casq:bits=4", flat())
-        words = ["shard models in the same order on all ranks"]
+        words = ["in the same order on all ranks"]
         if together:
             loss = sum(model(batch(0)).square().mean() for model in models)
             require_error(RuntimeError, words, loss.backward)

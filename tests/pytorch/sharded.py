@@ -770,7 +770,7 @@ def handles_live_as_long_as_their_models():
 
 def replicas_that_differ_are_found():
     """Also on the ranks of the other shard, whose replicas agree. Once they are equal all shards go on, at
-    the same step."""
+    the same step: the one that was refused counts as given up in all of them."""
     model = net()
     handle = shard(model, "casq", check_replicas_every=1)
     for step in (0, 2):
@@ -778,15 +778,33 @@ def replicas_that_differ_are_found():
         before = first.clone()
         if RANK == 3:
             first.add_(1)
-        words = [f"replicas differ before step {step}" if RANK % 2 else
-                 f"replicas of another shard differ: rank {RANK + 1} says where"]
+        words = [f"replicas differ before step {handle.step}" if RANK % 2
+                 else f"on rank {RANK + 1}, which holds another"]
         require_error(RuntimeError, words, lambda: model(batch(0)).sum().backward())
         first.copy_(before)
         model.reset_iter_state()
         train(model, adamw(model), 2, first=step)
         steps = [None] * WORLD
         dist.all_gather_object(steps, handle.step)
-        assert steps == [step + 2] * WORLD, steps
+        assert steps == [3 if step == 0 else 6] * WORLD, steps
+
+
+def equal_models_in_another_order():
+    """On one rank, whose replica and the ranks of the other shard learn of it; and on one host, for all."""
+    mesh = mesh_of()  # with a mesh for each, torch's own groups would belong to other models
+    for reversed_on in ([2], [2, 3]):
+        models = [net(), net()]
+        for model in models if RANK not in reversed_on else models[::-1]:
+            shard(model, "casq", mesh, check_replicas_every=0)
+        of_this_shard = any((RANK - one) % 2 == 0 for one in reversed_on)
+        words = ["in the same order on all ranks" if of_this_shard else "which holds another shard"]
+        for model in models:
+            require_error(RuntimeError, words, lambda: model(batch(0)).square().mean().backward())
+    models = [net(), net()]
+    for model in models:
+        shard(model, "casq:bits=4", mesh)
+    for model in reversed(models):
+        train(model, adamw(model), 1)
 
 
 SHARDED = [closing(scenario) for scenario in (
@@ -796,5 +814,5 @@ SHARDED = [closing(scenario) for scenario in (
     given_up_backward_of_another_method,
     spoiled_step_is_undone_in_all_shards, loss_scale_is_followed, layers_in_another_order,
     what_a_backward_cannot, what_cannot_be_sharded, a_mesh_for_each_parameter, after_torchs_own,
-    handles_live_as_long_as_their_models, replicas_that_differ_are_found,
+    handles_live_as_long_as_their_models, replicas_that_differ_are_found, equal_models_in_another_order,
 )]
