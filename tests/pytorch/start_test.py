@@ -1,11 +1,13 @@
 """Kills or freezes a rank at each place within register: all others end in time and name it.
 start_test.py [PLACE:VICTIM...]"""
 import os
+import runpy
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 
+import thinwire  # noqa: F401  with torch, which each rank would take a second to load
 from thinwire.launch import environments, free_port
 
 RANKS = 3
@@ -19,26 +21,52 @@ def is_stopped(pid):
         return stat.read().rsplit(")", 1)[1].split()[0] == "T"
 
 
+class Rank:
+    """A process that is forked from this one and runs the worker."""
+
+    def __init__(self, arguments, environment):
+        self._output = tempfile.TemporaryFile("w+")
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid:
+            return
+        for descriptor in (1, 2):
+            os.dup2(self._output.fileno(), descriptor)
+        os.environ.update(environment)
+        sys.argv = [WORKER, *arguments]
+        runpy.run_path(WORKER, run_name="__main__")
+        sys.exit(0)  # as any process, so that what it has opened is closed
+
+    def wait(self, end):
+        """Its status, negative after a signal; None where it has not ended by then and was killed."""
+        while True:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > end:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                return None
+            time.sleep(0.01)
+
+    def output(self):
+        self._output.seek(0)
+        return self._output.read()
+
+
 def outputs_of(place, victim):
     """Status and output of each rank; a hang is a status of None."""
-    processes = [
-        subprocess.Popen([sys.executable, WORKER, place, str(victim)],
-                         env={**os.environ, **environment, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-                         stderr=subprocess.STDOUT, text=True)
-        for environment in environments(RANKS, free_port())
-    ]
+    processes = []
+    for environment in environments(RANKS, free_port()):
+        processes.append(Rank([place, str(victim)], environment))
     end = time.monotonic() + HANG
     results = {}
     for rank in sorted(range(RANKS), key=lambda one: one == victim):
         process = processes[rank]
-        if rank == victim and process.poll() is None and is_stopped(process.pid):
-            process.send_signal(signal.SIGKILL)
-        try:
-            output = process.communicate(timeout=max(1.0, end - time.monotonic()))[0]
-            results[rank] = (process.returncode, output)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            results[rank] = (None, process.communicate()[0])
+        if rank == victim and is_stopped(process.pid):
+            os.kill(process.pid, signal.SIGKILL)
+        status = process.wait(max(end, time.monotonic() + 1))
+        results[rank] = (status, process.output())
     return results
 
 
