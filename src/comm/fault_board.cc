@@ -213,6 +213,7 @@ void FaultBoard::time_passes(Seconds time, Seconds awake, Seconds deadline) {
   } else if (options.store_host >= 0 && options.store_host != options.rank && silence >= deadline.count()) {
     shared.absence = {options.store_host, silence, Clock::now()};
   }
+  ++shared.ticks;
 }
 
 /// Whoever was away within the last deadline; else it says nothing.
@@ -286,14 +287,13 @@ Verdict FaultBoard::judge(const Verdict& evidence) {
           own.says_something() ? Inquiry::conclude(*shared, own) : Inquiry::ask(*shared, awaited, grace);
       shared->set(shared->key("done/", shared->options.rank), "1");
     } catch (const std::exception&) {
-      inquiry->verdict = evidence.says_something() ? evidence : Inquiry::unreachable(shared->options);
+      inquiry->store_failed = true;
     }
     inquiry->done = true;
   });
   const Seconds silence = evidence.says_something() ? std::min(grace_, kToTellOthers) : grace_;
-  if (!await_store(inquiry->done, silence, 4 * grace_)) {
-    return evidence.says_something() ? evidence : Inquiry::unreachable(shared_->options);
-  }
+  if (!await_store(inquiry->done, silence, 4 * grace_) || inquiry->store_failed)
+    return evidence.says_something() ? evidence : without_store();
   if (shared_->options.store_host == shared_->options.rank) {
     const auto stayed = std::make_shared<std::atomic<bool>>(false);
     post([shared = shared_, stayed, culprits = inquiry->verdict.culprits, grace = grace_,
@@ -308,6 +308,19 @@ Verdict FaultBoard::judge(const Verdict& evidence) {
     await_store(*stayed, grace_, deadline_ + 3 * grace_);
   }
   return inquiry->verdict;
+}
+
+/// The store's host is gone; unless this process was away itself, and the others have ended meanwhile. Then
+/// the next call of time_passes() says so.
+Verdict FaultBoard::without_store() const {
+  constexpr auto kAtMost = std::chrono::milliseconds(1500);  // a call comes every second
+  const auto end = Clock::now() + kAtMost;
+  const std::uint64_t ticks = shared_->ticks;
+  while (shared_->ticks == ticks && Clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  Verdict away = shared_->away_lately(deadline_);
+  if (away.culprits == std::vector<int>{shared_->options.rank}) return away;
+  return Inquiry::unreachable(shared_->options);
 }
 
 void FaultBoard::tell(const Verdict& verdict) {

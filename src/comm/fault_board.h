@@ -137,6 +137,7 @@ class FaultBoard {
   struct Shared;
   struct Inquiry;
   void post(std::function<void()> job);
+  Verdict without_store() const;
   bool await_store(const std::atomic<bool>& done, Seconds silence, Seconds in_all);
 
   std::shared_ptr<Shared> shared_;

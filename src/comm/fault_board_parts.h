@@ -78,8 +78,9 @@ struct FaultBoard::Shared {
   std::atomic<std::uint64_t> answers{0};  ///< Store operations that came back.
   std::atomic<double> period{0.5};        ///< Seconds between two rounds.
   std::atomic<double> beat_period{0.3};
-  std::atomic<bool> asks{false};   ///< An operation of the store is under way.
-  std::atomic<bool> moves{false};  ///< Movement that was not announced yet.
+  std::atomic<bool> asks{false};        ///< An operation of the store is under way.
+  std::atomic<bool> moves{false};       ///< Movement that was not announced yet.
+  std::atomic<std::uint64_t> ticks{0};  ///< Calls of time_passes().
 
   // Of the board's thread alone.
   bool described = false;     ///< This rank's connections are.
@@ -115,6 +116,7 @@ struct FaultBoard::Shared {
 /// Who is to blame (fault_inquiry.cc). All of it runs on the board's thread.
 struct FaultBoard::Inquiry {
   std::atomic<bool> done{false};
+  bool store_failed = false;
   Verdict verdict;
 
   static Verdict unreachable(const Options& options) {

@@ -437,6 +437,27 @@ TEST(FaultBoard, ARankThatWasAwayItselfBlamesNobodyElse) {
   EXPECT_EQ(verdict.reason, "this process itself was stopped for 7 s");
 }
 
+TEST(FaultBoard, ARankThatWasAwayUntilTheStoreWasGoneBlamesNobodyElse) {
+  for (const bool noticed_before : {true, false}) {
+    World world(3);
+    FaultBoard& board = *world.boards[1];
+    world.store->die();
+    const auto wakes = [&] { board.time_passes(Seconds(20), Seconds(0.5), Seconds(10)); };
+    if (noticed_before) wakes();
+    board.report({0}, kGrace, Seconds(1000));
+    auto woken = std::async(std::launch::async, [&] { return board.judge(); });
+    if (!noticed_before) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      wakes();
+    } else {
+      board.time_passes(Seconds(0.25), Seconds(0.25), Seconds(10));
+    }
+    const Verdict verdict = woken.get();
+    EXPECT_EQ(verdict.culprits, Ranks{1});
+    EXPECT_EQ(verdict.reason, "this process itself was stopped for 20 s");
+  }
+}
+
 /// Pauses once in an inquiry, so that a last look comes just after the store is back. Rank 2's note moves
 /// again a little later.
 class PausingStore final : public MemoryStore {
