@@ -1,7 +1,7 @@
 """What ``register`` returns: the engine behind a model's hook, and its settings, reports and state."""
 import atexit
 import io
-import warnings
+import sys
 import weakref
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
@@ -419,7 +419,12 @@ class Handle(StepsOfHook):
 
 @atexit.register
 def _close_all() -> None:
+    # What has ended this process, where an exception has: the others hear of it, and are not waited for.
+    error: Optional[BaseException] = getattr(sys, "last_value", None)
     for reference in list(_live):
         handle = reference()
-        if handle is not None:
-            handle.close()
+        if handle is None:
+            continue
+        if error is not None:
+            handle._engine.fail(f"{type(error).__name__}: {error}".splitlines()[0])
+        handle.close()

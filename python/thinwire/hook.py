@@ -189,10 +189,11 @@ class StepsOfHook:
         except RuntimeError:  # a rank is gone: the engine says which
             return
         if last != -first:
+            other = last if number == -first else -first
             raise RefusedByAll(
-                f"the model of this backward is registration {number} of this rank over these ranks, and "
-                f"registrations {-first} to {last} among all of them: register models, or shard them by "
-                "thinwire.fully_shard, in the same order on all ranks"
+                f"this rank registered the model of this backward as its number {number}, and another rank as "
+                f"its number {other}: give models to thinwire.register, or to thinwire.fully_shard, "
+                "in the same order on all ranks"
             )
         self._is_registered_alike, self._registrations = True, None
 

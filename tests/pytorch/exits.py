@@ -243,11 +243,13 @@ def raises_in_backward(mesh, words):
 
 def raises_between_hosts():
     # A rank of the same host waits in torch's reduce-scatter, whose errors name nobody.
-    raises_in_backward(mesh_of(), [] if RANK == 2 else ["rank 1 is gone or silent"])
+    # The rank with its shard finds it gone.
+    words = {0: ["rank 1 is gone or silent"], 1: ["rank 1 has failed", "ArithmeticError: given up"]}
+    raises_in_backward(mesh_of(), words.get(RANK, []))
 
 
 def raises_among_all():
-    raises_in_backward(flat(), [f"rank {FAILING} is gone or silent"])
+    raises_in_backward(flat(), [f"rank {FAILING} has failed", "ArithmeticError: given up"])
 
 
 SHARDED_FAILURES = [closing(scenario) for scenario in (

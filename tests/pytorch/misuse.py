@@ -331,7 +331,7 @@ def equal_models_in_another_order():
         models = [wrap(Net), wrap(Net)]
         for model in models if RANK == 0 else models[::-1]:
             register(model, "casq", check_replicas_every=0 if together else 1000)
-        words = ["registrations", "in the same order on all ranks"]
+        words = ["as its number 1", "as its number 2", "in the same order on all ranks"]
         if together:
             loss = sum(model(batch(0)).square().mean() for model in models)
             require_error(RuntimeError, words, loss.backward)
@@ -440,6 +440,17 @@ class Headless(Net):
         head = self.layers[4]
         hidden = self.layers[:4](x)
         return hidden @ head.weight.T + (0 if RANK == 0 else head.bias)
+
+
+def error_between_steps():
+    """Of a script's own, on rank 2: the others hear its words, long before the deadline."""
+    model = wrap(Net)
+    thinwire.register(model, "ef_signsgd", deadline_seconds=36000.0)
+    train(model, 3)
+    if RANK == 2:
+        raise ArithmeticError("given up")
+    require_error(RuntimeError, ["rank 2 has failed", "an error of its own: ArithmeticError: given up"],
+                  lambda: train(model, 1, first=3))
 
 
 def dies(how, victim, spec="ef_signsgd", unused=False):

@@ -21,7 +21,7 @@ from hooks import HOOKS
 from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
 from loss_scale import LOSS_SCALE
-from misuse import MISUSE, dies, replicas_that_differ, subgroups
+from misuse import MISUSE, dies, error_between_steps, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from scattered import SCATTERED
 from sharded import SHARDED
@@ -62,6 +62,7 @@ GROUPS = {
     "killed_in_sums": [lambda: dies("killed", 1, "dense")],
     # DDP's own sum over a used map fails, too.
     "killed_with_unused": [lambda: dies("killed", 1, "casq", unused=True)],
+    "error_between_steps": [error_between_steps],
     "frozen": [lambda: dies("frozen", 1)],
     "host_killed": [lambda: dies("killed", 0)],  # whose process serves the store
 }
