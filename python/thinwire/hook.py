@@ -191,8 +191,8 @@ class StepsOfHook:
         if last != -first:
             other = last if number == -first else -first
             raise RefusedByAll(
-                f"this rank registered the model of this backward as its number {number}, and another rank as "
-                f"its number {other}: give models to thinwire.register, or to thinwire.fully_shard, "
+                f"this rank registered the model of this backward as its number {number}, and another rank "
+                f"as its number {other}: give models to thinwire.register, or to thinwire.fully_shard, "
                 "in the same order on all ranks"
             )
         self._is_registered_alike, self._registrations = True, None

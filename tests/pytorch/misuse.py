@@ -331,7 +331,7 @@ def equal_models_in_another_order():
         models = [wrap(Net), wrap(Net)]
         for model in models if RANK == 0 else models[::-1]:
             register(model, "casq", check_replicas_every=0 if together else 1000)
-        words = ["as its number 1", "as its number 2", "in the same order on all ranks"]
+        words = ["registered the model of this backward as its number", "in the same order on all ranks"]
         if together:
             loss = sum(model(batch(0)).square().mean() for model in models)
             require_error(RuntimeError, words, loss.backward)

@@ -10,7 +10,8 @@ from thinwire.launch import environments, free_port
 
 group, ranks = sys.argv[1], int(sys.argv[2])
 victim = {"killed": 1, "killed_in_sums": 1, "killed_with_unused": 1, "frozen": 1, "host_killed": 0}.get(group)
-raising = 3 if group.endswith("_raises") else 2 if group == "error_between_steps" else None  # the others must end before the limit, and well
+# The others must end before the limit, and well.
+raising = 3 if group.endswith("_raises") else 2 if group == "error_between_steps" else None
 LIMIT_SECONDS = 200  # ends what hangs; how soon survivors know is not of this test
 SKIPPED = 77
 worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
