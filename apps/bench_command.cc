@@ -166,6 +166,8 @@ void add_bench_command(CLI::App& app) {
                       "threads, virtual (the clock is the link's), mpi or gloo");
   command->add_option("--deadline", options->engine.deadline_seconds,
                       "Seconds that a blocking call waits while nothing moves");
+  command->add_flag("--checked-sums", options->engine.checked_sums,
+                    "Over gloo: sums that it makes by itself go by a ring whose messages carry checksums");
   command->add_option("--step-limit", options->engine.step_limit_seconds,
                       "Seconds that gloo waits in one step altogether, also while bytes move; 0: an hour, or "
                       "twice the deadline");

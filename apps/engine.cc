@@ -101,6 +101,7 @@ void run_on_engine(const EngineOptions& options, const std::function<void(Commun
     if (options.step_limit_seconds > 0) {
       communicator.set_step_limit(std::chrono::duration<double>(options.step_limit_seconds));
     }
+    communicator.set_checked_sums(options.checked_sums);
     body(communicator);
   };
   if (options.engine == "threads") return run_in_process(options.workers, body, deadline);

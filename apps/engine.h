@@ -16,6 +16,7 @@ struct EngineOptions {
   double deadline_seconds = 300;  ///< Not of virtual, which knows when nothing more can come.
   double step_limit_seconds = 0;  ///< 0: the communicator's default. Of gloo.
   VirtualLink link{};             ///< Of virtual.
+  bool checked_sums = false;      ///< See Communicator::set_checked_sums.
 };
 
 /// The engine that needs torch, in a program that has it; see apps/gloo_engine.h.

@@ -76,7 +76,7 @@ void add_train_command(CLI::App& app) {
                                        "without a file) or adult:DIR")
                           ->default_str(by_model(&Defaults::data));
   command->add_option("--model", options.model,
-                      "cnn, resnet20, resnet9, lstm or transformer (words), or deepfm (categories)");
+                      "cnn, resnet20, resnet9, alexnet, lstm or transformer (words), or deepfm (categories)");
   CLI::Option* sync = command->add_option(
       "--sync", arguments->sync,
       "System that synchronizes the gradients; rows=SPEC,dense=SPEC: embeddings by another "
@@ -159,6 +159,8 @@ void add_train_command(CLI::App& app) {
   command->add_option("--step-limit", options.step_limit_seconds,
                       "Seconds that gloo waits in one step altogether, also while bytes move; 0: an hour, or "
                       "twice the deadline");
+  command->add_flag("--checked-sums", options.checked_sums,
+                    "Over gloo: sums that it makes by itself go by a ring whose messages carry checksums");
   command
       ->add_option("--check-replicas-every", options.check_replicas_every,
                    "Compare the ranks' parameters every N steps; 0: only at the end of each epoch")

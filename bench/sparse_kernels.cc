@@ -2,6 +2,7 @@
 // run. What each figure counts stands in docs/kernels.md.
 
 #include <algorithm>
+#include <bit>
 #include <random>
 #include <unordered_map>
 #include <vector>
@@ -196,6 +197,51 @@ void thresholds_by_sorting(benchmark::State& state, const Sparse& sparse) {
   });
 }
 
+/// The indices of 16 ranks, each with as many non-zeros as `sparse`, at other places: those of the first
+/// one, moved on by a share of the range.
+std::vector<std::uint32_t> indices_of_all(const Sparse& sparse) {
+  std::vector<std::uint32_t> all;
+  all.reserve(kOwners * sparse.indices.size());
+  for (std::uint32_t rank = 0; rank < kOwners; ++rank) {
+    const std::uint32_t shift = rank * (kElements / kOwners / 2 + 1);
+    for (const std::uint32_t index : sparse.indices) all.push_back((index + shift) % kElements);
+  }
+  return all;
+}
+
+/// One mapping for all ranks (Zen, section 3.1): the union of their indices, cut into even parts; by sorting.
+void mapping_by_sorting(benchmark::State& state, const Sparse& sparse) {
+  const std::vector<std::uint32_t> all = indices_of_all(sparse);
+  std::vector<std::uint32_t> sorted(all.size()), thresholds(kOwners - 1);
+  against_copy(state, 8 * count_of(all), count_of(all), [&] {
+    std::ranges::copy(all, sorted.begin());
+    std::ranges::sort(sorted);
+    const auto rest = std::ranges::unique(sorted);
+    cut_evenly(Span<const std::uint32_t>(sorted.data(), sorted.size() - rest.size()), thresholds);
+    benchmark::DoNotOptimize(thresholds.data());
+  });
+}
+
+/// The same by a bit for each element of the tensor: the union's indices come out in order.
+void mapping_by_bitmap(benchmark::State& state, const Sparse& sparse) {
+  const std::vector<std::uint32_t> all = indices_of_all(sparse);
+  std::vector<std::uint64_t> bits(kElements / 64 + 1);
+  std::vector<std::uint32_t> in_order(all.size()), thresholds(kOwners - 1);
+  against_copy(state, 8 * count_of(all), count_of(all), [&] {
+    std::ranges::fill(bits, 0);
+    for (const std::uint32_t index : all) bits[index / 64] |= std::uint64_t{1} << (index % 64);
+    std::size_t count = 0;
+    for (std::size_t word = 0; word < bits.size(); ++word) {
+      for (std::uint64_t left = bits[word]; left != 0; left &= left - 1) {
+        in_order[count++] =
+            static_cast<std::uint32_t>(64 * word) + static_cast<std::uint32_t>(std::countr_zero(left));
+      }
+    }
+    cut_evenly(Span<const std::uint32_t>(in_order.data(), count), thresholds);
+    benchmark::DoNotOptimize(thresholds.data());
+  });
+}
+
 /// Zen's Algorithm 3: one hash into memory that is given in percent of the non-zeros. What it loses is
 /// reported as lost_share. Values are then looked up in the gradient, as the paper does.
 void partition_by_lossy_hash(benchmark::State& state) {
@@ -320,6 +366,8 @@ BENCHMARK(partition_by_hash_shape)
     ->ArgsProduct({{100, 10}, {200}, {1, 2, 4}});
 SPARSE(partition_by_thresholds, "split_among_16_owners/thresholds");
 SPARSE(thresholds_by_sorting, "split_among_16_owners/sort_for_thresholds");
+SPARSE(mapping_by_sorting, "split_among_16_owners/mapping_by_sorting");
+SPARSE(mapping_by_bitmap, "split_among_16_owners/mapping_by_bitmap");
 BENCHMARK(partition_by_lossy_hash)
     ->UseManualTime()
     ->Name("split_among_16_owners/algorithm_3")

@@ -429,6 +429,21 @@ TEST(DdpEngine, ABackwardThatIsGivenUpLeavesNoTrace) {
   });
 }
 
+TEST(DdpEngine, AStepThatIsPassedOverCountsUnlessAStateIsLoaded) {
+  run(2, "holder", [](Rank& rank, std::size_t) {
+    for (int step = 0; step < 3; ++step) rank.part({0, 1, 2});
+    const StateReader state = rank.state();
+    rank.engine().pass_over_step();
+    rank.part({0, 1, 2});
+    EXPECT_EQ(rank.engine().step(), 5u);
+    rank.engine().pass_over_step();
+    rank.engine().load(state);
+    EXPECT_EQ(rank.engine().step(), 3u);
+    rank.part({0, 1, 2});
+    EXPECT_EQ(rank.engine().step(), 4u);
+  });
+}
+
 TEST(DdpEngine, AStateIsInTheBucketsOfTheLastWholeStep) {
   run(2, "holder", [](Rank& rank, std::size_t) {
     const auto bucket_of_b = [&] { return rank.state().get_integer("ddp_bucket/b"); };

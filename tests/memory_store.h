@@ -45,6 +45,10 @@ class MemoryStore : public FaultBoard::Store {
     pass(lock);
     return numbers_[key] += number;
   }
+  void erase(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    values_.erase(key);
+  }
   void let_conclude_together(int ranks) {
     std::lock_guard lock(mutex_);
     together_ = ranks;

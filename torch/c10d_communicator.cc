@@ -55,6 +55,19 @@ std::optional<Ending> failure_of(const std::exception_ptr& failure) {
   }
 }
 
+/// rank: this one. seen: half a sentence, what it knows itself.
+std::string sentence_of(const Verdict& verdict, int rank, std::string seen) {
+  if (!verdict.reason.empty()) seen += "; " + verdict.reason;
+  if (verdict.culprits.empty()) return seen;
+  if (!verdict.failed && verdict.culprits == std::vector<int>{rank})
+    return "this rank itself was away (" + seen + ")";
+  const bool one = verdict.culprits.size() == 1;
+  const std::string how = verdict.failed  ? (one ? " has failed" : " have failed")
+                          : verdict.alive ? (one ? " has not come" : " have not come")
+                                          : (one ? " is gone or silent" : " are gone or silent");
+  return name_ranks(verdict.culprits) + how + " (" + seen + ")";
+}
+
 Ending nothing_within(std::chrono::duration<double> deadline) {
   return {"nothing arrived within " + seconds_text(deadline), {}};
 }
@@ -82,6 +95,7 @@ C10dCommunicator::C10dCommunicator(c10::intrusive_ptr<c10d_compat::Group> group,
       options_(std::move(options)),
       exceptions_at_start_(std::uncaught_exceptions()) {
   survive_broken_connections();
+  set_deadline(options_.deadline);
   if (store) open_board(std::move(store));
 }
 
@@ -94,7 +108,8 @@ void C10dCommunicator::open_board(c10::intrusive_ptr<::c10d::Store> store) {
   if (links->empty()) links.reset();
   watch_ = std::make_unique<WaitWatch>(
       *board_, std::move(links),
-      WaitWatch::Options{.rank = rank(), .size = size(), .store_host = options_.store_host});
+      WaitWatch::Options{
+          .rank = rank(), .size = size(), .store_host = options_.store_host, .deadline = deadline()});
 }
 
 C10dCommunicator::~C10dCommunicator() {
@@ -106,6 +121,15 @@ C10dCommunicator::~C10dCommunicator() {
 
 void C10dCommunicator::tell(const Verdict& verdict) {
   if (board_) board_->tell(verdict);
+}
+
+void C10dCommunicator::stay(std::atomic<bool>& enough) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::seconds kPatience{10};
+  // Of the process, however many models it has.
+  static const Clock::time_point until = Clock::now() + kPatience;
+  const std::chrono::duration<double> patience = until - Clock::now();
+  if (board_ && patience.count() > 0) board_->stay(fault_grace(deadline()), patience, enough);
 }
 
 void C10dCommunicator::check_memory(Memory memory) const {
@@ -303,28 +327,31 @@ void C10dCommunicator::all_reduce_sum(Span<float> values) {
     return count_ring(values.size(), 4);
   }
   check_memory(values.memory());
-  if (backend_ != "gloo") return Communicator::all_reduce_sum(values);
+  if (backend_ != "gloo" || checked_sums()) return Communicator::all_reduce_sum(values);
   if (size() == 1 || values.empty()) return;
   run_all_reduce(at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kFloat),
                  ::c10d::ReduceOp::SUM);
   count_ring(values.size(), 4);
 }
 
-void C10dCommunicator::all_reduce_or(Span<std::uint64_t> words) {
-  bind_exchange();
-  check_memory(words.memory());
-  if (backend_ != "gloo") return Communicator::all_reduce_or(words);
-  if (size() == 1 || words.empty()) return;
-  run_all_reduce(at::from_blob(words.data(), {static_cast<std::int64_t>(words.size())}, at::kLong),
-                 ::c10d::ReduceOp::BOR);
-  count_ring(words.size(), 8);
-}
-
 bool C10dCommunicator::sums(at::ScalarType type, bool on_device) const {
   if (on_device && device_group_) return true;
+  if (checked_sums() && (type == at::kHalf || type == at::kBFloat16)) return false;
   if (type == at::kHalf) return backend_ == "gloo";
   if (type == at::kBFloat16) return backend_ == "gloo" && c10d_compat::kGlooSumsBFloat16;
   return true;
+}
+
+void C10dCommunicator::sum_checked(const at::Tensor& values) {
+  const auto elements = static_cast<std::size_t>(values.numel());
+  if (values.scalar_type() == at::kFloat) {
+    Communicator::all_reduce_sum(Span<float>(values.data_ptr<float>(), elements));
+  } else if (values.scalar_type() == at::kDouble) {
+    ring_sum(Span<double>(values.data_ptr<double>(), elements));
+  } else {
+    throw std::invalid_argument(std::string("sums of ") + c10::toString(values.scalar_type()) +
+                                " cannot be checked: leave out checked_sums");
+  }
 }
 
 void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
@@ -337,6 +364,7 @@ void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
   } else {
     check_memory(values.is_cpu() ? Memory::host : Memory::cuda);
     if (size() == 1) return;
+    if (checked_sums()) return sum_checked(values);
     run_all_reduce(std::move(values), ::c10d::ReduceOp::SUM);
   }
   count_ring(elements, bytes);
@@ -348,6 +376,74 @@ void C10dCommunicator::barrier() {
   wait_native(started({}, [&] { return group_->barrier(); }));
   const auto hops = static_cast<std::uint64_t>(std::bit_width(static_cast<unsigned>(size() - 1)));
   count_native(hops, hops, hops);
+}
+
+/// The ranks whose connections are closed. Leaves the others open: ranks that see theirs closed ask at once,
+/// before they can read why.
+std::vector<int> C10dCommunicator::broken_pairs() {
+  static std::byte received{};  // outlives this call: what nobody answers is not waited for
+  std::vector<int> broken;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    std::vector<at::Tensor> tensors{view_bytes(&received, 1)};
+    try {
+      group_->recv(tensors, peer, static_cast<int>(kSpareWireTag));
+    } catch (const std::exception&) {
+      broken.push_back(peer);
+    }
+  }
+  return broken;
+}
+
+/// The ranks that do not beat for longer than a live one is silent. In large worlds nobody: each rank would
+/// ask for all others.
+std::vector<int> C10dCommunicator::silent_ranks() {
+  constexpr int kFew = 64;
+  if (!board_ || size() > kFew) return {};
+  const auto grace = fault_grace(deadline());
+  std::vector<int> others;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) others.push_back(peer);
+  }
+  const std::uint64_t answers = board_->hear(grace).store_answers;
+  board_->set_grace(grace);
+  board_->waits_for(others, grace / 8);
+  std::this_thread::sleep_for(2 * grace);
+  FaultBoard::Hearing hearing = board_->hear(grace);
+  board_->waits_no_more();
+  const bool store_is_silent = hearing.asks_store && hearing.store_answers - answers <= 1;
+  if (store_is_silent && options_.store_host >= 0 && options_.store_host != rank())
+    return {options_.store_host};
+  return std::move(hearing.silent);
+}
+
+std::string C10dCommunicator::blame_lost_ranks() {
+  constexpr auto kLook = std::chrono::milliseconds(50);
+  constexpr int kLooks = 20;  // the connections of a process do not close all at once
+  if (backend_ != "gloo" || !board_) return {};
+  std::vector<int> lost;
+  const bool is_told = board_->others_have_ended();  // whom another rank blames is everyone's verdict
+  for (int look = 0; look < kLooks && lost.empty() && !is_told; ++look) {
+    if (look > 0) std::this_thread::sleep_for(kLook);
+    lost = broken_pairs();
+  }
+  bool is_closed = !lost.empty();
+  if (!is_closed && !is_told) {
+    lost = silent_ranks();
+    // The store's host may have ended meanwhile, and its store with it, which tells of no silence.
+    if (lost.empty()) is_closed = !(lost = broken_pairs()).empty();
+  }
+  if (lost.empty() && !is_told) return {};
+  failed_ = true;
+  board_->report(std::move(lost), fault_grace(deadline()), deadline());
+  // Without evidence: a rank that is gone may have ended others, which say so, and this process may have been
+  // away itself.
+  verdict_ = board_->judge_lost();
+  if (verdict_.culprits.empty()) return {};
+  return sentence_of(verdict_, rank(),
+                     is_told     ? "an error outside of an exchange"
+                     : is_closed ? "a connection is closed"
+                                 : "its process does not answer");
 }
 
 /// Wakes every rank that waits for this one: a Gloo wait that times out closes all connections of its group,
@@ -402,13 +498,7 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
   const Verdict verdict =
       board_ ? board_->judge(ending.evidence) : Verdict{awaited, "there is no store to ask others"};
   verdict_ = verdict;
-  if (verdict.culprits.empty()) fail(-1, ending.what + "; " + verdict.reason);
-  const bool one = verdict.culprits.size() == 1;
-  const std::string how = verdict.failed  ? (one ? " has failed" : " have failed")
-                          : verdict.alive ? (one ? " has not come" : " have not come")
-                                          : (one ? " is gone or silent" : " are gone or silent");
-  fail(verdict.culprits[0],
-       name_ranks(verdict.culprits) + how + " (" + ending.what + "; " + verdict.reason + ")");
+  fail(verdict.culprits.empty() ? -1 : verdict.culprits[0], sentence_of(verdict, rank(), ending.what));
 }
 
 }  // namespace thinwire

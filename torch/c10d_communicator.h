@@ -6,6 +6,7 @@
 // promises no order among messages of different threads. Frames stay with the first group, since the host
 // checks every byte of them.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -32,6 +33,8 @@ class C10dCommunicator : public Communicator {
     /// The group's connections, as open_tcp_sockets() names them (comm/tcp_links.h). Empty: not known, then
     /// a slow or interrupted network cannot be told from silence.
     std::vector<std::string> sockets{};
+    /// As set_deadline() sets it. Given here, it holds from the start on, before anything is waited for.
+    std::chrono::duration<double> deadline{300.0};
   };
 
   /// `store`: where failing ranks find out who is to blame; may be null, then a rank blames the one that it
@@ -43,9 +46,27 @@ class C10dCommunicator : public Communicator {
   void leave_alone() { options_.leave_together = false; }
   /// Whom this communicator has blamed when it failed; nobody where it has not.
   const Verdict& verdict() const { return verdict_; }
+  /// See FaultBoard.
+  void share_signs(std::shared_ptr<FaultBoard::Signs> signs) {
+    if (board_) board_->share_signs(std::move(signs));
+  }
+  /// With tell(): the process ends, see FaultBoard. For any thread.
+  void tell_end() {
+    if (board_) board_->tell_end();
+  }
+  /// Whether other ranks are gone or end by an error, see FaultBoard. For any thread.
+  bool others_have_ended() const { return board_ != nullptr && board_->others_have_ended(); }
   /// Another communicator of this process has failed, and this one ends with it; see FaultBoard. For any
   /// thread.
   void tell(const Verdict& verdict);
+  /// After tell() of this rank's own failure, see FaultBoard::stay. For any thread.
+  void stay(std::atomic<bool>& enough);
+
+  /// After an error of another group's connections, which ends this process. For the thread that drives the
+  /// communicator, after its last exchange. Finds the ranks whose connections are closed or whose processes
+  /// do not beat, tells the others, and waits as FaultBoard::judge does. Returns whom all ranks blame, as a
+  /// sentence; nothing where no rank is missing, which takes three graces of the deadline at most.
+  std::string blame_lost_ranks();
 
   std::string engine() const override { return backend_; }
 
@@ -59,7 +80,6 @@ class C10dCommunicator : public Communicator {
   /// Gloo's ring; the other engines' may give ranks different bits, so the inherited ring stays for them.
   /// NCCL gives all ranks the same.
   void all_reduce_sum(Span<float> values) override;
-  void all_reduce_or(Span<std::uint64_t> words) override;
   void barrier() override;
 
   /// Whether all_reduce_tensor takes this type. The same on all ranks.
@@ -87,6 +107,7 @@ class C10dCommunicator : public Communicator {
   void run_on_device(at::Tensor tensor);
   void poll_device(const Work& work);
   void sum_on_device(Span<float> values);
+  void sum_checked(const at::Tensor& values);
   void count_ring(std::size_t elements, std::size_t element_bytes);
   void wait_native(const Work& work);
   void open_board(c10::intrusive_ptr<::c10d::Store> store);
@@ -96,6 +117,8 @@ class C10dCommunicator : public Communicator {
   /// may still hold the caller's buffer.
   [[noreturn]] void give_up(std::vector<int> awaited, const Ending& ending, const Work& native);
   std::vector<int> close_pairs();
+  std::vector<int> broken_pairs();
+  std::vector<int> silent_ranks();
 
   c10::intrusive_ptr<c10d_compat::Group> group_;
   c10::intrusive_ptr<c10d_compat::Group> device_group_;  // null: devices are not reached

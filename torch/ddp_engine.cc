@@ -1,11 +1,14 @@
 #include "torch/ddp_engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "comm/fault_note.h"
 #include "exchange/collectives.h"
 #include "torch/ddp_regroup.h"
 
@@ -15,6 +18,16 @@ namespace {
 C10dCommunicator& first_of(const std::vector<std::unique_ptr<C10dCommunicator>>& communicators) {
   if (communicators.empty()) throw std::invalid_argument("an engine of 0 lanes: at least 1 is needed");
   return *communicators.front();
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "an exception without a text";
+  }
 }
 
 std::runtime_error closed() {
@@ -46,14 +59,23 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicator
     : options_(options), sessions_(board_, lanes_, canonical(spec, first_of(communicators)), options) {
   // Lanes are threads: they come when nothing throws any more.
   std::vector<std::unique_ptr<TensorSession>> tensor_sessions;
+  const auto signs = std::make_shared<FaultBoard::Signs>(0);
   for (auto& communicator : communicators) {
+    communicator->share_signs(signs);
     tensor_sessions.push_back(std::make_unique<TensorSession>(std::move(communicator), options_.threads));
   }
   board_.tell = [this](const Verdict& verdict) {
+    board_.told = verdict;
     for (auto& lane : lanes_) lane->tensor_session().communicator().tell(verdict);
   };
+  lanes_.reserve(tensor_sessions.size());
   for (auto& tensor_session : tensor_sessions) {
-    lanes_.push_back(std::make_unique<DdpLane>(board_, std::move(tensor_session)));
+    try {
+      lanes_.push_back(std::make_unique<DdpLane>(board_, std::move(tensor_session)));
+    } catch (const std::system_error&) {
+      close();  // this process has no more threads; those that run are waited for
+      throw;
+    }
     if (!device_group) continue;
     lanes_.back()->tensor_session().communicator().set_device_group(
         device_group, [this, &lane = *lanes_.back()] { wait_for_turn(lane); });
@@ -80,10 +102,21 @@ void DdpEngine::close() {
   // Each waits a little for the other ranks to come to this point: all at the same time. After a failure in
   // one lane nobody comes to the others; and where this rank gave up its step, they wait in that.
   const bool together = !board_.failure && !gave_up_;
-  std::vector<std::thread> leaving;
-  for (auto& lane : lanes_)
-    leaving.emplace_back([&lane, together] { lane->tensor_session().leave(together); });
-  for (auto& thread : leaving) thread.join();
+  std::vector<std::jthread> leaving;
+  leaving.reserve(lanes_.size());
+  // Others read on any lane's board why this rank has failed.
+  std::atomic<bool> is_read = !told_own_failure_;
+  for (auto& lane : lanes_) {
+    const auto leave = [&lane, &is_read, together] {
+      if (!is_read) lane->tensor_session().communicator().stay(is_read);
+      lane->tensor_session().leave(together);
+    };
+    try {
+      leaving.emplace_back(leave);
+    } catch (const std::system_error&) {
+      leave();  // this process has no more threads
+    }
+  }
 }
 
 /// Why there are no more steps; null where there are.
@@ -135,19 +168,60 @@ void DdpEngine::fail(const std::string& text) {
   fail_held(lock, board_.failure);
 }
 
+std::string DdpEngine::blame_lost_ranks() {
+  Lock lock(board_.mutex);
+  if (board_.closed) return {};  // lanes have no communicators any more
+  give_up_step(lock);
+  wake_lanes();
+  C10dCommunicator& first = lanes_[0]->tensor_session().communicator();
+  // A lane that finds a connection closed asks for so long.
+  const bool are_idle = board_.changed.wait_for(lock, 5 * fault_grace(first.deadline()), [&] {
+    return std::ranges::all_of(lanes_, [](const auto& lane) { return lane->is_idle(); });
+  });
+  if (board_.failure) return text_of(board_.failure);
+  if (!are_idle) return {};
+  lock.unlock();  // lanes are idle, and nobody gives them anything to do any more
+  std::string text = first.blame_lost_ranks();
+  lock.lock();
+  if (text.empty()) return text;
+  board_.fail(std::make_exception_ptr(std::runtime_error(text)));
+  told_own_failure_ = true;  // this process ends, and the store with it
+  board_.tell(first.verdict());
+  return text;
+}
+
+Verdict DdpEngine::verdict() const {
+  const Lock lock(board_.mutex);
+  return board_.told;
+}
+
+void DdpEngine::tell_end() {
+  const Lock lock(board_.mutex);
+  if (!board_.closed) lanes_[0]->tensor_session().communicator().tell_end();
+}
+
+void DdpEngine::end_with(const Verdict& verdict) {
+  Lock lock(board_.mutex);
+  if (refusal()) return;
+  board_.fail(std::make_exception_ptr(std::runtime_error("this process has ended: " + verdict.reason)));
+  // As after an error of its own: the store may end with this process.
+  told_own_failure_ = true;
+  board_.tell(verdict);
+  fail_held(lock, board_.failure);
+}
+
+bool DdpEngine::is_left_behind() const {
+  const Lock lock(board_.mutex);
+  return !refusal() && lanes_[0]->tensor_session().communicator().others_have_ended();
+}
+
 /// With the lock held: an error of this rank, which the others hear of, as they wait for its frames.
 void DdpEngine::fail_alone(const std::exception_ptr& error) noexcept {
   if (board_.failure) return;
   board_.fail(error);
+  told_own_failure_ = true;
   try {
-    std::string text = "an exception without a text";
-    try {
-      std::rethrow_exception(error);
-    } catch (const std::exception& known) {
-      text = known.what();
-    } catch (...) {
-    }
-    board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(), text));
+    board_.tell(own_failure(lanes_[0]->tensor_session().communicator().rank(), text_of(error)));
   } catch (...) {
     // No memory. The others find out for themselves.
   }
@@ -264,6 +338,7 @@ void DdpEngine::fail_held(Lock& lock, const std::exception_ptr& error) {
   lock.unlock();
   for (DdpItem& item : items) item.done({}, error);
   if (means) means->fail(error);
+  items.clear();  // what they hold may need Python's lock, whose holder may wait for this one
   lock.lock();
 }
 

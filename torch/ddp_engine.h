@@ -59,6 +59,24 @@ class DdpEngine {
   /// with this error, and tells the other ranks. Nothing after an earlier error.
   void fail(const std::string& text);
 
+  /// When this process ends by an error of another group's connections: names the ranks that are gone, see
+  /// C10dCommunicator::blame_lost_ranks, or says why the engine has failed. Empty where nobody is gone: then
+  /// fail() has to tell the others.
+  std::string blame_lost_ranks();
+
+  /// Whom this rank has blamed for the engine's failure, by ranks of the group; nobody where it has not
+  /// failed.
+  Verdict verdict() const;
+  /// This process ends: others that wait for it in groups of torch's need not wait any more. Before
+  /// end_with() or fail(), which say why.
+  void tell_end();
+  /// This process ends for what `verdict` says, which another engine of it has found: tells the other ranks.
+  /// Nothing after an earlier error.
+  void end_with(const Verdict& verdict);
+  /// Whether other ranks have ended by an error, or end, and this engine has met none: this rank may wait for
+  /// them where the engine cannot end it. For any thread.
+  bool is_left_behind() const;
+
   /// Whether all means of the step under way that have come are finite. In a reduce-scatter each rank sees
   /// its own part: in 16 bits another rank's may be too large for the type, and this rank's not.
   bool is_finite() const;
@@ -153,6 +171,7 @@ class DdpEngine {
   bool resumes_ = false;              // the next step is the first one after load()
   int submitted_steps_ = 0;           // since the beginning, or load()
   bool within_step_ = false;
+  bool told_own_failure_ = false;
   bool gave_up_ = false;       // the step before the next one, of which nothing is left but its number
   bool sent_nothing_ = false;  // and of which nothing was submitted
 };

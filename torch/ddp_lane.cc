@@ -88,7 +88,9 @@ void DdpLane::fail(const std::exception_ptr& error) {
     try {
       if (verdict.culprits.empty()) std::rethrow_exception(error);
     } catch (const CommError& failure) {
-      if (failure.peer() >= 0) verdict.culprits = {failure.peer()};
+      // The rank lives, and may read this first of all: it has been refused, not been silent.
+      if (failure.peer() >= 0)
+        verdict = {.culprits = {failure.peer()}, .reason = failure.what(), .failed = true};
     } catch (const std::exception& failure) {
       verdict = own_failure(communicator.rank(), failure.what());
     }

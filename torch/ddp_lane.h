@@ -32,6 +32,7 @@ struct DdpBoard {
   /// Tells the ranks at the other ends of all lanes whom the first failure is laid to: this process ends with
   /// it, and they would lay it to this rank.
   std::function<void(const Verdict&)> tell;
+  Verdict told;  // what was, last
 
   void fail(std::exception_ptr error) {
     if (!failure) failure = std::move(error);

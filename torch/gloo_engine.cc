@@ -352,12 +352,11 @@ std::unique_ptr<Communicator> open_gloo_from_environment(Seconds deadline) {
   // From now on an answer may be as late as an interruption of the network that ranks survive.
   store->setTimeout(
       std::chrono::ceil<std::chrono::milliseconds>(2 * deadline + std::chrono::duration<double>(10)));
-  auto communicator = std::make_unique<C10dCommunicator>(
-      group, store,
-      C10dCommunicator::Options{
-          .store_host = store_host, .leave_together = true, .sockets = tcp_sockets_since(before)});
-  communicator->set_deadline(deadline);
-  return communicator;
+  return std::make_unique<C10dCommunicator>(group, store,
+                                            C10dCommunicator::Options{.store_host = store_host,
+                                                                      .leave_together = true,
+                                                                      .sockets = tcp_sockets_since(before),
+                                                                      .deadline = deadline});
 }
 
 }  // namespace thinwire

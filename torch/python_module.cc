@@ -48,12 +48,12 @@ c10::intrusive_ptr<T> share(const py::handle& object) {
 std::unique_ptr<C10dCommunicator> open_communicator(const py::handle& group, const py::handle& store,
                                                     int store_host, double deadline_seconds,
                                                     std::vector<std::string> sockets = {}) {
-  auto communicator = std::make_unique<C10dCommunicator>(
+  return std::make_unique<C10dCommunicator>(
       share<c10d_compat::Group>(group), share<::c10d::Store>(store),
-      C10dCommunicator::Options{
-          .store_host = store_host, .leave_together = true, .sockets = std::move(sockets)});
-  communicator->set_deadline(std::chrono::duration<double>(deadline_seconds));
-  return communicator;
+      C10dCommunicator::Options{.store_host = store_host,
+                                .leave_together = true,
+                                .sockets = std::move(sockets),
+                                .deadline = std::chrono::duration<double>(deadline_seconds)});
 }
 
 using Future = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -145,13 +145,20 @@ py::dict fit_state(const py::dict& values, const std::map<std::string, std::size
   return to_dict(state_for_model(to_state(values), parameters, known, builtin_registry()));
 }
 
-/// torch's own errors without the frames of C++ that they carry; others as they are.
-std::exception_ptr in_one_line(const std::exception_ptr& error) {
+/// With how ranks are numbered, where it tells of any.
+std::string numbered(const std::string& text, const std::string& numbering) {
+  return text.find("rank") == std::string::npos ? text : text + numbering;
+}
+
+/// As users read it: torch's own errors without the frames of C++ that they carry.
+std::exception_ptr in_words(const std::exception_ptr& error, const std::string& numbering) {
   try {
     std::rethrow_exception(error);
   } catch (const c10::Error& torch_error) {
-    std::string text = torch_error.what_without_backtrace();
-    return std::make_exception_ptr(std::runtime_error(text.substr(0, text.find('\n'))));
+    const std::string text = torch_error.what_without_backtrace();
+    return std::make_exception_ptr(std::runtime_error(numbered(text.substr(0, text.find('\n')), numbering)));
+  } catch (const std::runtime_error& known) {
+    return std::make_exception_ptr(std::runtime_error(numbered(known.what(), numbering)));
   } catch (...) {
     return error;
   }
@@ -167,19 +174,22 @@ void fail_future(const py::object& future, const std::string& text) {
 
 class PythonEngine {
  public:
-  /// sockets: of each group, or none. step_limit_seconds: 0 for the communicator's default.
+  /// sockets: of each group, or none. step_limit_seconds: 0 for the communicator's default. numbering: what
+  /// errors add that name ranks.
   PythonEngine(const py::list& groups, const std::vector<std::vector<std::string>>& sockets,
                const py::list& stores, const py::object& device_group, int store_host,
                double deadline_seconds, double step_limit_seconds, const std::string& spec,
                std::uint64_t seed, int threads, bool devices_compress, bool reduce_scatter,
-               bool means_together, const std::vector<std::pair<std::string, at::Tensor>>& parameters)
-      : names_(parameters) {
+               bool means_together, bool checked_sums, std::string numbering,
+               const std::vector<std::pair<std::string, at::Tensor>>& parameters)
+      : names_(parameters), numbering_(std::move(numbering)) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
     for (std::size_t lane = 0; lane < groups.size(); ++lane) {
       lanes.push_back(
           open_communicator(groups[lane], stores[lane], store_host, deadline_seconds, sockets.at(lane)));
       if (step_limit_seconds > 0)
         lanes.back()->set_step_limit(std::chrono::duration<double>(step_limit_seconds));
+      lanes.back()->set_checked_sums(checked_sums);
     }
     c10::intrusive_ptr<c10d_compat::Group> sums;
     if (!device_group.is_none()) sums = share<c10d_compat::Group>(device_group);
@@ -219,9 +229,10 @@ class PythonEngine {
       });
     }
     const py::gil_scoped_release release;
-    engine_->submit(std::move(bucket), [plain, result, object](at::Tensor mean, std::exception_ptr error) {
+    engine_->submit(std::move(bucket), [plain, result, object, numbering = numbering_](
+                                           at::Tensor mean, std::exception_ptr error) {
       if (error) {
-        plain->setError(in_one_line(error));
+        plain->setError(in_words(error, numbering));
       } else if (!object) {
         plain->markCompleted(result);
       } else {
@@ -274,11 +285,27 @@ class PythonEngine {
     std::vector<std::string> parts;
     {
       const py::gil_scoped_release release;
-      parts = engine_->gather(kind, own, longest);
+      try {
+        parts = engine_->gather(kind, own, longest);
+      } catch (...) {
+        std::rethrow_exception(in_words(std::current_exception(), numbering_));
+      }
     }
     py::list all;
     for (const std::string& part : parts) all.append(py::bytes(part));
     return all;
+  }
+
+  std::string blame_lost_ranks() { return numbered(engine_->blame_lost_ranks(), numbering_); }
+
+  using PlainVerdict = std::tuple<std::vector<int>, std::string, bool, bool>;
+  PlainVerdict verdict() const {
+    const Verdict found = engine_->verdict();
+    return {found.culprits, found.reason, found.alive, found.failed};
+  }
+  void end_with(const PlainVerdict& verdict) {
+    const auto& [culprits, reason, alive, failed] = verdict;
+    engine_->end_with({.culprits = culprits, .reason = reason, .alive = alive, .failed = failed});
   }
 
   DdpEngine& engine() { return *engine_; }
@@ -286,6 +313,7 @@ class PythonEngine {
 
  private:
   Names names_;
+  std::string numbering_;
   std::unique_ptr<DdpEngine> engine_;
 };
 
@@ -452,13 +480,18 @@ PYBIND11_MODULE(_C, module) {
   engine
       .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
                     const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
-                    bool, bool, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+                    bool, bool, bool, std::string, const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
            py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
            py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
-           py::arg("means_together"), py::arg("parameters"))
+           py::arg("means_together"), py::arg("checked_sums"), py::arg("numbering"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def("fail", of_engine(&DdpEngine::fail), py::arg("text"), WithoutLock())
+      .def("blame_lost_ranks", &PythonEngine::blame_lost_ranks, WithoutLock())
+      .def("verdict", &PythonEngine::verdict, WithoutLock())
+      .def("tell_end", of_engine(&DdpEngine::tell_end), WithoutLock())
+      .def("end_with", &PythonEngine::end_with, py::arg("verdict"), WithoutLock())
+      .def("is_left_behind", of_engine(&DdpEngine::is_left_behind), WithoutLock())
       .def("is_finite", of_engine(&DdpEngine::is_finite))
       .def("last_bucket_was_submitted", of_engine(&DdpEngine::last_bucket_was_submitted), WithoutLock())
       .def("end_backward", of_engine(&DdpEngine::end_backward), WithoutLock())

@@ -20,8 +20,10 @@ Span<std::byte> bytes_of(const torch::Tensor& tensor) {
 }  // namespace
 
 void broadcast_model(Model& model, Communicator& communicator) {
+  Exchange exchange(communicator, {.kind = "model"});
   for (const auto& parameter : model.parameters()) communicator.broadcast(bytes_of(parameter), 0);
   for (const auto& buffer : model.buffers()) communicator.broadcast(bytes_of(buffer), 0);
+  exchange.finish();
 }
 
 void average_buffers(Model& model, Communicator& communicator) {
@@ -33,7 +35,10 @@ void average_buffers(Model& model, Communicator& communicator) {
   std::vector<torch::Tensor> flattened;
   for (const auto& tensor : statistics) flattened.push_back(tensor.flatten());
   torch::Tensor flat = torch::cat(flattened);
-  communicator.all_reduce_sum({flat.data_ptr<float>(), static_cast<std::size_t>(flat.numel())});
+  const Span<float> values(flat.data_ptr<float>(), static_cast<std::size_t>(flat.numel()));
+  Exchange exchange(communicator, {.elements = values.size(), .kind = "buffers"});
+  communicator.Communicator::all_reduce_sum(values);  // not an engine's own, which may have no checksums
+  exchange.finish();
   flat.div_(communicator.size());
   std::int64_t offset = 0;
   for (auto& tensor : statistics) {
@@ -60,7 +65,7 @@ std::uint64_t hash_model(const Model& model) {
 }
 
 std::uint64_t require_agreement(const Model& model, Communicator& communicator, const std::string& when) {
-  const std::vector<std::uint64_t> hashes = gather(communicator, hash_model(model));
+  const std::vector<std::uint64_t> hashes = gather(communicator, hash_model(model), "hashes");
   if (const auto difference = replica_difference(hashes)) {
     throw std::runtime_error(fmt::format(
         "{}: {}; check that all run the same program on the same kind of machine", when, *difference));
@@ -71,7 +76,7 @@ std::uint64_t require_agreement(const Model& model, Communicator& communicator, 
 void require_same_parameters(const Model& model, std::uint64_t step, Communicator& communicator) {
   std::uint64_t hash = step;
   for (const auto& parameter : model.parameters()) hash = content_hash(bytes_of(parameter), hash);
-  const std::vector<std::uint64_t> hashes = gather(communicator, hash);
+  const std::vector<std::uint64_t> hashes = gather(communicator, hash, "hashes");
   if (const auto difference = replica_difference(hashes)) {
     throw std::runtime_error(
         fmt::format("replicas differ before step {}: {}; resume from a checkpoint", step, *difference));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -11,11 +12,15 @@
 
 namespace thinwire::train {
 
-/// Every rank's value in rank order, the same on all ranks. Collective.
+/// Every rank's value in rank order, the same on all ranks, with checksums. kind: what it is, for messages.
+/// Collective.
 template <class T>
-requires std::is_trivially_copyable_v<T> std::vector<T> gather(Communicator& communicator, const T& mine) {
+requires std::is_trivially_copyable_v<T> std::vector<T> gather(Communicator& communicator, const T& mine,
+                                                               std::string_view kind = "numbers") {
   std::vector<T> all(static_cast<std::size_t>(communicator.size()));
+  Exchange exchange(communicator, {.elements = sizeof(T), .kind = kind});
   communicator.all_gather(as_bytes(Span<const T>(&mine, 1)), as_writable_bytes(Span<T>(all)));
+  exchange.finish();
   return all;
 }
 
@@ -23,7 +28,8 @@ requires std::is_trivially_copyable_v<T> std::vector<T> gather(Communicator& com
 void broadcast_model(Model& model, Communicator& communicator);
 
 /// Replaces floating-point buffers (BatchNorm's running statistics, which each rank gathers from its own
-/// images) by their mean over ranks, bit-identical on all. Collective.
+/// images) by their mean over ranks, bit-identical on all. They are few, so their sum always goes by the ring
+/// with checksums. Collective.
 void average_buffers(Model& model, Communicator& communicator);
 
 /// 64-bit hash of the bytes of all parameters and buffers.

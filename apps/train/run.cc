@@ -145,7 +145,7 @@ void check_local_steps(const Options& options) {
   if (options.model == "lstm" || options.model == "deepfm") {
     throw std::invalid_argument(
         fmt::format("--local-steps {}: gradients of the tables of '{}' are rows, and local steps move whole "
-                    "parameters; give --model transformer, cnn, resnet9 or resnet20",
+                    "parameters; give --model transformer, cnn, alexnet, resnet9 or resnet20",
                     options.local_steps, options.model));
   }
   for (const auto& spec : options.specs) {
@@ -277,8 +277,9 @@ void run(const Options& options) {
   limit_blas_threads(options.threads);
 
   std::vector<RunResult> results;  // stays empty in processes without rank 0
-  const apps::EngineOptions engine{options.engine, options.workers, options.deadline_seconds,
-                                   options.step_limit_seconds};
+  const apps::EngineOptions engine{
+      options.engine,      options.workers, options.deadline_seconds, options.step_limit_seconds, {},
+      options.checked_sums};
   apps::run_on_engine(engine, [&](Communicator& communicator) {
     std::optional<Progress> progress;
     if (communicator.rank() == 0) progress.emplace(stderr);

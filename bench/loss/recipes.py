@@ -30,7 +30,7 @@ MARSIT_WITH_ADAM = ["marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --l
 
 # With momentum: each paper's system with the stages or options that keep the accuracy.
 WITH_MOMENTUM = [
-    "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "warm_up:steps=50+top_k:ratio=0.05+zen",
+    "power_sgd:rank=32:bits=8", "power_sgd:rank=16:bits=8", "blocks:bits=8", "warm_up:steps=50+top_k:ratio=0.05+zen",
     "warm_up:steps=50+top_k:ratio=0.05+s2_reducer:lambda=exact", "warm_up:steps=50+casq:bits=4",
     "sketched_sgd:ratio=0.05:p=4:columns_ratio=0.05", "marsit:full_every=2", "warm_up:steps=50+top_k:ratio=0.01+zen",
     "warm_up:steps=50+top_k:ratio=0.01+s2_reducer:lambda=exact",

@@ -100,6 +100,11 @@ class Communicator {
   void set_step_limit(std::chrono::duration<double> limit);
   std::chrono::duration<double> step_limit() const;
 
+  /// Whether sums of host memory that the engine makes by itself, as gloo does, go by Thinwire's ring
+  /// instead, whose messages carry checksums. Off unless set; the same on all ranks.
+  void set_checked_sums(bool on) { checked_sums_ = on; }
+  bool checked_sums() const { return checked_sums_; }
+
   /// How long the process of an awaited rank may show no sign of life while its machine answers. Default: the
   /// deadline, at least 4 s. Heeded by the gloo engine. Throws std::invalid_argument
   /// unless above 0.
@@ -169,8 +174,9 @@ class Communicator {
   virtual void all_reduce_sum(Span<float> values);
   /// Whether all_reduce_sum takes `memory`, whatever reaches() says. The same on all ranks.
   virtual bool reduces(Memory memory) const { return memory == Memory::host; }
-  /// words[i] becomes the bitwise OR over ranks. Same bytes as all_reduce_sum, 8 per word.
-  virtual void all_reduce_or(Span<std::uint64_t> words);
+  /// words[i] becomes the bitwise OR over ranks. Same bytes as all_reduce_sum, 8 per word. Never an engine's
+  /// own: what follows is as long as the result says, so all of it is checked.
+  void all_reduce_or(Span<std::uint64_t> words);
   /// all [W * n] receives every rank's mine [n] in rank order; (W-1) n bytes sent. `mine` may alias its slot.
   virtual void all_gather(Span<const std::byte> mine, Span<std::byte> all);
   /// As all_gather with counts[r] bytes from rank r, the same counts on all ranks; all: [sum of counts].
@@ -198,6 +204,9 @@ class Communicator {
   void count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages);
   /// What it receives in a ring all-reduce of n elements: as it sends, ring-shifted.
   std::uint64_t ring_received_bytes(std::size_t elements, std::size_t element_bytes) const;
+
+  /// As the inherited all_reduce_sum, of doubles in host memory.
+  void ring_sum(Span<double> values);
 
   [[noreturn]] void fail(int peer, const std::string& what) const;
   /// The step of set_context().
@@ -240,6 +249,7 @@ class Communicator {
   Traffic traffic_;
   std::vector<std::uint64_t> sent_to_;  // messages, by peer
   std::uint64_t native_messages_ = 0;
+  bool checked_sums_ = false;
   Stage stage_ = Stage::outside;
   ExchangeCall call_;
   std::unique_ptr<StampHop> hop_;  // of the comparison under way

@@ -1,4 +1,5 @@
 """``register``, which puts a system under DistributedDataParallel."""
+import datetime
 import warnings
 from typing import Dict, List, Mapping, Optional, Tuple
 
@@ -22,9 +23,8 @@ def systems() -> List[Dict[str, str]]:
 
 
 def _require_arguments(
-    model: object, spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]],
-    compress_on: object,
-    check_replicas_every: object,
+    model: object, spec: object, threads: object, lanes: object, limits: Mapping[str, object],
+    grad_scaler: object, compress_on: object, check_replicas_every: object, checked_sums: object,
 ) -> None:
     """What ``register`` says of arguments that cannot be."""
     refuse_other_wrappers(model)
@@ -34,11 +34,13 @@ def _require_arguments(
             "thinwire.register(DistributedDataParallel(model), ...)"
         )
     refuse_other_reducers(model)
-    require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
+    require_options(spec, threads, lanes, limits, grad_scaler, compress_on, check_replicas_every,
+                    checked_sums)
 
 
-def require_options(spec: object, threads: object, lanes: object, limits: Mapping[str, Optional[float]],
-                    compress_on: object, check_replicas_every: object) -> None:
+def require_options(spec: object, threads: object, lanes: object, limits: Mapping[str, object],
+                    grad_scaler: object, compress_on: object, check_replicas_every: object,
+                    checked_sums: object) -> None:
     """What is said of options that cannot be."""
     if not isinstance(spec, str):
         raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
@@ -48,12 +50,18 @@ def require_options(spec: object, threads: object, lanes: object, limits: Mappin
             raise ValueError(f"{name}={value!r}: a whole number from 1 to 64 is needed")
     if compress_on not in ("device", "cpu"):
         raise ValueError(f"compress_on={compress_on!r}: 'device' or 'cpu' is needed")
+    if not isinstance(checked_sums, bool):
+        raise ValueError(f"checked_sums={checked_sums!r}: True or False is needed")
     if not isinstance(check_replicas_every, int) or check_replicas_every < 0:
         raise ValueError(f"check_replicas_every={check_replicas_every!r}: a whole number of steps is needed, "
                          "0 for never")
     for name, value in limits.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}={value!r}: more than 0 is needed")
+        if isinstance(value, datetime.timedelta):
+            raise ValueError(f"{name}={value!r}: seconds are needed, {value.total_seconds():g}")
+        if value is not None and (not isinstance(value, (int, float)) or not value > 0):
+            raise ValueError(f"{name}={value!r}: a number of seconds above 0 is needed")
+    if grad_scaler is not None and not callable(getattr(grad_scaler, "get_scale", None)):
+        raise ValueError(f"grad_scaler={grad_scaler!r}: a GradScaler is needed, or what has its get_scale()")
 
 
 def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch.nn.Parameter]]:
@@ -83,6 +91,7 @@ def register(
     grad_scaler: Optional[GradScaler] = None,
     compress_on: str = "device",
     check_replicas_every: int = 1000,
+    checked_sums: bool = False,
 ) -> Handle:
     """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective.
 
@@ -92,10 +101,8 @@ def register(
         to the CPU while backward goes on.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; else the exact ``zen``.
-    seed: of everything random.
-    threads: CPU threads that compress, per lane.
-    lanes: buckets that are under way at a time, each with connections of its own. While one waits for the
-        network another is compressed.
+    seed: of everything random. threads: CPU threads that compress, per lane.
+    lanes: buckets that are under way at a time, each with connections of its own.
     deadline_seconds: how long a rank waits while no byte moves; unless given, the timeout of DDP's group. A
         rank that ends is named at once, one that is frozen or cut off after this time.
     step_limit_seconds: of all waits of a step, also while bytes move. Unless given an hour, or twice a longer
@@ -105,9 +112,10 @@ def register(
         first step: ``step`` then leaves the second moment as it is where they say so.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
-    check_replicas_every: after so many steps, in the first, and in the first after ``load_state_dict`` ranks
-        compare a hash of all parameters that DDP keeps equal, before any gradient is sent. Buffers are not
-        compared. 0: never.
+    check_replicas_every: after so many steps, and in the first of a start or a loaded state, ranks compare a
+        hash of all parameters that DDP keeps equal, not of buffers. 0: never.
+    checked_sums: sums that Gloo makes, as those of ``dense``, go by a slower ring whose messages carry
+        checksums, and 16-bit gradients are summed in float32.
 
     All but ``threads``, ``optimizer`` and ``grad_scaler`` are the same on all ranks. Gradients in float32 and
     16 bits go through the system, others are averaged. Where a rank has inf or NaN, the bucket's mean has NaN
@@ -124,7 +132,8 @@ def register(
         deadline_seconds = (private_group.timeout_of(model.process_group)
                             if isinstance(model, DistributedDataParallel) else 1.0)
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
-    _require_arguments(model, spec, threads, lanes, limits, compress_on, check_replicas_every)
+    _require_arguments(model, spec, threads, lanes, limits, grad_scaler, compress_on, check_replicas_every,
+                       checked_sums)
     return Handle(model, _trained_parameters(model), join_spec(spec, rows), seed, threads, lanes,
                   deadline_seconds, step_limit_seconds, optimizer, grad_scaler, compress_on,
-                  check_replicas_every)
+                  check_replicas_every, checked_sums)

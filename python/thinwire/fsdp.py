@@ -169,6 +169,7 @@ def fully_shard(
     grad_scaler: Optional[GradScaler] = None,
     compress_on: str = "device",
     check_replicas_every: int = 1000,
+    checked_sums: bool = False,
     all_gather: str = "exact",
     **fully_shard_options: Any,
 ) -> ShardedHandle:
@@ -183,15 +184,13 @@ def fully_shard(
         ``dense``, ``half``, ``ef_signsgd``, ``qsgd``, ``nuqsgd``, ``casq``, ``zen`` and ``top_k+zen``.
     modules: those within that are sharded by themselves, as a transformer's layers. The rest is a unit more.
     optimizer: as for ``register``. It holds shards: make it after torch's ``fully_shard`` and before this.
-    all_gather: over one dimension, how shards of parameters travel: ``"exact"``, as torch sends them, or
-        ``"8bit"``. Then ranks compute with parameters rounded to 8 bits. The optimizer has them in full, and
-        what rounding left out is added before the next.
+    all_gather: over one dimension, how shards of parameters travel: ``"exact"``, or ``"8bit"``, rounded. The
+        optimizer has them in full, and what rounding left out is added before the next.
     fully_shard_options: for torch's: ``reshard_after_forward``, ``mp_policy``, ``offload_policy``.
 
     The others are those of ``register``. ``check_replicas_every`` compares the replicas of each shard, of
-    which there are none over one dimension. Gradients are complete when ``backward()`` returns, not before.
-    Where a rank has inf or NaN, all gradients are NaN on all ranks and the step is undone, in all shards. So
-    is one that fails or whose backward raises.
+    which there are none over one dimension. Gradients are complete when ``backward()`` returns, not before. A
+    step with inf or NaN, one that fails, and one whose backward raises is undone in all shards.
 
     Raises TypeError and ValueError for a model, mesh, spec or option that cannot be, ImportError where torch
     is too old, and otherwise as ``register`` does.
@@ -201,10 +200,10 @@ def fully_shard(
     _require_model(model, mesh)
     earlier = sharded_models.get(model)
     if earlier is not None and not earlier._is_closed:
-        raise RuntimeError("the model has a handle already, which is not closed: "
-                           "handle.set(spec) changes the system")
+        raise RuntimeError("the model has a handle already, not closed: handle.set(spec) changes the system")
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
-    ddp.require_options(spec, threads, lanes, limits, compress_on, check_replicas_every)
+    ddp.require_options(spec, threads, lanes, limits, grad_scaler, compress_on, check_replicas_every,
+                        checked_sums)
     _require_own_parameters(model)
     _apply(model, mesh, modules, fully_shard_options)
     shards.require_optimizer(optimizer, model)
@@ -213,4 +212,5 @@ def fully_shard(
     return _handle_of(model, mesh, ddp.join_spec(spec, None), all_gather, {
         **limits, "seed": seed, "threads": threads, "lanes": lanes, "optimizer": optimizer,
         "grad_scaler": grad_scaler, "compress_on": compress_on, "check_replicas_every": check_replicas_every,
+        "checked_sums": checked_sums,
     })

@@ -175,6 +175,14 @@ class Signature:
         return f"there are {len(self.parameters)} parameters here and {len(theirs)} on rank {rank}"
 
 
+def _numbering(ranks: List[int]) -> str:
+    """What a message adds that numbers ranks within `ranks`; nothing where these are the job's numbers."""
+    if ranks == list(range(len(ranks))):
+        return ""
+    few = ", ".join(str(rank) for rank in ranks[:64]) + (", ..." if len(ranks) > 64 else "")
+    return f" (ranks 0 to {len(ranks) - 1} of this message are ranks {few} of the job)"
+
+
 def _host_of_store(ranks: List[int]) -> int:
     """The rank, within `ranks`, whose process serves the default store; -1: none of them."""
     if _served_by_agent():
@@ -233,17 +241,21 @@ class PrivateGroups:
     """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections,
     and the store where it finds out who is to blame, per lane.
 
+    ``ranks``: the job's numbers of the group's ranks.
     ``number``: which registration over these ranks it is, from 1 on.
     ``device_group``: sums vectors on ``device`` for all lanes; None, where they go through the host.
     ``sums_by`` names its engine.
+    ``numbering``: what a message adds that numbers ranks within the group.
     """
 
     def __init__(self, ranks: List[int], lanes: int, deadline_seconds: float, device: Optional[torch.device],
                  sums_by: Optional[str], signature: Signature, choices: Choices) -> None:
         self.sums_by = sums_by
+        self.ranks = ranks
         self.rank = ranks.index(dist.get_rank())
         self.size = len(ranks)
         self.store_host = _host_of_store(ranks)
+        self.numbering = _numbering(ranks)
         # Kept: where the default group is destroyed before us, its server would go with it.
         self._default_store = distributed_c10d._get_default_store()
         self._deadline = datetime.timedelta(seconds=deadline_seconds)
@@ -297,8 +309,8 @@ class PrivateGroups:
                 self._open_device_group(f"{prefix}/device", device)
         except (*_STORE_ERRORS, ValueError) as error:
             raise RuntimeError(
-                f"not all ranks opened their connections in register: {watch.blame()}. "
-                f"Ranks are those of the model's process group; this rank's own error was: {_brief(error)}"
+                f"not all ranks opened their connections in register: {watch.blame()}{self.numbering}. "
+                f"This rank's own error was: {_brief(error)}"
             ) from None
         finally:
             watch.ends()

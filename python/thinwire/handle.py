@@ -1,7 +1,7 @@
 """What ``register`` returns: the engine behind a model's hook, and its settings, reports and state."""
 import atexit
+import contextlib
 import io
-import sys
 import weakref
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import group as private_group
+from thinwire import parting
 from thinwire import state as saved_state
 from thinwire import variance
 from thinwire.changes import ChangeLog
@@ -29,6 +30,17 @@ from thinwire.wrappers import named_parameters
 _live: List["weakref.ref[Handle]"] = []
 
 _DEFAULT_ROWS = "rows=zen,dense="
+
+
+def _remember(reference: "weakref.ref[Handle]") -> None:
+    _live.append(reference)
+    parting.watch_child(_close_all)
+    parting.watch(_live_engines)
+
+
+def _live_engines() -> List[_C.Engine]:
+    handles = [reference() for reference in list(_live)]
+    return [handle._engine for handle in handles if handle is not None]
 
 
 def _forget(reference: "weakref.ref[Handle]") -> None:
@@ -67,7 +79,7 @@ class Handle(StepsOfHook):
         self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str,
         seed: int, threads: int, lanes: int, deadline_seconds: float, step_limit_seconds: Optional[float],
         optimizer: Optional[torch.optim.Optimizer], grad_scaler: Optional[GradScaler], compress_on: str,
-        check_replicas_every: int,
+        check_replicas_every: int, checked_sums: bool,
     ) -> None:
         self._model = weakref.ref(model)
         self._call = uncompiled_call()
@@ -99,22 +111,22 @@ class Handle(StepsOfHook):
         self._private = private_group.open_private(
             self._group_of(model), lanes, deadline_seconds, device, parameters,
             {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
-             "step_limit_seconds": step_limit_seconds},
+             "step_limit_seconds": step_limit_seconds, "checked_sums": checked_sums},
             values,
         )
         try:
             self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed,
-                                              threads, compress_on)
+                                              threads, compress_on, checked_sums)
         except BaseException:
             self._private.close()
             raise
         self._rank = self._private.rank
-        self._registration = self._private.number
+        self._registration, self._numbering = self._private.number, self._private.numbering
         self._world_size = self._private.size
         self._changes = ChangeLog(self._engine, self._rank)
         # Forgotten when the handle ends.
         self._reference = weakref.ref(self, _forget)
-        _live.append(self._reference)
+        _remember(self._reference)
         try:
             self._fit_to_optimizer(self._engine.spec())
             self._take_hook(model)
@@ -126,7 +138,11 @@ class Handle(StepsOfHook):
 
     def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
                       seed: int, threads: int,
-                      compress_on: str) -> _C.Engine:
+                      compress_on: str, checked_sums: bool) -> _C.Engine:
+        on_device = compress_on == "device" and any(one.is_cuda for _, one in self._in_buckets(model))
+        if checked_sums and on_device:
+            raise ValueError("checked_sums=True: sums on CUDA devices carry no checksums, "
+                             "give compress_on='cpu' as well")
         return _C.Engine(
             groups=self._private.groups,
             sockets=self._private.sockets,
@@ -141,6 +157,8 @@ class Handle(StepsOfHook):
             devices_compress=compress_on == "device",
             reduce_scatter=self._reduce_scatter,
             means_together=self._sums_used_map(model),
+            checked_sums=checked_sums,
+            numbering=self._private.numbering,
             # One that was frozen after it was wrapped is still in DDP's buckets.
             parameters=list(self._in_buckets(model)),
         )
@@ -420,11 +438,10 @@ class Handle(StepsOfHook):
 @atexit.register
 def _close_all() -> None:
     # What has ended this process, where an exception has: the others hear of it, and are not waited for.
-    error: Optional[BaseException] = getattr(sys, "last_value", None)
-    for reference in list(_live):
-        handle = reference()
-        if handle is None:
-            continue
+    error = parting.error_of_process()
+    handles = [handle for handle in (reference() for reference in list(_live)) if handle is not None]
+    with contextlib.ExitStack() as stack:  # each is closed, whatever is raised
+        for handle in reversed(handles):
+            stack.callback(handle.close)
         if error is not None:
-            handle._engine.fail(f"{type(error).__name__}: {error}".splitlines()[0])
-        handle.close()
+            parting.tell(error, [parting.Part(handle._engine, handle._private.ranks) for handle in handles])

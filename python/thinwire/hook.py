@@ -107,6 +107,7 @@ class StepsOfHook:
     _refused_by_all = False  # and whether a later one may
     _deadline: float
     _registration: int  # its number
+    _numbering: str  # see PrivateGroups
     _registrations: Optional[Largest] = None  # that of all ranks, on its way
     _is_registered_alike = False
     _buckets_may_be_missing: bool
@@ -152,7 +153,7 @@ class StepsOfHook:
         if not getattr(model, "_divide_by_initial_world_size", True):
             raise RefusedByAll("join(divide_by_initial_world_size=False) is not possible with a "
                                "communication hook: means are over all ranks")
-        self._replicas.before_step(self._engine.step(), model, self._engine)
+        self._replicas.before_step(self._engine.step(), model, self._engine, self._numbering)
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
         if self._optimizer is not None:
             self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])

@@ -29,6 +29,7 @@ class CommonOptions(TypedDict, total=False):
     grad_scaler: Optional[GradScaler]
     compress_on: str
     check_replicas_every: int
+    checked_sums: bool
 
 
 class Options(CommonOptions, total=False):

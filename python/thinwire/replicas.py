@@ -22,12 +22,12 @@ class ReplicaCheck:
         """The next step compares, whatever its number."""
         self._due = True
 
-    def before_step(self, step: int, model: object, engine: _C.Engine) -> None:
+    def before_step(self, step: int, model: object, engine: _C.Engine, numbering: str) -> None:
         """Before the first bucket of a step: all ranks have then taken the same optimizer steps,
         also when they accumulate.
 
         Collective where the step is one that compares. Not within ``Join``,
-        where ranks without input take no optimizer steps.
+        where ranks without input take no optimizer steps. numbering: see PrivateGroups.
         """
         if not self._every or not (self._due or step % self._every == 0):
             return
@@ -40,9 +40,9 @@ class ReplicaCheck:
         text = _C.replica_difference([int.from_bytes(one, "little") for one in everyones])
         if text is not None:
             raise RefusedByAll(
-                f"replicas differ before step {step}: {text}. Load the same checkpoint on all ranks; "
-                "what changed them is something that one rank did alone (other memory, "
-                "another kind of processor, code that depends on the rank). "
+                f"replicas differ before step {step}: {text}{numbering}. Load the same checkpoint on all "
+                "ranks; what changed them is something that one rank did alone (other memory, another kind "
+                "of processor, code that depends on the rank). "
                 f"check_replicas_every={self._every} found it, 0 does not look"
             )
         self._due = False

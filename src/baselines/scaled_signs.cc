@@ -1,8 +1,8 @@
 // EF-signSGD and SSDM: signs with one scale for all, codes of one bit whose table is the scale. All-gathered,
 // every rank has its own scale. That is cheaper than a ring's growing sums up to 4 workers.
 //
-// On a ring (topology=ring), which is how the Marsit paper extends both, signs are added up and only their
-// sum travels on. So all ranks need one scale, which they agree on first:
+// On a ring or a torus (topology=ring, torus), which is how the Marsit paper extends both, signs are added up
+// and only their sum travels on. So all ranks need one scale, which they agree on first:
 // - EF-signSGD: the mean over ranks of |p|_1 / d. What the own sign with it does not say is the residual.
 // - SSDM: the largest norm of any rank. With the mean of norms a probability could pass 1, and with each
 //   rank's own norm the sum of signs could not be scaled any more. It stays unbiased, with more variance for
@@ -31,6 +31,7 @@
 // A scale that is not finite on any rank makes the step non-finite on all.
 
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -113,17 +114,18 @@ class SsdmCoder final : public ScaledSignCoder {
   RandomStream stream_;
 };
 
-/// Sums of signs on a ring, with one scale for all ranks.
+/// Where signs travel.
+struct SignWay {
+  std::optional<SignTopology> sums;  ///< Nothing: they are all-gathered.
+  SumCoding coding = SumCoding::planes;
+};
+
+/// Sums of signs on a ring or a torus, with one scale for all ranks.
 class RingOfSigns {
  public:
-  RingOfSigns(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, SumCoding coding,
+  RingOfSigns(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, const SignWay& way,
               double scale)
-      : bucket_(bucket),
-        gradient_(gradient),
-        residual_(residual),
-        step_(step),
-        coding_(coding),
-        scale_(scale) {
+      : bucket_(bucket), gradient_(gradient), residual_(residual), step_(step), way_(way), scale_(scale) {
     step.report.finite = std::isfinite(static_cast<float>(scale));
     if (step.report.finite) step.report.scale = scale;
   }
@@ -137,9 +139,10 @@ class RingOfSigns {
       pack(chunk, gradient_.subspan(chunk.begin, chunk.elements()),
            residual_.subspan(chunk.begin, chunk.elements()), bits);
     };
-    SignRing ring(bucket_, gradient_.size(), step_, SignsGathered::counters, coding_, pack_chunk);
+    SignRing ring(bucket_, gradient_.size(), step_, *way_.sums, SignsGathered::counters, way_.coding,
+                  pack_chunk);
     ring.run();
-    if (coding_ == SumCoding::elias) {
+    if (way_.coding == SumCoding::elias) {
       step_.report.formula_bytes =
           scalar_payload_bytes(step_.communicator.size()) + ring.coded_payload_bytes();
     }
@@ -173,14 +176,8 @@ class RingOfSigns {
   Span<float> gradient_;
   Span<float> residual_;
   Step& step_;
-  SumCoding coding_;
+  SignWay way_;
   double scale_;
-};
-
-/// Where signs travel.
-struct SignWay {
-  bool on_ring = false;
-  SumCoding coding = SumCoding::planes;
 };
 
 class ScaledSignSystem : public Synchronizer {
@@ -189,11 +186,11 @@ class ScaledSignSystem : public Synchronizer {
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.reduce_scatter) return reduce_scatter_bytes(workload.elements, kShape, workload.world_size);
-    if (!way_.on_ring || workload.elements == 0 || workload.world_size == 1) {
+    if (!way_.sums || workload.elements == 0 || workload.world_size == 1) {
       return coded_bytes(workload.elements, kShape, workload.world_size);
     }
     return scalar_payload_bytes(workload.world_size) +
-           sign_ring_payload_bytes(workload.elements, workload.world_size, workload.rank,
+           sign_ring_payload_bytes(workload.elements, workload.world_size, workload.rank, *way_.sums,
                                    SignsGathered::counters);
   }
 
@@ -221,11 +218,10 @@ class EfSignSgd final : public ScaledSignSystem {
             return EfSignCoder(step, part, left);
           });
     }
-    if (!way().on_ring)
-      return average(bucket, gradient, residual, step, EfSignCoder(step, gradient, residual));
+    if (!way().sums) return average(bucket, gradient, residual, step, EfSignCoder(step, gradient, residual));
     const double magnitude =
         sum_of_magnitudes(step.executor, gradient, residual) / static_cast<double>(gradient.size());
-    RingOfSigns ring(bucket, gradient, residual, step, way().coding, mean_over_ranks(step, magnitude));
+    RingOfSigns ring(bucket, gradient, residual, step, way(), mean_over_ranks(step, magnitude));
     ring.run([&](const RingChunk&, Span<const float> part, Span<const float> left, Span<std::uint64_t> bits) {
       pack_signs(step.executor, part, left, bits);
     });
@@ -237,13 +233,13 @@ class Ssdm final : public ScaledSignSystem {
   using ScaledSignSystem::ScaledSignSystem;
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    if (!way().on_ring) {
+    if (!way().sums) {
       return average(bucket, gradient, residual, step, SsdmCoder(bucket, step, gradient, residual));
     }
     const double norm =
         largest_over_ranks(step, std::sqrt(sum_of_squares(step.executor, gradient, residual)));
     const auto factor = static_cast<float>(norm > 1e-37 ? 0.5 / norm : 0.0);
-    RingOfSigns ring(bucket, gradient, residual, step, way().coding, norm);
+    RingOfSigns ring(bucket, gradient, residual, step, way(), norm);
     ring.run([&](const RingChunk& chunk, Span<const float> part, Span<const float> left,
                  Span<std::uint64_t> bits) {
       // A chunk's random bits begin anew, so each has a stream of its own.
@@ -264,14 +260,16 @@ const std::string kFormula =
     "ceil(len/8), "
     "and 8 for each other rank";
 const OptionInfo kTopology = {"topology", "all_gather",
-                              "all_gather, or ring: sums of signs that grow by bits, as in the Marsit paper"};
+                              "all_gather; ring or torus: sums of signs that grow by bits, as in the Marsit "
+                              "paper; a torus has as many rows as make it most nearly square"};
 
 SignWay way_of(const Options& options, const char* name) {
-  const SignWay way{.on_ring = options.choice("topology", {"all_gather", "ring"}) == "ring",
-                    .coding = sum_coding(options)};
-  if (way.coding == SumCoding::elias && !way.on_ring) {
+  const std::string topology = options.choice("topology", {"all_gather", "ring", "torus"});
+  SignWay way{.sums = std::nullopt, .coding = sum_coding(options)};
+  if (topology != "all_gather") way.sums = topology == "ring" ? SignTopology::ring : SignTopology::torus;
+  if (way.coding == SumCoding::elias && !way.sums) {
     throw std::invalid_argument(std::string(name) +
-                                ": coding=elias is of sums, which travel with topology=ring alone");
+                                ": coding=elias is of sums: give topology=ring or topology=torus");
   }
   return way;
 }

@@ -5,7 +5,11 @@
 //   bits --ring reduce-scatter of counters, ceil(log2(m+1)) bit planes at the m-th worker--> owner
 //   owner: majority (ties by a fair coin), or the counters as they are --ring all-gather--> all ranks
 //
-// Source: how the Marsit paper extends signSGD, EF-signSGD and SSDM to rings (sections 3.1 and 5).
+// On a torus ranks stand in a rectangle. Counters of a row's workers are made first, then summed along each
+// column, where at hop h they stand for h rows. The way back is the reverse. A ring is a torus of one row.
+//
+// Source: how the Marsit paper extends signSGD, EF-signSGD and SSDM to rings and to a torus (sections 3.1 and
+// 5, figure 5).
 
 #include "comm/ring.h"
 #include "exchange/frames.h"
@@ -19,6 +23,11 @@ namespace thinwire {
 /// What a ring of signs gives: one bit an element, or ceil(log2(W+1)).
 enum class SignsGathered : std::uint8_t { majority, counters };
 
+/// Of one row: all ranks. Or of the most nearly square rectangle that they fill.
+enum class SignTopology : std::uint8_t { ring, torus };
+/// Rows of the rectangle in which the ranks stand.
+int sign_rows(SignTopology topology, int world_size);
+
 /// How counters travel: as bit planes, or in Elias's code wherever that is shorter, made on the host without
 /// overlap.
 enum class SumCoding : std::uint8_t { planes, elias };
@@ -28,8 +37,8 @@ class SignRing final : public RingCodec {
   /// Writes this rank's signs of a chunk's elements. Called once for each chunk.
   using PackSigns = FunctionRef<void(const RingChunk& chunk, Span<std::uint64_t> bits)>;
 
-  SignRing(BucketId bucket, std::size_t elements, Step& step, SignsGathered gathered, SumCoding coding,
-           PackSigns pack);
+  SignRing(BucketId bucket, std::size_t elements, Step& step, SignTopology topology, SignsGathered gathered,
+           SumCoding coding, PackSigns pack);
 
   /// Collective. Throws CorruptFrame, CommError.
   void run();
@@ -60,20 +69,39 @@ class SignRing final : public RingCodec {
   Span<const std::byte> outgoing(const RingChunk& chunk) override;
   void prepare(const RingChunk& chunk) override;
   Span<std::byte> receive_buffer(const RingChunk& chunk) override;
-  void start_gather() override { gathering_ = true; }
   void incoming(const RingChunk& chunk, Span<const std::byte> message) override;
 
  private:
+  enum class Phase : std::uint8_t { row_reduce, column_reduce, column_gather, row_gather };
+
   bool keeps_counters() const { return gathered_ == SignsGathered::counters; }
+  bool gathers() const { return phase_ == Phase::column_gather || phase_ == Phase::row_gather; }
+  bool in_row() const { return phase_ == Phase::row_reduce || phase_ == Phase::row_gather; }
+  const RingGroup& ring() const { return in_row() ? row_ : column_; }
+  const RingLayout& layout() const { return in_row() ? row_layout_ : column_layout_; }
+  /// Workers that this rank's own counters stand for where they are added to those that arrive.
+  std::uint32_t own_workers() const { return in_row() ? 1 : static_cast<std::uint32_t>(row_.size()); }
+  /// And those of a message that travels in this hop, the first one being 0.
+  std::uint32_t workers_at(std::size_t hop) const {
+    return gathers() ? world_ : own_workers() * static_cast<std::uint32_t>(hop + 1);
+  }
+
+  void run_phase(Phase phase);
   Span<std::uint64_t> pack(const RingChunk& chunk);
-  void reduce(const RingChunk& chunk, Span<const std::uint64_t> own, Span<std::uint64_t> counters);
-  void run_coded(bool gathering);
+  void reduce(const RingChunk& chunk, Span<std::uint64_t> counters);
+  void add_own(const RingChunk& chunk, Span<std::uint64_t> counters, int planes);
+  void run_coded();
   void send_coded(const RingChunk& chunk, PendingLease& sends);
   void receive_coded(const RingChunk& chunk);
   void decide(const RingChunk& chunk, Span<const std::uint64_t> counters, int planes);
-  /// What the chunk's message in its hop says: after hop h the counters stand for h + 1 workers.
-  FrameContents contents(const RingChunk& chunk, bool gathering) const;
-  Span<std::byte> frame(const RingChunk& chunk, bool gathering) const;
+  /// What the chunk's message in its hop says.
+  FrameContents contents(const RingChunk& chunk) const;
+  FrameContents counters_of(const RingChunk& chunk, std::uint32_t workers) const;
+  FrameContents gathered_of(const RingChunk& chunk) const;
+  Span<std::byte> frame(const RingChunk& chunk) const;
+  /// Where counters wait for being sent, and where all ranks' result lies.
+  Span<std::byte> counters_frame(const RingChunk& chunk, std::uint32_t workers) const;
+  Span<std::byte> gathered_frame(const RingChunk& chunk) const;
 
   BucketId bucket_;
   SignsGathered gathered_;
@@ -81,9 +109,12 @@ class SignRing final : public RingCodec {
   FrameHeaders headers_;
   Step& step_;
   PackSigns pack_;
-  const RingGroup ring_;
-  const RingLayout layout_;
-  const std::uint32_t world_ = static_cast<std::uint32_t>(ring_.size());
+  const std::uint32_t world_ = static_cast<std::uint32_t>(step_.communicator.size());
+  const RingGroup row_;
+  const RingGroup column_;
+  const RingLayout layout_;  // of all elements, in as many parts as there are ranks
+  const RingLayout row_layout_;
+  const RingLayout column_layout_;
   /// Of one plane of the largest chunk, in whole words, and of all planes.
   const std::size_t most_bytes_;
   const std::size_t most_planes_bytes_;
@@ -94,7 +125,7 @@ class SignRing final : public RingCodec {
   Span<std::byte> receive_buffers_;
   Span<std::uint64_t> planes_;
   Span<std::uint64_t> own_;  // of one chunk, where own_bits_ is not used
-  bool gathering_ = false;
+  Phase phase_ = Phase::row_reduce;
   std::uint64_t coded_payload_bytes_ = 0;
 };
 
@@ -103,7 +134,7 @@ OptionInfo sum_coding_option();
 SumCoding sum_coding(const Options& options);
 
 /// Payload bytes that `rank` sends as bit planes, without what scales take.
-std::uint64_t sign_ring_payload_bytes(std::uint64_t elements, int world_size, int rank,
+std::uint64_t sign_ring_payload_bytes(std::uint64_t elements, int world_size, int rank, SignTopology topology,
                                       SignsGathered gathered);
 
 }  // namespace thinwire

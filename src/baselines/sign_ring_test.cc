@@ -45,7 +45,7 @@ std::vector<Outcome> step_of(const std::string& spec, int world, std::size_t ele
 }
 
 TEST(SignRing, EfSignSgdGivesTheMeanSignTimesTheMeanMagnitude) {
-  for (const int world : {1, 2, 3, 4, 5, 7, 8}) {
+  for (const int world : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12}) {
     for (const std::size_t elements : {1u, 3u, 63u, 64u, 1000u, 70'001u}) {
       SCOPED_TRACE(testing::Message() << world << " ranks, " << elements << " elements");
       double scale = 0;
@@ -59,12 +59,15 @@ TEST(SignRing, EfSignSgdGivesTheMeanSignTimesTheMeanMagnitude) {
         }
         scale += magnitude / static_cast<double>(elements) / world;
       }
-      const auto outcomes = step_of("ef_signsgd:topology=ring", world, elements);
-      for (const Outcome& outcome : outcomes) {
-        EXPECT_EQ(outcome.mean, outcomes[0].mean);
-        EXPECT_NEAR(outcome.report.scale, scale, 1e-6 * scale);
-        for (std::size_t i = 0; i < elements; ++i) {
-          ASSERT_NEAR(static_cast<double>(outcome.mean[i]), scale * sums[i] / world, 1e-5 * scale) << i;
+      for (const std::string topology : {"ring", "torus"}) {
+        const auto outcomes = step_of("ef_signsgd:topology=" + topology, world, elements);
+        for (const Outcome& outcome : outcomes) {
+          EXPECT_EQ(outcome.mean, outcomes[0].mean);
+          EXPECT_NEAR(outcome.report.scale, scale, 1e-6 * scale);
+          for (std::size_t i = 0; i < elements; ++i) {
+            ASSERT_NEAR(static_cast<double>(outcome.mean[i]), scale * sums[i] / world, 1e-5 * scale)
+                << topology << ", " << i;
+          }
         }
       }
     }
@@ -125,7 +128,9 @@ TEST(SignRing, ChunksAndRanksDrawDifferentBits) {
 
 /// Where ranks agree sums are large, and their codes longer than planes; where they do not, shorter.
 TEST(SignRing, EliasCodesGiveTheSameResultInFewerBytes) {
-  for (const std::string spec : {"ef_signsgd:topology=ring", "ssdm:topology=ring", "signsgd"}) {
+  for (const std::string spec :
+       {"ef_signsgd:topology=ring", "ssdm:topology=ring", "signsgd", "ef_signsgd:topology=torus",
+        "ssdm:topology=torus", "signsgd:topology=torus"}) {
     for (const int world : {1, 2, 3, 4, 5, 8, 9}) {
       for (const std::size_t elements : {1u, 64u, 5000u, 70'001u}) {
         SCOPED_TRACE(testing::Message() << spec << ", " << world << " ranks, " << elements << " elements");
@@ -135,7 +140,7 @@ TEST(SignRing, EliasCodesGiveTheSameResultInFewerBytes) {
           EXPECT_EQ(coded[rank].mean, planes[rank].mean);
           EXPECT_LE(coded[rank].report.formula_bytes, planes[rank].report.formula_bytes);
         }
-        if (elements > 4000 && world >= 8 && spec != "signsgd") {
+        if (elements > 4000 && world >= 8 && !spec.starts_with("signsgd")) {
           EXPECT_LT(static_cast<double>(coded[0].report.formula_bytes),
                     0.9 * static_cast<double>(planes[0].report.formula_bytes));
         }
@@ -153,12 +158,32 @@ TEST(SignRing, CodesOfSeveralChunksGiveTheSameResult) {
   }
 }
 
+/// The same counters and so the same majority, wherever there is one: with an odd number of workers.
+TEST(SignRing, ATorusVotesAsARingDoes) {
+  for (const auto& [world, elements] : {std::pair{9, 70'001u}, {15, 64u}, {9, 9 * (1u << 20) + 9000}}) {
+    const auto ring = step_of("signsgd", world, elements);
+    const auto torus = step_of("signsgd:topology=torus", world, elements);
+    for (std::size_t rank = 0; rank < ring.size(); ++rank) {
+      EXPECT_EQ(torus[rank].mean, ring[rank].mean) << world << " ranks, " << elements << " elements";
+    }
+  }
+}
+
 TEST(SignRing, BytesAreTheFormula) {
   // 4 ranks, segments of 250 elements, 32 bytes: 1, 2 and 2 planes on the way, 3 planes three times back.
-  EXPECT_EQ(sign_ring_payload_bytes(1000, 4, 0, SignsGathered::counters), 32u * (1 + 2 + 2 + 9));
-  EXPECT_EQ(sign_ring_payload_bytes(1000, 4, 0, SignsGathered::majority), 32u * (1 + 2 + 2 + 3));
-  EXPECT_EQ(sign_ring_payload_bytes(1000, 1, 0, SignsGathered::counters), 0u);
-  EXPECT_EQ(sign_ring_payload_bytes(0, 4, 0, SignsGathered::counters), 0u);
+  EXPECT_EQ(sign_ring_payload_bytes(1000, 4, 0, SignTopology::ring, SignsGathered::counters),
+            32u * (1 + 2 + 2 + 9));
+  EXPECT_EQ(sign_ring_payload_bytes(1000, 4, 0, SignTopology::ring, SignsGathered::majority),
+            32u * (1 + 2 + 2 + 3));
+  EXPECT_EQ(sign_ring_payload_bytes(1000, 1, 0, SignTopology::ring, SignsGathered::counters), 0u);
+  EXPECT_EQ(sign_ring_payload_bytes(0, 4, 0, SignTopology::ring, SignsGathered::counters), 0u);
+  // 2 x 3 ranks, parts of 168 or 160 elements. Rank 0 sends its row's segments 0 and 2 on the way, with 1 and
+  // 2 planes, and of segment 1 part 2 with the 2 planes of three workers. Back go parts 3 and segments 1, 0.
+  const std::uint64_t on_the_way = 42 + 42 * 2 + 21 * 2;
+  EXPECT_EQ(sign_ring_payload_bytes(1008, 6, 0, SignTopology::torus, SignsGathered::counters),
+            on_the_way + 3 * (21 + 42 + 42));
+  EXPECT_EQ(sign_ring_payload_bytes(1008, 6, 0, SignTopology::torus, SignsGathered::majority),
+            on_the_way + 21 + 42 + 42);
 }
 
 TEST(SignRing, CodesAreOfSumsAlone) {

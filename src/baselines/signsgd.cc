@@ -28,7 +28,8 @@ namespace {
 
 class SignSgd final : public Synchronizer {
  public:
-  SignSgd(std::optional<float> scale, SumCoding coding) : scale_(scale), coding_(coding) {}
+  SignSgd(std::optional<float> scale, SignTopology topology, SumCoding coding)
+      : scale_(scale), topology_(topology), coding_(coding) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     const std::size_t elements = gradient.size();
@@ -45,7 +46,7 @@ class SignSgd final : public Synchronizer {
       pack_signs(step.executor, gradient.subspan(chunk.begin, chunk.elements()),
                  residual.subspan(chunk.begin, chunk.elements()), bits);
     };
-    SignRing ring(bucket, elements, step, SignsGathered::majority, coding_, pack);
+    SignRing ring(bucket, elements, step, topology_, SignsGathered::majority, coding_, pack);
     ring.run();
     if (coding_ == SumCoding::elias) {
       step.report.formula_bytes = scalar_payload_bytes(step.communicator.size()) + ring.coded_payload_bytes();
@@ -64,12 +65,13 @@ class SignSgd final : public Synchronizer {
   std::uint64_t payload_bytes(const Workload& workload) const override {
     if (workload.world_size == 1 || workload.elements == 0) return 0;
     return scalar_payload_bytes(workload.world_size) +
-           sign_ring_payload_bytes(workload.elements, workload.world_size, workload.rank,
+           sign_ring_payload_bytes(workload.elements, workload.world_size, workload.rank, topology_,
                                    SignsGathered::majority);
   }
 
  private:
   std::optional<float> scale_;
+  SignTopology topology_;
   SumCoding coding_;
 };
 
@@ -82,11 +84,14 @@ SystemInfo signsgd_info() {
   info.paper = "Bernstein et al., ICML 2018; on a ring as in Marsit, section 3.1";
   info.formula = "sum over m = 1..W-1 of (ceil(log2(m+1)) + 1) * ceil(len/8), and 8 for each other rank";
   info.options = {{"scale", "auto", "step size; auto: the mean over ranks of mean |gradient|"},
+                  {"topology", "ring", "ring, or torus with as many rows as make it most nearly square"},
                   sum_coding_option()};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     std::optional<float> scale;
     if (options.text("scale") != "auto") scale = static_cast<float>(options.real("scale", 1e-30, 1e30));
-    return std::make_unique<SignSgd>(scale, sum_coding(options));
+    const bool torus = options.choice("topology", {"ring", "torus"}) == "torus";
+    return std::make_unique<SignSgd>(scale, torus ? SignTopology::torus : SignTopology::ring,
+                                     sum_coding(options));
   };
   return info;
 }

@@ -309,6 +309,7 @@ SystemInfo blocks_info() {
   info.paper = "Dettmers et al., 8-bit optimizers, ICLR 2022; Wang et al., ZeRO++, 2023";
   info.formula = "2(W-1)/W * (ceil(bits d/8) + 4 ceil(d/block))";
   info.feedback_default = true;
+  info.turns_residual = true;
   info.options = {{"bits", "8", "bits per element, sign included, 2 to 8"},
                   {"block", "256", "elements that share a scale, a multiple of 128"}};
   info.make = [](const Options& options, Inner) {

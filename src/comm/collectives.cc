@@ -99,6 +99,10 @@ void Communicator::all_reduce_sum(Span<float> values) {
   ring_all_reduce(values, [](float received, float own) { return received + own; });
 }
 
+void Communicator::ring_sum(Span<double> values) {
+  ring_all_reduce(values, [](double received, double own) { return received + own; });
+}
+
 void Communicator::all_reduce_or(Span<std::uint64_t> words) {
   ring_all_reduce(words, [](std::uint64_t received, std::uint64_t own) { return received | own; });
 }

@@ -40,6 +40,8 @@ struct Communicator::CallRecord {
     call.first_name.copy(first_name.data(), first_name.size() - 1);
   }
   bool operator==(const CallRecord&) const = default;
+  /// Of compare_configurations().
+  bool begins() const { return std::string_view(kind.data()) == "start"; }
 
   std::uint64_t stamp() const {
     static_assert(std::has_unique_object_representations_v<CallRecord>);
@@ -205,16 +207,24 @@ void Communicator::refuse_calls(const CallRecord& mine) {
   }
   int culprit = -1;
   std::string others;
+  std::string hint;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == all[usual]) continue;
     if (culprit < 0) culprit = static_cast<int>(rank);
+    const bool same_kind = all[rank].kind == all[usual].kind;
+    if (same_kind && all[rank].step != all[usual].step) {
+      hint = ". Ranks that resume load states of the same step, all of them";
+    } else if (!same_kind && (all[rank].begins() || all[usual].begins())) {
+      hint = ". Where the system is set anew, all ranks set it before the same step";
+    }
     const bool named_alike = all[rank].text() == all[usual].text();
     others += (others.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + all[rank].text() +
               (named_alike ? " with other parameters" : "");
   }
   fail(culprit, "ranks do not synchronize the same: " + others + ", where rank " + std::to_string(usual) +
                     " synchronizes " + all[usual].text() +
-                    "; every rank must synchronize the same buckets in the same order, nothing was added up");
+                    "; every rank must synchronize the same buckets in the same order, nothing was added up" +
+                    hint);
 }
 
 }  // namespace thinwire

@@ -72,9 +72,53 @@ void FaultBoard::Shared::round() {
   if (Seconds(now - last_beat).count() >= beat_period) {
     last_beat = now;
     beat(awaited, is_waiting);
+    // This rank may wait elsewhere, for ranks that end by what another one has concluded.
+    if (!others_ended && reads_of_an_end()) others_ended = true;
+    if (!others_ended && patience_with_next > 0 && options.size > 1) look_at_next(is_waiting);
   }
   share_links();
   if (is_waiting) listen(awaited, elapsed);
+}
+
+bool FaultBoard::Shared::reads_of_an_end() {
+  const auto verdict = get(key("culprit", -1));
+  return verdict && (Inquiry::blames_the_gone(*verdict, options.size) || get(key("ending", -1)));
+}
+
+/// After an outage of the network, beats may come as late as it was long: whoever sets the patience doubles
+/// what an outage may last.
+/// While this rank waits itself, its WaitWatch knows more. Beats come late behind large messages on a slow
+/// link, so what moves anywhere is a sign of life.
+void FaultBoard::Shared::look_at_next(bool is_waiting) {
+  const int rank = (options.rank + 1) % options.size;
+  const auto now = Clock::now();
+  const double usual = std::max(beat_period.load(), period.load());
+  const double elapsed = std::min(Seconds(now - last_look_at_next).count(), 2 * usual);
+  last_look_at_next = now;
+  const auto text = get(key("note/", rank));
+  std::string movement = get(key("moved", -1)).value_or("");
+  std::unique_lock lock(mutex);
+  const auto all_signs = signs;
+  lock.unlock();
+  // A rank whose board is not open yet has nothing to be silent about.
+  if (is_waiting || !text || *text != next.last || movement != movement_at_last_look) {
+    next.last = text.value_or("");
+    movement_at_last_look = std::move(movement);
+    next.silence.heard();
+    *all_signs = now.time_since_epoch().count();
+    return;
+  }
+  next.silence.nothing_for(elapsed);
+  const Clock::time_point last_sign{Clock::duration(all_signs->load())};
+  if (next.silence.seconds() < patience_with_next || Seconds(now - last_sign).count() < patience_with_next)
+    return;
+  const auto note = FaultNote::parse(*text, options.size);
+  const bool has_failed = note && note->state == FaultNote::State::failed;
+  if (has_failed || get(key("left/", rank))) return;
+  const Verdict standing =
+      Inquiry::conclude(*this, {{rank}, "it said nothing for " + seconds_text(Seconds(patience_with_next))});
+  // Another rank's own error may stand there, which a script may have caught.
+  if (!standing.failed && !standing.alive) others_ended = true;
 }
 
 void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) {
@@ -185,6 +229,15 @@ void FaultBoard::set_grace(Seconds grace) {
   shared_->beat_period = grace.count() / 3;
 }
 
+void FaultBoard::watch_next(Seconds patience) {
+  shared_->patience_with_next = patience.count();
+}
+
+void FaultBoard::share_signs(std::shared_ptr<Signs> signs) {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->signs = std::move(signs);
+}
+
 void FaultBoard::announce_movement() {
   shared_->moves = true;
 }
@@ -212,6 +265,8 @@ void FaultBoard::time_passes(Seconds time, Seconds awake, Seconds deadline) {
     shared.absence = {options.rank, time.count(), Clock::now()};
   } else if (options.store_host >= 0 && options.store_host != options.rank && silence >= deadline.count()) {
     shared.absence = {options.store_host, silence, Clock::now()};
+    // Twice, as with the next rank: see look_at_next().
+    if (silence >= 2 * deadline.count()) shared.others_ended = true;
   }
   ++shared.ticks;
 }
@@ -277,14 +332,32 @@ bool FaultBoard::await_store(const std::atomic<bool>& done, Seconds silence, Sec
   return true;
 }
 
+bool FaultBoard::others_have_ended() const {
+  return shared_->others_ended;
+}
+
 Verdict FaultBoard::judge(const Verdict& evidence) {
+  Verdict verdict = inquire(evidence, true);
+  if (shared_->options.store_host == shared_->options.rank && shared_->answers_last_inquiry) {
+    const auto stayed = begin_stay(verdict.culprits, grace_, deadline_ + 2 * grace_);
+    await_store(*stayed, grace_, deadline_ + 3 * grace_);
+  }
+  return verdict;
+}
+
+Verdict FaultBoard::judge_lost() {
+  return inquire({}, false);
+}
+
+Verdict FaultBoard::inquire(const Verdict& evidence, bool blames_left) {
   const auto inquiry = std::make_shared<Inquiry>();
-  post([shared = shared_, inquiry, awaited = awaited_, grace = grace_, deadline = deadline_, evidence] {
+  post([shared = shared_, inquiry, awaited = awaited_, grace = grace_, deadline = deadline_, evidence,
+        blames_left] {
     try {
       // A silent store has come back by now, if it does at all.
       const Verdict own = evidence.says_something() ? evidence : shared->away_lately(deadline);
-      inquiry->verdict =
-          own.says_something() ? Inquiry::conclude(*shared, own) : Inquiry::ask(*shared, awaited, grace);
+      inquiry->verdict = own.says_something() ? Inquiry::conclude(*shared, own)
+                                              : Inquiry::ask(*shared, awaited, grace, blames_left);
       shared->set(shared->key("done/", shared->options.rank), "1");
     } catch (const std::exception&) {
       inquiry->store_failed = true;
@@ -292,21 +365,9 @@ Verdict FaultBoard::judge(const Verdict& evidence) {
     inquiry->done = true;
   });
   const Seconds silence = evidence.says_something() ? std::min(grace_, kToTellOthers) : grace_;
-  if (!await_store(inquiry->done, silence, 4 * grace_) || inquiry->store_failed)
-    return evidence.says_something() ? evidence : without_store();
-  if (shared_->options.store_host == shared_->options.rank) {
-    const auto stayed = std::make_shared<std::atomic<bool>>(false);
-    post([shared = shared_, stayed, culprits = inquiry->verdict.culprits, grace = grace_,
-          deadline = deadline_] {
-      try {
-        Inquiry::stay_as_host(*shared, culprits, grace, deadline);
-      } catch (const std::exception&) {
-        // A store that is gone has nobody to stay for.
-      }
-      *stayed = true;
-    });
-    await_store(*stayed, grace_, deadline_ + 3 * grace_);
-  }
+  const bool answered = await_store(inquiry->done, silence, 4 * grace_) && !inquiry->store_failed;
+  shared_->answers_last_inquiry = answered;
+  if (!answered) return evidence.says_something() ? evidence : without_store();
   return inquiry->verdict;
 }
 
@@ -324,6 +385,7 @@ Verdict FaultBoard::without_store() const {
 }
 
 void FaultBoard::tell(const Verdict& verdict) {
+  blamed_ = verdict.culprits;
   post([shared = shared_, verdict] {
     try {
       Inquiry::conclude(*shared, verdict);
@@ -333,11 +395,45 @@ void FaultBoard::tell(const Verdict& verdict) {
   });
 }
 
+void FaultBoard::tell_end() {
+  post([shared = shared_] {
+    try {
+      shared->set(shared->key("ending", -1), "1");
+    } catch (const std::exception&) {
+      // Ranks that look find the store gone.
+    }
+  });
+}
+
+/// The flag is set when all have read, or when `patience` is over.
+std::shared_ptr<std::atomic<bool>> FaultBoard::begin_stay(std::vector<int> culprits, Seconds grace,
+                                                          Seconds patience) {
+  auto stayed = std::make_shared<std::atomic<bool>>(false);
+  post([shared = shared_, stayed, culprits = std::move(culprits), grace, patience] {
+    try {
+      Inquiry::stay_as_host(*shared, culprits, grace, patience);
+    } catch (const std::exception&) {
+      // A store that is gone has nobody to stay for.
+    }
+    *stayed = true;
+  });
+  return stayed;
+}
+
+void FaultBoard::stay(Seconds grace, Seconds patience, std::atomic<bool>& enough) {
+  if (shared_->options.store_host != shared_->options.rank) return;
+  const auto stayed = begin_stay(blamed_, grace, patience);
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
+  while (!*stayed && !enough && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  if (*stayed) enough = true;
+}
+
 void FaultBoard::leave(Seconds patience) {
   const auto left = std::make_shared<std::atomic<bool>>(false);
   post([shared = shared_, left, patience] {
     const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(patience);
     try {
+      shared->set(shared->key("left/", shared->options.rank), "1");
       // As many ranks ask one store at the same time.
       const auto pause = std::chrono::milliseconds(5 + shared->options.size / 16);
       const std::string key = shared->key("left", -1);

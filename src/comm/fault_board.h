@@ -87,6 +87,14 @@ class FaultBoard {
   /// Beats are written so often that others miss none within `grace`.
   void set_grace(Seconds grace);
 
+  /// From now on, also while this rank waits for nobody: the next rank is to blame once its process has not
+  /// beaten for so long. Ranks may wait for it where no board knows of it. 0: not any more.
+  void watch_next(Seconds patience);
+  /// Boards of one process over the same ranks, one for each of its communicators: bytes that move on the
+  /// connections of one excuse the silence on another. Before watch_next(); `signs` is the same for all.
+  using Signs = std::atomic<std::chrono::steady_clock::rep>;
+  void share_signs(std::shared_ptr<Signs> signs);
+
   /// Tells waiting ranks that bytes move on this one's connections.
   void announce_movement();
   /// While this rank cannot reach others, it knows nothing of their silence; see Silence. 0: nor while the
@@ -123,26 +131,47 @@ class FaultBoard {
   /// or else what the others' notes say. The evidence is what the others are told, also where it blames
   /// nobody. With evidence a store that does not answer is waited for 1 s at most.
   Verdict judge(const Verdict& evidence = {});
+  /// The same after an error elsewhere in this process, which did not wait for the ranks of report(). One
+  /// that has left() is not missed: where no other is silent, the verdict blames nobody. The store's host
+  /// does not stay: see stay().
+  Verdict judge_lost();
+
+  /// With tell(): the process ends, and does not only leave this exchange. Returns at once; for any thread,
+  /// and one at a time.
+  void tell_end();
+  /// Whether ranks are gone, or a process ends by an error: read from the store with every beat. Also when
+  /// the store has not answered for twice the deadline. An error that a script may catch is neither.
+  bool others_have_ended() const;
 
   /// This rank ends although nothing has failed here, since something else of its process has. Other ranks
   /// that ask hear this verdict: they would blame this one, whose note stands still. Those that wait for long
-  /// end their waits, this one included. Returns at once; for any thread. The board's end still says it.
+  /// end their waits, this one included. Returns at once; for any thread, and one at a time. The board's end
+  /// still says it.
   void tell(const Verdict& verdict);
 
+  /// After tell(), where this process serves the store: stays until all other ranks but those that it blames
+  /// have read of it or are gone, for `patience` at most, or until `enough`, which it sets then. At once
+  /// elsewhere.
+  void stay(Seconds grace, Seconds patience, std::atomic<bool>& enough);
+
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
-  /// earlier would cut off ranks that are still reading their last message.
+  /// earlier would cut off ranks that are still reading their last message. Others that miss this rank later
+  /// find that it has left.
   void leave(Seconds patience);
 
  private:
   struct Shared;
   struct Inquiry;
   void post(std::function<void()> job);
+  Verdict inquire(const Verdict& evidence, bool blames_left);
   Verdict without_store() const;
+  std::shared_ptr<std::atomic<bool>> begin_stay(std::vector<int> culprits, Seconds grace, Seconds patience);
   bool await_store(const std::atomic<bool>& done, Seconds silence, Seconds in_all);
 
   std::shared_ptr<Shared> shared_;
   std::thread thread_;
   std::vector<int> awaited_;
+  std::vector<int> blamed_;  // by what was told last
   Seconds grace_{1.0};
   Seconds deadline_{0.0};
 };

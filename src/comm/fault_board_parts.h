@@ -69,6 +69,8 @@ struct FaultBoard::Shared {
   void round();
   void beat(const std::vector<int>& awaited, bool is_waiting);
   void listen(const std::vector<int>& awaited, double elapsed);
+  void look_at_next(bool is_waiting);
+  bool reads_of_an_end();
   void share_links();
   void match_everyones_links();
   Verdict away_lately(std::chrono::duration<double> deadline) const;
@@ -78,9 +80,12 @@ struct FaultBoard::Shared {
   std::atomic<std::uint64_t> answers{0};  ///< Store operations that came back.
   std::atomic<double> period{0.5};        ///< Seconds between two rounds.
   std::atomic<double> beat_period{0.3};
-  std::atomic<bool> asks{false};        ///< An operation of the store is under way.
-  std::atomic<bool> moves{false};       ///< Movement that was not announced yet.
-  std::atomic<std::uint64_t> ticks{0};  ///< Calls of time_passes().
+  std::atomic<double> patience_with_next{0};  ///< Seconds; 0: it is not watched.
+  std::atomic<bool> asks{false};              ///< An operation of the store is under way.
+  std::atomic<bool> moves{false};             ///< Movement that was not announced yet.
+  std::atomic<std::uint64_t> ticks{0};        ///< Calls of time_passes().
+  std::atomic<bool> others_ended{false};
+  std::atomic<bool> answers_last_inquiry{false};  ///< The store has, so it can be stayed for.
 
   // Of the board's thread alone.
   bool described = false;     ///< This rank's connections are.
@@ -89,6 +94,10 @@ struct FaultBoard::Shared {
   int rounds_to_leave_out = 0;
   std::uint64_t beats = 0;
   std::uint64_t announced = 0;
+  Heard next;  ///< The next rank, where it is watched.
+  std::string movement_at_last_look;
+  std::shared_ptr<Signs> signs = std::make_shared<Signs>(0);  ///< When one was seen last; under the mutex.
+  std::chrono::steady_clock::time_point last_look_at_next = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point last_beat{};
   std::chrono::steady_clock::time_point last_round = std::chrono::steady_clock::now();
   std::string last_movement;
@@ -126,11 +135,19 @@ struct FaultBoard::Inquiry {
   }
 
   static std::string encode(const Verdict& verdict);
+  /// Of an encoded verdict: whether its culprits are gone or silent.
+  static bool blames_the_gone(const std::string& text, int size) {
+    return !text.empty() && text == join_ranks(parse_ranks(text, size), ",");
+  }
   static Verdict adopted(const std::string& known, const Options& options);
   static Verdict conclude(Shared& shared, const Verdict& own);
   static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
-  static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace);
-  static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds deadline);
+  static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace, bool blames_left);
+  /// What all other ranks say at this moment; nothing in large worlds, where each rank would ask for all.
+  static std::map<int, std::string> notes_of_all(Shared& shared);
+  static std::vector<int> silent_since(Shared& shared, const std::map<int, std::string>& before);
+  static std::vector<int> without_left(Shared& shared, const std::vector<int>& ranks);
+  static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds most);
 };
 
 }  // namespace thinwire

@@ -7,7 +7,7 @@
 #include <map>
 #include <thread>
 
-#include "tests/memory_store.h"
+#include "tests/fault_world.h"
 
 namespace thinwire::fault_board_test {
 namespace {
@@ -16,10 +16,9 @@ using Notes = std::vector<std::optional<FaultNote>>;
 using Ranks = std::vector<int>;
 using Seconds = FaultBoard::Seconds;
 using testing::eventually;
+using testing::kGrace;
 using testing::MemoryStore;
-
-// Long enough that a busy machine schedules every thread within a third of it, short enough to wait for.
-constexpr Seconds kGrace{0.6};
+using testing::World;
 
 FaultNote failed(Ranks awaited) {
   return {.state = FaultNote::State::failed, .awaited = std::move(awaited), .beat = 0};
@@ -144,31 +143,6 @@ TEST(FaultBoard, ARankThatIsHeardOfLateIsAskedTwice) {
   board.report({2}, kGrace);
   EXPECT_EQ(board.judge().culprits, Ranks{1});
 }
-
-struct World {
-  explicit World(int ranks, int store_host = 0) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      boards.push_back(std::make_unique<FaultBoard>(
-          store, FaultBoard::Options{.rank = rank, .size = ranks, .store_host = store_host}));
-      boards.back()->set_grace(kGrace);
-    }
-  }
-  /// Its board has gone with its process: it says nothing.
-  void is_dead(int rank) {
-    boards[static_cast<std::size_t>(rank)].reset();
-    store->set("thinwire/fault/note/" + std::to_string(rank), "");
-  }
-  std::future<Verdict> fails(int rank, Ranks awaited, Seconds after = Seconds(0)) {
-    return std::async(std::launch::async, [this, rank, awaited = std::move(awaited), after] {
-      std::this_thread::sleep_for(after);
-      auto& board = *boards[static_cast<std::size_t>(rank)];
-      board.report(awaited, kGrace);
-      return board.judge();
-    });
-  }
-  std::shared_ptr<MemoryStore> store = std::make_shared<MemoryStore>();
-  std::vector<std::unique_ptr<FaultBoard>> boards;
-};
 
 TEST(FaultBoard, AllNameTheSilentRankOfARing) {
   World world(4);
@@ -459,18 +433,24 @@ TEST(FaultBoard, ARankThatWasAwayUntilTheStoreWasGoneBlamesNobodyElse) {
 }
 
 /// Pauses once in an inquiry, so that a last look comes just after the store is back. Rank 2's note moves
-/// again a little later.
+/// again a little later, and rank 1's all the time.
 class PausingStore final : public MemoryStore {
  public:
   std::optional<std::string> get(const std::string& key) override {
+    if (key.ends_with("note/1")) return busy(++beats_);
     if (!key.ends_with("note/2")) return MemoryStore::get(key);
     const int read = ++reads_;
     if (read == 2) std::this_thread::sleep_for(0.95 * kGrace);
-    return FaultNote{.state = FaultNote::State::busy, .awaited = {}, .beat = read < 4 ? 1u : 2u}.encode();
+    return busy(read < 4 ? 1 : 2);
   }
 
  private:
+  static std::string busy(std::uint64_t beat) {
+    return FaultNote{.state = FaultNote::State::busy, .awaited = {}, .beat = beat}.encode();
+  }
+
   std::atomic<int> reads_{0};
+  std::atomic<std::uint64_t> beats_{0};
 };
 
 TEST(FaultBoard, WhatAPauseOfTheStoreExplainsIsNoSilence) {

@@ -16,6 +16,9 @@ using Clock = std::chrono::steady_clock;
 /// Graces by which an inquiry is longer at most where it hears of more and more ranks.
 constexpr double kExtensions = 1.5;
 
+/// In a world of so many ranks each may ask for all others.
+constexpr int kFew = 64;
+
 /// In front of the ranks of a verdict: their processes live.
 constexpr char kAlive = '+';
 /// In front of a reason that blames nobody.
@@ -24,12 +27,15 @@ constexpr char kNobody = '=';
 constexpr char kFailed = '!';
 constexpr char kReason = ':';
 /// Longer than any reason of ours: what comes from the store may be anything.
-constexpr std::size_t kLongestReason = 400;
+constexpr std::size_t kLongestReason = 1000;
 
 constexpr const char* kAway =
     "its process is alive, but busy with something else: give ranks a longer deadline where one evaluates or "
     "saves "
     "by itself, and let all make the same calls";
+
+constexpr const char* kLeft =
+    "it has left: its handle is closed, or its script has ended; let all ranks make the same number of steps";
 
 std::string printable(std::string reason) {
   reason.resize(std::min(reason.size(), kLongestReason));
@@ -78,7 +84,6 @@ Verdict FaultBoard::Inquiry::conclude(Shared& shared, const Verdict& own) {
 /// asking all others would be as many requests as the square of the ranks. Nothing when it concludes nothing,
 /// since it may be gone itself, or await other ranks than this one.
 std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Seconds grace) {
-  constexpr int kFew = 64;
   const Options& options = shared.options;
   if (options.size <= kFew) return std::nullopt;
   const std::string own = std::to_string(options.rank);
@@ -92,9 +97,39 @@ std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Sec
   return std::nullopt;
 }
 
-Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace) {
+std::map<int, std::string> FaultBoard::Inquiry::notes_of_all(Shared& shared) {
+  std::map<int, std::string> notes;
+  for (int rank = 0; shared.options.size <= kFew && rank < shared.options.size; ++rank) {
+    if (rank == shared.options.rank) continue;
+    notes.emplace(rank, shared.get(shared.key("note/", rank)).value_or(""));
+  }
+  return notes;
+}
+
+/// Whose notes stand still although they have not failed, and those that have not come to write one.
+std::vector<int> FaultBoard::Inquiry::silent_since(Shared& shared, const std::map<int, std::string>& before) {
+  std::vector<int> silent;
+  for (const auto& [rank, text] : before) {
+    const auto note = FaultNote::parse(text, shared.options.size);
+    const bool has_failed = note && note->state == FaultNote::State::failed;
+    if (!has_failed && shared.get(shared.key("note/", rank)).value_or("") == text) silent.push_back(rank);
+  }
+  return without_left(shared, silent);
+}
+
+std::vector<int> FaultBoard::Inquiry::without_left(Shared& shared, const std::vector<int>& ranks) {
+  std::vector<int> others;
+  for (const int rank : ranks) {
+    if (!shared.get(shared.key("left/", rank))) others.push_back(rank);
+  }
+  return others;
+}
+
+Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace,
+                                 bool blames_left) {
   const Options& options = shared.options;
   if (auto concluded = await_conclusion(shared, grace)) return std::move(*concluded);
+  const std::map<int, std::string> at_first = notes_of_all(shared);
   auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(grace);
   const auto latest = end + std::chrono::duration_cast<Clock::duration>(kExtensions * grace);
   std::map<int, std::string> first;  // what ranks said when they were asked first
@@ -126,21 +161,30 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
     }
     if (!last_round) std::this_thread::sleep_for(grace / 8);
   }
-  if (!ends.silent.empty()) {
-    return conclude(shared, {ends.silent, "it said nothing for another " + seconds_text(grace)});
+  if (const auto lost = without_left(shared, ends.silent); !lost.empty()) {
+    return conclude(shared, {lost, "it said nothing for another " + seconds_text(grace)});
   }
-  if (!ends.busy.empty()) return conclude(shared, {ends.busy, kAway, true});
-  return {
-      {},
-      "every awaited rank is alive and waits itself: do all ranks make the same calls with the same sizes?"};
+  if (!ends.silent.empty()) return blames_left ? conclude(shared, {ends.silent, kLeft, true}) : Verdict{};
+  if (ends.busy.empty()) {
+    return {{},
+            "every awaited rank is alive and waits itself: do all ranks make the same calls with the same "
+            "sizes?"};
+  }
+  // It may wait in an operation that the board knows nothing of, for one that is gone.
+  if (const auto lost = silent_since(shared, at_first); !lost.empty()) {
+    return conclude(shared,
+                    {lost, "it said nothing for another " + seconds_text(grace) + ", and rank " +
+                               join_ranks(ends.busy, ", ") + ", which this one awaits, may wait for it"});
+  }
+  return conclude(shared, {ends.busy, kAway, true});
 }
 
 /// The store dies with its host, and ranks that still ask would blame the host. A rank that lives may ask as
 /// late as its own wait ends; one whose note stands still does not live, or has failed and asks now.
 void FaultBoard::Inquiry::stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace,
-                                       Seconds deadline) {
+                                       Seconds most) {
   const auto duration = [](Seconds time) { return std::chrono::duration_cast<Clock::duration>(time); };
-  const auto end = Clock::now() + duration(deadline + 2 * grace);
+  const auto end = Clock::now() + duration(most);
   struct Missing {
     int rank;
     std::optional<std::string> note{};

@@ -110,6 +110,16 @@ void ring_all_gather(Communicator& communicator, const RingGroup& group, const R
 void ring_all_reduce(Communicator& communicator, const RingGroup& group, const RingLayout& layout,
                      Communicator::Tag tag, RingCodec& codec);
 
+/// Rows of the most nearly square rectangle that n ranks fill: the largest divisor of n that is at most its
+/// square root.
+constexpr int squarest_rows(int n) {
+  int rows = 1;
+  for (int r = 2; r * r <= n; ++r) {
+    if (n % r == 0) rows = r;
+  }
+  return rows;
+}
+
 /// The segment that `position` owns after the reduce-scatter.
 constexpr std::size_t ring_owned_segment(std::size_t position, std::size_t size) {
   return (position + 1) % size;

@@ -95,8 +95,10 @@ void WaitWatch::run(const std::stop_token& stop) {
     if (!is_waiting || number != seen) {
       seen = number;
       const Seconds grace = std::min(fault_grace(limits_.deadline), limits_.silence);
+      const Limits limits = limits_;
       lock.unlock();
       board_.set_grace(grace);
+      board_.watch_next(2 * limits.deadline);
       forget();
       lock.lock();
       continue;

@@ -55,6 +55,7 @@ class WaitWatch {
     int rank = 0;
     int size = 1;
     int store_host = 0;  ///< -1: no rank serves the store.
+    Seconds deadline;    ///< Until the first wait says another one.
   };
 
   /// board: outlives the watch. links: null where nothing is known of connections.
@@ -95,7 +96,7 @@ class WaitWatch {
   std::condition_variable_any end_;
   std::uint64_t number_ = 0;  ///< Of the wait; even: there is none.
   int peer_ = -1;
-  Limits limits_{Seconds(1), Seconds(1), Seconds(1)};
+  Limits limits_{options_.deadline, options_.deadline, options_.deadline};
   Call* call_ = nullptr;
   Clock::time_point began_{};
   std::uint64_t step_ = 0;

@@ -81,15 +81,16 @@ struct CountedCall final : WaitWatch::Call {
 
 /// Rank 0 of three under a watch; ranks 1 and 2 are boards that beat.
 struct Watched {
-  explicit Watched(int store_host = 1) {
+  explicit Watched(int store_host = 1, Seconds deadline = Seconds(1)) {
     for (int rank = 0; rank < 3; ++rank) {
       boards.push_back(std::make_unique<FaultBoard>(
           store, FaultBoard::Options{.rank = rank, .size = 3, .store_host = store_host}));
       boards.back()->set_grace(Seconds(0.3));
     }
     script->states = {link(1), link(2)};
-    watch = std::make_unique<WaitWatch>(*boards[0], std::make_unique<FakeLinks>(script),
-                                        WaitWatch::Options{.rank = 0, .size = 3, .store_host = store_host});
+    watch = std::make_unique<WaitWatch>(
+        *boards[0], std::make_unique<FakeLinks>(script),
+        WaitWatch::Options{.rank = 0, .size = 3, .store_host = store_host, .deadline = deadline});
   }
   void freeze(int rank) {
     boards[static_cast<std::size_t>(rank)].reset();
@@ -374,6 +375,22 @@ TEST(WaitWatch, AHostOfTheStoreThatWasAwayIsNamedWhenItIsBack) {
   rank.store->thaw();
   rank.boards[0]->report({2}, Seconds(0.3), Seconds(1000));
   EXPECT_EQ(rank.boards[0]->judge().culprits, Ranks{1});
+}
+
+TEST(WaitWatch, BeforeTheFirstWaitTheDeadlineHoldsAsLater) {
+  Watched patient(/*store_host=*/1, kNever);
+  Watched hasty(/*store_host=*/1, Seconds(0.5));
+  for (Watched* rank : {&patient, &hasty}) rank->store->freeze();
+  EXPECT_TRUE(eventually([&] { return hasty.boards[0]->others_have_ended(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  EXPECT_FALSE(patient.boards[0]->others_have_ended());
+}
+
+TEST(WaitWatch, TheNextRankIsWatchedBeforeTheFirstWait) {
+  Watched rank(/*store_host=*/-1, Seconds(0.4));
+  rank.freeze(1);
+  EXPECT_TRUE(eventually([&] { return rank.boards[0]->others_have_ended(); }));
+  EXPECT_EQ(rank.store->get("thinwire/fault/culprit"), "1");
 }
 
 TEST(WaitWatch, WhenAnotherRankHasGivenUpNobodyWaits) {

@@ -83,7 +83,7 @@ class BlockAverage final : public ShardExchange {
   void apply(std::size_t owner) override {
     (owner == self() ? down_ : up_)[owner].open();
     const auto mean = shard_in(gradient_, owner);
-    const auto left = shard_in(residual_, owner);
+    const ResidualSpan left = turned_shard(owner);
     if (!left.empty()) {
       const QuantizedVector own = values_of(up_[owner]);
       average_dequantized(step_.executor, levels_, scales(), {&own, 1}, 0, mean, left);
@@ -94,7 +94,7 @@ class BlockAverage final : public ShardExchange {
     // What the result's codes left out stays with the owner, who stands for all ranks.
     const auto all = static_cast<float>(world());
     scale(step_.executor, average_, all);
-    add_remainder(step_.executor, average_, all, mean, left);
+    add_remainder(step_.executor, average_, all, mean, left.after);
   }
 
   QuantizationLevels levels_;

@@ -15,7 +15,8 @@
 // elements, or for two or three quarters. The mildest that takes as long stays.
 //
 // All candidates are given the same residual. So nothing is lost where they change. The lossy one stands
-// behind the stage `guard` (stages/guard.cc), which takes dense for buckets of which too little arrives.
+// behind the stage `guard` (stages/guard.cc), which takes codes of 8 bits for buckets of which too little
+// arrives.
 //
 // Times are means over ranks of each rank's own, so all ranks choose alike. A choice is part of the state,
 // with the time of a step and the number of ranks that it rests on: a resumed run keeps it, and looks whether
@@ -164,11 +165,19 @@ std::vector<std::string> names_of(const Options& options) {
   return {"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"};
 }
 
-/// The one that leaves something out is guarded.
+/// Of codes of 8 bits, in the guard's unit. Rounding to 127 levels of the largest of 256 elements is off by
+/// at most half a level each, twice: 0.09 of the block's norm. The unit is at least 0.2 of it.
+constexpr double kErrorOfCodes = 0.45;
+
+/// The one that leaves something out is guarded. What the guard takes in its place leaves out less than the
+/// budget allows, whatever the gradient is.
 std::vector<std::string> candidates(const Options& options) {
   std::vector<std::string> specs = names_of(options);
-  options.real("budget", 0, 1e6);
-  if (!options.flag("lossless")) specs.back() = "guard:noise=" + options.text("budget") + "+" + specs.back();
+  const double budget = options.real("budget", 0, 1e6);
+  if (!options.flag("lossless")) {
+    const std::string milder = budget >= kErrorOfCodes ? "blocks/bits=8" : "dense";
+    specs.back() = "guard:noise=" + options.text("budget") + ":with=" + milder + "+" + specs.back();
+  }
   return specs;
 }
 

@@ -63,7 +63,7 @@ std::string names_of(const std::vector<BucketLayout>& buckets) {
   return text;
 }
 
-Fields fields_of(const Configuration& configuration) {
+Fields fields_of(const Communicator& communicator, const Configuration& configuration) {
   return {kVersion,
           configuration.spec,
           std::to_string(configuration.seed),
@@ -71,7 +71,7 @@ Fields fields_of(const Configuration& configuration) {
           text_of(configuration.buckets),
           shapes_of(configuration.buckets),
           names_of(configuration.buckets),
-          configuration.other};
+          configuration.other + (communicator.checked_sums() ? " checked sums" : "")};
 }
 
 /// The fields of rank `root`, on all ranks. They come from another rank: lengths are bounded, and only
@@ -117,7 +117,7 @@ std::uint64_t hash_of_names(const BucketLayout& parameters) {
 }
 
 void compare_configurations(Communicator& communicator, const Configuration& configuration) {
-  const Fields mine = fields_of(configuration);
+  const Fields mine = fields_of(communicator, configuration);
   Hashes hashes{};
   std::transform(mine.begin(), mine.end(), hashes.begin(),
                  [](const std::string& text) { return hash_of(text); });

@@ -41,6 +41,8 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"ef_signsgd", On::both},
     {"ef_signsgd:topology=ring", On::both},
     {"ef_signsgd:topology=ring:coding=elias"},
+    {"ef_signsgd:topology=torus", On::both},
+    {"signsgd:topology=torus", On::both},
     {"signsgd:coding=elias", On::both},
     {"ssdm"},
     {"ssdm:feedback=on", On::both},

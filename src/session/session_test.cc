@@ -87,6 +87,20 @@ std::string complaint(const std::string& odd_spec, std::uint64_t odd_seed, std::
   return messages[0];
 }
 
+TEST(Session, ChecksumsOfSumsAreAskedForOnAllRanksOrNone) {
+  run_in_process(3, [](Communicator& communicator) {
+    communicator.set_checked_sums(communicator.rank() == 1);
+    Session session("dense", communicator);
+    session.add_bucket({{"w", 100}});
+    try {
+      session.start();
+      ADD_FAILURE() << "rank " << communicator.rank();
+    } catch (const std::runtime_error& error) {
+      EXPECT_NE(std::string(error.what()).find("checked sums"), std::string::npos) << error.what();
+    }
+  });
+}
+
 TEST(Session, DifferentlyConfiguredRanksRefuseToRunAndSayWhoDiffersInWhat) {
   EXPECT_EQ(complaint("marsit", 1, 100, "lr=0.1"), "");
   EXPECT_NE(complaint("marsit", 7, 100, "lr=0.1").find("rank 2 differs from rank 0 in seed (7 against 1)"),

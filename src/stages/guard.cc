@@ -409,7 +409,9 @@ SystemInfo guard_info() {
     Rules rules;
     rules.bound = options.real("noise", 0, 1e6);
     rules.every = static_cast<std::uint64_t>(options.integer("every", 8, 10'000));
-    return std::make_unique<Guard>(rules, options.text("with"), std::move(inner.other),
+    std::string other = options.text("with");
+    std::ranges::replace(other, '/', ':');  // as a spec has it elsewhere
+    return std::make_unique<Guard>(rules, std::move(other), std::move(inner.other),
                                    std::move(inner.synchronizer));
   };
   return info;

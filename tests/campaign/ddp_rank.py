@@ -34,9 +34,11 @@ _C = ctypes.CDLL(None)
 class Given(nn.Module):
     """Parameters whose gradients are exactly what forward() is given."""
 
-    def __init__(self):
+    def __init__(self, has_buffer):
         super().__init__()
         self.weights = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in SIZES])
+        if has_buffer:
+            self.register_buffer("seen", torch.zeros(3))
 
     def forward(self, gradients, unused):
         return sum((weight * gradient).double().sum()
@@ -190,7 +192,7 @@ class Rank:
         plan = self.plan
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
-        self.model = DistributedDataParallel(Given(), bucket_cap_mb=0.001,
+        self.model = DistributedDataParallel(Given(plan.way == "buffers"), bucket_cap_mb=0.001,
                                              find_unused_parameters=plan.way == "unused")
         for position, weight in enumerate(self.model.module.weights):
             weight.register_hook(lambda gradient, position=position: self._in_backward(gradient, position))
@@ -204,6 +206,7 @@ class Rank:
         self._fit_optimizer(spec)
         self.handle = thinwire.register(self.model, spec, seed=plan.seed + 1, lanes=plan.lanes,
                                         deadline_seconds=self.deadline, optimizer=self.optimizer,
+                                        checked_sums=plan.checked,
                                         grad_scaler=NoScaler() if plan.fault == "overflow" else None)
         if self.start:
             self._load()
@@ -322,8 +325,9 @@ def run(plan, folder, rank, start, steps, armed, deadline):
     one = Rank(plan, folder, rank, start, steps, armed, deadline)
     try:
         one.train()
-    except Exception:
+    except Exception as error:
         # As the interpreter does at the end of a script.
+        sys.last_value = error
         traceback.print_exc()
         sys.stderr.flush()
         try:

@@ -11,6 +11,7 @@ extern "C" int campaign_gloo_rank(int argc, char** argv) {
     thinwire::apps::EngineOptions options{.engine = "gloo",
                                           .workers = static_cast<int>(plan.number("world"))};
     options.deadline_seconds = static_cast<double>(plan.number("deadline"));
+    options.checked_sums = plan.text("checked") == "True";
     thinwire::apps::run_on_engine(options, body);
   });
 }

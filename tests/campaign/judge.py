@@ -77,17 +77,10 @@ class Verdict:
             if named[rank] and named[rank] != [victim]:
                 self.violations.append(f"wrong rank named by rank {rank}, it was {victim}: "
                                        f"{said[rank][:300]}")
-        unnamed = [rank for rank in survivors if not named[rank] and not self._is_of_ddp(said[rank])]
+        unnamed = [rank for rank in survivors if not named[rank]]
         if unnamed:
             self.violations.append(f"nobody named by rank {unnamed[0]}: {said[unnamed[0]][:300]}")
         self.named = False if unnamed else True if any(named.values()) else None
-
-    def _is_of_ddp(self, text: str) -> bool:
-        """An error of DDP's own group, which knows no names:
-        after its first step DDP sends its new buckets by it."""
-        early = self.plan.kind == "ddp" and self.plan.at_step < 2
-        return (early and re.search(r"gloo/|Connection (?:closed|reset)|Broken pipe", text) is not None
-                and "connection lost" not in text)
 
     def _is_of_store(self, end: RankEnd) -> bool:
         """The end of a thread of torch's own: each client of its TCPStore has one, which nothing can catch
@@ -127,14 +120,16 @@ class Verdict:
         finals = all(one.final for one in self.phase.ranks)
         if self.phase.hung or (end.status == 0 and finals):
             return
+        launcher_failed = self.launcher_failed()
         if end.status == 0:
             self.violations.append("silent end: mpirun has status 0 and ranks have no result")
-        if "Signal: Segmentation fault" in end.text or "signal 6" in end.text and plan.fault != "memory":
+        crashed = "Signal: Segmentation fault" in end.text and not self._launcher_crashed()
+        if crashed or "signal 6" in end.text and plan.fault != "memory":
             self.violations.append(f"crash: {end.text[-300:]}")
         if self.phase.struck and (plan.fault in NAMED or plan.fault == "flip"):
             self._names_under_mpi()
-        # Nobody was left to name a rank that is stopped as the last one.
-        if not self.phase.struck or plan.fault not in NAMED or self.phase.alone:
+        # Nobody was left to name a rank that is stopped as the last one. Nor can an mpirun that has failed.
+        if not self.phase.struck or plan.fault not in NAMED or self.phase.alone or launcher_failed:
             return
         pattern = (rf"rank {plan.victim} (?:is gone|with PID)|^rank {plan.victim}: "
                    rf"|\[\[\d+,1\],{plan.victim}\]")
@@ -142,6 +137,15 @@ class Verdict:
         # Inside of MPI_Finalize ranks cannot ask each other any more.
         if not self.named and "the end of MPI is not reached" not in end.text:
             self.violations.append(f"nobody named: {end.text[-300:]}")
+
+    def _launcher_crashed(self) -> bool:
+        """mpirun itself, and no rank: each prints its process's number."""
+        crashed = re.findall(r"\[[^][:]+:0*(\d+)\] Signal: Segmentation fault", self.phase.ranks[0].text)
+        ranks = [str(one.pid) for one in self.phase.ranks]
+        return bool(crashed) and not any(pid in ranks for pid in crashed)
+
+    def launcher_failed(self) -> bool:
+        return self.plan.kind == "mpi" and (self.phase.launcher_stayed or self._launcher_crashed())
 
     def _names_under_mpi(self) -> None:
         """Of what ranks have said through mpirun. In a flip the victim is the receiver, and the sender is
@@ -164,12 +168,16 @@ class Verdict:
     def states(self) -> None:
         """What survivors could have saved after the error."""
         for rank, end in enumerate(self.phase.ranks):
+            if end.uninspected and self.plan.fault not in ("disk", "memory"):
+                self.violations.append(f"rank {rank} could not look at its state after the error: "
+                                       f"{end.uninspected}")
             if end.inspected and not end.inspected.get("refused") and not end.inspected["whole"]:
                 self.violations.append(f"torn state: rank {rank} after the error: {end.inspected}")
 
     def went_on(self) -> None:
+        came_through = self.launcher_failed() and all(one.final for one in self.phase.ranks)
         if (self.plan.fault in SURVIVED and self.phase.struck and not self.phase.ended_well()
-            and not self.phase.hung):
+            and not self.phase.hung and not came_through):
             rank, end = next((rank, one) for rank, one in enumerate(self.phase.ranks) if one.status != 0
                              or not one.final)
             self.violations.append(f"did not go on: rank {rank}: {error_of(end.text, rank)[:300]}")
@@ -221,16 +229,18 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
     return found
 
 
-#: Systems and stages of which some part is a sum: warm_up's first steps unless `with` says otherwise, the
-#: variance of the Adams, the parameters that whole sends, marsit's full steps and step sizes.
-SUMMED = (r"\b(?:dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|sketched_sgd|global_top_k"
-          r"|s2_reducer|marsit)\b")
+#: Systems and stages of which some part is a sum: what auto tries, buckets that guard gives to dense,
+#: warm_up's first steps unless `with` says otherwise, the variance of the Adams, the parameters that whole
+#: sends, marsit's full steps and step sizes.
+SUMMED = (r"\b(?:auto|guard|dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|sketched_sgd"
+          r"|global_top_k|s2_reducer|marsit)\b")
 
 
 def sums_by_engine(plan: Plan) -> bool:
     """Whether Gloo itself sums what the plan's systems send:
     nothing but TCP's checksum guards that (docs/wire_formats.md)."""
-    return plan.kind != "mpi" and any(re.search(SUMMED, spec) for spec in (plan.spec, plan.set_spec) if spec)
+    unchecked = plan.kind != "mpi" and not plan.checked
+    return unchecked and any(re.search(SUMMED, spec) for spec in (plan.spec, plan.set_spec) if spec)
 
 
 def compare_training(mine: str, reference: Callable[[int], str]) -> List[str]:
@@ -261,8 +271,8 @@ def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[
                               f"{error_of(last.ranks[rank].text, rank)[:300]}")
     if last.ended_well():
         # DDP makes its buckets anew after a process's first step, which a state of that step cannot know.
-        exact = (plan.fault != "overflow"
-                 and (result["resumed"] is None or plan.kind != "ddp" or result["from"] != 1))
+        loaded = result["from"] if result["resumed"] else plan.at_step if plan.place == "load" else None
+        exact = plan.fault != "overflow" and not (plan.kind == "ddp" and loaded == 1)
         found = compare(folder, reference, plan, exact)
         flipped = any(one.flipped_port for one in phase.ranks)
         damaged = bool(found) and flipped and (sums_by_engine(plan) or verdict.hit_ddp())
@@ -289,5 +299,7 @@ def outcome(plan: Plan, phase: Phase, verdict: Verdict, result: Dict[str, Any]) 
     if phase.ended_well():
         return "went on"
     how = {True: "named", False: "not named", None: "no culprit"}[verdict.named]
+    if verdict.launcher_failed():
+        how = "mpirun failed"
     return (f"ended, {how}, resumed" if result["resumed"] and result["resumed"].ended_well()
             else f"ended, {how}, not resumed")

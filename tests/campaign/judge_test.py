@@ -5,7 +5,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import trainer
-from judge import Verdict, sums_by_engine
+from judge import Verdict, outcome, sums_by_engine
 from keeper import Phase, RankEnd
 from plan import WEIGHTS, draw_plan, refuses_scaler
 
@@ -46,12 +46,13 @@ assert not named and violations[0].startswith("nobody named after a flipped bit"
 # DDP's own group checks nothing and names nobody; ours does in every step.
 own = "RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection closed by peer [127.0.0.1]:1\n"
 assert verdict_on([own, own, own], "flip", "ddp", 1, 4002, [4002]) == ([], None)
-assert verdict_on(["", own, own], "kill", "ddp", 1) == ([], None)
-assert verdict_on(["", own, lost(2, 0)], "kill", "ddp", 1) == ([], True)
-violations, named = verdict_on(["", own, lost(2, 0)], "kill", "ddp", 2)
+violations, named = verdict_on(["", own, lost(2, 0)], "kill", "ddp", 1)
 assert named is False and violations[0].startswith("nobody named by rank 1"), violations
-violations, named = verdict_on(["", own, lost(2, 1)], "kill", "ddp", 1)
-assert violations[0].startswith("wrong rank named by rank 2"), violations
+behind = "thinwire: rank 1: rank {} is gone or silent (the connection to it is closed)\n"
+assert verdict_on(["", own + behind.format(0), lost(2, 0)], "kill", "ddp", 1) == ([], True)
+for texts in (["", own + behind.format(2), lost(2, 0)], ["", own + behind.format(0), lost(2, 1)]):
+    violations, named = verdict_on(texts, "kill", "ddp", 1)
+    assert len(violations) == 1 and violations[0].startswith("wrong rank named"), violations
 
 # Under MPI one text has what all ranks have said.
 def verdict_under_mpi(text, fault):
@@ -68,6 +69,30 @@ for text, fault in ((refused(2, 2), "flip"), (refused(2, 1) + lost(0, 0), "flip"
     assert len(violations) == 1 and violations[0].startswith("wrong rank named"), violations
 violations, named = verdict_under_mpi("rank 2: something is wrong\n" + aborted, "flip")
 assert not named and violations[0].startswith("nobody named after a flipped bit"), violations
+
+# An mpirun that outlives its ranks is no hang of theirs, and its own crash none of theirs. What ranks have
+# said, and a rank that did not go on, count all the same.
+fault = "[vm:07096] Signal: Segmentation fault (11)\n"
+for fault_of_run, text, pid, final, how, violation in (
+        ("kill", "", 5, False, {"hung": [0, 1, 2]}, "hang"),
+        ("kill", "", 5, False, {"launcher_stayed": True}, None),
+        ("kill", fault, 5, False, {}, None),
+        ("kill", fault, 7096, False, {}, "crash"),
+        ("stop", "rank 0: " + lost(0, 2) + "rank 1: " + lost(1, 0), 5, False, {"launcher_stayed": True},
+         "wrong rank named"),
+        ("pause", "", 5, True, {"launcher_stayed": True}, None),
+        ("pause", "", 5, False, {"launcher_stayed": True}, "did not go on")):
+    plan = draw_plan(1, 1, 3.0, ["mpi"], [fault_of_run])
+    plan.world, plan.victim = 3, 2
+    phase = Phase([RankEnd(pid=pid, text=one, final=final, status=None if how else 1)
+                   for one in (text, "", "")], struck=True, **how)
+    verdict = Verdict(plan, phase)
+    verdict.ends()
+    verdict.went_on()
+    found = [one.split(":")[0] for one in verdict.violations]
+    assert any(one.startswith(violation) for one in found) if violation else not found, (violation, found)
+    assert ("mpirun failed" in outcome(plan, phase, verdict, {"broken": None, "resumed": None})) == (
+        bool(how) and "hung" not in how or pid != 7096 and text == fault)
 
 # What a thread of torch's store client throws is no crash of ours, in the one place where it can.
 reset = ("terminate called after throwing an instance of 'std::system_error'\n  what():  "

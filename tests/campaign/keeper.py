@@ -45,6 +45,7 @@ class RankEnd:
     after: Optional[float] = None  # seconds from the fault to the end
     text: str = ""
     inspected: Optional[Dict[str, Any]] = None
+    uninspected: Optional[str] = None
     final: bool = False
     flipped_port: int = 0  # at the other end of the connection on which a bit was turned over; 0: none was
 
@@ -59,10 +60,12 @@ class Phase:
     hung: List[int] = dataclasses.field(default_factory=list)
     leaked: List[str] = dataclasses.field(default_factory=list)
     alone: bool = False  # the stopped rank was left, and whoever waits for it as a parent, mpirun
+    launcher_stayed: bool = False  # mpirun, although all ranks had ended
     seconds: float = 0.0
 
     def ended_well(self) -> bool:
-        return not self.hung and all(one.final and one.status == 0 for one in self.ranks)
+        stays = self.hung or self.launcher_stayed
+        return not stays and all(one.final and one.status == 0 for one in self.ranks)
 
 
 def newest_common(folder: str, world: int) -> int:
@@ -249,6 +252,9 @@ class Job:
                 self.fault_at = now + self.plan.delay_us / 1e6
                 self.later.append((self.fault_at, lambda: self._strike_trainer(self.plan.victim)))
             if now > self._limit(begin):
+                if self.plan.kind == "mpi" and self.ready == self.world and self._ranks_have_ended():
+                    self.phase.launcher_stayed = True
+                    return
                 self.phase.hung = sorted(rank for ranks in self.running.values()
                                          for rank in ranks if not self._frozen(rank))
                 return
@@ -271,6 +277,9 @@ class Job:
         nobody who could notice."""
         pids = [one.pid for rank, one in enumerate(self.ends) if rank != self.plan.victim]
         return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+    def _ranks_have_ended(self) -> bool:
+        return all(_state_of(one.pid) in (None, "Z") for one in self.ends)
 
     def _wait_a_little(self) -> None:
         ready, _, _ = select.select([*self.streams, *self.spoken], [], [], 0.02)
@@ -305,6 +314,8 @@ class Job:
             self._strike(rank)
         elif kind == "inspected":
             end.inspected = event
+        elif kind == "inspection failed":
+            end.uninspected = event["why"]
         elif kind == "final":
             end.final = True
         elif kind == "flipped":
@@ -399,19 +410,24 @@ class Job:
         time.sleep(0.3)
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as children:
             for pid in map(int, children.read().split()):
-                try:
-                    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-                        state = stat.read().rsplit(")", 1)[1].split()[0]
-                except FileNotFoundError:
-                    continue
-                if state != "Z":
+                if _state_of(pid) not in (None, "Z"):
                     if pid not in self.running:
                         self.phase.leaked.append(f"process: {pid}")
                     self._signal(pid, signal.SIGKILL)
 
     def _files_left(self) -> List[str]:
         places = [f"{self.folder}/tmp"] + (["/dev/shm"] if self.tools.namespaces else [])
-        return [os.path.join(place, name) for place in places for name in os.listdir(place)]
+        found = [os.path.join(place, name) for place in places for name in os.listdir(place)]
+        return [] if self.phase.launcher_stayed else found  # of mpirun, which was killed
+
+
+def _state_of(pid: int) -> Optional[str]:
+    """The letter of proc(5); Z: it has ended. None: there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def end_with_parent() -> None:

@@ -26,7 +26,7 @@ SURVIVED = {"pause", "outage", "slow", "loss", "clock", "overflow"}
 ON_LINKS = {"cut", "outage", "slow"}
 #: Where a fault can be made, of those of its kind; all where nothing stands.
 WHERE = {
-    "exception": ["step"],
+    "exception": ["step", "save"],
     "disk": ["save"],
     "flip": ["step"],
     "overflow": ["step"],
@@ -55,14 +55,17 @@ NOT_OF = {
 
 
 #: How a job under DDP trains: a backward a step; two, of which the first one is not synchronized; or with
-#: parameters that no rank uses in some steps, and one rank alone does not use in others.
-WAYS = ["plain", "plain", "accumulate", "unused"]
+#: parameters that no rank uses in some steps, and one rank alone does not use in others; or with a buffer,
+#: which DDP sends by its own group in every forward.
+WAYS = ["plain", "plain", "accumulate", "unused", "buffers"]
+#: Faults for which that group's own limit is too long, or which it would have to find.
+NOT_WITH_BUFFERS = {"away", "cut", "outage", "slow", "loss", "flip"}
 
 
 @dataclasses.dataclass
 class Plan:
     """One run. ``amount`` is of the fault: bytes, seconds, bits a second, or per mille;
-    ``hold`` is how long it lasts, in seconds; ``way`` is one of WAYS."""
+    ``hold`` is how long it lasts, in seconds; ``way`` is one of WAYS; ``checked``: sums are."""
 
     seed: int
     number: int
@@ -82,6 +85,7 @@ class Plan:
     lanes: int
     set_spec: Optional[str]
     way: str = "plain"
+    checked: bool = False
 
     def describe(self) -> str:
         where = (f"{self.place}, step {self.at_step}, bucket {self.at_bucket}" if self.place == "step"
@@ -159,7 +163,7 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
         at_step = every * draw.randint(1, STEPS // every) - 1
     if place == "load":
         at_step = draw.randint(every, STEPS - 1)
-    if kind == "ddp" and at_step == 0 and fault in ("stop", "away", "cut"):
+    if kind == "ddp" and at_step == 0 and fault in ("away", "cut"):
         # Before that step DDP sends its new buckets by its own group, whose waits have its own, long limit.
         at_step = 1
     if kind == "ddp" and fault == "overflow" and holds_variance(specs[index]):
@@ -177,8 +181,11 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     )
     if kind == "ddp":
         plan.way = draw.choice(WAYS)
+        if fault in NOT_WITH_BUFFERS and plan.way == "buffers":
+            plan.way = "plain"
         if fault == "overflow" and plan.way == "unused":
             plan.way = "accumulate"  # the bad gradient may be that of a parameter which nobody uses
+    plan.checked = kind in ("ddp", "gloo") and draw.random() < 0.4
     return plan
 
 

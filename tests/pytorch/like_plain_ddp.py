@@ -202,6 +202,57 @@ def halves_are_summed_in_their_type():
         assert handle.report()["last_step"]["raw_bytes"] == 2 * sum(sizes)
 
 
+def checked_sums_are_sums():
+    """Of every type, with checksums behind each message, and the same on all ranks."""
+    sizes = (700, 33, 1200, 5)
+    types = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
+        types.pop()  # DDP cannot broadcast it
+    for dtype in types:
+        plain, ours, checked = (wrap(lambda: Given(sizes, (dtype,))) for _ in range(3))
+        handles = [register(ours), register(checked, checked_sums=True)]
+        for step in range(3):
+            generator = torch.Generator().manual_seed(100 * step + RANK)
+            gradients = [torch.randn(size, generator=generator) for size in sizes]
+            for model in (plain, ours, checked):
+                model.zero_grad()
+                model(gradients).backward()
+            tolerance = 1e-2 if dtype in (torch.float16, torch.bfloat16) else 1e-6
+            for parameter, expected in zip(checked.parameters(), plain.parameters()):
+                mine = parameter.grad.double()
+                require_same([mine], [expected.grad], f"checked sums of {dtype}, step {step}", tolerance)
+                bits = mine.clone()
+                dist.broadcast(bits, 0)
+                assert torch.equal(bits, mine), f"checked sums of {dtype} differ between ranks"
+        guards = [handle.report()["last_step"]["frame_header_bytes"] for handle in handles]
+        assert guards[1] > guards[0], guards
+
+
+def checked_sums_train_alike():
+    """As people train: AdamW, the mean clipped, two microbatches a step, an unused branch in some steps."""
+    for spec in ("dense", "power_sgd:rank=2:bits=8", "sketched_sgd:ratio=0.1", "warm_up:steps=3+casq:bits=4",
+                 "top_k:ratio=0.1+s2_reducer:lambda=exact"):
+        models, headers = [wrap(Branches, find_unused_parameters=True) for _ in range(2)], []
+        for model, checked in zip(models, (False, True)):
+            handle = register(model, spec, checked_sums=checked, check_replicas_every=2)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+            for step in range(8):
+                left = (step + RANK) % 3 != 0
+                optimizer.zero_grad()
+                with model.no_sync():
+                    model(batch(2 * step), left).square().mean().backward()
+                model(batch(2 * step + 1), left).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+            assert handle.step == 8
+            headers.append(handle.report()["last_step"]["frame_header_bytes"])
+            require_agreement(model, f"{spec}, checked_sums={checked}")
+        require_same(values_of(models[1]), values_of(models[0]), f"{spec} with checked sums", 1e-3)
+        # Frames of the others have checksums anyway.
+        if spec.startswith(("dense", "sketched")) or "s2_reducer" in spec:
+            assert headers[1] > headers[0], f"{spec}: {headers}"
+
+
 def sparse_embedding():
     def run(model):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -255,4 +306,5 @@ def compresses_where_it_is_told():
 PLAIN = [dense_equals_plain_ddp, compresses_where_it_is_told, buckets_are_rebuilt,
          accumulation_without_synchronization, unused_parameters, static_graph, gradients_as_views,
          uneven_inputs, frozen_and_unfrozen, ignored_parameters, two_models, double_precision_is_exact,
-         halves_are_summed_in_their_type, sparse_embedding]
+         halves_are_summed_in_their_type, checked_sums_are_sums, checked_sums_train_alike,
+         sparse_embedding]

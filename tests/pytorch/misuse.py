@@ -33,9 +33,17 @@ def bad_input():
     require_error(ValueError, ["bits=7"], lambda: register(wrap(Net), "casq:bits=7"))
     require_error(ValueError, ["lanes=0"], lambda: register(wrap(Net), lanes=0))
     require_error(ValueError, ["compress_on='gpu'"], lambda: register(wrap(Net), compress_on="gpu"))
+    require_error(ValueError, ["checked_sums=1", "True or"], lambda: register(wrap(Net), checked_sums=1))
     require_error(ValueError, ["threads='2'"], lambda: register(wrap(Net), threads="2"))
     require_error(ValueError, ["deadline_seconds=0"],
                   lambda: thinwire.register(wrap(Net), "dense", deadline_seconds=0))
+    require_error(ValueError, ["deadline_seconds='120'", "seconds"],
+                  lambda: thinwire.register(wrap(Net), "dense", deadline_seconds="120"))
+    limit = datetime.timedelta(seconds=5)
+    require_error(ValueError, ["deadline_seconds=datetime.timedelta(seconds=5)", "needed, 5"],
+                  lambda: thinwire.register(wrap(Net), "dense", deadline_seconds=limit))
+    require_error(ValueError, ["grad_scaler=True", "get_scale"],
+                  lambda: register(wrap(Net), grad_scaler=True))
     require_error(ValueError, ["rows="], lambda: register(wrap(Net), "rows=zen,dense=half", rows="zen"))
     model = wrap(Net)
     handle = register(model)
@@ -57,6 +65,8 @@ def ranks_that_differ():
     register(model, "casq" if RANK == 0 else "half")
     message = require_error(RuntimeError, ["rank"], lambda: train(model, 1))
     assert "casq" in message or "half" in message, message
+    require_error(ValueError, ["checked_sums=False on rank 0", "checked_sums=True on rank 1"],
+                  lambda: register(wrap(Net), checked_sums=RANK == 1))
     require_error(ValueError, ["lanes=1 on rank 0", "lanes=2 on rank 1"],
                   lambda: register(wrap(Net), lanes=1 + RANK))
     seeded = wrap(Net)
@@ -152,6 +162,24 @@ def subgroups():
     train(plain, 3)
     train(ours, 3)
     require_same(values_of(ours), values_of(plain), "a group of two of three ranks")
+
+
+def numbers_in_a_subgroup():
+    """Messages that count ranks within the model's group say which of the job's these are."""
+    pair = dist.new_group([1, 2])
+    if RANK == 0:
+        return
+    words = ["rank 1", "(ranks 0 to 1 of this message are ranks 1, 2 of the job)"]
+    model = DDP(Net(), process_group=pair)
+    handle = register(model, "casq", check_replicas_every=1)
+    if RANK == 2:
+        next(model.parameters()).data += 1
+    require_error(RuntimeError, ["replicas differ before step 0", *words], lambda: train(model, 1))
+    handle.close()
+    model = DDP(Net(), process_group=pair)
+    handle = register(model, "casq" if RANK == 1 else "ef_signsgd")
+    require_error(RuntimeError, ["configured differently", *words], lambda: train(model, 1))
+    handle.close()
 
 
 def a_rank_that_does_not_register():
@@ -421,11 +449,28 @@ def states_of_another_step_or_model():
     assert handle.step == before["step"] == 3
     handle.load_state_dict(late)
     train(model, 1, first=3)
+    handle.load_state_dict((early if RANK == 0 else late)[RANK])  # each rank its own file, of another step
+    require_error(RuntimeError, ["do not synchronize the same", "load states of the same step"],
+                  lambda: train(model, 1, first=3))
+
+
+def a_system_that_one_rank_sets():
+    model = wrap(Net)
+    handle = register(model, "casq")
+    train(model, 2)
+    if RANK == 0:
+        handle.set("half")
+    require_error(RuntimeError, ["do not synchronize the same", "all ranks set it before the same step"],
+                  lambda: train(model, 1, first=2))
+    # Ranks that hear of it before they have compared by themselves read the same, and of no silence.
+    _, reason, _, failed = handle._engine.verdict()
+    assert failed and "do not synchronize the same" in reason, reason
 
 
 MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
           a_writer_that_fails_ends_no_step, one_rank_cannot_begin_a_step,
-          states_of_another_step_or_model, an_extension_for_another_torch, models_in_another_order,
+          states_of_another_step_or_model, a_system_that_one_rank_sets, an_extension_for_another_torch,
+          models_in_another_order,
           a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
           a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
           a_group_without_the_cpu, what_register_leaves_behind, a_state_that_one_rank_gathers_alone,
@@ -442,21 +487,51 @@ class Headless(Net):
         return hidden @ head.weight.T + (0 if RANK == 0 else head.bias)
 
 
-def error_between_steps():
-    """Of a script's own, on rank 2: the others hear its words, long before the deadline."""
+def error_between_steps(which):
+    """Of a script's own, on one rank: the others hear its words, long before the deadline."""
     model = wrap(Net)
     thinwire.register(model, "ef_signsgd", deadline_seconds=36000.0)
     train(model, 3)
-    if RANK == 2:
+    if RANK == which:
         raise ArithmeticError("given up")
-    require_error(RuntimeError, ["rank 2 has failed", "an error of its own: ArithmeticError: given up"],
-                  lambda: train(model, 1, first=3))
+    if which == 0:
+        time.sleep(3)  # when they ask, its process is about to end, and the store with it
+    words = [f"rank {which} has failed", "an error of its own: ArithmeticError: given up"]
+    require_error(RuntimeError, words, lambda: train(model, 1, first=3))
 
 
-def dies(how, victim, spec="ef_signsgd", unused=False):
+class WithStatistics(Net):
+    """DDP sends the running mean by its own group, in every forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers.insert(1, torch.nn.BatchNorm1d(self.layers[0].out_features))
+
+
+def dies_in_forward(how, victim, spec="casq"):
+    """A rank leaves or raises, and the others wait for it in DDP's own group. run.py checks what they print.
+    The group's limit is far away, so that Thinwire has to end the wait; and there are two models."""
+    deadline = {"killed": 600.0, "raises": 600.0, "frozen": 4.0}[how]
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=10))
+    models = [DDP(WithStatistics(), process_group=group, bucket_cap_mb=0.01) for _ in range(2)]
+    for model, one in zip(models, (spec, "dense")):
+        thinwire.register(model, one, deadline_seconds=deadline)
+        train(model, 3)
+    if RANK == victim and how == "raises":
+        raise ArithmeticError("given up")
+    if RANK == victim:
+        os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
+    time.sleep(1)  # until its connections are closed
+    for model in models:
+        train(model, 1, first=3)
+    raise AssertionError("the loss of a rank went unnoticed")
+
+
+def dies(how, victim, spec="ef_signsgd", unused=False, static=False):
     """A rank leaves in the fourth step; the others must say so. run.py checks what they print.
-    unused: it leaves when the first bucket's mean has come, and rank 0 does not use a parameter of that."""
-    model = wrap(Headless, find_unused_parameters=True) if unused else wrap(Net)
+    unused: it leaves when the first bucket's mean has come, and rank 0 does not use a parameter of that.
+    static: the model's graph is, to DDP."""
+    model = wrap(Headless, find_unused_parameters=True) if unused else wrap(Net, static_graph=static)
     handle = thinwire.register(model, spec, deadline_seconds=3.0)
     train(model, 3)
     before = handle.state_dict()["values"]

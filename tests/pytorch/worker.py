@@ -21,7 +21,10 @@ from hooks import HOOKS
 from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
 from loss_scale import LOSS_SCALE
-from misuse import MISUSE, dies, error_between_steps, replicas_that_differ, subgroups
+from misuse import (
+    MISUSE, dies, dies_in_forward, error_between_steps, numbers_in_a_subgroup, replicas_that_differ,
+    subgroups,
+)
 from on_device import DEVICE, device_equals_host, device_rows
 from scattered import SCATTERED
 from sharded import SHARDED
@@ -49,9 +52,8 @@ GROUPS = {
     "sharded_raises": SHARDED_RAISES,
     "scattered": SCATTERED + SCATTERED_FAILURES,
     "scattered_raises": SCATTERED_RAISES,
-    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, nothing_is_lost,
-              resumes_with_other_ranks,
-              replicas_that_differ],
+    "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, numbers_in_a_subgroup,
+              nothing_is_lost, resumes_with_other_ranks, replicas_that_differ],
     # One start of Python for each way through the extension: a sanitizer makes all of it slow.
     "sanitized": [dense_equals_plain_ddp, sparse_embedding, every_system_agrees,
                   compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
@@ -62,7 +64,15 @@ GROUPS = {
     "killed_in_sums": [lambda: dies("killed", 1, "dense")],
     # DDP's own sum over a used map fails, too.
     "killed_with_unused": [lambda: dies("killed", 1, "casq", unused=True)],
-    "error_between_steps": [error_between_steps],
+    "killed_with_static_graph": [lambda: dies("killed", 1, "casq", static=True)],
+    # The error is one of DDP's own group, which has sent the model's buffers.
+    "killed_in_forward": [lambda: dies_in_forward("killed", 1)],
+    "frozen_in_forward": [lambda: dies_in_forward("frozen", 1)],
+    "host_killed_in_forward": [lambda: dies_in_forward("killed", 0)],
+    "host_frozen_in_forward": [lambda: dies_in_forward("frozen", 0)],
+    "host_error_in_forward": [lambda: dies_in_forward("raises", 0)],
+    "error_between_steps": [lambda: error_between_steps(2)],
+    "host_error_between_steps": [lambda: error_between_steps(0)],
     "frozen": [lambda: dies("frozen", 1)],
     "host_killed": [lambda: dies("killed", 0)],  # whose process serves the store
 }

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <thread>
 
 #include "apps/train/agreement.h"
+#include "tests/tapped_communicator.h"
 #include "thinwire/in_process.h"
 
 namespace thinwire::train {
@@ -24,6 +26,10 @@ TEST(Models, HaveTheSizesTheyAreKnownFor) {
   EXPECT_EQ(count_parameters(*make_model("resnet9", kColour, 1)),
             9u * (3 * 64 + 64 * 128 + 2 * 128 * 128 + 128 * 256 + 256 * 512 + 2 * 512 * 512) +
                 2 * (64 + 3 * 128 + 256 + 3 * 512) + 512 * 10);
+  // The Marsit paper, table 2: 23M.
+  EXPECT_EQ(count_parameters(*make_model("alexnet", kColour, 1)),
+            (27u + 1) * 64 + (9 * 64 + 1) * 192 + (9 * 192 + 1) * 384 + (9 * 384 + 1) * 256 +
+                (9 * 256 + 1) * 256 + (4 * 256 + 1) * 4096 + 4097 * 4096 + 4097 * 10);
   // Embedding, LSTM of four gates with torch's two biases, softmax.
   EXPECT_EQ(count_parameters(*make_model("lstm", kWords, 1)),
             50u * 128 + 4 * 128 * (128 + 128 + 2) + 50 * 129);
@@ -32,7 +38,7 @@ TEST(Models, HaveTheSizesTheyAreKnownFor) {
 }
 
 TEST(Models, ClassifyImagesOfBothDataSets) {
-  for (const std::string name : {"cnn", "resnet20", "resnet9"}) {
+  for (const std::string name : {"cnn", "resnet20", "resnet9", "alexnet"}) {
     for (const ModelShape& shape : {kGrey, kColour}) {
       const auto model = make_model(name, shape, 1);
       const auto logits = model->forward(torch::rand({3, shape.channels, shape.height, shape.width}));
@@ -138,7 +144,7 @@ TEST(Models, UnknownNamesListTheKnown) {
     FAIL();
   } catch (const std::invalid_argument& error) {
     EXPECT_STREQ(error.what(),
-                 "unknown model 'vgg'; known: cnn, resnet20, resnet9, lstm, transformer, deepfm");
+                 "unknown model 'vgg'; known: cnn, resnet20, resnet9, alexnet, lstm, transformer, deepfm");
   }
 }
 
@@ -177,6 +183,41 @@ TEST(Agreement, BuffersBecomeTheirMean) {
     for (std::int64_t i = 0; i < mean.numel(); ++i) EXPECT_EQ(mean[i].item<float>(), 1.0f);
     require_agreement(*model, communicator, "test");
   });
+}
+
+/// Of what is no gradient. Rank 1 receives one message with a bit that changed on the way, every one in turn.
+TEST(Agreement, AChangedBitIsNoOnesResult) {
+  const auto exchange = [](Communicator& communicator) {
+    const auto model = make_model("resnet20", {}, static_cast<std::uint64_t>(communicator.rank()));
+    broadcast_model(*model, communicator);
+    model->named_buffers()["bn.running_mean"].fill_(communicator.rank());
+    average_buffers(*model, communicator);
+    return require_agreement(*model, communicator, "test");
+  };
+  std::uint64_t expected = 0;
+  std::size_t messages = 0;
+  run_in_process(2, [&](Communicator& communicator) {
+    TappedCommunicator tapped(communicator, [&](const MessagePlace&, Span<std::byte>) {
+      if (communicator.rank() == 1) ++messages;
+    });
+    const std::uint64_t hash = exchange(tapped);
+    if (communicator.rank() == 0) expected = hash;
+  });
+  ASSERT_GT(messages, 10u);
+  for (std::size_t changed = 0; changed < messages; changed += changed < 5 ? 1 : messages / 8 + 1) {
+    run_in_process(2, [&](Communicator& communicator) {
+      communicator.set_deadline(std::chrono::milliseconds(300));
+      std::size_t seen = 0;
+      TappedCommunicator tapped(communicator, [&](const MessagePlace&, Span<std::byte> bytes) {
+        if (communicator.rank() == 1 && seen++ == changed && !bytes.empty()) bytes[0] ^= std::byte{4};
+      });
+      try {
+        EXPECT_EQ(exchange(tapped), expected) << "message " << changed;
+        EXPECT_EQ(communicator.rank(), 0) << "message " << changed;  // which may have ended before
+      } catch (const std::runtime_error&) {
+      }
+    });
+  }
 }
 
 }  // namespace

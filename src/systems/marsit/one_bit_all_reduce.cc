@@ -11,15 +11,6 @@
 namespace thinwire {
 namespace {
 
-/// The largest divisor of n that is at most its square root.
-int squarest_rows(int n) {
-  int rows = 1;
-  for (int r = 2; r * r <= n; ++r) {
-    if (n % r == 0) rows = r;
-  }
-  return rows;
-}
-
 /// 128 KiB of bits per message: packing one reads up to 8 MiB, long enough to hide a hop's latency.
 constexpr std::size_t kChunkElements = std::size_t{1} << 20;
 
