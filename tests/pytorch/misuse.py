@@ -508,22 +508,23 @@ class WithStatistics(Net):
         self.layers.insert(1, torch.nn.BatchNorm1d(self.layers[0].out_features))
 
 
-def dies_in_forward(how, victim, spec="casq"):
+def dies_in_forward(how, victim, spec="casq", after=3):
     """A rank leaves or raises, and the others wait for it in DDP's own group. run.py checks what they print.
-    The group's limit is far away, so that Thinwire has to end the wait; and there are two models."""
+    The group's limit is far away, so that Thinwire has to end the wait; and there are two models.
+    after: steps before that."""
     deadline = {"killed": 600.0, "raises": 600.0, "frozen": 4.0}[how]
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=10))
     models = [DDP(WithStatistics(), process_group=group, bucket_cap_mb=0.01) for _ in range(2)]
     for model, one in zip(models, (spec, "dense")):
         thinwire.register(model, one, deadline_seconds=deadline)
-        train(model, 3)
+        train(model, after)
     if RANK == victim and how == "raises":
         raise ArithmeticError("given up")
     if RANK == victim:
         os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
     time.sleep(1)  # until its connections are closed
     for model in models:
-        train(model, 1, first=3)
+        train(model, 1, first=after)
     raise AssertionError("the loss of a rank went unnoticed")
 
 

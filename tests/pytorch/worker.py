@@ -68,6 +68,7 @@ GROUPS = {
     # The error is one of DDP's own group, which has sent the model's buffers.
     "killed_in_forward": [lambda: dies_in_forward("killed", 1)],
     "frozen_in_forward": [lambda: dies_in_forward("frozen", 1)],
+    "frozen_in_first_forward": [lambda: dies_in_forward("frozen", 1, after=0)],
     "host_killed_in_forward": [lambda: dies_in_forward("killed", 0)],
     "host_frozen_in_forward": [lambda: dies_in_forward("frozen", 0)],
     "host_error_in_forward": [lambda: dies_in_forward("raises", 0)],
