@@ -1,7 +1,10 @@
 #include "torch/c10d_store.h"
 
+#include <algorithm>
+#include <array>
 #include <exception>
 #include <stdexcept>
+#include <string_view>
 
 namespace thinwire {
 
@@ -9,6 +12,13 @@ namespace {
 
 std::vector<std::uint8_t> bytes_of(const std::string& value) {
   return {value.begin(), value.end()};
+}
+
+/// In the words of any version of torch. A client of its store does not connect again.
+bool is_closed_connection(const std::string& text) {
+  constexpr std::array<std::string_view, 4> kWords{"Broken pipe", "Connection reset", "Connection closed",
+                                                   "Connection was likely closed"};
+  return std::ranges::any_of(kWords, [&](auto words) { return text.find(words) != std::string::npos; });
 }
 
 }  // namespace
@@ -19,13 +29,20 @@ std::string store_server(int store_host) {
 }
 
 template <class Run>
-auto C10dFaultStore::ask(Run run) const {
+auto C10dFaultStore::ask(Run run) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!end_.empty()) throw std::runtime_error(end_);
+  }
   try {
     return run();
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw std::runtime_error("the rendezvous store does not answer: " + store_server(store_host_) +
-                             " is gone or silent (" + text.substr(0, text.find('\n')) + ")");
+    const std::string words = "the rendezvous store does not answer: " + store_server(store_host_) +
+                              " is gone or silent (" + text.substr(0, text.find('\n')) + ")";
+    const std::lock_guard lock(mutex_);
+    if (is_closed_connection(text)) end_ = words;
+    throw std::runtime_error(words);
   }
 }
 

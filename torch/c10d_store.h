@@ -3,6 +3,7 @@
 // notes. What c10d says of a store that is gone names a socket, and nobody: here it becomes words.
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,7 +22,8 @@ class C10dFaultStore final : public FaultBoard::Store {
   C10dFaultStore(c10::intrusive_ptr<::c10d::Store> store, int store_host)
       : store_(std::move(store)), store_host_(store_host) {}
 
-  // Each throws std::runtime_error that says whose process does not answer.
+  // Each throws std::runtime_error that says whose process does not answer. Once the connection is closed the
+  // store is not asked again: c10d would write a page of frames to stderr each time.
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> get(const std::string& key) override;
   std::string set_if_absent(const std::string& key, const std::string& value) override;
@@ -29,10 +31,12 @@ class C10dFaultStore final : public FaultBoard::Store {
 
  private:
   template <class Run>
-  auto ask(Run run) const;
+  auto ask(Run run);
 
   c10::intrusive_ptr<::c10d::Store> store_;
   int store_host_;
+  std::mutex mutex_;
+  std::string end_;  ///< Why the store cannot be asked any more; empty while it can.
 };
 
 }  // namespace thinwire
