@@ -6,6 +6,7 @@
 #include <bit>
 #include <chrono>
 #include <exception>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "thinwire/cuda.h"
 #include "thinwire/errors.h"
 #include "torch/c10d_store.h"
+#include "torch/kept_groups.h"
 
 namespace thinwire {
 namespace {
@@ -126,9 +128,14 @@ void C10dCommunicator::tell(const Verdict& verdict) {
 void C10dCommunicator::stay(std::atomic<bool>& enough) {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::seconds kPatience{10};
-  // Of the process, however many models it has.
-  static const Clock::time_point until = Clock::now() + kPatience;
+  // Of the process, however many models end with it. A script may go on after an error, and meet another one
+  // later.
+  static std::mutex mutex;
+  static Clock::time_point until = Clock::now() + kPatience;
+  std::unique_lock lock(mutex);
+  if (Clock::now() > until + kPatience) until = Clock::now() + kPatience;
   const std::chrono::duration<double> patience = until - Clock::now();
+  lock.unlock();
   if (board_ && patience.count() > 0) board_->stay(fault_grace(deadline()), patience, enough);
 }
 
@@ -489,6 +496,7 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
       native->wait(whole_milliseconds(grace));
     } catch (const std::exception&) {
     }
+    if (!native->isCompleted()) keep_for_good(group_);
   }
   if (ending.is_certain) {
     // The others would wait for their own limits.

@@ -14,10 +14,12 @@ std::vector<std::uint8_t> bytes_of(const std::string& value) {
   return {value.begin(), value.end()};
 }
 
-/// In the words of any version of torch. A client of its store does not connect again.
-bool is_closed_connection(const std::string& text) {
-  constexpr std::array<std::string_view, 4> kWords{"Broken pipe", "Connection reset", "Connection closed",
-                                                   "Connection was likely closed"};
+/// In the words of any version of torch. A client of its store does not connect again, and takes a late
+/// answer for that to its next request.
+bool ends_client(const std::string& text) {
+  constexpr std::array<std::string_view, 6> kWords{
+      "Broken pipe", "Connection reset", "Connection closed", "Connection was likely closed",
+      "imeout",      "imed out"};
   return std::ranges::any_of(kWords, [&](auto words) { return text.find(words) != std::string::npos; });
 }
 
@@ -41,7 +43,7 @@ auto C10dFaultStore::ask(Run run) {
     const std::string words = "the rendezvous store does not answer: " + store_server(store_host_) +
                               " is gone or silent (" + text.substr(0, text.find('\n')) + ")";
     const std::lock_guard lock(mutex_);
-    if (is_closed_connection(text)) end_ = words;
+    if (ends_client(text)) end_ = words;
     throw std::runtime_error(words);
   }
 }

@@ -23,7 +23,8 @@ class C10dFaultStore final : public FaultBoard::Store {
       : store_(std::move(store)), store_host_(store_host) {}
 
   // Each throws std::runtime_error that says whose process does not answer. Once the connection is closed the
-  // store is not asked again: c10d would write a page of frames to stderr each time.
+  // store is not asked again: c10d would write a page of frames to stderr each time. Nor after an answer that
+  // did not come in time: a client takes it for the answer to its next request.
   void set(const std::string& key, const std::string& value) override;
   std::optional<std::string> get(const std::string& key) override;
   std::string set_if_absent(const std::string& key, const std::string& value) override;

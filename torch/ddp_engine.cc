@@ -481,7 +481,7 @@ std::vector<std::string> DdpEngine::gather(std::string_view kind, std::string_vi
     return gather_bytes(lanes_[0]->tensor_session().communicator(), call, mine, longest);
   } catch (...) {
     lock.lock();
-    board_.fail(std::current_exception());
+    lanes_[0]->fail(std::current_exception());
     throw;
   }
 }

@@ -73,11 +73,10 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   }
   item = {};
   lock.lock();
-  if (error) board_.fail(error);
+  if (error) fail(error);
   busy_ = false;
 }
 
-/// With the lock held.
 void DdpLane::fail(const std::exception_ptr& error) {
   const bool is_first = board_.failure == nullptr;
   board_.fail(error);
@@ -123,7 +122,7 @@ void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
     error = std::current_exception();
   }
   lock.lock();
-  if (error) board_.fail(error);
+  if (error) fail(error);
   ending_ = false;
 }
 

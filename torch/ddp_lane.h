@@ -82,6 +82,10 @@ class DdpLane {
   /// Of the bucket that the lane is busy with; for its own thread.
   std::size_t bucket() const { return bucket_; }
 
+  /// All later buckets end with the error, and the others hear why. With the lock held, for the lane's
+  /// thread, or while the lane is idle.
+  void fail(const std::exception_ptr& error);
+
   /// Has the thread look at what was pushed. Best without the lock, which the thread takes first thing.
   void wake() {
     if (was_pushed_.exchange(false)) pushed_.notify_one();
@@ -103,7 +107,6 @@ class DdpLane {
   }
   void run();
   void take(DdpItem item, Lock& lock);
-  void fail(const std::exception_ptr& error);
   void end_step(DdpStepEnd& end, Lock& lock);
 
   DdpBoard& board_;

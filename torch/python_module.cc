@@ -30,6 +30,7 @@
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_compat.h"
 #include "torch/ddp_engine.h"
+#include "torch/kept_groups.h"
 #include "torch/loopback_listener.h"
 #include "torch/start_watch.h"
 
@@ -506,6 +507,7 @@ PYBIND11_MODULE(_C, module) {
   add_questions(engine);
   add_start(module);
   module.def("hash_tensors", &hash_tensors);
+  module.def("leave_threads_behind", &leave_threads_behind);
   module.def("replica_difference", &replica_difference);
   module.def("fail_future", &fail_future);
   module.def("merge_states", &merge_states);

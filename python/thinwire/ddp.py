@@ -104,7 +104,7 @@ def register(
     seed: of everything random. threads: CPU threads that compress, per lane.
     lanes: buckets that are under way at a time, each with connections of its own.
     deadline_seconds: how long a rank waits while no byte moves; unless given, the timeout of DDP's group. A
-        rank that ends is named at once, one that is frozen or cut off after this time.
+        rank that ends is named within seconds, one that is frozen or cut off after this time.
     step_limit_seconds: of all waits of a step, also while bytes move. Unless given an hour, or twice a longer
         deadline.
     optimizer: whose learning rate, that of the first parameter group, ``lr_after`` and
@@ -117,10 +117,10 @@ def register(
     checked_sums: sums that Gloo makes, as those of ``dense``, go by a slower ring whose messages carry
         checksums, and 16-bit gradients are summed in float32.
 
-    All but ``threads``, ``optimizer`` and ``grad_scaler`` are the same on all ranks. Gradients in float32 and
-    16 bits go through the system, others are averaged. Where a rank has inf or NaN, the bucket's mean has NaN
-    on all ranks and the step is undone: the optimizer must leave it out, as a GradScaler does. So is a step
-    that fails or whose backward raises. What no rank used loses nothing. A copy of the model is plain DDP.
+    All but ``threads`` and ``optimizer`` are the same on all ranks. Gradients in float32 and 16 bits go
+    through the system, others are averaged. Where a rank has inf or NaN, the bucket's mean has NaN on all
+    ranks and the step is undone: the optimizer must leave it out, as a GradScaler does. So is a step that
+    fails or whose backward raises. What no rank used loses nothing. A copy of the model is plain DDP.
 
     Raises TypeError for what is not a DDP model; ValueError for a bad spec or option, for DDP's
     mixed_precision, for options of torch.compile that leave the hook out, and, on every rank, where ranks

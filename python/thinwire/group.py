@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict,
-                    TypeVar, Union)
+                    TypeVar, Union, cast)
 
 import torch
 import torch.distributed as dist
@@ -237,6 +237,27 @@ def _nccl_errors_left_to_us() -> Iterator[None]:
             os.environ[name] = before
 
 
+def _read(text: Optional[str]) -> Dict[str, Any]:
+    """What a rank has written as JSON; empty where no build of Thinwire has written it."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _conclusion_in(text: str) -> _Conclusion:
+    found = _read(text)
+    refusal = {"came": int, "text": str}
+    kinds = next((kinds for kinds in ({"token": str}, {**refusal, "missing": bool},
+                                      {**refusal, "hash": str, "parameters": list})
+                  if found.keys() == kinds.keys()), None)
+    if kinds is None or not all(isinstance(found[name], kind) for name, kind in kinds.items()):
+        raise RuntimeError("what ranks have concluded in the rendezvous store is not what this build of "
+                           f"Thinwire writes: {text[:80]!r}. Install the same version on all hosts")
+    return cast(_Conclusion, found)
+
+
 class PrivateGroups:
     """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections,
     and the store where it finds out who is to blame, per lane.
@@ -378,12 +399,12 @@ class PrivateGroups:
         if self.rank == 0:
             own_conclusion = self._conclude(ranks, store, asking, own, list(choices), signature)
             agreed = asking.set_if_absent("conclusion", json.dumps(own_conclusion))
-            conclusion: _Conclusion = json.loads(agreed)
+            conclusion = _conclusion_in(agreed)
             if "token" not in conclusion:
                 # The store may end with this process.
                 _poll(lambda: asking.add("heard", 0) >= conclusion["came"])
         else:
-            conclusion = json.loads(self._read_conclusion(ranks, store, asking))
+            conclusion = _conclusion_in(self._read_conclusion(ranks, store, asking))
             with contextlib.suppress(RuntimeError):  # rank 0 may be away with its error
                 asking.add("heard", 1)
         if "token" in conclusion:
@@ -414,7 +435,7 @@ class PrivateGroups:
         except _STORE_ERRORS as error:
             return self._missing(ranks, asking, error)
         for rank, key in enumerate(keys):
-            refused = self._refused(ranks, rank, json.loads(asking.get(key) or "{}"), own, choices)
+            refused = self._refused(ranks, rank, _read(asking.get(key)), own, choices)
             if refused is not None:
                 return {"came": self.size - 1, "text": refused, "hash": signature.hash,
                         "parameters": signature.parameters}
@@ -423,6 +444,10 @@ class PrivateGroups:
     def _refused(self, ranks: List[int], rank: int, other: Choices, own: Choices,
                  choices: List[str]) -> Optional[str]:
         """Why the first rank, which this is, cannot work with that rank."""
+        if other.keys() != own.keys():
+            return (f"rank {ranks[rank]} runs another build of Thinwire than rank {ranks[0]}: "
+                    "what it wrote to the rendezvous store is not what this build writes. "
+                    "Install the same version on all hosts")
         for choice in choices:
             if other[choice] != own[choice]:
                 remedy = " compress_on, kind of device and build of Thinwire" if choice == "sums_by" else ""

@@ -28,6 +28,8 @@ from thinwire.wrappers import named_parameters
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
+# Handles end with their models, and engines when nobody uses them any more: the watch may, at that moment.
+_engines: List["weakref.ref[_C.Engine]"] = []
 
 _DEFAULT_ROWS = "rows=zen,dense="
 
@@ -39,8 +41,12 @@ def _remember(reference: "weakref.ref[Handle]") -> None:
 
 
 def _live_engines() -> List[_C.Engine]:
-    handles = [reference() for reference in list(_live)]
-    return [handle._engine for handle in handles if handle is not None]
+    return [engine for engine in (reference() for reference in list(_engines)) if engine is not None]
+
+
+def _forget_engine(reference: "weakref.ref[_C.Engine]") -> None:
+    if reference in _engines:
+        _engines.remove(reference)
 
 
 def _forget(reference: "weakref.ref[Handle]") -> None:
@@ -111,15 +117,15 @@ class Handle(StepsOfHook):
         self._private = private_group.open_private(
             self._group_of(model), lanes, deadline_seconds, device, parameters,
             {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
-             "step_limit_seconds": step_limit_seconds, "checked_sums": checked_sums},
-            values,
-        )
+             "step_limit_seconds": step_limit_seconds, "checked_sums": checked_sums,
+             "grad_scaler": grad_scaler is not None}, values)
         try:
             self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed,
                                               threads, compress_on, checked_sums)
         except BaseException:
             self._private.close()
             raise
+        _engines.append(weakref.ref(self._engine, _forget_engine))
         self._rank = self._private.rank
         self._registration, self._numbering = self._private.number, self._private.numbering
         self._world_size = self._private.size
@@ -430,6 +436,7 @@ class Handle(StepsOfHook):
             self._loss_scale.unwatch()
         _forget(self._reference)
         self._engine.close()
+        _forget_engine(weakref.ref(self._engine))
         self._private.close()
         for watcher in list(self._watchers):
             watcher.handle_closed()
@@ -441,6 +448,8 @@ def _close_all() -> None:
     error = parting.error_of_process()
     handles = [handle for handle in (reference() for reference in list(_live)) if handle is not None]
     with contextlib.ExitStack() as stack:  # each is closed, whatever is raised
+        for engine in _live_engines():
+            stack.callback(engine.close)
         for handle in reversed(handles):
             stack.callback(handle.close)
         if error is not None:

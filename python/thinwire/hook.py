@@ -180,12 +180,12 @@ class StepsOfHook:
             return
         number = self._registration
         patience = 0.0
-        if self._registrations is None:
-            patience = min(self._deadline, _PATIENCE_SECONDS)
-            self._registrations = self._largest((number, -number))
-        if not self._registrations.wait_for(patience):
-            return
         try:
+            if self._registrations is None:
+                patience = min(self._deadline, _PATIENCE_SECONDS)
+                self._registrations = self._largest((number, -number))
+            if not self._registrations.wait_for(patience):
+                return
             last, first = self._registrations.wait()
         except RuntimeError:  # a rank is gone: the engine says which
             return

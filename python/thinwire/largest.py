@@ -1,10 +1,21 @@
 """Numbers of which the ranks of a torch group learn the largest."""
+import atexit
 import ctypes
 import time
-from typing import List, Optional, Sequence, cast
+from typing import List, Optional, Sequence, Set, cast
 
 import torch
 import torch.distributed as dist
+
+from thinwire.extension import _C
+
+_unmet: Set["Largest"] = set()
+
+
+@atexit.register
+def _leave_threads_behind() -> None:
+    if not all(one._is_completed() for one in list(_unmet)):
+        _C.leave_threads_behind()
 
 
 class Largest:
@@ -25,6 +36,7 @@ class Largest:
             self._group = ctypes.py_object(group)
             # A reference that the end of the interpreter does not drop, nor that of this object.
             ctypes.pythonapi.Py_IncRef(self._group)
+            _unmet.add(self)
 
     def wait(self) -> List[int]:
         """RuntimeError where a rank is gone, or torch's timeout has passed."""
@@ -50,4 +62,5 @@ class Largest:
         if self._group is not None:
             ctypes.pythonapi.Py_DecRef(self._group)
             self._group = None
+            _unmet.discard(self)
         return True

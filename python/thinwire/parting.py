@@ -126,6 +126,7 @@ class _Watch(threading.Thread):
             if not engines:
                 return  # the next registration starts another
             is_left_behind = any(engine.is_left_behind() for engine in engines)
+            del engines  # they end with their handles, also while this thread sleeps
             left_behind = left_behind + self._PERIOD if is_left_behind else 0.0
         close_connections()
 

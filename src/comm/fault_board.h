@@ -5,7 +5,8 @@
 // rank that is awaited and silent.
 //
 // Every board's thread also writes a beat now and then, as long as its process lives, so a rank that is busy
-// by itself is told apart from one that is gone. It is read only by those who wait for long (wait_watch.h).
+// by itself is told apart from one that is gone. It is read by those who wait for long (wait_watch.h), and by
+// the rank before.
 
 #include <algorithm>
 #include <atomic>

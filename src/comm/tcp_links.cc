@@ -15,6 +15,7 @@
 #include <dirent.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cstdlib>
@@ -69,6 +70,11 @@ std::string socket_name(int descriptor) {
   const std::string from = name_of(local);
   const std::string to = name_of(remote);
   return from.empty() || to.empty() ? std::string() : from + ">" + to;
+}
+
+bool has_unread_bytes(int descriptor) {
+  int bytes = 0;
+  return ioctl(descriptor, FIONREAD, &bytes) == 0 && bytes > 0;
 }
 
 std::vector<int> open_descriptors() {
@@ -133,7 +139,7 @@ TcpLinks::TcpLinks(const std::vector<std::string>& sockets) {
   for (const int descriptor : open_descriptors()) {
     std::string name = socket_name(descriptor);
     if (!name.empty() && std::ranges::find(sockets, name) != sockets.end()) {
-      links_.push_back({descriptor, std::move(name), -1});
+      links_.push_back({.descriptor = descriptor, .name = std::move(name)});
     }
   }
 }
@@ -181,6 +187,17 @@ std::vector<std::string> link_owners_of(const std::vector<std::string>& lists) {
   return owners;
 }
 
+std::vector<int> TcpLinks::lost() const {
+  std::vector<int> ranks;
+  for (const Link& link : links_) {
+    const bool is_any_open =
+        std::ranges::any_of(links_, [&](const Link& one) { return one.rank == link.rank && one.is_open; });
+    if (link.rank >= 0 && !is_any_open && std::ranges::find(ranks, link.rank) == ranks.end())
+      ranks.push_back(link.rank);
+  }
+  return ranks;
+}
+
 #ifdef __linux__
 
 void TcpLinks::probe(std::chrono::seconds interval, std::chrono::seconds patience) {
@@ -202,14 +219,16 @@ void TcpLinks::probe(std::chrono::seconds interval, std::chrono::seconds patienc
 
 std::vector<LinkState> TcpLinks::look() {
   std::vector<LinkState> states;
-  for (const Link& link : links_) {
+  for (Link& link : links_) {
+    link.is_open = false;
     // A closed one's descriptor may belong to another socket by now.
     if (socket_name(link.descriptor) != link.name) continue;
     tcp_info info{};
     socklen_t length = sizeof info;
     if (getsockopt(link.descriptor, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) continue;
-    // Closed by the other end, and not yet by this one.
-    if (info.tcpi_state != kEstablished) continue;
+    // Else closed by the other end, and not yet by this one.
+    if (info.tcpi_state != kEstablished && !has_unread_bytes(link.descriptor)) continue;
+    link.is_open = true;
     LinkState state;
     state.rank = link.rank;
     state.remote = remote_of(link.name);

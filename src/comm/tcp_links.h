@@ -48,8 +48,11 @@ class Links {
   /// Has idle connections ask their other ends whether they are still there, every `interval`, and gives them
   /// up after `patience` without any answer.
   virtual void probe(std::chrono::seconds interval, std::chrono::seconds patience) = 0;
-  /// Of those that are still open at both ends.
+  /// Of those that are still open at both ends. One that the other end has closed counts as open until this
+  /// process has read what came over it.
   virtual std::vector<LinkState> look() = 0;
+  /// Ranks whose connections were all closed at the last look(), of those that identify() has named.
+  virtual std::vector<int> lost() const = 0;
 };
 
 class TcpLinks final : public Links {
@@ -62,12 +65,14 @@ class TcpLinks final : public Links {
   void identify(const std::string& owners, int ranks) override;
   void probe(std::chrono::seconds interval, std::chrono::seconds patience) override;
   std::vector<LinkState> look() override;
+  std::vector<int> lost() const override;
 
  private:
   struct Link {
     int descriptor;
     std::string name;
-    int rank;
+    int rank = -1;
+    bool is_open = true;  ///< At the last look.
   };
   std::vector<Link> links_;
   double interval_ = 0;  ///< Of probes, in seconds; 0: there are none.

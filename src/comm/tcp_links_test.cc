@@ -47,6 +47,13 @@ struct Connection {
     EXPECT_EQ(write(near, bytes.data(), count), static_cast<ssize_t>(count));
     EXPECT_EQ(recv(far, bytes.data(), count, MSG_WAITALL), static_cast<ssize_t>(count));
   }
+  /// As its socket's name begins.
+  std::string near_name() const {
+    sockaddr_in address{};
+    socklen_t length = sizeof address;
+    EXPECT_EQ(getsockname(near, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    return "127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + ">";
+  }
   int near = -1;
   int far = -1;
 };
@@ -148,6 +155,34 @@ TEST(TcpLinks, ForgetsAConnectionThatTheOtherEndHasClosed) {
   TcpLinks links(tcp_sockets_since(before));
   close(std::exchange(connection.far, -1));
   EXPECT_TRUE(links.look().empty());
+}
+
+TEST(TcpLinks, ARankIsLostOnceWhatItSentWasReadAndItsConnectionIsClosed) {
+  const auto before = open_tcp_sockets();
+  Connection connection;
+  auto names = tcp_sockets_since(before);
+  std::erase_if(names, [&](const std::string& name) { return !name.starts_with(connection.near_name()); });
+  TcpLinks links(names);
+  links.identify("3", 4);
+  EXPECT_EQ(links.look().size(), 1u);
+  EXPECT_TRUE(links.lost().empty());
+  ASSERT_EQ(write(connection.far, "1", 1), 1);
+  close(std::exchange(connection.far, -1));
+  EXPECT_EQ(links.look().size(), 1u);
+  EXPECT_TRUE(links.lost().empty());
+  char byte = 0;
+  ASSERT_EQ(read(connection.near, &byte, 1), 1);
+  EXPECT_TRUE(links.look().empty());
+  EXPECT_EQ(links.lost(), std::vector<int>{3});
+}
+
+TEST(TcpLinks, OfAConnectionThatNobodyHasNamedNoRankIsLost) {
+  const auto before = open_tcp_sockets();
+  Connection connection;
+  TcpLinks links(tcp_sockets_since(before));
+  close(std::exchange(connection.far, -1));
+  EXPECT_TRUE(links.look().empty());
+  EXPECT_TRUE(links.lost().empty());
 }
 
 }  // namespace

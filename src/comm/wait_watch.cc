@@ -192,9 +192,18 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
     wait.store.out_of_reach_for(out_of_reach);
     board_.out_of_reach_for(out_of_reach);
   }
+  note_lost_peers(moves, elapsed);
   // Others shall not end a wait that this rank still has hope for.
   if (moves || wait.in_trouble) board_.announce_movement();
   return states;
+}
+
+/// Gloo ends no receive of which a part has come when the other end closes its connection.
+void WaitWatch::note_lost_peers(bool moves, double elapsed) {
+  LongWait& wait = *long_wait_;
+  wait.lost = links_ ? links_->lost() : std::vector<int>();
+  std::erase_if(wait.lost, [&](int rank) { return std::ranges::find(wait.peers, rank) == wait.peers.end(); });
+  wait.lost_for = wait.lost.empty() || moves || wait.in_trouble ? 0 : wait.lost_for + elapsed;
 }
 
 /// Whether bytes had moved at the look before, on a connection that is still there. A rank that gives up
@@ -259,7 +268,11 @@ std::optional<Ending> WaitWatch::dead_links_ending() const {
     if (!is_unknown(link)) ranks.push_back(link.rank);
   }
   if (!ranks.empty()) {
-    return Ending{without_movement(ranks, deadline), {ranks, "its machine does not answer"}};
+    // One of two ranks cannot know whose network it is.
+    const char* why = options_.size > 2
+                          ? "its machine does not answer"
+                          : "its machine does not answer, or this rank's network is interrupted";
+    return Ending{without_movement(ranks, deadline), {ranks, why}};
   }
   // Ranks learn from the store who shares a connection.
   if (wait.store_unanswered >= deadline.count() / 2) {
@@ -290,6 +303,10 @@ std::optional<Ending> WaitWatch::judge() {
   if (wait.others_gave_up) return Ending{"another rank has given up", {}};
   // What has just moved counts at the next look.
   if (wait.in_trouble || !wait.moving.empty()) return std::nullopt;
+  // A neighbour that has left in good order has done its part of a sum; this rank's other neighbour may still
+  // pause.
+  if (!wait.lost.empty() && wait.lost_for >= std::min(fault_grace(limits.deadline), limits.silence).count())
+    return Ending{"the connection to " + name_ranks(wait.lost) + " is closed", {}};
   const auto heard = board_.hear(limits.silence);
   const std::string silence = seconds_text(limits.silence);
   const bool is_elsewhere = options_.store_host >= 0 && options_.store_host != options_.rank;

@@ -4,6 +4,7 @@
 //   - a connection over which bytes still move, or others' bytes: the wait goes on, up to the step's limit;
 //   - a connection whose other end does not answer: it has until the deadline, and as long again as TCP may
 //     pause between two retransmissions, but at most 4 s;
+//   - a connection that the other end has closed, and nothing else that moves: the fault board asks;
 //   - another rank that has given up: the wait ends, and the fault board knows whom that one blames;
 //   - a rank whose machine answers and whose process does not beat: it is frozen;
 //   - silence although everybody answers: a rank is busy by itself or makes other calls. The fault board
@@ -84,6 +85,7 @@ class WaitWatch {
   std::vector<LinkState> look_at_links(double elapsed);
   bool has_moved(const std::vector<LinkState>& links);
   void something_moves();
+  void note_lost_peers(bool moves, double elapsed);
   void note_dead_links(const std::vector<LinkState>& links, double elapsed);
   std::optional<Ending> judge();
   std::optional<Ending> dead_links_ending() const;
@@ -118,6 +120,8 @@ class WaitWatch {
     std::uint64_t store_answers = 0;
     Silence store;
     double store_unanswered = 0;  ///< Seconds, outages included.
+    std::vector<int> lost;        ///< Of the awaited, those that have closed their connections.
+    double lost_for = 0;          ///< Seconds since then without a byte that moves.
     std::vector<LinkState> dead;
     bool all_dead = false;  ///< Or no less overdue.
   };

@@ -22,6 +22,7 @@ struct FakeLinks final : Links {
   struct Script {
     std::mutex mutex;
     std::vector<LinkState> states;
+    std::vector<int> lost{};
     bool moves = false;  ///< A byte at every look, on all or on those to one rank.
     int moving_rank = -2;
     bool retries = true;  ///< What is not answered is sent again now and then.
@@ -40,6 +41,10 @@ struct FakeLinks final : Links {
   };
   explicit FakeLinks(std::shared_ptr<Script> the_script) : script(std::move(the_script)) {}
   std::string describe() const override { return {}; }
+  std::vector<int> lost() const override {
+    std::lock_guard lock(script->mutex);
+    return script->lost;
+  }
   void identify(const std::string&, int) override {}
   void probe(std::chrono::seconds, std::chrono::seconds patience) override {
     std::lock_guard lock(script->mutex);
@@ -122,6 +127,31 @@ TEST(WaitWatch, SilenceForTheDeadlineEndsAWait) {
   ASSERT_TRUE(ending.has_value());
   EXPECT_EQ(ending->what, "nothing arrived within 0.5 s");
   EXPECT_TRUE(ending->evidence.culprits.empty());  // the board has to ask
+}
+
+TEST(WaitWatch, AClosedConnectionOfAnAwaitedRankEndsAWaitWithinSeconds) {
+  Watched rank;
+  rank.script->set({link(2)});
+  rank.script->lost = {1};
+  const auto ending = rank.wait(1, {Seconds(4), kNever, kNever});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "the connection to rank 1 is closed");
+  EXPECT_TRUE(ending->evidence.culprits.empty());  // it may have given up for another rank: the board asks
+}
+
+TEST(WaitWatch, AClosedConnectionEndsNoWaitForAnotherRankNorWhileBytesMove) {
+  Watched rank;
+  rank.script->set({link(2)});
+  rank.script->lost = {1};
+  rank.watch->begins(2, {Seconds(4), kNever, kNever}, 0, &rank.call);
+  std::this_thread::sleep_for(Seconds(2.5));
+  EXPECT_FALSE(rank.watch->ended());
+  EXPECT_FALSE(rank.watch->ends().has_value());
+  rank.script->moving_rank = 2;
+  rank.watch->begins(-1, {Seconds(1), kNever, kNever}, 0, &rank.call);
+  EXPECT_TRUE(rank.looks(20));  // twice the deadline
+  EXPECT_FALSE(rank.watch->ended());
+  EXPECT_FALSE(rank.watch->ends().has_value());
 }
 
 TEST(WaitWatch, BytesThatMoveAreNoSilence) {

@@ -14,6 +14,7 @@ import math
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,16 +29,35 @@ import thinwire
 from thinwire._C import freezes_variance, momentum_needs
 
 SIZES = (700, 33, 1200, 5)
+TIMES_LARGER = 300
 _C = ctypes.CDLL(None)
+
+
+def sizes_of(plan):
+    """Of the parameters."""
+    return tuple(size * (TIMES_LARGER if plan.way == "large" else 1) for size in SIZES)
+
+
+def make_sockets_narrow():
+    """Messages of large parameters do not fit into what this process's connections hold, so that a rank that
+    ends leaves others with a part of one."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                    for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                        one.setsockopt(socket.SOL_SOCKET, kind, 16384)
+        except OSError:  # it is none, or closed by now
+            pass
 
 
 class Given(nn.Module):
     """Parameters whose gradients are exactly what forward() is given."""
 
-    def __init__(self, has_buffer):
+    def __init__(self, plan):
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in SIZES])
-        if has_buffer:
+        self.weights = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes_of(plan)])
+        if plan.way == "buffers":
             self.register_buffer("seen", torch.zeros(3))
 
     def forward(self, gradients, unused):
@@ -56,7 +76,7 @@ def unused_of(plan, step, rank):
 def gradients_of(plan, step, rank):
     """What ranks have in common weighs as much as what each has of its own."""
     draws = [torch.Generator().manual_seed(1000 * step + who) for who in (0, rank + 1)]
-    gradients = [sum(torch.randn(size, generator=draw) for draw in draws) / 2 for size in SIZES]
+    gradients = [sum(torch.randn(size, generator=draw) for draw in draws) / 2 for size in sizes_of(plan)]
     for position in unused_of(plan, step, rank):
         gradients[position].zero_()
     return gradients
@@ -179,7 +199,7 @@ class Rank:
         self.deadline = deadline
         self.events = Events(folder, rank)
         self.striker = Striker(plan, self.events, rank, armed)
-        self.applied = torch.zeros(sum(SIZES), dtype=torch.float64)
+        self.applied = torch.zeros(sum(sizes_of(plan)), dtype=torch.float64)
         self.done = start
         self.handle = None
         self.optimizer = None  # an Adam, where a system freezes its variance
@@ -192,7 +212,7 @@ class Rank:
         plan = self.plan
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
         dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
-        self.model = DistributedDataParallel(Given(plan.way == "buffers"), bucket_cap_mb=0.001,
+        self.model = DistributedDataParallel(Given(plan), bucket_cap_mb=0.001,
                                              find_unused_parameters=plan.way == "unused")
         for position, weight in enumerate(self.model.module.weights):
             weight.register_hook(lambda gradient, position=position: self._in_backward(gradient, position))
@@ -208,6 +228,8 @@ class Rank:
                                         deadline_seconds=self.deadline, optimizer=self.optimizer,
                                         checked_sums=plan.checked,
                                         grad_scaler=NoScaler() if plan.fault == "overflow" else None)
+        if plan.way == "large":
+            make_sockets_narrow()
         if self.start:
             self._load()
         for step in range(self.start, self.steps):
@@ -244,7 +266,7 @@ class Rank:
         self.model(gradients, unused).backward()
         # What nobody uses has none.
         mean = torch.cat([torch.zeros(size) if weight.grad is None else weight.grad
-                          for size, weight in zip(SIZES, self.model.module.weights)]).double()
+                          for size, weight in zip(sizes_of(self.plan), self.model.module.weights)]).double()
         if torch.isfinite(mean).all():
             self.applied += mean
         else:
@@ -291,7 +313,7 @@ class Rank:
                     for step in range(self.steps) if step not in self.left_out)
         values = self.handle.state_dict()["values"]
         residual = torch.cat([values.get(f"residual/weights.{i}", torch.zeros(size))
-                              for i, size in enumerate(SIZES)]).double()
+                              for i, size in enumerate(sizes_of(self.plan))]).double()
         with open(f"{self.folder}/final-{self.rank}", "wb") as file:
             for array in (given, self.applied, residual):
                 file.write(array.numpy().tobytes())

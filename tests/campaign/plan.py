@@ -56,10 +56,12 @@ NOT_OF = {
 
 #: How a job under DDP trains: a backward a step; two, of which the first one is not synchronized; or with
 #: parameters that no rank uses in some steps, and one rank alone does not use in others; or with a buffer,
-#: which DDP sends by its own group in every forward.
-WAYS = ["plain", "plain", "accumulate", "unused", "buffers"]
+#: which DDP sends by its own group in every forward; or with messages that connections cannot hold.
+WAYS = ["plain", "accumulate", "unused", "buffers", "large"]
 #: Faults for which that group's own limit is too long, or which it would have to find.
 NOT_WITH_BUFFERS = {"away", "cut", "outage", "slow", "loss", "flip"}
+#: Faults with which large messages would take too long.
+NOT_WITH_LARGE = {"slow", "loss"}
 
 
 @dataclasses.dataclass
@@ -182,6 +184,8 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
     if kind == "ddp":
         plan.way = draw.choice(WAYS)
         if fault in NOT_WITH_BUFFERS and plan.way == "buffers":
+            plan.way = "plain"
+        if fault in NOT_WITH_LARGE and plan.way == "large":
             plan.way = "plain"
         if fault == "overflow" and plan.way == "unused":
             plan.way = "accumulate"  # the bad gradient may be that of a parameter which nobody uses

@@ -1,16 +1,17 @@
-"""Scenarios of bad input, ranks that differ, sub-groups, and ranks that die."""
+"""Scenarios of bad input, ranks that differ, and sub-groups."""
 import copy
 import datetime
 import gc
 import inspect
 import io
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
 import warnings
 
 import torch
@@ -22,6 +23,7 @@ import thinwire
 from thinwire import _C, group, shards
 from thinwire.handle import _live
 from thinwire.hook import hook
+from adam import Scale
 from common import (DEADLINE, RANK, WORLD, Net, batch, require_agreement, register, require_error,
                     require_same, sgd, train, values_of, wrap)
 
@@ -67,6 +69,8 @@ def ranks_that_differ():
     assert "casq" in message or "half" in message, message
     require_error(ValueError, ["checked_sums=False on rank 0", "checked_sums=True on rank 1"],
                   lambda: register(wrap(Net), checked_sums=RANK == 1))
+    require_error(ValueError, ["grad_scaler=False on rank 0", "grad_scaler=True on rank 1"],
+                  lambda: register(wrap(Net), grad_scaler=Scale() if RANK == 1 else None))
     require_error(ValueError, ["lanes=1 on rank 0", "lanes=2 on rank 1"],
                   lambda: register(wrap(Net), lanes=1 + RANK))
     seeded = wrap(Net)
@@ -162,6 +166,26 @@ def subgroups():
     train(plain, 3)
     train(ours, 3)
     require_same(values_of(ours), values_of(plain), "a group of two of three ranks")
+
+
+def ranks_of_another_build():
+    """What no build like this one has written in the store is refused with the rank that wrote it."""
+    words = ["rank 1 runs another build of Thinwire than rank 0"]
+    for written in ("[1", "[1]", '{"job": ""}'):
+        if RANK == 1:
+            group.json = types.SimpleNamespace(loads=json.loads, dumps=lambda said: written)
+        try:
+            require_error(ValueError, words, lambda: register(wrap(Net)))
+        finally:
+            group.json = json
+        if RANK == 0:
+            group.json = types.SimpleNamespace(
+                loads=json.loads, dumps=lambda said: written if "token" in said else json.dumps(said))
+        try:
+            require_error(RuntimeError, ["ranks have concluded", repr(written), "the same version"],
+                          lambda: register(wrap(Net)))
+        finally:
+            group.json = json
 
 
 def numbers_in_a_subgroup():
@@ -474,86 +498,6 @@ MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
           a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
           a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
           a_group_without_the_cpu, what_register_leaves_behind, a_state_that_one_rank_gathers_alone,
-          a_step_limit_that_ends_on_one_rank, ranks_that_differ, a_rank_that_does_not_register,
+          a_step_limit_that_ends_on_one_rank, ranks_that_differ, ranks_of_another_build,
+          a_rank_that_does_not_register,
           fully_shard_under_an_older_torch]
-
-
-class Headless(Net):
-    """Rank 0 does not use the last bias, which is in the first bucket."""
-
-    def forward(self, x):
-        head = self.layers[4]
-        hidden = self.layers[:4](x)
-        return hidden @ head.weight.T + (0 if RANK == 0 else head.bias)
-
-
-def error_between_steps(which):
-    """Of a script's own, on one rank: the others hear its words, long before the deadline."""
-    model = wrap(Net)
-    thinwire.register(model, "ef_signsgd", deadline_seconds=36000.0)
-    train(model, 3)
-    if RANK == which:
-        raise ArithmeticError("given up")
-    if which == 0:
-        time.sleep(3)  # when they ask, its process is about to end, and the store with it
-    words = [f"rank {which} has failed", "an error of its own: ArithmeticError: given up"]
-    require_error(RuntimeError, words, lambda: train(model, 1, first=3))
-
-
-class WithStatistics(Net):
-    """DDP sends the running mean by its own group, in every forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers.insert(1, torch.nn.BatchNorm1d(self.layers[0].out_features))
-
-
-def dies_in_forward(how, victim, spec="casq", after=3):
-    """A rank leaves or raises, and the others wait for it in DDP's own group. run.py checks what they print.
-    The group's limit is far away, so that Thinwire has to end the wait; and there are two models.
-    after: steps before that."""
-    deadline = {"killed": 600.0, "raises": 600.0, "frozen": 4.0}[how]
-    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=10))
-    models = [DDP(WithStatistics(), process_group=group, bucket_cap_mb=0.01) for _ in range(2)]
-    for model, one in zip(models, (spec, "dense")):
-        thinwire.register(model, one, deadline_seconds=deadline)
-        train(model, after)
-    if RANK == victim and how == "raises":
-        raise ArithmeticError("given up")
-    if RANK == victim:
-        os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
-    time.sleep(1)  # until its connections are closed
-    for model in models:
-        train(model, 1, first=after)
-    raise AssertionError("the loss of a rank went unnoticed")
-
-
-def dies(how, victim, spec="ef_signsgd", unused=False, static=False):
-    """A rank leaves in the fourth step; the others must say so. run.py checks what they print.
-    unused: it leaves when the first bucket's mean has come, and rank 0 does not use a parameter of that.
-    static: the model's graph is, to DDP."""
-    model = wrap(Headless, find_unused_parameters=True) if unused else wrap(Net, static_graph=static)
-    handle = thinwire.register(model, spec, deadline_seconds=3.0)
-    train(model, 3)
-    before = handle.state_dict()["values"]
-
-    def leave(gradient=None):
-        if unused:
-            time.sleep(1)  # for the means
-        os.kill(os.getpid(), {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}[how])
-
-    if RANK == victim and unused:
-        next(model.parameters()).register_hook(leave)
-    elif RANK == victim:
-        leave()
-    try:
-        train(model, 1, first=3)
-    except RuntimeError as error:
-        # What some buckets of the step delivered before is undone.
-        after = handle.state_dict()["values"]
-        for name, value in before.items():
-            assert (torch.equal(value, after[name]) if isinstance(value, torch.Tensor)
-                    else value == after[name]), name
-        print(f"survivor {RANK}: {error}", flush=True)
-        os._exit(0)
-    raise AssertionError("the loss of a rank went unnoticed")

@@ -48,6 +48,7 @@ for rank in sorted(range(ranks), key=lambda one: one == victim):
     if rank == raising:
         failed |= process.returncode == 0 or "ArithmeticError: given up" not in output
     elif rank != victim and (process.returncode != 0) != raw:
+        print(f"rank {rank} ended with status {process.returncode}")
         failed = True
     survivors += re.findall(r"^(?:survivor|thinwire: rank|(?:\[rank\d\]: )?RuntimeError: rank) \d+: .*$",
                             output, re.MULTILINE)

@@ -21,10 +21,8 @@ from hooks import HOOKS
 from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
 from loss_scale import LOSS_SCALE
-from misuse import (
-    MISUSE, dies, dies_in_forward, error_between_steps, numbers_in_a_subgroup, replicas_that_differ,
-    subgroups,
-)
+from losses import dies, dies_in_forward, dies_within_a_message, error_between_steps
+from misuse import MISUSE, numbers_in_a_subgroup, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from scattered import SCATTERED
 from sharded import SHARDED
@@ -75,6 +73,9 @@ GROUPS = {
     "error_between_steps": [lambda: error_between_steps(2)],
     "host_error_between_steps": [lambda: error_between_steps(0)],
     "frozen": [lambda: dies("frozen", 1)],
+    "killed_in_a_message": [lambda: dies_within_a_message("killed", 1, "half", 600.0, 1_500_000)],
+    # In the last of a sum's 96 segments of 1 MiB.
+    "frozen_in_a_message": [lambda: dies_within_a_message("frozen", 1, "dense", 4.0, 100_000_000)],
     "host_killed": [lambda: dies("killed", 0)],  # whose process serves the store
 }
 
@@ -92,7 +93,7 @@ def main():
         name = getattr(scenario, "__name__", "scenario").replace("_", " ")
         try:
             verdict = scenario() or "ok    "
-        except BaseException:
+        except Exception:
             print(f"rank {RANK}: FAILED: {name}", flush=True)
             raise
         if RANK == 0:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench", "hsdp")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 SIZES = {"ranks-per-host": 2, "steps": 3, "layers": 2, "width": 48, "batch": 2}
 
 with tempfile.TemporaryDirectory() as folder:
