@@ -441,12 +441,14 @@ void FaultBoard::leave(Seconds patience) {
            left_so_far = shared->add(key, 0)) {
         std::this_thread::sleep_for(pause);
       }
+      if (shared->options.store_host == shared->options.rank && shared->add(key, 0) < shared->options.size)
+        Inquiry::stay_for_those_who_ask(*shared, patience);
     } catch (const std::exception&) {
       // The host has seen everyone leave and has gone first.
     }
     *left = true;
   });
-  await_store(*left, patience, patience);
+  await_store(*left, patience, 6 * patience);
 }
 
 }  // namespace thinwire

@@ -157,7 +157,8 @@ class FaultBoard {
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
   /// earlier would cut off ranks that are still reading their last message. Others that miss this rank later
-  /// find that it has left.
+  /// find that it has left. The store's host stays for up to four times longer where ranks fail or wait:
+  /// they may ask whom to blame. patience: the grace of their inquiries, see report().
   void leave(Seconds patience);
 
  private:

@@ -148,6 +148,7 @@ struct FaultBoard::Inquiry {
   static std::vector<int> silent_since(Shared& shared, const std::map<int, std::string>& before);
   static std::vector<int> without_left(Shared& shared, const std::vector<int>& ranks);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds most);
+  static void stay_for_those_who_ask(Shared& shared, Seconds grace);
 };
 
 }  // namespace thinwire

@@ -573,5 +573,18 @@ TEST(FaultBoard, LeavingWaitsForAllWithinBounds) {
   abandoned.boards[0]->leave(Seconds(0.1));  // rank 1 never comes; this returns nevertheless
 }
 
+TEST(FaultBoard, TheHostThatLeavesStaysForARankThatAsks) {
+  World world(3);
+  world.is_dead(2);
+  auto verdict = world.fails(1, {2});
+  ASSERT_TRUE(eventually([&] {
+    const auto note = world.store->get("thinwire/fault/note/1");
+    return note && note->starts_with("failed");
+  }));
+  world.boards[0]->leave(kGrace / 2);
+  world.store->die();
+  EXPECT_EQ(verdict.get().culprits, Ranks{2});
+}
+
 }  // namespace
 }  // namespace thinwire::fault_board_test

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -177,6 +178,31 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
                                join_ranks(ends.busy, ", ") + ", which this one awaits, may wait for it"});
   }
   return conclude(shared, {ends.busy, kAway, true});
+}
+
+/// At an orderly end of the store's host. Another rank may have failed meanwhile, or wait for one that is
+/// gone: without the store it would blame the host.
+void FaultBoard::Inquiry::stay_for_those_who_ask(Shared& shared, Seconds grace) {
+  constexpr int kGraces = 4;  // an inquiry takes no longer
+  const Options& options = shared.options;
+  std::map<int, std::pair<std::string, Clock::time_point>> since;  // each note, and when it came
+  const auto is_asking = [&](int rank) {
+    if (rank == options.rank || shared.get(shared.key("done/", rank)) ||
+        shared.get(shared.key("left/", rank)))
+      return false;
+    const auto text = shared.get(shared.key("note/", rank));
+    const auto note = text ? FaultNote::parse(*text, options.size) : std::nullopt;
+    if (!note || note->state == FaultNote::State::busy) return false;
+    auto& [before, came] = since.try_emplace(rank, "", Clock::now()).first->second;
+    if (std::exchange(before, *text) != *text) came = Clock::now();
+    // The note of one that waits moves, as long as its process lives.
+    return note->state == FaultNote::State::failed || Clock::now() - came < 2 * grace;
+  };
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(kGraces * grace);
+  std::vector<int> others(static_cast<std::size_t>(options.size));
+  std::iota(others.begin(), others.end(), 0);
+  while (std::ranges::any_of(others, is_asking) && Clock::now() < end)
+    std::this_thread::sleep_for(grace / 20);
 }
 
 /// The store dies with its host, and ranks that still ask would blame the host. A rank that lives may ask as

@@ -201,6 +201,7 @@ class Rank:
         self.striker = Striker(plan, self.events, rank, armed)
         self.applied = torch.zeros(sum(sizes_of(plan)), dtype=torch.float64)
         self.done = start
+        self.synchronized = start  # steps whose means have come; applying one may fail
         self.handle = None
         self.optimizer = None  # an Adam, where a system freezes its variance
         self.optimizer_done = start  # the steps that it has taken part in
@@ -264,6 +265,7 @@ class Rank:
                 self.model(quarters, unused).backward()
             gradients = [gradient - quarter for gradient, quarter in zip(gradients, quarters)]
         self.model(gradients, unused).backward()
+        self.synchronized = step + 1
         # What nobody uses has none.
         mean = torch.cat([torch.zeros(size) if weight.grad is None else weight.grad
                           for size, weight in zip(sizes_of(self.plan), self.model.module.weights)]).double()
@@ -328,6 +330,9 @@ class Rank:
             state = self.handle.state_dict()
         except Exception as error:
             self.events.tell("inspected", refused=True, why=str(error)[:200])
+            return
+        if self.handle.step == self.synchronized > self.done:
+            self.events.tell("inspected", refused=True, why="the script has not applied the last means")
             return
         # A system that was set has what moves of the old one's state, and is another's.
         is_set = self.plan.set_spec is not None and self.done == STEP_OF_SET
