@@ -499,5 +499,4 @@ MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
           a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
           a_group_without_the_cpu, what_register_leaves_behind, a_state_that_one_rank_gathers_alone,
           a_step_limit_that_ends_on_one_rank, ranks_that_differ, ranks_of_another_build,
-          a_rank_that_does_not_register,
-          fully_shard_under_an_older_torch]
+          a_rank_that_does_not_register, fully_shard_under_an_older_torch]
