@@ -17,6 +17,11 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
+void add_to(SentSums& sums, int peer, Communicator::Tag tag, Span<const std::byte> bytes) {
+  std::uint32_t& sum = sums[{peer, tag}];
+  sum = crc32c(bytes, sum);
+}
+
 /// Receives what it is told to; what it sends goes nowhere.
 class Alone final : public Communicator {
  public:
@@ -25,9 +30,13 @@ class Alone final : public Communicator {
 
   std::string engine() const override { return "replay"; }
   std::map<MessagePlace, std::vector<std::byte>>& damaged() { return damaged_; }
+  const SentSums& sent() const { return sent_; }
 
  protected:
-  void* start_send(int, Tag, Span<const std::byte>) override { return &sending_; }
+  void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override {
+    add_to(sent_, peer, tag, bytes);
+    return &sending_;
+  }
   void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override {
     return new Operation{{peer, tag, next_[{peer, tag}]++}, bytes};
   }
@@ -64,6 +73,7 @@ class Alone final : public Communicator {
   bool lies_;
   std::map<MessagePlace, std::vector<std::byte>> damaged_;
   Operation sending_;
+  SentSums sent_;
   std::map<Stream, std::size_t> next_;
 };
 
@@ -186,10 +196,16 @@ std::vector<Received> record(const Scenario& scenario, int steps) {
   run_in_process(scenario.world, [&](Communicator& engine) {
     Received& own = all[static_cast<std::size_t>(engine.rank())];
     std::map<Stream, std::size_t> counts;
-    TappedCommunicator tapped(engine, [&](const MessagePlace& place, Span<std::byte> bytes) {
-      own.messages[place].assign(bytes.begin(), bytes.end());
-      ++counts[{place.peer, place.tag}];
-    });
+    SentSums sent;
+    TappedCommunicator tapped(
+        engine,
+        [&](const MessagePlace& place, Span<std::byte> bytes) {
+          own.messages[place].assign(bytes.begin(), bytes.end());
+          ++counts[{place.peer, place.tag}];
+        },
+        [&](int peer, Communicator::Tag tag, Span<const std::byte> bytes) {
+          add_to(sent, peer, tag, bytes);
+        });
     Session session(scenario.spec, tapped);
     add_bucket(session, scenario.rows);
     session.start();
@@ -197,6 +213,7 @@ std::vector<Received> record(const Scenario& scenario, int steps) {
     for (int step = 0; step < steps; ++step) {
       own.means.push_back(run_step(session, scenario.rows));
       own.before_step.push_back(counts);
+      own.sent.push_back(sent);
     }
   });
   return all;
@@ -213,7 +230,9 @@ Outcome replay(const Scenario& scenario, const Received& honest, const Attack& a
   for (std::size_t step = 0; step < attack.step; ++step) run_step(session, scenario.rows);
   try {
     const auto mean = run_step(session, scenario.rows);
-    return same_bits(mean, honest.means[attack.step]) ? Outcome::right : Outcome::wrong;
+    const bool is_right =
+        same_bits(mean, honest.means[attack.step]) && alone.sent() == honest.sent[attack.step];
+    return is_right ? Outcome::right : Outcome::wrong;
   } catch (const CorruptFrame&) {
   } catch (const CommError&) {
   }

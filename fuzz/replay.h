@@ -21,12 +21,16 @@ struct Scenario {
   int world = 3;
 };
 
+/// A checksum of all messages to a peer with a tag, in their order.
+using SentSums = std::map<std::pair<int, Communicator::Tag>, std::uint32_t>;
+
 /// What one rank receives, and the mean that it hands out.
 struct Received {
   std::map<MessagePlace, std::vector<std::byte>> messages;
   /// How many of each peer and tag had come before each step began; a step's are between two entries.
   std::vector<std::map<std::pair<int, Communicator::Tag>, std::size_t>> before_step;
   std::vector<std::vector<float>> means;  ///< Of each step; of rows: indices, then values.
+  std::vector<SentSums> sent;             ///< After each step: of all that was sent so far.
 };
 
 /// An honest run of `steps` steps on threads. [rank]
@@ -47,7 +51,8 @@ struct Attack {
 
 enum class Outcome { refused, right, wrong };
 
-/// What the rank makes of it: CorruptFrame or CommError, or a mean. Lets other errors out. protected_only:
+/// What the rank makes of it: CorruptFrame or CommError, or a mean. A mean is right when it has the honest
+/// run's bits, and the rank has sent others what it sent then. Lets other errors out. protected_only:
 /// set to whether whatever was changed is part of a frame whose checksum covers it.
 Outcome replay(const Scenario& scenario, const Received& honest, const Attack& attack, bool& protected_only);
 

@@ -28,9 +28,15 @@ class TappedCommunicator final : public Communicator {
  public:
   using Tap = std::function<void(const MessagePlace&, Span<std::byte>)>;
 
-  /// tap: called when a message has arrived, by the thread that waits for it.
-  TappedCommunicator(Communicator& engine, Tap tap)
-      : Communicator(engine.rank(), engine.size()), engine_(engine), tap_(std::move(tap)) {
+  using SendTap = std::function<void(int peer, Tag tag, Span<const std::byte>)>;
+
+  /// tap: called when a message has arrived, by the thread that waits for it. sends: called for every message
+  /// that this rank sends, before it does.
+  TappedCommunicator(Communicator& engine, Tap tap, SendTap sends = {})
+      : Communicator(engine.rank(), engine.size()),
+        engine_(engine),
+        tap_(std::move(tap)),
+        sends_(std::move(sends)) {
     set_deadline(engine.deadline());
   }
 
@@ -38,6 +44,7 @@ class TappedCommunicator final : public Communicator {
 
  protected:
   void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override {
+    if (sends_) sends_(peer, tag, bytes);
     return &operations_.emplace_back(Operation{engine_.send(peer, tag, bytes), {}, {}, false});
   }
   void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override {
@@ -61,6 +68,7 @@ class TappedCommunicator final : public Communicator {
 
   Communicator& engine_;
   Tap tap_;
+  SendTap sends_;
   std::deque<Operation> operations_;  // all of them, done or not: a test has few
   std::map<std::pair<int, Tag>, std::size_t> next_;
 };

@@ -118,7 +118,17 @@ C10dCommunicator::~C10dCommunicator() {
   // A rank that leaves because of an exception leaves at once: the others shall notice.
   if (!options_.leave_together || board_ == nullptr || failed_) return;
   if (std::uncaught_exceptions() > exceptions_at_start_) return;
-  board_->leave(fault_grace(deadline()));
+  const auto grace = fault_grace(deadline());
+  board_->leave(grace);
+  // This ends the connections: whoever still waits for this rank notices.
+  watch_.reset();
+  group_.reset();
+  board_->stay_for_those_who_ask(grace, deadline());
+}
+
+void C10dCommunicator::leave_alone(bool in_order) {
+  options_.leave_together = false;
+  if (in_order && board_ && !failed_) board_->leave_alone();
 }
 
 void C10dCommunicator::tell(const Verdict& verdict) {

@@ -42,8 +42,9 @@ class C10dCommunicator : public Communicator {
   C10dCommunicator(c10::intrusive_ptr<c10d_compat::Group> group, c10::intrusive_ptr<::c10d::Store> store,
                    Options options);
   ~C10dCommunicator() override;
-  /// The end does not wait for other ranks: something else of this process has failed.
-  void leave_alone() { options_.leave_together = false; }
+  /// The end does not wait for other ranks, which are elsewhere. in_order: nothing of this process has
+  /// failed, and others that miss this rank shall find that it has left.
+  void leave_alone(bool in_order);
   /// Whom this communicator has blamed when it failed; nobody where it has not.
   const Verdict& verdict() const { return verdict_; }
   /// See FaultBoard.

@@ -101,15 +101,16 @@ void DdpEngine::close() {
   for (auto& lane : lanes_) lane->join();
   // Each waits a little for the other ranks to come to this point: all at the same time. After a failure in
   // one lane nobody comes to the others; and where this rank gave up its step, they wait in that.
-  const bool together = !board_.failure && !gave_up_;
-  std::vector<std::jthread> leaving;
-  leaving.reserve(lanes_.size());
+  const bool in_order = !board_.failure;
+  const bool together = in_order && !gave_up_;
   // Others read on any lane's board why this rank has failed.
   std::atomic<bool> is_read = !told_own_failure_;
+  std::vector<std::jthread> leaving;  // which read that
+  leaving.reserve(lanes_.size());
   for (auto& lane : lanes_) {
-    const auto leave = [&lane, &is_read, together] {
+    const auto leave = [&lane, &is_read, together, in_order] {
       if (!is_read) lane->tensor_session().communicator().stay(is_read);
-      lane->tensor_session().leave(together);
+      lane->tensor_session().leave(together, in_order);
     };
     try {
       leaving.emplace_back(leave);

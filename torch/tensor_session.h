@@ -27,9 +27,10 @@ class TensorSession {
 
   /// Null once leave() was called.
   C10dCommunicator& communicator() { return *communicator_; }
-  /// Closes the connections. together: waits a little for the other ranks to come to this point.
-  void leave(bool together) {
-    if (!together) communicator_->leave_alone();
+  /// Closes the connections. together: waits a little for the other ranks to come to this point. in_order:
+  /// nothing of this process has failed.
+  void leave(bool together, bool in_order) {
+    if (!together) communicator_->leave_alone(in_order);
     communicator_.reset();
   }
 

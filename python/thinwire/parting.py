@@ -124,7 +124,12 @@ class _Watch(threading.Thread):
             time.sleep(self._PERIOD)
             engines = self._engines()
             if not engines:
-                return  # the next registration starts another
+                with _watches_lock:
+                    # One that was registered meanwhile has found this thread alive.
+                    if not self._engines():
+                        _watches.pop(os.getpid(), None)
+                        return  # the next registration starts another
+                continue
             is_left_behind = any(engine.is_left_behind() for engine in engines)
             del engines  # they end with their handles, also while this thread sleeps
             left_behind = left_behind + self._PERIOD if is_left_behind else 0.0
@@ -132,14 +137,16 @@ class _Watch(threading.Thread):
 
 
 _watches: Dict[int, _Watch] = {}  # by process: a forked one has none yet
+_watches_lock = threading.Lock()
 
 
 def watch(engines: Callable[[], Sequence[_C.Engine]]) -> None:
     """Has this process's waits ended as _Watch says. engines: those that live, at any time."""
-    one = _watches.get(os.getpid())
-    if one is None or not one.is_alive():
-        one = _watches[os.getpid()] = _Watch(engines)
-        one.start()
+    with _watches_lock:
+        one = _watches.get(os.getpid())
+        if one is None or not one.is_alive():
+            one = _watches[os.getpid()] = _Watch(engines)
+            one.start()
 
 
 def _is_of_connection(error: BaseException) -> bool:

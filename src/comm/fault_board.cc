@@ -134,9 +134,11 @@ void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed)
   const auto movement = get(key("moved", -1));
   const bool others_gave_up = get(key("culprit", -1)).has_value();
   std::vector<std::pair<int, std::string>> notes;
+  std::vector<int> left;
   for (const int rank : awaited) {
     // A rank whose board is not open yet has nothing to be silent about.
     if (auto text = get(key("note/", rank))) notes.emplace_back(rank, std::move(*text));
+    if (get(key("left/", rank))) left.push_back(rank);
   }
   std::lock_guard lock(mutex);
   concluded = others_gave_up;
@@ -153,6 +155,7 @@ void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed)
       one.silence.nothing_for(elapsed);
     }
   }
+  for (const int rank : left) heard[rank].has_left = true;
 }
 
 /// Rank 0 finds out for all whose their connections are: each rank writes one key and reads one, however many
@@ -288,7 +291,11 @@ FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
   hearing.movements = shared_->movements;
   hearing.concluded = shared_->concluded;
   for (const auto& [rank, one] : shared_->heard) {
-    if (one.silence.seconds() >= limit.count()) hearing.silent.push_back(rank);
+    if (one.has_left) {
+      hearing.left.push_back(rank);
+    } else if (one.silence.seconds() >= limit.count()) {
+      hearing.silent.push_back(rank);
+    }
   }
   return hearing;
 }
@@ -441,14 +448,37 @@ void FaultBoard::leave(Seconds patience) {
            left_so_far = shared->add(key, 0)) {
         std::this_thread::sleep_for(pause);
       }
-      if (shared->options.store_host == shared->options.rank && shared->add(key, 0) < shared->options.size)
-        Inquiry::stay_for_those_who_ask(*shared, patience);
     } catch (const std::exception&) {
       // The host has seen everyone leave and has gone first.
     }
     *left = true;
   });
-  await_store(*left, patience, 6 * patience);
+  await_store(*left, patience, 2 * patience);
+}
+
+void FaultBoard::stay_for_those_who_ask(Seconds grace, Seconds deadline) {
+  if (shared_->options.store_host != shared_->options.rank) return;
+  const auto stayed = std::make_shared<std::atomic<bool>>(false);
+  post([shared = shared_, stayed, grace, deadline] {
+    try {
+      if (shared->add(shared->key("left", -1), 0) < shared->options.size)
+        Inquiry::stay_for_those_who_ask(*shared, grace, deadline);
+    } catch (const std::exception&) {
+      // A store that is gone has nobody to stay for.
+    }
+    *stayed = true;
+  });
+  await_store(*stayed, grace, deadline + 6 * grace);
+}
+
+void FaultBoard::leave_alone() {
+  post([shared = shared_] {
+    try {
+      shared->set(shared->key("left/", shared->options.rank), "1");
+    } catch (const std::exception&) {
+      // Ranks that look find the store gone.
+    }
+  });
 }
 
 }  // namespace thinwire

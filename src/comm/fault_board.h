@@ -110,7 +110,8 @@ class FaultBoard {
   /// What the store has said since waits_for(); at once, however slow the store is.
   struct Hearing {
     std::uint64_t movements = 0;      ///< Grows when other ranks announce movement.
-    std::vector<int> silent;          ///< Of the awaited: no beat for longer than `limit`.
+    std::vector<int> silent;          ///< Of the awaited: no beat for longer than `limit`, and not left.
+    std::vector<int> left;            ///< Of the awaited: it has left in good order.
     std::uint64_t store_answers = 0;  ///< Operations that came back, ever.
     bool asks_store = false;          ///< One is under way.
     bool concluded = false;           ///< Another rank has given up and said whom it blames.
@@ -157,9 +158,18 @@ class FaultBoard {
 
   /// At an orderly end: returns when every rank has called it, or when `patience` is over. Sockets closed
   /// earlier would cut off ranks that are still reading their last message. Others that miss this rank later
-  /// find that it has left. The store's host stays for up to four times longer where ranks fail or wait:
-  /// they may ask whom to blame. patience: the grace of their inquiries, see report().
+  /// find that it has left.
   void leave(Seconds patience);
+
+  /// After leave(), where this process serves the store, and at once elsewhere: stays while other ranks wait
+  /// in an exchange or have failed, since they ask whom to blame. They may ask as late as the deadline.
+  /// Whoever waits for this rank shall notice before: its connections are closed by now. grace: of the
+  /// others' inquiries, see report().
+  void stay_for_those_who_ask(Seconds grace, Seconds deadline);
+
+  /// This rank leaves in good order, and waits for nobody. Others that miss it later find that it has left.
+  /// Returns at once.
+  void leave_alone();
 
  private:
   struct Shared;

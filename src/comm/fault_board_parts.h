@@ -22,6 +22,7 @@ namespace thinwire {
 struct Heard {
   std::string last;  ///< The note that was read last.
   Silence silence;
+  bool has_left = false;
 };
 
 /// A process that has stood still for the deadline.
@@ -148,7 +149,7 @@ struct FaultBoard::Inquiry {
   static std::vector<int> silent_since(Shared& shared, const std::map<int, std::string>& before);
   static std::vector<int> without_left(Shared& shared, const std::vector<int>& ranks);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds most);
-  static void stay_for_those_who_ask(Shared& shared, Seconds grace);
+  static void stay_for_those_who_ask(Shared& shared, Seconds grace, Seconds deadline);
 };
 
 }  // namespace thinwire

@@ -582,8 +582,33 @@ TEST(FaultBoard, TheHostThatLeavesStaysForARankThatAsks) {
     return note && note->starts_with("failed");
   }));
   world.boards[0]->leave(kGrace / 2);
+  world.boards[0]->stay_for_those_who_ask(kGrace / 2, Seconds(0));
   world.store->die();
   EXPECT_EQ(verdict.get().culprits, Ranks{2});
+}
+
+TEST(FaultBoard, TheHostThatLeavesStaysForARankThatWaitsForALongDeadline) {
+  World world(3);
+  world.is_dead(2);
+  world.boards[1]->waits_for({2}, kGrace / 4);
+  ASSERT_TRUE(eventually([&] {
+    const auto note = world.store->get("thinwire/fault/note/1");
+    return note && note->starts_with("waiting");
+  }));
+  auto verdict = world.fails(1, {2}, 8 * kGrace);  // later than an inquiry ends
+  world.boards[0]->leave(kGrace);
+  world.boards[0]->stay_for_those_who_ask(kGrace, 10 * kGrace);
+  world.store->die();
+  EXPECT_EQ(verdict.get().culprits, Ranks{2});
+}
+
+TEST(FaultBoard, TheHostThatLeavesDoesNotStayForRanksThatDoNotLiveNorForBusyOnes) {
+  World world(3);
+  world.is_dead(1);
+  world.store->set("thinwire/fault/note/1", "waiting 1 2");
+  world.boards[0]->leave(kGrace);
+  // For ever, if it did.
+  world.boards[0]->stay_for_those_who_ask(kGrace, Seconds(1e6));
 }
 
 }  // namespace

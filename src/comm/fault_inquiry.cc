@@ -182,8 +182,8 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
 
 /// At an orderly end of the store's host. Another rank may have failed meanwhile, or wait for one that is
 /// gone: without the store it would blame the host.
-void FaultBoard::Inquiry::stay_for_those_who_ask(Shared& shared, Seconds grace) {
-  constexpr int kGraces = 4;  // an inquiry takes no longer
+void FaultBoard::Inquiry::stay_for_those_who_ask(Shared& shared, Seconds grace, Seconds deadline) {
+  const Seconds inquiry = 4 * grace;  // it takes no longer
   const Options& options = shared.options;
   std::map<int, std::pair<std::string, Clock::time_point>> since;  // each note, and when it came
   const auto is_asking = [&](int rank) {
@@ -196,9 +196,10 @@ void FaultBoard::Inquiry::stay_for_those_who_ask(Shared& shared, Seconds grace) 
     auto& [before, came] = since.try_emplace(rank, "", Clock::now()).first->second;
     if (std::exchange(before, *text) != *text) came = Clock::now();
     // The note of one that waits moves, as long as its process lives.
-    return note->state == FaultNote::State::failed || Clock::now() - came < 2 * grace;
+    const bool has_failed = note->state == FaultNote::State::failed;
+    return Clock::now() - came < (has_failed ? inquiry : 2 * grace);
   };
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(kGraces * grace);
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(deadline + inquiry);
   std::vector<int> others(static_cast<std::size_t>(options.size));
   std::iota(others.begin(), others.end(), 0);
   while (std::ranges::any_of(others, is_asking) && Clock::now() < end)

@@ -153,6 +153,7 @@ void WaitWatch::look(double elapsed) {
     wait.store_unanswered += elapsed;
   }
   wait.others_gave_up = heard.concluded;
+  note_lost_peers(heard.left, elapsed);
   note_dead_links(links, elapsed);
 }
 
@@ -192,17 +193,23 @@ std::vector<LinkState> WaitWatch::look_at_links(double elapsed) {
     wait.store.out_of_reach_for(out_of_reach);
     board_.out_of_reach_for(out_of_reach);
   }
-  note_lost_peers(moves, elapsed);
   // Others shall not end a wait that this rank still has hope for.
   if (moves || wait.in_trouble) board_.announce_movement();
   return states;
 }
 
 /// Gloo ends no receive of which a part has come when the other end closes its connection.
-void WaitWatch::note_lost_peers(bool moves, double elapsed) {
+/// A neighbour that has left in good order has done its part of a sum, and the other one may still pause.
+void WaitWatch::note_lost_peers(const std::vector<int>& left, double elapsed) {
   LongWait& wait = *long_wait_;
+  const bool others_may_come = left.size() < wait.peers.size();
+  const bool moves = wait.unmoved == 0;
+  const auto is_in = [](const std::vector<int>& ranks, int rank) {
+    return std::ranges::find(ranks, rank) != ranks.end();
+  };
   wait.lost = links_ ? links_->lost() : std::vector<int>();
-  std::erase_if(wait.lost, [&](int rank) { return std::ranges::find(wait.peers, rank) == wait.peers.end(); });
+  std::erase_if(wait.lost,
+                [&](int rank) { return !is_in(wait.peers, rank) || (others_may_come && is_in(left, rank)); });
   wait.lost_for = wait.lost.empty() || moves || wait.in_trouble ? 0 : wait.lost_for + elapsed;
 }
 
@@ -303,8 +310,6 @@ std::optional<Ending> WaitWatch::judge() {
   if (wait.others_gave_up) return Ending{"another rank has given up", {}};
   // What has just moved counts at the next look.
   if (wait.in_trouble || !wait.moving.empty()) return std::nullopt;
-  // A neighbour that has left in good order has done its part of a sum; this rank's other neighbour may still
-  // pause.
   if (!wait.lost.empty() && wait.lost_for >= std::min(fault_grace(limits.deadline), limits.silence).count())
     return Ending{"the connection to " + name_ranks(wait.lost) + " is closed", {}};
   const auto heard = board_.hear(limits.silence);

@@ -85,7 +85,7 @@ class WaitWatch {
   std::vector<LinkState> look_at_links(double elapsed);
   bool has_moved(const std::vector<LinkState>& links);
   void something_moves();
-  void note_lost_peers(bool moves, double elapsed);
+  void note_lost_peers(const std::vector<int>& left, double elapsed);
   void note_dead_links(const std::vector<LinkState>& links, double elapsed);
   std::optional<Ending> judge();
   std::optional<Ending> dead_links_ending() const;

@@ -154,6 +154,24 @@ TEST(WaitWatch, AClosedConnectionEndsNoWaitForAnotherRankNorWhileBytesMove) {
   EXPECT_FALSE(rank.watch->ends().has_value());
 }
 
+TEST(WaitWatch, ANeighbourThatHasLeftInGoodOrderIsNeitherLostNorSilentWhileTheOtherMayCome) {
+  Watched rank;
+  rank.boards[1]->leave_alone();
+  ASSERT_TRUE(eventually([&] { return rank.store->get("thinwire/fault/left/1").has_value(); }));
+  rank.boards[1].reset();
+  rank.script->set({link(2)});
+  rank.script->lost = {1};
+  rank.watch->begins(-1, {Seconds(8), Seconds(1), kNever}, 0, &rank.call);
+  std::this_thread::sleep_for(Seconds(3.5));  // a closed connection is waited for 1 s, and so is a beat
+  ASSERT_FALSE(rank.watch->ended()) << rank.watch->ends()->what;
+  // Now nobody is left who could bring anything.
+  rank.boards[2]->leave_alone();
+  EXPECT_TRUE(eventually([&] { return rank.watch->ended(); }));
+  const auto ending = rank.watch->ends();
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->what, "the connection to rank 1 is closed");
+}
+
 TEST(WaitWatch, BytesThatMoveAreNoSilence) {
   Watched rank;
   rank.script->moves = true;

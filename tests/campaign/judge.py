@@ -282,7 +282,7 @@ def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[
         violations += [f"left behind: {what}" for what in (one.leaked if one else [])]
     after = max((one.after for one in phase.ranks if one.after is not None), default=None)
     return {
-        **{key: value for key, value in plan.words().items() if key not in ("seed", "deadline")},
+        **{key: value for key, value in plan.words().items() if key != "seed"},
         "outcome": "went on, sum damaged" if damaged else outcome(plan, phase, verdict, result),
         "resumed_from": result["from"],
         "seconds_after": after and round(after, 2),

@@ -62,6 +62,11 @@ WAYS = ["plain", "accumulate", "unused", "buffers", "large"]
 NOT_WITH_BUFFERS = {"away", "cut", "outage", "slow", "loss", "flip"}
 #: Faults with which large messages would take too long.
 NOT_WITH_LARGE = {"slow", "loss"}
+#: How often a job has a deadline as scripts have it, much longer than all other times that ranks wait for.
+#: Its fault comes in the last exchange, where ranks that are done leave while others wait.
+#: Not with buffers: there a wait may last for twice the deadline.
+PATIENT_DEADLINE = 30.0
+PATIENT = {"kill": 0.1, "stop": 0.3, "pause": 0.3}
 
 
 @dataclasses.dataclass
@@ -190,6 +195,12 @@ def draw_plan(seed: int, number: int, deadline: float, kinds: List[str], faults:
         if fault == "overflow" and plan.way == "unused":
             plan.way = "accumulate"  # the bad gradient may be that of a parameter which nobody uses
     plan.checked = kind in ("ddp", "gloo") and draw.random() < 0.4
+    if kind in ("ddp", "gloo") and plan.way != "buffers" and draw.random() < PATIENT.get(fault, 0):
+        plan.deadline = PATIENT_DEADLINE
+        plan.place, plan.at_step, plan.at_bucket = "step", STEPS - 1, 3 if kind == "ddp" else 2
+        plan.delay_us = draw.choice([0, 200, 500, 1000, 3000])
+        if fault == "pause":
+            plan.hold = PATIENT_DEADLINE * draw.uniform(0.2, 0.9)
     return plan
 
 

@@ -41,6 +41,26 @@ def error_between_steps(which):
     require_error(RuntimeError, words, lambda: train(model, 1, first=3))
 
 
+def one_closes_after_an_error():
+    """Of a backward, on all ranks, which their scripts catch. The others keep their handles open for longer
+    than a rank may be silent, and nobody takes the one that has closed its own for dead."""
+    model = wrap(Net)
+    handle = thinwire.register(model, "casq", deadline_seconds=1.0)
+    train(model, 2)
+    time.sleep(1)  # until all have said that they live
+
+    def fail(_):
+        raise ArithmeticError("caught")
+
+    model.module.layers[0].weight.register_hook(fail)  # the last of backward
+    require_error(ArithmeticError, ["caught"], lambda: train(model, 1))
+    if RANK == 1:
+        handle.close()
+    time.sleep(6)  # twice the deadline, the patience of the watch, and some more
+    dist.barrier()
+    handle.close()
+
+
 class WithStatistics(Net):
     """DDP sends the running mean by its own group, in every forward."""
 
