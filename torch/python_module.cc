@@ -325,7 +325,7 @@ std::pair<double, double> measure(const py::handle& group, const py::handle& sto
   const py::gil_scoped_release release;
   std::vector<std::byte> scratch(kSustainedProbeScratchBytes);
   constexpr std::size_t kSustainedBytes = std::size_t{8} << 20;
-  const MeasuredLink link = measure_link(*communicator, scratch, kSustainedBytes);
+  const MeasuredLink link = measure_link(*communicator, scratch, kLinkProbeLargeBytes, kSustainedBytes);
   communicator.reset();
   return {link.latency_seconds, link.bytes_per_second};
 }

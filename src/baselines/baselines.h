@@ -17,6 +17,7 @@ SystemInfo omnireduce_info();
 SystemInfo sparse_ps_info();
 SystemInfo global_top_k_info();
 SystemInfo power_sgd_info();
+SystemInfo acp_sgd_info();
 SystemInfo blocks_info();
 SystemInfo demo_info();
 SystemInfo one_bit_adam_info();

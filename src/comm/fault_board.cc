@@ -72,24 +72,34 @@ void FaultBoard::Shared::round() {
   if (Seconds(now - last_beat).count() >= beat_period) {
     last_beat = now;
     beat(awaited, is_waiting);
-    // This rank may wait elsewhere, for ranks that end by what another one has concluded.
-    if (!others_ended && reads_of_an_end()) others_ended = true;
-    if (!others_ended && patience_with_next > 0 && options.size > 1) look_at_next(is_waiting);
+    // On a slow network a question takes long, and a rank that waits has more urgent ones.
+    if (is_waiting) {
+      forget_next();
+    } else {
+      // This rank may wait elsewhere, for ranks that end by what another one has concluded.
+      if (!others_ended && says_an_end(get(key("culprit", -1)))) others_ended = true;
+      if (!others_ended && patience_with_next > 0 && options.size > 1) look_at_next();
+    }
   }
   share_links();
   if (is_waiting) listen(awaited, elapsed);
 }
 
-bool FaultBoard::Shared::reads_of_an_end() {
-  const auto verdict = get(key("culprit", -1));
+bool FaultBoard::Shared::says_an_end(const std::optional<std::string>& verdict) {
   return verdict && (Inquiry::blames_the_gone(*verdict, options.size) || get(key("ending", -1)));
+}
+
+/// While this rank waits itself, its WaitWatch knows more.
+void FaultBoard::Shared::forget_next() {
+  next = {};
+  const std::lock_guard lock(mutex);
+  *signs = Clock::now().time_since_epoch().count();
 }
 
 /// After an outage of the network, beats may come as late as it was long: whoever sets the patience doubles
 /// what an outage may last.
-/// While this rank waits itself, its WaitWatch knows more. Beats come late behind large messages on a slow
-/// link, so what moves anywhere is a sign of life.
-void FaultBoard::Shared::look_at_next(bool is_waiting) {
+/// Beats come late behind large messages on a slow link, so what moves anywhere is a sign of life.
+void FaultBoard::Shared::look_at_next() {
   const int rank = (options.rank + 1) % options.size;
   const auto now = Clock::now();
   const double usual = std::max(beat_period.load(), period.load());
@@ -101,7 +111,7 @@ void FaultBoard::Shared::look_at_next(bool is_waiting) {
   const auto all_signs = signs;
   lock.unlock();
   // A rank whose board is not open yet has nothing to be silent about.
-  if (is_waiting || !text || *text != next.last || movement != movement_at_last_look) {
+  if (!text || *text != next.last || movement != movement_at_last_look) {
     next.last = text.value_or("");
     movement_at_last_look = std::move(movement);
     next.silence.heard();
@@ -132,16 +142,19 @@ void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) 
 /// Reads whether bytes move anywhere, whether others have given up, and the beats of the awaited.
 void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed) {
   const auto movement = get(key("moved", -1));
-  const bool others_gave_up = get(key("culprit", -1)).has_value();
+  const auto verdict = get(key("culprit", -1));
+  if (!others_ended && says_an_end(verdict)) others_ended = true;
   std::vector<std::pair<int, std::string>> notes;
-  std::vector<int> left;
   for (const int rank : awaited) {
     // A rank whose board is not open yet has nothing to be silent about.
     if (auto text = get(key("note/", rank))) notes.emplace_back(rank, std::move(*text));
-    if (get(key("left/", rank))) left.push_back(rank);
   }
-  std::lock_guard lock(mutex);
-  concluded = others_gave_up;
+  std::unique_lock lock(mutex);
+  const std::vector<int> doubtful = may_have_left;
+  lock.unlock();
+  const std::vector<int> missing = Inquiry::without_left(*this, doubtful);
+  lock.lock();
+  concluded = verdict.has_value();
   if (movement && *movement != last_movement) {
     last_movement = *movement;
     ++movements;
@@ -155,7 +168,9 @@ void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed)
       one.silence.nothing_for(elapsed);
     }
   }
-  for (const int rank : left) heard[rank].has_left = true;
+  for (const int rank : doubtful) {
+    if (std::ranges::find(missing, rank) == missing.end()) heard[rank].has_left = true;
+  }
 }
 
 /// Rank 0 finds out for all whose their connections are: each rank writes one key and reads one, however many
@@ -220,6 +235,16 @@ void FaultBoard::waits_for(const std::vector<int>& ranks, Seconds period) {
   shared_->waits_for = ranks;
   shared_->period = period.count();
   shared_->heard.clear();
+  shared_->may_have_left.clear();
+}
+
+void FaultBoard::may_have_left(std::vector<int> ranks) {
+  std::lock_guard lock(shared_->mutex);
+  std::erase_if(ranks, [&](int rank) {
+    const auto known = shared_->heard.find(rank);
+    return known != shared_->heard.end() && known->second.has_left;
+  });
+  shared_->may_have_left = std::move(ranks);
 }
 
 void FaultBoard::waits_no_more() {

@@ -83,6 +83,9 @@ class FaultBoard {
   /// This rank has been waiting for these ranks for a while (empty: unknown). From now on the board says so,
   /// and reads their beats and whether bytes move between any ranks, every `period`.
   void waits_for(const std::vector<int>& ranks, Seconds period);
+  /// Of the awaited, those of which the board shall find out whether they have left in good order, instead of
+  /// any that it was told before. On a slow network each question costs, so it asks for no others.
+  void may_have_left(std::vector<int> ranks);
   /// The wait is over.
   void waits_no_more();
   /// Beats are written so often that others miss none within `grace`.

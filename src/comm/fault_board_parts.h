@@ -70,8 +70,10 @@ struct FaultBoard::Shared {
   void round();
   void beat(const std::vector<int>& awaited, bool is_waiting);
   void listen(const std::vector<int>& awaited, double elapsed);
-  void look_at_next(bool is_waiting);
-  bool reads_of_an_end();
+  void look_at_next();
+  void forget_next();
+  /// Whether this, read under "culprit", means that ranks are gone or end.
+  bool says_an_end(const std::optional<std::string>& verdict);
   void share_links();
   void match_everyones_links();
   Verdict away_lately(std::chrono::duration<double> deadline) const;
@@ -110,6 +112,7 @@ struct FaultBoard::Shared {
   std::condition_variable changed;
   std::deque<std::function<void()>> jobs;
   std::vector<int> waits_for;
+  std::vector<int> may_have_left;  ///< Of the awaited: to be asked for.
   std::map<int, Heard> heard;
   Silence store_silence;
   std::uint64_t answers_before = 0;        ///< When time_passes() was called last.

@@ -58,15 +58,16 @@ double sustained_rate(Communicator& communicator, Span<std::byte> scratch, std::
 
 }  // namespace
 
-MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t sustained_bytes) {
+MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t large_bytes,
+                          std::size_t sustained_bytes) {
   if (communicator.size() == 1) return {};
   std::ranges::fill(scratch, std::byte{0});
   const double small = shortest_round(communicator, scratch, kLinkProbeSmallBytes);
   if (sustained_bytes > 0) return {small, sustained_rate(communicator, scratch, sustained_bytes)};
-  const double large = shortest_round(communicator, scratch, kLinkProbeLargeBytes);
+  const double large = shortest_round(communicator, scratch, large_bytes);
   // A clock too coarse to tell them apart still gives a finite rate.
   const double seconds = std::max(large - small, 1e-9);
-  return {small, static_cast<double>(kLinkProbeLargeBytes - kLinkProbeSmallBytes) / seconds};
+  return {small, static_cast<double>(large_bytes - kLinkProbeSmallBytes) / seconds};
 }
 
 }  // namespace thinwire

@@ -12,16 +12,19 @@ struct MeasuredLink {
 
 /// Every rank sends a small and then a large message to the next one and times both by the communicator's
 /// clock; the better of several tries counts. Means over ranks are the caller's. Zeros in a world of one
-/// rank. Sends link_probe_bytes() unless told to measure longer. Collective.
+/// rank. Sends link_probe_bytes(large_bytes) unless told to measure longer. Collective.
 ///
+/// large_bytes: of a large message, the same on all ranks, from kLinkProbeLeastBytes to kLinkProbeLargeBytes.
+/// On a slow network large ones take seconds.
 /// sustained_bytes: where not 0, the rate is that of so many bytes in large messages without a pause, sent
 /// after as many that do not count. scratch is then kSustainedProbeScratchBytes. Two things would otherwise
 /// be taken for the link's speed: a link that is held to a rate lets some megabytes pass at once after a
 /// pause, and single messages may have come before a rank began to wait.
-MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch,
+MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t large_bytes,
                           std::size_t sustained_bytes = 0);
 
 inline constexpr std::size_t kLinkProbeSmallBytes = 64;
+inline constexpr std::size_t kLinkProbeLeastBytes = 4096;
 inline constexpr std::size_t kLinkProbeLargeBytes = 256 * 1024;
 inline constexpr int kLinkProbeTries = 3;
 inline constexpr std::size_t kLinkProbeWindow = 4;
@@ -31,8 +34,8 @@ inline constexpr std::size_t kLinkProbeScratchBytes = 2 * kLinkProbeLargeBytes;
 /// And with sustained_bytes: one out and those that are under way in.
 inline constexpr std::size_t kSustainedProbeScratchBytes = (1 + kLinkProbeWindow) * kLinkProbeLargeBytes;
 
-constexpr std::uint64_t link_probe_bytes() {
-  return kLinkProbeTries * (kLinkProbeSmallBytes + kLinkProbeLargeBytes);
+constexpr std::uint64_t link_probe_bytes(std::size_t large_bytes) {
+  return kLinkProbeTries * (kLinkProbeSmallBytes + large_bytes);
 }
 
 }  // namespace thinwire

@@ -13,20 +13,21 @@ namespace {
 constexpr VirtualLink kLink{.bytes_per_second = 1e9, .latency_seconds = 5e-5};
 
 TEST(LinkProbe, FindsLatencyAndRate) {
-  run_virtual(3, kLink, [](VirtualCommunicator& communicator) {
-    std::vector<std::byte> scratch(kLinkProbeScratchBytes);
-    const MeasuredLink link = measure_link(communicator, scratch);
-    EXPECT_NEAR(link.latency_seconds, 5e-5, 1e-6);
-    EXPECT_NEAR(link.bytes_per_second, 1e9, 1e7);
-    EXPECT_EQ(communicator.traffic().sent_bytes, link_probe_bytes());
-  });
+  for (const std::size_t large : {kLinkProbeLeastBytes, kLinkProbeLargeBytes})
+    run_virtual(3, kLink, [large](VirtualCommunicator& communicator) {
+      std::vector<std::byte> scratch(kLinkProbeScratchBytes);
+      const MeasuredLink link = measure_link(communicator, scratch, large);
+      EXPECT_NEAR(link.latency_seconds, 5e-5, 1e-6);
+      EXPECT_NEAR(link.bytes_per_second, 1e9, 1e7);
+      EXPECT_EQ(communicator.traffic().sent_bytes, link_probe_bytes(large));
+    });
 }
 
 TEST(LinkProbe, TheSustainedRateCountsTheSecondHalfOfTheBytes) {
   run_virtual(3, kLink, [](VirtualCommunicator& communicator) {
     std::vector<std::byte> scratch(kSustainedProbeScratchBytes);
     constexpr std::size_t kBytes = std::size_t{4} << 20;
-    const MeasuredLink link = measure_link(communicator, scratch, kBytes);
+    const MeasuredLink link = measure_link(communicator, scratch, kLinkProbeLargeBytes, kBytes);
     EXPECT_NEAR(link.latency_seconds, 5e-5, 1e-6);
     // With several messages under way latency does not count.
     EXPECT_NEAR(link.bytes_per_second, 1e9, 2e7);
@@ -39,14 +40,14 @@ TEST(LinkProbe, TheSustainedRateIsTheLinksForARankThatComesLate) {
   run_virtual(2, kLink, [](VirtualCommunicator& communicator) {
     std::vector<std::byte> scratch(kSustainedProbeScratchBytes);
     if (communicator.rank() == 1) communicator.advance(0.01);
-    const MeasuredLink link = measure_link(communicator, scratch, std::size_t{4} << 20);
+    const MeasuredLink link = measure_link(communicator, scratch, kLinkProbeLargeBytes, std::size_t{4} << 20);
     EXPECT_NEAR(link.bytes_per_second, 1e9, 5e7);
   });
 }
 
 TEST(LinkProbe, OneRankHasNoLink) {
   run_virtual(1, kLink, [](VirtualCommunicator& communicator) {
-    const MeasuredLink link = measure_link(communicator, {}, 1000);
+    const MeasuredLink link = measure_link(communicator, {}, kLinkProbeLargeBytes, 1000);
     EXPECT_EQ(link.latency_seconds, 0);
     EXPECT_EQ(link.bytes_per_second, 0);
   });

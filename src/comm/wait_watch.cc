@@ -154,6 +154,10 @@ void WaitWatch::look(double elapsed) {
   }
   wait.others_gave_up = heard.concluded;
   note_lost_peers(heard.left, elapsed);
+  // Before one of them would be named.
+  auto doubtful = board_.hear(wait.limits.silence / 2).silent;
+  doubtful.insert(doubtful.end(), wait.lost.begin(), wait.lost.end());
+  board_.may_have_left(std::move(doubtful));
   note_dead_links(links, elapsed);
 }
 

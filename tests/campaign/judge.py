@@ -232,8 +232,8 @@ def compare(mine: str, reference: Callable[[int], str], plan: Plan, bit_for_bit:
 #: Systems and stages of which some part is a sum: what auto tries, buckets that guard gives to dense,
 #: warm_up's first steps unless `with` says otherwise, the variance of the Adams, the parameters that whole
 #: sends, marsit's full steps and step sizes.
-SUMMED = (r"\b(?:auto|guard|dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|sketched_sgd"
-          r"|global_top_k|s2_reducer|marsit)\b")
+SUMMED = (r"\b(?:auto|guard|dense|whole|warm_up|one_bit_adam|zero_one_adam|power_sgd|acp_sgd"
+          r"|sketched_sgd|global_top_k|s2_reducer|marsit)\b")
 
 
 def sums_by_engine(plan: Plan) -> bool:

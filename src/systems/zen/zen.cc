@@ -69,7 +69,8 @@ namespace {
 
 struct LinkModel {
   double latency_seconds = 0;
-  double bytes_per_second = 0;  ///< 0: measure.
+  double bytes_per_second = 0;   ///< 0: measure.
+  std::size_t probed_bytes = 0;  ///< Of the messages that have measured it; 0: it was given.
 };
 
 /// Seconds that a step's exchange is predicted to take.
@@ -84,7 +85,9 @@ struct PredictedSeconds {
 class SchemeProfile {
  public:
   /// Counts the unions that the doubling would send, as far as this rank owns them. After merge().
-  SchemeProfile(const PushPull& exchange, std::size_t width, Step& step) : step_(step), width_(width) {
+  /// dense_bytes: of the bucket.
+  SchemeProfile(const PushPull& exchange, std::size_t width, std::size_t dense_bytes, Step& step)
+      : step_(step), width_(width), dense_bytes_(dense_bytes) {
     const auto counts = step.workspace.take<float>(2 * power_ - 1 + world_);
     std::ranges::fill(counts, 0.0f);
     group_rows_ = counts.first(2 * power_ - 1);
@@ -140,13 +143,20 @@ class SchemeProfile {
     }
   }
 
+  /// By messages that are no larger than the bucket, for which alone it has to be right: larger ones can take
+  /// many seconds on a slow network. A much larger bucket has it measured again.
+  void measure(LinkModel& link) {
+    const std::size_t bytes = std::clamp(dense_bytes_, kLinkProbeLeastBytes, kLinkProbeLargeBytes);
+    const bool was_given = link.bytes_per_second != 0 && link.probed_bytes == 0;
+    if (was_given || (link.bytes_per_second != 0 && bytes < 4 * link.probed_bytes)) return;
+    const MeasuredLink measured =
+        measure_link(step_.communicator, step_.workspace.take<std::byte>(kLinkProbeScratchBytes), bytes);
+    link = {measured.latency_seconds, measured.bytes_per_second, bytes};
+    step_.report.formula_bytes += link_probe_bytes(bytes);
+  }
+
   Record record_of(const PushPull& exchange, LinkModel& link) {
-    if (link.bytes_per_second == 0) {
-      const MeasuredLink measured =
-          measure_link(step_.communicator, step_.workspace.take<std::byte>(kLinkProbeScratchBytes));
-      link = {measured.latency_seconds, measured.bytes_per_second};
-      step_.report.formula_bytes += link_probe_bytes();
-    }
+    measure(link);
     const auto pushed = exchange.pushed_rows();
     const auto pulled = exchange.pulled_bytes();
     const std::size_t rows = std::accumulate(pushed.begin(), pushed.end(), std::size_t{0});
@@ -198,6 +208,7 @@ class SchemeProfile {
 
   Step& step_;
   std::size_t width_;
+  std::size_t dense_bytes_;
   const std::size_t world_ = static_cast<std::size_t>(step_.communicator.size());
   const std::size_t self_ = static_cast<std::size_t>(step_.communicator.rank());
   const std::size_t power_ = largest_power_of_two(world_);
@@ -344,7 +355,7 @@ class Zen final : public SparseSynchronizer {
     exchange.push();   // section 3.2: each non-zero to the owner that the hash gives it
     exchange.merge();  // the owner's sums
     std::optional<SchemeProfile> profile;
-    if (profiles(state)) profile.emplace(exchange, own.width, step);
+    if (profiles(state)) profile.emplace(exchange, own.width, own.elements() * sizeof(float), step);
     const RowMean mean = exchange.pull();  // section 3.3: the results as hash bitmaps
     if (profile) {
       const PredictedSeconds predicted = profile->predict(exchange, config_.link);
