@@ -16,8 +16,8 @@
 // Bytes per rank: R * 4 * (sum over matrices of r n or r m + elements that travel as they are), R = 2(W-1)/W.
 // With bits=2 to 8 all of it is coded instead (exchange/block_average.h). The factor that travels is
 // multiplied with one that all ranks hold exactly, so an error of its codes does not turn a subspace: the
-// residual keeps it, and few bits do. There residual = p - (own factor as its codes say it) (the other factor)^T. It leaves
-// out by what the ranks differ within the subspace, which would only widen the range of the codes.
+// residual keeps it. There residual = p - (own factor as its codes say it) (the other factor)^T. By what the
+// ranks differ within the subspace is no part of it: that would only widen the range of the codes.
 //
 // Deviations from the paper:
 // - Both factors are kept as orthonormal ones, and a step's number says which of them travels. So a step that
