@@ -224,7 +224,7 @@ void FaultBoard::Inquiry::stay_as_host(Shared& shared, const std::vector<int>& c
   }
   for (;;) {
     std::erase_if(missing, [&](Missing& one) {
-      if (shared.get(shared.key("done/", one.rank))) return true;
+      if (shared.get(shared.key("done/", one.rank)) || shared.get(shared.key("left/", one.rank))) return true;
       auto note = shared.get(shared.key("note/", one.rank));
       if (note != one.note) {
         one.note = std::move(note);
