@@ -88,7 +88,7 @@ DdpEngine::~DdpEngine() {
   lanes_.clear();
 }
 
-void DdpEngine::close() {
+void DdpEngine::close(bool in_order) {
   {
     Lock lock(board_.mutex);
     if (board_.closed) return;
@@ -101,8 +101,8 @@ void DdpEngine::close() {
   for (auto& lane : lanes_) lane->join();
   // Each waits a little for the other ranks to come to this point: all at the same time. After a failure in
   // one lane nobody comes to the others; and where this rank gave up its step, they wait in that.
-  const bool in_order = !board_.failure;
-  const bool together = in_order && !gave_up_;
+  in_order = in_order && !board_.failure;
+  const bool together = !board_.failure && !gave_up_;
   // Others read on any lane's board why this rank has failed.
   std::atomic<bool> is_read = !told_own_failure_;
   std::vector<std::jthread> leaving;  // which read that

@@ -138,7 +138,7 @@ class DdpEngine {
   void load(StateReader state);
 
   /// Ends the lanes; a lane that waits for the network is waited for. Then only reading works.
-  void close();
+  void close(bool in_order = true);
 
  private:
   using Lock = DdpLane::Lock;

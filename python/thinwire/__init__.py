@@ -14,7 +14,7 @@ train through these frameworks.
 import importlib
 from typing import TYPE_CHECKING
 
-from thinwire import torch_version
+from thinwire import at_end, torch_version
 
 if TYPE_CHECKING:
     from thinwire import accelerate, lightning, transformers
@@ -54,3 +54,4 @@ if not TYPE_CHECKING:  # else every misspelled name would be one that may be the
     __getattr__ = _load
 
 torch_version.warn_of_another_version()
+at_end.watch()

@@ -258,6 +258,34 @@ def _conclusion_in(text: str) -> _Conclusion:
     return cast(_Conclusion, found)
 
 
+def _name_of(ranks: Sequence[int]) -> str:
+    return ",".join(str(rank) for rank in ranks)
+
+
+def _next_prefix(name: str) -> str:
+    """Of the keys of the next registration over the ranks of this name."""
+    return f"thinwire/{_attempt()}{name}/{_opened.get(name, 0) + 1}"
+
+
+def tell_of_error(error: BaseException) -> None:
+    """For a process that ends by ``error``: ranks that wait in register for this one, over all ranks of the
+    job, end with its text. Not collective; rank 0, which may serve the store, stays for some seconds until
+    the others have read it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    what = (str(error).splitlines() or [""])[0]
+    text = (f"rank {rank} has ended before it called register, by an error of its own: "
+            f"{type(error).__name__}: {what}")
+    with contextlib.suppress(*_STORE_ERRORS):  # whoever looks finds the store gone
+        client = _store_client(distributed_c10d._get_default_store(), _COURTESY)
+        keys = _Keys(client, _next_prefix(_name_of(range(size))))
+        if rank > 0:
+            keys.set(str(rank), json.dumps({"ended": text}))
+        elif keys.missing(["0"]):
+            keys.set_if_absent("conclusion", json.dumps({"missing": True, "came": size - 1, "text": text}))
+            if any(place not in keys.missing([str(one) for one in range(size)]) for place in range(1, size)):
+                _poll(lambda: keys.add("heard", 0) > 0)
+
+
 class PrivateGroups:
     """``groups``, ``sockets`` and ``stores``: one Gloo group, its connections,
     and the store where it finds out who is to blame, per lane.
@@ -381,9 +409,9 @@ class PrivateGroups:
         It also holds all ranks' choices and models against its own, and tells every rank the same of them: so
         each rank reads one key, however many there are. choices: what has to be the same on all ranks.
         """
-        name = ",".join(str(rank) for rank in ranks)
+        name = _name_of(ranks)
+        prefix = _next_prefix(name)
         self.number = _opened[name] = _opened.get(name, 0) + 1
-        prefix = f"thinwire/{_attempt()}{name}/{self.number}"
         store = dist.PrefixStore(prefix, waiting)
         own = {"job": os.environ.get("THINWIRE_JOB", ""), "model": signature.summary,
                "hash": signature.hash, "values": signature.values, **choices}
@@ -434,8 +462,12 @@ class PrivateGroups:
             store.wait(keys, self._deadline)
         except _STORE_ERRORS as error:
             return self._missing(ranks, asking, error)
-        for rank, key in enumerate(keys):
-            refused = self._refused(ranks, rank, _read(asking.get(key)), own, choices)
+        found = [_read(asking.get(key)) for key in keys]
+        ended = next((str(other["ended"]) for other in found if other.keys() == {"ended"}), None)
+        if ended is not None:
+            return {"missing": True, "came": self.size - 1, "text": ended}
+        for rank, other in enumerate(found):
+            refused = self._refused(ranks, rank, other, own, choices)
             if refused is not None:
                 return {"came": self.size - 1, "text": refused, "hash": signature.hash,
                         "parameters": signature.parameters}
@@ -490,10 +522,15 @@ class PrivateGroups:
         text = (
             f"not all ranks registered the same model within {self._deadline.total_seconds():.0f} s, "
             f"missing: {who}. Every rank of the model's process group has to call register, "
-            "for the same models in the same order"
+            "for the same models in the same order. Look whether the missing ranks' processes live"
         )
         return {"missing": True,
                 "came": self.size - 1 - len([place for place in missing if place > 0]), "text": text}
+
+    def hand_over(self) -> None:
+        """The engine owns the groups from now on: it ends their connections before others may do without the
+        store that its process serves."""
+        self.groups = []
 
     def close(self) -> None:
         self.groups = []

@@ -2,6 +2,7 @@
 import atexit
 import contextlib
 import io
+import sys
 import weakref
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
@@ -64,6 +65,9 @@ def readable(spec: str) -> str:
 def join_spec(spec: str, rows: Optional[str]) -> str:
     """One spec for both kinds of gradients: ``rows`` for those of sparse embeddings,
     ``spec`` for all others."""
+    if not isinstance(spec, str):
+        raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
+                        "such as 'casq:bits=2'")
     if "," not in spec and "rows=" not in spec and "dense=" not in spec:
         return f"rows={rows},dense={spec}" if rows else _DEFAULT_ROWS + spec
     if rows is not None:
@@ -145,11 +149,15 @@ class Handle(StepsOfHook):
     def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
                       seed: int, threads: int,
                       compress_on: str, checked_sums: bool) -> _C.Engine:
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise ValueError(f"seed={seed!r}: a whole number from 0 to 2**64 - 1 is needed")
+        if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
+            raise ValueError(f"optimizer={self._optimizer!r}: a torch.optim.Optimizer is needed")
         on_device = compress_on == "device" and any(one.is_cuda for _, one in self._in_buckets(model))
         if checked_sums and on_device:
             raise ValueError("checked_sums=True: sums on CUDA devices carry no checksums, "
                              "give compress_on='cpu' as well")
-        return _C.Engine(
+        engine = _C.Engine(
             groups=self._private.groups,
             sockets=self._private.sockets,
             stores=self._private.stores,
@@ -168,6 +176,8 @@ class Handle(StepsOfHook):
             # One that was frozen after it was wrapped is still in DDP's buckets.
             parameters=list(self._in_buckets(model)),
         )
+        self._private.hand_over()
+        return engine
 
     # --- What a handle of sharded models has in place of DDP's ----------------------------------------------
 
@@ -334,6 +344,9 @@ class Handle(StepsOfHook):
         ``None`` ends it. Give it to one rank only."""
         if every < 1:
             raise ValueError(f"every={every!r}: a whole number from 1 is needed")
+        if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+            raise ValueError(f"writer={writer!r} has no add_scalar(tag, value, step): "
+                             "give a torch.utils.tensorboard.SummaryWriter, or None")
         self._writer, self._every = writer, every
 
     def state_dict(self, consolidate: bool = False) -> Dict[str, Any]:
@@ -435,7 +448,8 @@ class Handle(StepsOfHook):
         if self._loss_scale is not None:
             self._loss_scale.unwatch()
         _forget(self._reference)
-        self._engine.close()
+        # Within `finally`, an exception is what closes it.
+        self._engine.close(in_order=sys.exc_info()[1] is None)
         _forget_engine(weakref.ref(self._engine))
         self._private.close()
         for watcher in list(self._watchers):

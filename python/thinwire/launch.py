@@ -102,7 +102,10 @@ def tell(processes: List["subprocess.Popen[bytes]"], first: int, told: Set[int])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m thinwire.launch", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        prog="python3 -m thinwire.launch",
+        description="Starts the ranks of a script on this machine, as torchrun does. When a rank fails, the "
+                    f"others are ended {_GRACE_SECONDS:.0f} s later.")
     parser.add_argument("-n", "--ranks", type=int, required=True, help="processes to start, from 1")
     parser.add_argument("--port", type=int, default=0,
                         help="of the rendezvous; unless given a free one, or in several tasks of srun theirs")

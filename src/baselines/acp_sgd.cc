@@ -95,6 +95,8 @@ class AcpSgdStep : LowRankStep {
   /// Returns false where the mean is not finite or its products could overflow.
   bool average() {
     if (codes_) {
+      // The residual takes this rank's own product.
+      within_ = within_limit(factors_view()) && within_;
       code_error_ = take_code_error(message_.size());
       if (!residual_.empty()) {
         own_ = step_.scratch.take<float>(travels());
@@ -108,8 +110,7 @@ class AcpSgdStep : LowRankStep {
       if (!scale(step_.executor, message_, 1.0f / world())) return false;
       view_.load();
     }
-    // Within this limit no element of the mean exceeds half of the largest float.
-    return add_within(step_.executor, mean(), {}, kLargest / (4 * static_cast<float>(rank_)));
+    return within_limit(mean());
   }
 
   void deliver(Span<float> known) {

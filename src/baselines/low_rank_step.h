@@ -226,6 +226,12 @@ class LowRankStep {
     return within;
   }
 
+  /// Whether factors can be multiplied with one of orthonormal columns, so that no element of the product
+  /// exceeds half of the largest float.
+  bool within_limit(Span<float> factors) {
+    return add_within(step_.executor, factors, {}, kLargest / (4 * static_cast<float>(rank_)));
+  }
+
   /// to = M from, or M^T from where `left`. adds: in bfloat16 the residual is added to M first, and what is
   /// returned is whether it then is within the limit.
   bool multiply(const Cut& cut, bool left, bool adds, Span<float> from, Span<float> to) {

@@ -126,15 +126,15 @@ class PowerSgdStep : LowRankStep {
       multiply(cut, !cut.transposed, false, from, to);
     });
     if (codes_) {
+      const bool within = within_limit(right_view_.span());  // the residual takes this rank's own product
       keep_own_right();
-      if (!average_codes(right_view_, right_code_error_, codes_->right, first_.size(), true)) return false;
+      if (!average_codes(right_view_, right_code_error_, codes_->right, first_.size(), within)) return false;
     } else {
       right_view_.store();
       sum(right_);
       scale(step_.executor, right_, 1.0f / world());
     }
-    // Within this limit no element of the mean exceeds half of the largest float.
-    return add_within(step_.executor, right_, {}, kLargest / (4 * static_cast<float>(rank_)));
+    return within_limit(right_);
   }
 
   void keep_own_right() {

@@ -493,7 +493,7 @@ void FaultBoard::stay_for_those_who_ask(Seconds grace, Seconds deadline) {
     }
     *stayed = true;
   });
-  await_store(*stayed, grace, deadline + 6 * grace);
+  await_store(*stayed, grace, deadline + 4 * grace);
 }
 
 void FaultBoard::leave_alone() {

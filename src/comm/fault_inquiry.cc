@@ -186,10 +186,11 @@ void FaultBoard::Inquiry::stay_for_those_who_ask(Shared& shared, Seconds grace, 
   const Seconds inquiry = 4 * grace;  // it takes no longer
   const Options& options = shared.options;
   std::map<int, std::pair<std::string, Clock::time_point>> since;  // each note, and when it came
+  const auto is_over = [&](int rank) {
+    return rank == options.rank || shared.get(shared.key("done/", rank)) ||
+           shared.get(shared.key("left/", rank));
+  };
   const auto is_asking = [&](int rank) {
-    if (rank == options.rank || shared.get(shared.key("done/", rank)) ||
-        shared.get(shared.key("left/", rank)))
-      return false;
     const auto text = shared.get(shared.key("note/", rank));
     const auto note = text ? FaultNote::parse(*text, options.size) : std::nullopt;
     if (!note || note->state == FaultNote::State::busy) return false;
@@ -202,8 +203,12 @@ void FaultBoard::Inquiry::stay_for_those_who_ask(Shared& shared, Seconds grace, 
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(deadline + inquiry);
   std::vector<int> others(static_cast<std::size_t>(options.size));
   std::iota(others.begin(), others.end(), 0);
-  while (std::ranges::any_of(others, is_asking) && Clock::now() < end)
+  for (;;) {
+    // What is over stays so. One that is busy by itself may wait yet, while there are others that ask.
+    std::erase_if(others, is_over);
+    if (std::ranges::none_of(others, is_asking) || Clock::now() >= end) return;
     std::this_thread::sleep_for(grace / 20);
+  }
 }
 
 /// The store dies with its host, and ranks that still ask would blame the host. A rank that lives may ask as

@@ -128,6 +128,7 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"power_sgd:rank=2:bits=4", On::device},
     {"acp_sgd", On::both},
     {"acp_sgd:rank=2:bits=4"},
+    {"acp_sgd:rank=2:bits=3", On::device},
     {"acp_sgd:rank=3:feedback=off", On::both},
     {"acp_sgd:rank=2:bits=8:block=256:feedback=off"},
     {"momentum+casq:interval=2"},

@@ -241,7 +241,7 @@ class Job:
         return min([self.fault_at + go_on, *self.failed_at[:1]]) + patience
 
     def goes_on(self) -> bool:
-        return self.plan.fault in ("pause", "outage", "slow", "loss", "clock", "flip", "memory")
+        return self.plan.fault in ("pause", "outage", "slow", "loss", "clock", "flip", "memory", "overflow")
 
     def _attend(self, begin: float) -> None:
         while self.running:

@@ -61,6 +61,28 @@ def one_closes_after_an_error():
     handle.close()
 
 
+def host_leaves_early():
+    """Rank 0, whose process serves the store, makes a step less. The others hear it long before the deadline,
+    while its process stays for them."""
+    model = wrap(Net)
+    handle = thinwire.register(model, "dense", deadline_seconds=36000.0)
+    train(model, 3)
+    if RANK == 0:
+        handle.close()
+        return
+    require_error(RuntimeError, ["rank 0 has not come", "it has left"], lambda: train(model, 1, first=3))
+
+
+def error_before_register(which):
+    """On one rank: the others, which wait for it in register, end with its text long before the deadline."""
+    model = wrap(Net)
+    if RANK == which:
+        time.sleep(1)  # until they wait
+        raise ArithmeticError("given up")
+    words = [f"rank {which} has ended before it called register", "ArithmeticError: given up"]
+    require_error(RuntimeError, words, lambda: thinwire.register(model, "dense", deadline_seconds=36000.0))
+
+
 class WithStatistics(Net):
     """DDP sends the running mean by its own group, in every forward."""
 

@@ -34,6 +34,8 @@ def bad_input():
     require_error(ValueError, ["nosuch", "marsit"], lambda: register(wrap(Net), "nosuch"))
     require_error(ValueError, ["bits=7"], lambda: register(wrap(Net), "casq:bits=7"))
     require_error(ValueError, ["lanes=0"], lambda: register(wrap(Net), lanes=0))
+    require_error(ValueError, ["seed=-1", "from 0"], lambda: register(wrap(Net), seed=-1))
+    require_error(ValueError, ["optimizer='adam'"], lambda: register(wrap(Net), optimizer="adam"))
     require_error(ValueError, ["compress_on='gpu'"], lambda: register(wrap(Net), compress_on="gpu"))
     require_error(ValueError, ["checked_sums=1", "True or"], lambda: register(wrap(Net), checked_sums=1))
     require_error(ValueError, ["threads='2'"], lambda: register(wrap(Net), threads="2"))

@@ -12,7 +12,8 @@ group, ranks = sys.argv[1], int(sys.argv[2])
 victim = {"killed": 1, "frozen": 1, "host_killed": 0, "host_frozen": 0}.get(
     re.sub("_(with|in)_.*", "", group))
 # The others must end before the limit, and well.
-raising = {"error_between_steps": 2, "host_error_between_steps": 0, "host_error_in_forward": 0}.get(
+raising = {"error_between_steps": 2, "host_error_between_steps": 0, "host_error_in_forward": 0,
+           "error_before_register": 1, "host_error_before_register": 0}.get(
     group, 3 if group.endswith("_raises") else None)
 raw = group.endswith("_forward")  # survivors end by errors; Thinwire says what is behind torch's own
 LIMIT_SECONDS = 200  # ends what hangs; how soon survivors know is not of this test

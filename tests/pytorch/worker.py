@@ -21,8 +21,8 @@ from hooks import HOOKS
 from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
 from loss_scale import LOSS_SCALE
-from losses import (dies, dies_in_forward, dies_within_a_message, error_between_steps,
-                    one_closes_after_an_error)
+from losses import (dies, dies_in_forward, dies_within_a_message, error_before_register, error_between_steps,
+                    host_leaves_early, one_closes_after_an_error)
 from misuse import MISUSE, numbers_in_a_subgroup, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from scattered import SCATTERED
@@ -52,7 +52,8 @@ GROUPS = {
     "scattered": SCATTERED + SCATTERED_FAILURES,
     "scattered_raises": SCATTERED_RAISES,
     "three": [dense_equals_plain_ddp, uneven_inputs, sparse_embedding, subgroups, numbers_in_a_subgroup,
-              nothing_is_lost, resumes_with_other_ranks, replicas_that_differ, one_closes_after_an_error],
+              nothing_is_lost, resumes_with_other_ranks, replicas_that_differ, one_closes_after_an_error,
+              host_leaves_early],
     # One start of Python for each way through the extension: a sanitizer makes all of it slow.
     "sanitized": [dense_equals_plain_ddp, sparse_embedding, every_system_agrees,
                   compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types,
@@ -73,6 +74,8 @@ GROUPS = {
     "host_error_in_forward": [lambda: dies_in_forward("raises", 0)],
     "error_between_steps": [lambda: error_between_steps(2)],
     "host_error_between_steps": [lambda: error_between_steps(0)],
+    "error_before_register": [lambda: error_before_register(1)],
+    "host_error_before_register": [lambda: error_before_register(0)],
     "frozen": [lambda: dies("frozen", 1)],
     "killed_in_a_message": [lambda: dies_within_a_message("killed", 1, "half", 600.0, 1_500_000)],
     # In the last of a sum's 96 segments of 1 MiB.

@@ -144,11 +144,11 @@ class SchemeProfile {
   }
 
   /// By messages that are no larger than the bucket, for which alone it has to be right: larger ones can take
-  /// many seconds on a slow network. A much larger bucket has it measured again.
+  /// many seconds on a slow network. A larger bucket has it measured again.
   void measure(LinkModel& link) {
     const std::size_t bytes = std::clamp(dense_bytes_, kLinkProbeLeastBytes, kLinkProbeLargeBytes);
     const bool was_given = link.bytes_per_second != 0 && link.probed_bytes == 0;
-    if (was_given || (link.bytes_per_second != 0 && bytes < 4 * link.probed_bytes)) return;
+    if (was_given || (link.bytes_per_second != 0 && bytes <= link.probed_bytes)) return;
     const MeasuredLink measured =
         measure_link(step_.communicator, step_.workspace.take<std::byte>(kLinkProbeScratchBytes), bytes);
     link = {measured.latency_seconds, measured.bytes_per_second, bytes};
@@ -181,8 +181,14 @@ class SchemeProfile {
       for (const Record& record : records) sum += record.*field;
       return sum / static_cast<double>(world_);
     };
+    auto harmonic_mean = [&](double Record::*field) {
+      double sum = 0;
+      for (const Record& record : records) sum += 1 / record.*field;
+      return static_cast<double>(world_) / sum;
+    };
     const double latency = mean(&Record::latency_seconds);
-    const double rate = mean(&Record::bytes_per_second);
+    // Where messages are small, a rank may have measured hardly any time for one.
+    const double rate = harmonic_mean(&Record::bytes_per_second);
     const double row_bytes = static_cast<double>(row_list_bytes(1, width_));
     auto largest = [](Span<const float> rows) {
       return static_cast<double>(*std::ranges::max_element(rows));
