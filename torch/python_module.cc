@@ -503,7 +503,7 @@ PYBIND11_MODULE(_C, module) {
       .def("gather", &PythonEngine::gather)
       .def("state", &PythonEngine::state)
       .def("load_state", &PythonEngine::load_state)
-      .def("close", of_engine(&DdpEngine::close), py::arg("in_order") = true, WithoutLock());
+      .def("close", of_engine(&DdpEngine::close), py::arg("in_order"), WithoutLock());
   add_questions(engine);
   add_start(module);
   module.def("hash_tensors", &hash_tensors);

@@ -449,7 +449,7 @@ class Handle(StepsOfHook):
             self._loss_scale.unwatch()
         _forget(self._reference)
         # Within `finally`, an exception is what closes it.
-        self._engine.close(in_order=sys.exc_info()[1] is None)
+        self._engine.close(sys.exc_info()[1] is None)
         _forget_engine(weakref.ref(self._engine))
         self._private.close()
         for watcher in list(self._watchers):
@@ -463,7 +463,7 @@ def _close_all() -> None:
     handles = [handle for handle in (reference() for reference in list(_live)) if handle is not None]
     with contextlib.ExitStack() as stack:  # each is closed, whatever is raised
         for engine in _live_engines():
-            stack.callback(engine.close)
+            stack.callback(engine.close, error is None)
         for handle in reversed(handles):
             stack.callback(handle.close)
         if error is not None:

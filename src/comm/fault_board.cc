@@ -421,6 +421,8 @@ void FaultBoard::tell(const Verdict& verdict) {
   post([shared = shared_, verdict] {
     try {
       Inquiry::conclude(*shared, verdict);
+      // This rank knows whom to blame: the store's host need not stay for it.
+      shared->set(shared->key("done/", shared->options.rank), "1");
     } catch (const std::exception&) {
       // Ranks that ask find the store gone, too.
     }

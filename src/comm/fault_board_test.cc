@@ -509,6 +509,14 @@ TEST(FaultBoard, TheHostDoesNotStayForRanksThatHaveLeft) {
   EXPECT_EQ(world.boards[0]->judge().culprits, Ranks{2});  // not after 1000 s, though rank 1 still beats
 }
 
+TEST(FaultBoard, TheHostDoesNotStayForARankThatHasToldWhomItBlames) {
+  World world(3);
+  world.is_dead(2);
+  world.boards[1]->tell({{2}, "another lane of this process has lost it"});
+  world.boards[0]->report({2}, kGrace, /*deadline=*/Seconds(1000));
+  EXPECT_EQ(world.boards[0]->judge().culprits, Ranks{2});  // not after 1000 s, though rank 1 still beats
+}
+
 TEST(FaultBoard, AWaitingRankHearsThatAnotherHasConcluded) {
   World world(3);
   world.boards[0]->waits_for({2}, Seconds(0.05));
