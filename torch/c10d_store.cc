@@ -1,10 +1,19 @@
 #include "torch/c10d_store.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
 #include <algorithm>
 #include <array>
+#include <condition_variable>
 #include <exception>
+#include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string_view>
+#include <thread>
+
+#include "torch/kept_groups.h"
 
 namespace thinwire {
 
@@ -23,7 +32,59 @@ bool ends_client(const std::string& text) {
   return std::ranges::any_of(kWords, [&](auto words) { return text.find(words) != std::string::npos; });
 }
 
+/// A client of the same store with a connection of its own, where it has connections.
+template <class Store>
+c10::intrusive_ptr<Store> client_of(const c10::intrusive_ptr<Store>& store) {
+  if constexpr (requires { store->clone(); }) {
+    return store->clone();
+  } else {
+    c10::intrusive_ptr<Store> base = store;
+    while (const auto* prefixed = dynamic_cast<::c10d::PrefixStore*>(base.get())) {
+      base = const_cast<::c10d::PrefixStore*>(prefixed)->getUnderlyingStore();
+    }
+    const auto* server = dynamic_cast<::c10d::TCPStore*>(base.get());
+    if (server == nullptr) return store;
+    ::c10d::TCPStoreOptions options;
+    options.port = server->getPort();
+    options.waitWorkers = false;
+    return c10::make_intrusive<::c10d::TCPStore>(server->getHost(), options);
+  }
+}
+
 }  // namespace
+
+void require_answer(c10::intrusive_ptr<::c10d::Store> store, const std::string& key,
+                    std::chrono::duration<double> limit) {
+  struct Answer {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool came = false;
+    std::string error;
+  };
+  const auto answer = std::make_shared<Answer>();
+  std::thread([answer, store = std::move(store), key, limit] {
+    std::string error;
+    try {
+      const auto client = client_of(store);
+      client->set(key, std::vector<std::uint8_t>{});
+      client->wait({key}, std::chrono::ceil<std::chrono::milliseconds>(limit));
+    } catch (const std::exception& raised) {
+      error = raised.what();
+    }
+    const std::lock_guard lock(answer->mutex);
+    answer->came = true;
+    answer->error = std::move(error);
+    answer->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(answer->mutex);
+  if (!answer->changed.wait_for(lock, limit, [&] { return answer->came; })) {
+    leave_threads_behind();
+    std::ostringstream text;
+    text << "no answer within " << limit.count() << " s";
+    throw std::runtime_error(text.str());
+  }
+  if (!answer->error.empty()) throw std::runtime_error(answer->error);
+}
 
 std::string store_server(int store_host) {
   if (store_host < 0) return "the agent that serves it";

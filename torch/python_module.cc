@@ -29,6 +29,7 @@
 #include "thinwire/version.h"
 #include "torch/c10d_communicator.h"
 #include "torch/c10d_compat.h"
+#include "torch/c10d_store.h"
 #include "torch/ddp_engine.h"
 #include "torch/kept_groups.h"
 #include "torch/loopback_listener.h"
@@ -358,6 +359,13 @@ std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector
   return missing;
 }
 
+/// See require_answer in c10d_store.h.
+void require_store_answer(const py::handle& store, const std::string& key, double seconds) {
+  auto held = share<::c10d::Store>(store);
+  const py::gil_scoped_release release;
+  require_answer(std::move(held), key, std::chrono::duration<double>(seconds));
+}
+
 std::vector<std::string> simd_targets() {
   std::vector<std::string> names;
   for (std::int64_t remaining = hwy::SupportedTargets(); remaining != 0; remaining &= remaining - 1) {
@@ -468,6 +476,7 @@ void add_start(py::module& module) {
   module.def("restrict_to_loopback", &restrict_to_loopback);
   module.def("srun_variables", [] { return srun_variables(process_variable); });
   module.def("missing_keys", &missing_keys);
+  module.def("require_store_answer", &require_store_answer);
   module.def("open_tcp_sockets", &open_tcp_sockets);
   module.def("tcp_sockets_since", &tcp_sockets_since);
 }

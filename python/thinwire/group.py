@@ -41,7 +41,8 @@ def _brief(error: BaseException) -> str:
 
 def _store_client(store: dist.Store, timeout: datetime.timedelta) -> dist.Store:
     """A client of the same store with a connection of its own:
-    another user's wait on it does not block ours."""
+    another user's wait on it does not block ours. Ends where the store's host does not answer in time."""
+    _C.require_store_answer(store, f"thinwire/hello/{dist.get_rank()}", timeout.total_seconds())
     if hasattr(store, "clone"):
         clone: dist.Store = store.clone()
         clone.set_timeout(timeout)
@@ -276,7 +277,8 @@ def tell_of_error(error: BaseException) -> None:
     text = (f"rank {rank} has ended before it called register, by an error of its own: "
             f"{type(error).__name__}: {what}")
     with contextlib.suppress(*_STORE_ERRORS):  # whoever looks finds the store gone
-        client = _store_client(distributed_c10d._get_default_store(), _COURTESY)
+        store = distributed_c10d._get_default_store()
+        client = _store_client(store, _COURTESY)
         keys = _Keys(client, _next_prefix(_name_of(range(size))))
         if rank > 0:
             keys.set(str(rank), json.dumps({"ended": text}))
@@ -323,9 +325,12 @@ class PrivateGroups:
         with _in_words("reach"):
             # A wait that was given up may be answered later, and its client takes that for the next answer.
             # So one client waits, and another asks without waiting.
-            waiting = _store_client(self._default_store, self._deadline)
-            client = _store_client(self._default_store, self._deadline)
-            self._limit_answers(client, max(self._deadline / 4, _COURTESY))
+            patience = max(self._deadline / 4, _COURTESY)
+            waiting = _store_client(self._default_store, patience)
+            waiting.set_timeout(self._deadline)
+            client = _store_client(self._default_store, patience)
+            client.set_timeout(self._deadline)
+            self._limit_answers(client, patience)
         token = self._agree_on_token(ranks, waiting, client, choices, signature)
         with _in_words("reach"):
             self._limit_answers(client, self._deadline)

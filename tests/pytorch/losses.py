@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 
@@ -81,6 +82,20 @@ def error_before_register(which):
         raise ArithmeticError("given up")
     words = [f"rank {which} has ended before it called register", "ArithmeticError: given up"]
     require_error(RuntimeError, words, lambda: thinwire.register(model, "dense", deadline_seconds=36000.0))
+
+
+def host_frozen_before_register():
+    """Rank 0, whose process serves the store: the others end at the deadline, and say whose it is."""
+    model = wrap(Net)
+    if RANK == 0:
+        os.kill(os.getpid(), HOW["frozen"])
+    time.sleep(1)  # until it is
+    try:
+        thinwire.register(model, "casq", deadline_seconds=4.0)
+    except RuntimeError as error:
+        print(f"survivor {RANK}: {error}", flush=True)
+        sys.exit(0)
+    raise AssertionError("a frozen host went unnoticed")
 
 
 class WithStatistics(Net):

@@ -10,7 +10,7 @@ from thinwire.launch import environments, free_port
 
 group, ranks = sys.argv[1], int(sys.argv[2])
 victim = {"killed": 1, "frozen": 1, "host_killed": 0, "host_frozen": 0}.get(
-    re.sub("_(with|in)_.*", "", group))
+    re.sub("_(with|in|before)_.*", "", group))
 # The others must end before the limit, and well.
 raising = {"error_between_steps": 2, "host_error_between_steps": 0, "host_error_in_forward": 0,
            "error_before_register": 1, "host_error_before_register": 0}.get(

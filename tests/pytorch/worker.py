@@ -22,7 +22,7 @@ from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
 from loss_scale import LOSS_SCALE
 from losses import (dies, dies_in_forward, dies_within_a_message, error_before_register, error_between_steps,
-                    host_leaves_early, one_closes_after_an_error)
+                    host_frozen_before_register, host_leaves_early, one_closes_after_an_error)
 from misuse import MISUSE, numbers_in_a_subgroup, replicas_that_differ, subgroups
 from on_device import DEVICE, device_equals_host, device_rows
 from scattered import SCATTERED
@@ -76,6 +76,7 @@ GROUPS = {
     "host_error_between_steps": [lambda: error_between_steps(0)],
     "error_before_register": [lambda: error_before_register(1)],
     "host_error_before_register": [lambda: error_before_register(0)],
+    "host_frozen_before_register": [host_frozen_before_register],
     "frozen": [lambda: dies("frozen", 1)],
     "killed_in_a_message": [lambda: dies_within_a_message("killed", 1, "half", 600.0, 1_500_000)],
     # In the last of a sum's 96 segments of 1 MiB.
