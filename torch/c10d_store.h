@@ -16,9 +16,10 @@ namespace thinwire {
 /// "rank 0, whose process serves it,", or the agent where no rank does (-1).
 std::string store_server(int store_host);
 
-/// Returns once the process that serves the store has answered a new client, which sets this key. Throws
-/// std::runtime_error where that takes longer than `limit` or fails. A new client of c10d's waits for its first
-/// answer without a limit. So a thread asks, which is left behind where no answer comes.
+/// Returns once the process that serves the store has answered a new client, which sets this key.
+/// Throws std::runtime_error where that fails or takes longer than `limit`.
+/// A new client of c10d's waits for its first answer without a limit. So a thread asks, which is left behind
+/// where no answer comes.
 void require_answer(c10::intrusive_ptr<::c10d::Store> store, const std::string& key,
                     std::chrono::duration<double> limit);
 

@@ -57,7 +57,8 @@ for rank in sorted(range(ranks), key=lambda one: one == victim):
         print(output, end="")
 words = []  # of every survivor
 if victim is not None:
-    words = [f"rank {victim} is gone or silent"]
+    its = ", whose process serves it," if group == "host_frozen_before_register" else ""
+    words = [f"rank {victim}{its} is gone or silent"]
 elif raw:
     words = [f"rank {raising} has failed", "ArithmeticError: given up"]
 if words:
