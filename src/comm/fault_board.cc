@@ -501,7 +501,7 @@ void FaultBoard::stay_for_those_who_ask(Seconds grace, Seconds deadline) {
 void FaultBoard::leave_alone() {
   post([shared = shared_] {
     try {
-      shared->set(shared->key("left/", shared->options.rank), "1");
+      shared->set(shared->key("left/", shared->options.rank), Inquiry::kWithinStep);
     } catch (const std::exception&) {
       // Ranks that look find the store gone.
     }

@@ -170,7 +170,8 @@ class FaultBoard {
   /// others' inquiries, see report().
   void stay_for_those_who_ask(Seconds grace, Seconds deadline);
 
-  /// This rank leaves in good order, and waits for nobody. Others that miss it later find that it has left.
+  /// This rank leaves before its step is over, and waits for nobody.
+  /// Its script has caught the error that ended the step. Others that miss it later find that it has left.
   /// Returns at once.
   void leave_alone();
 

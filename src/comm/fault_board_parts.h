@@ -150,6 +150,10 @@ struct FaultBoard::Inquiry {
   /// What all other ranks say at this moment; nothing in large worlds, where each rank would ask for all.
   static std::map<int, std::string> notes_of_all(Shared& shared);
   static std::vector<int> silent_since(Shared& shared, const std::map<int, std::string>& before);
+  /// The value of a rank's "left/" where it has closed before its step was over.
+  static constexpr const char* kWithinStep = "within a step";
+  /// Of ranks all of which have left.
+  static std::string why_left(Shared& shared, const std::vector<int>& ranks);
   static std::vector<int> without_left(Shared& shared, const std::vector<int>& ranks);
   static void stay_as_host(Shared& shared, const std::vector<int>& culprits, Seconds grace, Seconds most);
   static void stay_for_those_who_ask(Shared& shared, Seconds grace, Seconds deadline);

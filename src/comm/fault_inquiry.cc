@@ -20,7 +20,7 @@ constexpr double kExtensions = 1.5;
 /// In a world of so many ranks each may ask for all others.
 constexpr int kFew = 64;
 
-/// In front of the ranks of a verdict: their processes live.
+/// In front of the ranks of a verdict whose processes live; the reason follows behind kReason.
 constexpr char kAlive = '+';
 /// In front of a reason that blames nobody.
 constexpr char kNobody = '=';
@@ -37,6 +37,9 @@ constexpr const char* kAway =
 
 constexpr const char* kLeft =
     "it has left: its handle is closed, or its script has ended; let all ranks make the same number of steps";
+
+constexpr const char* kLeftWithinStep =
+    "its handle was closed before its step was over: an error has ended that, and its own output says which";
 
 std::string printable(std::string reason) {
   reason.resize(std::min(reason.size(), kLongestReason));
@@ -56,14 +59,16 @@ Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& op
             .failed = true};
   }
   const bool alive = known.starts_with(kAlive);
-  const std::vector<int> culprits = parse_ranks(alive ? known.substr(1) : known, options.size);
+  const std::size_t reason_at = std::min(alive ? known.find(kReason) : known.size(), known.size());
+  const std::vector<int> culprits =
+      parse_ranks(known.substr(alive ? 1 : 0, reason_at - (alive ? 1 : 0)), options.size);
   const bool me = std::ranges::find(culprits, options.rank) != culprits.end();
   std::string reason = "other ranks await it too and have heard nothing";
   if (me) {
     reason = "the others gave up on this rank: it was awaited and silent for too long";
     if (alive) reason = "the others gave up on this rank: it was awaited and did not come in time";
   } else if (alive) {
-    reason = kAway;
+    reason = reason_at < known.size() ? printable(known.substr(reason_at + 1)) : kAway;
   }
   return {culprits, reason, alive};
 }
@@ -71,7 +76,8 @@ Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& op
 std::string FaultBoard::Inquiry::encode(const Verdict& verdict) {
   if (verdict.culprits.empty()) return kNobody + verdict.reason;
   if (verdict.failed) return kFailed + join_ranks(verdict.culprits, ",") + kReason + verdict.reason;
-  return (verdict.alive ? std::string(1, kAlive) : "") + join_ranks(verdict.culprits, ",");
+  if (verdict.alive) return kAlive + join_ranks(verdict.culprits, ",") + kReason + verdict.reason;
+  return join_ranks(verdict.culprits, ",");
 }
 
 /// Another rank may conclude at this moment, and otherwise: the first one's word stands.
@@ -126,6 +132,12 @@ std::vector<int> FaultBoard::Inquiry::without_left(Shared& shared, const std::ve
   return others;
 }
 
+std::string FaultBoard::Inquiry::why_left(Shared& shared, const std::vector<int>& ranks) {
+  const bool within_step = std::ranges::any_of(
+      ranks, [&](int rank) { return shared.get(shared.key("left/", rank)) == std::string(kWithinStep); });
+  return within_step ? kLeftWithinStep : kLeft;
+}
+
 Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited, Seconds grace,
                                  bool blames_left) {
   const Options& options = shared.options;
@@ -165,7 +177,9 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
   if (const auto lost = without_left(shared, ends.silent); !lost.empty()) {
     return conclude(shared, {lost, "it said nothing for another " + seconds_text(grace)});
   }
-  if (!ends.silent.empty()) return blames_left ? conclude(shared, {ends.silent, kLeft, true}) : Verdict{};
+  if (!ends.silent.empty()) {
+    return blames_left ? conclude(shared, {ends.silent, why_left(shared, ends.silent), true}) : Verdict{};
+  }
   if (ends.busy.empty()) {
     return {{},
             "every awaited rank is alive and waits itself: do all ranks make the same calls with the same "

@@ -50,6 +50,23 @@ TEST(FaultInquiry, OneThatHasLeftIsBlamedWhereNobodyElseIsSilent) {
   EXPECT_NE(verdict.reason.find("it has left"), std::string::npos) << verdict.reason;
 }
 
+TEST(FaultInquiry, WhoAdoptsTheVerdictKnowsTooThatTheRankHasLeft) {
+  for (const bool within_step : {false, true}) {
+    World world(4, /*store_host=*/-1);
+    if (within_step) world.boards[1]->leave_alone();
+    if (!within_step) world.boards[1]->leave(Seconds(0));
+    ASSERT_TRUE(eventually([&] { return world.store->get("thinwire/fault/left/1").has_value(); }));
+    world.is_dead(1);
+    const std::string why = within_step ? "before its step was over" : "it has left";
+    for (const int rank : {0, 2}) {  // the second adopts
+      const Verdict verdict = world.fails(rank, {1}).get();
+      EXPECT_EQ(verdict.culprits, Ranks{1}) << rank;
+      EXPECT_TRUE(verdict.alive) << rank;
+      EXPECT_NE(verdict.reason.find(why), std::string::npos) << rank << ": " << verdict.reason;
+    }
+  }
+}
+
 TEST(FaultInquiry, OneThatHasLeftIsNotBlamedBesideASilentOne) {
   World world(3, /*store_host=*/-1);
   world.boards[1]->leave(Seconds(0));
