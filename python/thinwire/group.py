@@ -28,6 +28,9 @@ _GROUP_TIMEOUT = datetime.timedelta(hours=24)
 # Longer than a rank takes to write what it has concluded, shorter than anybody would mind.
 _COURTESY = datetime.timedelta(seconds=5)
 
+# A host that computes more than it has cores for answers late, and is not gone.
+_SLOW_HOST = datetime.timedelta(seconds=10)
+
 # What c10d raises when its store does not answer: in some versions, and for some calls,
 # Python's TimeoutError.
 _STORE_ERRORS = (RuntimeError, OSError)
@@ -325,7 +328,7 @@ class PrivateGroups:
         with _in_words("reach"):
             # A wait that was given up may be answered later, and its client takes that for the next answer.
             # So one client waits, and another asks without waiting.
-            patience = max(self._deadline / 4, _COURTESY)
+            patience = max(self._deadline / 4, _SLOW_HOST)
             waiting = _store_client(self._default_store, patience)
             waiting.set_timeout(self._deadline)
             client = _store_client(self._default_store, patience)
