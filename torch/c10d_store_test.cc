@@ -5,8 +5,11 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <chrono>
+#include <future>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace thinwire {
 namespace {
@@ -59,6 +62,33 @@ TEST(C10dFaultStore, AStoreThatRefusesARequestIsAskedAgain) {
       said,
       "the rendezvous store does not answer: the agent that serves it is gone or silent (not a number)");
   EXPECT_EQ(asked, 2);
+}
+
+/// Answers nothing while its process is frozen.
+class SilentStore final : public ::c10d::HashStore {
+ public:
+  void set(const std::string&, const std::vector<std::uint8_t>&) override { thawed_.get_future().wait(); }
+  void thaw() { thawed_.set_value(); }
+
+ private:
+  std::promise<void> thawed_;
+};
+
+TEST(RequireAnswer, AStoreThatAnswersHoldsNobody) {
+  const auto store = c10::make_intrusive<::c10d::HashStore>();
+  require_answer(store, "hello", std::chrono::seconds(600));
+  EXPECT_TRUE(store->check({"hello"}));
+}
+
+TEST(RequireAnswer, AStoreThatDoesNotAnswerIsAnErrorAtTheLimit) {
+  const auto store = c10::make_intrusive<SilentStore>();
+  try {
+    require_answer(store, "hello", std::chrono::milliseconds(200));
+    ADD_FAILURE() << "returned";
+  } catch (const std::runtime_error& error) {
+    EXPECT_EQ(std::string(error.what()), "no answer within 0.2 s");
+  }
+  store->thaw();
 }
 
 }  // namespace
