@@ -14,12 +14,13 @@ def tell_of_error() -> None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     try:
-        from thinwire import group, parting
+        from thinwire import agreement, parting
     except ImportError:  # an extension that does not load has nobody who waits for it
         return
     error = parting.error_of_process()
-    if error is not None:
-        group.tell_of_error(error)
+    is_store_silent = 0 in parting.silent and not agreement.served_by_agent()
+    if error is not None and not is_store_silent:
+        agreement.tell_of_error(error)
 
 
 def watch() -> None:

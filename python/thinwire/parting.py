@@ -19,6 +19,9 @@ _SPARE_TAG = 2**31 - 2  # of a message that nobody sends
 
 _watched: List[int] = []  # this process's number, once it is
 
+#: Ranks of the job that this process, which ends by it, has found gone or silent.
+silent: Set[int] = set()
+
 
 def watch_child(close: Callable[[], object]) -> None:
     """Has ``close`` called at the end of a child of multiprocessing, which knows nothing of atexit."""
@@ -59,6 +62,9 @@ def tell(error: BaseException, parts: Sequence[Part]) -> None:
         # This process stays for a while, and others would wait for what it does not send any more.
         close_connections()
         found = _find_lost(parts, text)
+    if found is not None:
+        culprits, _, alive, failed = found
+        silent.update(() if alive or failed else culprits)
     for part in parts:
         part.engine.tell_end()
         if found is not None:

@@ -49,7 +49,8 @@ struct Communicator::CallRecord {
   }
 
   std::string text() const {
-    return "bucket " + std::to_string(bucket) + " of step " + std::to_string(step) + " ('" +
+    if (begins()) return "compares configurations, as at its start, after set() and after a loaded state";
+    return "synchronizes bucket " + std::to_string(bucket) + " of step " + std::to_string(step) + " ('" +
            printable(first_name) + "', " + printable(kind) + ", " + std::to_string(elements) + " elements)";
   }
 
@@ -215,14 +216,14 @@ void Communicator::refuse_calls(const CallRecord& mine) {
     if (same_kind && all[rank].step != all[usual].step) {
       hint = ". Ranks that resume load states of the same step, all of them";
     } else if (!same_kind && (all[rank].begins() || all[usual].begins())) {
-      hint = ". Where the system is set anew, all ranks set it before the same step";
+      hint = ". Where the system is set anew or a state is loaded, all ranks do so before the same step";
     }
     const bool named_alike = all[rank].text() == all[usual].text();
     others += (others.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + all[rank].text() +
               (named_alike ? " with other parameters" : "");
   }
   fail(culprit, "ranks do not synchronize the same: " + others + ", where rank " + std::to_string(usual) +
-                    " synchronizes " + all[usual].text() +
+                    " " + all[usual].text() +
                     "; every rank must synchronize the same buckets in the same order, nothing was added up" +
                     hint);
 }

@@ -193,29 +193,30 @@ INSTANTIATE_TEST_SUITE_P(Systems, Binding, ::testing::ValuesIn(in_brief(kContrac
 TEST(Refusal, ARankThatRefusesAloneAndGoesOnIsNamedAtOnce) {
   for (const std::string spec : {"sketched_sgd:k=20", "marsit:full_every=0:eta_s=theorem:horizon=100"}) {
     std::atomic<int> told{0};
-    EXPECT_THROW(run_in_process(3,
-                                [&](Communicator& communicator) {
-                                  Session session(spec, communicator);
-                                  session.add_bucket({{"w", 300}});
-                                  session.start();
-                                  std::vector<float> gradient(300, 1.0f);
-                                  if (communicator.rank() == 1) {
-                                    session.set_learning_rate(0);
-                                    EXPECT_THROW(session.synchronize(0, gradient), std::invalid_argument);
-                                    session.set_learning_rate(1);
-                                    session.next_step();
-                                  }
-                                  try {
-                                    session.synchronize(0, gradient);
-                                  } catch (const CommError& error) {
-                                    if (std::string(error.what()).find("rank 1 bucket 0 of step 1") !=
-                                        std::string::npos) {
-                                      ++told;
-                                    }
-                                    throw;
-                                  }
-                                }),
-                 CommError);
+    EXPECT_THROW(
+        run_in_process(3,
+                       [&](Communicator& communicator) {
+                         Session session(spec, communicator);
+                         session.add_bucket({{"w", 300}});
+                         session.start();
+                         std::vector<float> gradient(300, 1.0f);
+                         if (communicator.rank() == 1) {
+                           session.set_learning_rate(0);
+                           EXPECT_THROW(session.synchronize(0, gradient), std::invalid_argument);
+                           session.set_learning_rate(1);
+                           session.next_step();
+                         }
+                         try {
+                           session.synchronize(0, gradient);
+                         } catch (const CommError& error) {
+                           if (std::string(error.what()).find("rank 1 synchronizes bucket 0 of step 1") !=
+                               std::string::npos) {
+                             ++told;
+                           }
+                           throw;
+                         }
+                       }),
+        CommError);
     EXPECT_EQ(told.load(), 3) << spec;
   }
 }

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Set
 
 import network
 import trainer
-from plan import ON_LINKS, PATIENT_DEADLINE, STEPS, Plan
+from plan import ON_LINKS, STEPS, Plan
 
 #: Seconds: beyond the deadline a hang; until all are connected; for a job that must go on by itself.
 HANG, CONNECT, GO_ON = 10.0, 90.0, 60.0
@@ -233,8 +233,6 @@ class Job:
         if not self.phase.struck:
             return begin + CONNECT + (GO_ON if self.ready == self.world else 0.0)
         patience = self.plan.hold + self.plan.deadline + HANG
-        if self.plan.deadline >= PATIENT_DEADLINE:
-            patience += HANG  # rank 0, which serves the store, was seen to stay for so long (docs/faults.md)
         if not self.goes_on():
             return self.fault_at + patience
         # Where a rank has failed all the same, the others have to end as after any fault.

@@ -13,6 +13,7 @@ import tempfile
 import time
 import types
 import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import _C, group, shards
+from thinwire import _C, agreement, at_end, group, parting, shards
 from thinwire.handle import _live
 from thinwire.hook import hook
 from adam import Scale
@@ -139,6 +140,34 @@ def a_group_without_the_cpu():
                                             _C.longest_deadline_seconds)
 
 
+def ranks_that_ended_do_not_wait():
+    """Rank 0, which an error ends, stays for those that wait in register, not for those that ended too."""
+    keys = agreement.Keys(dist.HashStore(), "next")
+    assert not agreement._some_wait(keys, 3)
+    keys.set("1", json.dumps({"ended": "rank 1 has ended before it called register"}))
+    assert not agreement._some_wait(keys, 3)
+    keys.set("2", json.dumps({"job": "", "model": "2 parameters"}))
+    assert agreement._some_wait(keys, 3)
+
+
+def a_store_found_silent_is_not_asked_at_the_end():
+    engine = types.SimpleNamespace(verdict=lambda: ([0], "it said nothing", False, False),
+                                   tell_end=lambda: None, end_with=lambda verdict: None)
+    told = []
+    with mock.patch.object(agreement, "tell_of_error", told.append), \
+            mock.patch.object(parting, "error_of_process", lambda: error), \
+            mock.patch.object(parting, "silent", set()):
+        error = RuntimeError("an error before register")
+        at_end.tell_of_error()
+        assert told == [error]
+        parting.tell(error, [parting.Part(engine, [1, 2])])  # rank 0 of the model's group, 1 of the job
+        at_end.tell_of_error()
+        assert told == [error, error]
+        parting.tell(error, [parting.Part(engine, [0, 1, 2])])
+        at_end.tell_of_error()
+        assert told == [error, error]
+
+
 def a_step_limit_that_ends_on_one_rank():
     """The others hear why."""
     model = wrap(Net)
@@ -175,19 +204,19 @@ def ranks_of_another_build():
     words = ["rank 1 runs another build of Thinwire than rank 0"]
     for written in ("[1", "[1]", '{"job": ""}'):
         if RANK == 1:
-            group.json = types.SimpleNamespace(loads=json.loads, dumps=lambda said: written)
+            agreement.json = types.SimpleNamespace(loads=json.loads, dumps=lambda said: written)
         try:
             require_error(ValueError, words, lambda: register(wrap(Net)))
         finally:
-            group.json = json
+            agreement.json = json
         if RANK == 0:
-            group.json = types.SimpleNamespace(
+            agreement.json = types.SimpleNamespace(
                 loads=json.loads, dumps=lambda said: written if "token" in said else json.dumps(said))
         try:
             require_error(RuntimeError, ["ranks have concluded", repr(written), "the same version"],
                           lambda: register(wrap(Net)))
         finally:
-            group.json = json
+            agreement.json = json
 
 
 def numbers_in_a_subgroup():
@@ -237,12 +266,12 @@ def models_in_another_order():
 def a_restart_that_finds_the_store_of_before():
     """What ranks see that a launcher has started again, with the store of the start before."""
     register(wrap(Net))
-    counted = dict(group._opened)
-    group._opened.clear()
+    counted = dict(agreement._opened)
+    agreement._opened.clear()
     words = [f"rank {RANK} finds in the rendezvous store what it wrote before",
              "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
     require_error(RuntimeError, words, lambda: register(wrap(Net)))
-    group._opened.update(counted)
+    agreement._opened.update(counted)
     again = wrap(Net)
     register(again)
     train(again, 1)
@@ -486,7 +515,9 @@ def a_system_that_one_rank_sets():
     train(model, 2)
     if RANK == 0:
         handle.set("half")
-    require_error(RuntimeError, ["do not synchronize the same", "all ranks set it before the same step"],
+    require_error(RuntimeError, ["do not synchronize the same",
+                                 "rank 0 compares configurations, as at its start, after set()",
+                                 "all ranks do so before the same step"],
                   lambda: train(model, 1, first=2))
     # Ranks that hear of it before they have compared by themselves read the same, and of no silence.
     _, reason, _, failed = handle._engine.verdict()
@@ -499,6 +530,8 @@ MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
           models_in_another_order,
           a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
           a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
-          a_group_without_the_cpu, what_register_leaves_behind, a_state_that_one_rank_gathers_alone,
-          a_step_limit_that_ends_on_one_rank, ranks_that_differ, ranks_of_another_build,
+          a_group_without_the_cpu, ranks_that_ended_do_not_wait,
+          a_store_found_silent_is_not_asked_at_the_end, what_register_leaves_behind,
+          a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ,
+          ranks_of_another_build,
           a_rank_that_does_not_register, fully_shard_under_an_older_torch]

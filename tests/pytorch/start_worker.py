@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
-from thinwire import _C, group
+from thinwire import _C, agreement, group
 
 DEADLINE = 4.0
 place, victim = sys.argv[1], int(sys.argv[2])
@@ -25,7 +25,7 @@ def end_here():
         return end_beside()
     if place.endswith("before_the_keys") and victim == 0:
         # Torch 1.13 aborts a process that opens a client of a store whose server ends at this moment.
-        store = group._store_client(dist.distributed_c10d._get_default_store(),
+        store = agreement.store_client(dist.distributed_c10d._get_default_store(),
                                     datetime.timedelta(seconds=60))
         store.wait([f"thinwire/0,1,2/1/{other}" for other in range(1, dist.get_world_size())])
     os.kill(os.getpid(), signal.SIGSTOP if place.startswith("frozen") else signal.SIGKILL)
