@@ -53,26 +53,32 @@ c10::intrusive_ptr<Store> client_of(const c10::intrusive_ptr<Store>& store) {
 
 }  // namespace
 
-void require_answer(c10::intrusive_ptr<::c10d::Store> store, const std::string& key,
-                    std::chrono::duration<double> limit) {
+c10::intrusive_ptr<::c10d::Store> answered_client(c10::intrusive_ptr<::c10d::Store> store,
+                                                  const std::string& key,
+                                                  std::chrono::duration<double> limit) {
   struct Answer {
     std::mutex mutex;
     std::condition_variable changed;
     bool came = false;
+    c10::intrusive_ptr<::c10d::Store> client;
     std::string error;
   };
   const auto answer = std::make_shared<Answer>();
   std::thread([answer, store = std::move(store), key, limit] {
+    c10::intrusive_ptr<::c10d::Store> client;
     std::string error;
     try {
-      const auto client = client_of(store);
+      const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(limit);
+      client = client_of(store);
+      client->setTimeout(timeout);
       client->set(key, std::vector<std::uint8_t>{});
-      client->wait({key}, std::chrono::ceil<std::chrono::milliseconds>(limit));
+      client->wait({key}, timeout);
     } catch (const std::exception& raised) {
       error = raised.what();
     }
     const std::lock_guard lock(answer->mutex);
     answer->came = true;
+    answer->client = std::move(client);
     answer->error = std::move(error);
     answer->changed.notify_all();
   }).detach();
@@ -84,6 +90,7 @@ void require_answer(c10::intrusive_ptr<::c10d::Store> store, const std::string& 
     throw std::runtime_error(text.str());
   }
   if (!answer->error.empty()) throw std::runtime_error(answer->error);
+  return std::move(answer->client);
 }
 
 std::string store_server(int store_host) {

@@ -16,12 +16,14 @@ namespace thinwire {
 /// "rank 0, whose process serves it,", or the agent where no rank does (-1).
 std::string store_server(int store_host);
 
-/// Returns once the process that serves the store has answered a new client, which sets this key.
-/// Throws std::runtime_error where that fails or takes longer than `limit`.
+/// A client of the same store with a connection of its own where it has connections, once it has set this key
+/// and been answered; else the store itself. `limit` is the client's own limit, too.
+/// Throws std::runtime_error where that fails or takes longer.
 /// A new client of c10d's waits for its first answer without a limit. So a thread asks, which is left behind
 /// where no answer comes.
-void require_answer(c10::intrusive_ptr<::c10d::Store> store, const std::string& key,
-                    std::chrono::duration<double> limit);
+c10::intrusive_ptr<::c10d::Store> answered_client(c10::intrusive_ptr<::c10d::Store> store,
+                                                  const std::string& key,
+                                                  std::chrono::duration<double> limit);
 
 class C10dFaultStore final : public FaultBoard::Store {
  public:

@@ -74,16 +74,18 @@ class SilentStore final : public ::c10d::HashStore {
   std::promise<void> thawed_;
 };
 
-TEST(RequireAnswer, AStoreThatAnswersHoldsNobody) {
+TEST(AnsweredClient, AStoreThatAnswersHoldsNobody) {
   const auto store = c10::make_intrusive<::c10d::HashStore>();
-  require_answer(store, "hello", std::chrono::seconds(600));
-  EXPECT_TRUE(store->check({"hello"}));
+  const auto client = answered_client(store, "hello", std::chrono::seconds(600));
+  EXPECT_TRUE(client->check({"hello"}));
+  client->set("key", std::vector<std::uint8_t>{7});
+  EXPECT_EQ(store->get("key"), std::vector<std::uint8_t>{7});
 }
 
-TEST(RequireAnswer, AStoreThatDoesNotAnswerIsAnErrorAtTheLimit) {
+TEST(AnsweredClient, AStoreThatDoesNotAnswerIsAnErrorAtTheLimit) {
   const auto store = c10::make_intrusive<SilentStore>();
   try {
-    require_answer(store, "hello", std::chrono::milliseconds(200));
+    answered_client(store, "hello", std::chrono::milliseconds(200));
     ADD_FAILURE() << "returned";
   } catch (const std::runtime_error& error) {
     EXPECT_EQ(std::string(error.what()), "no answer within 0.2 s");

@@ -359,11 +359,18 @@ std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector
   return missing;
 }
 
-/// See require_answer in c10d_store.h.
-void require_store_answer(const py::handle& store, const std::string& key, double seconds) {
+/// See answered_client in c10d_store.h.
+py::object store_client(const py::handle& store, const std::string& key, double seconds) {
   auto held = share<::c10d::Store>(store);
-  const py::gil_scoped_release release;
-  require_answer(std::move(held), key, std::chrono::duration<double>(seconds));
+  c10::intrusive_ptr<::c10d::Store> client;
+  {
+    const py::gil_scoped_release release;
+    client = answered_client(std::move(held), key, std::chrono::duration<double>(seconds));
+  }
+  // By its address. Holders of newer versions of torch add a reference of their own, older ones take ours.
+  py::object result = py::cast(client.get(), py::return_value_policy::take_ownership);
+  if (client.use_count() == 1) static_cast<void>(client.release());
+  return result;
 }
 
 std::vector<std::string> simd_targets() {
@@ -476,7 +483,7 @@ void add_start(py::module& module) {
   module.def("restrict_to_loopback", &restrict_to_loopback);
   module.def("srun_variables", [] { return srun_variables(process_variable); });
   module.def("missing_keys", &missing_keys);
-  module.def("require_store_answer", &require_store_answer);
+  module.def("store_client", &store_client);
   module.def("open_tcp_sockets", &open_tcp_sockets);
   module.def("tcp_sockets_since", &tcp_sockets_since);
 }

@@ -36,19 +36,10 @@ def brief(error: BaseException) -> str:
 
 
 def store_client(store: dist.Store, timeout: datetime.timedelta) -> dist.Store:
-    """A client of the same store with a connection of its own:
-    another user's wait on it does not block ours. Ends where the store's host does not answer in time."""
-    _C.require_store_answer(store, f"thinwire/hello/{dist.get_rank()}", timeout.total_seconds())
-    if hasattr(store, "clone"):
-        clone: dist.Store = store.clone()
-        clone.set_timeout(timeout)
-        return clone
-    base = store
-    while isinstance(base, dist.PrefixStore):
-        base = base.underlying_store
-    if isinstance(base, dist.TCPStore):
-        return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return store
+    """A client of the same store with a connection of its own, which has been answered:
+    another user's wait on it does not block ours. Raises RuntimeError where the store's host does not answer
+    within ``timeout``, which is the client's own limit, too."""
+    return _C.store_client(store, f"thinwire/hello/{dist.get_rank()}", timeout.total_seconds())
 
 
 def served_by_agent() -> bool:

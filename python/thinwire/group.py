@@ -137,7 +137,6 @@ class PrivateGroups:
             waiting.set_timeout(self._deadline)
             client = store_client(self._default_store, patience)
             client.set_timeout(self._deadline)
-            self._limit_answers(client, patience)
         token = self._agree_on_token(ranks, waiting, client, choices, signature)
         with in_words("reach"):
             self._limit_answers(client, self._deadline)
