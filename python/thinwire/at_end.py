@@ -5,13 +5,18 @@ Loads nothing by itself: what it needs is there where there is something to tell
 import atexit
 import multiprocessing
 import multiprocessing.util
+import os
 import sys
+from typing import List
 
+_told: List[int] = []  # this process's number, once it has
 
 def tell_of_error() -> None:
     """Ranks that wait in ``register`` for this one, which an exception ends before, hear of it at once."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if _told == [os.getpid()]:
         return
     try:
         from thinwire import agreement, parting
@@ -20,6 +25,7 @@ def tell_of_error() -> None:
     error = parting.error_of_process()
     is_store_silent = 0 in parting.silent and not agreement.served_by_agent()
     if error is not None and not is_store_silent:
+        _told[:] = [os.getpid()]
         agreement.tell_of_error(error)
 
 

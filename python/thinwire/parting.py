@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from thinwire import at_end
 from thinwire.extension import _C
 
 _SPARE_TAG = 2**31 - 2  # of a message that nobody sends
@@ -65,6 +66,10 @@ def tell(error: BaseException, parts: Sequence[Part]) -> None:
     if found is not None:
         culprits, _, alive, failed = found
         silent.update(() if alive or failed else culprits)
+    if dist.is_initialized() and dist.get_rank() > 0:
+        # Before rank 0 hears of it and ends: torch 1.13 aborts a process that closes a client of the store
+        # at the moment when the process ends that serves it.
+        at_end.tell_of_error()
     for part in parts:
         part.engine.tell_end()
         if found is not None:

@@ -47,7 +47,7 @@ for rank in sorted(range(ranks), key=lambda one: one == victim):
         output = process.communicate()[0] + f"\nrank {rank} did not end within {LIMIT_SECONDS} s"
         failed = True
     if rank == raising:
-        failed |= process.returncode == 0 or "ArithmeticError: given up" not in output
+        failed |= process.returncode != 1 or "ArithmeticError: given up" not in output
     elif rank != victim and (process.returncode != 0) != raw:
         print(f"rank {rank} ended with status {process.returncode}")
         failed = True
