@@ -145,6 +145,30 @@ TEST(AcpSgd, OverflowIsToldToEveryRankAndChangesNothing) {
   }
 }
 
+/// Of a step with gradients of `value` and -`value` in one element of ranks 0 and 1, so that sums are small.
+void expect_verdict(const std::string& spec, float value, bool fits) {
+  run_in_process(3, [&](Communicator& communicator) {
+    Runner runner(spec, communicator);
+    runner.rows = {20};
+    std::vector<float> gradient(600);
+    if (communicator.rank() < 2) gradient[77] = communicator.rank() == 0 ? value : -value;
+    std::vector<float> residual(gradient.size());
+    EXPECT_EQ(runner.step(gradient, residual).finite, fits) << spec << ", " << value;
+    const bool kept = communicator.rank() < 2 && fits;
+    EXPECT_EQ(norm(residual) > 0, kept) << spec << ", " << value;
+  });
+}
+
+TEST(LowRank, AResidualThatCouldOverflowStopsAStepAlsoWhereGradientsCancel) {
+  for (const std::string spec : {"power_sgd:rank=2", "power_sgd:rank=2:bits=8", "acp_sgd:rank=2"}) {
+    expect_verdict(spec, 1.6e38f, true);
+    expect_verdict(spec, 1.8e38f, false);
+  }
+  // What a rank's codes say of its own factor times the other factor is subtracted, too.
+  expect_verdict("acp_sgd:rank=2:bits=8", 4e37f, true);
+  expect_verdict("acp_sgd:rank=2:bits=8", 1.8e38f, false);
+}
+
 TEST(AcpSgd, FactorsFollowTheirParametersIntoOtherBuckets) {
   run_in_process(1, [&](Communicator& communicator) {
     // As one bucket of two matrices, and then as two buckets: b's larger factor is the left one at first.
