@@ -38,6 +38,21 @@
 namespace py = pybind11;
 
 namespace thinwire {
+
+/// A store of torch's, which Python holds.
+struct StoreObject : py::object {
+  explicit StoreObject(py::object store) : py::object(std::move(store)) {}
+};
+
+}  // namespace thinwire
+
+/// In docstrings.
+template <>
+struct pybind11::detail::handle_type_name<thinwire::StoreObject> {
+  static constexpr auto name = const_name("Store");
+};
+
+namespace thinwire {
 namespace {
 
 /// A reference of our own to an object that Python holds. By reference, since torch's holders of these
@@ -360,7 +375,7 @@ std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector
 }
 
 /// See answered_client in c10d_store.h.
-py::object store_client(const py::handle& store, const std::string& key, double seconds) {
+StoreObject store_client(const py::handle& store, const std::string& key, double seconds) {
   auto held = share<::c10d::Store>(store);
   c10::intrusive_ptr<::c10d::Store> client;
   {
@@ -368,7 +383,7 @@ py::object store_client(const py::handle& store, const std::string& key, double 
     client = answered_client(std::move(held), key, std::chrono::duration<double>(seconds));
   }
   // By its address. Holders of newer versions of torch add a reference of their own, older ones take ours.
-  py::object result = py::cast(client.get(), py::return_value_policy::take_ownership);
+  StoreObject result{py::cast(client.get(), py::return_value_policy::take_ownership)};
   if (client.use_count() == 1) static_cast<void>(client.release());
   return result;
 }

@@ -151,21 +151,21 @@ def ranks_that_ended_do_not_wait():
 
 
 def a_store_found_silent_is_not_asked_at_the_end():
+    """And where it is asked, once."""
     engine = types.SimpleNamespace(verdict=lambda: ([0], "it said nothing", False, False),
                                    tell_end=lambda: None, end_with=lambda verdict: None)
-    told = []
-    with mock.patch.object(agreement, "tell_of_error", told.append), \
-            mock.patch.object(parting, "error_of_process", lambda: error), \
-            mock.patch.object(parting, "silent", set()):
-        error = RuntimeError("an error before register")
-        at_end.tell_of_error()
-        assert told == [error]
-        parting.tell(error, [parting.Part(engine, [1, 2])])  # rank 0 of the model's group, 1 of the job
-        at_end.tell_of_error()
-        assert told == [error, error]
-        parting.tell(error, [parting.Part(engine, [0, 1, 2])])
-        at_end.tell_of_error()
-        assert told == [error, error]
+    error = RuntimeError("an error before register")
+    for groups, count in (([], 1), ([[1, 2]], 1), ([[0, 1, 2]], 0)):  # rank 0 of the group is that of the job
+        told = []
+        with mock.patch.object(agreement, "tell_of_error", told.append), \
+                mock.patch.object(parting, "error_of_process", lambda: error), \
+                mock.patch.object(parting, "silent", set()), mock.patch.object(at_end, "_told", []):
+            if groups:
+                parting.tell(error, [parting.Part(engine, ranks) for ranks in groups])
+            assert told == [error] * (count if RANK > 0 and groups else 0), (groups, told)
+            for _ in range(2):
+                at_end.tell_of_error()
+            assert told == [error] * count, (groups, told)
 
 
 def a_step_limit_that_ends_on_one_rank():
