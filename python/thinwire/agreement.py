@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from thinwire import parting
 from thinwire.extension import _C
 
 _opened: Dict[str, int] = {}
@@ -69,6 +70,8 @@ def in_words(what: str) -> Iterator[None]:
     try:
         yield
     except STORE_ERRORS as error:
+        if not served_by_agent():
+            parting.silent.add(0)
         server = "the agent that serves it" if served_by_agent() else "rank 0, whose process serves it,"
         raise RuntimeError(f"register could not {what} the rendezvous store: "
                            f"{server} is gone or silent ({brief(error)})") from None

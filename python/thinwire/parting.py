@@ -20,7 +20,7 @@ _SPARE_TAG = 2**31 - 2  # of a message that nobody sends
 
 _watched: List[int] = []  # this process's number, once it is
 
-#: Ranks of the job that this process, which ends by it, has found gone or silent.
+#: Ranks of the job that this process, which ends, asks nothing more: gone, silent, or ending themselves.
 silent: Set[int] = set()
 
 
@@ -66,9 +66,12 @@ def tell(error: BaseException, parts: Sequence[Part]) -> None:
     if found is not None:
         culprits, _, alive, failed = found
         silent.update(() if alive or failed else culprits)
-    if dist.is_initialized() and dist.get_rank() > 0:
-        # Before rank 0 hears of it and ends: torch 1.13 aborts a process that closes a client of the store
-        # at the moment when the process ends that serves it.
+        if dist.is_initialized() and dist.get_rank() > 0 and any(0 in part.ranks for part in parts):
+            # Rank 0 hears the same, tells those in register and ends: torch 1.13 aborts a process whose
+            # client of the store is open at that moment.
+            silent.add(0)
+    if found is None and not is_of_connection and dist.is_initialized() and dist.get_rank() > 0:
+        # Before rank 0 hears of it and ends, for the same reason.
         at_end.tell_of_error()
     for part in parts:
         part.engine.tell_end()

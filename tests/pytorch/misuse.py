@@ -151,21 +151,34 @@ def ranks_that_ended_do_not_wait():
 
 
 def a_store_found_silent_is_not_asked_at_the_end():
-    """And where it is asked, once."""
-    engine = types.SimpleNamespace(verdict=lambda: ([0], "it said nothing", False, False),
-                                   tell_end=lambda: None, end_with=lambda verdict: None)
+    """And where it is asked, once: before the others hear of it, where the error is this process's own."""
     error = RuntimeError("an error before register")
-    for groups, count in (([], 1), ([[1, 2]], 1), ([[0, 1, 2]], 0)):  # rank 0 of the group is that of the job
+    # Whom the engine blames, the ranks of its group, and how often the store is asked. Rank 0 of a group of
+    # ranks 1 and 2 is rank 1 of the job. Where rank 0 of the job hears the same, it alone tells.
+    for culprits, ranks, count in (([], [0, 1, 2], 1), ([0], [1, 2], 1), ([0], [0, 1, 2], 0),
+                                   ([1], [0, 1, 2], 1 - RANK)):
+        engine = types.SimpleNamespace(verdict=lambda: (culprits, "it said nothing", False, False),
+                                       tell_end=lambda: None, end_with=lambda verdict: None,
+                                       fail=lambda text: None)
         told = []
         with mock.patch.object(agreement, "tell_of_error", told.append), \
                 mock.patch.object(parting, "error_of_process", lambda: error), \
                 mock.patch.object(parting, "silent", set()), mock.patch.object(at_end, "_told", []):
-            if groups:
-                parting.tell(error, [parting.Part(engine, ranks) for ranks in groups])
-            assert told == [error] * (count if RANK > 0 and groups else 0), (groups, told)
+            parting.tell(error, [parting.Part(engine, ranks)])
+            assert told == [error] * (1 if RANK > 0 and not culprits else 0), (culprits, told)
             for _ in range(2):
                 at_end.tell_of_error()
-            assert told == [error] * count, (groups, told)
+            assert told == [error] * count, (culprits, told)
+
+
+def a_silent_store_of_register_is_not_asked_at_the_end():
+    with mock.patch.object(parting, "silent", set()):
+        def fails():
+            with agreement.in_words("reach"):
+                raise RuntimeError("no answer within 10 s")
+
+        require_error(RuntimeError, ["rank 0, whose process serves it, is gone or silent"], fails)
+        assert parting.silent == {0}
 
 
 def a_step_limit_that_ends_on_one_rank():
@@ -531,7 +544,8 @@ MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
           a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
           a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
           a_group_without_the_cpu, ranks_that_ended_do_not_wait,
-          a_store_found_silent_is_not_asked_at_the_end, what_register_leaves_behind,
+          a_store_found_silent_is_not_asked_at_the_end,
+          a_silent_store_of_register_is_not_asked_at_the_end, what_register_leaves_behind,
           a_state_that_one_rank_gathers_alone, a_step_limit_that_ends_on_one_rank, ranks_that_differ,
           ranks_of_another_build,
           a_rank_that_does_not_register, fully_shard_under_an_older_torch]
