@@ -374,6 +374,13 @@ std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector
   return missing;
 }
 
+/// Of the board that open_communicator gives the same store.
+void write_first_note(const py::handle& store, int rank) {
+  C10dFaultStore held(share<::c10d::Store>(store), /*store_host=*/-1);
+  const py::gil_scoped_release release;
+  FaultBoard::write_first_note(held, FaultBoard::Options{.rank = rank});
+}
+
 /// See answered_client in c10d_store.h.
 StoreObject store_client(const py::handle& store, const std::string& key, double seconds) {
   auto held = share<::c10d::Store>(store);
@@ -499,6 +506,7 @@ void add_start(py::module& module) {
   module.def("srun_variables", [] { return srun_variables(process_variable); });
   module.def("missing_keys", &missing_keys);
   module.def("store_client", &store_client);
+  module.def("write_first_note", &write_first_note);
   module.def("open_tcp_sockets", &open_tcp_sockets);
   module.def("tcp_sockets_since", &tcp_sockets_since);
 }

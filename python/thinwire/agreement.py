@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypedDict,
+from typing import (Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypedDict,
                     TypeVar, Union, cast)
 
 import torch
@@ -21,6 +21,9 @@ from thinwire import parting
 from thinwire.extension import _C
 
 _opened: Dict[str, int] = {}
+
+#: What register has ended with on this rank and ends with on all others: nobody needs to be told of it.
+_concluded: Set[str] = set()
 
 # Longer than a rank takes to write what it has concluded, shorter than anybody would mind.
 _COURTESY = datetime.timedelta(seconds=5)
@@ -71,7 +74,7 @@ def in_words(what: str) -> Iterator[None]:
         yield
     except STORE_ERRORS as error:
         if not served_by_agent():
-            parting.silent.add(0)
+            parting.unasked.add(0)
         server = "the agent that serves it" if served_by_agent() else "rank 0, whose process serves it,"
         raise RuntimeError(f"register could not {what} the rendezvous store: "
                            f"{server} is gone or silent ({brief(error)})") from None
@@ -199,6 +202,8 @@ def tell_of_error(error: BaseException) -> None:
     """For a process that ends by ``error``: ranks that wait in register for this one, over all ranks of the
     job, end with its text. Not collective; rank 0, which may serve the store, stays for some seconds until
     the others have read it."""
+    if str(error) in _concluded:
+        return
     rank, size = dist.get_rank(), dist.get_world_size()
     what = (str(error).splitlines() or [""])[0]
     text = (f"rank {rank} has ended before it called register, by an error of its own: "
@@ -264,11 +269,13 @@ class Agreement:
         if "token" in conclusion:
             return conclusion["token"]
         if "missing" in conclusion:
+            _concluded.add(conclusion["text"])
             raise RuntimeError(conclusion["text"])
         text = conclusion["text"]
         if signature.hash != conclusion["hash"]:
             text += (f" On this rank, {self._ranks[self._rank]}: "
                      f"{signature.difference(conclusion['parameters'], self._ranks[0])}.")
+        _concluded.add(text)
         raise ValueError(text)
 
     def _conclude(self, own: Choices, choices: List[str], signature: Signature) -> _Conclusion:

@@ -23,8 +23,8 @@ def tell_of_error() -> None:
     except ImportError:  # an extension that does not load has nobody who waits for it
         return
     error = parting.error_of_process()
-    is_store_silent = 0 in parting.silent and not agreement.served_by_agent()
-    if error is not None and not is_store_silent:
+    is_store_unasked = 0 in parting.unasked and not agreement.served_by_agent()
+    if error is not None and not is_store_unasked:
         _told[:] = [os.getpid()]
         agreement.tell_of_error(error)
 

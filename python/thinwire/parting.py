@@ -21,7 +21,7 @@ _SPARE_TAG = 2**31 - 2  # of a message that nobody sends
 _watched: List[int] = []  # this process's number, once it is
 
 #: Ranks of the job that this process, which ends, asks nothing more: gone, silent, or ending themselves.
-silent: Set[int] = set()
+unasked: Set[int] = set()
 
 
 def watch_child(close: Callable[[], object]) -> None:
@@ -65,11 +65,11 @@ def tell(error: BaseException, parts: Sequence[Part]) -> None:
         found = _find_lost(parts, text)
     if found is not None:
         culprits, _, alive, failed = found
-        silent.update(() if alive or failed else culprits)
+        unasked.update(() if alive or failed else culprits)
         if dist.is_initialized() and dist.get_rank() > 0 and any(0 in part.ranks for part in parts):
             # Rank 0 hears the same, tells those in register and ends: torch 1.13 aborts a process whose
             # client of the store is open at that moment.
-            silent.add(0)
+            unasked.add(0)
     if found is None and not is_of_connection and dist.is_initialized() and dist.get_rank() > 0:
         # Before rank 0 hears of it and ends, for the same reason.
         at_end.tell_of_error()

@@ -77,12 +77,20 @@ void FaultBoard::Shared::round() {
       forget_next();
     } else {
       // This rank may wait elsewhere, for ranks that end by what another one has concluded.
-      if (!others_ended && says_an_end(get(key("culprit", -1)))) others_ended = true;
+      if (!others_ended && says_an_end(read_conclusion())) others_ended = true;
       if (!others_ended && patience_with_next > 0 && options.size > 1) look_at_next();
     }
   }
   share_links();
   if (is_waiting) listen(awaited, elapsed);
+}
+
+/// What another rank has concluded; kept, since the store may be gone when this rank asks for it.
+std::optional<std::string> FaultBoard::Shared::read_conclusion() {
+  auto text = get(key("culprit", -1));
+  const std::lock_guard lock(mutex);
+  if (text) concluded = text;
+  return text;
 }
 
 bool FaultBoard::Shared::says_an_end(const std::optional<std::string>& verdict) {
@@ -142,8 +150,7 @@ void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) 
 /// Reads whether bytes move anywhere, whether others have given up, and the beats of the awaited.
 void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed) {
   const auto movement = get(key("moved", -1));
-  const auto verdict = get(key("culprit", -1));
-  if (!others_ended && says_an_end(verdict)) others_ended = true;
+  if (const auto text = read_conclusion(); !others_ended && says_an_end(text)) others_ended = true;
   std::vector<std::pair<int, std::string>> notes;
   for (const int rank : awaited) {
     // A rank whose board is not open yet has nothing to be silent about.
@@ -154,7 +161,6 @@ void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed)
   lock.unlock();
   const std::vector<int> missing = Inquiry::without_left(*this, doubtful);
   lock.lock();
-  concluded = verdict.has_value();
   if (movement && *movement != last_movement) {
     last_movement = *movement;
     ++movements;
@@ -209,6 +215,11 @@ void FaultBoard::Shared::match_everyones_links() {
 FaultBoard::FaultBoard(std::shared_ptr<Store> store, Options options)
     : shared_(std::make_shared<Shared>(std::move(store), std::move(options))),
       thread_([shared = shared_] { shared->run(); }) {}
+
+void FaultBoard::write_first_note(Store& store, const Options& options) {
+  store.set(options.prefix + "note/" + std::to_string(options.rank),
+            FaultNote{.state = FaultNote::State::busy, .awaited = {}, .beat = 0}.encode());
+}
 
 FaultBoard::~FaultBoard() {
   std::unique_lock lock(shared_->mutex);
@@ -314,7 +325,7 @@ FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
   hearing.asks_store = shared_->asks;
   std::lock_guard lock(shared_->mutex);
   hearing.movements = shared_->movements;
-  hearing.concluded = shared_->concluded;
+  hearing.concluded = shared_->concluded.has_value();
   for (const auto& [rank, one] : shared_->heard) {
     if (one.has_left) {
       hearing.left.push_back(rank);
@@ -399,13 +410,18 @@ Verdict FaultBoard::inquire(const Verdict& evidence, bool blames_left) {
   const Seconds silence = evidence.says_something() ? std::min(grace_, kToTellOthers) : grace_;
   const bool answered = await_store(inquiry->done, silence, 4 * grace_) && !inquiry->store_failed;
   shared_->answers_last_inquiry = answered;
-  if (!answered) return evidence.says_something() ? evidence : without_store();
-  return inquiry->verdict;
+  if (answered) return inquiry->verdict;
+  return evidence.says_something() ? evidence : without_store();
 }
 
-/// The store's host is gone; unless this process was away itself, and the others have ended meanwhile. Then
-/// the next call of time_passes() says so.
+/// What this rank has read of another's conclusion stands.
+/// Else the store's host is gone; unless this process was away itself, and the others have ended meanwhile.
+/// Then the next call of time_passes() says so.
 Verdict FaultBoard::without_store() const {
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->concluded) return Inquiry::adopted(*shared_->concluded, shared_->options);
+  }
   constexpr auto kAtMost = std::chrono::milliseconds(1500);  // a call comes every second
   const auto end = Clock::now() + kAtMost;
   const std::uint64_t ticks = shared_->ticks;

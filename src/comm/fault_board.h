@@ -75,6 +75,9 @@ class FaultBoard {
   };
 
   FaultBoard(std::shared_ptr<Store> store, Options options);
+  /// For a rank whose board opens soon, before others may wait for it: from now on silence counts. Where all
+  /// ranks have come to a start together, none can stop unseen between it and its board's first beat.
+  static void write_first_note(Store& store, const Options& options);
   /// A store operation that does not come back soon is left to its thread.
   ~FaultBoard();
   FaultBoard(const FaultBoard&) = delete;

@@ -72,6 +72,7 @@ struct FaultBoard::Shared {
   void listen(const std::vector<int>& awaited, double elapsed);
   void look_at_next();
   void forget_next();
+  std::optional<std::string> read_conclusion();
   /// Whether this, read under "culprit", means that ranks are gone or end.
   bool says_an_end(const std::optional<std::string>& verdict);
   void share_links();
@@ -118,12 +119,12 @@ struct FaultBoard::Shared {
   std::uint64_t answers_before = 0;        ///< When time_passes() was called last.
   std::optional<Absence> absence;          ///< The latest.
   std::optional<std::string> link_owners;  ///< Until it is taken.
+  std::optional<std::string> concluded;    ///< By another rank: an encoded verdict.
   std::uint64_t movements = 0;
   bool stop = false;
   bool ended = false;
   bool failed = false;  ///< This rank's note is final: no more beats.
   bool waiting = false;
-  bool concluded = false;
 };
 
 /// Who is to blame (fault_inquiry.cc). All of it runs on the board's thread.

@@ -128,6 +128,15 @@ TEST(FaultInquiry, ARankWhoseBoardIsNotOpenYetIsNotSilent) {
   EXPECT_FALSE(world.boards[1]->others_have_ended());
 }
 
+TEST(FaultInquiry, ARankThatStopsBeforeItsFirstBeatIsSilent) {
+  World world(3, /*store_host=*/-1);
+  world.boards[2].reset();
+  world.store->erase("thinwire/fault/note/2");
+  FaultBoard::write_first_note(*world.store, {.rank = 2});
+  world.boards[1]->watch_next(kGrace);
+  EXPECT_TRUE(eventually([&] { return world.boards[0]->others_have_ended(); }));
+}
+
 /// While this rank waits itself, its watch knows more.
 TEST(FaultInquiry, TheNextRankIsNotBlamedByOneThatWaits) {
   World world(3, /*store_host=*/-1);
@@ -153,14 +162,14 @@ TEST(FaultInquiry, WhatIsNoListOfRanksBlamesNobody) {
 TEST(FaultInquiry, TheNextRankIsNotBlamedWhileBytesMove) {
   World world(3, /*store_host=*/-1);
   world.is_dead(2);
-  world.boards[1]->watch_next(kGrace);
+  world.boards[1]->watch_next(2 * kGrace);
   // Where nothing moves on this communicator's connections, those of the process's other one excuse it.
   World lane(3, /*store_host=*/-1);
   lane.is_dead(2);
   const auto signs = std::make_shared<FaultBoard::Signs>(0);
   for (auto* one : {&world, &lane}) one->boards[1]->share_signs(signs);
-  lane.boards[1]->watch_next(kGrace);
-  for (int i = 0; i < 12; ++i) {
+  lane.boards[1]->watch_next(2 * kGrace);
+  for (int i = 0; i < 18; ++i) {
     world.boards[0]->announce_movement();
     std::this_thread::sleep_for(kGrace / 3);
   }

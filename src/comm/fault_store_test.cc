@@ -25,6 +25,17 @@ TEST(FaultBoard, ADeadStoreMeansItsHost) {
   EXPECT_EQ(world.fails(2, {1}).get().culprits, Ranks{0});
 }
 
+TEST(FaultBoard, WhatWasReadBeforeTheStoreDiedStands) {
+  World world(4);
+  FaultBoard& board = *world.boards[3];
+  board.waits_for({2}, Seconds(0.01));
+  world.is_dead(1);
+  EXPECT_EQ(world.fails(2, {1}).get().culprits, Ranks{1});
+  ASSERT_TRUE(eventually([&] { return board.hear(kGrace).concluded; }));
+  world.store->die();
+  EXPECT_EQ(world.fails(3, {2}).get().culprits, Ranks{1});
+}
+
 TEST(FaultBoard, BeatsGoOnWhenTheStoreIsBack) {
   World world(2);
   world.store->die();

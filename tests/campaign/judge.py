@@ -147,6 +147,12 @@ class Verdict:
     def launcher_failed(self) -> bool:
         return self.plan.kind == "mpi" and (self.phase.launcher_stayed or self._launcher_crashed())
 
+    def left_behind(self, leaked: List[str]) -> List[str]:
+        """An mpirun that crashes leaves the folder that it has made in TMPDIR."""
+        its_own = "/ompi." if self.launcher_failed() else None
+        return [f"left behind: {what}" for what in leaked
+                if its_own is None or not (what.startswith("files: ") and its_own in what)]
+
     def _names_under_mpi(self) -> None:
         """Of what ranks have said through mpirun. In a flip the victim is the receiver, and the sender is
         whom it names: nothing else knows."""
@@ -279,7 +285,7 @@ def judge(plan: Plan, result: Dict[str, Any], folder: str, reference: Callable[[
         if not damaged:
             violations += found
     for one in (phase, result["resumed"]):
-        violations += [f"left behind: {what}" for what in (one.leaked if one else [])]
+        violations += verdict.left_behind(one.leaked if one else [])
     after = max((one.after for one in phase.ranks if one.after is not None), default=None)
     return {
         **{key: value for key, value in plan.words().items() if key != "seed"},

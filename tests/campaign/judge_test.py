@@ -93,6 +93,9 @@ for fault_of_run, text, pid, final, how, violation in (
     assert any(one.startswith(violation) for one in found) if violation else not found, (violation, found)
     assert ("mpirun failed" in outcome(plan, phase, verdict, {"broken": None, "resumed": None})) == (
         bool(how) and "hung" not in how or pid != 7096 and text == fault)
+    its_folder, other = "files: /tmp/run-1/tmp/ompi.vm.0", "files: /tmp/run-1/tmp/state"
+    assert verdict.left_behind([its_folder, other]) == [
+        f"left behind: {what}" for what in ([other] if verdict.launcher_failed() else [its_folder, other])]
 
 # What a thread of torch's store client throws is no crash of ours, in the one place where it can.
 reset = ("terminate called after throwing an instance of 'std::system_error'\n  what():  "

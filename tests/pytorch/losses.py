@@ -109,10 +109,11 @@ class WithStatistics(Net):
 def dies_in_forward(how, victim, spec="casq", after=3):
     """A rank leaves or raises, and the others wait for it in DDP's own group. run.py checks what they print.
     The group's limit is far away, so that Thinwire has to end the wait; and there are two models.
-    after: steps before that."""
+    after: steps before that. After one there is one model, and its board has hardly opened."""
     deadline = {"killed": 600.0, "raises": 600.0, "frozen": 4.0}[how]
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(hours=10))
-    models = [DDP(WithStatistics(), process_group=group, bucket_cap_mb=0.01) for _ in range(2)]
+    models = [DDP(WithStatistics(), process_group=group, bucket_cap_mb=0.01)
+              for _ in range(1 if after == 1 else 2)]
     for model, one in zip(models, (spec, "dense")):
         thinwire.register(model, one, deadline_seconds=deadline)
         train(model, after)

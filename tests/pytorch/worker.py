@@ -69,6 +69,8 @@ GROUPS = {
     "killed_in_forward": [lambda: dies_in_forward("killed", 1)],
     "frozen_in_forward": [lambda: dies_in_forward("frozen", 1)],
     "frozen_in_first_forward": [lambda: dies_in_forward("frozen", 1, after=0)],
+    # DDP sends its new buckets there, in two broadcasts: all others wait in torch's operations.
+    "frozen_in_second_forward": [lambda: dies_in_forward("frozen", 1, after=1)],
     "host_killed_in_forward": [lambda: dies_in_forward("killed", 0)],
     "host_frozen_in_forward": [lambda: dies_in_forward("frozen", 0)],
     "host_error_in_forward": [lambda: dies_in_forward("raises", 0)],
