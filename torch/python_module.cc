@@ -375,8 +375,8 @@ std::vector<std::size_t> missing_keys(const py::handle& store, const std::vector
 }
 
 /// Of the board that open_communicator gives the same store.
-void write_first_note(const py::handle& store, int rank) {
-  C10dFaultStore held(share<::c10d::Store>(store), /*store_host=*/-1);
+void write_first_note(const py::handle& store, int rank, int store_host) {
+  C10dFaultStore held(share<::c10d::Store>(store), store_host);
   const py::gil_scoped_release release;
   FaultBoard::write_first_note(held, FaultBoard::Options{.rank = rank});
 }

@@ -291,6 +291,34 @@ TEST(Worker, SaysThatItDiverged) {
   EXPECT_TRUE(result.ranks_agree);
 }
 
+/// One image of the first epoch makes one rank's gradient NaN.
+class WithABadImage final : public ImageDataset {
+ public:
+  using ImageDataset::ImageDataset;
+
+  Batch training_batch(Span<const std::uint32_t> indices, std::uint64_t seed,
+                       std::uint64_t epoch) const override {
+    Batch batch = ImageDataset::training_batch(indices, seed, epoch);
+    const auto* const bad = std::find(indices.begin(), indices.end(), 7u);
+    if (epoch == 0 && bad != indices.end()) batch.inputs[bad - indices.begin()].fill_(NAN);
+    return batch;
+  }
+};
+
+TEST(Worker, AGradientThatIsNotFiniteCostsOneStepOnAllRanks) {
+  const WithABadImage dataset(banded_set(240, 100));
+  for (const std::string spec :
+       {"dense", "casq", "top_k:ratio=0.05+zen", "power_sgd:rank=4", "marsit:full_every=10:eta_s=0.01"}) {
+    const RunResult result = train(small_options(), dataset, spec);
+    EXPECT_EQ(result.failure, "") << spec;
+    EXPECT_EQ(result.skipped_steps, 1u) << spec;
+    EXPECT_TRUE(result.ranks_agree) << spec;
+    EXPECT_TRUE(std::isfinite(result.residual_norm)) << spec;
+    ASSERT_EQ(result.epochs.size(), 2u) << spec;
+    EXPECT_LT(result.epochs[1].loss, result.epochs[0].loss) << spec;
+  }
+}
+
 TEST(Worker, RanksThatWereAskedForDifferentThingsDoNotStart) {
   const ImageDataset dataset(banded_set(96, 20));
   EXPECT_THROW(run_in_process(3,

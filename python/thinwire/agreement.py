@@ -22,7 +22,7 @@ from thinwire.extension import _C
 
 _opened: Dict[str, int] = {}
 
-#: What register has ended with on this rank and ends with on all others: nobody needs to be told of it.
+#: What a registration over all ranks has ended with: each reads it there, and nobody needs to be told of it.
 _concluded: Set[str] = set()
 
 # Longer than a rank takes to write what it has concluded, shorter than anybody would mind.
@@ -176,10 +176,17 @@ def _conclusion_in(text: str) -> _Conclusion:
     kinds = next((kinds for kinds in ({"token": str}, {**refusal, "missing": bool},
                                       {**refusal, "hash": str, "parameters": list})
                   if found.keys() == kinds.keys()), None)
-    if kinds is None or not all(isinstance(found[name], kind) for name, kind in kinds.items()):
+    if (kinds is None or not all(isinstance(found[name], kind) for name, kind in kinds.items())
+        or not all(map(_is_description, found.get("parameters", [])))):
         raise RuntimeError("what ranks have concluded in the rendezvous store is not what this build of "
                            f"Thinwire writes: {text[:80]!r}. Install the same version on all hosts")
     return cast(_Conclusion, found)
+
+
+def _is_description(parameter: object) -> bool:
+    """Whether it is one of Signature.parameters."""
+    return (isinstance(parameter, list) and len(parameter) == 3
+            and all(isinstance(value, kind) for value, kind in zip(parameter, (str, int, str))))
 
 
 def _name_of(ranks: Sequence[int]) -> str:
@@ -269,14 +276,19 @@ class Agreement:
         if "token" in conclusion:
             return conclusion["token"]
         if "missing" in conclusion:
-            _concluded.add(conclusion["text"])
+            self._note_conclusion(conclusion["text"])
             raise RuntimeError(conclusion["text"])
         text = conclusion["text"]
         if signature.hash != conclusion["hash"]:
             text += (f" On this rank, {self._ranks[self._rank]}: "
                      f"{signature.difference(conclusion['parameters'], self._ranks[0])}.")
-        _concluded.add(text)
+        self._note_conclusion(text)
         raise ValueError(text)
+
+    def _note_conclusion(self, text: str) -> None:
+        # Of a part of the ranks, others may wait for this one in a registration over all.
+        if len(self._ranks) == dist.get_world_size():
+            _concluded.add(text)
 
     def _conclude(self, own: Choices, choices: List[str], signature: Signature) -> _Conclusion:
         """On the first rank: the token, or why there is none."""

@@ -11,6 +11,7 @@ from typing import List
 
 _told: List[int] = []  # this process's number, once it has
 
+
 def tell_of_error() -> None:
     """Ranks that wait in ``register`` for this one, which an exception ends before, hear of it at once."""
     distributed = sys.modules.get("torch.distributed")

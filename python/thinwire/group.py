@@ -159,7 +159,7 @@ class PrivateGroups:
             # another still opens them.
             connected = dist.PrefixStore(f"{prefix}/connected", waiting)
             for store in self.stores:  # or it could stop unseen until its board's first beat
-                _C.write_first_note(store, self.rank)
+                _C.write_first_note(store, self.rank, self.store_host)
             connected.set(str(self.rank), "")
             connected.wait([str(rank) for rank in range(self.size)], self._deadline)
             # From now on an answer may be as late as an interruption of the network that ranks survive.

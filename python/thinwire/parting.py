@@ -65,13 +65,14 @@ def tell(error: BaseException, parts: Sequence[Part]) -> None:
         found = _find_lost(parts, text)
     if found is not None:
         culprits, _, alive, failed = found
-        unasked.update(() if alive or failed else culprits)
+        unasked.update(() if alive or failed else set(culprits) - {_own_rank()})
         if dist.is_initialized() and dist.get_rank() > 0 and any(0 in part.ranks for part in parts):
             # Rank 0 hears the same, tells those in register and ends: torch 1.13 aborts a process whose
-            # client of the store is open at that moment.
+            # client of the store is open at that moment. Where its script catches that and goes on, those in
+            # register hear of it at their deadline.
             unasked.add(0)
     if found is None and not is_of_connection and dist.is_initialized() and dist.get_rank() > 0:
-        # Before rank 0 hears of it and ends, for the same reason.
+        # Before rank 0 hears of it and ends, for the same reason. A store that is silent costs 5 s here.
         at_end.tell_of_error()
     for part in parts:
         part.engine.tell_end()
@@ -83,6 +84,10 @@ def tell(error: BaseException, parts: Sequence[Part]) -> None:
             part.engine.end_with(([], why, False, False))
         else:
             part.engine.fail(f"{type(error).__name__}: {text}")
+
+
+def _own_rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else -1
 
 
 def _verdict(part: Part) -> Optional[_Verdict]:

@@ -37,12 +37,13 @@ void FaultBoard::Shared::run() {
       lock.unlock();
       job();
       lock.lock();
-    } else if (!failed && rounds_to_leave_out > 0) {
+    } else if (rounds_to_leave_out > 0) {
       --rounds_to_leave_out;
-    } else if (!failed) {
+    } else if (!failed || failed_note) {
+      const bool has_failed = failed;
       lock.unlock();
       try {
-        round();
+        has_failed ? beat_failed() : round();
         rounds_left_out = 0;
       } catch (const std::exception&) {
         // A wait will end in an error of its own, and the inquiry will find the store gone.
@@ -94,7 +95,7 @@ std::optional<std::string> FaultBoard::Shared::read_conclusion() {
 }
 
 bool FaultBoard::Shared::says_an_end(const std::optional<std::string>& verdict) {
-  return verdict && (Inquiry::blames_the_gone(*verdict, options.size) || get(key("ending", -1)));
+  return verdict && (blames_the_gone(*verdict, options.size) || get(key("ending", -1)));
 }
 
 /// While this rank waits itself, its WaitWatch knows more.
@@ -118,7 +119,7 @@ void FaultBoard::Shared::look_at_next() {
   std::unique_lock lock(mutex);
   const auto all_signs = signs;
   lock.unlock();
-  // A rank whose board is not open yet has nothing to be silent about.
+  // One that has not even a first note may not have come so far: it has nothing to be silent about.
   if (!text || *text != next.last || movement != movement_at_last_look) {
     next.last = text.value_or("");
     movement_at_last_look = std::move(movement);
@@ -147,13 +148,21 @@ void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) 
   set(key("note/", options.rank), note.encode());
 }
 
+void FaultBoard::Shared::beat_failed() {
+  const auto now = Clock::now();
+  if (!failed_note || Seconds(now - last_beat).count() < beat_period) return;
+  last_beat = now;
+  failed_note->beat = ++beats;
+  set(key("note/", options.rank), failed_note->encode());
+}
+
 /// Reads whether bytes move anywhere, whether others have given up, and the beats of the awaited.
 void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed) {
   const auto movement = get(key("moved", -1));
   if (const auto text = read_conclusion(); !others_ended && says_an_end(text)) others_ended = true;
   std::vector<std::pair<int, std::string>> notes;
   for (const int rank : awaited) {
-    // A rank whose board is not open yet has nothing to be silent about.
+    // As in look_at_next().
     if (auto text = get(key("note/", rank))) notes.emplace_back(rank, std::move(*text));
   }
   std::unique_lock lock(mutex);
@@ -217,7 +226,7 @@ FaultBoard::FaultBoard(std::shared_ptr<Store> store, Options options)
       thread_([shared = shared_] { shared->run(); }) {}
 
 void FaultBoard::write_first_note(Store& store, const Options& options) {
-  store.set(options.prefix + "note/" + std::to_string(options.rank),
+  store.set(key_of(options, "note/", options.rank),
             FaultNote{.state = FaultNote::State::busy, .awaited = {}, .beat = 0}.encode());
 }
 
@@ -349,10 +358,11 @@ void FaultBoard::report(std::vector<int> awaited, Seconds grace, Seconds deadlin
     std::lock_guard lock(shared_->mutex);
     shared_->failed = true;
   }
-  post([shared = shared_,
-        note = FaultNote{.state = FaultNote::State::failed, .awaited = awaited_, .beat = 0}] {
+  post([shared = shared_, awaited = awaited_] {
     try {
-      shared->set(shared->key("note/", shared->options.rank), note.encode());
+      shared->failed_note = FaultNote{.state = FaultNote::State::failed, .awaited = awaited, .beat = 0};
+      shared->last_beat = {};
+      shared->beat_failed();
     } catch (const std::exception&) {
       // judge() meets the same store and says so.
     }
@@ -405,23 +415,24 @@ Verdict FaultBoard::inquire(const Verdict& evidence, bool blames_left) {
     } catch (const std::exception&) {
       inquiry->store_failed = true;
     }
+    shared->failed_note.reset();
     inquiry->done = true;
   });
   const Seconds silence = evidence.says_something() ? std::min(grace_, kToTellOthers) : grace_;
   const bool answered = await_store(inquiry->done, silence, 4 * grace_) && !inquiry->store_failed;
   shared_->answers_last_inquiry = answered;
   if (answered) return inquiry->verdict;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->concluded)
+      return adopted_verdict(*shared_->concluded, shared_->options.rank, shared_->options.size);
+  }
   return evidence.says_something() ? evidence : without_store();
 }
 
-/// What this rank has read of another's conclusion stands.
-/// Else the store's host is gone; unless this process was away itself, and the others have ended meanwhile.
+/// The store's host is gone; unless this process was away itself, and the others have ended meanwhile.
 /// Then the next call of time_passes() says so.
 Verdict FaultBoard::without_store() const {
-  {
-    const std::lock_guard lock(shared_->mutex);
-    if (shared_->concluded) return Inquiry::adopted(*shared_->concluded, shared_->options);
-  }
   constexpr auto kAtMost = std::chrono::milliseconds(1500);  // a call comes every second
   const auto end = Clock::now() + kAtMost;
   const std::uint64_t ticks = shared_->ticks;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "comm/fault_note.h"
+#include "comm/verdict.h"
 
 namespace thinwire {
 
@@ -34,16 +35,6 @@ class Silence {
 
  private:
   double seconds_ = 0;
-};
-
-/// The end of an inquiry.
-struct Verdict {
-  std::vector<int> culprits;  ///< Empty: nobody is to blame, as ranks wait for each other.
-  std::string reason;         ///< Half a sentence for the error message.
-  bool alive = false;         ///< The culprits' processes live: they have not come, or not in time.
-  bool failed = false;        ///< The culprits have said themselves that they end, and why.
-
-  bool says_something() const { return !culprits.empty() || !reason.empty(); }
 };
 
 /// One rank's view of the board. Its methods are called by the thread that drives the communicator. Store
@@ -113,14 +104,14 @@ class FaultBoard {
   /// have given up and gone since, so that notes say nothing of the others.
   void time_passes(Seconds time, Seconds awake, Seconds deadline);
 
-  /// What the store has said since waits_for(); at once, however slow the store is.
+  /// What the store has said since waits_for(); at once, however slow the store is. A conclusion stays.
   struct Hearing {
     std::uint64_t movements = 0;      ///< Grows when other ranks announce movement.
     std::vector<int> silent;          ///< Of the awaited: no beat for longer than `limit`, and not left.
     std::vector<int> left;            ///< Of the awaited: it has left in good order.
     std::uint64_t store_answers = 0;  ///< Operations that came back, ever.
     bool asks_store = false;          ///< One is under way.
-    bool concluded = false;           ///< Another rank has given up and said whom it blames.
+    bool concluded = false;           ///< A rank has given up and said whom it blames.
   };
   Hearing hear(Seconds limit) const;
 
@@ -137,7 +128,8 @@ class FaultBoard {
   /// the deadline for one whose process does.
   /// evidence: what this rank has seen itself. Where that says nothing, whoever was away, see time_passes(),
   /// or else what the others' notes say. The evidence is what the others are told, also where it blames
-  /// nobody. With evidence a store that does not answer is waited for 1 s at most.
+  /// nobody. With evidence a store that does not answer is waited for 1 s at most. Where it does not answer,
+  /// what this rank has read of another's conclusion comes before the evidence.
   Verdict judge(const Verdict& evidence = {});
   /// The same after an error elsewhere in this process, which did not wait for the ranks of report(). One
   /// that has left() is not missed: where no other is silent, the verdict blames nobody. The store's host
@@ -181,6 +173,9 @@ class FaultBoard {
  private:
   struct Shared;
   struct Inquiry;
+  static std::string key_of(const Options& options, const char* kind, int rank) {
+    return options.prefix + kind + (rank < 0 ? "" : std::to_string(rank));
+  }
   void post(std::function<void()> job);
   Verdict inquire(const Verdict& evidence, bool blames_left);
   Verdict without_store() const;

@@ -37,9 +37,7 @@ struct FaultBoard::Shared {
   Shared(std::shared_ptr<Store> the_store, Options the_options)
       : store(std::move(the_store)), options(std::move(the_options)) {}
 
-  std::string key(const char* kind, int rank) const {
-    return options.prefix + kind + (rank < 0 ? "" : std::to_string(rank));
-  }
+  std::string key(const char* kind, int rank) const { return key_of(options, kind, rank); }
   /// One operation of the store; others can see that it is under way.
   template <class Run>
   auto ask(Run run) {
@@ -69,6 +67,8 @@ struct FaultBoard::Shared {
   void run();
   void round();
   void beat(const std::vector<int>& awaited, bool is_waiting);
+  /// Between report() and the end of its inquiry: others shall see that this process still asks.
+  void beat_failed();
   void listen(const std::vector<int>& awaited, double elapsed);
   void look_at_next();
   void forget_next();
@@ -97,6 +97,7 @@ struct FaultBoard::Shared {
   int rounds_left_out = 0;    ///< After the last round that met an error of the store.
   int rounds_to_leave_out = 0;
   std::uint64_t beats = 0;
+  std::optional<FaultNote> failed_note;  ///< From report() until this rank has its verdict.
   std::uint64_t announced = 0;
   Heard next;  ///< The next rank, where it is watched.
   std::string movement_at_last_look;
@@ -119,11 +120,11 @@ struct FaultBoard::Shared {
   std::uint64_t answers_before = 0;        ///< When time_passes() was called last.
   std::optional<Absence> absence;          ///< The latest.
   std::optional<std::string> link_owners;  ///< Until it is taken.
-  std::optional<std::string> concluded;    ///< By another rank: an encoded verdict.
+  std::optional<std::string> concluded;    ///< An encoded verdict, as it was read.
   std::uint64_t movements = 0;
   bool stop = false;
   bool ended = false;
-  bool failed = false;  ///< This rank's note is final: no more beats.
+  bool failed = false;  ///< This rank's note says so from now on.
   bool waiting = false;
 };
 
@@ -139,17 +140,13 @@ struct FaultBoard::Inquiry {
     return {{options.store_host}, "the rendezvous store that it hosts does not answer"};
   }
 
-  static std::string encode(const Verdict& verdict);
-  /// Of an encoded verdict: whether its culprits are gone or silent.
-  static bool blames_the_gone(const std::string& text, int size) {
-    return !text.empty() && text == join_ranks(parse_ranks(text, size), ",");
-  }
-  static Verdict adopted(const std::string& known, const Options& options);
   static Verdict conclude(Shared& shared, const Verdict& own);
   static std::optional<Verdict> await_conclusion(Shared& shared, Seconds grace);
   static Verdict ask(Shared& shared, const std::vector<int>& awaited, Seconds grace, bool blames_left);
   /// What all other ranks say at this moment; nothing in large worlds, where each rank would ask for all.
   static std::map<int, std::string> notes_of_all(Shared& shared);
+  /// Whether it has failed, and knows why: it asks no more.
+  static bool has_its_verdict(Shared& shared, int rank, const FaultNote& note);
   static std::vector<int> silent_since(Shared& shared, const std::map<int, std::string>& before);
   /// The value of a rank's "left/" where it has closed before its step was over.
   static constexpr const char* kWithinStep = "within a step";

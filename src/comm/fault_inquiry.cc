@@ -20,71 +20,19 @@ constexpr double kExtensions = 1.5;
 /// In a world of so many ranks each may ask for all others.
 constexpr int kFew = 64;
 
-/// In front of the ranks of a verdict whose processes live; the reason follows behind kReason.
-constexpr char kAlive = '+';
-/// In front of a reason that blames nobody.
-constexpr char kNobody = '=';
-/// In front of ranks that have failed; their reason follows behind kReason.
-constexpr char kFailed = '!';
-constexpr char kReason = ':';
-/// Longer than any reason of ours: what comes from the store may be anything.
-constexpr std::size_t kLongestReason = 1000;
-
-constexpr const char* kAway =
-    "its process is alive, but busy with something else: give ranks a longer deadline where one evaluates or "
-    "saves "
-    "by itself, and let all make the same calls";
-
 constexpr const char* kLeft =
     "it has left: its handle is closed, or its script has ended; let all ranks make the same number of steps";
 
 constexpr const char* kLeftWithinStep =
     "its handle was closed before its step was over: an error has ended that, and its own output says which";
 
-std::string printable(std::string reason) {
-  reason.resize(std::min(reason.size(), kLongestReason));
-  std::replace_if(
-      reason.begin(), reason.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
-  return reason;
-}
-
 }  // namespace
-
-/// Whoever concluded first has concluded for all, so that all name the same ranks.
-Verdict FaultBoard::Inquiry::adopted(const std::string& known, const Options& options) {
-  if (known.starts_with(kNobody)) return {{}, printable(known.substr(1))};
-  if (const auto colon = known.find(kReason); known.starts_with(kFailed) && colon != std::string::npos) {
-    return {.culprits = parse_ranks(known.substr(1, colon - 1), options.size),
-            .reason = printable(known.substr(colon + 1)),
-            .failed = true};
-  }
-  const bool alive = known.starts_with(kAlive);
-  const std::size_t reason_at = std::min(alive ? known.find(kReason) : known.size(), known.size());
-  const std::vector<int> culprits =
-      parse_ranks(known.substr(alive ? 1 : 0, reason_at - (alive ? 1 : 0)), options.size);
-  const bool me = std::ranges::find(culprits, options.rank) != culprits.end();
-  std::string reason = "other ranks await it too and have heard nothing";
-  if (me) {
-    reason = "the others gave up on this rank: it was awaited and silent for too long";
-    if (alive) reason = "the others gave up on this rank: it was awaited and did not come in time";
-  } else if (alive) {
-    reason = reason_at < known.size() ? printable(known.substr(reason_at + 1)) : kAway;
-  }
-  return {culprits, reason, alive};
-}
-
-std::string FaultBoard::Inquiry::encode(const Verdict& verdict) {
-  if (verdict.culprits.empty()) return kNobody + verdict.reason;
-  if (verdict.failed) return kFailed + join_ranks(verdict.culprits, ",") + kReason + verdict.reason;
-  if (verdict.alive) return kAlive + join_ranks(verdict.culprits, ",") + kReason + verdict.reason;
-  return join_ranks(verdict.culprits, ",");
-}
 
 /// Another rank may conclude at this moment, and otherwise: the first one's word stands.
 Verdict FaultBoard::Inquiry::conclude(Shared& shared, const Verdict& own) {
-  const std::string text = encode(own);
+  const std::string text = encode_verdict(own);
   const std::string standing = shared.set_if_absent(shared.key("culprit", -1), text);
-  return standing == text ? own : adopted(standing, shared.options);
+  return standing == text ? own : adopted_verdict(standing, shared.options.rank, shared.options.size);
 }
 
 /// In a large world the first rank that asks does so for all, and the others wait for what it concludes: each
@@ -98,7 +46,9 @@ std::optional<Verdict> FaultBoard::Inquiry::await_conclusion(Shared& shared, Sec
   // An inquiry hardly ever takes longer.
   const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(1.5 * grace);
   do {
-    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
+    shared.beat_failed();
+    if (const auto known = shared.get(shared.key("culprit", -1)))
+      return adopted_verdict(*known, options.rank, options.size);
     std::this_thread::sleep_for(grace / 8);
   } while (Clock::now() < end);
   return std::nullopt;
@@ -113,13 +63,17 @@ std::map<int, std::string> FaultBoard::Inquiry::notes_of_all(Shared& shared) {
   return notes;
 }
 
-/// Whose notes stand still although they have not failed, and those that have not come to write one.
+bool FaultBoard::Inquiry::has_its_verdict(Shared& shared, int rank, const FaultNote& note) {
+  return note.state == FaultNote::State::failed && shared.get(shared.key("done/", rank)).has_value();
+}
+
+/// Whose notes stand still although they have no verdict, and those that have not come to write one.
 std::vector<int> FaultBoard::Inquiry::silent_since(Shared& shared, const std::map<int, std::string>& before) {
   std::vector<int> silent;
   for (const auto& [rank, text] : before) {
     const auto note = FaultNote::parse(text, shared.options.size);
-    const bool has_failed = note && note->state == FaultNote::State::failed;
-    if (!has_failed && shared.get(shared.key("note/", rank)).value_or("") == text) silent.push_back(rank);
+    if (note && has_its_verdict(shared, rank, *note)) continue;
+    if (shared.get(shared.key("note/", rank)).value_or("") == text) silent.push_back(rank);
   }
   return without_left(shared, silent);
 }
@@ -148,10 +102,12 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
   std::map<int, std::string> first;  // what ranks said when they were asked first
   ChainEnds ends;
   for (bool last_round = false; !last_round;) {
+    shared.beat_failed();
     last_round = Clock::now() >= end;
     bool new_rank = false;
     bool store_paused = false;
-    if (const auto known = shared.get(shared.key("culprit", -1))) return adopted(*known, options);
+    if (const auto known = shared.get(shared.key("culprit", -1)))
+      return adopted_verdict(*known, options.rank, options.size);
     ends = follow_chain(options.rank, options.size, awaited, [&](int rank) -> std::optional<FaultNote> {
       const auto asked = Clock::now();
       const auto text = shared.get(shared.key("note/", rank));
@@ -160,9 +116,9 @@ Verdict FaultBoard::Inquiry::ask(Shared& shared, const std::vector<int>& awaited
       auto note = FaultNote::parse(*text, options.size);
       const auto [before, is_new] = first.try_emplace(rank, *text);
       new_rank |= is_new;
-      // The note of a frozen rank stands still; one that moved is from a live rank. One that was never read
-      // before may still move.
-      if (note && note->state != FaultNote::State::failed && !is_new && *text == before->second)
+      // The note of a rank that is frozen or gone stands still; one that moved is from a live rank. One that
+      // was never read before may still move. One that has failed and has its verdict needs no beats.
+      if (note && !is_new && *text == before->second && !has_its_verdict(shared, rank, *note))
         return std::nullopt;
       return note;
     });

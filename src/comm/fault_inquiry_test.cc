@@ -128,6 +128,21 @@ TEST(FaultInquiry, ARankWhoseBoardIsNotOpenYetIsNotSilent) {
   EXPECT_FALSE(world.boards[1]->others_have_ended());
 }
 
+/// All have failed and await each other in a circle. One of them may not have come to say why it failed.
+TEST(FaultInquiry, ARankThatEndsBeforeItHasItsVerdictIsSilent) {
+  for (const bool ends : {false, true}) {
+    World world(3, /*store_host=*/-1);
+    world.boards[2]->report({0}, kGrace);
+    EXPECT_TRUE(eventually(
+        [&] { return world.store->get("thinwire/fault/note/2").value_or("").starts_with("failed"); }));
+    if (ends) world.boards[2].reset();
+    auto first = world.fails(0, {1});
+    auto second = world.fails(1, {2});
+    EXPECT_EQ(first.get().culprits, ends ? Ranks{2} : Ranks{});
+    EXPECT_EQ(second.get().culprits, ends ? Ranks{2} : Ranks{});
+  }
+}
+
 TEST(FaultInquiry, ARankThatStopsBeforeItsFirstBeatIsSilent) {
   World world(3, /*store_host=*/-1);
   world.boards[2].reset();

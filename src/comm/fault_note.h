@@ -43,12 +43,12 @@ struct FaultNote {
   enum class State {
     busy,     ///< Alive, and waits for nobody: it computes, or does something else.
     waiting,  ///< Alive, and has been waiting for a while.
-    failed,   ///< It has given up; final.
+    failed,   ///< It has given up, and asks why. Final once it has "done/".
   };
 
   State state = State::busy;
   std::vector<int> awaited;  ///< Empty: cannot be told, so any other rank. Means nothing when busy.
-  std::uint64_t beat = 0;    ///< Grows while the process lives, unless it has failed.
+  std::uint64_t beat = 0;    ///< Grows while the process lives, until it knows why it has failed.
 
   std::string encode() const {
     static constexpr const char* kWords[] = {"busy ", "waiting ", "failed "};

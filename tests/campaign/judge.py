@@ -148,7 +148,7 @@ class Verdict:
         return self.plan.kind == "mpi" and (self.phase.launcher_stayed or self._launcher_crashed())
 
     def left_behind(self, leaked: List[str]) -> List[str]:
-        """An mpirun that crashes leaves the folder that it has made in TMPDIR."""
+        """An mpirun that crashes, or is killed, leaves the folder that it has made in TMPDIR."""
         its_own = "/ompi." if self.launcher_failed() else None
         return [f"left behind: {what}" for what in leaked
                 if its_own is None or not (what.startswith("files: ") and its_own in what)]

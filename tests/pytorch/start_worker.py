@@ -26,7 +26,7 @@ def end_here():
     if place.endswith("before_the_keys") and victim == 0:
         # Torch 1.13 aborts a process that opens a client of a store whose server ends at this moment.
         store = agreement.store_client(dist.distributed_c10d._get_default_store(),
-                                    datetime.timedelta(seconds=60))
+                                       datetime.timedelta(seconds=60))
         store.wait([f"thinwire/0,1,2/1/{other}" for other in range(1, dist.get_world_size())])
     os.kill(os.getpid(), signal.SIGSTOP if place.startswith("frozen") else signal.SIGKILL)
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import thinwire
-from thinwire import agreement, at_end, group, parting
+from thinwire import _C, agreement, at_end, group, parting
 from common import RANK, WORLD, Net, register, require_error, train, wrap
 
 
@@ -53,8 +53,9 @@ def a_store_found_silent_is_not_asked_at_the_end():
     """And where it is asked, once: before the others hear of it, where the error is this process's own."""
     error = RuntimeError("an error before register")
     # Whom the engine blames, the ranks of its group, and how often the store is asked. Rank 0 of a group of
-    # ranks 1 and 2 is rank 1 of the job. Where rank 0 of the job hears the same, it alone tells.
-    for culprits, ranks, count in (([], [0, 1, 2], 1), ([0], [1, 2], 1), ([0], [0, 1, 2], 0),
+    # ranks 1 and 2 is rank 1 of the job. Where rank 0 of the job hears the same, it alone tells; also where
+    # the others have given up on it.
+    for culprits, ranks, count in (([], [0, 1, 2], 1), ([0], [1, 2], 1), ([0], [0, 1, 2], 1 - RANK),
                                    ([1], [0, 1, 2], 1 - RANK)):
         engine = types.SimpleNamespace(verdict=lambda: (culprits, "it said nothing", False, False),
                                        tell_end=lambda: None, end_with=lambda verdict: None,
@@ -88,6 +89,20 @@ def what_all_ranks_read_in_register_is_not_told_at_the_end():
         with mock.patch.object(agreement, "store_client", side_effect=no_client) as client:
             agreement.tell_of_error(error)
         assert client.called == asks, error
+    # Others may wait for this rank in a registration over all ranks.
+    of_a_part = agreement.Agreement.__new__(agreement.Agreement)
+    of_a_part._ranks = [0]
+    of_a_part._note_conclusion("a conclusion of a part")
+    assert "a conclusion of a part" not in agreement._concluded
+
+
+def a_rank_is_missed_from_register_on():
+    """Also one that stops before its boards' first beats."""
+    with mock.patch.object(_C, "write_first_note", wraps=_C.write_first_note) as first_note:
+        register(wrap(Net), lanes=2)
+    assert [call.args[1] for call in first_note.call_args_list] == [RANK, RANK], first_note.call_args_list
+    store = first_note.call_args_list[0].args[0]
+    assert not _C.missing_keys(store, [f"thinwire/fault/note/{rank}" for rank in range(WORLD)])
 
 
 def a_step_limit_that_ends_on_one_rank():
