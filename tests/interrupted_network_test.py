@@ -153,6 +153,7 @@ def main():
     try:
         an_outage_is_survived()
         a_slow_link_is_no_silence("500Kbit", 2, "dense", 30_000)
+        a_slow_link_is_no_silence("50Kbit", 4, "casq:feedback=on", 3_000)
         a_cut_is_named("casq")
         a_cut_is_named("reduce")
     finally:
