@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 _GRACE_SECONDS = 10.0
+_SECONDS_TO_END = 3.0  # after SIGTERM
 
 
 def free_port() -> int:
@@ -77,14 +78,17 @@ def serve_rendezvous(port: int) -> Optional["TCPStore"]:
     return store
 
 
-def end(processes: List["subprocess.Popen[bytes]"]) -> None:
+def end(processes: List["subprocess.Popen[bytes]"], first: int) -> None:
+    """first: the rank of the first process."""
     for process in processes:
         if process.poll() is None:
             process.terminate()
-    for process in processes:
+    for rank, process in enumerate(processes, first):
         try:
-            process.wait(3)
+            process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
+            print(f"thinwire.launch: rank {rank} did not end when it was told to, and is killed: "
+                  "it is stopped or stuck", file=sys.stderr, flush=True)
             process.kill()
             process.wait()
 
@@ -123,6 +127,7 @@ def main() -> int:
     command = [sys.executable, *(["-m"] if options.module else []), options.script, *options.arguments]
     processes: List["subprocess.Popen[bytes]"] = []
     told: Set[int] = set()
+    first = 0
     status = 0
     deadline = None
     try:
@@ -158,7 +163,7 @@ def main() -> int:
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     finally:
-        end(processes)
+        end(processes, first)
     return status
 
 

@@ -1,9 +1,14 @@
-"""PyTorch scripts started as Slurm's srun starts them: with its variables, and none of torchrun's."""
+"""PyTorch scripts started as Slurm's srun starts them: with its variables, and none of torchrun's.
+And what the launcher does with a rank that does not end."""
+import contextlib
+import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 sys.dont_write_bytecode = True
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
@@ -11,6 +16,7 @@ sys.path.append(os.path.join(ROOT, "tests"))
 
 from srun_tasks import run, variables  # noqa: E402
 
+from thinwire import launch  # noqa: E402
 from thinwire.launch import environments  # noqa: E402
 
 DOCTOR = ["-m", "thinwire.doctor"]
@@ -96,7 +102,17 @@ def batch_file_starts_its_steps():
         assert stopped.returncode == 1 and stopped.stdout.count("srun") == 1, stopped
 
 
+def a_rank_that_does_not_end_is_named():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    with mock.patch.object(launch, "_SECONDS_TO_END", 0.2), contextlib.redirect_stderr(io.StringIO()) as said:
+        launch.end([process], first=4)
+    assert "rank 4 did not end" in said.getvalue() and process.returncode == -signal.SIGKILL, said.getvalue()
+
+
 for scenario in (training_is_that_of_the_launcher, launchers_make_one_job, place_is_set_once,
-                 what_cannot_be_is_named, batch_file_starts_its_steps):
+                 what_cannot_be_is_named, batch_file_starts_its_steps,
+                 a_rank_that_does_not_end_is_named):
     scenario()
     print("ok", scenario.__name__)
