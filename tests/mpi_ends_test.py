@@ -61,8 +61,9 @@ def main():
         failures.append("mpirun's status is 0")
     if not re.search(text, output):
         failures.append(f"nobody says: {text}")
-    crashed = set(re.findall(r"^\[[^\]:]*:(\d+)\] \*\*\* Process received signal", output,
-                             re.M)) - {str(job.pid)}
+    # Open MPI writes a process's number with five digits at least: 06197.
+    crashed = {int(pid) for pid in re.findall(
+        r"^\[[^\]:]*:(\d+)\] \*\*\* Process received signal", output, re.M)} - {job.pid}
     if crashed or job.returncode > 128 or "terminate called" in output:
         failures.append(f"a rank crashed {sorted(crashed)}, mpirun's status is {job.returncode}")
     for failure in failures:
