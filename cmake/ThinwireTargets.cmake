@@ -1,6 +1,7 @@
 # thinwire_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...]): one folder as one static library, called
 # thinwire_NAME here and thinwire::NAME when installed.
-# thinwire_test(NAME SOURCES ... LINK ...): one GoogleTest program.
+# thinwire_test(NAME SOURCES ... LINK ... [SHARDS N]): one GoogleTest program. SHARDS: its tests mostly wait, so
+# they are run by N processes, each of them a part.
 
 set(THINWIRE_LIBRARIES "" CACHE INTERNAL "")
 
@@ -36,7 +37,7 @@ function(thinwire_test name)
   if(NOT THINWIRE_TESTS)
     return()
   endif()
-  cmake_parse_arguments(arg "" "" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "" "SHARDS" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${arg_LINK} rapidcheck GTest::gtest_main)
@@ -54,8 +55,17 @@ function(thinwire_test name)
   if(NOT "unsanitized" IN_LIST arg_LABELS)
     add_dependencies(unit_tests ${name})
   endif()
-  add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 1200 LABELS "${arg_LABELS}")
+  if(NOT arg_SHARDS)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 1200 LABELS "${arg_LABELS}")
+    return()
+  endif()
+  foreach(shard RANGE 1 ${arg_SHARDS})
+    math(EXPR index "${shard} - 1")
+    add_test(NAME ${name}_${shard} COMMAND ${name})
+    set_tests_properties(${name}_${shard} PROPERTIES TIMEOUT 1200 LABELS "${arg_LABELS}"
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
 endfunction()
 
 # thinwire_unsanitized(NAME PATTERNS...): tests of a program that the sanitizers' builds leave out, since they

@@ -108,7 +108,7 @@ def runs_once():
             assert ways["plain"]["error"] != ways["plain:again"]["error"], "the same order of examples"
             assert abs(ways["dense"]["error"] - ways["plain"]["error"]) < 1e-3, cell
         # auto has ended its trial, and says what it chose.
-        assert any("A step takes" in reason for _, reason in ways["auto"]["changes"]), ways["auto"]
+        assert any("a step takes" in reason for _, reason in ways["auto"]["changes"]), ways["auto"]
     for wrong, named in (
         (["--rates", "2Gbit"], "2Gbit"),
         (["--models", "mlp"], "mlp"),

@@ -151,6 +151,9 @@ std::vector<Change> Auto::explanation() const {
     return {{index_, "the candidates are being tried, nothing is chosen yet"}};
   }
   std::vector<Change> all = changes_;
+  if (!plan_.chosen && !follows_) {
+    all.push_back({index_, "a trial goes on, in which this step ran " + name_of(plan_.use)});
+  }
   for (const Pipeline& member : members_) add_changes(all, member.synchronizer->explanation());
   return all;
 }

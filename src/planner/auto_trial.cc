@@ -13,6 +13,8 @@ namespace thinwire::planner {
 namespace {
 
 constexpr int kMostLooksToRetry = 64;
+/// Where steps take another time by more than a half.
+constexpr int kMostLooksWhenFar = 8;
 constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
 /// Looks in a row without another step time after which patience is halved.
 constexpr int kCalmLooks = 30;
@@ -153,14 +155,17 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
     if (one < kUnknown && one > 0)
       all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i);
   }
-  const std::string of_which = allowed == rules_.within
+  const std::string of_which = percent(allowed - rules_.within) == percent(0)
                                    ? ""
                                    : ": " + percent(rules_.within) + ", and " +
                                          percent(allowed - rules_.within) + " for what is not known better";
   const std::string where =
-      rules_.link.empty() ? ". A step takes " : ". Over " + rules_.link + " a step takes ";
+      rules_.link.empty() ? ". Undisturbed, a step takes " : ". Over " + rules_.link + " a step takes ";
+  // Later steps are compared with the median: on a busy machine that is far from the times above.
+  const std::string usual =
+      rules_.link.empty() ? ". The median of the chosen one's steps is " + milliseconds(plan_.usual) : "";
   add_change(step, name_of(choice) + where + all + ". The mildest is taken whose step takes at most " +
-                       percent(allowed) + " more than the shortest" + of_which);
+                       percent(allowed) + " more than the shortest" + of_which + usual);
 }
 
 std::uint64_t Auto::look(Step& step) {
@@ -203,10 +208,11 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
     return;
   }
   plan_.calm = 0;
-  const int patience = has_drifted_far(plan_.usual, now) ? kLooksToRetry : plan_.looks_to_retry;
+  const int most = has_drifted_far(plan_.usual, now) ? kMostLooksWhenFar : kMostLooksToRetry;
+  const int patience = std::min(plan_.looks_to_retry, most);
   if (++plan_.drifted < patience) return;
-  const std::string what =
-      "a step takes " + milliseconds(now) + " where it took " + milliseconds(plan_.usual);
+  const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
+                           milliseconds(now) + " and was " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
     add_change(step, what + ", by rank " + std::to_string(*rank) +
                          " alone, for which the others wait: " + name_of(plan_.choice) + " stays");

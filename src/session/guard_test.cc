@@ -92,10 +92,11 @@ TEST(Guard, TakesTheOtherSystemAfterALargeErrorAndTriesAgainMoreSeldom) {
     EXPECT_EQ(change.step, (std::array<std::uint64_t, 5>{3, 12, 15, 32, 35})[i]);
     const std::string expected = bucket + (i == 1   ? "after 8 steps of dense tried again"
                                            : i == 3 ? "after 16 steps of dense tried again"
-                                                    : "the mean is off by ");
+                                                    : "the mean that arrives is off by ");
     EXPECT_EQ(change.reason.substr(0, expected.size()), expected);
   }
-  EXPECT_TRUE(guarded.changes[4].reason.ends_with(" of its noise, more than 0.75, so dense until step 68"));
+  EXPECT_TRUE(guarded.changes[4].reason.ends_with(
+      " times the batches' noise, more than 0.75, so dense until step 68"));
   EXPECT_EQ(guarded.explained, to_text(guarded.changes)) << "the last measurement is the last change";
 }
 
@@ -124,7 +125,8 @@ TEST(Guard, LeavesASystemAloneThatKeepsToTheBound) {
   EXPECT_EQ(guarded.means, alone.means);
   EXPECT_EQ(guarded.explained.substr(0, 48), "step 17: guard: bucket of fc.weight and 1 more: ")
       << guarded.explained;
-  EXPECT_TRUE(guarded.explained.ends_with(" of its noise, within 0.75")) << guarded.explained;
+  EXPECT_TRUE(guarded.explained.ends_with(" times the batches' noise, allowed are 0.75"))
+      << guarded.explained;
   for (std::uint64_t step = 0; step < 20; ++step) {
     const bool measured = step == 3 || step == 7 || step == 17;
     EXPECT_EQ(guarded.errors[step] >= 0, measured) << step;

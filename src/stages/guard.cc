@@ -284,9 +284,10 @@ class Guard final : public Forwarding {
   }
 
   std::string found(double error) const {
-    std::array<char, 80> text{};
-    std::snprintf(text.data(), text.size(), "the mean is off by %.2f of its noise, %s %.2f", error,
-                  error > rules_.bound ? "more than" : "within", rules_.bound);
+    std::array<char, 160> text{};
+    std::snprintf(text.data(), text.size(),
+                  "the mean that arrives is off by %.2f times the batches' noise, %s %.2f", error,
+                  error > rules_.bound ? "more than" : "allowed are", rules_.bound);
     return text.data();
   }
 

@@ -55,7 +55,7 @@ def auto_chooses_and_says_why():
     guarded = [one for one in lines if ": guard: " in one]
     assert guarded, lines  # power_sgd, which was tried, has a guard
     (line,) = [one for one in lines if one not in guarded]
-    assert all(re.match("step [0-9]+: guard: bucket .* of its noise, within 0.75", one)
+    assert all(re.match("step [0-9]+: guard: bucket .* times the batches' noise, allowed are 0.75", one)
                for one in guarded), guarded
     short = spec.replace(":steps=2", "")  # which is the default
     require_last_step(last, step, short, [bucket["scheme"] for bucket in handle.report()["buckets"]])
