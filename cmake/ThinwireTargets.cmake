@@ -1,7 +1,7 @@
 # thinwire_library(NAME SOURCES ... LINK ... [PRIVATE_LINK ...]): one folder as one static library, called
 # thinwire_NAME here and thinwire::NAME when installed.
-# thinwire_test(NAME SOURCES ... LINK ... [SHARDS N]): one GoogleTest program. SHARDS: its tests mostly wait, so
-# they are run by N processes, each of them a part.
+# thinwire_test(NAME SOURCES ... LINK ... [SHARDS N]): one GoogleTest program.
+# With SHARDS its tests, which mostly wait, are run by N processes, a part by each.
 
 set(THINWIRE_LIBRARIES "" CACHE INTERNAL "")
 
