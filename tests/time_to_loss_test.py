@@ -16,13 +16,13 @@ SMALL = ["--steps", "12", "--evaluations", "3", "--layers", "1", "--width", "16"
          "--vocabulary", "30", "--context", "8", "--batch", "4", "--held-out", "16", "--lr", "0.01"]
 
 
-def made(way, losses, step_seconds, sent):
+def made(way, losses, step_seconds, sent, seed=1):
     """A run of 10 steps between evaluations."""
     points = [{"seconds": 10 * at * step_seconds, "step": 10 * at, "training_loss": loss,
                "evaluation_loss": loss,
                "interface_bytes": 10 * at * sent or None, "wire_bytes": None}
               for at, loss in enumerate(losses)]
-    return {"way": way, "steps": 10 * (len(losses) - 1), "seed": 1, "layers": 1, "width": 2, "heads": 1,
+    return {"way": way, "steps": 10 * (len(losses) - 1), "seed": seed, "layers": 1, "width": 2, "heads": 1,
             "vocabulary": 3, "context": 4, "batch": 5, "lr": 0.1, "weight_decay": 0, "clip": 1, "workers": 2,
             "threads": 1, "parameters": 99, "power_sgd_rank": 4, "evaluations": 2, "held_out": 16, "text": "",
             "local_seconds": 0.25 * step_seconds if way == "plain" else None, "points": points,
@@ -44,9 +44,20 @@ def tables_say_when_the_loss_was_reached():
     (row,) = [line for line in time_report.table([plain, late], "1Gbit", 0.5).splitlines()
               if line.startswith("| `late`")]
     assert row.endswith("| 10.0 | 4.00 | 3.50 |"), row
-    assert "communication is 75 % of it" in time_report.share_text(plain)
+    assert "communication is 75 % of it" in time_report.share_text([plain])
     assert time_report.seconds_to(made("rises", [4, 5, 3], 1.0, 1), 4) == 0
+    # Each seed has its own loss to reach: 4 and 6 after 20 steps of 2 s.
+    slow = made("plain", [8, 7, 6], 2.0, 125_000_000, seed=2)
+    second = made("early", [8, 6, 5], 1.0, 12_500_000, seed=2)
+    (row,) = [line for line in time_report.table([plain, slow, early, second], "1Gbit").splitlines()
+              if line.startswith("| `early`")]
+    assert row.endswith("| 750 ± 354 | 12.50 | 100.0 | 4.000 (-1.000 ± 0.000) | 8.8 ± 1.8 | 3.00 ± 1.41 | 4.67 ± 0.94 |"), row
+    second = made("late", [8, 7, 6.5], 1.0, 12_500_000, seed=2)
+    (row,) = [line for line in time_report.table([plain, slow, dict(early, way="late"), second], "1Gbit").splitlines()
+              if line.startswith("| `late`")]
+    assert row.endswith("| 7.5, not reached | 3.00 ± 1.41 | 5.33, - |"), row
     for runs, named in (([early], "plain"),
+                        ([plain, second], "of seed 2"),
                         ([plain, dict(early, lr=0.2)], "early was run with lr 0.2, and now it is 0.1")):
         try:
             time_report.table(runs, "1Gbit")
@@ -66,7 +77,7 @@ def runs_once():
         # The second call adds one way, the third has nothing to run.
         for ways, ran in (("plain,fp16_hook,power_sgd_hook,casq:bits=4", 4), ("plain,half", 1),
                           ("plain,half", 0)):
-            done = subprocess.run([*command, "--ways", ways], capture_output=True, text=True, check=False)
+            done = subprocess.run([*command, "--seeds", "1", "--ways", ways], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             assert sum(line.startswith("loopback: ") for line in done.stderr.splitlines()) == ran, done.stderr
         assert sorted(os.listdir(results)) == ["loopback.json", "time_to_loss.md", "time_to_loss.png"]
@@ -84,7 +95,7 @@ def runs_once():
         other = subprocess.run([*command, "--ways", "dense", "--lr", "0.02"], capture_output=True,
                                text=True, check=False)
         assert other.returncode == 1 and "lr 0.01, and now it is 0.02" in other.stderr, other.stderr
-    for wrong, named in ((["2Gbit"], "2Gbit"), (["loopback", "--workers", "1"], "--workers 1")):
+    for wrong, named in ((["2Gbit"], "2Gbit"), (["loopback", "--seeds", "1,x"], "--seeds 1,x"), (["loopback", "--workers", "1"], "--workers 1")):
         refused = subprocess.run([command[0], command[1], *wrong], capture_output=True,
                                  text=True, check=False)
         assert refused.returncode == 2 and named in refused.stderr, refused.stderr

@@ -1,10 +1,10 @@
 """CASQ: each experiment's table and figure."""
-from statistics import median
+from statistics import mean, median
 
 from matplotlib.ticker import MaxNLocator
 
 from drawing import COLOURS, bars, figure, legend, loss_and_accuracy, plot_epochs, point, style
-from runs import DIFFERENCE, accuracy_table, describe, named, options_of, systems_in, table
+from runs import DIFFERENCE, accuracy_table, by_spec, describe, named, options_of, order_text, spread_text, systems_in, table
 
 # ResNet-32 on CIFAR-10.
 CASQ_TABLE_1 = {
@@ -49,12 +49,13 @@ def casq_figure_7(parts: dict) -> tuple:
     made, all_axes = figure(len(counts))
     rows = {}
     for count, axes in zip(counts, all_axes):
-        communication, quantization = {}, {}
+        sent, coded = {}, {}  # of each seed
         for alone, both in zip(parts[f"off_{count}"], parts[f"measured_{count}"]):
             spec = alone["spec"]
-            communication[spec] = 1e3 * alone["modelled_seconds"]
+            sent.setdefault(spec, []).append(1e3 * alone["modelled_seconds"])
             # dense has nothing to quantize; adding up is the engine's.
-            quantization[spec] = 0.0 if spec == "dense" else max(0.0, 1e3 * both["modelled_seconds"] - communication[spec])
+            coded.setdefault(spec, []).append(0.0 if spec == "dense" else max(0.0, 1e3 * (both["modelled_seconds"] - alone["modelled_seconds"])))
+        communication, quantization = ({spec: mean(values) for spec, values in of.items()} for of in (sent, coded))
         names = list(communication)
         alq = next(name for name in names if name.startswith("alq"))
         for at, (what, times) in enumerate((("communication", communication), ("quantization", quantization))):
@@ -66,7 +67,7 @@ def casq_figure_7(parts: dict) -> tuple:
         axes.set_title(f"{count} workers", fontsize=10)
         axes.set_ylabel("ms")
         for name in names:
-            rows.setdefault(name, []).extend([f"{communication[name]:.1f}", f"{communication[name] / communication[alq]:.2f}", f"{quantization[name]:.1f}"])
+            rows.setdefault(name, []).extend([f"{communication[name]:.1f}", f"{communication[name] / communication[alq]:.2f}", spread_text(coded[name], ".1f")])
     legend(made, all_axes[0], 2)
     head = ["system"] + [f"{count} workers: {what}" for count in counts for what in ("communication, ms", "of ALQ's", "quantization, ms")]
     text = ("The paper: CASQ with 2 bits communicates up to 28 % less than ALQ with 3, and quantizes about as long; that is up to 16 % of a step.\n\n")
@@ -89,12 +90,9 @@ def casq_figure_5(parts: dict) -> tuple:
     made, all_axes = figure(len(names))
     errors = {}
     for axes, name in zip(all_axes, names):
-        results = [result for result in parts[name] if result["spec"] != "dense"]
-        for at, result in enumerate(results):
-            squares = [error ** 2 for error in result["relative_errors"]]
-            errors.setdefault(result["spec"], {})[name] = squares
-            axes.plot(range(len(squares)), squares, label=quantizer_in_full(result["spec"]),
-                      **{**style(at), "markersize": 3})
+        for at, (spec, squares) in enumerate(by_spec(parts[name], lambda result: [error ** 2 for error in result["relative_errors"]]).items()):
+            errors.setdefault(spec, {})[name] = squares
+            axes.plot(range(len(squares[0])), squares[0], label=quantizer_in_full(spec), **{**style(at), "markersize": 3})
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("recorded step")
@@ -108,14 +106,15 @@ def casq_figure_5(parts: dict) -> tuple:
     for spec, by_part in errors.items():
         row = [f"`{spec}`"]
         for name in names:
-            squares = sorted(by_part[name])
-            row += [f"{squares[len(squares) // 2]:.3g}", f"{squares[0]:.3g} to {squares[-1]:.3g}"]
+            every = [error for squares in by_part[name] for error in squares]
+            row += [spread_text([median(squares) for squares in by_part[name]], ".3g"), f"{min(every):.3g} to {max(every):.3g}"]
         rows.append(row)
+    orders = {name.replace("_", " "): {spec: [median(squares) for squares in by_part[name]] for spec, by_part in errors.items()} for name in names}
     text = ("|Q(p) - p|^2 / |p|^2, or of the mean over workers. The paper's Figure 5: casq with 2 bits errs less than every other quantizer "
             "with 3. terngrad, qsgd, nuqsgd, amq and alq are unbiased: their errors average out over workers and steps, "
             "casq's do so in part. Without topology=all_gather casq's mean is coded once more on its way back, which the "
-            "paper does not do.\n\n")
-    return text + table(head, rows), made
+            "paper does not do. Medians are means over seeds; the picture has the first seed.\n\n")
+    return text + table(head, rows) + "\n" + order_text(orders), made
 
 
 def casq_figure_10(parts: dict) -> tuple:

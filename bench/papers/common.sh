@@ -93,6 +93,13 @@ run() {
   exit 1
 }
 
+# run_seeds PART COMMAND OPTION...: run() with each seed. Reports read PART@SEED.json of all seeds as one part.
+run_seeds() {
+  local part=$1 seed
+  shift
+  for seed in ${seeds//,/ }; do run "$part@$seed" "$@" --seed "$seed"; done
+}
+
 # take NAME: another experiment's results in the same folder belong to this one's report,
 # as parts NAME/PART.
 taken=()

@@ -1,9 +1,10 @@
 """Marsit: each experiment's table and figure."""
-from statistics import median
+from statistics import mean, median
 
 from drawing import bars, figure, legend, plot_epochs, point, style
 from plotting import COLOURS
-from runs import DIFFERENCE, System, accuracy_table, compression, describe, named, options_of, systems_in, table
+from runs import (DIFFERENCE, System, accuracy_table, by_spec, compression, describe, named, options_of, order_text, spread_text, systems_in,
+                  table)
 
 
 def best_rate(systems: list) -> System:
@@ -78,17 +79,19 @@ def marsit_figure_3(parts: dict) -> tuple:
 def marsit_figure_1(parts: dict) -> tuple:
     names = sorted(parts, key=lambda name: int(name.split("_")[1]))
     made, (axes,) = figure()
-    rows = {}
+    rows, orders = {}, {}
     for at, name in enumerate(names):
-        results = [result for result in parts[name] if result["spec"] != "dense"]
-        for place, result in enumerate(results):
-            shares = sorted(100 * share for share in result["sign_agreements"])
-            middle = median(shares)
-            rows.setdefault(result["spec"], []).append(f"{middle:.1f} ({shares[0]:.1f} to {shares[-1]:.1f})")
+        found = by_spec(parts[name], lambda result: [100 * share for share in result["sign_agreements"]])
+        for place, (spec, by_seed) in enumerate(found.items()):
+            medians = [median(shares) for shares in by_seed]
+            least, most = min(map(min, by_seed)), max(map(max, by_seed))
+            middle = mean(medians)
+            orders.setdefault(name.replace("workers_", "") + " workers", {})[spec] = medians
+            rows.setdefault(spec, []).append(f"{spread_text(medians, '.1f')} ({least:.1f} to {most:.1f})")
             axes.bar(place + 0.4 * at, middle, 0.36, color=COLOURS[at], label=name.replace("workers_", "") + " workers" if place == 0 else None,
-                     yerr=[[middle - shares[0]], [shares[-1] - middle]], capsize=2)
-        axes.set_xticks([place + 0.2 for place in range(len(results))])
-        axes.set_xticklabels([options_of(result["spec"])[""] for result in results], fontsize=8)
+                     yerr=[[middle - least], [most - middle]], capsize=2)
+        axes.set_xticks([place + 0.2 for place in range(len(found))])
+        axes.set_xticklabels([options_of(spec)[""] for spec in found], fontsize=8)
     axes.axhline(50, color="#000000", linewidth=0.8)
     axes.set_ylim(45, 100)
     axes.set_ylabel("signs that agree with the exact mean's, %")
@@ -97,29 +100,31 @@ def marsit_figure_1(parts: dict) -> tuple:
     text = (f"Of the elements whose exact mean is not 0, the share that has its sign in the mean that is delivered; the median over {steps} recorded "
             "steps, and the least and the largest. The paper, 3 workers: cascading compression has the lowest, about 56 %; chance is 50 %.\n\n")
     return text + table(["system"] + [name.replace("_", " ").replace("workers ", "") + " workers, %" for name in names],
-                        [[f"`{spec}`"] + of_spec for spec, of_spec in rows.items()]), made
+                        [[f"`{spec}`"] + of_spec for spec, of_spec in rows.items()]) + "\n" + order_text(orders), made
 
 
 def phases(parts: dict, count: str) -> dict:
-    """By spec: ms of communication and of compression; of Marsit also with a full step in 100."""
+    """By spec: (ms of communication, of compression) of each seed; of Marsit also with a full step in 100."""
     found = {}
     for alone, both in zip(parts[f"communication_{count}"], parts[f"both_{count}"]):
         sent = 1e3 * alone["modelled_seconds"]
         # dense has nothing to compress; adding up is the engine's.
         coded = 0.0 if alone["spec"] == "dense" else max(0.0, 1e3 * both["modelled_seconds"] - sent)
-        found[alone["spec"]] = (sent, coded)
-    full = found["dense"]
+        found.setdefault(alone["spec"], []).append((sent, coded))
     for spec in [spec for spec in found if options_of(spec)[""] == "marsit"]:
-        found[spec.replace("100000", "100")] = tuple(0.99 * one + 0.01 * of_full for one, of_full in zip(found[spec], full))
+        found[spec.replace("100000", "100")] = [tuple(0.99 * one + 0.01 * of_full for one, of_full in zip(*both))
+                                                for both in zip(found[spec], found["dense"])]
     return found
 
 
 def marsit_figure_5(parts: dict) -> tuple:
     counts = sorted({name.split("_")[1] for name in parts}, key=int)
     made, all_axes = figure(len(counts))
-    rows = {}
+    rows, orders = {}, {}
     for count, axes in zip(counts, all_axes):
-        found = phases(parts, count)
+        of_seeds = phases(parts, count)
+        found = {name: [mean(phase) for phase in zip(*by_seed)] for name, by_seed in of_seeds.items()}
+        orders[f"{count} workers"] = {name: [sum(phase) for phase in by_seed] for name, by_seed in of_seeds.items()}
         names = list(found)
         for at, what in ((0, "communication"), (1, "compression")):
             below = [found[name][0] if at else 0.0 for name in names]
@@ -130,7 +135,9 @@ def marsit_figure_5(parts: dict) -> tuple:
         axes.set_title(f"{count} workers", fontsize=10)
         axes.set_ylabel("ms")
         for name in names:
-            rows.setdefault(name, []).extend([f"{found[name][0]:,.0f}", f"{found[name][1]:,.0f}", f"{sum(found[name]) / sum(found['dense']):.3f}"])
+            shares = [sum(own) / sum(dense) for own, dense in zip(of_seeds[name], of_seeds["dense"])]
+            rows.setdefault(name, []).extend([f"{found[name][0]:,.0f}", spread_text([coded for _, coded in of_seeds[name]], ",.0f"),
+                                              spread_text(shares, ".3f")])
     legend(made, all_axes[0], 2)
     one = parts[f"communication_{counts[0]}"][0]
     head = ["system"] + [f"{count} workers: {what}" for count in counts for what in ("communication, ms", "compression, ms", "both, of dense")]
@@ -138,7 +145,8 @@ def marsit_figure_5(parts: dict) -> tuple:
             "less time than a ring. (Table 1, of a whole training on 3 workers: 11.2 minutes with cascading compression, 20.7 without. "
             f"Figure 3, K = 1, 50, 100, 200, never: 40.2, 22.1, 21.3, 22.4, 18.8 minutes.)\n\n{one['elements'] * one['scale']:,.0f} elements. "
             "full_every=100000 has one-bit steps alone; full_every=100 is 0.99 of that and 0.01 of dense's.\n\n")
-    return text + table(head, [[f"`{name}`"] + of_name for name, of_name in rows.items()]), made
+    text += table(head, [[f"`{name}`"] + of_name for name, of_name in rows.items()])
+    return text + "\nBoth phases together. " + order_text(orders), made
 
 
 def marsit_figure_3_rates(parts: dict) -> tuple:

@@ -3,7 +3,7 @@ from statistics import mean, stdev
 
 from drawing import figure, legend, style
 from plotting import COLOURS
-from runs import options_of, table
+from runs import by_spec, options_of, order_text, spread_text, table
 
 ORDER_OF_ELEMENTS = ("Side by side: popular elements lie together, as in an embedding sorted by frequency, which loads even slices (`sparse_ps`) "
                      "unevenly. That is more skewed than the paper's gradients, of which over 60 % of the non-zeros lie in the first of eight "
@@ -17,23 +17,24 @@ def setting_name(part: str, parts: dict) -> str:
     return name + (", side by side" if parts[part][0].get("contiguous") else ", scattered")
 
 
+def speedup(result: dict) -> float:
+    return 1 / result["time_vs_dense"]
+
+
 def zen_figure_13(parts: dict) -> tuple:
     llms = "3.44 (OPT-2.7B), 3.51 (Gemma2-2B)"
     paper = {"LSTM": "6.77", "DeepFM": "2.10", "top_5_percent": llms, "top_5_percent_contiguous": llms}
     order = [name for name in ("LSTM", "DeepFM", "NMT", "top_5_percent", "top_5_percent_contiguous") if name in parts]
-    systems = [result["spec"] for result in parts[order[0]] if result["spec"] != "dense"]
+    speedups = {name: by_spec(parts[name], speedup) for name in order}
     made, (axes,) = figure()
     made.set_size_inches(8, 4.6)
     rows = []
-    for at, spec in enumerate(systems):
-        speedups = []
-        for name in order:
-            result = next(result for result in parts[name] if result["spec"] == spec)
-            speedups.append(1 / result["time_vs_dense"])
-        drawn = axes.bar([place + at * 0.16 for place in range(len(order))], speedups, 0.15, color=COLOURS[at],
+    for at, spec in enumerate(speedups[order[0]]):
+        means = [mean(speedups[name][spec]) for name in order]
+        drawn = axes.bar([place + at * 0.16 for place in range(len(order))], means, 0.15, color=COLOURS[at],
                          label=options_of(spec)[""])
-        axes.bar_label(drawn, labels=[f"{value:.1f}" for value in speedups], fontsize=6)
-        rows.append([f"`{spec}`"] + [f"{value:.2f}" for value in speedups])
+        axes.bar_label(drawn, labels=[f"{value:.1f}" for value in means], fontsize=6)
+        rows.append([f"`{spec}`"] + [spread_text(speedups[name][spec], ".2f") for name in order])
     axes.axhline(1, color="#000000", linewidth=0.8)
     axes.set_xticks([place + 0.32 for place in range(len(order))])
     axes.set_xticklabels([setting_name(name, parts).replace(", ", "\n") for name in order])
@@ -42,7 +43,7 @@ def zen_figure_13(parts: dict) -> tuple:
     legend(made, axes, 5)
     rows.append(["the paper's zen"] + [paper.get(name, "") for name in order])
     text = f"Communication at 16 workers, times faster than dense. {ORDER_OF_ELEMENTS}\n\n"
-    return text + table(["system"] + [setting_name(n, parts) for n in order], rows), made
+    return text + table(["system"] + [setting_name(n, parts) for n in order], rows) + "\n" + order_text(speedups), made
 
 
 def zen_figure_15(parts: dict) -> tuple:
@@ -50,14 +51,14 @@ def zen_figure_15(parts: dict) -> tuple:
     by_density = {}
     for result in parts["formats"]:
         payload = result["wire_bytes_sent_max"] - result["frame_header_bytes_max"]
-        by_density.setdefault(result["density_wanted"], {})[result["spec"]] = payload
+        by_density.setdefault(result["density_wanted"], {}).setdefault(result["spec"], []).append(payload)
     workers = parts["formats"][0]["workers"]
     elements = parts["formats"][0]["elements"]
     dense_pull = 4 * elements * (workers - 1) / workers
     lines = {"lists (COO)": [], "hash bitmap": [], "blocks of 256 (OmniReduce)": [], "bitmap of all indices (computed)": []}
     densities = sorted(by_density)
     for density in densities:
-        sizes = by_density[density]
+        sizes = {spec: mean(payloads) for spec, payloads in by_density[density].items()}
         push = sizes["zen:scheme=push_pull:pull=list"] / 2
         lines["lists (COO)"].append(push / dense_pull)
         lines["hash bitmap"].append((sizes["zen:scheme=push_pull"] - push) / dense_pull)
@@ -77,12 +78,13 @@ def zen_figure_15(parts: dict) -> tuple:
     steps = [("sparse_ps", "lists, even slices"), ("zen:scheme=push_pull:pull=list", "lists, hashed owners"),
              ("zen:scheme=push_pull", "hash bitmap, hashed owners")]
     settings = sorted(name for name in parts if name.startswith("breakdown_"))
+    speedups = {setting: by_spec(parts[setting], speedup) for setting in settings}
     rows = []
     for at, (spec, name) in enumerate(steps):
-        speedups = [1 / next(r for r in parts[setting] if r["spec"] == spec)["time_vs_dense"] for setting in settings]
-        drawn = breakdown.bar([place + at * 0.26 for place in range(len(settings))], speedups, 0.24, color=COLOURS[at], label=name)
-        breakdown.bar_label(drawn, labels=[f"{value:.2f}" for value in speedups], fontsize=7)
-        rows.append([name] + [f"{value:.2f}" for value in speedups])
+        means = [mean(speedups[setting][spec]) for setting in settings]
+        drawn = breakdown.bar([place + at * 0.26 for place in range(len(settings))], means, 0.24, color=COLOURS[at], label=name)
+        breakdown.bar_label(drawn, labels=[f"{value:.2f}" for value in means], fontsize=7)
+        rows.append([name] + [spread_text(speedups[setting][spec], ".2f") for setting in settings])
     titles = [setting_name(setting, parts)[len("breakdown_"):] for setting in settings]
     breakdown.set_xticks([place + 0.26 for place in range(len(settings))])
     breakdown.set_xticklabels([title.replace(", ", "\n") for title in titles])
@@ -91,7 +93,7 @@ def zen_figure_15(parts: dict) -> tuple:
     made.tight_layout()
     text += ("\n(b) Communication, times faster than dense. The paper (throughput of training): lists through Algorithm 1 2.74 times for LSTM and 1.53 "
              f"for Llama3.2-3B, the hash bitmap 13 % and 34 % more. {ORDER_OF_ELEMENTS}\n\n")
-    return text + table(["step"] + titles, rows), made
+    return text + table(["step"] + titles, rows) + "\n" + order_text(dict(zip(titles, speedups.values()))), made
 
 
 def zen_figure_2(parts: dict) -> tuple:
@@ -134,21 +136,21 @@ def zen_figure_8(parts: dict) -> tuple:
     text = ("The paper: at 128 workers Balanced Parallelism with lists takes 36 % less than dense, and half of its time is indices; no other scheme is "
             "below dense there. AGsparse is above it from 40 workers on, OmniReduce gains with few workers.\n\n")
     for axes, name in zip(all_axes, [name for name in ("elements", "rows") if name in parts]):
-        by_spec = {}
+        times_by_spec = {}
         for result in parts[name]:
             if result["spec"] == "dense":
                 continue
-            times = by_spec.setdefault(short(result["spec"]), {})
-            times[result["workers"]] = result["time_vs_dense"]
+            times = times_by_spec.setdefault(short(result["spec"]), {})
+            times.setdefault(result["workers"], []).append(result["time_vs_dense"])
             if result["spec"].startswith("zen") and name == "elements":
                 # Half of a list is indices; what is left over of the time is latency.
                 rate = float(result["link"].split("Gbit:")[0]) * 1e9 / 8
                 sent = result["wire_bytes_sent_max"] * result["scale"] / rate
                 ideal = result["time_vs_dense"] * (1 - sent / 2 / result["modelled_seconds"])
-                by_spec.setdefault("zen without indices, computed", {})[result["workers"]] = ideal
+                times_by_spec.setdefault("zen without indices, computed", {}).setdefault(result["workers"], []).append(ideal)
         counts = sorted({result["workers"] for result in parts[name]})
-        for at, (spec, times) in enumerate(by_spec.items()):
-            axes.plot(counts, [times[count] for count in counts], label=spec, **style(at))
+        for at, (spec, times) in enumerate(times_by_spec.items()):
+            axes.plot(counts, [mean(times[count]) for count in counts], label=spec, **style(at))
         axes.axhline(1, color="#000000", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -159,8 +161,11 @@ def zen_figure_8(parts: dict) -> tuple:
         axes.set_title("single elements" if name == "elements" else "rows of 256", fontsize=10)
         gammas = {result["workers"]: result["gamma"] for result in parts[name]}
         rows = [["densification"] + [f"{gammas[count]:.2f}" for count in counts]]
-        rows += [[f"`{spec}`" if " " not in spec else spec] + [f"{times[count]:.3f}" for count in counts] for spec, times in by_spec.items()]
-        text += f"Time of dense's, {axes.get_title()}:\n\n" + table(["workers"] + [str(count) for count in counts], rows) + "\n"
+        rows += [[f"`{spec}`" if " " not in spec else spec] + [spread_text(times[count], ".3f") for count in counts]
+                 for spec, times in times_by_spec.items()]
+        orders = {f"{count} workers": {spec: times[count] for spec, times in times_by_spec.items() if " " not in spec} for count in counts}
+        text += f"Time of dense's, {axes.get_title()}:\n\n" + table(["workers"] + [str(count) for count in counts], rows)
+        text += "\n" + order_text(orders) + "\n"
     legend(made, all_axes[0], 3)
     return text, made
 
@@ -168,17 +173,17 @@ def zen_figure_8(parts: dict) -> tuple:
 def zen_figure_13_rows(parts: dict) -> tuple:
     models = ("LSTM", "DeepFM", "NMT", "top_5_percent")
     paper = {"LSTM": "6.77", "DeepFM": "2.10", "top_5_percent": "3.44 (OPT-2.7B), 3.51 (Gemma2-2B)"}
-    specs = [result["spec"] for result in parts["LSTM_off"] if result["spec"] != "dense"]
     made, all_axes = figure(2)
     text = ("Communication at 16 workers, times faster than dense. In the paper OmniReduce is the best baseline of DeepFM and NMT, SparCML of LSTM, and "
             "AGsparse, SparCML and Sparse PS can lose to dense.\n\n")
     for axes, codec in zip(all_axes, ("off", "measured")):
         rows = []
-        for at, spec in enumerate(specs):
-            results = [next(result for result in parts[f"{model}_{codec}"] if result["spec"] == spec) for model in models]
-            speedups = [1 / result["time_vs_dense"] for result in results]
-            axes.bar([place + at * 0.14 for place in range(len(models))], speedups, 0.13, color=COLOURS[at], label=short(spec))
-            rows.append([f"`{spec}`"] + [f"{value:.2f}" for value in speedups])
+        speedups = {model.replace("_", " "): by_spec(parts[f"{model}_{codec}"], speedup) for model in models}
+        for at, spec in enumerate(speedups["LSTM"]):
+            of_models = [of_model[spec] for of_model in speedups.values()]
+            axes.bar([place + at * 0.14 for place in range(len(models))], [mean(values) for values in of_models], 0.13, color=COLOURS[at],
+                     label=short(spec))
+            rows.append([f"`{spec}`"] + [spread_text(values, ".2f") for values in of_models])
         gammas = [parts[f"{model}_{codec}"][0]["gamma"] for model in models]
         rows += [["densification"] + [f"{gamma:.1f}" for gamma in gammas], ["the paper's zen"] + [paper.get(model, "") for model in models]]
         axes.axhline(1, color="#000000", linewidth=0.8)
@@ -186,7 +191,8 @@ def zen_figure_13_rows(parts: dict) -> tuple:
         axes.set_xticks([place + 0.35 for place in range(len(models))])
         axes.set_xticklabels([model.replace("_", " ") for model in models])
         axes.set_title("computing free" if codec == "off" else "with each codec's CPU time", fontsize=10)
-        text += ("Computing free" if codec == "off" else "With each codec's CPU time, of one run") + ":\n\n" + table(["system"] + [model.replace("_", " ") for model in models], rows) + "\n"
+        text += ("Computing free" if codec == "off" else "With each codec's CPU time") + ":\n\n" + table(["system"] + list(speedups), rows)
+        text += "\n" + order_text(speedups) + "\n"
     all_axes[0].set_ylabel("times faster than dense all-reduce")
     legend(made, all_axes[0], 5)
     return text, made

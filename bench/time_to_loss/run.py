@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 """Loss against wall-clock on slow networks, beside plain DDP and torch's own hooks.
 
-    bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--workers N]
-                              [--steps N] [--results DIR] [--python PATH] [--margin NATS] [--redraw]
+    bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--seeds 1,2,3]
+                              [--workers N] [--steps N] [--results DIR] [--python PATH] [--margin NATS] [--redraw]
                               [options of settings.py]
 
 RATE is of every link of an emulated network (testbed/up): 100Mbit, 1Gbit, 10Gbit; all three if none is given.
 `loopback` is the machine without a limit, and needs no root. Every way trains the same model from the same
-weights for the same number of steps with the same learning rates. Runs that the results hold already are not
+weights for the same number of steps with the same learning rates; a seed decides weights and order of words. Runs that the results hold already are not
 made again, so a call that was ended goes on where it was.
 
 Results: DIR/RATE.json, a line to a run; DIR/time_to_loss.md, a table for each rate; DIR/time_to_loss.png,
@@ -41,6 +41,7 @@ def parse(arguments: list):
     parser.add_argument("rates", nargs="*", metavar="RATE", help=f"of {', '.join(RATES)}, or loopback; without one: these three")
     parser.add_argument("--recipe", action="append", default=[], dest="recipes", metavar="SPEC", help="one more way: a spec of Thinwire")
     parser.add_argument("--ways", default=WAYS, help="to compare (default %(default)s)")
+    parser.add_argument("--seeds", default="1", help="separated by commas (default %(default)s)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, help="default 90 at 100Mbit, 300 otherwise")
     parser.add_argument("--results", default=os.path.join(ROOT, "results", "time_to_loss"))
@@ -55,28 +56,33 @@ def parse(arguments: list):
             parser.error(f"rate '{rate}': give {', '.join(RATES)} or loopback")
     if given.workers < 2:
         parser.error(f"--workers {given.workers}: at least 2, a single one sends nothing")
+    try:
+        given.seeds = [int(seed) for seed in given.seeds.split(",")]
+    except ValueError:
+        parser.error(f"--seeds {given.seeds}: give whole numbers separated by commas")
     given.rates = given.rates or list(RATES)
     given.ways = [way for way in given.ways.split(",") if way] + given.recipes
     return given
 
 
-def train(given, network: Network, way: str, steps: int) -> dict:
-    command = [*network.command(given.python), os.path.join(HERE, "train.py"), "--way", way, "--steps", str(steps),
+def train(given, network: Network, way: str, seed: int, steps: int) -> dict:
+    command = [*network.command(given.python), os.path.join(HERE, "train.py"), "--way", way, "--steps", str(steps), "--seed", str(seed),
                *settings.arguments_of(given)]
-    return result_of(command, network.environment, f"{network.rate}: {way}")
+    return result_of(command, network.environment, f"{network.rate}: {way}, seed {seed}")
 
 
 def run_rate(given, rate: str, environment: dict) -> None:
     path = os.path.join(given.results, rate + ".json")
     steps = given.steps or STEPS.get(rate, 300)
     settings.require_same(stored(path), {**settings.shared_of(given), "steps": steps, "workers": given.workers}, path)
-    missing = [way for way in given.ways if all(run["way"] != way for run in stored(path))]
+    there = [(run["way"], run["seed"]) for run in stored(path)]
+    missing = [(way, seed) for seed in given.seeds for way in given.ways if (way, seed) not in there]
     if not missing:
         return
     with Network("time-to-loss", rate, given.workers, environment) as network:
-        for way in missing:
-            print(f"{rate}: {way}", file=sys.stderr, flush=True)
-            store(path, {"rate": rate, **train(given, network, way, steps)})
+        for way, seed in missing:
+            print(f"{rate}: {way}, seed {seed}", file=sys.stderr, flush=True)
+            store(path, {"rate": rate, **train(given, network, way, seed, steps)})
 
 
 def work() -> None:

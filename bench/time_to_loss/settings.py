@@ -2,7 +2,7 @@
 import argparse
 
 # What runs of one table share.
-SHARED = ("steps", "evaluations", "held_out", "seed", "text", "layers", "width", "heads", "vocabulary", "context", "batch", "lr",
+SHARED = ("steps", "evaluations", "held_out", "text", "layers", "width", "heads", "vocabulary", "context", "batch", "lr",
           "weight_decay", "clip", "threads", "power_sgd_rank", "workers")
 
 
@@ -10,7 +10,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", default="", help="a file to learn from instead of the King James Bible")
     parser.add_argument("--evaluations", type=int, default=15, help="evaluations after the first, at even distances (default %(default)s)")
     parser.add_argument("--held-out", type=int, default=64, help="windows to evaluate (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)

@@ -3,6 +3,7 @@ import math
 
 import plotting
 import settings
+from plotting import deviation, mean
 
 BITS = {"100Mbit": 1e8, "1Gbit": 1e9, "10Gbit": 1e10}
 
@@ -32,21 +33,40 @@ def bytes_per_step(run: dict):
     return sent / run["steps"] if sent else None
 
 
-def cells(run: dict, plain: dict, rate: str, margin: float) -> list:
-    steps_seconds = run["points"][-1]["seconds"] / run["steps"]
-    reached = seconds_to(run, final_loss(plain) + margin)
-    base = seconds_to(plain, final_loss(plain) + margin)
-    minus = final_loss(run) - final_loss(plain)
-    sent = bytes_per_step(run)
+def step_seconds(run: dict) -> float:
+    return run["points"][-1]["seconds"] / run["steps"]
+
+
+def spread(values: list, form: str) -> str:
+    """Mean and deviation, the latter of several seeds only."""
+    text = format(mean(values), form)
+    return text if len(values) < 2 else f"{text} ± {deviation(values):{form.lstrip('+')}}"
+
+
+def with_missing(values: list, form: str, missing: str) -> str:
+    """Mean and deviation; where one seed has none, each by itself."""
+    if None not in values:
+        return spread(values, form)
+    return missing if not any(values) else ", ".join(missing if value is None else format(value, form) for value in values)
+
+
+def cells(runs: list, plain: dict, rate: str, margin: float) -> list:
+    """Of one way's runs. plain: by seed. Ratios and differences are taken seed by seed."""
+    goal = {seed: final_loss(run) + margin for seed, run in plain.items()}
+    reached = [seconds_to(run, goal[run["seed"]]) for run in runs]
+    bases = [seconds_to(plain[run["seed"]], goal[run["seed"]]) for run in runs]
+    minus = [final_loss(run) - final_loss(plain[run["seed"]]) for run in runs]
+    sent = [bytes_per_step(run) for run in runs]
+    is_plain = runs[0]["way"] == "plain"
     return [
-        f"`{run['way']}`",
-        f"{1e3 * steps_seconds:,.0f}",
-        f"{sent / 1e6:,.2f}" if sent else "-",
-        f"{1e3 * 8 * sent / BITS[rate]:,.1f}" if sent and rate in BITS else "-",
-        f"{final_loss(run):.3f}" + ("" if run is plain else f" ({minus:+.3f})"),
-        f"{reached:,.1f}" if reached is not None else "not reached",
-        f"{plain['points'][-1]['seconds'] / run['points'][-1]['seconds']:.2f}",
-        f"{base / reached:.2f}" if reached else "-",
+        f"`{runs[0]['way']}`",
+        spread([1e3 * step_seconds(run) for run in runs], ",.0f"),
+        f"{mean(sent) / 1e6:,.2f}" if all(sent) else "-",
+        f"{1e3 * 8 * mean(sent) / BITS[rate]:,.1f}" if all(sent) and rate in BITS else "-",
+        f"{mean([final_loss(run) for run in runs]):.3f}" + ("" if is_plain else f" ({spread(minus, '+.3f')})"),
+        with_missing(reached, ",.1f", "not reached"),
+        spread([plain[run["seed"]]["points"][-1]["seconds"] / run["points"][-1]["seconds"] for run in runs], ".2f"),
+        with_missing([base / one if one else None for base, one in zip(bases, reached)], ".2f", "-"),
     ]
 
 
@@ -55,32 +75,39 @@ HEAD = ["way", "step, ms", "MB sent in a step", "these at the link's rate, ms", 
 
 
 def plain_of(runs: list, rate: str) -> dict:
-    for run in runs:
-        if run["way"] == "plain":
-            return run
-    raise ValueError(f"{rate}: there is no run of plain DDP to compare with")
+    """Those of plain DDP by seed: one for every seed that any way has."""
+    plain = {run["seed"]: run for run in runs if run["way"] == "plain"}
+    missing = sorted({run["seed"] for run in runs} - set(plain))
+    if missing:
+        raise ValueError(f"{rate}: there is no run of plain DDP to compare with, of seed {', '.join(map(str, missing))}")
+    return plain
 
 
-def share_text(plain: dict) -> str:
+def share_text(plain: list) -> str:
     """How much of plain DDP's step is communication."""
-    step = plain["points"][-1]["seconds"] / plain["steps"]
-    local = plain["local_seconds"]
+    step = mean([step_seconds(run) for run in plain])
+    local = mean([run["local_seconds"] for run in plain])
     return (f"A step of plain DDP takes {1e3 * step:,.0f} ms, and {1e3 * local:,.0f} ms without synchronization: "
             f"communication is {100 * max(0.0, 1 - local / step):.0f} % of it.")
 
 
 def table(runs: list, rate: str, margin: float = 0) -> str:
-    plain = plain_of(runs, rate)
+    by_seed = plain_of(runs, rate)
+    plain = next(iter(by_seed.values()))
     settings.require_same(runs, plain, rate)
+    seeds = ", ".join(map(str, sorted(by_seed)))
     setting = (f"A decoder-only transformer of {plain['parameters']:,} parameters ({plain['layers']} layers of width {plain['width']}), "
                f"{plain['workers']} ranks with {plain['batch']} windows of {plain['context']} words each, {plain['steps']} steps of AdamW "
-               f"at {plain['lr']:g}, clipped at {plain['clip']:g}, warm-up of a tenth of the steps and half a cosine, seed {plain['seed']}. "
+               f"at {plain['lr']:g}, clipped at {plain['clip']:g}, warm-up of a tenth of the steps and half a cosine, seed{'s' if len(by_seed) > 1 else ''} {seeds}. "
                f"torch {plain['torch']}{' with its fused optimizer' if plain.get('fused_optimizer') else ''}. "
                f"torch's PowerSGD hook has rank {plain['power_sgd_rank']}. All ranks are on one machine, {plain['threads']} threads each.")
     if margin:
         setting += f" The loss to reach is {margin:g} nats above plain's last one, for plain as for all."
-    rows = [HEAD, ["---"] * len(HEAD)] + [cells(run, plain, rate, margin) for run in runs]
-    return f"{setting}\n{share_text(plain)}\n\n" + "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    by_way = {}
+    for run in runs:
+        by_way.setdefault(run["way"], []).append(run)
+    rows = [HEAD, ["---"] * len(HEAD)] + [cells(of_way, by_seed, rate, margin) for of_way in by_way.values()]
+    return f"{setting}\n{share_text(list(by_seed.values()))}\n\n" + "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
 def picture(by_rate: dict):
@@ -90,7 +117,8 @@ def picture(by_rate: dict):
         for run in runs:
             how = plotting.style(ways.index(run["way"]))
             axes.plot([point["seconds"] for point in run["points"]], [point["evaluation_loss"] for point in run["points"]], **how)
-        axes.axhline(final_loss(plain_of(runs, rate)), color="#777777", linewidth=1, linestyle=":")
+        # The line is of the first seed.
+        axes.axhline(final_loss(next(iter(plain_of(runs, rate).values()))), color="#777777", linewidth=1, linestyle=":")
         axes.set_title(rate)
         axes.set_xlabel("seconds")
         axes.set_ylabel("evaluation loss, nats")

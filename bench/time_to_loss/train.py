@@ -186,7 +186,7 @@ class Run:
 
     def result(self):
         options = self.options
-        made = {"way": options.way, "steps": options.steps, **settings.shared_of(options)}
+        made = {"way": options.way, "steps": options.steps, "seed": options.seed, **settings.shared_of(options)}
         made.update(parameters=sum(p.numel() for p in self.model.parameters()), workers=dist.get_world_size(),
                     torch=torch.__version__, fused_optimizer=bool(self.optimizer.defaults.get("fused")),
                     spec=self.handle.report()["spec"] if self.handle else None,
@@ -201,6 +201,7 @@ def parse():
     parser.add_argument("--json", required=True)
     parser.add_argument("--steps", type=int, default=300)
     settings.add_options(parser)
+    parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
 
