@@ -51,9 +51,11 @@ def tables_say_when_the_loss_was_reached():
     second = made("early", [8, 6, 5], 1.0, 12_500_000, seed=2)
     (row,) = [line for line in time_report.table([plain, slow, early, second], "1Gbit").splitlines()
               if line.startswith("| `early`")]
-    assert row.endswith("| 750 ± 354 | 12.50 | 100.0 | 4.000 (-1.000 ± 0.000) | 8.8 ± 1.8 | 3.00 ± 1.41 | 4.67 ± 0.94 |"), row
+    assert row.endswith("| 750 ± 354 | 12.50 | 100.0 | 4.000 (-1.000 ± 0.000) | 8.8 ± 1.8 "
+                        "| 3.00 ± 1.41 | 4.67 ± 0.94 |"), row
     second = made("late", [8, 7, 6.5], 1.0, 12_500_000, seed=2)
-    (row,) = [line for line in time_report.table([plain, slow, dict(early, way="late"), second], "1Gbit").splitlines()
+    with_late = [plain, slow, dict(early, way="late"), second]
+    (row,) = [line for line in time_report.table(with_late, "1Gbit").splitlines()
               if line.startswith("| `late`")]
     assert row.endswith("| 7.5, not reached | 3.00 ± 1.41 | 5.33, - |"), row
     for runs, named in (([early], "plain"),
@@ -77,7 +79,8 @@ def runs_once():
         # The second call adds one way, the third has nothing to run.
         for ways, ran in (("plain,fp16_hook,power_sgd_hook,casq:bits=4", 4), ("plain,half", 1),
                           ("plain,half", 0)):
-            done = subprocess.run([*command, "--seeds", "1", "--ways", ways], capture_output=True, text=True, check=False)
+            done = subprocess.run([*command, "--seeds", "1", "--ways", ways], capture_output=True,
+                                  text=True, check=False)
             assert done.returncode == 0, done.stderr
             assert sum(line.startswith("loopback: ") for line in done.stderr.splitlines()) == ran, done.stderr
         assert sorted(os.listdir(results)) == ["loopback.json", "time_to_loss.md", "time_to_loss.png"]
@@ -95,7 +98,8 @@ def runs_once():
         other = subprocess.run([*command, "--ways", "dense", "--lr", "0.02"], capture_output=True,
                                text=True, check=False)
         assert other.returncode == 1 and "lr 0.01, and now it is 0.02" in other.stderr, other.stderr
-    for wrong, named in ((["2Gbit"], "2Gbit"), (["loopback", "--seeds", "1,x"], "--seeds 1,x"), (["loopback", "--workers", "1"], "--workers 1")):
+    for wrong, named in ((["2Gbit"], "2Gbit"), (["loopback", "--seeds", "1,x"], "--seeds 1,x"),
+                         (["loopback", "--workers", "1"], "--workers 1")):
         refused = subprocess.run([command[0], command[1], *wrong], capture_output=True,
                                  text=True, check=False)
         assert refused.returncode == 2 and named in refused.stderr, refused.stderr

@@ -93,7 +93,8 @@ run() {
   exit 1
 }
 
-# run_seeds PART COMMAND OPTION...: run() with each seed. Reports read PART@SEED.json of all seeds as one part.
+# run_seeds PART COMMAND OPTION...: run() with each seed, to PART@SEED.json.
+# Reports read those of all seeds as one part.
 run_seeds() {
   local part=$1 seed
   shift

@@ -14,7 +14,7 @@ from plotting import deviation, mean  # noqa: E402
 
 def load(folder: str, taken=()) -> dict:
     """Results by part: what each call of thinwire wrote. taken: folders beside this one, whose parts have
-    their name in front, as casq_table_1/train. NAME@SEED.json of several seeds are one part, the seeds in turn."""
+    their name in front, as casq_table_1/train. NAME@SEED.json are one part, seed after seed."""
     parts = {}
     for name in ("", *taken):
         for path in sorted(glob.glob(os.path.join(folder, os.pardir if name else "", name, "*.json"))):

@@ -2,13 +2,13 @@
 """Loss against wall-clock on slow networks, beside plain DDP and torch's own hooks.
 
     bench/time_to_loss/run.py [RATE ...] [--recipe SPEC ...] [--ways A,B,...] [--seeds 1,2,3]
-                              [--workers N] [--steps N] [--results DIR] [--python PATH] [--margin NATS] [--redraw]
-                              [options of settings.py]
+                              [--workers N] [--steps N] [--results DIR] [--python PATH]
+                              [--margin NATS] [--redraw] [options of settings.py]
 
 RATE is of every link of an emulated network (testbed/up): 100Mbit, 1Gbit, 10Gbit; all three if none is given.
 `loopback` is the machine without a limit, and needs no root. Every way trains the same model from the same
-weights for the same number of steps with the same learning rates; a seed decides weights and order of words. Runs that the results hold already are not
-made again, so a call that was ended goes on where it was.
+weights for the same number of steps with the same learning rates. A seed decides weights and words' order.
+Runs that the results hold already are not made again, so a call that was ended goes on where it was.
 
 Results: DIR/RATE.json, a line to a run; DIR/time_to_loss.md, a table for each rate; DIR/time_to_loss.png,
 loss against seconds. PATH (default /usr/bin/python3) has torch and thinwire;
