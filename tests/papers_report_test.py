@@ -81,13 +81,36 @@ def results_of_other_experiments():
 def phases():
     import marsit
     specs = ("dense", "marsit:full_every=100000")
-    parts = {name: [{"spec": spec, "modelled_seconds": at} for spec, at in zip(specs, seconds)]
-             for name, seconds in (("communication_3", (1.0, 0.1)), ("both_3", (1.5, 0.15)))}
+    # Of two seeds.
+    parts = {name: [{"spec": spec, "modelled_seconds": at} for spec, at in zip(2 * specs, seconds)]
+             for name, seconds in (("communication_3", (1.0, 0.1, 1.0, 0.2)),
+                                   ("both_3", (1.5, 0.15, 1.6, 0.3)))}
     found = marsit.phases(parts, "3")
-    assert found["dense"] == (1000, 0), found  # its sums are the engine's
-    assert [round(each) for each in found["marsit:full_every=100000"]] == [100, 50], found
+    assert found["dense"] == [(1000, 0), (1000, 0)], found  # its sums are the engine's
+    one_bit = [[round(each) for each in of_seed] for of_seed in found["marsit:full_every=100000"]]
+    assert one_bit == [[100, 50], [200, 100]], found
     # 99 one-bit steps and a full one.
-    assert [round(each, 1) for each in found["marsit:full_every=100"]] == [109.0, 49.5], found
+    mixed = [[round(each, 1) for each in of_seed] for of_seed in found["marsit:full_every=100"]]
+    assert mixed == [[109.0, 49.5], [208.0, 99.0]], found
+
+
+def seeds_of_a_part():
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in (2, 1):
+            with open(os.path.join(folder, f"LSTM@{seed}.json"), "w", encoding="utf-8") as file:
+                json.dump([{"spec": "dense", "x": 0}, {"spec": "zen", "x": seed}], file)
+        parts = runs.load(folder)
+    assert list(parts) == ["LSTM"], parts
+    assert runs.by_spec(parts["LSTM"], lambda result: result["x"]) == {"zen": [1, 2]}, parts
+
+
+def orders():
+    assert "same order with each of 2 seeds" in runs.order_text({"a": {"x": [1, 2], "y": [2, 3]}})
+    # Within a hundredth they are equal, with both seeds.
+    assert "same order" in runs.order_text({"a": {"x": [1, 2], "y": [1.005, 1.99]}})
+    apart = runs.order_text({"a": {"x": [1, 2], "y": [2, 3], "z": [3, 1]}, "b": {"x": [1, 2], "y": [2, 3]}})
+    assert apart == "Of 2 seeds not all have the same order of `x` and `z` (a), `y` and `z` (a).\n", apart
+    assert runs.order_text({"a": {"x": [1], "y": [2]}}) == "One seed.\n"
 
 
 def tensor(name, kind, rows, width, indices, values):
@@ -156,5 +179,7 @@ differences()
 bytes_of_whole_trainings()
 settings()
 results_of_other_experiments()
+seeds_of_a_part()
+orders()
 sparse_gradients()
 pictures()

@@ -76,6 +76,12 @@ def deviation(values: list) -> float:
     return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
+def spread_text(values: list, form: str) -> str:
+    """Mean and deviation, the latter of several values only. form: of the mean, as in "+.2f"."""
+    text = format(mean(values), form)
+    return text if len(values) < 2 else f"{text} ± {deviation(values):{form.lstrip('+')}}"
+
+
 def main(description: str, make) -> int:
     """The whole of a script that is given results and a picture's name: make(results) is the figure. Exit
     status: 0 drawn, 1 failed (one line on stderr), 2 wrong usage."""

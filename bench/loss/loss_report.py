@@ -2,7 +2,7 @@
 import math
 
 import plotting
-from plotting import deviation, mean
+from plotting import deviation, mean, spread_text
 
 
 class Recipe:
@@ -38,18 +38,13 @@ def measure_of(runs: list) -> tuple:
     return "test_accuracy", "test accuracy, %", 100, 2
 
 
-def spread(values: list, form: str) -> str:
-    text = format(mean(values), form)
-    return text if len(values) < 2 else f"{text} ± {format(deviation(values), form.lstrip('+'))}"
-
-
 def difference(one: Recipe, dense: Recipe, key: str, factor: int, digits: int) -> str:
     """Seed by seed; one within the spread of the differences says so."""
     own, base = one.at_the_end(key), dense.at_the_end(key)
     values = [factor * (own[seed] - base[seed]) for seed in own if seed in base]
     if not values:
         return "-"
-    text = spread(values, f"+.{digits}f")
+    text = spread_text(values, f"+.{digits}f")
     noise = len(values) > 1 and abs(mean(values)) <= deviation(values)
     return text + (" (noise)" if noise else "")
 
@@ -57,7 +52,7 @@ def difference(one: Recipe, dense: Recipe, key: str, factor: int, digits: int) -
 def row(one: Recipe, dense: Recipe, runs: list) -> str:
     key, _, factor, digits = measure_of(runs)
     values = [factor * value for value in one.at_the_end(key).values()]
-    measured = spread(values, f".{digits}f") if values else "diverged"
+    measured = spread_text(values, f".{digits}f") if values else "diverged"
     if values and one.failed:
         measured += f" ({one.failed} of {len(one.runs)} diverged)"
     minus = "" if one is dense else difference(one, dense, key, factor, digits)

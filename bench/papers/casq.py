@@ -4,7 +4,8 @@ from statistics import mean, median
 from matplotlib.ticker import MaxNLocator
 
 from drawing import COLOURS, bars, figure, legend, loss_and_accuracy, plot_epochs, point, style
-from runs import DIFFERENCE, accuracy_table, by_spec, describe, named, options_of, order_text, spread_text, systems_in, table
+from plotting import spread_text
+from runs import DIFFERENCE, accuracy_table, by_spec, describe, named, options_of, order_text, systems_in, table
 
 # ResNet-32 on CIFAR-10.
 CASQ_TABLE_1 = {
@@ -110,7 +111,7 @@ def casq_figure_5(parts: dict) -> tuple:
             row += [spread_text([median(squares) for squares in by_part[name]], ".3g"), f"{min(every):.3g} to {max(every):.3g}"]
         rows.append(row)
     orders = {name.replace("_", " "): {spec: [median(squares) for squares in by_part[name]] for spec, by_part in errors.items()} for name in names}
-    text = ("|Q(p) - p|^2 / |p|^2, or of the mean over workers. The paper's Figure 5: casq with 2 bits errs less than every other quantizer "
+    text = ("The error is |Q(p) - p|^2 / |p|^2, or that of the mean over workers. The paper's Figure 5: casq with 2 bits errs less than every other quantizer "
             "with 3. terngrad, qsgd, nuqsgd, amq and alq are unbiased: their errors average out over workers and steps, "
             "casq's do so in part. Without topology=all_gather casq's mean is coded once more on its way back, which the "
             "paper does not do. Medians are means over seeds; the picture has the first seed.\n\n")

@@ -2,9 +2,8 @@
 from statistics import mean, median
 
 from drawing import bars, figure, legend, plot_epochs, point, style
-from plotting import COLOURS
-from runs import (DIFFERENCE, System, accuracy_table, by_spec, compression, describe, named, options_of, order_text, spread_text, systems_in,
-                  table)
+from plotting import COLOURS, spread_text
+from runs import DIFFERENCE, System, accuracy_table, by_spec, compression, describe, named, options_of, order_text, systems_in, table
 
 
 def best_rate(systems: list) -> System:

@@ -9,7 +9,7 @@ import os
 import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "apps", "plot"))
-from plotting import deviation, mean  # noqa: E402
+from plotting import deviation, mean, spread_text  # noqa: E402
 
 
 def load(folder: str, taken=()) -> dict:
@@ -34,12 +34,6 @@ def options_of(spec: str) -> dict:
     """Of the last system in a spec: {"": name, option: value}."""
     words = spec.split("+")[-1].split(":")
     return {"": words[0], **dict(word.split("=", 1) for word in words[1:])}
-
-
-def spread_text(values: list, formatted: str) -> str:
-    """Mean and deviation, the latter of several values only."""
-    text = format(mean(values), formatted)
-    return text if len(values) < 2 else f"{text} ± {deviation(values):{formatted.lstrip('+')}}"
 
 
 def by_spec(results: list, value) -> dict:

@@ -2,8 +2,8 @@
 from statistics import mean, stdev
 
 from drawing import figure, legend, style
-from plotting import COLOURS
-from runs import by_spec, options_of, order_text, spread_text, table
+from plotting import COLOURS, spread_text
+from runs import by_spec, options_of, order_text, table
 
 ORDER_OF_ELEMENTS = ("Side by side: popular elements lie together, as in an embedding sorted by frequency, which loads even slices (`sparse_ps`) "
                      "unevenly. That is more skewed than the paper's gradients, of which over 60 % of the non-zeros lie in the first of eight "

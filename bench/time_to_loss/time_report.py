@@ -1,9 +1,10 @@
 """Tables and a picture of run.py: when each way has plain DDP's final loss."""
 import math
+import textwrap
 
 import plotting
 import settings
-from plotting import deviation, mean
+from plotting import mean, spread_text
 
 BITS = {"100Mbit": 1e8, "1Gbit": 1e9, "10Gbit": 1e10}
 
@@ -37,16 +38,10 @@ def step_seconds(run: dict) -> float:
     return run["points"][-1]["seconds"] / run["steps"]
 
 
-def spread(values: list, form: str) -> str:
-    """Mean and deviation, the latter of several seeds only."""
-    text = format(mean(values), form)
-    return text if len(values) < 2 else f"{text} ± {deviation(values):{form.lstrip('+')}}"
-
-
 def with_missing(values: list, form: str, missing: str) -> str:
     """Mean and deviation; where one seed has none, each by itself."""
     if None not in values:
-        return spread(values, form)
+        return spread_text(values, form)
     return missing if not any(values) else ", ".join(missing if value is None else format(value, form) for value in values)
 
 
@@ -60,12 +55,12 @@ def cells(runs: list, plain: dict, rate: str, margin: float) -> list:
     is_plain = runs[0]["way"] == "plain"
     return [
         f"`{runs[0]['way']}`",
-        spread([1e3 * step_seconds(run) for run in runs], ",.0f"),
+        spread_text([1e3 * step_seconds(run) for run in runs], ",.0f"),
         f"{mean(sent) / 1e6:,.2f}" if all(sent) else "-",
         f"{1e3 * 8 * mean(sent) / BITS[rate]:,.1f}" if all(sent) and rate in BITS else "-",
-        f"{mean([final_loss(run) for run in runs]):.3f}" + ("" if is_plain else f" ({spread(minus, '+.3f')})"),
+        f"{mean([final_loss(run) for run in runs]):.3f}" + ("" if is_plain else f" ({spread_text(minus, '+.3f')})"),
         with_missing(reached, ",.1f", "not reached"),
-        spread([plain[run["seed"]]["points"][-1]["seconds"] / run["points"][-1]["seconds"] for run in runs], ".2f"),
+        spread_text([plain[run["seed"]]["points"][-1]["seconds"] / run["points"][-1]["seconds"] for run in runs], ".2f"),
         with_missing([base / one if one else None for base, one in zip(bases, reached)], ".2f", "-"),
     ]
 
@@ -107,6 +102,7 @@ def table(runs: list, rate: str, margin: float = 0) -> str:
     for run in runs:
         by_way.setdefault(run["way"], []).append(run)
     rows = [HEAD, ["---"] * len(HEAD)] + [cells(of_way, by_seed, rate, margin) for of_way in by_way.values()]
+    setting = textwrap.fill(setting, 110, break_long_words=False, break_on_hyphens=False)
     return f"{setting}\n{share_text(list(by_seed.values()))}\n\n" + "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 

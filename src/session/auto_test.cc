@@ -494,8 +494,14 @@ TEST(Auto, AnotherNetworkIsFoundWithinFiftySteps) {
     Training training(communicator, "auto");
     training.run(30, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
-    training.run(50, 30.0);
+    // Looks at 37 and 44 see another time, and the trial begins.
+    training.run(22, 30.0);
+    EXPECT_NE(training.session().explain().find("a trial goes on, in which this step ran "),
+              std::string::npos)
+        << training.session().explain();
+    training.run(28, 30.0);
     EXPECT_EQ(training.system(), "dense");
+    EXPECT_EQ(training.session().explain().find("a trial goes on"), std::string::npos);
     training.run(50, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
   });
