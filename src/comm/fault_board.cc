@@ -61,6 +61,7 @@ void FaultBoard::Shared::round() {
   std::unique_lock lock(mutex);
   const bool is_waiting = waiting;
   const std::vector<int> awaited = waits_for;
+  const WaitPlace waits_at = place;
   lock.unlock();
   const auto now = Clock::now();
   // Of a round that came late, because the store or the machine was slow, only the usual part counts.
@@ -72,7 +73,8 @@ void FaultBoard::Shared::round() {
   }
   if (Seconds(now - last_beat).count() >= beat_period) {
     last_beat = now;
-    beat(awaited, is_waiting);
+    beat(is_waiting ? FaultNote{.state = FaultNote::State::waiting, .awaited = awaited, .place = waits_at}
+                    : FaultNote{});
     // On a slow network a question takes long, and a rank that waits has more urgent ones.
     if (is_waiting) {
       forget_next();
@@ -140,11 +142,8 @@ void FaultBoard::Shared::look_at_next() {
   if (!standing.failed && !standing.alive) others_ended = true;
 }
 
-void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) {
-  FaultNote note;
-  note.state = is_waiting ? FaultNote::State::waiting : FaultNote::State::busy;
+void FaultBoard::Shared::beat(FaultNote note) {
   note.beat = ++beats;
-  if (is_waiting) note.awaited = awaited;
   set(key("note/", options.rank), note.encode());
 }
 
@@ -249,9 +248,10 @@ void FaultBoard::post(std::function<void()> job) {
   shared_->changed.notify_all();
 }
 
-void FaultBoard::waits_for(const std::vector<int>& ranks, Seconds period) {
+void FaultBoard::waits_for(const std::vector<int>& ranks, Seconds period, const WaitPlace& place) {
   std::lock_guard lock(shared_->mutex);
   shared_->waiting = true;
+  shared_->place = place;
   shared_->waits_for = ranks;
   shared_->period = period.count();
   shared_->heard.clear();
@@ -336,6 +336,9 @@ FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
   hearing.movements = shared_->movements;
   hearing.concluded = shared_->concluded.has_value();
   for (const auto& [rank, one] : shared_->heard) {
+    const auto note = FaultNote::parse(one.last, shared_->options.size);
+    if (note && note->state == FaultNote::State::waiting && shared_->place.is_left_by(note->place))
+      hearing.elsewhere.emplace_back(rank, note->place.call);
     if (one.has_left) {
       hearing.left.push_back(rank);
     } else if (one.silence.seconds() >= limit.count()) {

@@ -66,7 +66,7 @@ struct FaultBoard::Shared {
 
   void run();
   void round();
-  void beat(const std::vector<int>& awaited, bool is_waiting);
+  void beat(FaultNote note);
   /// Between report() and the end of its inquiry: others shall see that this process still asks.
   void beat_failed();
   void listen(const std::vector<int>& awaited, double elapsed);
@@ -114,6 +114,7 @@ struct FaultBoard::Shared {
   std::condition_variable changed;
   std::deque<std::function<void()>> jobs;
   std::vector<int> waits_for;
+  WaitPlace place;                 ///< Where this rank waits.
   std::vector<int> may_have_left;  ///< Of the awaited: to be asked for.
   std::map<int, Heard> heard;
   Silence store_silence;

@@ -52,12 +52,14 @@ std::vector<int> WaitWatch::neighbours() const {
   return next == previous ? std::vector<int>{next} : std::vector<int>{previous, next};
 }
 
-void WaitWatch::begins(int peer, const Limits& limits, std::uint64_t step, Call* call) noexcept {
+void WaitWatch::begins(int peer, const Limits& limits, std::uint64_t step, Call* call,
+                       const WaitPlace& place) noexcept {
   std::lock_guard lock(mutex_);
   ++number_;
   peer_ = peer;
   limits_ = limits;
   call_ = call;
+  place_ = place;
   began_ = Clock::now();
   if (std::exchange(step_, step) != step) waited_ = Seconds(0);
 }
@@ -106,6 +108,9 @@ void WaitWatch::run(const std::stop_token& stop) {
     if (!long_wait_) {
       long_wait_.emplace();
       long_wait_->peers = peer_ >= 0 ? std::vector<int>{peer_} : neighbours();
+      long_wait_->place = place_;
+      // The thread that waits cannot go on before the lock is free.
+      if (place_.kind != WaitPlace::Kind::other && options_.call) long_wait_->place.call = options_.call();
       const double since = std::min(Seconds(now - began_).count(), 2 * elapsed);
       long_wait_->progress.nothing_for(since - elapsed);
     }
@@ -140,7 +145,7 @@ void WaitWatch::forget() {
 
 void WaitWatch::look(double elapsed) {
   LongWait& wait = *long_wait_;
-  if (!moved_) board_.waits_for(wait.peers, look_period(wait.limits.deadline));
+  if (!moved_) board_.waits_for(wait.peers, look_period(wait.limits.deadline), wait.place);
   const auto links = look_at_links(elapsed);
   const auto heard = board_.hear(wait.limits.silence);
   if (std::exchange(wait.movements, heard.movements) != heard.movements && !wait.in_trouble)
@@ -298,6 +303,23 @@ std::optional<Ending> WaitWatch::dead_links_ending() const {
   return std::nullopt;
 }
 
+/// They compare their calls, and this rank goes on as in the step before.
+Ending WaitWatch::left_behind_by(const std::vector<std::pair<int, std::string>>& others) const {
+  std::vector<int> culprits;
+  std::string calls;
+  for (const auto& [rank, call] : others) {
+    culprits.push_back(rank);
+    calls += (calls.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + call;
+  }
+  return {"it waits in another call",
+          {.culprits = culprits,
+           .reason = "ranks do not synchronize the same: " + calls + ", where rank " +
+                     std::to_string(options_.rank) + " " + long_wait_->place.call +
+                     " as in the step before; every rank must make the same calls in the same order, no sum "
+                     "came to its end",
+           .failed = true}};
+}
+
 std::optional<Ending> WaitWatch::judge() {
   const LongWait& wait = *long_wait_;
   const Limits& limits = wait.limits;
@@ -317,6 +339,7 @@ std::optional<Ending> WaitWatch::judge() {
   if (!wait.lost.empty() && wait.lost_for >= std::min(fault_grace(limits.deadline), limits.silence).count())
     return Ending{"the connection to " + name_ranks(wait.lost) + " is closed", {}};
   const auto heard = board_.hear(limits.silence);
+  if (!heard.elsewhere.empty()) return left_behind_by(heard.elsewhere);
   const std::string silence = seconds_text(limits.silence);
   const bool is_elsewhere = options_.store_host >= 0 && options_.store_host != options_.rank;
   if (is_elsewhere && wait.store.seconds() >= limits.silence.count()) {
