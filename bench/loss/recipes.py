@@ -8,6 +8,8 @@ AS_THEY_COME = [
 
 # For matrices under AdamW: a tenth, a 25th and an 80th of dense's bytes with 4 ranks.
 LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4"]
+# About as many bytes as the latter two, with more rank and fewer bits.
+MORE_RANK = ["power_sgd:rank=28:bits=4", "power_sgd:rank=9:bits=3"]
 # As many bytes as those, by one factor of twice the rank in a step.
 ONE_FACTOR = ["acp_sgd:rank=64:bits=8", "acp_sgd:rank=32:bits=8", "acp_sgd:rank=18:bits=4"]
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
@@ -47,7 +49,7 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + MARSIT_WITH_ADAM,
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + MARSIT_WITH_ADAM,
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS + GUARDED[-1:],
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES,

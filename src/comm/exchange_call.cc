@@ -112,6 +112,11 @@ void Communicator::begin_exchange(const ExchangeCall& call) {
 
 void Communicator::end_exchange() {
   try {
+    // Nothing was sent, so no rank has waited for another one.
+    if (repeats_ && stage_ != Stage::bound) {
+      repeats_ = false;
+      stage_ = Stage::announced;
+    }
     bind_exchange();
     finish_sends_of_hop();
   } catch (...) {

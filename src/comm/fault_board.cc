@@ -155,6 +155,18 @@ void FaultBoard::Shared::beat_failed() {
   set(key("note/", options.rank), failed_note->encode());
 }
 
+/// notes: what ranks say.
+std::map<int, std::string> FaultBoard::Shared::ranks_elsewhere(
+    const WaitPlace& own, const std::map<int, std::string>& notes) const {
+  std::map<int, std::string> ranks;
+  for (const auto& [rank, text] : notes) {
+    const auto note = FaultNote::parse(text, options.size);
+    if (note && note->state == FaultNote::State::waiting && own.is_left_by(note->place))
+      ranks.emplace(rank, note->place.call);
+  }
+  return ranks;
+}
+
 /// Reads whether bytes move anywhere, whether others have given up, and the beats of the awaited.
 void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed) {
   const auto movement = get(key("moved", -1));
@@ -166,9 +178,14 @@ void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed)
   }
   std::unique_lock lock(mutex);
   const std::vector<int> doubtful = may_have_left;
+  const WaitPlace own = place;
   lock.unlock();
+  std::map<int, std::string> left_for = ranks_elsewhere(own, {notes.begin(), notes.end()});
+  if (!left_for.empty() && options.size <= Inquiry::kFew)
+    left_for = ranks_elsewhere(own, Inquiry::notes_of_all(*this));
   const std::vector<int> missing = Inquiry::without_left(*this, doubtful);
   lock.lock();
+  if (place.exchange == own.exchange) elsewhere = std::move(left_for);
   if (movement && *movement != last_movement) {
     last_movement = *movement;
     ++movements;
@@ -252,6 +269,7 @@ void FaultBoard::waits_for(const std::vector<int>& ranks, Seconds period, const 
   std::lock_guard lock(shared_->mutex);
   shared_->waiting = true;
   shared_->place = place;
+  shared_->elsewhere.clear();
   shared_->waits_for = ranks;
   shared_->period = period.count();
   shared_->heard.clear();
@@ -335,10 +353,8 @@ FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
   std::lock_guard lock(shared_->mutex);
   hearing.movements = shared_->movements;
   hearing.concluded = shared_->concluded.has_value();
+  hearing.elsewhere = shared_->elsewhere;
   for (const auto& [rank, one] : shared_->heard) {
-    const auto note = FaultNote::parse(one.last, shared_->options.size);
-    if (note && note->state == FaultNote::State::waiting && shared_->place.is_left_by(note->place))
-      hearing.elsewhere.emplace_back(rank, note->place.call);
     if (one.has_left) {
       hearing.left.push_back(rank);
     } else if (one.silence.seconds() >= limit.count()) {

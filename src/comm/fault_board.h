@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -110,8 +111,9 @@ class FaultBoard {
     std::uint64_t movements = 0;  ///< Grows when other ranks announce movement.
     std::vector<int> silent;      ///< Of the awaited: no beat for longer than `limit`, and not left.
     std::vector<int> left;        ///< Of the awaited: it has left in good order.
-    /// Of the awaited: those that do not make the call in which this rank waits, and what they call.
-    std::vector<std::pair<int, std::string>> elsewhere;
+    /// Ranks that have left the call in which this rank waits, and what they call. Nothing as long as no
+    /// awaited one has; in large worlds of the awaited alone.
+    std::map<int, std::string> elsewhere;
     std::uint64_t store_answers = 0;  ///< Operations that came back, ever.
     bool asks_store = false;          ///< One is under way.
     bool concluded = false;           ///< A rank has given up and said whom it blames.

@@ -158,6 +158,7 @@ void WaitWatch::look(double elapsed) {
     wait.store_unanswered += elapsed;
   }
   wait.others_gave_up = heard.concluded;
+  wait.left_behind = heard.elsewhere.empty() ? 0 : wait.left_behind + elapsed;
   note_lost_peers(heard.left, elapsed);
   // Before one of them would be named.
   auto doubtful = board_.hear(wait.limits.silence / 2).silent;
@@ -303,21 +304,26 @@ std::optional<Ending> WaitWatch::dead_links_ending() const {
   return std::nullopt;
 }
 
-/// They compare their calls, and this rank goes on as in the step before.
-Ending WaitWatch::left_behind_by(const std::vector<std::pair<int, std::string>>& others) const {
+/// They compare their calls, and this rank goes on as in the step before. Of the two sides the smaller one is
+/// to blame; of equal ones theirs.
+Ending WaitWatch::left_behind_by(const std::map<int, std::string>& others) const {
+  const bool most = 2 * others.size() > static_cast<std::size_t>(options_.size);
   std::vector<int> culprits;
   std::string calls;
-  for (const auto& [rank, call] : others) {
-    culprits.push_back(rank);
-    calls += (calls.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + call;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const auto found = others.find(rank);
+    if ((found != others.end()) != most) culprits.push_back(rank);
+    if (found == others.end()) continue;
+    calls += (calls.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + found->second;
   }
-  return {"it waits in another call",
-          {.culprits = culprits,
-           .reason = "ranks do not synchronize the same: " + calls + ", where rank " +
-                     std::to_string(options_.rank) + " " + long_wait_->place.call +
-                     " as in the step before; every rank must make the same calls in the same order, no sum "
-                     "came to its end",
-           .failed = true}};
+  return {
+      "ranks wait in different calls",
+      {.culprits = culprits,
+       .reason = "ranks do not synchronize the same: " + calls + ", where rank " +
+                 std::to_string(options_.rank) + " " + long_wait_->place.call +
+                 " as in the step before; every rank must make the same calls in the same order, and load "
+                 "states or set systems before the same step",
+       .failed = true}};
 }
 
 std::optional<Ending> WaitWatch::judge() {
@@ -339,7 +345,8 @@ std::optional<Ending> WaitWatch::judge() {
   if (!wait.lost.empty() && wait.lost_for >= std::min(fault_grace(limits.deadline), limits.silence).count())
     return Ending{"the connection to " + name_ranks(wait.lost) + " is closed", {}};
   const auto heard = board_.hear(limits.silence);
-  if (!heard.elsewhere.empty()) return left_behind_by(heard.elsewhere);
+  // Others may have come to their call a moment later.
+  if (wait.left_behind > fault_grace(limits.deadline).count() / 2) return left_behind_by(heard.elsewhere);
   const std::string silence = seconds_text(limits.silence);
   const bool is_elsewhere = options_.store_host >= 0 && options_.store_host != options_.rank;
   if (is_elsewhere && wait.store.seconds() >= limits.silence.count()) {

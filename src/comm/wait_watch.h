@@ -21,7 +21,6 @@
 #include <stop_token>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "comm/fault_board.h"
@@ -95,7 +94,7 @@ class WaitWatch {
   void note_dead_links(const std::vector<LinkState>& links, double elapsed);
   std::optional<Ending> judge();
   std::optional<Ending> dead_links_ending() const;
-  Ending left_behind_by(const std::vector<std::pair<int, std::string>>& others) const;
+  Ending left_behind_by(const std::map<int, std::string>& others) const;
 
   FaultBoard& board_;
   std::unique_ptr<Links> links_;
@@ -125,6 +124,7 @@ class WaitWatch {
     bool in_trouble = false;
     std::vector<std::string> moving;  ///< Connections on which bytes moved at the last look.
     bool others_gave_up = false;
+    double left_behind = 0;  ///< Seconds since others were seen in another call.
     std::uint64_t movements = 0;
     std::uint64_t store_answers = 0;
     Silence store;

@@ -137,7 +137,7 @@ std::optional<Ending> wait_beside(Watched& rank, const WaitPlace& own, const Wai
   rank.boards[1]->waits_for({0}, Seconds(0.05), first);
   rank.boards[2]->waits_for({0}, Seconds(0.05), second);
   rank.watch->begins(-1, {Seconds(4), kNever, kNever}, 0, &rank.call, own);
-  EXPECT_TRUE(rank.looks(6) || rank.watch->ended());
+  EXPECT_TRUE(rank.looks(8) || rank.watch->ended());
   return rank.watch->ends();
 }
 
@@ -147,10 +147,21 @@ TEST(WaitWatch, ARankThatComparesACallThatThisOneRepeatsEndsAWait) {
   const auto ending = wait_beside(rank, {Kind::repeats, 7, {}}, {Kind::repeats, 7, {}},
                                   {Kind::compares, 7, "gathers a state"});
   ASSERT_TRUE(ending.has_value());
-  EXPECT_EQ(ending->what, "it waits in another call");
+  EXPECT_EQ(ending->what, "ranks wait in different calls");
   EXPECT_EQ(ending->evidence.culprits, std::vector<int>{2});
   EXPECT_TRUE(ending->evidence.failed);
   EXPECT_NE(ending->evidence.reason.find("rank 2 gathers a state, where rank 0 sums"), std::string::npos)
+      << ending->evidence.reason;
+}
+
+TEST(WaitWatch, OfTwoRanksThatCompareAndOneThatRepeatsTheLatterIsToBlame) {
+  using Kind = WaitPlace::Kind;
+  Watched rank;
+  const auto ending =
+      wait_beside(rank, {Kind::repeats, 7, {}}, {Kind::compares, 7, "loads"}, {Kind::compares, 7, "loads"});
+  ASSERT_TRUE(ending.has_value());
+  EXPECT_EQ(ending->evidence.culprits, std::vector<int>{0});
+  EXPECT_NE(ending->evidence.reason.find("rank 1 loads, rank 2 loads, where rank 0 sums"), std::string::npos)
       << ending->evidence.reason;
 }
 
