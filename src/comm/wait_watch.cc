@@ -38,7 +38,7 @@ WaitWatch::LongWait::LongWait() = default;
 WaitWatch::WaitWatch(FaultBoard& board, std::unique_ptr<Links> links, Options options)
     : board_(board),
       links_(std::move(links)),
-      options_(options),
+      options_(std::move(options)),
       thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 WaitWatch::Seconds WaitWatch::look_period(Seconds deadline) {
