@@ -108,12 +108,10 @@ void C10dCommunicator::open_board(c10::intrusive_ptr<::c10d::Store> store) {
       FaultBoard::Options{
           .rank = rank(), .size = size(), .store_host = options_.store_host, .links = links->describe()});
   if (links->empty()) links.reset();
-  watch_ = std::make_unique<WaitWatch>(*board_, std::move(links),
-                                       WaitWatch::Options{.rank = rank(),
-                                                          .size = size(),
-                                                          .store_host = options_.store_host,
-                                                          .deadline = deadline(),
-                                                          .call = [this] { return call_text(); }});
+  watch_ = std::make_unique<WaitWatch>(
+      *board_, std::move(links),
+      WaitWatch::Options{
+          .rank = rank(), .size = size(), .store_host = options_.store_host, .deadline = deadline()});
 }
 
 C10dCommunicator::~C10dCommunicator() {
@@ -131,11 +129,6 @@ C10dCommunicator::~C10dCommunicator() {
 void C10dCommunicator::leave_alone(bool in_order) {
   options_.leave_together = false;
   if (in_order && board_ && !failed_) board_->leave_alone();
-}
-
-void C10dCommunicator::leave_out_repeats() {
-  // What the watch finds out travels over the store, and only Gloo's waits can be ended by it.
-  if (watch_ && backend_ == "gloo") set_compares_repeats(false);
 }
 
 void C10dCommunicator::tell(const Verdict& verdict) {
@@ -197,11 +190,7 @@ void* C10dCommunicator::start_receive(int peer, Tag tag, Span<std::byte> bytes) 
 
 void C10dCommunicator::wait_begins(int peer, Operation* operation) {
   if (!watch_) return;
-  const auto kind = repeats()    ? WaitPlace::Kind::repeats
-                    : compares() ? WaitPlace::Kind::compares
-                                 : WaitPlace::Kind::other;
-  watch_->begins(peer, {deadline(), silence_limit(), step_limit()}, step(), operation,
-                 {.kind = kind, .exchange = exchanges()});
+  watch_->begins(peer, {deadline(), silence_limit(), step_limit()}, step(), operation);
 }
 
 std::optional<Ending> C10dCommunicator::wait_ends() {

@@ -45,11 +45,6 @@ class C10dCommunicator : public Communicator {
   /// The end does not wait for other ranks, which are elsewhere. in_order: nothing of this process has
   /// failed, and others that miss this rank shall find that it has left.
   void leave_alone(bool in_order);
-  /// From now on calls that repeat those of the steps before are not compared, see
-  /// Communicator::set_compares_repeats. Without Gloo, or without a fault board, which tells of a rank that
-  /// makes another call, nothing changes. For whoever uses the communicator no more after any failure: sums
-  /// may be under way then. The same on all ranks.
-  void leave_out_repeats();
   /// Whom this communicator has blamed when it failed; nobody where it has not.
   const Verdict& verdict() const { return verdict_; }
   /// See FaultBoard.

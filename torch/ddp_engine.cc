@@ -62,9 +62,6 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicator
   const auto signs = std::make_shared<FaultBoard::Signs>(0);
   for (auto& communicator : communicators) {
     communicator->share_signs(signs);
-    // A device's group is one for all lanes: one lane's sum could meet another rank's of another lane, which
-    // has left the common course in that alone.
-    if (!device_group) communicator->leave_out_repeats();
     tensor_sessions.push_back(std::make_unique<TensorSession>(std::move(communicator), options_.threads));
   }
   board_.tell = [this](const Verdict& verdict) {

@@ -129,12 +129,6 @@ class Communicator {
   /// one throws CommError.
   bool is_given_up() const { return stage_ == Stage::given_up; }
 
-  /// Whether calls are compared that repeat those of the step before. On unless set; the same on all ranks.
-  /// Off, two steps with the same calls are compared, and after those one in 64. A rank whose calls do not
-  /// repeat compares them. It waits for the others' stamps then, and they wait in a call that it does not
-  /// make. An engine that leaves out comparisons has to find that out by itself.
-  void set_compares_repeats(bool on) { compares_repeats_ = on; }
-
   /// send() of what only guards other messages, counted in guard_bytes() too.
   Pending send_guard(int peer, Tag tag, Span<const std::byte> bytes);
   /// Bytes sent so far that guard others: stamps of exchanges, checksums of collectives.
@@ -217,14 +211,6 @@ class Communicator {
   [[noreturn]] void fail(int peer, const std::string& what) const;
   /// The step of set_context().
   std::uint64_t step() const { return step_; }
-  /// Exchanges so far, the one under way included. The same on all ranks that make the same calls.
-  std::uint64_t exchanges() const { return exchanges_; }
-  /// What the exchange under way is, after "rank 1": "synchronizes bucket 0 of step 7 (...)".
-  std::string call_text() const;
-  /// Whether this rank waits for the others' stamps.
-  bool compares() const { return compares_; }
-  /// Whether the exchange under way is not compared, since it repeats one that was.
-  bool repeats() const { return stage_ == Stage::bound && repeats_; }
 
   /// False: messages stay in this process's memory and need no checksum.
   virtual bool may_lose_bits() const { return true; }
@@ -240,7 +226,6 @@ class Communicator {
   enum class Stage : std::uint8_t { outside, announced, committed, bound, given_up };
   struct CallRecord;
   struct StampHop;
-  struct Calls;
 
   void compare_calls();
   void spread_stamps();
@@ -268,11 +253,6 @@ class Communicator {
   Stage stage_ = Stage::outside;
   ExchangeCall call_;
   std::unique_ptr<StampHop> hop_;  // of the comparison under way
-  std::unique_ptr<Calls> calls_;   // those before
-  bool compares_repeats_ = true;
-  bool compares_ = false;
-  bool repeats_ = false;  // the exchange under way
-  std::uint64_t exchanges_ = 0;
   std::uint64_t guard_bytes_ = 0;
   // Of the collectives; they grow once.
   std::vector<std::byte> scratch_;
@@ -290,7 +270,6 @@ class Communicator {
 /// what they call, by a stamp of 20 bytes that goes to at most seven ranks in each of ceil(log8 W) hops.
 /// Where any two differ, every rank gets a CommError that names who differs in what, and nothing is added up;
 /// so no rank hands out a mean of different buckets, steps, sizes or parameters.
-/// Calls that repeat may go without a comparison, see Communicator::set_compares_repeats.
 class Exchange {
  public:
   /// Not collective. call.first_name lives as long as the exchange.

@@ -9,11 +9,6 @@
 // while ranks compress. Each rank compares each exchange once, in the order of its calls, or never uses the
 // communicator again; so the stamps between two ranks are taken in the order in which they are sent, and none
 // is left over.
-//
-// Calls that repeat those of the step before may go without (call_cycle.h). All ranks leave out the same
-// ones, as long as each makes the calls that the others expect. One that does not compares its call. It then
-// waits for stamps of ranks that wait for it in another call. Engines tell them: see WaitPlace in
-// fault_note.h.
 
 #include <algorithm>
 #include <array>
@@ -52,11 +47,6 @@ struct Communicator::CallRecord {
     static_assert(std::has_unique_object_representations_v<CallRecord>);
     return content_hash(as_bytes(Span<const CallRecord>(this, 1)), 0);
   }
-  std::uint64_t stamp_of_any_step() const {
-    CallRecord other = *this;
-    other.step = 0;
-    return other.stamp();
-  }
 
   std::string text() const {
     if (begins()) return "compares configurations, as at its start, after set() and after a loaded state";
@@ -77,18 +67,6 @@ struct Communicator::CallRecord {
 
 namespace {
 
-/// `flag` is true while it lives.
-class While {
- public:
-  explicit While(bool& flag) : flag_(flag) { flag_ = true; }
-  While(const While&) = delete;
-  While& operator=(const While&) = delete;
-  ~While() { flag_ = false; }
-
- private:
-  bool& flag_;
-};
-
 Span<const std::byte> checked_part(const StampRange& stamps) {
   return as_bytes(Span<const StampRange>(&stamps, 1)).first(offsetof(StampRange, checksum));
 }
@@ -103,20 +81,10 @@ void Communicator::begin_exchange(const ExchangeCall& call) {
   set_context(call.bucket, call.step);
   call_ = call;
   stage_ = Stage::announced;
-  ++exchanges_;
-  repeats_ = false;
-  if (compares_repeats_ || size_ == 1) return;
-  calls_->now = CallRecord(call).stamp_of_any_step();
-  repeats_ = calls_->cycle.begin(calls_->now, call.step);
 }
 
 void Communicator::end_exchange() {
   try {
-    // Nothing was sent, so no rank has waited for another one.
-    if (repeats_ && stage_ != Stage::bound) {
-      repeats_ = false;
-      stage_ = Stage::announced;
-    }
     bind_exchange();
     finish_sends_of_hop();
   } catch (...) {
@@ -124,13 +92,11 @@ void Communicator::end_exchange() {
     throw;
   }
   stage_ = Stage::outside;
-  if (!compares_repeats_) calls_->cycle.end(calls_->now);
 }
 
 void Communicator::abandon_exchange() noexcept {
   if (stage_ == Stage::given_up) return;
   stage_ = stage_ == Stage::committed ? Stage::given_up : Stage::outside;
-  calls_->cycle.forget();
   hop_->receives = {};
   hop_->sends = {};
 }
@@ -139,7 +105,7 @@ void Communicator::commit_exchange() {
   if (stage_ != Stage::announced || size_ == 1) return;
   stage_ = Stage::bound;  // stamps are compared with nothing
   try {
-    if (!repeats_) start_hop(1);
+    start_hop(1);
   } catch (...) {
     stage_ = Stage::committed;  // some ranks may have the stamp
     throw;
@@ -164,8 +130,6 @@ void Communicator::check_seal(int peer, Span<const std::byte> arrived, std::uint
 void Communicator::compare_calls() {
   if (stage_ == Stage::given_up) refuse_given_up();
   const bool has_begun = std::exchange(stage_, Stage::bound) == Stage::committed;
-  if (repeats_) return;
-  const While comparing(compares_);
   if (!has_begun) start_hop(1);
   spread_stamps();
   if (hop_->seen.smallest != hop_->seen.largest) refuse_calls(CallRecord(call_));
@@ -220,10 +184,6 @@ void Communicator::finish_hop(std::size_t reach) {
 /// Not in finish_hop(): by the end of an exchange they are long gone, so that nobody sleeps for them.
 void Communicator::finish_sends_of_hop() {
   for (Pending& send : hop_->sends) send.wait();
-}
-
-std::string Communicator::call_text() const {
-  return CallRecord(call_).text();
 }
 
 void Communicator::refuse_given_up() const {

@@ -61,7 +61,6 @@ void FaultBoard::Shared::round() {
   std::unique_lock lock(mutex);
   const bool is_waiting = waiting;
   const std::vector<int> awaited = waits_for;
-  const WaitPlace waits_at = place;
   lock.unlock();
   const auto now = Clock::now();
   // Of a round that came late, because the store or the machine was slow, only the usual part counts.
@@ -73,8 +72,7 @@ void FaultBoard::Shared::round() {
   }
   if (Seconds(now - last_beat).count() >= beat_period) {
     last_beat = now;
-    beat(is_waiting ? FaultNote{.state = FaultNote::State::waiting, .awaited = awaited, .place = waits_at}
-                    : FaultNote{});
+    beat(awaited, is_waiting);
     // On a slow network a question takes long, and a rank that waits has more urgent ones.
     if (is_waiting) {
       forget_next();
@@ -142,8 +140,11 @@ void FaultBoard::Shared::look_at_next() {
   if (!standing.failed && !standing.alive) others_ended = true;
 }
 
-void FaultBoard::Shared::beat(FaultNote note) {
+void FaultBoard::Shared::beat(const std::vector<int>& awaited, bool is_waiting) {
+  FaultNote note;
+  note.state = is_waiting ? FaultNote::State::waiting : FaultNote::State::busy;
   note.beat = ++beats;
+  if (is_waiting) note.awaited = awaited;
   set(key("note/", options.rank), note.encode());
 }
 
@@ -153,18 +154,6 @@ void FaultBoard::Shared::beat_failed() {
   last_beat = now;
   failed_note->beat = ++beats;
   set(key("note/", options.rank), failed_note->encode());
-}
-
-/// notes: what ranks say.
-std::map<int, std::string> FaultBoard::Shared::ranks_elsewhere(
-    const WaitPlace& own, const std::map<int, std::string>& notes) const {
-  std::map<int, std::string> ranks;
-  for (const auto& [rank, text] : notes) {
-    const auto note = FaultNote::parse(text, options.size);
-    if (note && note->state == FaultNote::State::waiting && own.is_left_by(note->place))
-      ranks.emplace(rank, note->place.call);
-  }
-  return ranks;
 }
 
 /// Reads whether bytes move anywhere, whether others have given up, and the beats of the awaited.
@@ -178,14 +167,9 @@ void FaultBoard::Shared::listen(const std::vector<int>& awaited, double elapsed)
   }
   std::unique_lock lock(mutex);
   const std::vector<int> doubtful = may_have_left;
-  const WaitPlace own = place;
   lock.unlock();
-  std::map<int, std::string> left_for = ranks_elsewhere(own, {notes.begin(), notes.end()});
-  if (!left_for.empty() && options.size <= Inquiry::kFew)
-    left_for = ranks_elsewhere(own, Inquiry::notes_of_all(*this));
   const std::vector<int> missing = Inquiry::without_left(*this, doubtful);
   lock.lock();
-  if (place.exchange == own.exchange) elsewhere = std::move(left_for);
   if (movement && *movement != last_movement) {
     last_movement = *movement;
     ++movements;
@@ -265,11 +249,9 @@ void FaultBoard::post(std::function<void()> job) {
   shared_->changed.notify_all();
 }
 
-void FaultBoard::waits_for(const std::vector<int>& ranks, Seconds period, const WaitPlace& place) {
+void FaultBoard::waits_for(const std::vector<int>& ranks, Seconds period) {
   std::lock_guard lock(shared_->mutex);
   shared_->waiting = true;
-  shared_->place = place;
-  shared_->elsewhere.clear();
   shared_->waits_for = ranks;
   shared_->period = period.count();
   shared_->heard.clear();
@@ -353,7 +335,6 @@ FaultBoard::Hearing FaultBoard::hear(Seconds limit) const {
   std::lock_guard lock(shared_->mutex);
   hearing.movements = shared_->movements;
   hearing.concluded = shared_->concluded.has_value();
-  hearing.elsewhere = shared_->elsewhere;
   for (const auto& [rank, one] : shared_->heard) {
     if (one.has_left) {
       hearing.left.push_back(rank);

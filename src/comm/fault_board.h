@@ -12,12 +12,10 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "comm/fault_note.h"
@@ -77,8 +75,8 @@ class FaultBoard {
   FaultBoard& operator=(const FaultBoard&) = delete;
 
   /// This rank has been waiting for these ranks for a while (empty: unknown). From now on the board says so,
-  /// and reads their beats and whether bytes move between any ranks, every `period`. place: where it waits.
-  void waits_for(const std::vector<int>& ranks, Seconds period, const WaitPlace& place = {});
+  /// and reads their beats and whether bytes move between any ranks, every `period`.
+  void waits_for(const std::vector<int>& ranks, Seconds period);
   /// Of the awaited, those of which the board shall find out whether they have left in good order, instead of
   /// any that it was told before. On a slow network each question costs, so it asks for no others.
   void may_have_left(std::vector<int> ranks);
@@ -108,12 +106,9 @@ class FaultBoard {
 
   /// What the store has said since waits_for(); at once, however slow the store is. A conclusion stays.
   struct Hearing {
-    std::uint64_t movements = 0;  ///< Grows when other ranks announce movement.
-    std::vector<int> silent;      ///< Of the awaited: no beat for longer than `limit`, and not left.
-    std::vector<int> left;        ///< Of the awaited: it has left in good order.
-    /// Ranks that have left the call in which this rank waits, and what they call. Nothing as long as no
-    /// awaited one has; in large worlds of the awaited alone.
-    std::map<int, std::string> elsewhere;
+    std::uint64_t movements = 0;      ///< Grows when other ranks announce movement.
+    std::vector<int> silent;          ///< Of the awaited: no beat for longer than `limit`, and not left.
+    std::vector<int> left;            ///< Of the awaited: it has left in good order.
     std::uint64_t store_answers = 0;  ///< Operations that came back, ever.
     bool asks_store = false;          ///< One is under way.
     bool concluded = false;           ///< A rank has given up and said whom it blames.

@@ -66,12 +66,10 @@ struct FaultBoard::Shared {
 
   void run();
   void round();
-  void beat(FaultNote note);
+  void beat(const std::vector<int>& awaited, bool is_waiting);
   /// Between report() and the end of its inquiry: others shall see that this process still asks.
   void beat_failed();
   void listen(const std::vector<int>& awaited, double elapsed);
-  std::map<int, std::string> ranks_elsewhere(const WaitPlace& own,
-                                             const std::map<int, std::string>& notes) const;
   void look_at_next();
   void forget_next();
   std::optional<std::string> read_conclusion();
@@ -116,10 +114,8 @@ struct FaultBoard::Shared {
   std::condition_variable changed;
   std::deque<std::function<void()>> jobs;
   std::vector<int> waits_for;
-  WaitPlace place;                 ///< Where this rank waits.
   std::vector<int> may_have_left;  ///< Of the awaited: to be asked for.
   std::map<int, Heard> heard;
-  std::map<int, std::string> elsewhere;  ///< What ranks call that have left the call of this rank's wait.
   Silence store_silence;
   std::uint64_t answers_before = 0;        ///< When time_passes() was called last.
   std::optional<Absence> absence;          ///< The latest.
@@ -134,9 +130,6 @@ struct FaultBoard::Shared {
 
 /// Who is to blame (fault_inquiry.cc). All of it runs on the board's thread.
 struct FaultBoard::Inquiry {
-  /// In a world of so many ranks each may ask for all others.
-  static constexpr int kFew = 64;
-
   std::atomic<bool> done{false};
   bool store_failed = false;
   Verdict verdict;

@@ -23,24 +23,15 @@ FaultNote failed(Ranks awaited) {
   return {.state = FaultNote::State::failed, .awaited = std::move(awaited), .beat = 0};
 }
 
-FaultNote waiting(Ranks awaited, const WaitPlace& place) {
-  return {.state = FaultNote::State::waiting, .awaited = std::move(awaited), .beat = 1, .place = place};
-}
-
 TEST(FaultNote, SurvivesTheStore) {
   for (const FaultNote& note : {failed({}), failed({3}), failed({0, 2}),
                                 FaultNote{.state = FaultNote::State::waiting, .awaited = {1}, .beat = 7},
-                                waiting({}, {WaitPlace::Kind::compares, 5, "gathers (rows, 7)"}),
-                                waiting({1, 3}, {WaitPlace::Kind::repeats, ~0ull, ""}),
                                 FaultNote{.state = FaultNote::State::busy, .awaited = {}, .beat = 8}}) {
     const auto parsed = FaultNote::parse(note.encode(), 4);
     ASSERT_TRUE(parsed.has_value()) << note.encode();
     EXPECT_EQ(parsed->state, note.state);
     EXPECT_EQ(parsed->awaited, note.awaited);
     EXPECT_EQ(parsed->beat, note.beat);
-    EXPECT_EQ(parsed->place.kind, note.place.kind);
-    EXPECT_EQ(parsed->place.exchange, note.place.exchange);
-    EXPECT_EQ(parsed->place.call, note.place.call);
   }
 }
 
@@ -54,33 +45,6 @@ TEST(FaultNote, RefusesWhatIsNone) {
     ASSERT_TRUE(note.has_value()) << text;
     EXPECT_TRUE(note->awaited.empty()) << text;
   }
-}
-
-TEST(FaultNote, SaysNothingOfAPlaceThatItCannotRead) {
-  for (const char* text : {"waiting 1 2 compares", "waiting 1 2 compares x", "waiting 1 2 repeat 3",
-                           "waiting 1 2 repeats 99999999999999999999999"}) {
-    const auto note = FaultNote::parse(text, 4);
-    ASSERT_TRUE(note.has_value()) << text;
-    EXPECT_EQ(note->awaited, Ranks{2}) << text;
-    EXPECT_EQ(note->place.kind, WaitPlace::Kind::other) << text;
-  }
-}
-
-TEST(FaultNote, ShowsNoMoreOfACallThanALineOfText) {
-  const auto note = FaultNote::parse("waiting 1 2 compares 3 a\033b" + std::string(1000, 'c') + "\nd", 4);
-  ASSERT_TRUE(note.has_value());
-  EXPECT_EQ(note->place.call, "a?b" + std::string(297, 'c'));
-}
-
-TEST(WaitPlace, IsLeftByARankThatComparesTheSameCallOrALaterOne) {
-  using Kind = WaitPlace::Kind;
-  const WaitPlace here{Kind::repeats, 7, {}};
-  EXPECT_TRUE(here.is_left_by({Kind::compares, 7, {}}));
-  EXPECT_TRUE(here.is_left_by({Kind::compares, 8, {}}));
-  EXPECT_FALSE(here.is_left_by({Kind::compares, 6, {}}));  // this rank has compared that one
-  EXPECT_FALSE(here.is_left_by({Kind::repeats, 8, {}}));
-  EXPECT_FALSE(here.is_left_by({Kind::other, 8, {}}));
-  EXPECT_FALSE((WaitPlace{Kind::compares, 7, {}}).is_left_by({Kind::compares, 8, {}}));
 }
 
 FaultNote busy() {

@@ -17,6 +17,9 @@ using Clock = std::chrono::steady_clock;
 /// Graces by which an inquiry is longer at most where it hears of more and more ranks.
 constexpr double kExtensions = 1.5;
 
+/// In a world of so many ranks each may ask for all others.
+constexpr int kFew = 64;
+
 constexpr const char* kLeft =
     "it has left: its handle is closed, or its script has ended; let all ranks make the same number of steps";
 

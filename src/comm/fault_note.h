@@ -38,25 +38,6 @@ inline std::vector<int> parse_ranks(const std::string& text, int size) {
   return ranks;
 }
 
-/// In which of its exchanges a rank waits. Ranks that make the same calls count the same exchanges.
-struct WaitPlace {
-  enum class Kind {
-    other,     ///< Neither.
-    compares,  ///< It waits for others to say what they call.
-    repeats,   ///< It does not ask, since its call repeats earlier ones.
-  };
-
-  Kind kind = Kind::other;
-  std::uint64_t exchange = 0;
-  std::string call{};  ///< What it calls, after "rank 1": one line of ASCII.
-
-  /// Whether a rank that waits here waits in vain for one that waits there: it takes for granted what the
-  /// other one does not do.
-  bool is_left_by(const WaitPlace& there) const {
-    return kind == Kind::repeats && there.kind == Kind::compares && there.exchange >= exchange;
-  }
-};
-
 /// What one rank says of itself.
 struct FaultNote {
   enum class State {
@@ -68,15 +49,10 @@ struct FaultNote {
   State state = State::busy;
   std::vector<int> awaited;  ///< Empty: cannot be told, so any other rank. Means nothing when busy.
   std::uint64_t beat = 0;    ///< Grows while the process lives, until it knows why it has failed.
-  WaitPlace place{};         ///< Where it waits.
 
   std::string encode() const {
     static constexpr const char* kWords[] = {"busy ", "waiting ", "failed "};
-    std::string text = kWords[static_cast<int>(state)] + std::to_string(beat) + " ";
-    if (place.kind == WaitPlace::Kind::other) return text + join_ranks(awaited, ",");
-    text += awaited.empty() ? "-" : join_ranks(awaited, ",");
-    text += place.kind == WaitPlace::Kind::compares ? kCompares : kRepeats;
-    return text + std::to_string(place.exchange) + " " + place.call;
+    return kWords[static_cast<int>(state)] + std::to_string(beat) + " " + join_ranks(awaited, ",");
   }
 
   /// Nothing when the text is no note.
@@ -95,23 +71,8 @@ struct FaultNote {
     }
     in >> ranks;
     note.awaited = parse_ranks(ranks, size);
-    std::uint64_t exchange = 0;
-    if (in >> word >> exchange) {
-      const bool compares = " " + word + " " == kCompares;
-      if (!compares && " " + word + " " != kRepeats) return note;
-      note.place = {compares ? WaitPlace::Kind::compares : WaitPlace::Kind::repeats, exchange};
-      std::getline(in >> std::ws, note.place.call);
-      note.place.call.resize(std::min(note.place.call.size(), kLongestCall));
-      std::ranges::replace_if(
-          note.place.call, [](char c) { return c < ' ' || c > '~'; }, '?');
-    }
     return note;
   }
-
- private:
-  static constexpr const char* kCompares = " compares ";
-  static constexpr const char* kRepeats = " repeats ";
-  static constexpr std::size_t kLongestCall = 300;
 };
 
 /// Where the chain of who awaits whom ends.

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -87,75 +86,6 @@ TEST(InProcess, AbandonedOperationsLeaveNothingBehind) {
     { auto unused = communicator.receive(1 - communicator.rank(), 7, bytes); }
     communicator.barrier();
   });
-}
-
-/// Steps of two exchanges each, whose stamps are counted.
-std::vector<std::uint64_t> guard_bytes_of_steps(Communicator& communicator, int first, int last,
-                                                std::uint32_t buckets = 2) {
-  std::vector<std::uint64_t> bytes;
-  for (int step = first; step < last; ++step) {
-    const std::uint64_t before = communicator.guard_bytes();
-    for (std::uint32_t bucket = 0; bucket < buckets; ++bucket) {
-      Exchange exchange(communicator,
-                        {.bucket = bucket, .step = static_cast<std::uint64_t>(step), .elements = 3});
-      communicator.commit_exchange();
-      std::vector<float> values{1, 2, 3};
-      communicator.all_reduce_sum(values);
-      exchange.finish();
-      EXPECT_EQ(values, (std::vector<float>{3, 6, 9}));
-    }
-    bytes.push_back(communicator.guard_bytes() - before);
-  }
-  return bytes;
-}
-
-TEST(InProcess, CallsThatRepeatAreComparedUnlessTheyNeedNotBe) {
-  run_in_process(3, [](Communicator& communicator) {
-    const auto always = guard_bytes_of_steps(communicator, 0, 5);
-    EXPECT_TRUE(std::ranges::all_of(always, [&](auto bytes) { return bytes > 0 && bytes == always[0]; }));
-    communicator.set_compares_repeats(false);
-    constexpr std::uint64_t kStamps = 2 * 2 * 20;  // to two ranks, of two buckets
-    const std::uint64_t compared = always[0];
-    const std::uint64_t repeated = compared - kStamps;  // the sums' checksums
-    EXPECT_EQ(guard_bytes_of_steps(communicator, 5, 9),
-              (std::vector<std::uint64_t>{compared, compared, repeated, repeated}));
-    // A step that all ranks end early.
-    EXPECT_EQ(guard_bytes_of_steps(communicator, 9, 10, 1), std::vector<std::uint64_t>{repeated / 2});
-    EXPECT_EQ(guard_bytes_of_steps(communicator, 10, 13),
-              (std::vector<std::uint64_t>{compared, compared, repeated}));
-    // An exchange of which nothing is sent would let a rank go on alone.
-    for (std::uint64_t step = 20; step < 24; ++step) {
-      const std::uint64_t before = communicator.guard_bytes();
-      Exchange exchange(communicator, {.bucket = 0, .step = step, .elements = 3});
-      communicator.commit_exchange();
-      exchange.finish();
-      EXPECT_EQ(communicator.guard_bytes() - before, kStamps / 2) << step;
-    }
-  });
-}
-
-/// After a step that was left out nothing repeats.
-TEST(InProcess, ACallThatDoesNotRepeatIsCompared) {
-  std::atomic<int> refused{0};
-  EXPECT_THROW(run_in_process(2,
-                              [&](Communicator& communicator) {
-                                communicator.set_compares_repeats(false);
-                                for (std::uint64_t step = 0; step < 3; ++step) {
-                                  Exchange exchange(communicator, {.bucket = 0, .step = step, .elements = 1});
-                                  exchange.finish();
-                                }
-                                const std::uint64_t own = communicator.rank() == 0 ? 4 : 5;
-                                try {
-                                  Exchange exchange(communicator, {.bucket = 0, .step = own, .elements = 1});
-                                  std::vector<float> values{1};
-                                  communicator.all_reduce_sum(values);
-                                } catch (const CommError&) {
-                                  ++refused;
-                                  throw;
-                                }
-                              }),
-               CommError);
-  EXPECT_EQ(refused.load(), 2);
 }
 
 /// A rank that gives up what the others count on refuses whatever follows, itself and by its name.

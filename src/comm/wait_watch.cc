@@ -38,7 +38,7 @@ WaitWatch::LongWait::LongWait() = default;
 WaitWatch::WaitWatch(FaultBoard& board, std::unique_ptr<Links> links, Options options)
     : board_(board),
       links_(std::move(links)),
-      options_(std::move(options)),
+      options_(options),
       thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 WaitWatch::Seconds WaitWatch::look_period(Seconds deadline) {
@@ -52,14 +52,12 @@ std::vector<int> WaitWatch::neighbours() const {
   return next == previous ? std::vector<int>{next} : std::vector<int>{previous, next};
 }
 
-void WaitWatch::begins(int peer, const Limits& limits, std::uint64_t step, Call* call,
-                       const WaitPlace& place) noexcept {
+void WaitWatch::begins(int peer, const Limits& limits, std::uint64_t step, Call* call) noexcept {
   std::lock_guard lock(mutex_);
   ++number_;
   peer_ = peer;
   limits_ = limits;
   call_ = call;
-  place_ = place;
   began_ = Clock::now();
   if (std::exchange(step_, step) != step) waited_ = Seconds(0);
 }
@@ -108,9 +106,6 @@ void WaitWatch::run(const std::stop_token& stop) {
     if (!long_wait_) {
       long_wait_.emplace();
       long_wait_->peers = peer_ >= 0 ? std::vector<int>{peer_} : neighbours();
-      long_wait_->place = place_;
-      // The thread that waits cannot go on before the lock is free.
-      if (place_.kind != WaitPlace::Kind::other && options_.call) long_wait_->place.call = options_.call();
       const double since = std::min(Seconds(now - began_).count(), 2 * elapsed);
       long_wait_->progress.nothing_for(since - elapsed);
     }
@@ -145,7 +140,7 @@ void WaitWatch::forget() {
 
 void WaitWatch::look(double elapsed) {
   LongWait& wait = *long_wait_;
-  if (!moved_) board_.waits_for(wait.peers, look_period(wait.limits.deadline), wait.place);
+  if (!moved_) board_.waits_for(wait.peers, look_period(wait.limits.deadline));
   const auto links = look_at_links(elapsed);
   const auto heard = board_.hear(wait.limits.silence);
   if (std::exchange(wait.movements, heard.movements) != heard.movements && !wait.in_trouble)
@@ -158,7 +153,6 @@ void WaitWatch::look(double elapsed) {
     wait.store_unanswered += elapsed;
   }
   wait.others_gave_up = heard.concluded;
-  wait.left_behind = heard.elsewhere.empty() ? 0 : wait.left_behind + elapsed;
   note_lost_peers(heard.left, elapsed);
   // Before one of them would be named.
   auto doubtful = board_.hear(wait.limits.silence / 2).silent;
@@ -304,28 +298,6 @@ std::optional<Ending> WaitWatch::dead_links_ending() const {
   return std::nullopt;
 }
 
-/// They compare their calls, and this rank goes on as in the step before. Of the two sides the smaller one is
-/// to blame; of equal ones theirs.
-Ending WaitWatch::left_behind_by(const std::map<int, std::string>& others) const {
-  const bool most = 2 * others.size() > static_cast<std::size_t>(options_.size);
-  std::vector<int> culprits;
-  std::string calls;
-  for (int rank = 0; rank < options_.size; ++rank) {
-    const auto found = others.find(rank);
-    if ((found != others.end()) != most) culprits.push_back(rank);
-    if (found == others.end()) continue;
-    calls += (calls.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + found->second;
-  }
-  return {
-      "ranks wait in different calls",
-      {.culprits = culprits,
-       .reason = "ranks do not synchronize the same: " + calls + ", where rank " +
-                 std::to_string(options_.rank) + " " + long_wait_->place.call +
-                 " as in the step before; every rank must make the same calls in the same order, and load "
-                 "states or set systems before the same step",
-       .failed = true}};
-}
-
 std::optional<Ending> WaitWatch::judge() {
   const LongWait& wait = *long_wait_;
   const Limits& limits = wait.limits;
@@ -345,8 +317,6 @@ std::optional<Ending> WaitWatch::judge() {
   if (!wait.lost.empty() && wait.lost_for >= std::min(fault_grace(limits.deadline), limits.silence).count())
     return Ending{"the connection to " + name_ranks(wait.lost) + " is closed", {}};
   const auto heard = board_.hear(limits.silence);
-  // Others may have come to their call a moment later.
-  if (wait.left_behind > fault_grace(limits.deadline).count() / 2) return left_behind_by(heard.elsewhere);
   const std::string silence = seconds_text(limits.silence);
   const bool is_elsewhere = options_.store_host >= 0 && options_.store_host != options_.rank;
   if (is_elsewhere && wait.store.seconds() >= limits.silence.count()) {

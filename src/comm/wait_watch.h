@@ -6,14 +6,12 @@
 //     pause between two retransmissions, but at most 4 s;
 //   - a connection that the other end has closed, and nothing else that moves: the fault board asks;
 //   - another rank that has given up: the wait ends, and the fault board knows whom that one blames;
-//   - another rank that compares its call, where this one takes for granted which it is;
 //   - a rank whose machine answers and whose process does not beat: it is frozen;
 //   - silence although everybody answers: a rank is busy by itself or makes other calls. The fault board
 //     asks.
 
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -57,9 +55,8 @@ class WaitWatch {
   struct Options {
     int rank = 0;
     int size = 1;
-    int store_host = 0;                   ///< -1: no rank serves the store.
-    Seconds deadline;                     ///< Until the first wait says another one.
-    std::function<std::string()> call{};  ///< WaitPlace::call. Called while a wait lasts, by another thread.
+    int store_host = 0;  ///< -1: no rank serves the store.
+    Seconds deadline;    ///< Until the first wait says another one.
   };
 
   /// board: outlives the watch. links: null where nothing is known of connections.
@@ -68,10 +65,8 @@ class WaitWatch {
   /// Around every blocking call of the thread that drives the communicator. peer -1: a collective of the
   /// engine, which awaits both neighbours. call: ended when there is no hope; null: the caller asks ended()
   /// now and then, at least every look_period(). A wait that is over before the next look costs two locks and
-  /// two looks at a clock. place: in which exchange, without its call; a rank that has left it is not waited
-  /// for.
-  void begins(int peer, const Limits& limits, std::uint64_t step, Call* call,
-              const WaitPlace& place = {}) noexcept;
+  /// two looks at a clock.
+  void begins(int peer, const Limits& limits, std::uint64_t step, Call* call) noexcept;
   /// Nothing, or why the watch has ended the wait.
   std::optional<Ending> ends();
   bool ended() const;
@@ -94,7 +89,6 @@ class WaitWatch {
   void note_dead_links(const std::vector<LinkState>& links, double elapsed);
   std::optional<Ending> judge();
   std::optional<Ending> dead_links_ending() const;
-  Ending left_behind_by(const std::map<int, std::string>& others) const;
 
   FaultBoard& board_;
   std::unique_ptr<Links> links_;
@@ -108,7 +102,6 @@ class WaitWatch {
   Call* call_ = nullptr;
   Clock::time_point began_{};
   std::uint64_t step_ = 0;
-  WaitPlace place_;
   Seconds waited_{0};  ///< In earlier waits of this step.
   std::optional<Ending> ending_;
 
@@ -116,7 +109,6 @@ class WaitWatch {
   struct LongWait {
     LongWait();
     std::vector<int> peers;
-    WaitPlace place;
     Limits limits{Seconds(1), Seconds(1), Seconds(1)};
     double waited = 0;   ///< Of the whole step.
     Silence progress;    ///< Since anything has moved, outages excused.
@@ -124,7 +116,6 @@ class WaitWatch {
     bool in_trouble = false;
     std::vector<std::string> moving;  ///< Connections on which bytes moved at the last look.
     bool others_gave_up = false;
-    double left_behind = 0;  ///< Seconds since others were seen in another call.
     std::uint64_t movements = 0;
     std::uint64_t store_answers = 0;
     Silence store;

@@ -95,9 +95,7 @@ struct Watched {
     script->states = {link(1), link(2)};
     watch = std::make_unique<WaitWatch>(
         *boards[0], std::make_unique<FakeLinks>(script),
-        WaitWatch::Options{.rank = 0, .size = 3, .store_host = store_host, .deadline = deadline, .call = [] {
-                             return std::string("sums");
-                           }});
+        WaitWatch::Options{.rank = 0, .size = 3, .store_host = store_host, .deadline = deadline});
   }
   void freeze(int rank) {
     boards[static_cast<std::size_t>(rank)].reset();
@@ -129,49 +127,6 @@ TEST(WaitWatch, SilenceForTheDeadlineEndsAWait) {
   ASSERT_TRUE(ending.has_value());
   EXPECT_EQ(ending->what, "nothing arrived within 0.5 s");
   EXPECT_TRUE(ending->evidence.culprits.empty());  // the board has to ask
-}
-
-/// Ranks 1 and 2 wait at these places of their own; whether the watch ends rank 0's wait for both.
-std::optional<Ending> wait_beside(Watched& rank, const WaitPlace& own, const WaitPlace& first,
-                                  const WaitPlace& second) {
-  rank.boards[1]->waits_for({0}, Seconds(0.05), first);
-  rank.boards[2]->waits_for({0}, Seconds(0.05), second);
-  rank.watch->begins(-1, {Seconds(4), kNever, kNever}, 0, &rank.call, own);
-  EXPECT_TRUE(rank.looks(8) || rank.watch->ended());
-  return rank.watch->ends();
-}
-
-TEST(WaitWatch, ARankThatComparesACallThatThisOneRepeatsEndsAWait) {
-  using Kind = WaitPlace::Kind;
-  Watched rank;
-  const auto ending = wait_beside(rank, {Kind::repeats, 7, {}}, {Kind::repeats, 7, {}},
-                                  {Kind::compares, 7, "gathers a state"});
-  ASSERT_TRUE(ending.has_value());
-  EXPECT_EQ(ending->what, "ranks wait in different calls");
-  EXPECT_EQ(ending->evidence.culprits, std::vector<int>{2});
-  EXPECT_TRUE(ending->evidence.failed);
-  EXPECT_NE(ending->evidence.reason.find("rank 2 gathers a state, where rank 0 sums"), std::string::npos)
-      << ending->evidence.reason;
-}
-
-TEST(WaitWatch, OfTwoRanksThatCompareAndOneThatRepeatsTheLatterIsToBlame) {
-  using Kind = WaitPlace::Kind;
-  Watched rank;
-  const auto ending =
-      wait_beside(rank, {Kind::repeats, 7, {}}, {Kind::compares, 7, "loads"}, {Kind::compares, 7, "loads"});
-  ASSERT_TRUE(ending.has_value());
-  EXPECT_EQ(ending->evidence.culprits, std::vector<int>{0});
-  EXPECT_NE(ending->evidence.reason.find("rank 1 loads, rank 2 loads, where rank 0 sums"), std::string::npos)
-      << ending->evidence.reason;
-}
-
-TEST(WaitWatch, ARankThatComparesAnEarlierCallEndsNoWait) {
-  using Kind = WaitPlace::Kind;
-  Watched rank;
-  EXPECT_FALSE(
-      wait_beside(rank, {Kind::repeats, 7, {}}, {Kind::compares, 6, {}}, {Kind::repeats, 7, {}}).has_value());
-  EXPECT_FALSE(wait_beside(rank, {Kind::compares, 7, {}}, {Kind::compares, 8, {}}, {Kind::repeats, 7, {}})
-                   .has_value());
 }
 
 TEST(WaitWatch, AClosedConnectionOfAnAwaitedRankEndsAWaitWithinSeconds) {
