@@ -20,7 +20,7 @@ namespace thinwire::testing {
 
 inline const std::vector<std::size_t> kSizes{0, 1, 63, 64, 65, 1000, kSanitized ? 300'007u : 1'000'003u};
 
-inline void require(bool condition, const char* what) {
+inline void require(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
@@ -56,6 +56,7 @@ class CollectivesCases {
     in_case(1000, "exchanges with stamps ahead", &CollectivesCases::committed);
     in_case(0, "stamps ahead of different exchanges", &CollectivesCases::committed_to_another);
     in_case(1000, "all_reduce_sum after a refusal", &CollectivesCases::all_reduce_sum);
+    in_case(1000, "sums that may begin early", &CollectivesCases::early_sums);
     in_case(0, "an exchange given up at the end", &CollectivesCases::begins_only);
   }
 
@@ -335,6 +336,31 @@ class CollectivesCases {
     }
   }
 
+  /// Steps that repeat and steps that do not: whatever begins early, sums and messages are the same.
+  void early_sums(std::size_t size) {
+    communicator_.set_early_sums(true);
+    const std::vector<std::uint64_t> buckets_of_steps{2, 2, 2, 1, 2, 2, 2, 3, 3, 3};
+    std::vector<std::uint64_t> messages;
+    for (std::size_t step = 0; step < buckets_of_steps.size(); ++step) {
+      const Traffic traffic = traffic_of([&] {
+        for (std::uint32_t bucket = 0; bucket < buckets_of_steps[step]; ++bucket) {
+          if (bucket == 1 && step == 5 && self_ == 0) begin_and_give_up(bucket);
+          Exchange exchange(communicator_, {.bucket = bucket, .step = 10 + step, .elements = size});
+          if (bucket == 0) communicator_.commit_exchange();
+          std::vector<float> values(size, static_cast<float>(self_ + 1));
+          communicator_.all_reduce_sum(values);
+          exchange.finish();
+          for (std::size_t i = 0; i < size; ++i) {
+            require_element(values[i] == static_cast<float>(world_ * (world_ + 1) / 2), "early sum at", i);
+          }
+        }
+      });
+      messages.push_back(traffic.sent_messages / buckets_of_steps[step]);
+    }
+    for (const std::uint64_t of_step : messages) require(of_step == messages[0], "calls were not compared");
+    communicator_.set_early_sums(false);
+  }
+
   void given_up(std::size_t size) {
     begin_and_give_up(1);
     whole_exchange(1, size);  // the same again
@@ -364,6 +390,40 @@ inline void check_wrong_size(Communicator& communicator, std::size_t sent, std::
     throw std::runtime_error("a message of " + std::to_string(sent) + " bytes was taken for " +
                              std::to_string(expected));
   }
+}
+
+/// After steps that repeat, the last rank sums something else. All are told, and it has summed nothing. The
+/// others' sums had begun: their communicator, Gloo's, is unusable.
+inline void check_early_sums_that_differ(Communicator& communicator) {
+  communicator.set_early_sums(true);
+  const bool differs = communicator.rank() + 1 == communicator.size();
+  for (std::uint64_t step = 0; step < 5; ++step) {
+    const std::size_t size = step < 4 || !differs ? 100'000 : 4;
+    std::vector<float> values(size, 1.0f);
+    try {
+      Exchange exchange(communicator, {.bucket = 3, .step = step, .elements = size});
+      communicator.all_reduce_sum(values);
+      exchange.finish();
+      require(step < 4, "different calls went through");
+      require(values[0] == static_cast<float>(communicator.size()), "an early sum is wrong");
+    } catch (const CommError& error) {
+      const std::string text = error.what();
+      require(step == 4, "equal calls were refused: " + text);
+      require(error.peer() == communicator.size() - 1, "the rank that differs is not named: " + text);
+      require(text.find(", 4 elements") != std::string::npos &&
+                  text.find(", 100000 elements") != std::string::npos,
+              "the refusal does not say which sizes: " + text);
+      require(!differs || values == std::vector<float>(4, 1.0f), "the rank that differs has summed");
+    }
+  }
+  if (differs) return;
+  try {
+    std::vector<float> values(4, 1.0f);
+    communicator.all_reduce_sum(values);
+  } catch (const CommError&) {
+    return;
+  }
+  require(false, "no sum had begun early");
 }
 
 }  // namespace thinwire::testing

@@ -253,7 +253,19 @@ void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOp
   ::c10d::AllreduceOptions options;
   options.reduceOp = operator_name;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  wait_native(started({}, [&] { return group_->allreduce(tensors, options); }));
+  const bool compares = begin_comparison();
+  const Work work = started({}, [&] { return group_->allreduce(tensors, options); });
+  if (compares) {
+    try {
+      finish_comparison();
+    } catch (...) {
+      // The sum still works on the caller's memory.
+      if (!std::exchange(failed_, true)) close_pairs();
+      end_native(work);
+      throw;
+    }
+  }
+  wait_native(work);
 }
 
 void C10dCommunicator::set_device_group(c10::intrusive_ptr<c10d_compat::Group> group,
@@ -337,7 +349,7 @@ void C10dCommunicator::count_ring(std::size_t elements, std::size_t element_byte
 }
 
 void C10dCommunicator::all_reduce_sum(Span<float> values) {
-  bind_exchange();
+  if (values.memory() != Memory::host) bind_exchange();
   if (values.memory() == Memory::cuda && device_group_) {
     if (values.empty()) return;
     sum_on_device(values);  // also in a world of one, so that one device is enough to test it
@@ -373,7 +385,7 @@ void C10dCommunicator::sum_checked(const at::Tensor& values) {
 
 void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
   if (values.numel() == 0) return;
-  bind_exchange();
+  if (!values.is_cpu() || checked_sums()) bind_exchange();
   const auto elements = static_cast<std::size_t>(values.numel());
   const auto bytes = static_cast<std::size_t>(values.element_size());
   if (values.is_cuda() && device_group_) {
@@ -488,6 +500,16 @@ std::vector<int> C10dCommunicator::close_pairs() {
   return broken;
 }
 
+/// With the connections closed: the engine's thread holds the caller's buffer until it has seen that.
+void C10dCommunicator::end_native(const Work& work) {
+  try {
+    work->wait(whole_milliseconds(fault_grace(deadline())));
+  } catch (const std::exception&) {
+    // It was meant to fail.
+  }
+  if (!work->isCompleted()) keep_for_good(group_);
+}
+
 void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, const Work& native) {
   const auto grace = fault_grace(deadline());
   failed_ = true;
@@ -500,14 +522,7 @@ void C10dCommunicator::give_up(std::vector<int> awaited, const Ending& ending, c
   }
   if (awaited.empty() && watch_) awaited = watch_->neighbours();
   if (board_) board_->report(awaited, grace, deadline());
-  if (native) {
-    // The engine's thread still holds the caller's buffer until it has seen its connections closed.
-    try {
-      native->wait(whole_milliseconds(grace));
-    } catch (const std::exception&) {
-    }
-    if (!native->isCompleted()) keep_for_good(group_);
-  }
+  if (native) end_native(native);
   if (ending.is_certain) {
     // The others would wait for their own limits.
     if (board_ && ending.evidence.says_something()) board_->judge(ending.evidence);

@@ -117,6 +117,7 @@ class C10dCommunicator : public Communicator {
   /// Blames someone and throws CommError. awaited: empty when unknown. native: the engine's collective, which
   /// may still hold the caller's buffer.
   [[noreturn]] void give_up(std::vector<int> awaited, const Ending& ending, const Work& native);
+  void end_native(const Work& work);
   std::vector<int> close_pairs();
   std::vector<int> broken_pairs();
   std::vector<int> silent_ranks();

@@ -62,6 +62,7 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicator
   const auto signs = std::make_shared<FaultBoard::Signs>(0);
   for (auto& communicator : communicators) {
     communicator->share_signs(signs);
+    communicator->set_early_sums(true);  // after any failure it is used no more
     tensor_sessions.push_back(std::make_unique<TensorSession>(std::move(communicator), options_.threads));
   }
   board_.tell = [this](const Verdict& verdict) {

@@ -129,6 +129,13 @@ class Communicator {
   /// one throws CommError.
   bool is_given_up() const { return stage_ == Stage::given_up; }
 
+  /// Whether the engine's own sums may begin before their call is compared. Off unless set; the same on all
+  /// ranks. On, a sum whose call repeats that of the step before begins at once, and ranks compare while it
+  /// is under way. Its result is not handed out before they have. A rank whose call does not repeat compares
+  /// first, so no sum of different sizes begins. Where calls differ, the communicator is unusable on ranks
+  /// whose sum had begun, and `values` of it are undefined. Heeded by the gloo engine.
+  void set_early_sums(bool on) { early_sums_ = on; }
+
   /// send() of what only guards other messages, counted in guard_bytes() too.
   Pending send_guard(int peer, Tag tag, Span<const std::byte> bytes);
   /// Bytes sent so far that guard others: stamps of exchanges, checksums of collectives.
@@ -220,12 +227,19 @@ class Communicator {
   void bind_exchange() {
     if (stage_ != Stage::outside && stage_ != Stage::bound) compare_calls();
   }
+  /// In place of bind_exchange(), where the engine's collective may begin first (set_early_sums). True: this
+  /// rank's stamp is under way, all ranks that make this call expect it, and finish_comparison() follows.
+  /// False: as bind_exchange().
+  bool begin_comparison();
+  /// After begin_comparison() and the beginning of the collective. Throws as bind_exchange() does.
+  void finish_comparison();
 
  private:
   /// announced: nothing is sent; committed: the stamp alone.
   enum class Stage : std::uint8_t { outside, announced, committed, bound, given_up };
   struct CallRecord;
   struct StampHop;
+  struct Calls;
 
   void compare_calls();
   void spread_stamps();
@@ -253,6 +267,9 @@ class Communicator {
   Stage stage_ = Stage::outside;
   ExchangeCall call_;
   std::unique_ptr<StampHop> hop_;  // of the comparison under way
+  std::unique_ptr<Calls> calls_;   // those before
+  bool early_sums_ = false;
+  bool repeats_ = false;  // the exchange under way
   std::uint64_t guard_bytes_ = 0;
   // Of the collectives; they grow once.
   std::vector<std::byte> scratch_;
@@ -269,7 +286,8 @@ class Communicator {
 /// Binds everything that is exchanged while it lives to one call. Before the first message the ranks compare
 /// what they call, by a stamp of 20 bytes that goes to at most seven ranks in each of ceil(log8 W) hops.
 /// Where any two differ, every rank gets a CommError that names who differs in what, and nothing is added up;
-/// so no rank hands out a mean of different buckets, steps, sizes or parameters.
+/// so no rank hands out a mean of different buckets, steps, sizes or parameters. Sums that may begin early:
+/// Communicator::set_early_sums.
 class Exchange {
  public:
   /// Not collective. call.first_name lives as long as the exchange.

@@ -22,7 +22,7 @@ void Pending::wait() {
 }
 
 Communicator::Communicator(int rank, int size)
-    : rank_(rank), size_(size), hop_(std::make_unique<StampHop>()) {
+    : rank_(rank), size_(size), hop_(std::make_unique<StampHop>()), calls_(std::make_unique<Calls>()) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size) +
                                 ": a communicator needs 0 <= rank < size");

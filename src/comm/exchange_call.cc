@@ -9,6 +9,10 @@
 // while ranks compress. Each rank compares each exchange once, in the order of its calls, or never uses the
 // communicator again; so the stamps between two ranks are taken in the order in which they are sent, and none
 // is left over.
+//
+// An engine's own sum may begin before the comparison has ended (set_early_sums). It does so only where this
+// rank's call repeats that of the step before (call_cycle.h). All ranks for which that holds make the same
+// call, since they have compared all calls before. Any other one compares first, and sums nothing.
 
 #include <algorithm>
 #include <array>
@@ -47,6 +51,11 @@ struct Communicator::CallRecord {
     static_assert(std::has_unique_object_representations_v<CallRecord>);
     return content_hash(as_bytes(Span<const CallRecord>(this, 1)), 0);
   }
+  std::uint64_t stamp_of_any_step() const {
+    CallRecord other = *this;
+    other.step = 0;
+    return other.stamp();
+  }
 
   std::string text() const {
     if (begins()) return "compares configurations, as at its start, after set() and after a loaded state";
@@ -81,6 +90,9 @@ void Communicator::begin_exchange(const ExchangeCall& call) {
   set_context(call.bucket, call.step);
   call_ = call;
   stage_ = Stage::announced;
+  if (!early_sums_) return;
+  calls_->now = CallRecord(call).stamp_of_any_step();
+  repeats_ = calls_->cycle.begin(calls_->now, call.step);
 }
 
 void Communicator::end_exchange() {
@@ -92,11 +104,13 @@ void Communicator::end_exchange() {
     throw;
   }
   stage_ = Stage::outside;
+  if (early_sums_) calls_->cycle.end(calls_->now);
 }
 
 void Communicator::abandon_exchange() noexcept {
   if (stage_ == Stage::given_up) return;
   stage_ = stage_ == Stage::committed ? Stage::given_up : Stage::outside;
+  calls_->cycle.forget();
   hop_->receives = {};
   hop_->sends = {};
 }
@@ -131,6 +145,20 @@ void Communicator::compare_calls() {
   if (stage_ == Stage::given_up) refuse_given_up();
   const bool has_begun = std::exchange(stage_, Stage::bound) == Stage::committed;
   if (!has_begun) start_hop(1);
+  finish_comparison();
+}
+
+bool Communicator::begin_comparison() {
+  const bool is_open = stage_ == Stage::announced || stage_ == Stage::committed;
+  if (!early_sums_ || !repeats_ || !is_open || size_ == 1) {
+    bind_exchange();
+    return false;
+  }
+  if (std::exchange(stage_, Stage::bound) == Stage::announced) start_hop(1);
+  return true;
+}
+
+void Communicator::finish_comparison() {
   spread_stamps();
   if (hop_->seen.smallest != hop_->seen.largest) refuse_calls(CallRecord(call_));
 }
@@ -196,7 +224,9 @@ void Communicator::refuse_calls(const CallRecord& mine) {
   std::vector<CallRecord> all(static_cast<std::size_t>(size_));
   all_gather(as_bytes(Span<const CallRecord>(&mine, 1)), as_writable_bytes(Span<CallRecord>(all)));
   try {
-    barrier();  // nobody leaves with the error while others still wait for its call
+    // Nobody leaves with the error while others still wait for its call. Not the engine's own, which may wait
+    // for a sum that had begun.
+    Communicator::barrier();
   } catch (const std::exception&) {
     // What there is to say is known.
   }
@@ -222,10 +252,10 @@ void Communicator::refuse_calls(const CallRecord& mine) {
     others += (others.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + all[rank].text() +
               (named_alike ? " with other parameters" : "");
   }
-  fail(culprit, "ranks do not synchronize the same: " + others + ", where rank " + std::to_string(usual) +
-                    " " + all[usual].text() +
-                    "; every rank must synchronize the same buckets in the same order, nothing was added up" +
-                    hint);
+  fail(culprit,
+       "ranks do not synchronize the same: " + others + ", where rank " + std::to_string(usual) + " " +
+           all[usual].text() +
+           "; every rank must synchronize the same buckets in the same order, no mean was handed out" + hint);
 }
 
 }  // namespace thinwire

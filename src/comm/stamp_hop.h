@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "comm/call_cycle.h"
 #include "thinwire/communicator.h"
 
 namespace thinwire {
@@ -25,6 +26,12 @@ struct Communicator::StampHop {
   std::array<StampRange, kStampFanOut> arrived{};
   std::array<Pending, kStampFanOut> receives;
   std::array<Pending, kStampFanOut> sends;
+};
+
+/// Of the exchanges that came to their end, and the one under way.
+struct Communicator::Calls {
+  CallCycle cycle;
+  std::uint64_t now = 0;  ///< What is called, whatever its step.
 };
 
 }  // namespace thinwire

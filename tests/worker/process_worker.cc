@@ -2,6 +2,7 @@
 //   collectives   every case of collectives_cases.h
 //   systems       every system, see systems_cases.h
 //   long-message, short-message   one of another size than its receiver expects: an error, no crash
+//   early         sums that begin early, of ranks that differ
 //   abandoned     messages that are given up write to nobody's memory any more
 //   reduce        the engine's all_reduce_sum in a loop until something fails
 //   ring          a ring of messages in a loop until something fails
@@ -161,6 +162,8 @@ void work(Communicator& communicator, const std::string& mode) {
     thinwire::testing::check_wrong_size(communicator, 100'000, 4);
   } else if (mode == "short-message") {
     thinwire::testing::check_wrong_size(communicator, 4, 100'000);
+  } else if (mode == "early") {
+    thinwire::testing::check_early_sums_that_differ(communicator);
   } else if (mode == "abandoned") {
     give_up_a_message(communicator);
   } else if (mode == "broken-pipe") {

@@ -12,7 +12,8 @@ from misuse.limits import (
     what_all_ranks_read_in_register_is_not_told_at_the_end,
 )
 from misuse.ranks_that_differ import (
-    a_load_of_different_models_is_found, a_rank_that_does_not_register, a_system_that_one_rank_sets,
+    a_load_of_different_models_is_found, a_rank_that_does_not_register, a_rank_that_leaves_what_repeats,
+    a_system_that_one_rank_sets,
     equal_models_in_another_order, models_in_another_order, ranks_of_another_build, ranks_that_differ,
     replicas_that_differ,
 )
@@ -25,8 +26,8 @@ __all__ = ["MISUSE", "numbers_in_a_subgroup", "replicas_that_differ", "subgroups
 
 MISUSE = [bad_input, equal_models_in_another_order, states_within_backward,
           a_writer_that_fails_ends_no_step, one_rank_cannot_begin_a_step,
-          states_of_another_step_or_model, a_system_that_one_rank_sets, an_extension_for_another_torch,
-          models_in_another_order,
+          states_of_another_step_or_model, a_system_that_one_rank_sets, a_rank_that_leaves_what_repeats,
+          an_extension_for_another_torch, models_in_another_order,
           a_restart_that_finds_the_store_of_before, copies_are_plain_ddp, replicas_that_differ,
           a_load_of_different_models_is_found, a_group_waits_longer_than_it_was_opened,
           a_group_without_the_cpu, ranks_that_ended_do_not_wait,
