@@ -340,11 +340,14 @@ class CollectivesCases {
   void early_sums(std::size_t size) {
     communicator_.set_early_sums(true);
     const std::vector<std::uint64_t> buckets_of_steps{2, 2, 2, 1, 2, 2, 2, 3, 3, 3};
+    // Of calls that repeat those of the step before, where that one has repeated its own.
+    const std::vector<std::uint64_t> repeated{0, 0, 2, 1, 0, 0, 2, 2, 0, 3};
+    const bool begins_early = communicator_.engine() == "gloo" && world_ > 1 && size > 0;
     std::vector<std::uint64_t> messages;
     for (std::size_t step = 0; step < buckets_of_steps.size(); ++step) {
+      const std::uint64_t before = communicator_.sums_begun_early();
       const Traffic traffic = traffic_of([&] {
         for (std::uint32_t bucket = 0; bucket < buckets_of_steps[step]; ++bucket) {
-          if (bucket == 1 && step == 5 && self_ == 0) begin_and_give_up(bucket);
           Exchange exchange(communicator_, {.bucket = bucket, .step = 10 + step, .elements = size});
           if (bucket == 0) communicator_.commit_exchange();
           std::vector<float> values(size, static_cast<float>(self_ + 1));
@@ -356,6 +359,21 @@ class CollectivesCases {
         }
       });
       messages.push_back(traffic.sent_messages / buckets_of_steps[step]);
+      require(communicator_.sums_begun_early() - before == (begins_early ? repeated[step] : 0),
+              "sums that have begun early");
+    }
+    // A rank that has given up a call expects nothing; the others do.
+    for (std::size_t step = 30; step < 34; ++step) {
+      if (step == 33 && self_ == 0) begin_and_give_up(0);
+      const std::uint64_t before = communicator_.sums_begun_early();
+      Exchange exchange(communicator_, {.bucket = 0, .step = step, .elements = size});
+      std::vector<float> values(size, 1.0f);
+      communicator_.all_reduce_sum(values);
+      exchange.finish();
+      for (const float value : values) require(value == static_cast<float>(world_), "an early sum");
+      require(communicator_.sums_begun_early() - before ==
+                  (begins_early && step > 31 && (step < 33 || self_ > 0) ? 1 : 0),
+              "sums after a call that was given up");
     }
     for (const std::uint64_t of_step : messages) require(of_step == messages[0], "calls were not compared");
     communicator_.set_early_sums(false);
@@ -393,7 +411,7 @@ inline void check_wrong_size(Communicator& communicator, std::size_t sent, std::
 }
 
 /// After steps that repeat, the last rank sums something else. All are told, and it has summed nothing. The
-/// others' sums had begun: their communicator, Gloo's, is unusable.
+/// others' sums had begun, so the communicator is unusable.
 inline void check_early_sums_that_differ(Communicator& communicator) {
   communicator.set_early_sums(true);
   const bool differs = communicator.rank() + 1 == communicator.size();
@@ -416,14 +434,14 @@ inline void check_early_sums_that_differ(Communicator& communicator) {
       require(!differs || values == std::vector<float>(4, 1.0f), "the rank that differs has summed");
     }
   }
-  if (differs) return;
+  require(communicator.sums_begun_early() == (differs ? 2 : 3), "sums that have begun early");
   try {
     std::vector<float> values(4, 1.0f);
     communicator.all_reduce_sum(values);
   } catch (const CommError&) {
     return;
   }
-  require(false, "no sum had begun early");
+  require(false, "a sum after the refusal went through");
 }
 
 }  // namespace thinwire::testing

@@ -253,7 +253,12 @@ void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOp
   ::c10d::AllreduceOptions options;
   options.reduceOp = operator_name;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  const bool compares = begin_comparison();
+  bool compares = false;
+  if (backend_ == "gloo") {
+    compares = begin_comparison();
+  } else {
+    bind_exchange();
+  }
   const Work work = started({}, [&] { return group_->allreduce(tensors, options); });
   if (compares) {
     try {

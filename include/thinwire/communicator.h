@@ -132,9 +132,11 @@ class Communicator {
   /// Whether the engine's own sums may begin before their call is compared. Off unless set; the same on all
   /// ranks. On, a sum whose call repeats that of the step before begins at once, and ranks compare while it
   /// is under way. Its result is not handed out before they have. A rank whose call does not repeat compares
-  /// first, so no sum of different sizes begins. Where calls differ, the communicator is unusable on ranks
-  /// whose sum had begun, and `values` of it are undefined. Heeded by the gloo engine.
+  /// first, so no sum of different sizes begins. Where calls differ, the communicator is unusable afterwards,
+  /// and `values` of a sum that had begun are undefined. Heeded by the gloo engine.
   void set_early_sums(bool on) { early_sums_ = on; }
+  /// Sums so far that have begun before their call was compared.
+  std::uint64_t sums_begun_early() const { return sums_begun_early_; }
 
   /// send() of what only guards other messages, counted in guard_bytes() too.
   Pending send_guard(int peer, Tag tag, Span<const std::byte> bytes);
@@ -270,6 +272,7 @@ class Communicator {
   std::unique_ptr<Calls> calls_;   // those before
   bool early_sums_ = false;
   bool repeats_ = false;  // the exchange under way
+  std::uint64_t sums_begun_early_ = 0;
   std::uint64_t guard_bytes_ = 0;
   // Of the collectives; they grow once.
   std::vector<std::byte> scratch_;

@@ -1,4 +1,5 @@
-// How ranks find out that they do not exchange the same thing, before any of it is sent.
+// How ranks find out that they do not exchange the same thing, before any of it is sent. Of sums that begin
+// early: before any of it is handed out.
 //
 // Each rank hashes its call to a stamp. The smallest and the largest stamp spread to all ranks by
 // dissemination: in each hop a rank sends what it has heard to those 1, 2, ..., 7 times `reach` further on,
@@ -90,6 +91,7 @@ void Communicator::begin_exchange(const ExchangeCall& call) {
   set_context(call.bucket, call.step);
   call_ = call;
   stage_ = Stage::announced;
+  repeats_ = false;
   if (!early_sums_) return;
   calls_->now = CallRecord(call).stamp_of_any_step();
   repeats_ = calls_->cycle.begin(calls_->now, call.step);
@@ -108,8 +110,8 @@ void Communicator::end_exchange() {
 }
 
 void Communicator::abandon_exchange() noexcept {
-  if (stage_ == Stage::given_up) return;
-  stage_ = stage_ == Stage::committed ? Stage::given_up : Stage::outside;
+  const bool is_over = stage_ == Stage::given_up || stage_ == Stage::committed;
+  stage_ = is_over ? Stage::given_up : Stage::outside;
   calls_->cycle.forget();
   hop_->receives = {};
   hop_->sends = {};
@@ -155,6 +157,7 @@ bool Communicator::begin_comparison() {
     return false;
   }
   if (std::exchange(stage_, Stage::bound) == Stage::announced) start_hop(1);
+  ++sums_begun_early_;
   return true;
 }
 
@@ -230,6 +233,8 @@ void Communicator::refuse_calls(const CallRecord& mine) {
   } catch (const std::exception&) {
     // What there is to say is known.
   }
+  // Sums of other ranks may have begun, and nothing of this rank's may meet them.
+  if (early_sums_) stage_ = Stage::given_up;
   // The call that most ranks make; of several the one of the lowest rank.
   std::size_t usual = 0;
   auto callers = [&](std::size_t rank) { return std::ranges::count(all, all[rank]); };

