@@ -253,12 +253,8 @@ void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOp
   ::c10d::AllreduceOptions options;
   options.reduceOp = operator_name;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  bool compares = false;
-  if (backend_ == "gloo") {
-    compares = begin_comparison();
-  } else {
-    bind_exchange();
-  }
+  const bool compares = backend_ == "gloo" && begin_comparison();
+  if (!compares) bind_exchange();
   const Work work = started({}, [&] { return group_->allreduce(tensors, options); });
   if (compares) {
     try {
@@ -294,6 +290,7 @@ void C10dCommunicator::poll_device(const Work& work) {
 }
 
 void C10dCommunicator::run_on_device(at::Tensor tensor) {
+  bind_exchange();
   // Waiting for its turn, this rank is as alive as one that waits for others.
   wait_begins(-1, nullptr);
   try {
@@ -354,7 +351,6 @@ void C10dCommunicator::count_ring(std::size_t elements, std::size_t element_byte
 }
 
 void C10dCommunicator::all_reduce_sum(Span<float> values) {
-  if (values.memory() != Memory::host) bind_exchange();
   if (values.memory() == Memory::cuda && device_group_) {
     if (values.empty()) return;
     sum_on_device(values);  // also in a world of one, so that one device is enough to test it
@@ -390,7 +386,6 @@ void C10dCommunicator::sum_checked(const at::Tensor& values) {
 
 void C10dCommunicator::all_reduce_tensor(at::Tensor values) {
   if (values.numel() == 0) return;
-  if (!values.is_cpu() || checked_sums()) bind_exchange();
   const auto elements = static_cast<std::size_t>(values.numel());
   const auto bytes = static_cast<std::size_t>(values.element_size());
   if (values.is_cuda() && device_group_) {

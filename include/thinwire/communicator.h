@@ -229,9 +229,9 @@ class Communicator {
   void bind_exchange() {
     if (stage_ != Stage::outside && stage_ != Stage::bound) compare_calls();
   }
-  /// In place of bind_exchange(), where the engine's collective may begin first (set_early_sums). True: this
-  /// rank's stamp is under way, all ranks that make this call expect it, and finish_comparison() follows.
-  /// False: as bind_exchange().
+  /// Where the engine's collective may begin before bind_exchange() (set_early_sums). True: this rank's stamp
+  /// is under way, all ranks that make this call expect it, and finish_comparison() follows in place of
+  /// bind_exchange(). False: nothing has changed.
   bool begin_comparison();
   /// After begin_comparison() and the beginning of the collective. Throws as bind_exchange() does.
   void finish_comparison();

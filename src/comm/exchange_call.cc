@@ -152,10 +152,7 @@ void Communicator::compare_calls() {
 
 bool Communicator::begin_comparison() {
   const bool is_open = stage_ == Stage::announced || stage_ == Stage::committed;
-  if (!early_sums_ || !repeats_ || !is_open || size_ == 1) {
-    bind_exchange();
-    return false;
-  }
+  if (!repeats_ || !is_open) return false;
   if (std::exchange(stage_, Stage::bound) == Stage::announced) start_hop(1);
   ++sums_begun_early_;
   return true;

@@ -13,9 +13,8 @@ from misuse.limits import (
 )
 from misuse.ranks_that_differ import (
     a_load_of_different_models_is_found, a_rank_that_does_not_register, a_rank_that_leaves_what_repeats,
-    a_system_that_one_rank_sets,
-    equal_models_in_another_order, models_in_another_order, ranks_of_another_build, ranks_that_differ,
-    replicas_that_differ,
+    a_system_that_one_rank_sets, equal_models_in_another_order, models_in_another_order,
+    ranks_of_another_build, ranks_that_differ, replicas_that_differ,
 )
 from misuse.states import (
     a_state_that_one_rank_gathers_alone, a_writer_that_fails_ends_no_step, one_rank_cannot_begin_a_step,
