@@ -98,6 +98,11 @@ PlanLayout plan_layout(const PlanLayoutOptions& options) {
   if (!(options.bucket_megabytes > 0 && options.bucket_megabytes <= 17'000))
     throw std::invalid_argument(
         fmt::format("buckets of {} MB: above 0 and at most 17000 is needed", options.bucket_megabytes));
+  // A signed number below 0 is one of the largest here.
+  constexpr std::uint64_t kMostElements = std::uint64_t{1} << 44;
+  if (options.elements && (*options.elements == 0 || *options.elements > kMostElements))
+    throw std::invalid_argument(fmt::format("--elements {}: 1 to {} is needed",
+                                            static_cast<std::int64_t>(*options.elements), kMostElements));
   if (options.width == 0 || options.width > 0xFFFF)
     throw std::invalid_argument(fmt::format("matrices of width {}: 1 to 65535 is needed", options.width));
   PlanLayout layout;

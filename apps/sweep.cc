@@ -37,7 +37,16 @@ bool is_dense(const std::string& spec) {
 /// The yardstick first when the list lacks it. A rate for all is not for dense, which has no codec.
 std::vector<System> list_systems(const SweepOptions& options) {
   const auto specs = split_specs(options.sync);
-  for (const auto& spec : specs) builtin_registry().canonical(spec);  // refuses any before the first runs
+  for (const auto& spec : specs) {
+    builtin_registry().canonical(spec);  // refuses any before the first runs
+    for (const SpecPart& part : parse_spec(parse_spec_pair(spec).dense)) {
+      if (part.name != "auto") continue;
+      throw std::invalid_argument(
+          "--sync " + spec +
+          ": auto chooses in tens of steps, and here a step is one of its trial; simulate its candidates, or "
+          "let `thinwire plan` choose");
+    }
+  }
   const auto codecs = parse_codec(options.codec, specs.size());
   std::vector<System> systems;
   if (std::none_of(specs.begin(), specs.end(), is_dense)) {

@@ -19,7 +19,7 @@ def made(plain, again, auto, half, half_error=4.0):
     ways = [
         ("plain", plain, 4.0),
         ("plain:again", again, 4.0),
-        ("half:feedback=on", half, half_error),
+        ("half:format=bf16:feedback=on", half, half_error),
         ("auto", auto, 4.004),
     ]
     return {
@@ -46,7 +46,8 @@ def the_table_judges_a_cell():
     # One block of four is disturbed: medians do not see it.
     good = grid_report.judge(made(calm, calm, [0.5, 0.5, 3.0, 0.5], [0.5, 0.5, 0.5, 0.5]))
     assert (
-        good["best"] == "half:feedback=on" and good["of_plain"][0] == 0.5 and good["of_best"][0] == 1.0
+        good["best"] == "half:format=bf16:feedback=on"
+        and good["of_plain"][0] == 0.5 and good["of_best"][0] == 1.0
     ), good
     assert good["within_best"] and good["within_plain"] and good["keeps"]
     slow = grid_report.judge(made(calm, calm, [1.02] * 4, [0.5] * 4))

@@ -50,6 +50,14 @@ def tables_say_what_seeds_show():
         assert "dense" in str(error)
 
 
+def a_seed_that_went_astray_is_no_spread():
+    assert loss_report.difference([0.001, 0.02, -0.01], 3) == "+0.004 ± 0.015 (noise)"
+    assert loss_report.difference([57.7, 1.05, 0.46], 3) == "+57.700, +1.050, +0.460"
+    runs = [made(seed, "dense", 4.0, 100) for seed in (1, 2, 3)]
+    runs += [made(seed, "wild", loss, 50) for seed, loss in ((3, 5.0), (1, 60.0), (2, 4.5))]
+    assert "| `wild` | 60.000, 4.500, 5.000 | +56.000, +0.500, +1.000 |" in loss_report.table(runs)
+
+
 def every_setting_has_recipes_with_dense():
     import run as command
 
@@ -144,6 +152,7 @@ def recorded_updates_are_read(thinwire):
 
 
 tables_say_what_seeds_show()
+a_seed_that_went_astray_is_no_spread()
 signs_carry_what_is_computed_by_hand()
 recorded_updates_are_read(sys.argv[1])
 every_setting_has_recipes_with_dense()

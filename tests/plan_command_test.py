@@ -98,6 +98,8 @@ def bad_usage():
         ((*good,), "how large is the model?"),
         (("--elements", "1000", *FREE), "--link"),
         (("--elements", "1000", "--link", "fast", *FREE), "'fast' is not RATE:LATENCY"),
+        ((*good, "--elements", "-5"), "--elements -5: 1 to "),
+        ((*good, "--elements", "0"), "--elements 0: 1 to "),
         ((*good, "--elements", "1000", "--shapes", "10x100"), "leave out"),
         ((*good, "--shapes", "10y100"), "10y100"),
         ((*good, "--elements", "1000", "--buckets", "10,20"), "30 elements together"),

@@ -353,7 +353,7 @@ void DdpEngine::conclude_step(Lock& lock) {
 
 void DdpEngine::end_step(DdpStepEnd end) {
   end.lanes = lanes_.size();
-  end.first = lanes_[0].get();
+  end.first = lanes_[deciding_lane()].get();
   gave_up_ = end.abandoned;
   const auto shared = std::make_shared<DdpStepEnd>(std::move(end));
   for (auto& lane : lanes_) lane->push(shared);
@@ -361,6 +361,15 @@ void DdpEngine::end_step(DdpStepEnd end) {
   ++submitted_steps_;
   resumes_ = false;
   within_step_ = false;
+}
+
+/// The lane of the first bucket that is no bucket of rows: those have a pipeline of their own.
+std::size_t DdpEngine::deciding_lane() const {
+  const auto& layouts = sessions_.layouts();
+  const auto found = std::ranges::find_if(layouts, [](const DdpLayout& one) {
+    return !one.parameters.empty() && !one.row_sparse && one.compressible;
+  });
+  return found == layouts.end() ? 0 : static_cast<std::size_t>(found - layouts.begin()) % lanes_.size();
 }
 
 void DdpEngine::push(DdpItem item) {
@@ -441,7 +450,7 @@ std::uint64_t DdpEngine::times_changed() const {
 std::string DdpEngine::explain() {
   Lock lock(board_.mutex);
   settle(lock);
-  // The first one decides for all lanes, but each guards its own buckets.
+  // One decides for all lanes, but each guards its own buckets.
   return to_text(of_all_lanes(&Session::explanation));
 }
 

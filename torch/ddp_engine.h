@@ -153,6 +153,7 @@ class DdpEngine {
   void end_step(DdpStepEnd end);
   void take_held(Lock& lock, bool complete);
   std::vector<DdpLayout> layouts_with_held(bool complete) const;
+  std::size_t deciding_lane() const;
   void fail_held(Lock& lock, const std::exception_ptr& error);
   void push(DdpItem item);
   void settle(Lock& lock);

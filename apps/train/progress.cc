@@ -84,8 +84,9 @@ void Progress::draw(double loss, std::uint64_t bytes_sent) {
 }
 
 void Progress::epoch(const EpochResult& result) {
-  const std::string measure = result.perplexity >= 0 ? "perplexity " + perplexity_text(result.perplexity)
-                                                     : fmt::format("accuracy {:.4f}", result.test_accuracy);
+  // Not a number, of a text on which the training has diverged, is no accuracy either.
+  const std::string measure = result.perplexity < 0 ? fmt::format("accuracy {:.4f}", result.test_accuracy)
+                                                    : "perplexity " + perplexity_text(result.perplexity);
   measured_ = ", " + measure;
   // On a terminal the line is redrawn all the time; the last epoch's stays to be read.
   if (live_ && result.epoch != epochs_) return;

@@ -61,7 +61,7 @@ bool has_rows(const RunResult& result) {
 }
 
 bool has_perplexity(const RunResult& result) {
-  return !result.epochs.empty() && result.epochs.back().perplexity >= 0;
+  return !result.epochs.empty() && !(result.epochs.back().perplexity < 0);
 }
 
 /// Largest over ranks of the bytes sent per step for all but the embeddings.

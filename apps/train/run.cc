@@ -117,11 +117,18 @@ void check_momentum(const Options& options) {
             fmt::format("--sync {}: {}:{}={} must be {}, which is {}; make them the same", spec, need.system,
                         need.option, need.value, adam ? "AdamW's beta1" : "--momentum", own));
       }
-      if (need.option.empty() && !adam && own != 0) {
+      if (need.option.empty() && own != 0) {
         throw std::invalid_argument(
-            fmt::format("--sync {}: {} applies momentum itself, and --momentum {} would come on top: leave "
-                        "--momentum out",
-                        spec, need.system, own));
+            fmt::format("--sync {}: {} applies momentum itself, and {} {} would come on top: {}", spec,
+                        need.system, adam ? "AdamW's beta1 of" : "--momentum", own,
+                        adam ? "give --optimizer sgd" : "leave --momentum out"));
+      }
+      // Of demo's signs the norm is sqrt(d), whatever the gradient was.
+      if (options.clip > 0 && (!need.option.empty() || need.system == "demo")) {
+        throw std::invalid_argument(fmt::format(
+            "--sync {}: --clip {} would change the mean that {} delivers, which is to reach the optimizer as "
+            "it is: give --clip 0",
+            spec, options.clip, need.system));
       }
     }
   }

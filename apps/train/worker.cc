@@ -321,6 +321,9 @@ void Worker::finish(std::uint64_t epoch, const Tally& tally, Clock::time_point s
   loss /= static_cast<double>(tally.counted) * communicator_.size();  // 0 / 0 when all were skipped
   if (!std::isfinite(loss)) {
     result_.failure = fmt::format("diverged: the loss of epoch {} is not finite", epoch + 1);
+  } else if (!std::isfinite(score.loss)) {
+    result_.failure =
+        fmt::format("diverged: after epoch {} the loss of the test data is not finite", epoch + 1);
   }
   const auto per_step = [&](std::uint64_t bytes) {
     return static_cast<double>(bytes) / static_cast<double>(costs.steps);

@@ -24,9 +24,9 @@ import models  # noqa: E402
 import ways  # noqa: E402
 from trainings import write_json  # noqa: E402
 
-WAYS = "plain,plain:again,fp16_hook,power_sgd_hook,dense,half:feedback=on,power_sgd:rank=32:bits=8,auto"
+WAYS = "plain,plain:again,fp16_hook,power_sgd_hook,dense,half:format=bf16:feedback=on,power_sgd:rank=32:bits=8,auto"
 # DDP takes no hook for sparse gradients.
-WAYS_OF_ROWS = "plain,plain:again,dense,half:feedback=on,power_sgd:rank=32:bits=8,auto"
+WAYS_OF_ROWS = "plain,plain:again,dense,half:format=bf16:feedback=on,power_sgd:rank=32:bits=8,auto"
 
 
 class Training:

@@ -38,12 +38,27 @@ def measure_of(runs: list) -> tuple:
     return "test_accuracy", "test accuracy, %", 100, 2
 
 
-def difference(one: Recipe, dense: Recipe, key: str, factor: int, digits: int) -> str:
-    """Seed by seed; one within the spread of the differences says so."""
+# A difference of so many times the median one, and of more than a nat or a point, is another kind of result.
+FAR = 10
+
+
+def went_astray(values: list) -> bool:
+    sizes = sorted(abs(value) for value in values)
+    return len(sizes) > 2 and sizes[-1] > max(1, FAR * sizes[len(sizes) // 2])
+
+
+def differences(one: Recipe, dense: Recipe, key: str, factor: int) -> list:
+    """Seed by seed, in their order."""
     own, base = one.at_the_end(key), dense.at_the_end(key)
-    values = [factor * (own[seed] - base[seed]) for seed in own if seed in base]
+    return [factor * (own[seed] - base[seed]) for seed in sorted(own) if seed in base]
+
+
+def difference(values: list, digits: int) -> str:
+    """Of all seeds; where it is within their spread that is said. Where one went astray each is listed."""
     if not values:
         return "-"
+    if went_astray(values):
+        return ", ".join(f"{value:+.{digits}f}" for value in values)
     text = spread_text(values, f"+.{digits}f")
     noise = len(values) > 1 and abs(mean(values)) <= deviation(values)
     return text + (" (noise)" if noise else "")
@@ -51,11 +66,15 @@ def difference(one: Recipe, dense: Recipe, key: str, factor: int, digits: int) -
 
 def row(one: Recipe, dense: Recipe, runs: list) -> str:
     key, _, factor, digits = measure_of(runs)
-    values = [factor * value for value in one.at_the_end(key).values()]
+    ends = one.at_the_end(key)
+    values = [factor * ends[seed] for seed in sorted(ends)]
+    to_dense = [] if one is dense else differences(one, dense, key, factor)
     measured = spread_text(values, f".{digits}f") if values else "diverged"
+    if went_astray(to_dense):
+        measured = ", ".join(f"{value:.{digits}f}" for value in values)
     if values and one.failed:
         measured += f" ({one.failed} of {len(one.runs)} diverged)"
-    minus = "" if one is dense else difference(one, dense, key, factor, digits)
+    minus = "" if one is dense else difference(to_dense, digits)
     fewer = dense.bytes() / one.bytes() if one.finished() and one.bytes() > 0 else math.nan
     amount = f"{one.bytes() / 1e6:,.1f}" if one.finished() else "-"
     return f"| `{one.label}` | {measured} | {minus} | {amount} | {'-' if math.isnan(fewer) else format(fewer, '.1f')} |"

@@ -8,6 +8,9 @@ AS_THEY_COME = [
 
 # For matrices under AdamW: a tenth, a 25th and an 80th of dense's bytes with 4 ranks.
 LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4"]
+# About as many bytes as the former two, with a beginning in which every element travels in 4 bits.
+BEGUN_IN_CODES = ["warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=29:bits=8",
+                  "warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=12:bits=8"]
 # About as many bytes as the latter two, with more rank and fewer bits.
 MORE_RANK = ["power_sgd:rank=28:bits=4", "power_sgd:rank=9:bits=3"]
 # As many bytes as those, by one factor of twice the rank in a step.
@@ -15,11 +18,11 @@ ONE_FACTOR = ["acp_sgd:rank=64:bits=8", "acp_sgd:rank=32:bits=8", "acp_sgd:rank=
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
 # What auto chooses, and what it may choose on a link that is slow.
-CHOSEN = ["auto", "auto:link=100Mbit:50us", "half:feedback=on"]
+CHOSEN = ["auto", "auto:link=100Mbit:50us", "half:feedback=on", "half:format=bf16:feedback=on"]
 
 # Whether a milder beginning, exact vectors, a residual that fades or a gathered mean bring the loss back.
 REMEDIES = [
-    "warm_up:steps=50+casq:bits=4", "warm_up:steps=50+top_k:ratio=0.05+zen", "warm_up:steps=50+casq",
+    "warm_up:steps=50+casq:bits=4", "warm_up:steps=50:with=blocks/bits=4/block=128+casq:bits=4", "warm_up:steps=50+top_k:ratio=0.05+zen", "warm_up:steps=50+casq",
     "warm_up:steps=50+whole+casq", "warm_up:steps=50+casq:topology=all_gather",
     "warm_up:steps=30+top_k:ratio=0.01:ramp_steps=60+zen", "decay:factor=0.99+top_k:ratio=0.01+zen",
 ]
@@ -27,7 +30,7 @@ GUARDED = ["guard+casq", "guard+casq:bits=4", "guard+power_sgd:rank=7:bits=4", "
 
 # Those that are made for Adam. They do not bear that their mean is clipped.
 MADE_FOR_ADAM = [
-    "dense --clip 0", "one_bit_adam:freeze=100 --clip 0", "zero_one_adam --clip 0",
+    "dense --clip 0", "one_bit_adam:freeze=100 --clip 0", "zero_one_adam --clip 0", "warm_up:steps=50+zero_one_adam --clip 0",
     "demo --optimizer sgd --lr 0.001 --clip 0",
 ]
 MARSIT_WITH_ADAM = ["marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4"]
@@ -49,8 +52,8 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + MARSIT_WITH_ADAM,
-    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + IN_BLOCKS + GUARDED[-1:],
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + MARSIT_WITH_ADAM,
+    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + IN_BLOCKS + GUARDED[-1:],
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES,
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,

@@ -32,7 +32,8 @@ WAYS = "plain,fp16_hook,power_sgd_hook,half"
 RATES = ("100Mbit", "1Gbit", "10Gbit")
 # Plain DDP of 25 million parameters takes 8 s for a step at 100 Mbit/s:
 # fewer steps there, so that five ways take half an hour.
-STEPS = {"100Mbit": 90, "1Gbit": 300}
+STEPS_AND_EVALUATIONS = {"100Mbit": (90, 15)}
+OTHERWISE = (120, 8)
 
 
 def parse(arguments: list):
@@ -43,13 +44,14 @@ def parse(arguments: list):
     parser.add_argument("--ways", default=WAYS, help="to compare (default %(default)s)")
     parser.add_argument("--seeds", default="1", help="separated by commas (default %(default)s)")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--steps", type=int, help="default 90 at 100Mbit, 300 otherwise")
+    parser.add_argument("--steps", type=int, help="default 90 at 100Mbit, 120 otherwise")
     parser.add_argument("--results", default=os.path.join(ROOT, "results", "time_to_loss"))
     parser.add_argument("--python", default="/usr/bin/python3")
-    parser.add_argument("--margin", type=float, default=0.0, metavar="NATS",
+    parser.add_argument("--margin", type=float, default=0.01, metavar="NATS",
                         help="count a loss as reached that is so much above plain's last one, for plain too (default %(default)s)")
     parser.add_argument("--redraw", action="store_true", help="run nothing: tables and the picture anew from the results")
     settings.add_options(parser)
+    parser.set_defaults(evaluations=None)
     given = parser.parse_args(arguments)
     for rate in given.rates:
         if rate not in RATES and rate != "loopback":
@@ -73,7 +75,9 @@ def train(given, network: Network, way: str, seed: int, steps: int) -> dict:
 
 def run_rate(given, rate: str, environment: dict) -> None:
     path = os.path.join(given.results, rate + ".json")
-    steps = given.steps or STEPS.get(rate, 300)
+    steps, evaluations = STEPS_AND_EVALUATIONS.get(rate, OTHERWISE)
+    steps = given.steps or steps
+    given = argparse.Namespace(**{**vars(given), "evaluations": given.evaluations or evaluations})
     settings.require_same(stored(path), {**settings.shared_of(given), "steps": steps, "workers": given.workers}, path)
     there = [(run["way"], run["seed"]) for run in stored(path)]
     missing = [(way, seed) for seed in given.seeds for way in given.ways if (way, seed) not in there]

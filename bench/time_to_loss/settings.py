@@ -8,7 +8,7 @@ SHARED = ("steps", "evaluations", "held_out", "text", "layers", "width", "heads"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", default="", help="a file to learn from instead of the King James Bible")
-    parser.add_argument("--evaluations", type=int, default=15, help="evaluations after the first, at even distances (default %(default)s)")
+    parser.add_argument("--evaluations", type=int, default=15, help="evaluations after the first, at even distances (default: 15, of run.py over links above 100 Mbit/s 8)")
     parser.add_argument("--held-out", type=int, default=64, help="windows to evaluate (default %(default)s)")
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--width", type=int, default=512)

@@ -223,7 +223,7 @@ class Session {
  private:
   struct Bucket;
   struct Undelivered;
-  enum class From { same_spec, other_spec };
+  enum class From { same_spec, other_spec, own_step };  // the latter of this session, as it stands
   BucketId add(BucketLayout parameters, std::size_t width, std::size_t pipeline, bool row_sparse);
   void require_parts(std::size_t elements, bool row_sparse) const;
   Bucket& open(BucketId bucket, bool rows);

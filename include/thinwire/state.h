@@ -155,6 +155,10 @@ class BucketReader {
       : reader_(reader), buckets_(buckets), visible_(std::move(visible)), kinds_(kinds) {}
 
   std::uint32_t buckets() const { return static_cast<std::uint32_t>(buckets_.size()); }
+  /// It is what the reading session itself has just saved, in another unit of gradients
+  /// (Session::scale_state). What no unit changes stays as it is: nothing was resumed.
+  bool is_rescaled() const { return rescaled_; }
+  void set_rescaled(bool rescaled) { rescaled_ = rescaled; }
   std::size_t bucket_elements(std::uint32_t bucket) const;
   /// What elements() does for a parameter without an entry when others of its bucket have one.
   enum class Absent { error, zeros };
@@ -184,6 +188,7 @@ class BucketReader {
   const std::vector<BucketLayout>& buckets_;
   std::vector<bool> visible_;
   Kinds kinds_;
+  bool rescaled_ = false;
 };
 
 }  // namespace thinwire

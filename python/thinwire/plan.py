@@ -6,11 +6,13 @@ Nothing is sent and no communication hook of the script's is used. Whatever the 
 is written. Prints ``thinwire plan``'s table for the buckets and times that were seen.
 """
 import argparse
+import math
 import os
 import runpy
 import statistics
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, TypedDict, Union
 
 from thinwire.interface import Costs, Report
@@ -49,7 +51,8 @@ class _Profile(TypedDict):
 
 
 class _NoHandle:
-    """What ``thinwire.register`` returns to the script: it synchronizes nothing."""
+    """What ``thinwire.register`` returns to the script, and what a ``comm_hook``'s state has:
+    it synchronizes nothing. Whatever a ``Handle`` offers is here."""
 
     spec = "dense"
     step = 0
@@ -75,7 +78,10 @@ class _NoHandle:
     def set(self, *_: object, **__: object) -> None:
         pass
 
-    load_state_dict = log_to = close = set
+    def scalars(self) -> Dict[str, float]:
+        return {}
+
+    load_state_dict = log_to = log_html = close = set
 
 
 class Recorder:
@@ -168,12 +174,14 @@ class Watch:
 
     def __init__(self, steps: int) -> None:
         self.recorder: Optional[Recorder] = None
+        self.other_models = 0
         self._steps = steps
 
     def install(self) -> None:
         from torch.nn.parallel import DistributedDataParallel as DDP
 
         from thinwire import ddp
+        from thinwire.lazy import LazyState
 
         watch = self
         replaced: Any = DDP  # methods of its
@@ -181,7 +189,9 @@ class Watch:
 
         def patched_init(model: DDP, *arguments: Any, **options: Any) -> None:
             wrap(model, *arguments, **options)
-            if watch.recorder is None:
+            if watch.recorder is not None:
+                watch.other_models += 1
+            else:
                 watch.recorder = Recorder(model, watch._steps)
                 model.__dict__["_thinwire_plan"] = watch.recorder
                 register_hook(model, watch.recorder, lambda state, bucket: state.bucket(bucket))
@@ -192,13 +202,46 @@ class Watch:
                 recorder.forward_begins()
             return forward(model, *inputs, **options)
 
+        def no_hook(_model: DDP, state: object, *_: object, **__: object) -> None:
+            if isinstance(state, LazyState):
+                setattr(state, "handle", _NoHandle())
+
         replaced.__init__, replaced.forward = patched_init, patched_forward
-        replaced.register_comm_hook = lambda *_, **__: None
+        replaced.register_comm_hook = no_hook
         setattr(ddp, "register", lambda *_, **__: _NoHandle())
+        _let_nobody_wait()
 
 
-def run_script(script: str, arguments: List[str], is_module: bool) -> None:
-    """As ``python3 SCRIPT ARGUMENTS`` would, as the only rank of a job."""
+def _let_nobody_wait() -> None:
+    """A script that says itself how many ranks there are would wait for the others for good."""
+    import torch.distributed as dist
+
+    begin: Any = dist.init_process_group
+
+    def init_process_group(*arguments: Any, **options: Any) -> Any:
+        if options.get("world_size", -1) not in (-1, 1):
+            raise ValueError(
+                f"init_process_group(world_size={options['world_size']}): this dry run is the only rank of its "
+                "job. Leave world_size and rank out, so that they come from the environment as a launcher "
+                "sets it"
+            )
+        return begin(*arguments, **options)
+
+    setattr(dist, "init_process_group", init_process_group)
+
+
+def _print_error(error: BaseException) -> None:
+    """As Python does, from the script's own lines on."""
+    own = {__file__, runpy.__file__, "<frozen runpy>"}
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in own:
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
+
+
+def run_script(script: str, arguments: List[str], is_module: bool) -> bool:
+    """As ``python3 SCRIPT ARGUMENTS`` would, as the only rank of a job.
+    Returns False where it ended with an error, which has been printed."""
     from thinwire.launch import environments, free_port
 
     os.environ.update(environments(1, free_port())[0])
@@ -216,7 +259,13 @@ def run_script(script: str, arguments: List[str], is_module: bool) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             print(f"thinwire.plan: the script ended by itself: {end.code}", file=sys.stderr)
-    sys.stdout.flush()
+            return False
+    except Exception as error:
+        _print_error(error)
+        return False
+    finally:
+        sys.stdout.flush()
+    return True
 
 
 def _refusal(recorder: Optional[Recorder]) -> str:
@@ -253,12 +302,16 @@ def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str
     return lines
 
 
-def _plan(recorder: Recorder, options: argparse.Namespace, threads: float) -> List[Tuple[str, str]]:
+def _plan(recorder: Recorder, others: int, options: argparse.Namespace,
+          threads: float) -> List[Tuple[str, str]]:
     from thinwire.extension import _C
 
     profile = recorder.profile()
     stretch = 1.0 if recorder.on_device else max(1.0, threads * options.ranks_per_host / options.cores)
     print(*_describe(recorder, profile, stretch), sep="\n")
+    if others > 0:
+        print(f"left out: {others} more model{'s' if others > 1 else ''}; this is the first one that the "
+              "script wrapped in DistributedDataParallel")
     return _C.plan(
         buckets=profile["buckets"],
         ready=[stretch * one for one in profile["ready"]],
@@ -306,8 +359,11 @@ def _parse() -> argparse.Namespace:
         parser.error("it runs the script as the only rank: start it without a launcher")
     if not options.module and not os.path.isfile(options.script):
         parser.error(f"there is no script {options.script}")
-    if not options.cores > 0:
-        parser.error(f"--cores {options.cores}: more than 0 is needed")
+    if not 0 < options.cores < math.inf:
+        parser.error(f"--cores {options.cores}: a number above 0 is needed")
+    folder = os.path.dirname(os.path.abspath(options.json)) if options.json else "."
+    if not os.access(folder, os.W_OK) or (options.json and os.path.isdir(options.json)):
+        parser.error(f"--json {options.json}: no file can be written there")
     return options
 
 
@@ -336,12 +392,13 @@ def main() -> int:
         torch.set_num_threads(1)  # as launchers do
     watch = Watch(options.steps)
     watch.install()
-    run_script(options.script, options.arguments, options.module)
+    if not run_script(options.script, options.arguments, options.module):
+        return 1
     refusal = _refusal(watch.recorder)
     if refusal or watch.recorder is None:
         print(f"thinwire.plan: {refusal}", file=sys.stderr)
         return 1
-    texts = _plan(watch.recorder, options, float(torch.get_num_threads()))
+    texts = _plan(watch.recorder, watch.other_models, options, float(torch.get_num_threads()))
     for table, _ in texts:
         print("\n" + table, end="")
     if options.json:

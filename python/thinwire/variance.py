@@ -36,7 +36,7 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
     Groups without a parameter of the model may have another.
 
     needs: of each system its name, its option for the optimizer's momentum and that option's value. Without
-    such an option it applies a momentum of its own, and SGD's must be 0.
+    such an option it applies a momentum of its own, and the optimizer's must be 0.
     """
     own_parameters = {id(parameter) for parameter in model.parameters()} if model is not None else set()
     groups = [group for group in optimizer.param_groups
@@ -51,9 +51,10 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
                     f"spec {spec!r} has {system}:{option}={value:g}, and the optimizer's momentum is "
                     f"{own:g}: both must be the same, as with {system}:{option}={own:g}"
                 )
-            if not option and "momentum" in group and own != 0:
+            if not option and own != 0:
+                remedy = "momentum=0" if "momentum" in group else "a beta1 of 0, or take SGD without momentum"
                 raise ValueError(f"spec {spec!r} applies momentum itself ({system}), and the optimizer's "
-                                 f"{own:g} would come on top: give the optimizer momentum=0")
+                                 f"{own:g} would come on top: give the optimizer {remedy}")
 
 
 def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool]]) -> None:

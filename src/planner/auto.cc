@@ -39,6 +39,7 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -89,14 +90,18 @@ std::string Auto::name_of(std::size_t candidate) const {
 std::uint64_t Auto::begin_step(Step& step) {
   if (timed_ && step.index == index_) return 0;
   const double now = step.communicator.now_seconds();
-  const bool follows_on = timed_ && step.index == index_ + 1;
+  const bool follows_on = timed_ && step.index == index_ + 1 && !checked_;
   if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed);
   if (!std::exchange(loaded_, false)) before_ = plan_;
-  plan_.changed = plan_.use != plan_.coming;
-  plan_.use = plan_.coming;
+  // The same step again was given up, which says nothing about values.
+  if (step.index == index_) checks_ = false;
+  checked_ = std::exchange(checks_, false);
+  const std::size_t use = checked_ || left_out_[member_behind(plan_.coming)] ? 0 : plan_.coming;
+  plan_.changed = plan_.use != use;
+  plan_.use = use;
   std::uint64_t sent = 0;
   alone_ = step.communicator.size() == 1;
-  if (decides(step)) {
+  if (decides(step) && !checked_) {
     sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
   }
   if (rules_.link.empty() || plan_.chosen || !decides(step)) {
@@ -114,6 +119,7 @@ std::uint64_t Auto::begin_step(Step& step) {
 
 /// seconds: of the step before, if they are known, of which `inside` were the exchange's.
 std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double inside) {
+  leave_out_what_failed(step);
   if (plan_.loaded) {
     plan_.loaded = false;
     const int now = step.communicator.size();
@@ -165,8 +171,10 @@ namespace {
 /// As reasons call them, mildest first.
 std::vector<std::string> names_of(const Options& options) {
   if (options.flag("lossless")) return {"dense", "zen"};
-  return {"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"};
+  return {"dense", "half:format=bf16:feedback=on", "power_sgd:rank=32:bits=8"};
 }
+
+constexpr double kBudget = 0.75;
 
 /// Of codes of 8 bits, in the guard's unit. Rounding to 127 levels of the largest of 256 elements is off by
 /// at most half a level each, twice: 0.09 of the block's norm. The unit is at least 0.2 of it.
@@ -177,6 +185,10 @@ constexpr double kErrorOfCodes = 0.45;
 std::vector<std::string> candidates(const Options& options) {
   std::vector<std::string> specs = names_of(options);
   const double budget = options.real("budget", 0, 1e6);
+  if (options.flag("lossless") && budget != kBudget) {
+    throw std::invalid_argument("auto: with lossless every mean is exact, so budget=" +
+                                options.text("budget") + " has no effect: leave one of them out");
+  }
   if (!options.flag("lossless")) {
     const std::string milder = budget >= kErrorOfCodes ? "blocks/bits=8" : "dense";
     specs.back() = "guard:noise=" + options.text("budget") + ":with=" + milder + "+" + specs.back();

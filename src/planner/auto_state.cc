@@ -29,6 +29,10 @@ void Auto::save(BucketWriter& writer) const {
 
 /// Where it throws, nothing of its own has changed, and the members are undone with the next undo_step().
 void Auto::load(const BucketReader& reader) {
+  if (reader.is_rescaled()) {
+    for (const Pipeline& member : members_) member.synchronizer->load(reader);
+    return;
+  }
   std::map<BucketId, BucketState> buckets;
   // Parameters may come from sessions that had chosen otherwise: the mildest of all.
   std::optional<Plan> mildest;
@@ -57,7 +61,9 @@ void Auto::load(const BucketReader& reader) {
   plan_ = complete && mildest ? *mildest : Plan(trial_of_members(rules_.trial, {}));
   changes_.clear();
   buckets_ = std::move(buckets);
-  begun_ = timed_ = follows_ = false;
+  begun_ = timed_ = follows_ = checks_ = checked_ = check_counted_ = false;
+  suspect_.reset();
+  left_out_ = {};
 }
 
 std::vector<float> Auto::numbers() const {

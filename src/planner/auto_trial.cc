@@ -37,7 +37,9 @@ std::string percent(double share) {
 
 Trial Auto::trial_of_members(const TrialOptions& options, std::optional<std::size_t> before) const {
   Trial trial(options, before);
-  for (std::size_t i = members_.size(); i < candidates(); ++i) trial.drop(i);
+  for (std::size_t i = 0; i < candidates(); ++i) {
+    if (i >= members_.size() || left_out_[i]) trial.drop(i);
+  }
   return trial;
 }
 
@@ -237,6 +239,18 @@ void Auto::take_time(Step& step, double now) {
     if (plan_.seconds[i] > 0 && plan_.seconds[i] < now && has_drifted(plan_.seconds[i], now)) {
       return try_again(step, what + ", and took " + milliseconds(plan_.seconds[i]) + " with " + name_of(i));
     }
+  }
+}
+
+void Auto::leave_out_what_failed(Step& step) {
+  for (std::size_t i = 1; i < members_.size(); ++i) {
+    const bool is_used = plan_.chosen          ? member_behind(plan_.choice) == i
+                         : plan_.quarters == 0 ? plan_.trial.has(i)
+                                               : plan_.base == i;
+    if (!left_out_[i] || !is_used) continue;
+    try_again(step, names_[i] +
+                        " is left out: its steps before and after one with dense did not count, and "
+                        "that one did");
   }
 }
 

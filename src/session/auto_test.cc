@@ -5,11 +5,13 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "planner/auto_parts.h"
 #include "tests/sanitized.h"
 #include "thinwire/session.h"
 #include "thinwire/virtual_network.h"
@@ -53,6 +55,8 @@ class Training {
 
   /// Of which rank gradients are from now on.
   void become(std::size_t rank) { rank_ = rank; }
+  /// What gradients are multiplied by from now on.
+  void scale(float factor) { factor_ = factor; }
   /// From now on one value in so many is not 0.
   void keep_one_in(std::size_t few) { few_ = few; }
 
@@ -82,7 +86,7 @@ class Training {
  private:
   std::vector<float> gradient(std::size_t elements) {
     std::vector<float> values = gradient_of(communicator_, session_.step(), elements, rank_);
-    for (std::size_t i = 0; i < elements; ++i) values[i] *= i % few_ == 0 ? 1.0f : 0.0f;
+    for (std::size_t i = 0; i < elements; ++i) values[i] *= i % few_ == 0 ? factor_ : 0.0f;
     return values;
   }
 
@@ -90,6 +94,7 @@ class Training {
   Session session_;
   std::size_t rank_;
   std::size_t few_ = 1;
+  float factor_ = 1;
   std::vector<std::string> used_;
 };
 
@@ -180,11 +185,13 @@ TEST(Auto, TheBudgetIsTheGuards) {
     training.run(kTrial + 40, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
     EXPECT_NE(training.session().explain().find(", allowed are 9.00"), std::string::npos);
-    try {
-      Session(kSpec + ":budget=-1", communicator);
-      ADD_FAILURE() << "a negative budget";
-    } catch (const std::invalid_argument& error) {
-      EXPECT_NE(std::string(error.what()).find("budget"), std::string::npos) << error.what();
+    for (const char* useless : {":budget=-1", ":lossless:budget=0.1"}) {
+      try {
+        Session(kSpec + useless, communicator);
+        ADD_FAILURE() << useless;
+      } catch (const std::invalid_argument& error) {
+        EXPECT_NE(std::string(error.what()).find("budget"), std::string::npos) << error.what();
+      }
     }
   });
 }
@@ -572,6 +579,113 @@ TEST(Auto, AStepThatIsUndoneDecidesNothing) {
     training.run(4, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
   });
+}
+
+/// Beyond what fp16 holds, and below its smallest values.
+TEST(Auto, LargeAndTinyGradientsComeThroughEveryCandidate) {
+  for (const float factor : {1e8f, 1e-12f}) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Training training(communicator);
+      training.scale(factor);
+      training.run(kTrial + 3, 0.01);  // every step counts
+      EXPECT_EQ(training.system(), "power_sgd") << factor;
+      Session half("half:format=bf16:feedback=on", communicator);
+      half.add_bucket({{"a", kElements}});
+      std::vector<float> values = gradient_of(communicator, 0, kElements, kElements);
+      for (float& value : values) value *= factor;
+      const std::vector<float> before = values;
+      half.synchronize(0, values);
+      double squares = 0, left = 0;
+      for (const float value : before) squares += static_cast<double>(value) * static_cast<double>(value);
+      for (const float value : half.residual(0))
+        left += static_cast<double>(value) * static_cast<double>(value);
+      EXPECT_LT(std::sqrt(left / squares), 0.01) << factor;
+    });
+  }
+}
+
+/// Sends nothing, takes no time, and no step of its counts.
+class Broken final : public Synchronizer {
+ public:
+  void synchronize(BucketId, Span<float>, Span<float>, Step& step) override {
+    step.communicator.commit_exchange();
+    step.report.finite = false;
+  }
+  std::uint64_t payload_bytes(const Workload&) const override { return 0; }
+};
+
+Registry with_a_broken_candidate() {
+  Registry registry;
+  SystemInfo info;
+  info.name = "auto_with_broken";
+  info.state = {planner::kPlan};
+  info.undoes_steps = true;
+  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
+    planner::Auto::Rules rules;
+    rules.trial = {.candidates = 2 + planner::kQuarters - 1, .settle = 2, .rounds = 2, .steps = 2};
+    rules.within = 0.02;
+    rules.interval = 4;
+    std::vector<Pipeline> members;
+    members.push_back(builtin_registry().make("dense"));
+    members.push_back(builtin_registry().make("dense"));
+    members.back().synchronizer = std::make_unique<Broken>();
+    return std::make_unique<planner::Auto>(rules, std::vector<std::string>{"dense", "broken"},
+                                           std::move(members));
+  };
+  registry.add(info);
+  return registry;
+}
+
+TEST(Auto, ACandidateThatFailsWhereDenseDoesNotIsLeftOut) {
+  const Registry registry = with_a_broken_candidate();
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Session session("auto_with_broken", communicator, {.registry = &registry});
+    session.add_bucket({{"a", 1000}});
+    std::vector<int> lost;
+    for (int i = 0; i < 40; ++i) {
+      communicator.advance(0.01);
+      std::vector<float> values(1000, 1.0f);
+      session.synchronize(0, values);
+      if (!session.next_step()) lost.push_back(i);
+    }
+    ASSERT_EQ(lost.size(), 2) << session.explain();
+    EXPECT_EQ(lost[1], lost[0] + 2) << "between them dense had a step, which counts";
+    EXPECT_NE(session.explain().find("broken is left out: "), std::string::npos) << session.explain();
+    EXPECT_NE(session.explain().find("ms with dense. "), std::string::npos) << session.explain();
+  });
+}
+
+/// As where a loss scale has grown too large, once in a while: nobody is to blame.
+TEST(Auto, StepsWithoutEffectNowAndThenBlameNobody) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 2, 0.01);
+    for (int i = 0; i < 4; ++i) {
+      std::vector<float> bad(kElements, std::numeric_limits<float>::infinity());
+      training.session().synchronize(0, bad);
+      EXPECT_FALSE(training.session().next_step());
+      training.run(1, 0.01);
+      EXPECT_EQ(training.system(), "dense") << "it shows that the gradients are finite";
+      training.run(3, 0.01);
+      EXPECT_EQ(training.system(), "power_sgd");
+    }
+    EXPECT_EQ(training.session().explain().find("left out"), std::string::npos);
+  });
+}
+
+TEST(Auto, AnotherLossScaleIsNoResumedRun) {
+  for (const int steps : {7, kTrial + 5}) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Training scaled(communicator), undisturbed(communicator);
+      for (int i = 0; i < steps + 40; ++i) {
+        if (i >= steps && i % 5 == 0) scaled.session().scale_state(i % 2 == 0 ? 2.0f : 0.5f);
+        scaled.run(1, 0.01);
+      }
+      undisturbed.run(steps + 40, 0.01);
+      EXPECT_EQ(scaled.used(), undisturbed.used());
+      EXPECT_EQ(scaled.session().explain(), undisturbed.session().explain());
+    });
+  }
 }
 
 /// Four buckets alike. Each takes 0.135 s of wire with dense and 0.007 with power_sgd.

@@ -170,7 +170,7 @@ double link_share(const Synchronizer& system, int workers, int ranks_per_host) {
   return here * (workers - here) / (workers - 1);
 }
 
-std::string reason_of(const Plan& plan, double within) {
+std::string reason_of(const Plan& plan, double within, bool first_is_exact) {
   const PlanRow& dense = plan.rows.front();
   const PlanRow& fastest = plan.rows[plan.fastest];
   const PlanRow& choice = plan.rows[plan.choice];
@@ -183,7 +183,9 @@ std::string reason_of(const Plan& plan, double within) {
     }
     return text;
   }
-  const std::string cannot = "compression cannot help you here: ";
+  // Of candidates among which there is none that is exact, the first one says nothing about compression.
+  const std::string cannot =
+      first_is_exact ? "compression cannot help you here: " : "nothing that was asked for is faster: ";
   if (dense.cost.exposed() <= within * dense.cost.step) {
     return cannot + percent(dense.cost.exposed() / dense.cost.step) + " of a step with " + dense.spec +
            " is synchronization that is waited for";
@@ -359,7 +361,7 @@ Plan StepPlanner::plan(int workers, const VirtualLink& link) {
   const double bound = (1 + request_.within) * *least;
   const auto mildest = std::ranges::find_if(seconds, [&](double one) { return one <= bound; });
   plan.choice = static_cast<std::size_t>(mildest - seconds.begin());
-  plan.reason = reason_of(plan, request_.within);
+  plan.reason = reason_of(plan, request_.within, candidates_.front().pipeline.lossless);
   return plan;
 }
 

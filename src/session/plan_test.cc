@@ -26,7 +26,7 @@ constexpr VirtualLink kGbit{.bytes_per_second = 1e9 / 8, .latency_seconds = 50e-
 
 TEST(Plan, TheCandidatesAreThoseOfAuto) {
   EXPECT_EQ(candidates_of_auto(),
-            (std::vector<std::string>{"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"}))
+            (std::vector<std::string>{"dense", "half:format=bf16:feedback=on", "power_sgd:rank=32:bits=8"}))
       << "without their guard";
   for (const std::string& spec : candidates_of_auto(true))
     EXPECT_TRUE(builtin_registry().make(spec).lossless) << spec;
@@ -111,6 +111,11 @@ TEST(Plan, SaysWhereCompressionCannotHelp) {
   const Plan slow = StepPlanner(request).plan(4, kGbit);
   EXPECT_EQ(slow.choice, 0u);
   EXPECT_NE(slow.reason.find("every other candidate costs more"), std::string::npos) << slow.reason;
+  request.specs = {"casq"};
+  request.codecs.clear();
+  const std::string lossy = StepPlanner(request).plan(4, fast).reason;
+  EXPECT_EQ(lossy.find("compression"), std::string::npos) << lossy;
+  EXPECT_NE(lossy.find("nothing that was asked for is faster"), std::string::npos) << lossy;
 }
 
 TEST(Plan, SaysWhatIsGained) {

@@ -427,7 +427,9 @@ void Session::scale_state(float factor) {
   StateWriter writer;
   save(writer);
   const bool started = started_;
-  load(StateReader(scaled_state(StateReader(std::move(writer)), factor, *options_.registry)));
+  const StateReader scaled(scaled_state(StateReader(std::move(writer)), factor, *options_.registry));
+  restore(scaled, From::own_step);
+  keep_all();
   started_ = started;
 }
 
@@ -485,7 +487,7 @@ std::vector<std::vector<float>> Session::read_residuals(const StateReader& reade
   std::vector<std::vector<float>> residuals(buckets_.size());
   for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
     const bool feedback = pipeline(bucket).feedback;
-    const bool needed = feedback && from == From::same_spec;
+    const bool needed = feedback && from != From::other_spec;
     std::vector<float> values(buckets_[bucket]->elements());
     const bool found = buckets.elements(kResidual, bucket, values,
                                         needed ? BucketReader::Absent::error : BucketReader::Absent::zeros);
@@ -502,13 +504,15 @@ void Session::restore(const StateReader& reader, From from) {
   finish_keeping();
   const std::uint64_t step = reader.get_integer("step");
   const auto residuals = read_residuals(reader, from);
-  const auto kinds = from == From::same_spec ? BucketReader::Kinds::all : BucketReader::Kinds::moving;
+  const auto kinds = from == From::other_spec ? BucketReader::Kinds::moving : BucketReader::Kinds::all;
   try {
     for (std::size_t i = 0; i < pipelines_.size(); ++i) {
       std::vector<bool> own(buckets_.size());
       for (std::size_t bucket = 0; bucket < own.size(); ++bucket)
         own[bucket] = buckets_[bucket]->pipeline == i;
-      pipelines_[i].synchronizer->load(BucketReader(reader, layouts_, std::move(own), kinds));
+      BucketReader buckets(reader, layouts_, std::move(own), kinds);
+      buckets.set_rescaled(from == From::own_step);
+      pipelines_[i].synchronizer->load(buckets);
     }
   } catch (...) {
     // One system, or a stage, may have loaded before another refused.

@@ -356,6 +356,8 @@ void Guard::save(BucketWriter& writer) const {
 }
 
 void Guard::load(const BucketReader& reader) {
+  // Its numbers are shares and steps.
+  if (reader.is_rescaled()) return Forwarding::load(reader);
   std::map<BucketId, State> states;
   for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
     for (std::size_t i = 0; i < reader.parameters(bucket); ++i) {

@@ -171,6 +171,9 @@ def the_optimizers_momentum_is_the_specs():
                  "warm_up:steps=4+mc+top_k:k=5+zen"):
         refuse(spec, ["momentum itself", "0.9", "momentum=0"],
                lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    for spec in ("mc+top_k:ratio=0.1+zen", "demo"):
+        refuse(spec, ["momentum itself", "0.9", "SGD without momentum"],
+               lambda parameters: torch.optim.AdamW(parameters))
     for spec, make_optimizer in (
         ("mc+top_k:ratio=0.1+zen", lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
         ("sketched_sgd", lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)),

@@ -64,7 +64,7 @@ def auto_chooses_and_says_why():
     assert f"step {number}: {reason}" == line and not later, handle.changes()
     assert handle.report()["changes"] == [(number, reason)] and handle.report()["total"]["changes"] == 1
     assert logged == ([line] if RANK == 0 else []), logged
-    for name in ("with dense", "with half:feedback=on", "with power_sgd:rank=32:bits=8"):
+    for name in ("with dense", "with half:format=bf16:feedback=on", "with power_sgd:rank=32:bits=8"):
         assert name in line or "power_sgd" in " ".join(used[-1]), (name, line)
     known = [None] * WORLD
     torch.distributed.all_gather_object(known, used)
@@ -116,9 +116,32 @@ def a_given_system_is_explained_as_it_was_given():
 
 
 def auto_explains_a_table_of_rows():
+    auto_beside_rows(wrap(Mixed))
+
+
+class TableFirst(torch.nn.Module):
+    """A table before all other layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(64, 48, sparse=True)
+        self.rest = torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.Tanh(), torch.nn.Linear(48, 5))
+
+    def forward(self, x):
+        return self.rest(self.table((x.abs() * 20).long() % 64).mean(1))
+
+
+def auto_decides_where_the_first_bucket_is_a_table():
+    """One bucket of rows and one of the rest, each in a lane of its own."""
+    model = torch.nn.parallel.DistributedDataParallel(TableFirst())  # with its usual large buckets
+    handle = auto_beside_rows(model)
+    assert [bucket["parameters"] for bucket in handle.report()["buckets"]][0] == ["table.weight"]
+    assert len(handle.report()["buckets"]) == 2
+
+
+def auto_beside_rows(model):
     """Beside what it chose for the dense part: what zen, which has the rows, took for them."""
     spec = "auto:settle=1:rounds=1:steps=2:interval=64"
-    model = wrap(Mixed)
     handle = register(model, spec, rows="zen")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     step = len(train_until_chosen(model, handle, optimizer)) - 1
@@ -131,8 +154,9 @@ def auto_explains_a_table_of_rows():
     require_last_step(last, step, spec.replace(":steps=2", ""), list(buckets.values()))
     of_rows = buckets.pop(("table.weight",))
     assert of_rows in ("push_pull", "centralization"), of_rows  # zen's two
-    candidates = {"dense", "half:feedback=on", "power_sgd:rank=32:bits=8"}
+    candidates = {"dense", "half:format=bf16:feedback=on", "power_sgd:rank=32:bits=8"}
     assert buckets and set(buckets.values()) <= candidates, buckets
+    return handle
 
 
 def given(step, sizes, scale=1.0):
@@ -502,7 +526,8 @@ def reports_and_logs():
 
 
 COMPRESSION = [every_system_agrees, auto_chooses_and_says_why,
-               auto_explains_a_table_of_rows, a_given_system_is_explained_as_it_was_given,
+               auto_explains_a_table_of_rows, auto_decides_where_the_first_bucket_is_a_table,
+               a_given_system_is_explained_as_it_was_given,
                compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types, loss_scaling,
                states_of_another_scale,
                overflow_in_the_first_step, overflow_where_buckets_are_rebuilt, a_backward_that_raises,

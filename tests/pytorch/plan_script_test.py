@@ -36,6 +36,7 @@ for step in range(int(sys.argv[1])):
         pass
 open(sys.argv[2], "w").close()
 """
+WRAPPED = "model = DistributedDataParallel(nn.Sequential(*layers))"
 PARAMETERS = 64 * 600 + 600 + 600 * 600 + 600 + 600 * 10 + 10
 
 ROWS = """
@@ -81,16 +82,16 @@ class Bench:
         self.marker = os.path.join(folder, "ended")
         self.json = os.path.join(folder, "plan.json")
 
-    def run(self, script, *arguments, options=(), status=0):
+    def run(self, script, *arguments, options=(), status=0, raises=False):
         path = os.path.join(self.folder, "script.py")
         with open(path, "w", encoding="utf-8") as file:
             file.write(script)
-        done = subprocess.run([sys.executable, "-m", "thinwire.plan", *options, "--json", self.json, path,
+        done = subprocess.run([sys.executable, "-m", "thinwire.plan", "--json", self.json, *options, path,
                                *arguments], capture_output=True,
                               text=True, timeout=150, check=False)
         assert done.returncode == status, (f"{options}: exit status {done.returncode}\n"
                                            f"{done.stdout}{done.stderr}")
-        assert "Traceback" not in done.stderr, done.stderr
+        assert done.stderr.count("Traceback") == raises, done.stderr
         return done.stdout + done.stderr
 
     def rows(self):
@@ -158,8 +159,47 @@ def what_cannot_be_planned_is_told(bench):
         assert word in text and "step 0" not in text, text
 
 
-for test in (a_training_is_ended_and_planned, where_a_step_computes_for_long_compression_cannot_help,
-             buckets_are_those_of_ddp, rows_are_left_out_and_types_told, what_cannot_be_planned_is_told):
+def a_script_may_use_what_a_handle_offers(bench):
+    """Every public name of Handle, by register and by comm_hook."""
+    from thinwire.handle import Handle
+    from thinwire.plan import _NoHandle
+
+    missing = [name for name in dir(Handle) if not name.startswith("_") and not hasattr(_NoHandle, name)]
+    assert not missing, missing
+    script = SCRIPT.replace("    optimizer.step()", "    optimizer.step(); state.handle.explain()")
+    hooked = script.replace(WRAPPED, WRAPPED + "\n"
+                            "hook, state = thinwire.comm_hook('auto')\n"
+                            "model.register_comm_hook(state, hook)")
+    assert hooked != script != SCRIPT, "the script has other lines"
+    text = bench.run(hooked, "1000", bench.marker, options=("--workers", "4", "--link", "1Gbit:50us"))
+    assert "choice (*)" in text, text
+
+
+def what_goes_wrong_in_a_script_is_shown_once(bench):
+    good = ("--workers", "4", "--link", "1Gbit:50us")
+    text = bench.run("def inner():\n    raise KeyError('lost')\ninner()", options=good, status=1,
+                     raises=True)
+    assert "KeyError: 'lost'" in text and "in inner" in text, text
+    assert "runpy" not in text and "wrapped no model" not in text, text
+    text = bench.run("import sys\nsys.exit('no data')", options=good, status=1)
+    assert "the script ended by itself: no data" in text and "wrapped no model" not in text, text
+    text = bench.run("import torch.distributed as dist\n"
+                     "dist.init_process_group('gloo', world_size=2, rank=0, init_method='env://')",
+                     options=good, status=1, raises=True)
+    assert "world_size=2" in text and "environment" in text, text
+    for options, word in [(("--cores", "inf"), "--cores inf"),
+                          (("--json", "/nowhere/plan.json"), "--json /nowhere/plan.json")]:
+        assert word in bench.run("print('began')", options=(*good, *options), status=2), options
+    two = SCRIPT.replace(WRAPPED, WRAPPED + "; other = DistributedDataParallel(nn.Linear(2, 2))")
+    assert two != SCRIPT
+    text = bench.run(two, "1000", bench.marker, options=good)
+    assert "left out: 1 more model;" in text, text
+
+
+for test in (a_script_may_use_what_a_handle_offers, what_goes_wrong_in_a_script_is_shown_once,
+             a_training_is_ended_and_planned,
+             where_a_step_computes_for_long_compression_cannot_help, buckets_are_those_of_ddp,
+             rows_are_left_out_and_types_told, what_cannot_be_planned_is_told):
     with tempfile.TemporaryDirectory() as temporary:
         test(Bench(temporary))
     print(test.__name__, "ok", flush=True)
