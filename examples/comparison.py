@@ -53,8 +53,10 @@ class Training:
 
     def __init__(self, parser: argparse.ArgumentParser, options: argparse.Namespace):
         for name in ("momentum", "weight_decay", "clip", "warm_up"):
-            if not getattr(options, name) >= 0:
-                parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: must not be negative")
+            if not 0 <= getattr(options, name) < math.inf:
+                parser.error(f"--{name.replace('_', '-')} {getattr(options, name)}: give a number from 0 on")
+        if options.lr is not None and not 0 < options.lr < math.inf:
+            parser.error(f"--lr {options.lr}: give a number above 0")
         if options.accumulate < 1:
             parser.error(f"--accumulate {options.accumulate}: must be at least 1")
         if options.momentum >= 1:

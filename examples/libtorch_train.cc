@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "thinwire/registry.h"
 #include "thinwire/session.h"
 #include "torch/gloo_environment.h"
 
@@ -64,12 +65,37 @@ int whole(const std::string& name, const std::string& text, int least) {
   return static_cast<int>(value);
 }
 
+/// A momentum that the system applies, or that has to be the optimizer's.
+void check_momentum(const Options& options) {
+  if (options.momentum >= 1) {
+    throw std::invalid_argument("--momentum " + std::to_string(options.momentum) + ": give less than 1");
+  }
+  const bool adam = options.optimizer == "adamw";
+  const double own = adam ? 0.9 : options.momentum;
+  for (const auto& need : thinwire::builtin_registry().momentum_needs(options.spec)) {
+    const bool twice = need.option.empty() && own != 0;
+    const bool differs = !need.option.empty() && std::abs(own - need.value) > 1e-6;
+    if (twice || differs) {
+      throw std::invalid_argument(options.spec + ": " + need.system + " wants an optimizer with momentum " +
+                                  std::to_string(need.value) + ", and " +
+                                  (adam ? "AdamW's beta1" : "--momentum") + " is " + std::to_string(own));
+    }
+    if (options.clip > 0 && !need.option.empty()) {
+      throw std::invalid_argument(options.spec + ": a clipped mean is not what " + need.system +
+                                  " delivers; leave --clip out");
+    }
+  }
+}
+
 Options parse(const std::vector<std::string>& words) {
   Options options;
   std::size_t at = 0;
   if (!words.empty() && words[0].rfind("--", 0) != 0) options.spec = words[at++];
   for (; at < words.size(); at += 2) {
     const std::string& name = words[at];
+    if (name == "--help" || name == "-h") {
+      throw std::invalid_argument("[SPEC] [OPTION VALUE ...]; the head of libtorch_train.cc has the options");
+    }
     if (at + 1 == words.size()) throw std::invalid_argument(name + " wants a value");
     const std::string& value = words[at + 1];
     if (name == "--optimizer") {
@@ -99,6 +125,7 @@ Options parse(const std::vector<std::string>& words) {
       throw std::invalid_argument("unknown option " + name);
     }
   }
+  check_momentum(options);
   return options;
 }
 

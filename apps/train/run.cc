@@ -181,10 +181,13 @@ void check_numbers(const Options& options) {
   const auto in_range = [](const char* name, double value, bool right, const char* wanted) {
     if (!right) throw std::invalid_argument(fmt::format("{} must be {}, not {}", name, wanted, value));
   };
-  in_range("--lr", options.learning_rate, options.learning_rate > 0, "above 0");
+  constexpr double kMost = std::numeric_limits<float>::max();
+  in_range("--lr", options.learning_rate, options.learning_rate > 0 && options.learning_rate <= kMost,
+           "above 0 and a float");
   in_range("--momentum", options.momentum, options.momentum >= 0 && options.momentum < 1, "in [0, 1)");
-  in_range("--weight-decay", options.weight_decay, options.weight_decay >= 0, "at least 0");
-  in_range("--clip", options.clip, options.clip >= 0, "at least 0");
+  in_range("--weight-decay", options.weight_decay, options.weight_decay >= 0 && options.weight_decay <= kMost,
+           "at least 0");
+  in_range("--clip", options.clip, options.clip >= 0 && options.clip <= kMost, "at least 0");
   at_least_one("--context", options.context);
   check_optimizer(options);
   check_momentum(options);
