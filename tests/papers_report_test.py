@@ -62,6 +62,30 @@ def settings():
     assert "learning rates 0.03, 0.01" in text and "1 epoch of 5 steps" in text and "seed 1." in text, text
 
 
+def the_index_counts_its_lines():
+    """What docs/papers_index.md says of its own table."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "papers_index.md")
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")]
+            for line in text.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if len(row) == 6 and row[0] != "in the paper" and row[0].strip("-")]
+    ran = {"reproduced", "partly", "reversed", "not reproduced", "noise"}
+    others = {"not run", "not possible", "nothing to run"}
+    for row in rows:
+        assert row[2] in ran | others and (row[2] in ran) == (row[3] != ""), row
+    found = [(row[2], row[3]) for row in rows if row[2] in ran]
+    sure = [outcome for outcome, basis in found if basis in ("3 seeds", "computed")]
+    assert {basis for _, basis in found} == {"3 seeds", "computed", "one run"}
+    sentences = " ".join(text.split())
+    counts = [f"{sure.count(word)} {word}" for word in ("partly", "reversed", "not reproduced", "noise")]
+    wanted = (f"{len(found)} lines were run. {len(sure)} of them, {100 * len(sure) / len(found):.0f} %, "
+              f"rest on three seeds or are computed, and {len(found) - len(sure)} on one run. "
+              f"{sure.count('reproduced')} came out as reproduced and rest on seeds or are computed, "
+              f"{', '.join(counts)}.")
+    assert wanted in sentences, wanted
+
+
 def results_of_other_experiments():
     with tempfile.TemporaryDirectory() as folder:
         for name, part in (("own", "train"), ("other", "train")):
@@ -178,6 +202,7 @@ accuracies()
 differences()
 bytes_of_whole_trainings()
 settings()
+the_index_counts_its_lines()
 results_of_other_experiments()
 seeds_of_a_part()
 orders()

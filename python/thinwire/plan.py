@@ -222,8 +222,8 @@ def _let_nobody_wait() -> None:
         if options.get("world_size", -1) not in (-1, 1):
             raise ValueError(
                 f"init_process_group(world_size={options['world_size']}): this dry run is the only rank of "
-                "its job. Leave world_size and rank out, so that they come from the environment as a launcher "
-                "sets it"
+                "its job. Leave world_size and rank out, so that they come from the environment as a launcher"
+                " sets it"
             )
         return begin(*arguments, **options)
 
