@@ -82,8 +82,9 @@ std::size_t Auto::member_of(BucketId bucket, std::size_t candidate) const {
 std::string Auto::name_of(std::size_t candidate) const {
   if (candidate < members_.size()) return names_[candidate];
   const std::size_t quarters = candidate - members_.size() + 1;
-  return names_[plan_.base] + " (" + names_[0] + " for the first " +
-         std::to_string(buckets_of_dense(quarters)) + " of " + std::to_string(buckets_.size()) + " buckets)";
+  // Under DDP every lane has buckets of its own, and the share is that of each.
+  return names_[plan_.base] + " (" + names_[0] + " for the buckets of the first " + std::to_string(quarters) +
+         "/4 of the elements)";
 }
 
 /// At a step's first bucket. Returns the bytes that were sent to agree.

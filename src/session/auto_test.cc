@@ -765,8 +765,8 @@ TEST(Auto, BucketsForWhichThereIsTimeAreExact) {
     // A step may take 0.15 s more than the shortest: one bucket's worth.
     EXPECT_EQ(training.run(kTrialOfShares, 1.5), with_one) << training.session().explain();
     explained[communicator.rank()] = training.session().explain();
-    EXPECT_NE(explained[communicator.rank()].find(
-                  "power_sgd:rank=32:bits=8 (dense for the first 1 of 4 buckets). Undisturbed, a step takes"),
+    EXPECT_NE(explained[communicator.rank()].find("power_sgd:rank=32:bits=8 (dense for the buckets of the "
+                                                  "first 1/4 of the elements). Undisturbed, a step takes"),
               std::string::npos)
         << explained[communicator.rank()];
     // Bit for bit the same choice where the run is resumed, in sessions of other buckets as well.
