@@ -71,6 +71,8 @@ def parse(arguments: list) -> argparse.Namespace:
 
 def train(given: argparse.Namespace, options: list, recipe: str, seed: int) -> dict:
     """One run. A run that diverged is a result as well."""
+    if not recipe.split():
+        raise ValueError("--recipe '': give a spec, such as casq:bits=4")
     spec, *more = recipe.split()
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "run.json")

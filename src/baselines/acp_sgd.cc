@@ -329,8 +329,7 @@ SystemInfo acp_sgd_info() {
                   {"block", "128", "with codes: floats that share a scale, a multiple of 128"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto rank = static_cast<std::size_t>(options.integer("rank", 1, kMostColumns));
-    const bool coded = options.integer("bits", QuantizationLevels::kLeastBits, 32) != 32;
-    return std::make_unique<AcpSgd>(rank, coded ? std::optional(read_block_codes(options)) : std::nullopt);
+    return std::make_unique<AcpSgd>(rank, read_codes_or_floats(options));
   };
   return info;
 }

@@ -339,10 +339,9 @@ SystemInfo power_sgd_info() {
       {"block", "128", "with codes: floats that share a scale, a multiple of 128"}};
   info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     const auto rank = static_cast<std::size_t>(options.integer("rank", 1, kLargestRank));
-    const bool coded = options.integer("bits", QuantizationLevels::kLeastBits, 32) != 32;
-    if (!coded) return std::make_unique<PowerSgd>(rank, Codes());
-    const BlockCodes codes = read_block_codes(options);
-    const FactorCodes factors{{QuantizationLevels::uniform(8), codes.block}, codes};
+    const auto codes = read_codes_or_floats(options);
+    if (!codes) return std::make_unique<PowerSgd>(rank, Codes());
+    const FactorCodes factors{{QuantizationLevels::uniform(8), codes->block}, *codes};
     return std::make_unique<PowerSgd>(rank, factors);
   };
   return info;

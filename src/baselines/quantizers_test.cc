@@ -174,6 +174,18 @@ TEST(Quantizers, DeliverWhatIsEasy) {
   }
 }
 
+TEST(Quantizers, FloatsOrCodesAreNamedWhereNeitherIsGiven) {
+  for (const std::string spec : {"power_sgd:bits=9", "power_sgd:bits=1", "acp_sgd:bits=31"}) {
+    try {
+      builtin_registry().make(spec);
+      ADD_FAILURE() << spec;
+    } catch (const std::invalid_argument& error) {
+      EXPECT_NE(std::string(error.what()).find("give 32 for floats, or 2 to 8 for codes"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(Quantizers, RefuseOptionsThatCannotBe) {
   for (const std::string name : {"qsgd", "nuqsgd", "alq", "amq"}) {
     for (const std::string bits : {"0", "1", "9", "-1"}) {

@@ -2,6 +2,7 @@
 // What QSGD, NUQSGD, ALQ, AMQ and TernGrad have in common: random rounding to levels between 0 and a norm.
 // The first four have a norm for each chunk of a bucket and differ in where the levels lie.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct ChunkedQuantization {
 /// The options bits and block, wherever floats travel in codes. Throws std::invalid_argument where bits is
 /// not 2 to 8, or block no multiple of 128.
 BlockCodes read_block_codes(const Options& options);
+/// The same, or nothing where bits=32 says that floats travel.
+std::optional<BlockCodes> read_codes_or_floats(const Options& options);
 
 /// The options bits, norm and chunk.
 std::vector<OptionInfo> chunked_options(const std::string& norm);
