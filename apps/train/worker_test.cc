@@ -291,6 +291,18 @@ TEST(Worker, SaysThatItDiverged) {
   EXPECT_TRUE(result.ranks_agree);
 }
 
+/// The last steps ruin the weights, and no step's loss shows it.
+TEST(Worker, SaysThatTheTestDataHaveNoLoss) {
+  Options options = transformer_options();
+  options.epochs = 1;
+  options.epoch_steps = 4;
+  options.learning_rate = 1e30;
+  const RunResult result = train(options, TextDataset(chain_text(8000), 100), "dense");
+  EXPECT_NE(result.failure.find("diverged: after epoch 1 the loss of the test data is not finite"),
+            std::string::npos)
+      << result.failure;
+}
+
 /// One image of the first epoch makes one rank's gradient NaN.
 class WithABadImage final : public ImageDataset {
  public:
