@@ -27,6 +27,10 @@ constexpr double kMostError = 0.05;
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
 
+/// One that took so many times what a step takes now, since when steps have become longer, is not tried again:
+/// nothing says that it would be faster now.
+constexpr double kFarBehind = 3;
+
 constexpr double kUnknown = 2 * kMostSeconds;
 
 std::string percent(double share) {
@@ -57,7 +61,9 @@ std::uint64_t Auto::after_round(Step& step) {
     const std::vector<double> estimates = estimate_ ? estimate_->seconds(i) : std::vector<double>();
     const auto known = estimate_ ? Span<const double>(estimates) : times;
     const bool missing = times.empty() || known.empty();
-    const Timing timing = missing ? Timing{kUnknown, 0, kUnknown}
+    const double before = i < members_.size() && !plan_.trial.has(i) ? plan_.seconds[i] : 0;
+    const double instead = before > 0 ? before : kUnknown;  // of one that is not tried again
+    const Timing timing = missing ? Timing{instead, 0, instead}
                                   : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
     own.seconds[i] = timing.seconds;
     own.error[i] = timing.error;
@@ -223,8 +229,13 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
     plan_.drifted = 0;
     return;
   }
+  const bool is_longer = now > plan_.usual;
   try_again(step, what);
   plan_.suspect = now;
+  for (std::size_t i = 0; is_longer && i < members_.size(); ++i) {
+    if (plan_.seconds[i] > kFarBehind * now && plan_.trial.has(i)) plan_.trial.drop(i);
+  }
+  plan_.coming = plan_.trial.coming();
 }
 
 /// After the guard changed what buckets do, which says nothing about the network: the time of a step is

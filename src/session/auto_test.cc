@@ -272,6 +272,21 @@ TEST(Auto, WhenStepsTakeAnotherTimeTheCandidatesAreTriedAgain) {
   });
 }
 
+/// Dense takes 0.55 s. A step of 0.1 s in place of 0.07 says nothing for it.
+TEST(Auto, LongerStepsAreNoReasonToTryWhatIsFarBehind) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 12, 0.01);
+    ASSERT_EQ(training.system(), "power_sgd");
+    const auto before = training.count("dense");
+    training.run(40, 0.05);
+    EXPECT_NE(training.session().explain().find("tried again"), std::string::npos);
+    EXPECT_EQ(training.system(), "power_sgd") << training.session().explain();
+    EXPECT_EQ(training.count("dense"), before);
+    EXPECT_EQ(training.session().explain().find("a trial goes on"), std::string::npos);
+  });
+}
+
 TEST(Auto, AFewSlowStepsChangeNothing) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);
