@@ -27,7 +27,7 @@ constexpr double kMostError = 0.05;
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
 
-/// One that took so many times what a step takes now, since when steps have become longer, is not tried again:
+/// One that took so many times what a step takes now, since steps became longer, is not tried again:
 /// nothing says that it would be faster now.
 constexpr double kFarBehind = 3;
 
