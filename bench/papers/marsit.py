@@ -149,17 +149,23 @@ def marsit_figure_5(parts: dict) -> tuple:
 
 
 def marsit_figure_3_rates(parts: dict) -> tuple:
+    """Parts "rate_R" have a common optimizer without momentum, parts "own_R" one for each worker, with it."""
     made, all_axes = figure(len(parts))
-    rows = []
+    rows, texts = [], {}
     paper = {"50": "92.28", "100": "91.73", "200": "92.00", "0": "90.75"}
-    for axes, (name, results) in zip(all_axes, parts.items()):
+    for axes, (name, results) in zip(all_axes, sorted(parts.items(), reverse=True)):
+        kind = "each worker's own" if name.startswith("own_") else "common"
+        texts.setdefault(kind, []).extend(results)
         systems = systems_in(results)
         dense = named(systems, "dense")
         plot_epochs(axes, systems, "test_accuracy", "test accuracy", k_of, 1.0)
-        rows += [[k_of(system), ", ".join(f"{100 * system.accuracies[seed]:.2f}" if seed in system.accuracies else "diverged"
-                                          for seed in sorted(run["seed"] for run in system.runs)),
+        axes.set_title(f"{kind} optimizer, rate {results[0]['lr']:g}", fontsize=9)
+        rows += [[kind, f"{results[0]['lr']:g}", k_of(system),
+                  ", ".join(f"{100 * system.accuracies[seed]:.2f}" if seed in system.accuracies else "diverged"
+                            for seed in sorted(run["seed"] for run in system.runs)),
                   system.accuracy_text(), "" if system is dense else system.difference_text(dense),
                   "93.42" if system is dense else paper.get(system.options["full_every"], "")] for system in systems]
     legend(made, all_axes[0])
-    head = ["K", "each seed, %", "test accuracy, %", DIFFERENCE, "paper's accuracy (AlexNet, CIFAR-10)"]
-    return describe(next(iter(parts.values()))) + "\n\n" + table(head, rows), made
+    head = ["optimizer", "rate", "K", "each seed, %", "test accuracy, %", DIFFERENCE, "paper's accuracy (AlexNet, CIFAR-10)"]
+    text = "\n\n".join(f"{kind[0].upper()}{kind[1:]} optimizer: {describe(runs)}" for kind, runs in texts.items())
+    return text + "\n\n" + table(head, rows), made
