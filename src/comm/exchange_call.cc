@@ -60,6 +60,10 @@ struct Communicator::CallRecord {
 
   std::string text() const {
     if (begins()) return "compares configurations, as at its start, after set() and after a loaded state";
+    if (elements == 0 && first_name[0] == '\0') {
+      return "exchanges " + printable(kind) + " in step " + std::to_string(step) +
+             ", as all ranks do together, for state_dict(consolidate=True) or after a loaded state";
+    }
     return "synchronizes bucket " + std::to_string(bucket) + " of step " + std::to_string(step) + " ('" +
            printable(first_name) + "', " + printable(kind) + ", " + std::to_string(elements) + " elements)";
   }

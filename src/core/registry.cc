@@ -193,6 +193,10 @@ const SystemInfo& Registry::find(std::string_view name) const {
   std::vector<std::string> names;
   for (const auto& info : systems_) names.push_back(info.name);
   std::string message = "no system is called '" + std::string(name) + "'" + did_you_mean(name, names);
+  // What a type is called elsewhere.
+  for (const std::string_view format : {"fp16", "bf16"}) {
+    if (name == format) message += "; half:format=" + std::string(format) + " sends such numbers";
+  }
   if (name.find_first_of("= ") != std::string_view::npos)
     message += "; write NAME:OPTION=VALUE without blanks";
   message += "; known:";

@@ -139,6 +139,8 @@ Options::Options(const SpecPart& part, const std::vector<OptionInfo>& declared) 
     for (const auto& info : declared) names.push_back(info.name);
     message += did_you_mean(key, names) + "; it has";
     for (const auto& name : names) message += (&name == names.data() ? " " : ", ") + name;
+    if (std::ranges::count(names, "with") != 0)
+      message += "; options of the system that with names follow a slash, as in with=qsgd/bits=4";
     throw std::invalid_argument(message);
   }
   for (const auto& info : declared) {

@@ -261,6 +261,9 @@ TEST(WarmUp, RefusesSystemsThatItCannotRun) {
   EXPECT_NE(complaint("warm_up:with=power_sgd+casq").find("keeps a state of its own"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=top_k+casq").find("is a stage"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=nothing+casq").find("no system is called 'nothing'"), std::string::npos);
+  EXPECT_NE(complaint("warm_up:with=blocks:bits=4+casq").find("follow a slash, as in with=qsgd/bits=4"),
+            std::string::npos);
+  EXPECT_NE(complaint("bf16").find("half:format=bf16 sends such numbers"), std::string::npos);
   EXPECT_NE(complaint("warm_up:with=qsgd/bits=99+casq").find("bits=99"), std::string::npos);
   EXPECT_NE(complaint("warm_up:steps=-1+casq").find("steps=-1"), std::string::npos);
   EXPECT_EQ(builtin_registry()
