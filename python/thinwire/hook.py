@@ -16,6 +16,7 @@ from thinwire.interface import EngineReport, Writer
 from thinwire.largest import Largest
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import RefusedByAll, ReplicaCheck
+from thinwire.variance import steps_taken
 from thinwire.wrappers import named_parameters
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class StepsOfHook:
     _refusal: Optional[str]  # why this backward synchronizes nothing
     _refused_by_all = False  # and whether a later one may
     _deadline: float
+    _rank: int
     _registration: int  # its number
     _numbering: str  # see PrivateGroups
     _registrations: Optional[Largest] = None  # that of all ranks, on its way
@@ -161,9 +163,21 @@ class StepsOfHook:
         if self._scale is not None and scale != self._scale:
             self._engine.scale_state(scale / self._scale)
         self._scale = scale
-        self._ran = self._engine.spec()
+        spec = self._engine.spec()
+        if not self._ran and self._engine.step() == 0 and "feedback=on" in spec:
+            self._warn_of_a_forgotten_state(model)
+        self._ran = spec
         self._collect_changes()
         self._write(self._log)
+
+    def _warn_of_a_forgotten_state(self, model: DistributedDataParallel) -> None:
+        """Before the first step of all: an optimizer that has taken some is of a run that goes on."""
+        steps = 0 if self._optimizer is None else steps_taken(self._optimizer, model)
+        if steps == 0 or self._rank != 0:
+            return
+        warnings.warn(f"the optimizer has taken {steps} steps and this handle none. If this run goes on with "
+                      "another one's checkpoint, call handle.load_state_dict(...) before the first backward: "
+                      "without it the residuals are lost", RuntimeWarning, stacklevel=2)
 
     def _largest(self, own: Sequence[int]) -> Largest:
         """By the group in which the model's ranks exchange gradients without Thinwire."""

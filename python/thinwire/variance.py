@@ -57,6 +57,13 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
                                  f"{own:g} would come on top: give the optimizer {remedy}")
 
 
+def steps_taken(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
+    """How often the optimizer has moved the model's parameters, as far as it counts: SGD does not."""
+    own_parameters = {id(parameter) for parameter in model.parameters()}
+    return max((int(state.get("step", 0)) for parameter, state in optimizer.state.items()
+                if id(parameter) in own_parameters), default=0)
+
+
 def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool]]) -> None:
     """From now on ``optimizer.step()`` leaves the second moments as they are where ``is_frozen()`` says so.
     None: whoever could say so is gone, and another may take its place. ValueError while there is one.

@@ -1,6 +1,7 @@
 """Scenarios of checkpoints and of systems that change."""
 import copy
 import tempfile
+import warnings
 from random import Random
 
 import torch
@@ -93,6 +94,30 @@ def first_step_is_in_the_states_buckets():
                          f"{spec}, from {saved_mb} to {own_mb} MB after {steps_before} steps")
             train(again, 2, first=4, optimizer=optimizer)
             require_agreement(again, "back in buckets of its own")
+
+
+def a_forgotten_state_is_told():
+    """By rank 0, where the optimizer counts its steps, and once."""
+    def warned(spec, load):
+        model = wrap(Net)
+        handle = register(model, spec)
+        optimizer = torch.optim.AdamW(model.parameters())
+        train(model, 3, optimizer=optimizer)
+        again = wrap(Net)
+        resumed_optimizer = torch.optim.AdamW(again.parameters())
+        resumed_optimizer.load_state_dict(optimizer.state_dict())
+        resumed = register(again, spec, optimizer=resumed_optimizer)
+        if load:
+            resumed.load_state_dict(handle.state_dict())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(again, 2, optimizer=resumed_optimizer)
+        return [str(one.message) for one in caught if "load_state_dict" in str(one.message)]
+
+    told = warned("casq:bits=4", load=False)
+    assert len(told) == (1 if RANK == 0 else 0), told
+    assert RANK != 0 or "the optimizer has taken 3 steps and this handle none" in told[0], told
+    assert not warned("casq:bits=4", load=True) and not warned("dense", load=False)
 
 
 def mixed_types_resume():
@@ -373,6 +398,7 @@ def damaged_states_are_refused():
 
 
 STATES = [
+    a_forgotten_state_is_told,
     damaged_states_are_refused,
     refuses_states_of_different_moments,
     resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load,
