@@ -39,8 +39,9 @@ std::vector<System> list_systems(const SweepOptions& options) {
   const auto specs = split_specs(options.sync);
   for (const auto& spec : specs) {
     builtin_registry().canonical(spec);  // refuses any before the first runs
-    for (const SpecPart& part : parse_spec(parse_spec_pair(spec).dense)) {
-      if (part.name != "auto") continue;
+    const SpecPair pair = parse_spec_pair(spec);
+    for (const std::string& one : {pair.rows, pair.dense}) {
+      if (!std::ranges::count(parse_spec(one), "auto", &SpecPart::name)) continue;
       throw std::invalid_argument(
           "--sync " + spec +
           ": auto chooses in tens of steps, and here a step is one of its trial; simulate its candidates, or "

@@ -52,6 +52,7 @@ def bad_usage():
     for arguments, word in [
         (("--sync", "nonsense"), "nonsense"),
         (("--sync", "dense,auto"), "auto chooses in tens of steps"),
+        (("--sync", "rows=auto,dense=half"), "auto chooses in tens of steps"),
         (("--gamma", "40", "--density", "0.01", "--workers", "16"), "gamma 40"),
         (("--gamma", "2", "--zipf", "1"), "excludes"),
         (("--gradients", "a", "b", "--density", "0.1"), "excludes"),

@@ -186,8 +186,8 @@ void check_numbers(const Options& options) {
            "above 0 and a float");
   in_range("--momentum", options.momentum, options.momentum >= 0 && options.momentum < 1, "in [0, 1)");
   in_range("--weight-decay", options.weight_decay, options.weight_decay >= 0 && options.weight_decay <= kMost,
-           "at least 0");
-  in_range("--clip", options.clip, options.clip >= 0 && options.clip <= kMost, "at least 0");
+           "at least 0 and a float");
+  in_range("--clip", options.clip, options.clip >= 0 && options.clip <= kMost, "at least 0 and a float");
   at_least_one("--context", options.context);
   check_optimizer(options);
   check_momentum(options);

@@ -175,7 +175,8 @@ std::vector<std::string> names_of(const Options& options) {
   return {"dense", "half:format=bf16:feedback=on", "power_sgd:rank=32:bits=8"};
 }
 
-constexpr double kBudget = 0.75;
+/// What is allowed where nothing else is given.
+constexpr const char* kBudget = "0.75";
 
 /// Of codes of 8 bits, in the guard's unit. Rounding to 127 levels of the largest of 256 elements is off by
 /// at most half a level each, twice: 0.09 of the block's norm. The unit is at least 0.2 of it.
@@ -186,7 +187,7 @@ constexpr double kErrorOfCodes = 0.45;
 std::vector<std::string> candidates(const Options& options) {
   std::vector<std::string> specs = names_of(options);
   const double budget = options.real("budget", 0, 1e6);
-  if (options.flag("lossless") && budget != kBudget) {
+  if (options.flag("lossless") && options.text("budget") != kBudget) {
     throw std::invalid_argument("auto: with lossless every mean is exact, so budget=" +
                                 options.text("budget") + " has no effect: leave one of them out");
   }
@@ -212,7 +213,7 @@ SystemInfo auto_info() {
   info.turns_residual = true;
   info.options = {
       {"lossless", "off", "on: exact systems only, dense and zen"},
-      {"budget", "0.75",
+      {"budget", kBudget,
        "error of the mean that is allowed, in units of the noise of the mean gradient; see guard"},
       {"within", "0.02", "how much longer than the fastest a milder candidate's step may take"},
       {"settle", "2", "first steps of all that do not count"},

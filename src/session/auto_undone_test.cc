@@ -1,0 +1,200 @@
+// `auto` over steps that do not count, states that are resumed, and loss scales that change.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "planner/auto_parts.h"
+#include "session/auto_training.h"
+
+namespace thinwire::auto_test {
+namespace {
+
+TEST(Auto, AResumedRunKeepsTheChoice) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 2, 0.01);
+    Training resumed(communicator);
+    resumed.session().load(state_of(training.session()));
+    resumed.run(30, 0.01);
+    EXPECT_EQ(resumed.used(), std::vector<std::string>(30, training.used().back()));
+    EXPECT_NE(resumed.session().explain().find("as in the state that was loaded"), std::string::npos);
+  });
+}
+
+TEST(Auto, AChoiceIsNotKeptOnAnotherNetwork) {
+  std::string state;
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 2, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+    if (communicator.rank() != 0) return;
+    StateWriter writer;
+    training.session().save(writer);
+    std::ostringstream out;
+    writer.write(out);
+    state = out.str();
+  });
+  const auto resume = [&](int workers, const VirtualLink& link, int steps) {
+    std::string system, explained;
+    run_virtual(workers, link, [&](VirtualCommunicator& communicator) {
+      std::istringstream in(state);
+      Training resumed(communicator);
+      resumed.session().load(StateReader(in));
+      resumed.run(steps, 0.01);
+      if (communicator.rank() != 0) return;
+      system = resumed.system();
+      explained = resumed.session().explain();
+    });
+    EXPECT_NE(explained.find("tried again"), std::string::npos) << explained;
+    return system;
+  };
+  EXPECT_EQ(resume(kWorkers, kFast, 2 * 4 + kTrial), "dense") << "steps take another time than in the state";
+  EXPECT_EQ(resume(2, kFast, kTrial), "dense") << "another number of ranks";
+}
+
+TEST(Auto, ARunThatIsResumedInTheMidstOfTheTrialGoesOnInItAndTriesAllAgain) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(6, 0.01);
+    Training resumed(communicator);
+    resumed.session().load(state_of(training.session()));
+    resumed.run(30, 0.01);
+    training.run(4, 0.01);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(resumed.used()[i], training.used()[6 + i]) << i;
+    EXPECT_EQ(resumed.count("dense"), 3) << "of a trial that begins where the first one ends";
+    EXPECT_EQ(resumed.system(), "power_sgd");
+  });
+}
+
+/// A step that does not count leaves nothing behind of what was decided in it.
+TEST(Auto, AStepThatIsUndoneDecidesNothing) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(10, 0.01);
+    EXPECT_EQ(training.session().explain(), "step 9: the candidates are being tried, nothing is chosen yet");
+    std::vector<float> large(kElements, std::numeric_limits<float>::quiet_NaN());
+    training.session().synchronize(0, large);
+    EXPECT_EQ(training.session().explain().find("nothing is chosen yet"), std::string::npos);
+    EXPECT_NE(training.session().explain().find("step 10: "), std::string::npos);
+    EXPECT_FALSE(training.session().next_step());
+    EXPECT_TRUE(
+        training.session().explain().ends_with(": the candidates are being tried, nothing is chosen yet"));
+    training.run(4, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+  });
+}
+
+/// Beyond what fp16 holds, and below its smallest values.
+TEST(Auto, LargeAndTinyGradientsComeThroughEveryCandidate) {
+  for (const float factor : {1e8f, 1e-12f}) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Training training(communicator);
+      training.scale(factor);
+      training.run(kTrial + 3, 0.01);  // every step counts
+      EXPECT_EQ(training.system(), "power_sgd") << factor;
+      Session half("half:format=bf16:feedback=on", communicator);
+      half.add_bucket({{"a", kElements}});
+      std::vector<float> values = gradient_of(communicator, 0, kElements, kElements);
+      for (float& value : values) value *= factor;
+      const std::vector<float> before = values;
+      half.synchronize(0, values);
+      double squares = 0, left = 0;
+      for (const float value : before) squares += static_cast<double>(value) * static_cast<double>(value);
+      for (const float value : half.residual(0))
+        left += static_cast<double>(value) * static_cast<double>(value);
+      EXPECT_LT(std::sqrt(left / squares), 0.01) << factor;
+    });
+  }
+}
+
+/// Sends nothing, takes no time, and no step of its counts.
+class Broken final : public Synchronizer {
+ public:
+  void synchronize(BucketId, Span<float>, Span<float>, Step& step) override {
+    step.communicator.commit_exchange();
+    step.report.finite = false;
+  }
+  std::uint64_t payload_bytes(const Workload&) const override { return 0; }
+};
+
+Registry with_a_broken_candidate() {
+  Registry registry;
+  SystemInfo info;
+  info.name = "auto_with_broken";
+  info.state = {planner::kPlan};
+  info.undoes_steps = true;
+  info.make = [](const Options&, Inner) -> std::unique_ptr<Synchronizer> {
+    planner::Auto::Rules rules;
+    rules.trial = {.candidates = 2 + planner::kQuarters - 1, .settle = 2, .rounds = 2, .steps = 2};
+    rules.within = 0.02;
+    rules.interval = 4;
+    std::vector<Pipeline> members;
+    members.push_back(builtin_registry().make("dense"));
+    members.push_back(builtin_registry().make("dense"));
+    members.back().synchronizer = std::make_unique<Broken>();
+    return std::make_unique<planner::Auto>(rules, std::vector<std::string>{"dense", "broken"},
+                                           std::move(members));
+  };
+  registry.add(info);
+  return registry;
+}
+
+TEST(Auto, ACandidateThatFailsWhereDenseDoesNotIsLeftOut) {
+  const Registry registry = with_a_broken_candidate();
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Session session("auto_with_broken", communicator, {.registry = &registry});
+    session.add_bucket({{"a", 1000}});
+    std::vector<int> lost;
+    for (int i = 0; i < 40; ++i) {
+      communicator.advance(0.01);
+      std::vector<float> values(1000, 1.0f);
+      session.synchronize(0, values);
+      if (!session.next_step()) lost.push_back(i);
+    }
+    ASSERT_EQ(lost.size(), 2) << session.explain();
+    EXPECT_EQ(lost[1], lost[0] + 2) << "between them dense had a step, which counts";
+    EXPECT_NE(session.explain().find("broken is left out: "), std::string::npos) << session.explain();
+    EXPECT_NE(session.explain().find("ms with dense. "), std::string::npos) << session.explain();
+  });
+}
+
+/// As where a loss scale has grown too large, once in a while: nobody is to blame.
+TEST(Auto, StepsWithoutEffectNowAndThenBlameNobody) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 2, 0.01);
+    for (int i = 0; i < 4; ++i) {
+      std::vector<float> bad(kElements, std::numeric_limits<float>::infinity());
+      training.session().synchronize(0, bad);
+      EXPECT_FALSE(training.session().next_step());
+      training.run(1, 0.01);
+      EXPECT_EQ(training.system(), "dense") << "it shows that the gradients are finite";
+      training.run(3, 0.01);
+      EXPECT_EQ(training.system(), "power_sgd");
+    }
+    EXPECT_EQ(training.session().explain().find("left out"), std::string::npos);
+  });
+}
+
+TEST(Auto, AnotherLossScaleIsNoResumedRun) {
+  for (const int steps : {7, kTrial + 5}) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Training scaled(communicator), undisturbed(communicator);
+      for (int i = 0; i < steps + 40; ++i) {
+        if (i >= steps && i % 5 == 0) scaled.session().scale_state(i % 2 == 0 ? 2.0f : 0.5f);
+        scaled.run(1, 0.01);
+      }
+      undisturbed.run(steps + 40, 0.01);
+      EXPECT_EQ(scaled.used(), undisturbed.used());
+      EXPECT_EQ(scaled.session().explain(), undisturbed.session().explain());
+    });
+  }
+}
+
+}  // namespace
+}  // namespace thinwire::auto_test
