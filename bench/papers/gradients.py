@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""What recorded gradients are like, as JSON: their distribution, overlap, densification and skew, and how
-evenly owners share them.
+"""What recorded gradients are like, as JSON: their distribution, noise, overlap, densification and skew, and
+how evenly owners share them.
 
 Usage: gradients.py distribution FOLDER LAST
+       gradients.py noise FOLDER
        gradients.py sparsity FOLDER [TOP]
        gradients.py thresholds FOLDER APART [TOP]
 
@@ -87,6 +88,20 @@ def distribution(folder: str, last: int) -> list:
             squares += numpy.bincount(bins, magnitudes ** 2, minlength=len(squares))
         found.append({"step": number, "elements": elements, "upper_edges": EDGES, "shares": list(counts / elements),
                       "shares_of_squares": list(squares / squares.sum())})
+    return found
+
+
+def noise(folder: str) -> list:
+    """Of each step: how far stochastic gradients are from the gradient that they stand for, as a squared
+    distance over their own square; of one rank's, and of the mean over ranks. From the variance over
+    ranks."""
+    found = []
+    for tensors_by_rank in zip(*ranks_in(folder)):
+        own = numpy.stack([numpy.concatenate([tensor.values for tensor in tensors]) for tensors in tensors_by_rank]).astype(numpy.float64)
+        ranks = len(own)
+        middle = own.mean(axis=0)
+        variance = ((own - middle) ** 2).sum() / (ranks - 1)
+        found.append({"of_one": float(variance / (own ** 2).sum(axis=1).mean()), "of_mean": float(variance / ranks / (middle ** 2).sum())})
     return found
 
 
@@ -184,6 +199,8 @@ def thresholds(folder: str, apart: int, top: float) -> dict:
 def main() -> int:
     if len(sys.argv) == 4 and sys.argv[1] == "distribution":
         result = distribution(sys.argv[2], int(sys.argv[3]))
+    elif len(sys.argv) == 3 and sys.argv[1] == "noise":
+        result = noise(sys.argv[2])
     elif len(sys.argv) in (3, 4) and sys.argv[1] == "sparsity":
         result = sparsity(sys.argv[2], float((sys.argv[3:] + ["0"])[0]))
     elif len(sys.argv) in (4, 5) and sys.argv[1] == "thresholds":

@@ -22,7 +22,7 @@ def load(folder: str, taken=()) -> dict:
                 part, *seed = os.path.basename(path)[: -len(".json")].split("@")
                 found = json.load(file)
                 if seed:
-                    parts.setdefault(os.path.join(name, part), []).extend(found)
+                    parts.setdefault(os.path.join(name, part), []).extend(found if isinstance(found, list) else [found])
                 else:
                     parts[os.path.join(name, part)] = found
     if not parts:

@@ -36,9 +36,9 @@
 //
 //   blocks with a non-zero --to the aggregator of their slice--> rank-order sums / W --> everyone
 //
-// Blocks of 256 elements; of rows, every row is a block. Each rank is also an aggregator. Bytes per rank: 4 +
-// 4 * 256 for each non-zero block of the others' slices, and (W-1) times the same for each block of its slice
-// that any rank has.
+// Blocks of 256 elements; of rows, every row is a block, or with rows=block as many as fill one. Each rank is
+// also an aggregator. Bytes per rank: 4 + 4 * 256 for each non-zero block of the others' slices, and (W-1)
+// times the same for each block of its slice that any rank has.
 
 #include "baselines/baselines.h"
 #include "exchange/sparse_synchronizer.h"
@@ -188,9 +188,11 @@ SystemInfo omnireduce_info() {
   info.lossless = true;
   info.turns_residual = true;
   info.takes_rows = true;
-  info.options = {{"block", "256", "elements per block of a dense bucket, 1 to 65536"}};
+  info.options = {{"block", "256", "elements per block of a dense bucket, 1 to 65536"},
+                  {"rows", "row", "block: a table too goes in blocks of so many elements; row: in rows"}};
   info.make = [](const Options& options, Inner) {
-    return std::make_unique<EvenSlices>(static_cast<std::size_t>(options.integer("block", 1, 65536)));
+    return std::make_unique<EvenSlices>(static_cast<std::size_t>(options.integer("block", 1, 65536)),
+                                        options.choice("rows", {"row", "block"}) == "block");
   };
   return info;
 }

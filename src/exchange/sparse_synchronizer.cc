@@ -48,8 +48,8 @@ void SparseSynchronizer::synchronize(BucketId bucket, Span<float> gradient, Span
 RowSparse SparseSynchronizer::synchronize_rows(BucketId bucket, const RowSparse& gradient,
                                                Span<float> residual, Step& step) {
   // Single elements have blocks only where they lie in the table.
-  const bool blocks_of_elements = block_ > 1 && gradient.width == 1;
-  if (!residual.empty() || blocks_of_elements) {
+  const bool in_blocks = block_ > 1 && (gradient.width == 1 || rows_in_blocks_);
+  if (!residual.empty() || in_blocks) {
     return synchronize_densified(*this, bucket, gradient, residual, step);
   }
   const RowMean mean = exchange_checked(bucket, gradient, step);
@@ -85,9 +85,14 @@ RowSparse SparseSynchronizer::collect(Span<const float> gradient, Span<const flo
 }
 
 SparseSynchronizer::Expected SparseSynchronizer::expected(const Workload& workload) const {
-  const std::uint64_t width = workload.row_width > 1 ? workload.row_width : block_;
+  const std::uint64_t width = workload.row_width > 1 && !rows_in_blocks_ ? workload.row_width : block_;
   const std::uint64_t table = (workload.elements + width - 1) / width;
-  const auto rows = static_cast<double>(table) * workload.density;
+  // Rows that lie apart are each in a block of their own: more blocks than these hold none.
+  const double rows_of_block =
+      workload.row_width > 1
+          ? std::max(1.0, static_cast<double>(width) / static_cast<double>(workload.row_width))
+          : 1.0;
+  const double rows = static_cast<double>(table) * std::min(1.0, workload.density * rows_of_block);
   const double most = std::min(static_cast<double>(table), rows * workload.densification);
   return {.table_rows = table,
           .width = width,

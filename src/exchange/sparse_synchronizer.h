@@ -10,8 +10,9 @@ namespace thinwire {
 class SparseSynchronizer : public Synchronizer {
  public:
   /// A dense bucket's unit of sparsity: single elements, or blocks of `block` elements of which a bucket's
-  /// last one is filled up with zeros.
-  explicit SparseSynchronizer(std::size_t block = 1) : block_(block) {}
+  /// last one is filled up with zeros. rows_in_blocks: a table's unit is such a block as well, and not a row.
+  explicit SparseSynchronizer(std::size_t block = 1, bool rows_in_blocks = false)
+      : block_(block), rows_in_blocks_(rows_in_blocks) {}
 
   bool takes_rows() const final { return true; }
   /// Finds the non-zeros of gradient + residual and exchanges them as rows; the residual becomes 0.
@@ -39,6 +40,7 @@ class SparseSynchronizer : public Synchronizer {
   RowSparse collect(Span<const float> gradient, Span<const float> residual, Step& step) const;
 
   std::size_t block_;
+  bool rows_in_blocks_;
 };
 
 }  // namespace thinwire

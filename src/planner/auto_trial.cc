@@ -165,15 +165,17 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   }
   const std::string of_which = percent(allowed - rules_.within) == percent(0)
                                    ? ""
-                                   : ": " + percent(rules_.within) + ", and " +
-                                         percent(allowed - rules_.within) + " for what is not known better";
+                                   : " (" + percent(rules_.within) + " are always allowed, and " +
+                                         percent(allowed - rules_.within) +
+                                         " is how far these times may be wrong)";
   const std::string where =
       rules_.link.empty() ? ". Undisturbed, a step takes " : ". Over " + rules_.link + " a step takes ";
   // Later steps are compared with the median: on a busy machine that is far from the times above.
   const std::string usual =
       rules_.link.empty() ? ". The median of the chosen one's steps is " + milliseconds(plan_.usual) : "";
-  add_change(step, name_of(choice) + where + all + ". The mildest is taken whose step takes at most " +
-                       percent(allowed) + " more than the shortest" + of_which + usual);
+  add_change(step, name_of(choice) + where + all + ". Of those that take at most " + percent(allowed) +
+                       " more than the shortest, the one that changes gradients least is taken" + of_which +
+                       usual);
 }
 
 std::uint64_t Auto::look(Step& step) {

@@ -177,8 +177,9 @@ TEST(SessionRows, APairOfSystemsResumesAndSavesAgain) {
 }
 
 TEST(SessionRows, NanInOneRankIsNanInAll) {
-  for (const char* spec : {"dense", "zen", "zen:scheme=centralization", "agsparse", "omnireduce",
-                           "s2_reducer", "s2_reducer:shrink=on:feedback=on"}) {
+  for (const char* spec :
+       {"dense", "zen", "zen:scheme=centralization", "agsparse", "omnireduce",
+        "omnireduce:block=4:rows=block", "s2_reducer", "s2_reducer:shrink=on:feedback=on"}) {
     run_in_process(2, [&](Communicator& communicator) {
       Session session(spec, communicator);
       const BucketId table = session.add_rows("table", 5, 2);
