@@ -204,7 +204,7 @@ SystemInfo auto_info() {
   SystemInfo info;
   info.name = "auto";
   info.summary =
-      "measures steps with dense and with what keeps the loss, and takes the mildest of the fastest";
+      "measures steps with dense and with what keeps the loss; of the fastest, takes what changes least";
   info.paper = "src/planner/auto.cc";
   info.formula = "those of the system that runs in the step";
   info.feedback_default = true;
