@@ -58,7 +58,14 @@ fi
 
 out=$results/$experiment
 mkdir -p "$out"
-[ -n "$redraw" ] || rm -f "$out"/*.json
+# optional=(VARIABLE=PART ...), set before this file is sourced: parts whose data VARIABLE names. Without it
+# they are not made, and stay as they are.
+kept=()
+for one in ${optional[@]+"${optional[@]}"}; do
+  variable=${one%%=*}
+  [ -n "${!variable:-}" ] || kept+=(! -name "${one#*=}@*")
+done
+[ -n "$redraw" ] || find "$out" -maxdepth 1 -name '*.json' ${kept[@]+"${kept[@]}"} -delete
 given_epochs=$epochs given_limit=$limit
 
 # sizes SMALL_EPOCHS SMALL_LIMIT FULL_MODEL FULL_EPOCHS: sets $model, $data, $epochs, $limit and $training,
