@@ -63,7 +63,6 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"omnireduce:feedback=on"},
     {"omnireduce:block=1000"},
     {"omnireduce:block=1000:feedback=on", On::device},
-    {"omnireduce:block=100:rows=block"},
     {"sparse_ps:feedback=on", On::both},
     {"s2_reducer", On::both},
     {"s2_reducer:lambda=exact:feedback=on", On::both},
