@@ -48,6 +48,36 @@ TEST(SessionRows, RepeatedRowsAreAddedAndTheMeanIsListedInOrder) {
   }
 }
 
+TEST(SessionRows, ATableInBlocksHasTheSameMeanAndSendsWholeBlocks) {
+  // A block is 4 rows, 3.5 rows, or more than the table of 10.
+  for (const char* block : {"8", "7", "256"}) {
+    SCOPED_TRACE(block);
+    run_in_process(3, [&](Communicator& communicator) {
+      const auto rank = static_cast<std::uint32_t>(communicator.rank());
+      // Row 9 is in the last block, which the table does not fill; row 0 is in one that no other rank has.
+      const std::vector<std::uint32_t> indices =
+          rank == 0 ? std::vector<std::uint32_t>{0, 9} : std::vector<std::uint32_t>{9};
+      const std::vector<float> values =
+          rank == 0 ? std::vector<float>{3, -6, 1, 0} : std::vector<float>{1, 3};
+      const auto outcome = [&](const std::string& spec) {
+        Session session(spec, communicator);
+        const BucketId table = session.add_rows("table", 10, 2);
+        const RowSparse mean = session.synchronize_rows(
+            table, {.row_indices = indices, .values = values, .rows = 10, .width = 2});
+        return std::pair(table_of(mean), session.report(table).formula_bytes);
+      };
+      const auto [rows, bytes_of_rows] = outcome("omnireduce");
+      const auto [blocks, bytes_of_blocks] = outcome(std::string("omnireduce:rows=block:block=") + block);
+      EXPECT_EQ(rows, (Table{{0, {1, -2}}, {9, {1, 2}}}));
+      EXPECT_EQ(blocks, rows);
+      EXPECT_GE(bytes_of_blocks, bytes_of_rows);
+      if (rank == 0 && block == std::string("256")) {
+        EXPECT_GT(bytes_of_blocks, 4u * 256);
+      }
+    });
+  }
+}
+
 TEST(SessionRows, AMixedModelGoesThroughOneCall) {
   run_in_process(3, [&](Communicator& communicator) {
     Session session("rows=dense,dense=half", communicator);
