@@ -36,6 +36,11 @@ def options_of(spec: str) -> dict:
     return {"": words[0], **dict(word.split("=", 1) for word in words[1:])}
 
 
+def table_system(spec: str) -> str:
+    """What synchronizes the tables: "s2_reducer:lambda=1" of rows=s2_reducer:lambda=1,dense=dense."""
+    return spec.split(",dense=")[0].removeprefix("rows=")
+
+
 def by_spec(results: list, value) -> dict:
     """{spec: [value(result) of each seed]}, without dense."""
     found = {}

@@ -3,7 +3,7 @@ from statistics import mean
 
 from drawing import figure, legend, loss_and_accuracy, style
 from plotting import COLOURS, spread_text
-from runs import table
+from runs import table, table_system
 
 
 def s2_reducer_figure_8(parts: dict) -> tuple:
@@ -29,11 +29,6 @@ def s2_reducer_figure_5(parts: dict) -> tuple:
     text = "The paper, 16 GPUs over InfiniBand: from 8 MB on all-reduce is over 11 times as fast as all-gather.\n\n"
     return text + table(["message, MB", "all-reduce, ms", "all-gather, ms", "all-gather over all-reduce"],
                         [[f"{size:g}", f"{reduce:.3f}", f"{gather:.3f}", f"{gather / reduce:.2f}"] for size, reduce, gather in rows]), made
-
-
-def table_system(spec: str) -> str:
-    """What synchronizes the tables: "s2_reducer:lambda=1" of rows=s2_reducer:lambda=1,dense=dense."""
-    return spec.split(",dense=")[0].removeprefix("rows=")
 
 
 def perplexities(results: list) -> str:

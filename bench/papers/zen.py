@@ -3,7 +3,7 @@ from statistics import mean, stdev
 
 from drawing import figure, legend, style
 from plotting import COLOURS, deviation, spread_text
-from runs import by_spec, options_of, order_text, table
+from runs import by_spec, options_of, order_text, table, table_system
 
 ORDER_OF_ELEMENTS = ("Side by side: popular elements lie together, as in an embedding sorted by frequency, which loads even slices (`sparse_ps`) "
                      "unevenly. That is more skewed than the paper's gradients, of which over 60 % of the non-zeros lie in the first of eight "
@@ -100,7 +100,7 @@ def batches_of_1(results: list) -> str:
     """Section 2.4's claim about few workers with little to send."""
     seconds, sent = {}, {}
     for result in results:
-        name = result["spec"].split(",dense=")[0].removeprefix("rows=").split(":")[0]
+        name = table_system(result["spec"]).split(":")[0]
         seconds.setdefault(name, []).append(1e3 * result["modelled_seconds"])
         sent.setdefault(name, []).append(result["wire_bytes_sent_max"])
     return ("\nSection 2.4: with 8 GPUs and batches of 1 SparCML is the best of the known schemes. Here the LSTM's gradients of 8 workers with batches of 1, at "
