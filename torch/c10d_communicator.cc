@@ -269,10 +269,32 @@ void C10dCommunicator::run_all_reduce(at::Tensor tensor, ::c10d::ReduceOp::RedOp
   wait_native(work);
 }
 
-void C10dCommunicator::set_device_group(c10::intrusive_ptr<c10d_compat::Group> group,
-                                        std::function<void()> turn) {
+void C10dCommunicator::set_device_group(c10::intrusive_ptr<c10d_compat::Group> group) {
   device_group_ = std::move(group);
-  turn_ = std::move(turn);
+}
+
+void C10dCommunicator::set_turns(std::function<void()> begin, std::function<void()> end) {
+  begin_turn_ = std::move(begin);
+  end_turn_ = std::move(end);
+}
+
+void C10dCommunicator::begin_turn() {
+  if (!begin_turn_) return;
+  // This rank is as alive as one that waits for others.
+  wait_begins(-1, nullptr);
+  try {
+    begin_turn_();
+  } catch (...) {
+    failed_ = true;
+    wait_ends();
+    if (board_) board_->report(watch_->neighbours(), fault_grace(deadline()), deadline());
+    throw;
+  }
+  wait_ends();
+}
+
+void C10dCommunicator::end_turn() {
+  if (end_turn_ && !device_group_) end_turn_();
 }
 
 /// Until the sum is there, or there is no hope. The group's own wait() would only make a stream wait, without
@@ -291,17 +313,7 @@ void C10dCommunicator::poll_device(const Work& work) {
 
 void C10dCommunicator::run_on_device(at::Tensor tensor) {
   bind_exchange();
-  // Waiting for its turn, this rank is as alive as one that waits for others.
-  wait_begins(-1, nullptr);
-  try {
-    turn_();
-  } catch (...) {
-    failed_ = true;
-    wait_ends();
-    if (board_) board_->report(watch_->neighbours(), fault_grace(deadline()), deadline());
-    throw;
-  }
-  wait_ends();
+  await_turn();
   std::vector<at::Tensor> tensors{std::move(tensor)};
   Work work;
   wait_begins(-1, nullptr);

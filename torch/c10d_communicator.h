@@ -72,10 +72,13 @@ class C10dCommunicator : public Communicator {
   std::string engine() const override { return backend_; }
 
   /// Sums of values on a CUDA device go through `group` from now on, which has the same ranks. It may serve
-  /// other communicators of the process, too: `turn` is called before each of its operations, and returns
-  /// when this one's is the next, in an order that is the same on all ranks. Two at a time could each hold a
-  /// part of the device that the other waits for.
-  void set_device_group(c10::intrusive_ptr<c10d_compat::Group> group, std::function<void()> turn);
+  /// other communicators of the process, too: each of its operations waits for await_turn(), and end_turn()
+  /// does nothing. Two at a time could each hold a part of the device that the other waits for.
+  void set_device_group(c10::intrusive_ptr<c10d_compat::Group> group);
+  /// begin: blocks until it is this communicator's turn among those of the process, in an order that is the
+  /// same on all ranks. end: it is the next one's.
+  void set_turns(std::function<void()> begin, std::function<void()> end);
+  void end_turn() override;
   bool reduces(Memory memory) const override { return memory == Memory::host || device_group_ != nullptr; }
 
   /// Gloo's ring; the other engines' may give ranks different bits, so the inherited ring stays for them.
@@ -94,6 +97,7 @@ class C10dCommunicator : public Communicator {
   void* start_receive(int peer, Tag tag, Span<std::byte> bytes) override;
   void finish(void* operation, int peer) override;
   void abandon(void* operation) noexcept override;
+  void begin_turn() override;
 
  private:
   using Work = c10::intrusive_ptr<::c10d::Work>;
@@ -124,7 +128,8 @@ class C10dCommunicator : public Communicator {
 
   c10::intrusive_ptr<c10d_compat::Group> group_;
   c10::intrusive_ptr<c10d_compat::Group> device_group_;  // null: devices are not reached
-  std::function<void()> turn_;
+  std::function<void()> begin_turn_;                     // may be empty, as the next
+  std::function<void()> end_turn_;
   std::unique_ptr<FaultBoard> board_;  // null: there is no store
   std::unique_ptr<WaitWatch> watch_;   // of the board
   std::string backend_;

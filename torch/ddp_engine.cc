@@ -77,9 +77,10 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicator
       close();  // this process has no more threads; those that run are waited for
       throw;
     }
-    if (!device_group) continue;
-    lanes_.back()->tensor_session().communicator().set_device_group(
-        device_group, [this, &lane = *lanes_.back()] { wait_for_turn(lane); });
+    DdpLane& lane = *lanes_.back();
+    auto& communicator = lane.tensor_session().communicator();
+    communicator.set_turns([this, &lane] { wait_for_turn(lane); }, [&lane] { lane.end_turn(); });
+    if (device_group) communicator.set_device_group(device_group);
   }
 }
 
@@ -383,7 +384,8 @@ void DdpEngine::settle(Lock& lock) {
       lock, [&] { return std::ranges::all_of(lanes_, [](const auto& lane) { return lane->is_idle(); }); });
 }
 
-/// Returns when no bucket before the one on this lane is on another; for the lane's own thread.
+/// Returns when no bucket before the one on this lane is on another, or its turn has ended; for the lane's own
+/// thread.
 void DdpEngine::wait_for_turn(const DdpLane& lane) {
   Lock lock(board_.mutex);
   board_.changed.wait(lock, [&] {

@@ -16,7 +16,7 @@ DdpLane::DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session)
     : board_(board), tensor_session_(std::move(session)), thread_([this] { run(); }) {}
 
 bool DdpLane::is_before(std::size_t bucket) const {
-  if (busy_ && bucket_ < bucket) return true;
+  if (busy_ && bucket_ < bucket && !turn_ended_) return true;
   return !queue_.empty() && !queue_.front().end && queue_.front().item.bucket.index <= bucket;
 }
 
@@ -40,6 +40,7 @@ void DdpLane::run() {
 void DdpLane::take(DdpItem item, Lock& lock) {
   std::exception_ptr error = board_.failure;
   busy_ = true;
+  turn_ended_ = false;
   bucket_ = item.bucket.index;
   lock.unlock();
   StepReport report;
@@ -75,6 +76,12 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   lock.lock();
   if (error) fail(error);
   busy_ = false;
+}
+
+void DdpLane::end_turn() {
+  const Lock lock(board_.mutex);
+  turn_ended_ = true;
+  board_.changed.notify_all();
 }
 
 void DdpLane::fail(const std::exception_ptr& error) {

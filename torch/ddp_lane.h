@@ -72,7 +72,7 @@ class DdpLane {
   /// every bucket was finite and none failed; else it is undone.
   void push(std::shared_ptr<DdpStepEnd> end) { push(Work{{}, std::move(end)}); }
   bool is_idle() const { return queue_.empty() && !busy_ && !ending_; }
-  /// Whether a bucket of this step that comes before `bucket` is not done yet.
+  /// Whether a bucket of this step that comes before `bucket` is not done yet, nor has ended its turn.
   bool is_before(std::size_t bucket) const;
 
   /// For others than the lane's thread: while the lane is idle and the lock is held.
@@ -81,6 +81,8 @@ class DdpLane {
 
   /// Of the bucket that the lane is busy with; for its own thread.
   std::size_t bucket() const { return bucket_; }
+  /// That bucket has no more long messages; for the lane's own thread.
+  void end_turn();
 
   /// All later buckets end with the error, and the others hear why. With the lock held, for the lane's
   /// thread, or while the lane is idle.
@@ -115,6 +117,7 @@ class DdpLane {
   std::atomic<bool> was_pushed_{false};  // and the thread was not told
   std::condition_variable pushed_;       // or the board was closed; the lane's thread alone waits for it
   bool busy_ = false;
+  bool turn_ended_ = false;  // of the bucket that the lane is busy with
   bool ending_ = false;
   bool changed_ = false;  // in this step, what a bucket of its does
   std::size_t bucket_ = 0;

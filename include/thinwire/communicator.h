@@ -151,6 +151,24 @@ class Communicator {
   /// Sending and waiting are charged to this clock from now on; null: to none. It outlives its use here.
   void set_clock(StepClock* clock) { clock_ = clock; }
 
+  /// Bytes per second that came in from all others when they sent at the same time, about: the highest of the
+  /// last times. 0: not known yet.
+  double inflow() const { return inflow_; }
+  /// So many bytes came from all others in so many seconds, from the first that this rank sent on.
+  void saw_inflow(double bytes, double seconds);
+
+  /// Whether long messages go one after the other, see comm/turns.h: where several ranks can send to one at
+  /// the same time over a network that drops packets.
+  bool takes_turns() const { return size_ > 2 && may_lose_bits(); }
+  /// Long messages to several ranks are about to go out (comm/turns.h). Where several communicators of this
+  /// process exchange at the same time, blocks until it is this one's turn, in an order that is the same on
+  /// all ranks; the time is charged as waiting. Not collective: whether other ranks take turns does not
+  /// matter. Throws what an earlier exchange has failed with.
+  void await_turn();
+  /// The exchange that await_turn() let through has no more long messages: the next one's turn. Where
+  /// nothing calls it, the end of the bucket ends the turn.
+  virtual void end_turn() {}
+
   /// Empty between collectives; a collective that keeps operations under way in it does not allocate again.
   /// Leave it empty, also on an exception (PendingLease in comm/ring.h does).
   std::vector<Pending>& pending_storage() { return pendings_; }
@@ -209,6 +227,9 @@ class Communicator {
   /// Gives up and frees the operation.
   virtual void abandon(void* operation) noexcept = 0;
 
+  /// Blocks until it is this communicator's turn. Default: it has no others beside it.
+  virtual void begin_turn() {}
+
   /// For an engine's own collectives, whose messages nobody sees: counts what the usual algorithm moves.
   void count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages);
   /// What it receives in a ring all-reduce of n elements: as it sends, ring-shifted.
@@ -265,6 +286,7 @@ class Communicator {
   Traffic traffic_;
   std::vector<std::uint64_t> sent_to_;  // messages, by peer
   std::uint64_t native_messages_ = 0;
+  double inflow_ = 0;  // bytes per second
   bool checked_sums_ = false;
   Stage stage_ = Stage::outside;
   ExchangeCall call_;

@@ -1,7 +1,7 @@
 // The collectives that every engine has, on send and receive alone. An engine overrides what it does better.
 //
 //   all_reduce     ring, in chunks: 2 (W-1)/W n elements sent per rank, 2 (W-1) hops
-//   all_gather     direct exchange: (W-1) n bytes, one hop
+//   all_gather     direct exchange: (W-1) n bytes, one hop, or W - 1 in turns where that is long
 //   broadcast      binomial tree: ceil(log2 W) hops
 //   barrier        dissemination: ceil(log2 W) hops of one byte
 
@@ -11,6 +11,7 @@
 
 #include "comm/message_tags.h"
 #include "comm/ring.h"
+#include "comm/turns.h"
 #include "core/partition.h"
 #include "thinwire/communicator.h"
 #include "wire/crc32c.h"
@@ -142,13 +143,13 @@ void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> al
   seals_.assign(sealed ? world : 0, 0);
   if (sealed) seals_[self] = crc32c(mine);
   const Span<std::uint32_t> all_seals(seals_);
-  PendingLease pendings(pendings_);
+  PendingLease pendings(pendings_, world);  // what each rank sends here comes first
   std::size_t offset = 0;
   for (std::size_t peer = 0; peer < world; offset += count(peer), ++peer) {
     if (count(peer) == 0) continue;
     const auto slot = all.subspan(offset, count(peer));
     if (peer != self) {
-      pendings.push(receive(static_cast<int>(peer), kGatherTag, slot));
+      pendings[peer] = receive(static_cast<int>(peer), kGatherTag, slot);
       if (sealed) {
         pendings.push(
             receive(static_cast<int>(peer), kGatherTag, as_writable_bytes(all_seals.subspan(peer, 1))));
@@ -158,11 +159,18 @@ void Communicator::exchange_parts(Span<const std::byte> mine, Span<std::byte> al
     }
   }
   // Everyone starts with its right-hand neighbour, so that no rank is everybody's first target.
+  Turns turns(*this);
+  const auto await = [&](std::size_t peer) {
+    pendings[peer].wait();
+    turns.arrived(count(peer));
+  };
   for (std::size_t shift = 1; shift < world && !mine.empty(); ++shift) {
     const auto to = static_cast<int>((self + shift) % world);
+    turns.before(shift, mine.size(), await);
     pendings.push(send(to, kGatherTag, mine));
     if (sealed) pendings.push(send_guard(to, kGatherTag, as_bytes(all_seals.subspan(self, 1))));
   }
+  turns.rest(await);
   pendings.wait_all();
   offset = 0;
   for (std::size_t peer = 0; sealed && peer < world; offset += count(peer), ++peer) {

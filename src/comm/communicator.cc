@@ -103,6 +103,18 @@ Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
   return {this, operation, peer};
 }
 
+void Communicator::saw_inflow(double bytes, double seconds) {
+  if (seconds <= 0) return;
+  // Ranks that come late lower what is seen; a link that became slower shows after some exchanges.
+  constexpr double kStays = 0.95;
+  inflow_ = std::max(kStays * inflow_, bytes / seconds);
+}
+
+void Communicator::await_turn() {
+  const StepClock::During waiting(clock_, Phase::wait);
+  begin_turn();
+}
+
 void Communicator::count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes,
                                 std::uint64_t messages) {
   traffic_ += {sent_bytes, received_bytes, messages, messages};

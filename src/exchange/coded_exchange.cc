@@ -44,16 +44,17 @@ Span<const CodedFrame> gather_coded(BucketId bucket, std::size_t count, Step& st
   if (!frames.finite()) blank(own);
   own.close();
   frames.seal(own.message(), contents);
-  frames.send_to_all(kCodesTag, own.message());
-  for (std::size_t rank = 0; rank < frames.world(); ++rank) {
-    const CodedFrame& frame = coded[rank];
-    if (rank != frames.self()) {
-      frames.await(rank, frame.message(), contents);
-      frame.open();
-    }
-    check(rank, frame);
-  }
+  Turns turns(step.communicator);
+  const auto await = [&](std::size_t peer) {
+    frames.await(peer, coded[peer].message(), contents);
+    turns.arrived(coded[peer].message().size());
+    coded[peer].open();
+  };
+  frames.send_to_all(kCodesTag, own.message(), turns, await);
+  turns.rest(await);
   frames.finish();
+  step.communicator.end_turn();
+  for (std::size_t rank = 0; rank < frames.world(); ++rank) check(rank, coded[rank]);
   own.open();
   return frames.finite() ? coded : Span<CodedFrame>();
 }

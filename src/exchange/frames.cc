@@ -69,8 +69,12 @@ void Frames::send(std::size_t peer, MessageTag tag, Span<const std::byte> frame)
   sends_.push(step_.communicator.send(static_cast<int>(peer), tag, frame));
 }
 
-void Frames::send_to_all(MessageTag tag, Span<const std::byte> frame) {
-  for_peers([&](std::size_t peer) { send(peer, tag, frame); });
+void Frames::send_to_all(MessageTag tag, Span<const std::byte> frame, Turns& turns,
+                         FunctionRef<void(std::size_t peer)> await) {
+  for (std::size_t shift = 1; shift < world(); ++shift) {
+    turns.before(shift, frame.size(), await);
+    send(peer_at(shift), tag, frame);
+  }
 }
 
 void Frames::receive(std::size_t peer, MessageTag tag, Span<std::byte> frame) {

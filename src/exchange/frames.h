@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "comm/message_tags.h"
+#include "comm/turns.h"
 #include "thinwire/synchronizer.h"
 #include "wire/frame.h"
 
@@ -52,10 +53,12 @@ class FrameHeaders {
   /// Counts a header that is about to be sent.
   void count() { step_.report.frame_header_bytes += FrameHeader::kBytes; }
 
-  /// Calls body(peer) for all others, the right-hand neighbour first: no rank is everybody's first target.
+  /// Peer self + shift. Sends go in the order of shifts from 1 on: no rank is everybody's first target.
+  std::size_t peer_at(std::size_t shift) const { return (self_ + shift) % world_; }
+  /// Calls body(peer) for all others in that order.
   template <class Body>
   void for_peers(Body body) const {
-    for (std::size_t shift = 1; shift < world_; ++shift) body((self_ + shift) % world_);
+    for (std::size_t shift = 1; shift < world_; ++shift) body(peer_at(shift));
   }
 
  protected:
@@ -110,8 +113,9 @@ class Frames : public FrameHeaders {
 
   /// Sends a sealed frame, which stays untouched until finish().
   void send(std::size_t peer, MessageTag tag, Span<const std::byte> frame);
-  /// Sends a sealed frame to all others, to the right-hand neighbour first.
-  void send_to_all(MessageTag tag, Span<const std::byte> frame);
+  /// Sends a sealed frame to all others, in turns where it is long; await(peer): waits for the peer's frame.
+  void send_to_all(MessageTag tag, Span<const std::byte> frame, Turns& turns,
+                   FunctionRef<void(std::size_t peer)> await);
   /// Where the next frame of `peer` shall arrive.
   void receive(std::size_t peer, MessageTag tag, Span<std::byte> frame);
   /// Waits for the frame of `peer` and checks it.

@@ -187,11 +187,24 @@ std::size_t PushPull::owned_slots(std::size_t owner) const {
 void PushPull::push() {
   pushes_.for_peers([&](std::size_t peer) { pushes_.expect(peer); });
   split();
-  pushes_.for_peers([&](std::size_t owner) {
+  const auto frame_for = [&](std::size_t owner) -> RowMessages::Outgoing {
     FrameContents contents = pushes_.list_contents(pushed_[owner]);
     contents.first = own_.size();  // in all, whoever owns them
-    pushes_.send(owner, pushes_.seal(contents, parts_[owner]), parts_[owner]);
-  });
+    return {pushes_.seal(contents, parts_[owner]), parts_[owner]};
+  };
+  pushes_.exchange(frame_for, [&](std::size_t peer) { await_push(peer); });
+}
+
+/// The header of what a rank pushes here, checked.
+void PushPull::await_push(std::size_t peer) {
+  const FrameHeader& header = pushes_.await_list_header(peer, owned_slots());
+  if (header.first < header.count || header.first > own_.rows) {
+    throw CorruptFrame("frame of rows refused: its sender has " + std::to_string(header.first) +
+                       " rows in all, expected at least the " + std::to_string(header.count) +
+                       " listed and at most the table's " + std::to_string(own_.rows) + " (" + whose(header) +
+                       ")");
+  }
+  smallest_ = std::min(smallest_, header.first);
 }
 
 /// parts_[p] = the row_list of the rows that p owns.
@@ -229,16 +242,6 @@ void PushPull::find_owners_of_rows(Span<std::uint16_t> owner_of) {
 }
 
 void PushPull::merge() {
-  pushes_.for_peers([&](std::size_t peer) {
-    const FrameHeader& header = pushes_.await_list_header(peer, owned_slots());
-    if (header.first < header.count || header.first > own_.rows) {
-      throw CorruptFrame("frame of rows refused: its sender has " + std::to_string(header.first) +
-                         " rows in all, expected at least the " + std::to_string(header.count) +
-                         " listed and at most the table's " + std::to_string(own_.rows) + " (" +
-                         whose(header) + ")");
-    }
-    smallest_ = std::min(smallest_, header.first);
-  });
   const auto lists = take<ReceivedRowList>(world_);
   const auto slots = take<Span<const std::uint32_t>>(world_);
   bits_ = take_scratch<std::uint64_t>(bitmap_words(owned_slots()));
@@ -302,7 +305,7 @@ bool PushPull::all_are_finite() {
   };
   news.for_peers([&](std::size_t peer) { news.receive(peer, kPullTag, frame_of(peer)); });
   news.seal(frame_of(self_), contents(self_));
-  news.send_to_all(kPullTag, frame_of(self_));
+  news.for_peers([&](std::size_t peer) { news.send(peer, kPullTag, frame_of(self_)); });
   news.for_peers([&](std::size_t peer) { news.await(peer, frame_of(peer), contents(peer)); });
   news.finish();
   return news.finite();
@@ -315,8 +318,11 @@ RowMean PushPull::pull() {
   FrameContents contents;
   const auto payload = encode(contents);
   const auto sealed = results.seal(contents, payload);
-  results.for_peers([&](std::size_t peer) { results.send(peer, sealed, payload); });
-  await_results(results);
+  results.exchange(
+      [&](std::size_t) {
+        return RowMessages::Outgoing{sealed, payload};
+      },
+      [&](std::size_t owner) { await_result(results, owner); });
   const RowSparse rows = collect(results);
   results.finish();
   StepReport& report = step_.report;
@@ -328,20 +334,18 @@ RowMean PushPull::pull() {
   return {rows, report.finite, scheme_.slots.identity};
 }
 
-/// The headers of all owners' results, checked.
-void PushPull::await_results(RowMessages& results) {
-  results.for_peers([&](std::size_t owner) {
-    const FrameHeader& arrived = results.await_header(owner, owned_slots(owner), world_);
-    if (scheme_.pull_bitmaps && arrived.type == FrameType::row_bitmap) {
-      require_field(arrived, "slots", arrived.count, owned_slots(owner));
-    } else {
-      require_field(arrived, "type", static_cast<std::uint64_t>(arrived.type),
-                    static_cast<std::uint64_t>(FrameType::row_list));
-    }
-    require_field(arrived, "first slot", arrived.first, first_slot(owner));
-    pulled_rows_[owner] = frame_rows(arrived);
-    pulled_bytes_[owner] = arrived.payload_bytes;
-  });
+/// The header of an owner's result, checked.
+void PushPull::await_result(RowMessages& results, std::size_t owner) {
+  const FrameHeader& arrived = results.await_header(owner, owned_slots(owner), world_);
+  if (scheme_.pull_bitmaps && arrived.type == FrameType::row_bitmap) {
+    require_field(arrived, "slots", arrived.count, owned_slots(owner));
+  } else {
+    require_field(arrived, "type", static_cast<std::uint64_t>(arrived.type),
+                  static_cast<std::uint64_t>(FrameType::row_list));
+  }
+  require_field(arrived, "first slot", arrived.first, first_slot(owner));
+  pulled_rows_[owner] = frame_rows(arrived);
+  pulled_bytes_[owner] = arrived.payload_bytes;
 }
 
 /// Everyone's results, one owner's after the other.

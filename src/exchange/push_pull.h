@@ -93,7 +93,8 @@ class PushPull {
   void split();
   void find_owners_of_rows(Span<std::uint16_t> owner_of);
   Span<const std::uint32_t> owned_slots_of(std::size_t rank, Span<const std::uint32_t> indices);
-  void await_results(RowMessages& results);
+  void await_push(std::size_t peer);
+  void await_result(RowMessages& results, std::size_t owner);
   RowSparse collect(RowMessages& results);
   bool all_are_finite();
   Span<const std::byte> encode(FrameContents& contents);

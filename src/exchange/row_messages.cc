@@ -43,6 +43,20 @@ void RowMessages::send(std::size_t peer, Span<const std::byte> sealed, Span<cons
   frames_.count();
 }
 
+void RowMessages::exchange(FunctionRef<Outgoing(std::size_t peer)> frame_for,
+                           FunctionRef<void(std::size_t peer)> await_one) {
+  for (std::size_t shift = 1; shift < world(); ++shift) {
+    const std::size_t peer = frames_.peer_at(shift);
+    const auto [sealed, payload] = frame_for(peer);
+    turns_.before(shift, payload.size(), [&](std::size_t earlier) {
+      await_one(earlier);
+      wait_for_payload(earlier);
+    });
+    send(peer, sealed, payload);
+  }
+  turns_.rest(await_one);
+}
+
 void RowMessages::expect(std::size_t peer) {
   headers_[peer] = step_.communicator.receive(static_cast<int>(peer), tag_, header_bytes_of(peer));
 }
@@ -76,6 +90,7 @@ const FrameHeader& RowMessages::await_header(std::size_t peer, std::uint64_t mos
   }
   frames_.note(!header.non_finite());
   incoming.payload = step_.workspace.take<std::byte>(header.payload_bytes);
+  incoming.is_here = false;
   if (!incoming.payload.empty()) {
     payloads_[peer] = step_.communicator.receive(static_cast<int>(peer), tag_, incoming.payload);
   }
@@ -90,8 +105,13 @@ const FrameHeader& RowMessages::await_list_header(std::size_t peer, std::uint64_
   return header;
 }
 
-Span<const std::byte> RowMessages::await_payload(std::size_t peer) {
+void RowMessages::wait_for_payload(std::size_t peer) {
   payloads_[peer].wait();
+  if (!std::exchange(incoming_[peer].is_here, true)) turns_.arrived(incoming_[peer].payload.size());
+}
+
+Span<const std::byte> RowMessages::await_payload(std::size_t peer) {
+  wait_for_payload(peer);
   check_payload(incoming_[peer].header, incoming_[peer].payload);
   return incoming_[peer].payload;
 }

@@ -36,6 +36,16 @@ class RowMessages {
   /// Starts sending; payload stays untouched until finish(). Counts the header in the report.
   void send(std::size_t peer, Span<const std::byte> sealed, Span<const std::byte> payload);
 
+  /// A header and its payload, as send() takes them.
+  struct Outgoing {
+    Span<const std::byte> sealed;
+    Span<const std::byte> payload;
+  };
+  /// Sends frame_for(peer) to all others, long payloads in turns, and awaits the header of everyone's.
+  /// await_one(peer): calls await_header or await_list_header, and may check what it returns.
+  void exchange(FunctionRef<Outgoing(std::size_t peer)> frame_for,
+                FunctionRef<void(std::size_t peer)> await_one);
+
   /// Announces that a frame from `peer` will come. Before send() where both happen.
   void expect(std::size_t peer);
   /// Waits for the peer's header, checks it (bucket, step, sender, workers, row width), hears whether all is
@@ -58,7 +68,9 @@ class RowMessages {
   struct Incoming {
     FrameHeader header;
     Span<std::byte> payload;
+    bool is_here = false;
   };
+  void wait_for_payload(std::size_t peer);
   Span<std::byte> header_bytes_of(std::size_t peer) const {
     return header_bytes_.subspan(peer * FrameHeader::kBytes, FrameHeader::kBytes);
   }
@@ -68,6 +80,7 @@ class RowMessages {
   std::size_t width_;
   Step& step_;
   std::uint64_t table_rows_ = 0;  // 0: tables are refused
+  Turns turns_{step_.communicator};
   Pendings headers_{step_.workspace, frames_.world()};
   Pendings payloads_{step_.workspace, frames_.world()};
   Pendings sends_{step_.workspace, 2 * frames_.world()};

@@ -79,18 +79,26 @@ void ShardExchange::expect_parts() {
 void ShardExchange::send_parts() {
   // Receives wait for what is to be sent first: until then stamps have time to travel.
   bool expects = false;
-  frames_.for_peers([&](std::size_t owner) {
-    if (!owns(owner)) return;
+  Turns turns(step_.communicator);
+  const auto await_part = [&](std::size_t peer) {
+    if (!owns(self())) return;
+    await(peer, arrived_[peer], self(), Leg::up);
+    turns.arrived(arrived_[peer].message().size());
+  };
+  for (std::size_t shift = 1; shift < world(); ++shift) {
+    const std::size_t owner = frames_.peer_at(shift);
+    if (!owns(owner)) continue;
     up_[owner] = take_frame(owner, Leg::up);
     encode(owner);
     if (!std::exchange(expects, true)) expect_parts();
+    turns.before(shift, up_[owner].message().size(), await_part);
     frames_.seal(up_[owner].message(), contents(owner, Leg::up));
     frames_.send(owner, tags_.up, up_[owner].message());
-  });
+  }
   if (!owns(self())) return;
   if (!expects) expect_parts();
   encode(self());
-  frames_.for_peers([&](std::size_t peer) { await(peer, arrived_[peer], self(), Leg::up); });
+  turns.rest(await_part);
 }
 
 void ShardExchange::send_results() {
@@ -99,16 +107,21 @@ void ShardExchange::send_results() {
     down_[owner] = take_frame(owner, Leg::down);
     frames_.receive(owner, tags_.down, down_[owner].message());
   });
+  Turns turns(step_.communicator);
+  const auto await_result = [&](std::size_t owner) {
+    if (!owns(owner)) return;
+    await(owner, down_[owner], owner, Leg::down);
+    turns.arrived(down_[owner].message().size());
+  };
   if (owns(self())) {
     down_[self()] = take_frame(self(), Leg::down);
     encode_result();
     frames_.seal(down_[self()].message(), contents(self(), Leg::down));
-    frames_.send_to_all(tags_.down, down_[self()].message());
+    frames_.send_to_all(tags_.down, down_[self()].message(), turns, await_result);
   }
-  frames_.for_peers([&](std::size_t owner) {
-    if (owns(owner)) await(owner, down_[owner], owner, Leg::down);
-  });
+  turns.rest(await_result);
   frames_.finish();
+  step_.communicator.end_turn();
 }
 
 }  // namespace thinwire
