@@ -384,8 +384,8 @@ void DdpEngine::settle(Lock& lock) {
       lock, [&] { return std::ranges::all_of(lanes_, [](const auto& lane) { return lane->is_idle(); }); });
 }
 
-/// Returns when no bucket before the one on this lane is on another, or its turn has ended; for the lane's own
-/// thread.
+/// Returns when no bucket before the one on this lane is on another, or its turn has ended; for the lane's
+/// own thread.
 void DdpEngine::wait_for_turn(const DdpLane& lane) {
   Lock lock(board_.mutex);
   board_.changed.wait(lock, [&] {

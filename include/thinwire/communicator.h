@@ -157,10 +157,10 @@ class Communicator {
   /// So many bytes came from all others in so many seconds, from the first that this rank sent on.
   void saw_inflow(double bytes, double seconds);
 
-  /// Whether long messages go one after the other, see comm/turns.h: where several ranks can send to one at
+  /// Whether long messages go one after the other, see core/turns.h: where several ranks can send to one at
   /// the same time over a network that drops packets.
   bool takes_turns() const { return size_ > 2 && may_lose_bits(); }
-  /// Long messages to several ranks are about to go out (comm/turns.h). Where several communicators of this
+  /// Long messages to several ranks are about to go out (core/turns.h). Where several communicators of this
   /// process exchange at the same time, blocks until it is this one's turn, in an order that is the same on
   /// all ranks; the time is charged as waiting. Not collective: whether other ranks take turns does not
   /// matter. Throws what an earlier exchange has failed with.

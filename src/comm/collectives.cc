@@ -11,8 +11,8 @@
 
 #include "comm/message_tags.h"
 #include "comm/ring.h"
-#include "comm/turns.h"
 #include "core/partition.h"
+#include "core/turns.h"
 #include "thinwire/communicator.h"
 #include "wire/crc32c.h"
 

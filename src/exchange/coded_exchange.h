@@ -60,8 +60,8 @@ void blank(const CodedFrame& frame);
 
 /// Collective. Every rank's frame of `count` codes goes to all others.
 /// encode(own) writes this rank's. False: some element is not finite.
-/// check(rank, frame) is called for all ranks in their order, own included, when all frames have arrived; this
-///   rank's own codes cannot be read then. Throws CorruptFrame for what the system does not allow.
+/// check(rank, frame) is called for all ranks in their order, own included, when all frames have arrived;
+///   this rank's own codes cannot be read then. Throws CorruptFrame for what the system does not allow.
 /// Returns all ranks' frames, in the step's workspace; none where encode said false on any rank.
 Span<const CodedFrame> gather_coded(BucketId bucket, std::size_t count, Step& step, const CodedShape& shape,
                                     FunctionRef<bool(const CodedFrame& own)> encode,

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "comm/message_tags.h"
-#include "comm/turns.h"
+#include "core/turns.h"
 #include "thinwire/synchronizer.h"
 #include "wire/frame.h"
 

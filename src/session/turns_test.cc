@@ -1,7 +1,7 @@
 // Long messages go one sender at a time to each receiver, whatever the ranks think of their links, and change
 // no result.
 
-#include "comm/turns.h"
+#include "core/turns.h"
 
 #include <gtest/gtest.h>
 
