@@ -24,10 +24,9 @@ double round(Communicator& communicator, Span<std::byte> scratch, std::size_t by
   return seconds;
 }
 
-double shortest_round(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes) {
+double shortest_round(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes, int tries) {
   double shortest = std::numeric_limits<double>::max();
-  for (int i = 0; i < kLinkProbeTries; ++i)
-    shortest = std::min(shortest, round(communicator, scratch, bytes));
+  for (int i = 0; i < tries; ++i) shortest = std::min(shortest, round(communicator, scratch, bytes));
   return shortest;
 }
 
@@ -62,9 +61,11 @@ MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, s
                           std::size_t sustained_bytes) {
   if (communicator.size() == 1) return {};
   std::ranges::fill(scratch, std::byte{0});
-  const double small = shortest_round(communicator, scratch, kLinkProbeSmallBytes);
-  if (sustained_bytes > 0) return {small, sustained_rate(communicator, scratch, sustained_bytes)};
-  const double large = shortest_round(communicator, scratch, large_bytes);
+  const bool is_long = sustained_bytes > 0;
+  const double small = shortest_round(communicator, scratch, kLinkProbeSmallBytes,
+                                      is_long ? kSustainedProbeTries : kLinkProbeTries);
+  if (is_long) return {small, sustained_rate(communicator, scratch, sustained_bytes)};
+  const double large = shortest_round(communicator, scratch, large_bytes, kLinkProbeTries);
   // A clock too coarse to tell them apart still gives a finite rate.
   const double seconds = std::max(large - small, 1e-9);
   return {small, static_cast<double>(large_bytes - kLinkProbeSmallBytes) / seconds};

@@ -31,7 +31,7 @@ TEST(LinkProbe, TheSustainedRateCountsTheSecondHalfOfTheBytes) {
     EXPECT_NEAR(link.latency_seconds, 5e-5, 1e-6);
     // With several messages under way latency does not count.
     EXPECT_NEAR(link.bytes_per_second, 1e9, 2e7);
-    EXPECT_EQ(communicator.traffic().sent_bytes, kLinkProbeTries * kLinkProbeSmallBytes + 2 * kBytes);
+    EXPECT_EQ(communicator.traffic().sent_bytes, kSustainedProbeTries * kLinkProbeSmallBytes + 2 * kBytes);
   });
 }
 
