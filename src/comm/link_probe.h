@@ -27,7 +27,7 @@ inline constexpr std::size_t kLinkProbeSmallBytes = 64;
 inline constexpr std::size_t kLinkProbeLeastBytes = 4096;
 inline constexpr std::size_t kLinkProbeLargeBytes = 256 * 1024;
 inline constexpr int kLinkProbeTries = 3;
-/// Of the small message, where the rate is measured for long anyway: on busy cores most tries wait for a core.
+/// Of the small message, where the rate is measured for long anyway: on busy cores most of them wait for one.
 inline constexpr int kSustainedProbeTries = 30;
 inline constexpr std::size_t kLinkProbeWindow = 4;
 
