@@ -65,15 +65,18 @@ std::string find_command(const std::string& name, int& status) {
   return {};
 }
 
-int free_port() {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+/// Stays bound until this process ends: no other program is given the port before rank 0 listens there, which
+/// SO_REUSEADDR lets it do.
+int reserve_port() {
+  const int holder = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
-  const bool found = listener >= 0 && bind(listener, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-                     getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0;
-  if (listener >= 0) close(listener);
+  const int on = 1;
+  const bool found = holder >= 0 && setsockopt(holder, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                     bind(holder, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                     getsockname(holder, reinterpret_cast<sockaddr*>(&address), &length) == 0;
   if (!found) throw std::runtime_error(std::string("no free port on 127.0.0.1: ") + std::strerror(errno));
   return ntohs(address.sin_port);
 }
@@ -95,7 +98,7 @@ Place place_of(const LaunchOptions& options) {
   if (srun.empty() || srun.at("WORLD_SIZE") == "1") {
     Place place;
     place.world_size = options.processes;
-    place.port = std::to_string(options.port != 0 ? options.port : free_port());
+    place.port = std::to_string(options.port != 0 ? options.port : reserve_port());
     std::random_device random;
     for (int word = 0; word < 2; ++word) place.job += std::to_string(random());
     return place;

@@ -65,8 +65,11 @@ class AgSparse final : public SparseSynchronizer {
     step.report.formula_bytes = (messages.world() - 1) * contents.payload_bytes;
     const auto payload = messages.list_payload(own);
     const auto sealed = messages.seal(contents, payload);
-    messages.exchange([&](std::size_t) { return RowMessages::Outgoing{sealed, payload}; },
-                      [&](std::size_t peer) { messages.await_list_header(peer, own.rows); });
+    messages.exchange(
+        [&](std::size_t) {
+          return RowMessages::Outgoing{sealed, payload};
+        },
+        [&](std::size_t peer) { messages.await_list_header(peer, own.rows); });
     step.clock.enter(Phase::decompress);
     const RowSparse mean = average(own, messages, step);
     messages.finish();
