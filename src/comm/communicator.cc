@@ -105,9 +105,11 @@ Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
 
 void Communicator::saw_inflow(double bytes, double seconds) {
   if (seconds <= 0) return;
-  // Ranks that come late lower what is seen; a link that became slower shows after some exchanges.
-  constexpr double kStays = 0.95;
-  inflow_ = std::max(kStays * inflow_, bytes / seconds);
+  // Whoever waits for others sees less than the link can do. Whoever comes late, when messages lie there
+  // already, sees any rate. So neither counts for much: this follows the median.
+  constexpr double kStep = 1.1;
+  const double rate = bytes / seconds;
+  inflow_ = inflow_ == 0 ? std::min(rate, kFirstInflow) : std::clamp(rate, inflow_ / kStep, inflow_ * kStep);
 }
 
 void Communicator::await_turn() {
