@@ -151,8 +151,8 @@ class Communicator {
   /// Sending and waiting are charged to this clock from now on; null: to none. It outlives its use here.
   void set_clock(StepClock* clock) { clock_ = clock; }
 
-  /// Bytes per second that come in from all others when they send at the same time: about the median of the
-  /// last times. It begins at most at kFirstInflow. 0: not known yet.
+  /// Bytes per second that come in from all others when they send at the same time: seven of the last ten
+  /// times had less, about. It begins at most at kFirstInflow. 0: not known yet.
   double inflow() const { return inflow_; }
   static constexpr double kFirstInflow = 12.5e6;  // 100 Mbit/s
   /// So many bytes came from all others in so many seconds, from the first that this rank sent on.

@@ -28,7 +28,7 @@ constexpr std::size_t kWidth = 16;
 
 /// Has it see this rate until it takes it for the link's.
 void believe(Communicator& communicator, double bytes_per_second) {
-  for (int i = 0; i < 500; ++i) communicator.saw_inflow(bytes_per_second, 1);
+  for (int i = 0; i < 1000; ++i) communicator.saw_inflow(bytes_per_second, 1);
   ASSERT_EQ(communicator.inflow(), bytes_per_second);
 }
 
@@ -78,10 +78,11 @@ TEST(Turns, FewExchangesWithALateRankDoNotChangeTheRate) {
     for (int i = 0; i < 20; ++i) {
       communicator.saw_inflow(1e12, 1);
       communicator.saw_inflow(1e9, 1);
+      communicator.saw_inflow(1e9, 1);
       communicator.saw_inflow(1e6, 1);
     }
     EXPECT_NEAR(communicator.inflow(), 1e9, 0.2e9);
-    for (int i = 0; i < 100; ++i) communicator.saw_inflow(1e7, 1);
+    for (int i = 0; i < 300; ++i) communicator.saw_inflow(1e7, 1);
     EXPECT_EQ(communicator.inflow(), 1e7);
   });
 }
