@@ -1,7 +1,7 @@
 #pragma once
 // Long messages from each rank to each take turns. Senders that all aim at one receiver at the same moment
 // overrun the queue in front of its link: packets are lost, and TCP waits 200 ms or more for some of them.
-// With turns every receiver has one sender at a time.
+// With turns every receiver has one sender at a time, as far as the ranks are at the same point.
 //
 //   turn 1: to self + 1        what self - 1 sends arrives
 //   turn 2: to self + 2        once that has arrived; and so on
