@@ -4,6 +4,9 @@
 
 #include <cmath>
 #include <numbers>
+#include <stdexcept>
+
+#include "apps/train/data/batches.h"
 
 namespace thinwire::train {
 
@@ -54,6 +57,23 @@ std::string trajectory(const Options& options, const std::string& spec, std::uin
       options.limit, options.bucket_megabytes, options.vocabulary, name_of(options.optimizer), options.clip,
       options.warm_up_steps, options.epoch_steps, options.context, options.transformer.layers,
       options.transformer.width, options.transformer.heads, options.local_steps, options.outer_rate);
+}
+
+void require_steps(const Options& options, std::size_t training_examples) {
+  const std::uint64_t pass = steps_per_epoch(training_examples, options.workers, options.batch);
+  if (pass == 0) {
+    throw std::invalid_argument(fmt::format(
+        "{} workers with --batch {} need {} training examples for one step, there are {}", options.workers,
+        options.batch, std::int64_t{options.workers} * options.batch, training_examples));
+  }
+  const std::uint64_t steps =
+      static_cast<std::uint64_t>(options.epochs) * (options.epoch_steps > 0 ? options.epoch_steps : pass);
+  if (options.warm_up_steps > 0 && static_cast<std::uint64_t>(options.warm_up_steps) >= steps) {
+    throw std::invalid_argument(
+        fmt::format("--lr-warm-up {}: the training has {} steps, so the rate would never reach --lr: give "
+                    "fewer",
+                    options.warm_up_steps, steps));
+  }
 }
 
 double learning_rate_at(const Options& options, std::uint64_t step, std::uint64_t total_steps) {

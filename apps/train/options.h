@@ -84,6 +84,10 @@ std::string name_of(OptimizerKind optimizer);
 /// start and a checkpoint compares when it is resumed. `parameters` of them make up the model.
 std::string trajectory(const Options& options, const std::string& spec, std::uint64_t parameters);
 
+/// Throws std::invalid_argument where the training examples do not suffice for one step, or the rate would
+/// rise for longer than the training lasts.
+void require_steps(const Options& options, std::size_t training_examples);
+
 /// Learning rate of a step: a linear rise over Options::warm_up_steps, then half a cosine down to 0 or a
 /// constant. One-bit systems take steps of fixed size, which only a falling rate brings to rest. The rise
 /// keeps the first, steepest gradients from blowing up any system.

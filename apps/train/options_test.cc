@@ -43,6 +43,28 @@ TEST(LearningRate, RisesForAsManyStepsAsAskedFor) {
   EXPECT_DOUBLE_EQ(learning_rate_at(options, 0, 1000), 1);
 }
 
+TEST(Steps, MustBeEnoughForAStepAndForTheRise) {
+  const auto refusal = [](std::size_t examples, std::int64_t rise, int epoch_steps) -> std::string {
+    Options options;
+    options.workers = 2;
+    options.batch = 5;
+    options.epochs = 3;
+    options.warm_up_steps = rise;
+    options.epoch_steps = epoch_steps;
+    try {
+      require_steps(options, examples);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal(9, -1, 0).find("need 10 training examples for one step, there are 9"), std::string::npos);
+  EXPECT_EQ(refusal(40, 11, 0), "");
+  EXPECT_NE(refusal(40, 12, 0).find("--lr-warm-up 12: the training has 12 steps"), std::string::npos);
+  EXPECT_EQ(refusal(40, 12, 7), "");
+  EXPECT_NE(refusal(40, 21, 7).find("the training has 21 steps"), std::string::npos);
+}
+
 TEST(Defaults, DependOnTheModel) {
   const Options options;
   EXPECT_EQ(defaults_of("cnn").epochs, options.epochs);

@@ -277,11 +277,7 @@ void run(const Options& options) {
       load_dataset(options.data, options.vocabulary, static_cast<std::size_t>(options.context));
   require_input(options.model, dataset->shape());
   dataset->limit_training(options.limit);
-  if (steps_per_epoch(dataset->training_examples(), options.workers, options.batch) == 0) {
-    throw std::invalid_argument(fmt::format(
-        "{} workers with --batch {} need {} training examples for one step, there are {}", options.workers,
-        options.batch, std::int64_t{options.workers} * options.batch, dataset->training_examples()));
-  }
+  require_steps(options, dataset->training_examples());
   if (options.record > 0) make_folder(options.record_to, "--record-to");
   const std::vector<Training> trainings = list_trainings(options);
   limit_blas_threads(options.threads);

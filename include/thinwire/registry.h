@@ -118,6 +118,9 @@ struct SystemInfo {
   /// A stage's: the option that names another system, which it runs in place of the one behind it. That
   /// system keeps no state, and its options stand behind '/': "qsgd/bits=4". Empty: there is none.
   std::string other_option;
+  /// What of these options does nothing for a model whose parameters have these names, a sentence each;
+  /// empty: never anything.
+  std::function<std::vector<std::string>(const Options&, const std::vector<std::string>&)> idle_options{};
   /// Specs of the systems that it runs one or another of; empty: none. Their state counts as its own.
   std::function<std::vector<std::string>(const Options&)> members{};
   /// A stage's: what stands behind it when the spec names nothing; empty: something must be named.
@@ -169,6 +172,9 @@ class Registry {
   /// What the systems of the spec, or of a pair's dense part, ask of the optimizer. Tables of rows may have
   /// an optimizer of their own. Throws as shortened() does.
   std::vector<MomentumNeed> momentum_needs(std::string_view spec) const;
+  /// What of the spec, or of a pair of them, does nothing for a model whose parameters have these names: a
+  /// sentence each. Throws as shortened() does.
+  std::vector<std::string> idle_options(std::string_view spec, const std::vector<std::string>& names) const;
 
  private:
   const StateKind* find_kind(std::string_view name) const;

@@ -3,6 +3,7 @@ import atexit
 import contextlib
 import io
 import sys
+import warnings
 import weakref
 from collections import Counter
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, cast
@@ -139,6 +140,7 @@ class Handle(StepsOfHook):
         _remember(self._reference)
         try:
             self._fit_to_optimizer(self._engine.spec())
+            self._warn_of_idle_options(self._engine.spec())
             self._take_hook(model)
         except (ValueError, RuntimeError):
             self.close()
@@ -240,9 +242,18 @@ class Handle(StepsOfHook):
         """
         joined = join_spec(spec, rows)
         self._fit_to_optimizer(joined)
+        self._warn_of_idle_options(joined)
         for watcher in self._watchers:
             watcher.system_changes()
         self._engine.set_spec(joined)
+
+    def _warn_of_idle_options(self, spec: str) -> None:
+        """Of what ``spec`` asks for and this model has not, such as parameters of a name."""
+        model = self._model()
+        if self._rank != 0 or model is None:
+            return
+        for line in _C.idle_options(spec, [name for name, _ in self._in_buckets(model)]):
+            warnings.warn(line, stacklevel=4)
 
     def _fit_to_optimizer(self, spec: str) -> None:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 _SETTLE = 3  # DDP groups its parameters anew after the first step, and caches are cold
+_NOISY = 0.2  # of the median step: what the middle half of the steps may be apart
 
 
 class _Enough(BaseException):
@@ -48,6 +49,7 @@ class _Profile(TypedDict):
     ready: List[float]
     backward_end: float
     rest: float
+    middle_half: Tuple[float, float]  # a quarter of the steps took less, and a quarter more
 
 
 class _NoHandle:
@@ -166,7 +168,16 @@ class Recorder:
             "ready": [max(ready[: place + 1]) for place in range(len(ready))],
             "backward_end": backward_end,
             "rest": statistics.median(step["rest"] for step in steps),
+            "middle_half": _middle_half([step["backward_end"] + step["rest"] for step in steps]),
         }
+
+
+def _middle_half(values: List[float]) -> Tuple[float, float]:
+    """The quartiles; of a single value that value."""
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
 
 
 class Watch:
@@ -291,6 +302,10 @@ def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str
              f"{len(ready)} buckets, ready {1e3 * ready[0]:.1f} to {1e3 * ready[-1]:.1f} ms after a "
              f"step's beginning; backward ends at {1e3 * profile['backward_end']:.1f} ms; "
              f"{1e3 * profile['rest']:.1f} ms until the next step"]
+    low, high = profile["middle_half"]
+    if high - low > _NOISY * (profile["backward_end"] + profile["rest"]):
+        lines.append(f"noisy: half of these steps took from {1e3 * low:.1f} to {1e3 * high:.1f} ms. Predictions "
+                     "are no better than that. Run it while nothing else computes here, or give more --steps")
     if stretch > 1:
         lines.append("assumed: ranks of a host share its cores, "
                      f"so that a step computes {stretch:.2g} times as long")

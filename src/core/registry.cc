@@ -313,4 +313,20 @@ std::vector<MomentumNeed> Registry::momentum_needs(std::string_view spec) const 
   return needs;
 }
 
+std::vector<std::string> Registry::idle_options(std::string_view spec,
+                                                const std::vector<std::string>& names) const {
+  std::vector<std::string> all;
+  const SpecPair pair = parse_spec_pair(spec);
+  for (const std::string& text : {pair.dense, pair.rows}) {
+    for (const SpecPart& part : parse_spec(text)) {
+      const SystemInfo& info = find(part.name);
+      if (!info.idle_options) continue;
+      for (std::string& one : info.idle_options(Options(part, info.options), names)) {
+        if (std::ranges::find(all, one) == all.end()) all.push_back(std::move(one));
+      }
+    }
+  }
+  return all;
+}
+
 }  // namespace thinwire

@@ -27,6 +27,16 @@ class NamePatterns {
     return std::ranges::any_of(patterns_, [&](const std::string& pattern) { return matches(pattern, name); });
   }
 
+  /// The patterns that none of these names fits.
+  std::vector<std::string> unmatched(const std::vector<std::string>& names) const {
+    std::vector<std::string> found;
+    for (const std::string& pattern : patterns_) {
+      const auto fits = [&](const std::string& name) { return matches(pattern, name); };
+      if (std::ranges::none_of(names, fits)) found.push_back(pattern);
+    }
+    return found;
+  }
+
  private:
   /// Greedy with one place to come back to, so in at most pattern * name steps.
   static bool matches(std::string_view pattern, std::string_view name) {

@@ -23,6 +23,12 @@ TEST(NamePatterns, LaterTextMayNeedAnEarlierStarToTakeMore) {
   EXPECT_TRUE(NamePatterns("**").match(""));
 }
 
+TEST(NamePatterns, TellsWhichFitNoName) {
+  const NamePatterns patterns("emb.*|*.bias|head");
+  EXPECT_EQ(patterns.unmatched({"embedding.weight", "a.bias"}), (std::vector<std::string>{"emb.*", "head"}));
+  EXPECT_TRUE(patterns.unmatched({"emb.weight", "a.bias", "head"}).empty());
+}
+
 TEST(NamePatterns, NothingMatchesNothing) {
   EXPECT_FALSE(NamePatterns("").match(""));
   EXPECT_FALSE(NamePatterns("").match("x"));

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "core/closest.h"
 #include "exchange/collectives.h"
 #include "kernels/dense/dense.h"
 #include "kernels/rows/bitmap.h"
@@ -146,6 +147,14 @@ SystemInfo whole_info() {
       {"vectors", "on", "choose parameters of one dimension: norms and biases"},
       {"below", "0", "choose parameters of fewer elements than this"},
       {"names", "-", "choose parameters by name: patterns separated by |, in which * is any text; -: none"}};
+  info.idle_options = [](const Options& options, const std::vector<std::string>& names) {
+    std::vector<std::string> idle = NamePatterns(options.text("names")).unmatched(names);
+    for (std::string& pattern : idle) {
+      pattern = "whole:names=" + pattern + " fits no parameter of this model" + did_you_mean(pattern, names) +
+                ": it chooses nothing";
+    }
+    return idle;
+  };
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     return std::make_unique<Whole>(
         Choice{static_cast<std::uint64_t>(options.integer("below", 0, std::int64_t{1} << 32)),

@@ -1,5 +1,6 @@
 """Scenarios of hooks: ``comm_hook``, and a model that is registered again."""
 import copy
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -223,6 +224,32 @@ def reducers_without_buckets():
         torch._dynamo.config.optimize_ddp = True
 
 
+def warnings_of(body):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        body()
+    return [str(one.message) for one in told if "whole" in str(one.message)]
+
+
+def names_that_fit_no_parameter():
+    model = wrap(Net)
+    names = [name for name, _ in model.module.named_parameters()]
+    typo = names[0][:-1] + "_"
+    words = [f"whole:names={typo} fits no parameter", f"did you mean '{names[0]}'"] if RANK == 0 else None
+    handle = None
+
+    def registers():
+        nonlocal handle
+        handle = register(model, f"whole:names={names[0]}|{typo}+casq")
+
+    for body in (registers, lambda: handle.set(f"whole:names={typo}+casq:bits=4")):
+        told = warnings_of(body)
+        assert len(told) == (words is not None), told
+        assert all(word in told[0] for word in words or []), told
+    assert warnings_of(lambda: handle.set(f"whole:names={names[0]}+casq")) == []
+    train(model, 2)
+
+
 HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, a_state_that_was_given_can_be_saved,
-         a_first_backward_that_fails, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again,
+         a_first_backward_that_fails, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again, names_that_fit_no_parameter,
          wrappers_that_synchronize_themselves, compiled_models, reducers_without_buckets]

@@ -130,6 +130,14 @@ def where_a_step_computes_for_long_compression_cannot_help(bench):
     assert "choice (*): dense: compression cannot help you here" in text, text
 
 
+def steps_that_take_different_times_are_told(bench):
+    script = SCRIPT.replace("    optimizer.step()", "    __import__('time').sleep(step % 2)\n    optimizer.step()")
+    assert script != SCRIPT
+    text = bench.run(script, "1000", bench.marker, options=("--workers", "4", "--link", "1Gbit:50us",
+                                                            "--steps", "4"))
+    assert "noisy: half of these steps took from" in text, text
+
+
 def buckets_are_those_of_ddp(bench):
     bench.run(SEVERAL, options=("--workers", "4", "--link", "1Gbit:50us"))
     row = bench.rows()[0]
@@ -199,6 +207,7 @@ def what_goes_wrong_in_a_script_is_shown_once(bench):
 for test in (a_script_may_use_what_a_handle_offers, what_goes_wrong_in_a_script_is_shown_once,
              a_training_is_ended_and_planned,
              where_a_step_computes_for_long_compression_cannot_help, buckets_are_those_of_ddp,
+             steps_that_take_different_times_are_told,
              rows_are_left_out_and_types_told, what_cannot_be_planned_is_told):
     with tempfile.TemporaryDirectory() as temporary:
         test(Bench(temporary))
