@@ -140,7 +140,6 @@ class Handle(StepsOfHook):
         _remember(self._reference)
         try:
             self._fit_to_optimizer(self._engine.spec())
-            self._warn_of_idle_options(self._engine.spec())
             self._take_hook(model)
         except (ValueError, RuntimeError):
             self.close()
@@ -242,7 +241,6 @@ class Handle(StepsOfHook):
         """
         joined = join_spec(spec, rows)
         self._fit_to_optimizer(joined)
-        self._warn_of_idle_options(joined)
         for watcher in self._watchers:
             watcher.system_changes()
         self._engine.set_spec(joined)
@@ -253,12 +251,14 @@ class Handle(StepsOfHook):
         if self._rank != 0 or model is None:
             return
         for line in _C.idle_options(spec, [name for name, _ in self._in_buckets(model)]):
-            warnings.warn(line, stacklevel=4)
+            warnings.warn(line, stacklevel=5)
 
     def _fit_to_optimizer(self, spec: str) -> None:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
         ValueError where it has none, where its momentum is not the spec's,
-        and for a mean of signs under a loss scale, by which the scaler would divide them."""
+        and for a mean of signs under a loss scale, by which the scaler would divide them.
+        Warns of options that do nothing for this model."""
+        self._warn_of_idle_options(spec)
         if (self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec
             and "sign=off" not in spec):
             raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "

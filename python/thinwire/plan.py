@@ -304,8 +304,9 @@ def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str
              f"{1e3 * profile['rest']:.1f} ms until the next step"]
     low, high = profile["middle_half"]
     if high - low > _NOISY * (profile["backward_end"] + profile["rest"]):
-        lines.append(f"noisy: half of these steps took from {1e3 * low:.1f} to {1e3 * high:.1f} ms. Predictions "
-                     "are no better than that. Run it while nothing else computes here, or give more --steps")
+        lines.append(f"noisy: half of these steps took from {1e3 * low:.1f} to {1e3 * high:.1f} ms. "
+                     "Predictions are no better than that. Run it while nothing else computes here, or give "
+                     "more --steps")
     if stretch > 1:
         lines.append("assumed: ranks of a host share its cores, "
                      f"so that a step computes {stretch:.2g} times as long")

@@ -251,5 +251,6 @@ def names_that_fit_no_parameter():
 
 
 HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, a_state_that_was_given_can_be_saved,
-         a_first_backward_that_fails, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again, names_that_fit_no_parameter,
-         wrappers_that_synchronize_themselves, compiled_models, reducers_without_buckets]
+         a_first_backward_that_fails, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again,
+         names_that_fit_no_parameter, wrappers_that_synchronize_themselves, compiled_models,
+         reducers_without_buckets]

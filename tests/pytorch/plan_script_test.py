@@ -131,7 +131,8 @@ def where_a_step_computes_for_long_compression_cannot_help(bench):
 
 
 def steps_that_take_different_times_are_told(bench):
-    script = SCRIPT.replace("    optimizer.step()", "    __import__('time').sleep(step % 2)\n    optimizer.step()")
+    script = SCRIPT.replace("    optimizer.step()",
+                            "    __import__('time').sleep(step % 2); optimizer.step()")
     assert script != SCRIPT
     text = bench.run(script, "1000", bench.marker, options=("--workers", "4", "--link", "1Gbit:50us",
                                                             "--steps", "4"))
