@@ -161,7 +161,11 @@ std::vector<Change> Auto::explanation() const {
   if (!plan_.chosen && !follows_) {
     all.push_back({index_, "a trial goes on, in which this step ran " + name_of(plan_.use)});
   }
-  for (const Pipeline& member : members_) add_changes(all, member.synchronizer->explanation());
+  // What another member measured last says nothing of what runs; what it did still belongs to the history.
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const Synchronizer& member = *members_[i].synchronizer;
+    add_changes(all, i == member_behind(plan_.use) ? member.explanation() : member.changes());
+  }
   return all;
 }
 

@@ -184,9 +184,12 @@ TEST(Auto, WhenStepsTakeAnotherTimeTheCandidatesAreTriedAgain) {
     Training training(communicator);
     training.run(kTrial + 12, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
+    EXPECT_NE(training.session().explain().find("guard: bucket"), std::string::npos);
     training.run(40, 100.0);
     EXPECT_EQ(training.system(), "dense");
-    EXPECT_NE(training.session().explain().find("tried again"), std::string::npos);
+    const std::string explained = training.session().explain();
+    EXPECT_NE(explained.find("tried again"), std::string::npos);
+    EXPECT_EQ(explained.find("guard: bucket"), std::string::npos) << explained;
     training.run(40, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
   });
