@@ -3,7 +3,7 @@ with torch's own hooks and with Thinwire's systems, in one run.
 
 Started once per rank, by bench/ddp_steps on the emulated network or by any launcher:
 
-    ddp_steps.py [--model wide|text|resnet50|transformer] [--device cuda] [--systems A,B,...] [--in-turn]
+    ddp_steps.py [--model wide|text|tables|resnet50|transformer] [--device cuda] [--systems A,B,...] [--in-turn]
                  [--steps N] [--rate GBIT] [--json FILE]
 
 Systems:
@@ -24,6 +24,7 @@ ranks share cores or a device, the share holds what the others did meanwhile.
 import argparse
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -45,6 +46,8 @@ SYSTEMS = {
     "wide": DENSE_MODEL,
     "text": ("plain,fp16_hook,dense,half,marsit:full_every=100,casq,power_sgd:rank=4,"
              "sketched_sgd:ratio=0.01:p=4:columns_ratio=0.01"),
+    "tables": "plain," + ",".join(f"rows={rows},dense=dense" for rows in
+                                  ("dense", "agsparse", "sparcml", "omnireduce", "sparse_ps", "zen")),
     "resnet50": DENSE_MODEL,
     "transformer": DENSE_MODEL,
 }
@@ -82,6 +85,29 @@ class Text(nn.Module):
         # Words of a text: the i-th most frequent comes about 1/i as often.
         ranks = torch.distributions.Uniform(0.0, 1.0).sample((8, 20))
         return (10_000 ** ranks).long().clamp(max=9_999)
+
+
+class Tables(nn.Module):
+    """A click model as DeepFM has them: 26 fields of words from one table of 200,000 rows, whose gradient is
+    sparse, and layers of 0.6 million parameters behind it."""
+
+    FIELDS, WORDS, WIDTH = 26, 200_000, 64
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(self.WORDS, self.WIDTH, sparse=True)
+        self.layers = nn.Sequential(nn.Linear(self.FIELDS * self.WIDTH, 320), nn.ReLU(), nn.Linear(320, 128),
+                                    nn.ReLU(), nn.Linear(128, 1))
+
+    def forward(self, words):
+        clicks = words.sum(1, keepdim=True).remainder(2).float()
+        return functional.binary_cross_entropy_with_logits(self.layers(self.words(words).flatten(1)), clicks)
+
+    @staticmethod
+    def batch(_size):
+        # As in a text, the i-th most frequent word comes about 1/i as often.
+        ranks = torch.distributions.Uniform(0.0, 1.0).sample((128, Tables.FIELDS))
+        return (Tables.WORDS ** ranks).long().clamp(max=Tables.WORDS - 1)
 
 
 class Bottleneck(nn.Module):
@@ -268,6 +294,11 @@ def print_table(results, rate):
         print("| " + " | ".join(row) + " |")
 
 
+def split_systems(text):
+    """At commas, but not within a pair of rows=SPEC,dense=SPEC."""
+    return re.split(",(?!dense=)", text)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=SYSTEMS, default="wide")
@@ -285,7 +316,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     first, world = dist.get_rank() == 0, dist.get_world_size()
-    kind = {"wide": Wide, "text": Text, "resnet50": ResNet50, "transformer": Transformer}[options.model]
+    kind = {"wide": Wide, "text": Text, "tables": Tables, "resnet50": ResNet50, "transformer": Transformer}[options.model]
     device = torch.device("cpu")
     if options.device == "cuda":
         device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
@@ -294,7 +325,7 @@ def main():
     parameters = sum(parameter.numel() for parameter in kind().parameters())
     results = []
     measure = measure_in_turn if options.in_turn else measure_each
-    for result in measure((options.systems or SYSTEMS[options.model]).split(","), options.steps, options.warm_up,
+    for result in measure(split_systems(options.systems or SYSTEMS[options.model]), options.steps, options.warm_up,
                           lambda system: Measurement(kind, system, device, batch_size)):
         results.append(result)
         if first:
