@@ -3,8 +3,8 @@ with torch's own hooks and with Thinwire's systems, in one run.
 
 Started once per rank, by bench/ddp_steps on the emulated network or by any launcher:
 
-    ddp_steps.py [--model wide|text|tables|resnet50|transformer] [--device cuda] [--systems A,B,...] [--in-turn]
-                 [--steps N] [--rate GBIT] [--json FILE]
+    ddp_steps.py [--model wide|text|tables|resnet50|transformer] [--device cuda] [--systems A,B,...]
+                 [--in-turn] [--steps N] [--rate GBIT] [--json FILE]
 
 Systems:
 
