@@ -154,11 +154,10 @@ std::vector<Change> Auto::changes() const {
 std::vector<Change> Auto::explanation() const {
   if (!begun_) return {};
   if (alone_) return {{index_, "dense: one rank sends nothing"}};
-  if (changes_.empty() && !follows_) {
-    return {{index_, "the candidates are being tried, nothing is chosen yet"}};
-  }
   std::vector<Change> all = changes_;
-  if (!plan_.chosen && !follows_) {
+  if (changes_.empty() && !follows_) {
+    all.push_back({index_, "the candidates are being tried, nothing is chosen yet"});
+  } else if (!plan_.chosen && !follows_) {
     all.push_back({index_, "a trial goes on, in which this step ran " + name_of(plan_.use)});
   }
   // What another member measured last says nothing of what runs; what it did still belongs to the history.

@@ -23,7 +23,8 @@ namespace thinwire::planner {
 
 /// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
 /// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds,
-/// whose step comes, which one goes with dense, the quarters that are tried with it, and where the trial is.
+/// whose step comes, which one goes with dense, the quarters that are tried with it, where the trial is, the
+/// seconds of each candidate's step (0: not known), those in the exchange, and both numbers of looks.
 inline constexpr StateKind kPlan = {.name = "auto_plan"};
 
 /// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
@@ -32,9 +33,11 @@ inline constexpr std::size_t kQuarters = 4;
 /// Looks in a row that see another step time before the trial is made again. Twice as many after each trial
 /// that confirms the choice, since that was noise; half as many after a calm time.
 inline constexpr int kLooksToRetry = 2;
-/// Looks after which a milder choice than the last candidate is put to the test again: a guard may have given
-/// that candidate's buckets to dense in the trial. Twice as many after each trial that confirms the choice.
+inline constexpr int kMostLooksToRetry = 64;
+/// Looks after which a choice is put to the test again: a guard may have given a candidate's buckets to dense
+/// in the trial, and the machine may have other work now. Twice as many after each trial that confirms it.
 inline constexpr int kLooksToTryAgain = 70;
+inline constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
 
 /// What no step takes.
 inline constexpr double kMostSeconds = 1e7;
@@ -117,6 +120,8 @@ class Auto final : public Synchronizer {
  private:
   /// Of a step with each candidate.
   using Seconds = std::array<double, Trial::kMostCandidates>;
+  /// Of each member, whether something is true of it.
+  using Members = std::array<bool, Trial::kMostCandidates>;
 
   /// What is true of all buckets. A step that does not count takes back what it changed of it.
   struct Plan {
@@ -129,6 +134,7 @@ class Auto final : public Synchronizer {
     std::size_t quarters = 0;  // that the trial compares with base; 0: it compares the members
     Seconds seconds{};         // of the members, once they were compared
     Seconds middle{};          // of those that the last round had, as looks take a step's time
+    Members earlier{};         // whose seconds are those of an earlier trial
     bool chosen = false;       // else the trial goes on
     bool tried = false;        // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
@@ -138,6 +144,7 @@ class Auto final : public Synchronizer {
     bool fresh = false;   // which are those of the trial
     double suspect = 0;   // the time of a step that made it try again; 0: none did, or the choice changed
     double usual_inside = -1;  // of this rank, in the exchange
+    double least_inside = 0;   // of the rank that spends least there; 0: not known
     int ranks = 0;             // that the choice was made with
     bool loaded = false;       // and not looked at since
     Trial trial;
@@ -227,6 +234,7 @@ class Auto final : public Synchronizer {
 
   /// The step counts.
   void came_through() {
+    if (!timed_) return;  // no step has begun: something else has changed, such as the loss scale
     if (plan_.use == 0) {
       check_counted_ = true;
     } else if (plan_.use == suspect_) {
@@ -296,6 +304,12 @@ class Auto final : public Synchronizer {
   void judge(Step& step, Span<const Seen> ranks);
   void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
+  Members near(const StepAndInside& now) const;
+  bool has_rivals(const Members& near) const;
+  bool milder_may_do(const StepAndInside& now) const;
+  std::optional<double> expected(std::size_t member, const StepAndInside& now) const;
+  void take_as_usual(double seconds);
+  void try_again_with(Step& step, const Members& near, const std::string& why);
   void leave_out_what_failed(Step& step);
   void add_change(Step& step, std::string reason) {
     changes_.push_back({step.index, std::move(reason)});

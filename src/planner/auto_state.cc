@@ -1,5 +1,6 @@
 // What `auto` saves: its plan, of which a resumed run goes on.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -13,7 +14,10 @@ namespace thinwire::planner {
 
 namespace {
 
-constexpr std::size_t kPlanNumbers = 7 + Trial::kNumbers;
+constexpr std::size_t kOfTrial = 7;
+constexpr std::size_t kOfSeconds = kOfTrial + Trial::kNumbers;
+constexpr std::size_t kOfLooks = kOfSeconds + Trial::kMostCandidates;
+constexpr std::size_t kPlanNumbers = kOfLooks + 3;
 
 }  // namespace
 
@@ -76,6 +80,10 @@ std::vector<float> Auto::numbers() const {
                                 static_cast<float>(plan_.quarters)};
   const auto trial = plan_.trial.numbers();
   numbers.insert(numbers.end(), trial.begin(), trial.end());
+  for (const double one : plan_.seconds) numbers.push_back(is_time(one) ? static_cast<float>(one) : 0.0f);
+  numbers.insert(numbers.end(),
+                 {static_cast<float>(plan_.least_inside), static_cast<float>(plan_.looks_to_retry),
+                  static_cast<float>(plan_.looks_to_try_again)});
   return numbers;
 }
 
@@ -88,7 +96,10 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
   Plan plan(trial_of_members(rules_.trial, {}));
   if (!(known(0, all + 1) && is_time(static_cast<double>(numbers[1])) && known(2, 1e7f) && known(4, all) &&
         known(5, static_cast<float>(members_.size())) && known(6, kQuarters)) ||
-      !plan.trial.resume(numbers.subspan(7, Trial::kNumbers))) {
+      !plan.trial.resume(numbers.subspan(kOfTrial, Trial::kNumbers)) ||
+      !std::ranges::all_of(numbers.subspan(kOfSeconds, Trial::kMostCandidates + 1),
+                           [](float one) { return is_time(static_cast<double>(one)); }) ||
+      !known(kOfLooks + 1, kMostLooksToRetry + 1) || !known(kOfLooks + 2, kMostLooksToTryAgain + 1)) {
     return {};
   }
   plan.tried = numbers[0] >= 1;
@@ -99,6 +110,12 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
   plan.coming = static_cast<std::size_t>(numbers[4]);
   plan.base = static_cast<std::size_t>(numbers[5]);
   plan.quarters = static_cast<std::size_t>(numbers[6]);
+  for (std::size_t i = 0; i < Trial::kMostCandidates; ++i) {
+    plan.seconds[i] = static_cast<double>(numbers[kOfSeconds + i]);
+  }
+  plan.least_inside = static_cast<double>(numbers[kOfLooks]);
+  plan.looks_to_retry = std::max(static_cast<int>(numbers[kOfLooks + 1]), kLooksToRetry);
+  plan.looks_to_try_again = std::max(static_cast<int>(numbers[kOfLooks + 2]), kLooksToTryAgain);
   plan.loaded = plan.chosen;
   return plan;
 }

@@ -12,10 +12,8 @@
 namespace thinwire::planner {
 namespace {
 
-constexpr int kMostLooksToRetry = 64;
 /// Where steps take another time by more than a half.
 constexpr int kMostLooksWhenFar = 8;
-constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
 /// Looks in a row without another step time after which patience is halved.
 constexpr int kCalmLooks = 30;
 
@@ -27,9 +25,12 @@ constexpr double kMostError = 0.05;
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
 
-/// One that took so many times what a step takes now, since steps became longer, is not tried again:
-/// nothing says that it would be faster now.
+/// One that would take so many times what a step takes now is not tried again.
 constexpr double kFarBehind = 3;
+
+/// Where the exchange takes less than it did, a milder candidate is tried again if it would take at most so
+/// many times what a step takes now. That is an upper bound: a codec's time does not become less.
+constexpr double kWorthATrial = 2;
 
 constexpr double kUnknown = 2 * kMostSeconds;
 
@@ -62,6 +63,7 @@ std::uint64_t Auto::after_round(Step& step) {
     const auto known = estimate_ ? Span<const double>(estimates) : times;
     const bool missing = times.empty() || known.empty();
     const double before = i < members_.size() && !plan_.trial.has(i) ? plan_.seconds[i] : 0;
+    if (plan_.quarters == 0) plan_.earlier[i] = missing && before > 0;
     const double instead = before > 0 ? before : kUnknown;  // of one that is not tried again
     const Timing timing = missing ? Timing{instead, 0, instead}
                                   : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
@@ -155,13 +157,15 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   plan_.fresh = true;
   if (!confirmed) plan_.suspect = 0;
   plan_.usual_inside = -1;
+  plan_.least_inside = 0;
   plan_.times = StepTimes();
   plan_.drifted = plan_.calm = 0;
   std::string all;
   for (std::size_t i = 0; i < candidates(); ++i) {
     const double one = seconds[i] < kUnknown ? seconds[i] : plan_.seconds[i];
     if (one < kUnknown && one > 0)
-      all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i);
+      all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i) +
+             (plan_.earlier[i] ? " (in an earlier trial)" : "");
   }
   const std::string of_which = percent(allowed - rules_.within) == percent(0)
                                    ? ""
@@ -190,7 +194,11 @@ std::uint64_t Auto::look(Step& step) {
       })) {
     judge(step, all);
     // What a rank spends in the exchange is known from the first calm look on.
-    if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) plan_.usual_inside = own.inside;
+    if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) {
+      plan_.usual_inside = own.inside;
+      // A resumed run knows this one: the network may have become another one meanwhile.
+      if (plan_.least_inside == 0) plan_.least_inside = least_inside(all);
+    }
   }
   return sizeof(Seen) * (all.size() - 1);
 }
@@ -205,12 +213,20 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
   if (plan_.usual == 0 || (plan_.fresh && (is_known || !has_drifted_far(plan_.usual, now))))
     plan_.usual = now;
   plan_.fresh = false;
-  if (++plan_.looks >= plan_.looks_to_try_again && plan_.choice + 1 != members_.size()) {
-    return try_again(step, name_of(plan_.choice) + " was chosen " +
-                               std::to_string(static_cast<std::size_t>(plan_.looks) * rules_.interval) +
-                               " steps ago");
+  const StepAndInside seen{now, least_inside(ranks)};
+  const Members rivals = near(seen);
+  if (++plan_.looks >= plan_.looks_to_try_again) {
+    if (has_rivals(rivals)) {
+      return try_again_with(step, rivals,
+                            name_of(plan_.choice) + " was chosen " +
+                                std::to_string(static_cast<std::size_t>(plan_.looks) * rules_.interval) +
+                                " steps ago");
+    }
+    plan_.looks = 0;
   }
-  if (!has_drifted(plan_.usual, now)) {
+  const bool drifted = has_drifted(plan_.usual, now);
+  const bool milder = !drifted && milder_may_do(seen);
+  if (!drifted && !milder) {
     plan_.drifted = 0;
     if (++plan_.calm < kCalmLooks) return;
     plan_.calm = 0;
@@ -221,33 +237,74 @@ void Auto::judge(Step& step, Span<const Seen> ranks) {
   const int most = has_drifted_far(plan_.usual, now) ? kMostLooksWhenFar : kMostLooksToRetry;
   const int patience = std::min(plan_.looks_to_retry, most);
   if (++plan_.drifted < patience) return;
+  if (milder) {
+    return try_again_with(step, rivals,
+                          "the exchange takes " + milliseconds(seen.inside) + " of a step and took " +
+                              milliseconds(plan_.least_inside));
+  }
   const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
                            milliseconds(now) + " and was " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
     add_change(step, what + ", by rank " + std::to_string(*rank) +
                          " alone, for which the others wait: " + name_of(plan_.choice) + " stays");
-    plan_.usual = now;
-    plan_.usual_inside = -1;
-    plan_.drifted = 0;
-    return;
+    return take_as_usual(now);
   }
-  const bool is_longer = now > plan_.usual;
-  try_again(step, what);
+  if (!has_rivals(rivals)) {
+    add_change(step, what + ", and no other candidate is near: " + name_of(plan_.choice) + " stays");
+    return take_as_usual(now);
+  }
+  try_again_with(step, rivals, what);
   plan_.suspect = now;
-  for (std::size_t i = 0; is_longer && i < members_.size(); ++i) {
-    if (plan_.seconds[i] > kFarBehind * now && plan_.trial.has(i)) plan_.trial.drop(i);
+}
+
+/// What a step of the member would take now; nothing where it was never timed.
+std::optional<double> Auto::expected(std::size_t member, const StepAndInside& now) const {
+  const double before = plan_.seconds[member];
+  if (before <= 0 || before >= kUnknown) return {};
+  return expected_seconds(before, {plan_.usual, plan_.least_inside}, now);
+}
+
+/// The members that may be about as fast as what runs, and what runs.
+Auto::Members Auto::near(const StepAndInside& now) const {
+  Members all{};
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    all[i] = !left_out_[i] && (i == member_behind(plan_.choice) ||
+                               expected(i, now).value_or(now.step) <= kFarBehind * now.step);
   }
-  plan_.coming = plan_.trial.coming();
+  return all;
+}
+
+/// Whether there is anything to compare. With a choice of which dense has a part, that part is.
+bool Auto::has_rivals(const Members& near) const {
+  return plan_.choice >= members_.size() || std::ranges::count(near, true) > 1;
+}
+
+/// Whether the exchange has become so much shorter that a milder candidate may do. The time of a step need
+/// not show it: where a step is mostly computing, the link can become ten times as fast unseen.
+bool Auto::milder_may_do(const StepAndInside& now) const {
+  const double before = plan_.least_inside;
+  if (before <= 0 || now.inside > before || !has_drifted(before, now.inside)) return false;
+  for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
+    if (!left_out_[i] && expected(i, now).value_or(now.step) <= kWorthATrial * now.step) return true;
+  }
+  return false;
+}
+
+/// A step takes so long now, and that is no reason to try anything.
+void Auto::take_as_usual(double seconds) {
+  plan_.usual = seconds;
+  plan_.usual_inside = -1;
+  plan_.least_inside = 0;
+  plan_.drifted = 0;
 }
 
 /// After the guard changed what buckets do, which says nothing about the network: the time of a step is
 /// another one. The candidates are tried again where a milder one took less.
 void Auto::take_time(Step& step, double now) {
   const std::string what = "a step takes " + milliseconds(now) + " since the guard changed what buckets do";
-  plan_.usual = now;
-  plan_.usual_inside = -1;
+  take_as_usual(now);
   plan_.fresh = false;
-  plan_.drifted = plan_.calm = 0;
+  plan_.calm = 0;
   for (std::size_t i = 0; i < std::min(plan_.choice, members_.size()); ++i) {
     if (plan_.seconds[i] > 0 && plan_.seconds[i] < now && has_drifted(plan_.seconds[i], now)) {
       return try_again(step, what + ", and took " + milliseconds(plan_.seconds[i]) + " with " + name_of(i));
@@ -265,6 +322,14 @@ void Auto::leave_out_what_failed(Step& step) {
                         " is left out: its steps before and after one with dense did not count, and "
                         "that one did");
   }
+}
+
+void Auto::try_again_with(Step& step, const Members& near, const std::string& why) {
+  try_again(step, why);
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (!near[i] && plan_.trial.has(i)) plan_.trial.drop(i);
+  }
+  plan_.coming = plan_.trial.coming();
 }
 
 void Auto::try_again(Step& step, const std::string& why) {

@@ -4,6 +4,19 @@
 
 namespace thinwire {
 
+double least_inside(Span<const Seen> ranks) {
+  double least = ranks[0].inside;
+  for (const Seen& one : ranks) least = std::min(least, one.inside);
+  return least;
+}
+
+double expected_seconds(double seconds, const StepAndInside& before, const StepAndInside& now) {
+  if (before.inside <= 0) return seconds;
+  const double rest_before = std::max(0.0, before.step - before.inside);
+  const double rest_now = std::max(0.0, now.step - now.inside);
+  return rest_now + now.inside / before.inside * std::max(0.0, seconds - rest_before);
+}
+
 std::optional<std::size_t> rank_that_changed(Span<const Seen> ranks, double change) {
   std::size_t least = 0;
   double least_growth = 0, most_growth = 0;

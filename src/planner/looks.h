@@ -28,8 +28,21 @@ struct StepTimes {
 struct Seen {
   double step = 0;
   double inside = 0;
-  double inside_before = 0;  ///< At the choice; negative: not known.
+  double inside_before = 0;  ///< At the first calm look after the choice; negative: not known.
 };
+
+/// Of the rank that spends least in the exchange: it waits for no other one.
+double least_inside(Span<const Seen> ranks);
+
+/// A step of the chosen system, and its part in the exchange.
+struct StepAndInside {
+  double step = 0;
+  double inside = 0;  ///< 0: not known.
+};
+
+/// What a candidate's step would take now that took `seconds` when the chosen one's took `before`. What the
+/// exchange takes has changed as the chosen system's has, and the rest as its rest.
+double expected_seconds(double seconds, const StepAndInside& before, const StepAndInside& now);
 
 /// The rank that alone explains why steps take `change` seconds more or less: the others spend more or less
 /// time in the exchange as they wait for it, and it does not.

@@ -210,6 +210,20 @@ TEST(Auto, LongerStepsAreNoReasonToTryWhatIsFarBehind) {
   });
 }
 
+TEST(Auto, ShorterStepsAreNoReasonToTryWhatIsFarBehind) {
+  run_virtual(kWorkers, {.bytes_per_second = 2e5, .latency_seconds = 1e-4},
+              [&](VirtualCommunicator& communicator) {
+                Training training(communicator);
+                training.run(kTrial + 12, 0.2);
+                ASSERT_EQ(training.system(), "power_sgd");
+                const auto before = training.count("dense");
+                training.run(40, 0.01);  // training alone computes less
+                EXPECT_EQ(training.count("dense"), before);
+                EXPECT_NE(training.session().explain().find("no other candidate is near"), std::string::npos)
+                    << training.session().explain();
+              });
+}
+
 TEST(Auto, AFewSlowStepsChangeNothing) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);

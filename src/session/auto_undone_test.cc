@@ -14,6 +14,14 @@
 namespace thinwire::auto_test {
 namespace {
 
+std::string text_of(const Session& session) {
+  StateWriter writer;
+  session.save(writer);
+  std::ostringstream out;
+  writer.write(out);
+  return out.str();
+}
+
 TEST(Auto, AResumedRunKeepsTheChoice) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);
@@ -32,20 +40,15 @@ TEST(Auto, AChoiceIsNotKeptOnAnotherNetwork) {
     Training training(communicator);
     training.run(kTrial + 2, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
-    if (communicator.rank() != 0) return;
-    StateWriter writer;
-    training.session().save(writer);
-    std::ostringstream out;
-    writer.write(out);
-    state = out.str();
+    if (communicator.rank() == 0) state = text_of(training.session());
   });
-  const auto resume = [&](int workers, const VirtualLink& link, int steps) {
+  const auto resume = [&](int workers, const VirtualLink& link, int steps, double compute) {
     std::string system, explained;
     run_virtual(workers, link, [&](VirtualCommunicator& communicator) {
       std::istringstream in(state);
       Training resumed(communicator);
       resumed.session().load(StateReader(in));
-      resumed.run(steps, 0.01);
+      resumed.run(steps, compute);
       if (communicator.rank() != 0) return;
       system = resumed.system();
       explained = resumed.session().explain();
@@ -53,8 +56,43 @@ TEST(Auto, AChoiceIsNotKeptOnAnotherNetwork) {
     EXPECT_NE(explained.find("tried again"), std::string::npos) << explained;
     return system;
   };
-  EXPECT_EQ(resume(kWorkers, kFast, 2 * 4 + kTrial), "dense") << "steps take another time than in the state";
-  EXPECT_EQ(resume(2, kFast, kTrial), "dense") << "another number of ranks";
+  EXPECT_EQ(resume(kWorkers, kFast, 2 * 4 + kTrial, 0.01), "dense")
+      << "steps take another time than in the state";
+  EXPECT_EQ(resume(2, kFast, kTrial, 0.01), "dense") << "another number of ranks";
+}
+
+/// A step is mostly computing, and takes 0.31 s over the one network and 0.25 s over the other.
+TEST(Auto, ALinkThatIsFasterIsNoticedWhereStepsHardlyShowIt) {
+  std::string state;
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 12, 0.25);
+    EXPECT_EQ(training.system(), "power_sgd");
+    if (communicator.rank() == 0) state = text_of(training.session());
+  });
+  run_virtual(kWorkers, kFast, [&](VirtualCommunicator& communicator) {
+    std::istringstream in(state);
+    Training training(communicator);
+    training.session().load(StateReader(in));
+    training.run(50, 0.25);
+    EXPECT_EQ(training.system(), "dense");
+    EXPECT_NE(training.session().explain().find("the exchange takes 0.0 ms of a step and took"),
+              std::string::npos)
+        << training.session().explain();
+  });
+}
+
+/// What a trial has found, and how patient it has become, is known to a resumed run.
+TEST(Auto, AResumedRunKnowsWhatOtherCandidatesTook) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 12, 0.01);
+    Training resumed(communicator);
+    resumed.session().load(state_of(training.session()));
+    resumed.run(40, 0.05);  // longer steps, which are no reason to try dense, 0.55 s
+    EXPECT_EQ(resumed.count("dense"), 0);
+    EXPECT_NE(resumed.session().explain().find("tried again"), std::string::npos);
+  });
 }
 
 TEST(Auto, ARunThatIsResumedInTheMidstOfTheTrialGoesOnInItAndTriesAllAgain) {
