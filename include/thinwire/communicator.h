@@ -3,6 +3,8 @@
 // process, MPI, torch's c10d. Systems see tagged asynchronous messages and the dense collectives; whatever
 // the engine does well natively it overrides, the rest comes from collectives.cc on send and receive.
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -151,12 +153,19 @@ class Communicator {
   /// Sending and waiting are charged to this clock from now on; null: to none. It outlives its use here.
   void set_clock(StepClock* clock) { clock_ = clock; }
 
-  /// Bytes per second that come in from all others when they send at the same time: seven of the last ten
-  /// times had less, about. It begins at most at kFirstInflow. 0: not known yet.
-  double inflow() const { return inflow_; }
+  /// Whether messages of several ranks to one go one after the other (core/turns.h).
+  enum class Sending : std::uint8_t { at_once, in_turns };
+  /// Bytes per second that come in from all others in exchanges of that kind: seven of the last ten times had
+  /// less, about. It begins at most at kFirstInflow. 0: not known yet.
+  double inflow(Sending how) const { return inflow_[static_cast<std::size_t>(how)]; }
+  /// The larger one of both.
+  double inflow() const { return std::max(inflow_[0], inflow_[1]); }
   static constexpr double kFirstInflow = 12.5e6;  // 100 Mbit/s
-  /// So many bytes came from all others in so many seconds, from the first that this rank sent on.
-  void saw_inflow(double bytes, double seconds);
+  /// So many bytes came from all others in so many seconds, from when this rank was about to send on.
+  void saw_inflow(double bytes, double seconds, Sending how);
+  /// How the long messages of the coming exchange go: as brought more bytes per second so far, and now and
+  /// then as did not, which may have changed.
+  Sending choose_sending();
 
   /// Whether long messages go one after the other, see core/turns.h: where several ranks can send to one at
   /// the same time over a network that drops packets.
@@ -287,7 +296,9 @@ class Communicator {
   Traffic traffic_;
   std::vector<std::uint64_t> sent_to_;  // messages, by peer
   std::uint64_t native_messages_ = 0;
-  double inflow_ = 0;  // bytes per second
+  std::array<double, 2> inflow_{};  // bytes per second, by Sending
+  Sending sending_ = Sending::in_turns;
+  std::uint64_t long_exchanges_ = 0;
   bool checked_sums_ = false;
   Stage stage_ = Stage::outside;
   ExchangeCall call_;

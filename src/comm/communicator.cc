@@ -103,15 +103,30 @@ Pending Communicator::receive(int peer, Tag tag, Span<std::byte> bytes) {
   return {this, operation, peer};
 }
 
-void Communicator::saw_inflow(double bytes, double seconds) {
+void Communicator::saw_inflow(double bytes, double seconds, Sending how) {
   if (seconds <= 0) return;
   // Whoever waits for others sees less than the link can do. Whoever comes late, when messages lie there
   // already, sees any rate. So this follows what seven of ten times are below: its steps down are shorter
-  // than those up.
-  constexpr double kUp = 1.1;
-  constexpr double kDown = 1.04;
+  // than those up. What is seen rarely takes longer steps.
+  const double up = how == sending_ ? 1.1 : 1.5;
+  const double down = how == sending_ ? 1.04 : 1.18;
   const double rate = bytes / seconds;
-  inflow_ = inflow_ == 0 ? std::min(rate, kFirstInflow) : std::clamp(rate, inflow_ / kDown, inflow_ * kUp);
+  double& inflow = inflow_[static_cast<std::size_t>(how)];
+  inflow = inflow == 0 ? std::min(rate, kFirstInflow) : std::clamp(rate, inflow / down, inflow * up);
+}
+
+Communicator::Sending Communicator::choose_sending() {
+  /// By so much the other way must be better.
+  constexpr double kBetter = 1.2;
+  // Both are no divisors of what a step has of exchanges, as a rule: so it is not always the same one.
+  constexpr std::uint64_t kEarly = 100, kOftenEarly = 5, kOften = 31;
+  const auto other = sending_ == Sending::in_turns ? Sending::at_once : Sending::in_turns;
+  if (inflow(other) > kBetter * inflow(sending_)) {
+    sending_ = other;
+    return sending_;
+  }
+  const std::uint64_t often = long_exchanges_ < kEarly ? kOftenEarly : kOften;
+  return ++long_exchanges_ % often == 0 ? other : sending_;
 }
 
 void Communicator::await_turn() {

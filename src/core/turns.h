@@ -11,7 +11,9 @@
 // way at the same time take turns too, since each has senders of its own: see Communicator::await_turn.
 //
 // What is long depends on the link, whose rate the exchanges before have shown (Communicator::inflow). A turn
-// costs a latency and the time until a thread wakes, so what fits into the queue does without.
+// costs a latency and the time until a thread wakes, so what fits into the queue does without. Over a link
+// of much latency, or with many ranks, that can be more than lost packets cost. So turns are taken where they
+// have brought more bytes per second than sending at once, which is tried now and then.
 
 #include <chrono>
 #include <cstddef>
@@ -37,11 +39,13 @@ class Turns {
   /// To be called before `bytes` go to self + `shift`, with shifts from 1 on in ascending order. Calls
   /// await(peer) for the ranks self - 1, self - 2, ... whose messages go ahead of these bytes.
   void before(std::size_t shift, std::size_t bytes, FunctionRef<void(std::size_t peer)> await) {
-    if (is_long(bytes)) {
-      if (!std::exchange(has_turn_, true)) communicator_.await_turn();
-      while (next_ < shift) take(await);
-    }
     if (began_ == Clock::time_point()) began_ = Clock::now();
+    if (!is_long(bytes)) return;
+    if (!std::exchange(chose_, true)) {
+      sending_ = communicator_.choose_sending();
+      if (sending_ == Sending::in_turns) communicator_.await_turn();
+    }
+    while (sending_ == Sending::in_turns && next_ < shift) take(await);
   }
   /// Calls await(peer) for all others of which before() has not.
   void rest(FunctionRef<void(std::size_t peer)> await) {
@@ -51,12 +55,16 @@ class Turns {
   /// A message of `bytes` has come from one of the others. The last one's tells the rate.
   void arrived(std::size_t bytes) {
     bytes_ += bytes;
-    if (++messages_ + 1 != world_ || bytes_ < kShortBytes || began_ == Clock::time_point()) return;
+    if (++messages_ + 1 != world_ || bytes_ < kLeastBytes || began_ == Clock::time_point()) return;
     const std::chrono::duration<double> seconds = Clock::now() - began_;
-    communicator_.saw_inflow(static_cast<double>(bytes_), seconds.count());
+    communicator_.saw_inflow(static_cast<double>(bytes_), seconds.count(), sending_);
   }
 
  private:
+  using Sending = Communicator::Sending;
+  /// So much from all others tells the link's rate: 20 ms of Communicator::kFirstInflow. Latencies are most
+  /// of what less takes.
+  static constexpr std::size_t kLeastBytes = 250'000;
   using Clock = std::chrono::steady_clock;
 
   bool is_long(std::size_t bytes) const {
@@ -71,7 +79,8 @@ class Turns {
   Communicator& communicator_;
   std::size_t world_;
   std::size_t self_;
-  bool has_turn_ = false;
+  bool chose_ = false;
+  Sending sending_ = Sending::at_once;
   std::size_t next_ = 1;  // the shift whose message has not been awaited
   Clock::time_point began_;
   std::size_t messages_ = 0;  // that have come

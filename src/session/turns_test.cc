@@ -22,14 +22,20 @@
 namespace thinwire::turns_test {
 namespace {
 
+using Sending = Communicator::Sending;
+
 constexpr double kFast = 1e12;  // bytes per second: nothing is long
 constexpr std::size_t kRows = 65536;
 constexpr std::size_t kWidth = 16;
 
 /// Has it see this rate until it takes it for the link's.
 void believe(Communicator& communicator, double bytes_per_second) {
-  for (int i = 0; i < 1000; ++i) communicator.saw_inflow(bytes_per_second, 1);
-  ASSERT_EQ(communicator.inflow(), bytes_per_second);
+  for (int i = 0; i < 1000; ++i) {
+    communicator.saw_inflow(bytes_per_second, 1, Sending::in_turns);
+    communicator.saw_inflow(bytes_per_second, 1, Sending::at_once);
+  }
+  ASSERT_EQ(communicator.inflow(Sending::in_turns), bytes_per_second);
+  ASSERT_EQ(communicator.inflow(Sending::at_once), bytes_per_second);
 }
 
 /// The ranks that are awaited before and after a message of `bytes` to self + 3 of 5 ranks, in their order.
@@ -71,19 +77,53 @@ TEST(Turns, WhatTheQueueHoldsDoesNotWait) {
 /// A rank that comes late finds all messages there, and one that waits for it sees hardly any.
 TEST(Turns, FewExchangesWithALateRankDoNotChangeTheRate) {
   run_in_process(1, [](Communicator& communicator) {
+    constexpr auto kTurns = Sending::in_turns;
     EXPECT_EQ(communicator.inflow(), 0);
-    communicator.saw_inflow(1e12, 1);
+    communicator.saw_inflow(1e12, 1, kTurns);
     EXPECT_EQ(communicator.inflow(), Communicator::kFirstInflow);
     believe(communicator, 1e9);
     for (int i = 0; i < 20; ++i) {
-      communicator.saw_inflow(1e12, 1);
-      communicator.saw_inflow(1e9, 1);
-      communicator.saw_inflow(1e9, 1);
-      communicator.saw_inflow(1e6, 1);
+      communicator.saw_inflow(1e12, 1, kTurns);
+      communicator.saw_inflow(1e9, 1, kTurns);
+      communicator.saw_inflow(1e9, 1, kTurns);
+      communicator.saw_inflow(1e6, 1, kTurns);
     }
-    EXPECT_NEAR(communicator.inflow(), 1e9, 0.2e9);
-    for (int i = 0; i < 300; ++i) communicator.saw_inflow(1e7, 1);
-    EXPECT_EQ(communicator.inflow(), 1e7);
+    EXPECT_NEAR(communicator.inflow(kTurns), 1e9, 0.2e9);
+    for (int i = 0; i < 300; ++i) communicator.saw_inflow(1e7, 1, kTurns);
+    EXPECT_EQ(communicator.inflow(kTurns), 1e7);
+  });
+}
+
+/// How many of so many long exchanges go in turns where these and the others see these rates.
+int in_turns(int exchanges, double turns, double at_once) {
+  int found = 0;
+  run_in_process(1, [&](Communicator& communicator) {
+    for (int i = 0; i < exchanges; ++i) {
+      const Sending how = communicator.choose_sending();
+      found += how == Sending::in_turns;
+      communicator.saw_inflow(how == Sending::in_turns ? turns : at_once, 1, how);
+    }
+  });
+  return found;
+}
+
+TEST(Turns, AreTakenWhereTheyBringMore) {
+  EXPECT_GE(in_turns(1000, 1e8, 4e7), 940) << "packets are lost otherwise";
+  EXPECT_GE(in_turns(1000, 1e8, 1e8), 940) << "as good";
+  EXPECT_LE(in_turns(1000, 4e7, 1e8), 150) << "a link of much latency";
+}
+
+TEST(Turns, AreTakenAgainWhereTheLinkHasChanged) {
+  run_in_process(1, [&](Communicator& communicator) {
+    int last = 0;
+    for (int i = 0; i < 3000; ++i) {
+      const bool changed = i >= 1000;
+      const Sending how = communicator.choose_sending();
+      if (i >= 2500) last += how == Sending::in_turns;
+      const bool good = (how == Sending::in_turns) == changed;
+      communicator.saw_inflow(good ? 1e8 : 4e7, 1, how);
+    }
+    EXPECT_GE(last, 470);
   });
 }
 
