@@ -31,12 +31,13 @@ class TappedCommunicator final : public Communicator {
   using SendTap = std::function<void(int peer, Tag tag, Span<const std::byte>)>;
 
   /// tap: called when a message has arrived, by the thread that waits for it. sends: called for every message
-  /// that this rank sends, before it does.
-  TappedCommunicator(Communicator& engine, Tap tap, SendTap sends = {})
+  /// that this rank sends, before it does. passes: where it says that it has no more long messages.
+  TappedCommunicator(Communicator& engine, Tap tap, SendTap sends = {}, std::function<void()> passes = {})
       : Communicator(engine.rank(), engine.size()),
         engine_(engine),
         tap_(std::move(tap)),
-        sends_(std::move(sends)) {
+        sends_(std::move(sends)),
+        passes_(std::move(passes)) {
     set_deadline(engine.deadline());
   }
 
@@ -56,6 +57,9 @@ class TappedCommunicator final : public Communicator {
     own.pending.wait();
     if (own.receives) tap_(own.place, own.target);
   }
+  void pass_turn() override {
+    if (passes_) passes_();
+  }
   void abandon(void* operation) noexcept override { static_cast<Operation*>(operation)->pending = Pending(); }
 
  private:
@@ -69,6 +73,7 @@ class TappedCommunicator final : public Communicator {
   Communicator& engine_;
   Tap tap_;
   SendTap sends_;
+  std::function<void()> passes_;
   std::deque<Operation> operations_;  // all of them, done or not: a test has few
   std::map<std::pair<int, Tag>, std::size_t> next_;
 };

@@ -293,7 +293,7 @@ void C10dCommunicator::begin_turn() {
   wait_ends();
 }
 
-void C10dCommunicator::end_turn() {
+void C10dCommunicator::pass_turn() {
   if (end_turn_ && !device_group_) end_turn_();
 }
 

@@ -78,7 +78,6 @@ class C10dCommunicator : public Communicator {
   /// begin: blocks until it is this communicator's turn among those of the process, in an order that is the
   /// same on all ranks. end: it is the next one's.
   void set_turns(std::function<void()> begin, std::function<void()> end);
-  void end_turn() override;
   bool reduces(Memory memory) const override { return memory == Memory::host || device_group_ != nullptr; }
 
   /// Gloo's ring; the other engines' may give ranks different bits, so the inherited ring stays for them.
@@ -98,6 +97,7 @@ class C10dCommunicator : public Communicator {
   void finish(void* operation, int peer) override;
   void abandon(void* operation) noexcept override;
   void begin_turn() override;
+  void pass_turn() override;
 
  private:
   using Work = c10::intrusive_ptr<::c10d::Work>;

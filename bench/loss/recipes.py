@@ -11,6 +11,7 @@ LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "po
 # About as many bytes as the former two, with a beginning in which every element travels in 4 bits.
 BEGUN_IN_CODES = ["warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=29:bits=8",
                   "warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=12:bits=8"]
+BEGUN_BRIEFLY = ["warm_up:steps=15:with=blocks/bits=4/block=128+power_sgd:rank=5:bits=4"]  # an 80th
 # About as many bytes as the latter two, with more rank and fewer bits.
 MORE_RANK = ["power_sgd:rank=28:bits=4", "power_sgd:rank=9:bits=3"]
 # As many bytes as those, by one factor of twice the rank in a step.
@@ -52,8 +53,8 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + MARSIT_WITH_ADAM,
-    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + IN_BLOCKS + GUARDED[-1:],
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + MARSIT_WITH_ADAM,
+    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + GUARDED[-1:],
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES,
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,

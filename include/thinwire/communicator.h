@@ -175,9 +175,13 @@ class Communicator {
   /// all ranks; the time is charged as waiting. Not collective: whether other ranks take turns does not
   /// matter. Throws what an earlier exchange has failed with.
   void await_turn();
-  /// The exchange that await_turn() let through has no more long messages: the next one's turn. Where
-  /// nothing calls it, the end of the bucket ends the turn.
-  virtual void end_turn() {}
+  /// The exchange that await_turn() let through has no more long messages: the next one's turn, unless
+  /// keep_turn() has been called since. Where nothing calls it, the end of the bucket ends the turn.
+  void end_turn() {
+    if (!std::exchange(keeps_turn_, false)) pass_turn();
+  }
+  /// The coming exchange is not the bucket's last one.
+  void keep_turn() { keeps_turn_ = true; }
 
   /// Empty between collectives; a collective that keeps operations under way in it does not allocate again.
   /// Leave it empty, also on an exception (PendingLease in comm/ring.h does).
@@ -239,6 +243,7 @@ class Communicator {
 
   /// Blocks until it is this communicator's turn. Default: it has no others beside it.
   virtual void begin_turn() {}
+  virtual void pass_turn() {}
 
   /// For an engine's own collectives, whose messages nobody sees: counts what the usual algorithm moves.
   void count_native(std::uint64_t sent_bytes, std::uint64_t received_bytes, std::uint64_t messages);
@@ -299,6 +304,7 @@ class Communicator {
   std::array<double, 2> inflow_{};  // bytes per second, by Sending
   Sending sending_ = Sending::in_turns;
   std::uint64_t long_exchanges_ = 0;
+  bool keeps_turn_ = false;
   bool checked_sums_ = false;
   Stage stage_ = Stage::outside;
   ExchangeCall call_;

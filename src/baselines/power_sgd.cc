@@ -104,6 +104,7 @@ class PowerSgdStep : LowRankStep {
     });
     if (codes_) {
       first_code_error_ = take_code_error(first_.size());
+      step_.communicator.keep_turn();  // for Q
       return average_codes(first_view_, first_code_error_, codes_->left, 0, within) &&
              all_finite(step_.executor, left());
     }

@@ -206,6 +206,26 @@ Outcome exchange(const std::string& spec, const std::set<int>& fast) {
   return outcome;
 }
 
+/// Where another lane's bucket goes on before, two senders meet at a receiver.
+TEST(Turns, NothingIsSentOnceTheTurnIsPassedOn) {
+  for (const std::string spec :
+       {"half", "blocks:bits=8", "qsgd:bits=8", "power_sgd:rank=4:bits=8", "acp_sgd:rank=4:bits=8"}) {
+    run_in_process(3, [&](Communicator& engine) {
+      int passed = 0;
+      int late = 0;
+      TappedCommunicator communicator(
+          engine, [](const MessagePlace&, Span<std::byte>) {},
+          [&](int, Communicator::Tag, Span<const std::byte>) { late += passed; }, [&] { ++passed; });
+      Session session(spec, communicator, {.seed = 7});
+      session.add_bucket({{"matrix", 64 * 64, 64}});
+      std::vector<float> gradient(64 * 64, 1.0f + static_cast<float>(engine.rank()));
+      session.synchronize(0, gradient);
+      EXPECT_EQ(passed, 1) << spec;
+      EXPECT_EQ(late, 0) << spec;
+    });
+  }
+}
+
 class TurnsOf : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(TurnsOf, EachReceiverHasOneSenderAtATimeAndNoResultChanges) {
