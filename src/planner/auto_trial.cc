@@ -283,7 +283,7 @@ bool Auto::has_rivals(const Members& near) const {
 /// not show it: where a step is mostly computing, the link can become ten times as fast unseen.
 bool Auto::milder_may_do(const StepAndInside& now) const {
   const double before = plan_.least_inside;
-  if (before <= 0 || now.inside > before || !has_drifted(before, now.inside)) return false;
+  if (before <= 0 || now.inside > before || !has_drifted_far(before, now.inside)) return false;
   for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
     if (!left_out_[i] && expected(i, now).value_or(now.step) <= kWorthATrial * now.step) return true;
   }
