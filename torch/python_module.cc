@@ -91,11 +91,18 @@ class Names {
           "model after wrapping it, and again when its parameters are replaced");
     }
     const auto elements = static_cast<std::size_t>(tensor.numel());
-    const auto rows = tensor.dim() > 1 && elements > 0 ? static_cast<std::size_t>(tensor.size(0)) : 0;
-    return {name->second, elements, rows};
+    return {name->second, elements, rows_of(tensor, elements)};
   }
 
  private:
+  /// A vector has as many rows as elements, by which systems know it (docs/systems.md, whole and power_sgd).
+  /// 0, not known, for what stands for a flat shard of a parameter of any shape (python/thinwire/units.py).
+  static std::size_t rows_of(const at::Tensor& tensor, std::size_t elements) {
+    if (tensor.dim() == 0) return elements;
+    const bool stands_for_a_shard = tensor.dim() == 1 && elements > 1 && tensor.stride(0) == 0;
+    return stands_for_a_shard ? 0 : static_cast<std::size_t>(tensor.size(0));
+  }
+
   std::map<const void*, std::string> names_;
 };
 

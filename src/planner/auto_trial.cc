@@ -155,6 +155,7 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   plan_.ranks = step.communicator.size();
   plan_.usual = plan_.middle[choice];
   plan_.fresh = true;
+  plan_.moved = plan_.unlike = false;  // what a guard did in the trial says nothing of later steps
   if (!confirmed) plan_.suspect = 0;
   plan_.usual_inside = -1;
   plan_.least_inside = 0;

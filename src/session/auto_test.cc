@@ -98,6 +98,20 @@ TEST(Auto, WhatTheGuardChangesIsNotTheNetworks) {
   }
 }
 
+TEST(Auto, WhatTheGuardDidInTheTrialIsNoReasonAfterwards) {
+  const VirtualLink of_much_latency{.bytes_per_second = 1e8, .latency_seconds = 5e-3};
+  run_virtual(kWorkers, of_much_latency, [&](VirtualCommunicator& communicator) {
+    Training training(communicator, kSpec,
+                      kElements);  // noise of full rank, which the guard does not let pass
+    training.run(17, 0.01);
+    ASSERT_EQ(training.system(), "half");
+    training.run(12, 0.2);
+    const std::string explained = training.session().explain();
+    EXPECT_NE(explained.find("so blocks:bits=8 until step"), std::string::npos) << explained;
+    EXPECT_EQ(explained.find("since the guard changed"), std::string::npos) << explained;
+  });
+}
+
 TEST(Auto, TheBudgetIsTheGuards) {
   // Noise of full rank: the default allows no such error, another budget does.
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {

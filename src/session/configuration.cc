@@ -95,15 +95,25 @@ Fields fields_from(Communicator& communicator, const Fields& mine, int root) {
   return fields;
 }
 
-/// "ONE against OTHER", from the word, or item of a list, on in which the texts first differ, shortened.
+/// "ONE against OTHER", from the word, or item of a list, on in which the texts first differ, shortened. Of
+/// what both have before the difference the middle is left out where all is too long.
 std::string difference(const std::string& one, const std::string& other) {
   constexpr std::size_t kShown = 60;
   const auto limit = std::min(one.size(), other.size());
-  std::size_t at = 0;
-  while (at < limit && one[at] == other[at]) ++at;
+  std::size_t place = 0;
+  while (place < limit && one[place] == other[place]) ++place;
+  std::size_t at = place;
   while (at > 0 && one[at - 1] != ' ' && one[at - 1] != ',') --at;
-  auto cut = [at](const std::string& text) {
-    return text.size() - at > kShown ? text.substr(at, kShown) + "..." : text.substr(at);
+  // A spec is one word: from the option on that differs, behind the system's name.
+  std::size_t option = place;
+  while (option > at && one[option - 1] != ':' && one[option - 1] != '+') --option;
+  const std::size_t name = std::min(one.find_first_of(":+", at), option);
+  auto cut = [&](const std::string& text) {
+    std::string shown = text.substr(at);
+    if (shown.size() > kShown && name < option) {
+      shown = text.substr(at, name - at) + (option - name > 1 ? ":..." : "") + text.substr(option - 1);
+    }
+    return shown.size() > kShown ? shown.substr(0, kShown) + "..." : shown;
   };
   return cut(one) + " against " + cut(other);
 }

@@ -67,12 +67,12 @@ TEST(Session, ATorusThatCannotBeIsRefusedOnEveryRank) {
 
 /// Runs `start` on three ranks, rank 2 configured by `odd`, and returns what rank 0 was told.
 std::string complaint(const std::string& odd_spec, std::uint64_t odd_seed, std::size_t odd_elements,
-                      const std::string& odd_configuration) {
+                      const std::string& odd_configuration, const std::string& spec = "marsit") {
   std::mutex mutex;
   std::vector<std::string> messages(3);
   run_in_process(3, [&](Communicator& communicator) {
     const bool odd = communicator.rank() == 2;
-    Session session(odd ? odd_spec : "marsit", communicator,
+    Session session(odd ? odd_spec : spec, communicator,
                     {.seed = odd ? odd_seed : 1, .configuration = odd ? odd_configuration : "lr=0.1"});
     session.add_bucket({{"w", odd ? odd_elements : 100}});
     try {
@@ -107,6 +107,10 @@ TEST(Session, DifferentlyConfiguredRanksRefuseToRunAndSayWhoDiffersInWhat) {
             std::string::npos);
   EXPECT_NE(complaint("marsit:full_every=5", 1, 100, "lr=0.1").find("in spec (marsit:full_every=5"),
             std::string::npos);
+  // What runs has all options, more than a line can show.
+  const std::string option = complaint("casq:feedback=off", 1, 100, "lr=0.1", "casq");
+  EXPECT_NE(option.find("in spec (casq:...:feedback=off against casq:...:feedback=on)"), std::string::npos)
+      << option;
   EXPECT_NE(complaint("marsit", 1, 99, "lr=0.1").find("in bucket sizes (99 against 100)"), std::string::npos);
   EXPECT_NE(complaint("marsit", 1, 100, "lr=0.2").find("in configuration (lr=0.2 against lr=0.1)"),
             std::string::npos);

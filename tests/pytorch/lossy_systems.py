@@ -4,6 +4,8 @@ import re
 from typing import Union, get_args, get_origin, get_type_hints
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 import thinwire
 from thinwire.interface import Report
@@ -34,6 +36,33 @@ def every_system_agrees():
         handle.close()
 
 
+class Vector(nn.Module):
+    """A bias that would be a matrix of 90 x 91, were it taken for one."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(90 * 91))
+        self.weight = nn.Parameter(torch.zeros(64, 64))
+
+    def forward(self, factors):
+        return (self.bias * factors[0]).sum() + (self.weight * factors[1]).sum()
+
+
+def vectors_are_known_to_systems():
+    """power_sgd sends them as they are, and so does the stage whole."""
+    own = torch.Generator().manual_seed(RANK)
+    factors = [torch.randn(90 * 91, generator=own), torch.randn(64, 64, generator=own)]
+    means = [total(one.clone()) / WORLD for one in factors]
+    for spec in ("power_sgd:rank=4", "whole+power_sgd:rank=4", "whole+casq", "whole+ef_signsgd"):
+        model = DDP(Vector())
+        handle = register(model, spec)
+        model(factors).backward()
+        require_same([model.module.bias.grad], [means[0]], f"{spec}: the vector's mean", 1e-5)
+        off = (model.module.weight.grad - means[1]).norm() / means[1].norm()
+        assert WORLD == 1 or off > 0.05, f"{spec}: the matrix was to be compressed, and is off by {off}"
+        handle.close()
+
+
 def auto_chooses_and_says_why():
     """Whatever the times say: all ranks choose alike, every bucket is told of,
     and a resumed run keeps the choice."""
@@ -53,8 +82,8 @@ def auto_chooses_and_says_why():
         ["dense"] * 3 + ["half"] * 3 + ["power_sgd"] * 3), used
     *lines, last = handle.explain().splitlines()
     guarded = [one for one in lines if ": guard: " in one]
-    assert guarded, lines  # power_sgd, which was tried, has a guard
     (line,) = [one for one in lines if one not in guarded]
+    assert bool(guarded) == (": power_sgd" in line), lines  # which has a guard, and the others none
     assert all(re.match("step [0-9]+: guard: bucket .* times the batches' noise, allowed are 0.75", one)
                for one in guarded), guarded
     short = spec.replace(":steps=2", "")  # which is the default
@@ -148,7 +177,8 @@ def auto_beside_rows(model):
     *lines, last = handle.explain().splitlines()
     guarded = [line for line in lines if ": guard: " in line]
     chosen = [line for line in lines if line not in guarded]
-    assert guarded and len(chosen) == 1, lines  # by steps, so that a guard's line may be the first one
+    assert len(chosen) == 1, lines  # by steps, so that a guard's line may be the first one
+    assert bool(guarded) == (": power_sgd" in chosen[0]), lines
     assert re.match(f"step {step - 1}: (dense|half|power_sgd)", chosen[0]), chosen
     buckets = {tuple(bucket["parameters"]): bucket["scheme"] for bucket in handle.report()["buckets"]}
     require_last_step(last, step, spec.replace(":steps=2", ""), list(buckets.values()))
@@ -525,7 +555,7 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
-COMPRESSION = [every_system_agrees, auto_chooses_and_says_why,
+COMPRESSION = [every_system_agrees, vectors_are_known_to_systems, auto_chooses_and_says_why,
                auto_explains_a_table_of_rows, auto_decides_where_the_first_bucket_is_a_table,
                a_given_system_is_explained_as_it_was_given,
                compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types, loss_scaling,
