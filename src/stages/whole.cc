@@ -148,10 +148,13 @@ SystemInfo whole_info() {
       {"below", "0", "choose parameters of fewer elements than this"},
       {"names", "-", "choose parameters by name: patterns separated by |, in which * is any text; -: none"}};
   info.idle_options = [](const Options& options, const std::vector<std::string>& names) {
-    std::vector<std::string> idle = NamePatterns(options.text("names")).unmatched(names);
-    for (std::string& pattern : idle) {
-      pattern = "whole:names=" + pattern + " fits no parameter of this model" + did_you_mean(pattern, names) +
-                ": it chooses nothing";
+    std::vector<std::string> idle;
+    for (const std::string& pattern : NamePatterns(options.text("names")).unmatched(names)) {
+      std::string& told = idle.emplace_back("whole:names=");
+      told += pattern;
+      told += " fits no parameter of this model";
+      told += did_you_mean(pattern, names);
+      told += ": it chooses nothing";
     }
     return idle;
   };
