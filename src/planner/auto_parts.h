@@ -305,11 +305,11 @@ class Auto final : public Synchronizer {
   void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
   Members near(const StepAndInside& now) const;
-  bool has_rivals(const Members& near) const;
+  bool has_rivals(const Members& rivals) const;
   bool milder_may_do(const StepAndInside& now) const;
   std::optional<double> expected(std::size_t member, const StepAndInside& now) const;
   void take_as_usual(double seconds);
-  void try_again_with(Step& step, const Members& near, const std::string& why);
+  void try_again_with(Step& step, const Members& rivals, const std::string& why);
   void leave_out_what_failed(Step& step);
   void add_change(Step& step, std::string reason) {
     changes_.push_back({step.index, std::move(reason)});

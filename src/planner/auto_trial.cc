@@ -276,8 +276,8 @@ Auto::Members Auto::near(const StepAndInside& now) const {
 }
 
 /// Whether there is anything to compare. With a choice of which dense has a part, that part is.
-bool Auto::has_rivals(const Members& near) const {
-  return plan_.choice >= members_.size() || std::ranges::count(near, true) > 1;
+bool Auto::has_rivals(const Members& rivals) const {
+  return plan_.choice >= members_.size() || std::ranges::count(rivals, true) > 1;
 }
 
 /// Whether the exchange has become so much shorter that a milder candidate may do. The time of a step need
@@ -325,10 +325,10 @@ void Auto::leave_out_what_failed(Step& step) {
   }
 }
 
-void Auto::try_again_with(Step& step, const Members& near, const std::string& why) {
+void Auto::try_again_with(Step& step, const Members& rivals, const std::string& why) {
   try_again(step, why);
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (!near[i] && plan_.trial.has(i)) plan_.trial.drop(i);
+    if (!rivals[i] && plan_.trial.has(i)) plan_.trial.drop(i);
   }
   plan_.coming = plan_.trial.coming();
 }
