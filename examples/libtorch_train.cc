@@ -80,7 +80,7 @@ void check_momentum(const Options& options) {
                                   std::to_string(need.value) + ", and " +
                                   (adam ? "AdamW's beta1" : "--momentum") + " is " + std::to_string(own));
     }
-    if (options.clip > 0 && (!need.option.empty() || need.system == "demo")) {
+    if (options.clip > 0 && !need.bears_clipping()) {
       throw std::invalid_argument(options.spec + ": a clipped mean is not what " + need.system +
                                   " delivers; leave --clip out");
     }

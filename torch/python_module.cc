@@ -467,6 +467,17 @@ void add_systems(py::module& module) {
     }
     return needs;
   });
+  module.def("unclipped_systems", [](const std::string& spec) {
+    std::vector<std::string> systems;
+    for (const MomentumNeed& need : builtin_registry().momentum_needs(spec)) {
+      if (!need.bears_clipping()) systems.push_back(need.system);
+    }
+    return systems;
+  });
+  module.def("delivers_signs", [](const std::string& spec) {
+    const auto needs = builtin_registry().momentum_needs(spec);
+    return std::ranges::any_of(needs, &MomentumNeed::delivers_signs);
+  });
   module.def("idle_options", [](const std::string& spec, const std::vector<std::string>& names) {
     return builtin_registry().idle_options(spec, names);
   });

@@ -46,5 +46,27 @@ TEST(Run, RefusesToClipWhatMustArriveAsItIs) {
   EXPECT_NE(signs.find("--clip 0.5 would change the mean that demo delivers"), std::string::npos) << signs;
 }
 
+TEST(Run, RefusesToClipFirstWhereThatMeansNothing) {
+  const auto refusal_of = [](void (*change)(Options&)) -> std::string {
+    Options options;
+    options.specs = {"dense"};
+    options.clip = 1;
+    options.clip_first = true;
+    change(options);
+    try {
+      run(options);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "nothing was refused";
+  };
+  const std::string unlimited = refusal_of([](Options& options) { options.clip = 0; });
+  EXPECT_NE(unlimited.find("--clip 0 is no limit: give --clip"), std::string::npos) << unlimited;
+  const std::string local = refusal_of([](Options& options) { options.local_steps = 2; });
+  EXPECT_NE(local.find("--local-steps"), std::string::npos) << local;
+  const std::string rows = refusal_of([](Options& options) { options.model = "lstm"; });
+  EXPECT_NE(rows.find("tables of 'lstm'"), std::string::npos) << rows;
+}
+
 }  // namespace
 }  // namespace thinwire::train

@@ -212,8 +212,13 @@ TEST(Worker, LearnsWordsWithATransformerAndAdamW) {
 
 TEST(Worker, ResumesAdamWWithClippingBitForBit) {
   const TextDataset text(chain_text(2000), 100, 16);
-  for (const std::string spec : {"dense", "casq", "top_k:ratio=0.05+zen"}) {
+  for (const std::string spec :
+       {"dense", "casq", "top_k:ratio=0.05+zen", "warm_up:steps=20:with=blocks/bits=4+casq:bits=4",
+        "whole+power_sgd:rank=2:bits=8", "decay:factor=0.9+top_k:ratio=0.05+zen", "blocks:bits=4:block=128",
+        "momentum+casq:bits=4", "one_bit_adam:freeze=20"}) {
     Options options = transformer_options();
+    // What these two deliver must not be clipped.
+    options.clip_first = spec.starts_with("momentum") || spec.starts_with("one_bit_adam");
     options.epoch_steps = 9;  // in the middle of a pass over the data, which has 29
     options.epochs = 5;
     const RunResult straight = train(options, text, spec);
@@ -228,6 +233,20 @@ TEST(Worker, ResumesAdamWWithClippingBitForBit) {
     EXPECT_EQ(second.epochs[4].test_loss, straight.epochs[4].test_loss);
     EXPECT_EQ(second.costs[0].steps, 45u);
   }
+}
+
+TEST(Worker, ClipsEachWorkersOwnGradientFirst) {
+  const ImageDataset dataset(banded_set(96, 20));
+  Options options = small_options();
+  options.clip = 0.01;
+  options.epochs = 1;
+  const auto hash = [&](int workers, bool first) {
+    options.workers = workers;
+    options.clip_first = first;
+    return train(options, dataset, "dense").model_hash;
+  };
+  EXPECT_EQ(hash(1, true), hash(1, false)) << "one worker's own gradient is the mean";
+  EXPECT_NE(hash(2, true), hash(2, false));
 }
 
 TEST(Worker, EpochsOfAnyLengthAreTheSameTraining) {

@@ -23,6 +23,7 @@ sys.dont_write_bytecode = True
 sys.path += [HERE, os.path.join(ROOT, "bench"), os.path.join(ROOT, "apps", "plot")]
 
 import loss_report  # noqa: E402
+import markov_text  # noqa: E402
 from recipes import RECIPES  # noqa: E402
 from trainings import exit_status, read_json, store, stored  # noqa: E402
 
@@ -30,10 +31,11 @@ SMALL = ["--model", "transformer", "--vocabulary", "4000"]
 TRANSFORMER = SMALL + ["--epochs", "5", "--epoch-steps", "100"]
 IMAGES = ["--momentum", "0.9"]
 
-# name: options of `thinwire train`, and the data that must be given by path.
+# name: options of `thinwire train`, and the data that must be given by path or, of GENERATED, are made.
 SETTINGS = {
     "transformer-kjv": (TRANSFORMER + ["--data", "text"], None),
     "transformer-wikitext2": (TRANSFORMER + ["--data", "text:{}"], "wikitext"),
+    "transformer-markov": (TRANSFORMER + ["--data", "text:{}", "--lr-warm-up", "0"], "markov"),
     "transformer-kjv-200": (SMALL + ["--epochs", "1", "--epoch-steps", "200", "--data", "text"], None),
     "transformer-kjv-momentum": (
         TRANSFORMER + ["--data", "text", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0"], None),
@@ -44,6 +46,8 @@ SETTINGS = {
                          "cifar10"),
     "lstm-kjv": (["--model", "lstm", "--epochs", "2"], None),
 }
+
+GENERATED = {"markov": markov_text.text}
 
 
 def parse(arguments: list) -> argparse.Namespace:
@@ -90,7 +94,12 @@ def train(given: argparse.Namespace, options: list, recipe: str, seed: int) -> d
 def options_of(given: argparse.Namespace, name: str):
     """Of `thinwire train`; None where the setting's data were not given."""
     options, data = SETTINGS[name]
-    place = getattr(given, data) if data else ""
+    if data in GENERATED:
+        place = os.path.join(given.scratch, data)
+        with open(place, "w", encoding="utf-8") as file:
+            file.write(GENERATED[data]())
+    else:
+        place = getattr(given, data) if data else ""
     if data and not place:
         return None
     options = [option.format(os.path.abspath(place)) if data else option for option in options]
@@ -121,8 +130,9 @@ def run_setting(given: argparse.Namespace, name: str) -> None:
 def work() -> None:
     given = parse(sys.argv[1:])
     os.makedirs(given.results, exist_ok=True)
-    for name in given.settings or SETTINGS:
-        run_setting(given, name)
+    with tempfile.TemporaryDirectory() as given.scratch:
+        for name in given.settings or SETTINGS:
+            run_setting(given, name)
 
 
 if __name__ == "__main__":

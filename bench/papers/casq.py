@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator
 
 from drawing import COLOURS, bars, figure, legend, loss_and_accuracy, plot_epochs, point, style
 from plotting import spread_text
-from runs import DIFFERENCE, accuracy_table, by_spec, describe, named, options_of, order_text, systems_in, table
+from runs import DIFFERENCE, accuracy_table, by_spec, describe, named, options_of, order_text, systems_in, table, with_momentum
 
 # ResNet-32 on CIFAR-10.
 CASQ_TABLE_1 = {
@@ -84,7 +84,7 @@ def casq_table_1_more(parts: dict) -> tuple:
     axes.set_ylabel("test accuracy, %")
     made.tight_layout()
     text = "All without error feedback; casq gathered.\n\n" + describe(parts["train"]) + "\n\n"
-    return text + accuracy_table(systems, named(systems, "dense"), ("paper, ResNet-32 on CIFAR-10", paper)), made
+    return text + accuracy_table(systems, named(systems, "dense"), ("paper, ResNet-32 on CIFAR-10", paper)) + with_momentum(parts), made
 
 
 def casq_figure_5(parts: dict) -> tuple:
@@ -132,7 +132,7 @@ def published(system) -> bool:
 
 
 def of_form(system, what: str) -> str:
-    return what + (", as published, 3 bits" if published(system) else "")
+    return what + (f", as published, {system.options['bits']} bits" if published(system) else "")
 
 
 def casq_figure_10(parts: dict) -> tuple:

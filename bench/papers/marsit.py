@@ -66,7 +66,20 @@ def marsit_table_2(parts: dict) -> tuple:
     bars(axes, [system.label for system in systems], systems)
     axes.set_ylabel("test accuracy, %")
     made.tight_layout()
-    return describe(parts["train"] + parts["ssdm"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-20 on CIFAR-10", paper)), made
+    text = describe(parts["train"] + parts["ssdm"]) + "\n\n" + accuracy_table(systems, dense, ("paper, ResNet-20 on CIFAR-10", paper))
+    for name, results in sorted(parts.items()):
+        if name.startswith("own_"):
+            of_own = systems_in(results)
+            rows = [[f"`{system.label}`", each_seed(system), system.accuracy_text(),
+                     "" if system.label == "dense" else system.difference_text(named(of_own, "dense"))] for system in of_own]
+            text += (f"\nEach worker's own optimizer, {results[0]['local_steps']} steps from one synchronization to the next; rates stay as they are after a full "
+                     f"one. {describe(results)}\n\n" + table(["system", "each seed, %", "test accuracy, %", DIFFERENCE], rows))
+    return text, made
+
+
+def each_seed(system: System) -> str:
+    return ", ".join(f"{100 * system.accuracies[seed]:.2f}" if seed in system.accuracies else "diverged"
+                     for seed in sorted(run["seed"] for run in system.runs))
 
 
 def k_of(system: System) -> str:
@@ -183,9 +196,7 @@ def marsit_figure_3_rates(parts: dict) -> tuple:
         plot_epochs(axes, systems, "test_accuracy", "test accuracy", k_of, 1.0)
         axes.set_title(f"{kind} optimizer, rate {results[0]['lr']:g}", fontsize=9)
         rows += [[kind, f"{results[0]['lr']:g}", k_of(system),
-                  ", ".join(f"{100 * system.accuracies[seed]:.2f}" if seed in system.accuracies else "diverged"
-                            for seed in sorted(run["seed"] for run in system.runs)),
-                  system.accuracy_text(), "" if system is dense else system.difference_text(dense),
+                  each_seed(system), system.accuracy_text(), "" if system is dense else system.difference_text(dense),
                   "93.42" if system is dense else paper.get(system.options["full_every"], "")] for system in systems]
     legend(made, all_axes[0])
     head = ["optimizer", "rate", "K", "each seed, %", "test accuracy, %", DIFFERENCE, "paper's accuracy (AlexNet, CIFAR-10)"]

@@ -206,3 +206,13 @@ def accuracy_table(systems: list, dense: System, paper=None) -> str:
                f"{system.bytes:,.0f}", f"{compression(system, dense):.1f}"]
         rows.append(row + ([paper[1].get(system.label, "")] if paper else []))
     return table(head + ([paper[0]] if paper else []), rows)
+
+
+def with_momentum(parts: dict) -> str:
+    """Trainings with momentum, a table for each learning rate: parts "momentum_RATE"."""
+    text = ""
+    for name, results in sorted(parts.items(), reverse=True):
+        if name.startswith("momentum_"):
+            systems = systems_in(results)
+            text += "\nWith momentum. " + describe(results) + "\n\n" + accuracy_table(systems, named(systems, "dense"))
+    return text

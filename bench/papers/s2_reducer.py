@@ -3,13 +3,14 @@ from statistics import mean
 
 from drawing import figure, legend, loss_and_accuracy, style
 from plotting import COLOURS, spread_text
-from runs import table, table_system
+from runs import table, table_system, with_momentum
 
 
 def s2_reducer_figure_8(parts: dict) -> tuple:
-    return loss_and_accuracy(
+    text, made = loss_and_accuracy(
         parts, lambda system: f"lambda {system.options['lambda']}" if "lambda" in system.options else "dense",
         "The paper: lambda 0.5 is as good as 1; below, accuracy falls.")
+    return text + with_momentum(parts), made
 
 
 def s2_reducer_figure_5(parts: dict) -> tuple:

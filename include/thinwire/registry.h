@@ -113,6 +113,8 @@ struct SystemInfo {
   std::string momentum_option;
   /// Whether, by these options, the optimizer may have momentum although `corrects_momentum`; empty: never.
   std::function<bool(const Options&)> bears_momentum{};
+  /// Where it does not bear that, it delivers signs: they are not to be clipped or divided by a loss scale.
+  bool delivers_signs = false;
   /// The option that must be the optimizer's momentum, or Adam's beta1; empty: there is none.
   std::string optimizers_momentum_option;
   /// A stage's: the option that names another system, which it runs in place of the one behind it. That
@@ -141,11 +143,14 @@ struct SystemInfo {
   std::function<std::unique_ptr<Synchronizer>(const Options&, Inner inner)> make;
 };
 
-/// What a system asks of the optimizer's momentum, or of Adam's beta1.
+/// What a system asks of the optimizer's momentum, or of Adam's beta1, and of what lies before the optimizer.
 struct MomentumNeed {
   std::string system;
   std::string option;  ///< Whose value it must have; empty: the system applies momentum, so it must be off.
   double value = 0;
+  bool delivers_signs = false;
+  /// What is delivered is momentum, or signs, whose norm says nothing of the gradient's.
+  bool bears_clipping() const { return option.empty() && !delivers_signs; }
 };
 
 class Registry {

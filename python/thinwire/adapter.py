@@ -19,8 +19,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire import state as saved_state
-from thinwire.ddp import Handle, register
+from thinwire.ddp import Handle, join_spec, register
+from thinwire.extension import _C
 from thinwire.interface import CommonOptions
+from thinwire.variance import STEP_IS_PUT_BACK
 from thinwire.wrappers import ddp_within, refuse_other_wrappers
 
 if TYPE_CHECKING:
@@ -63,6 +65,14 @@ def _torch_optimizer(optimizer: object) -> Optional[torch.optim.Optimizer]:
     return cast(Optional[torch.optim.Optimizer], optimizer)
 
 
+def _refuse_clipping(spec: str, limit: float) -> None:
+    """ValueError for a system whose mean is to reach the optimizer as it is delivered."""
+    for system in _C.unclipped_systems(spec):
+        raise ValueError(f"the framework clips gradients at {limit:g}, and what {system} delivers is to "
+                         "reach the optimizer as it is: turn clipping off, or take another spec than "
+                         f"{spec!r}")
+
+
 class Synchronization:
     """A model that a framework has wrapped, synchronized by ``handle``; None where there is one process.
 
@@ -71,10 +81,11 @@ class Synchronization:
     """
 
     def __init__(self, model: object, spec: str, rows: Optional[str] = None, *, remedy: str,
-                 require_state: bool = True, optimizer: object = None,
+                 require_state: bool = True, optimizer: object = None, clipped_at: Optional[float] = None,
                  **options: "Unpack[CommonOptions]") -> None:
         """Collective. remedy: what to do where the framework has not wrapped the model. require_state:
-        whether loading a checkpoint without a state of Thinwire is an error. options: those of ``register``.
+        whether loading a checkpoint without a state of Thinwire is an error. clipped_at: where
+        the framework clips gradients, if it does. options: those of ``register``.
         Raises what that raises, and TypeError where several processes were started and are not connected."""
         self.handle: Optional[Handle] = None
         self._require_state = require_state
@@ -88,7 +99,12 @@ class Synchronization:
         if wrapped is None:
             raise TypeError(f"the model, a {type(model).__name__}, "
                             f"is not wrapped in DistributedDataParallel: {remedy}")
-        self.handle = register(wrapped, spec, rows, optimizer=_torch_optimizer(optimizer), **options)
+        if clipped_at is not None and clipped_at > 0:
+            _refuse_clipping(join_spec(spec, rows), clipped_at)
+        own = _torch_optimizer(optimizer)
+        if hasattr(optimizer, "_optimizer_original_step_method"):  # Accelerate's, with a loss scale
+            setattr(own, STEP_IS_PUT_BACK, True)
+        self.handle = register(wrapped, spec, rows, optimizer=own, **options)
 
     @property
     def model(self) -> Optional[DistributedDataParallel]:

@@ -259,8 +259,7 @@ class Handle(StepsOfHook):
         and for a mean of signs under a loss scale, by which the scaler would divide them.
         Warns of options that do nothing for this model."""
         self._warn_of_idle_options(spec)
-        if (self._loss_scale is not None and self._loss_scale.is_enabled() and "demo" in spec
-            and "sign=off" not in spec):
+        if self._loss_scale is not None and self._loss_scale.is_enabled() and _C.delivers_signs(spec):
             raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
                              "give sign=off, or no grad_scaler")
         freezes = _C.freezes_variance(spec)

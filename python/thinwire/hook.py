@@ -16,7 +16,7 @@ from thinwire.interface import EngineReport, Writer
 from thinwire.largest import Largest
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import RefusedByAll, ReplicaCheck
-from thinwire.variance import steps_taken
+from thinwire.variance import group_of, steps_taken
 from thinwire.wrappers import named_parameters
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ class StepsOfHook:
     _replicas: ReplicaCheck
     _changes: ChangeLog
     _optimizer: Optional[torch.optim.Optimizer]
+    _rate_group: Optional[int] = None  # its group whose rate is the model's
     _loss_scale: Optional[LossScale]
     _scale: Optional[float]
     _is_closed: bool
@@ -158,7 +159,9 @@ class StepsOfHook:
         self._replicas.before_step(self._engine.step(), model, self._engine, self._numbering)
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
         if self._optimizer is not None:
-            self._engine.set_learning_rate(self._optimizer.param_groups[0]["lr"])
+            if self._rate_group is None:
+                self._rate_group = group_of(self._optimizer, model)
+            self._engine.set_learning_rate(self._optimizer.param_groups[self._rate_group]["lr"])
         scale = 1.0 if self._loss_scale is None else self._loss_scale.read()
         if self._scale is not None and scale != self._scale:
             self._engine.scale_state(scale / self._scale)

@@ -72,7 +72,9 @@ class ThinwireCallback(Callback):
         options: AdapterOptions = {"optimizer": optimizer,
                                    "grad_scaler": getattr(trainer.precision_plugin, "scaler", None),
                                    **self._options}
-        self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY, **options)
+        clip = trainer.gradient_clip_val
+        self.run = Synchronization(trainer.strategy.model, *self._arguments, remedy=_REMEDY,
+                                   clipped_at=None if clip is None else float(clip), **options)
         # The checkpoint is read before the model is wrapped.
         loaded, self._loaded = self._loaded, None
         # Refused once the rest was read: whoever saves upon that error saves what was there.

@@ -69,7 +69,7 @@ class ThinwireCallback(TrainerCallback):
         trainer = self._trainer
         options: AdapterOptions = {"optimizer": trainer.optimizer, "grad_scaler": trainer.accelerator.scaler,
                                    **self._options}
-        self.run = Synchronization(trainer.model_wrapped, *self._arguments,
+        self.run = Synchronization(trainer.model_wrapped, *self._arguments, clipped_at=args.max_grad_norm,
                                    remedy="start one process per rank, by torchrun, and without GPUs give "
                                           "TrainingArguments(use_cpu=True)", **options)
         if self._resumed_from is not None:

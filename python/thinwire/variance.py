@@ -10,12 +10,17 @@ _T = TypeVar("_T")
 # Of a parameter, in the optimizer's state: steps in which its second moment stood still.
 # So it is in the optimizer's checkpoints.
 FROZEN_STEPS = "thinwire_frozen_steps"
+# Of the optimizer: a framework replaces its step in every step, so it cannot be held.
+STEP_IS_PUT_BACK = "_thinwire_step_is_put_back"
 # Of the optimizer: who says whether the variance is frozen.
 _ASKED = "_thinwire_variance_is_frozen"
 
 
 def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch.optim.Optimizer:
     """``optimizer``. Raises ValueError unless its second moment can be held, which ``spec`` asks for."""
+    if getattr(optimizer, STEP_IS_PUT_BACK, False):
+        raise ValueError(f"spec {spec!r} freezes Adam's variance in optimizer.step, and with a loss scale "
+                         "Accelerate puts another step into its place: take bf16, or another spec")
     if optimizer is None:
         raise ValueError(f"spec {spec!r} freezes Adam's variance: give register the Adam, optimizer=...")
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
@@ -57,6 +62,13 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
                                  f"{own:g} would come on top: give the optimizer {remedy}")
 
 
+def group_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
+    """The place of the first group with a parameter of the model; 0 where none has any."""
+    own_parameters = {id(parameter) for parameter in model.parameters()}
+    return next((place for place, group in enumerate(optimizer.param_groups)
+                 if any(id(parameter) in own_parameters for parameter in group["params"])), 0)
+
+
 def steps_taken(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> int:
     """How often the optimizer has moved the model's parameters, as far as it counts: SGD does not."""
     own_parameters = {id(parameter) for parameter in model.parameters()}
@@ -84,9 +96,16 @@ def hold(optimizer: torch.optim.Optimizer, is_frozen: Callable[[], Optional[bool
     step = optimizer.step
 
     @functools.wraps(step)
-    def held_step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Optional[float]:
-        return (_frozen_step if getattr(self, _ASKED)()
-                else _moving_step)(self, functools.partial(step, *args, **kwargs))
+    def held_step(self: torch.optim.Optimizer, closure: Optional[Callable[[], Any]] = None,
+                  *args: Any, **kwargs: Any) -> Any:
+        # Backward runs in a closure, and decides whether this step's variance is frozen: so it comes first.
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moved = (_frozen_step if getattr(self, _ASKED)()
+                 else _moving_step)(self, functools.partial(step, *args, **kwargs))
+        return moved if closure is None else loss
 
     # A bound method, as learning rate schedulers expect when they count its calls.
     optimizer.step = types.MethodType(held_step, optimizer)  # type: ignore[method-assign]

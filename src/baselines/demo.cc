@@ -375,6 +375,7 @@ SystemInfo demo_info() {
   info.corrects_momentum = true;
   // What is delivered then is a mean of gradients, and the momentum is how long a residual lasts.
   info.bears_momentum = [](const Options& options) { return !options.flag("sign"); };
+  info.delivers_signs = true;
   info.options = {{"chunk", "64", "rows and columns of a block, elements of one of a vector, 2 to 128"},
                   {"top", "32", "coefficients of each block that travel, 1 to 16384"},
                   {"momentum", "0.999", "what stays of the residual from step to step, 0 to 1"},

@@ -10,23 +10,11 @@
 namespace thinwire {
 namespace {
 
-/// Seconds until the previous rank's message is here.
-double round(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes) {
-  const int next = (communicator.rank() + 1) % communicator.size();
-  const int previous = (communicator.rank() + communicator.size() - 1) % communicator.size();
-  const double start = communicator.now_seconds();
-  Pending receiving =
-      communicator.receive(previous, kLinkProbeTag, scratch.subspan(kLinkProbeLargeBytes, bytes));
-  Pending sending = communicator.send(next, kLinkProbeTag, scratch.first(bytes));
-  receiving.wait();
-  const double seconds = communicator.now_seconds() - start;
-  sending.wait();
-  return seconds;
-}
-
 double shortest_round(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes, int tries) {
   double shortest = std::numeric_limits<double>::max();
-  for (int i = 0; i < tries; ++i) shortest = std::min(shortest, round(communicator, scratch, bytes));
+  for (int i = 0; i < tries; ++i) {
+    shortest = std::min(shortest, message_seconds(communicator, scratch, bytes));
+  }
   return shortest;
 }
 
@@ -56,6 +44,19 @@ double sustained_rate(Communicator& communicator, Span<std::byte> scratch, std::
 }
 
 }  // namespace
+
+double message_seconds(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes) {
+  const int next = (communicator.rank() + 1) % communicator.size();
+  const int previous = (communicator.rank() + communicator.size() - 1) % communicator.size();
+  const double start = communicator.now_seconds();
+  Pending receiving =
+      communicator.receive(previous, kLinkProbeTag, scratch.subspan(scratch.size() - bytes, bytes));
+  Pending sending = communicator.send(next, kLinkProbeTag, scratch.first(bytes));
+  receiving.wait();
+  const double seconds = communicator.now_seconds() - start;
+  sending.wait();
+  return seconds;
+}
 
 MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t large_bytes,
                           std::size_t sustained_bytes) {

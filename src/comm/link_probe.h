@@ -23,6 +23,11 @@ struct MeasuredLink {
 MeasuredLink measure_link(Communicator& communicator, Span<std::byte> scratch, std::size_t large_bytes,
                           std::size_t sustained_bytes = 0);
 
+/// Seconds by the communicator's clock until so many bytes of the ring's previous rank are here, while as
+/// many go to the next one. The same number on all ranks. scratch: at least twice as many, whose contents do
+/// not matter. Collective.
+double message_seconds(Communicator& communicator, Span<std::byte> scratch, std::size_t bytes);
+
 inline constexpr std::size_t kLinkProbeSmallBytes = 64;
 inline constexpr std::size_t kLinkProbeLeastBytes = 4096;
 inline constexpr std::size_t kLinkProbeLargeBytes = 256 * 1024;

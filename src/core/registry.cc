@@ -305,9 +305,9 @@ std::vector<MomentumNeed> Registry::momentum_needs(std::string_view spec) const 
     const Options options(part, info.options);
     if (!info.optimizers_momentum_option.empty()) {
       const double value = options.real(info.optimizers_momentum_option, 0, 1);
-      needs.push_back({part.name, info.optimizers_momentum_option, value});
+      needs.push_back({.system = part.name, .option = info.optimizers_momentum_option, .value = value});
     } else if (corrects_momentum(part, info) && !(info.bears_momentum && info.bears_momentum(options))) {
-      needs.push_back({.system = part.name, .option = {}});
+      needs.push_back({.system = part.name, .option = {}, .delivers_signs = info.delivers_signs});
     }
   }
   return needs;

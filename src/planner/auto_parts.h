@@ -1,5 +1,6 @@
 #pragma once
-// The system `auto`: auto.cc has its steps, auto_trial.cc the choice, and auto_state.cc what is saved.
+// The system `auto`: auto.cc has its steps, auto_trial.cc the choice, auto_looks.cc what
+// may end it, and auto_state.cc what is saved.
 
 #include <algorithm>
 #include <array>
@@ -24,7 +25,8 @@ namespace thinwire::planner {
 /// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
 /// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds,
 /// whose step comes, which one goes with dense, the quarters that are tried with it, where the trial is, the
-/// seconds of each candidate's step (0: not known), those in the exchange, and both numbers of looks.
+/// seconds of each candidate's step (0: not known), those in the exchange, both numbers of looks, and the
+/// seconds of a message (0: not known).
 inline constexpr StateKind kPlan = {.name = "auto_plan"};
 
 /// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
@@ -39,8 +41,20 @@ inline constexpr int kMostLooksToRetry = 64;
 inline constexpr int kLooksToTryAgain = 70;
 inline constexpr int kMostLooksToTryAgain = 64 * kLooksToTryAgain;
 
+/// What a message has to say about the link that the chosen system does not show: large enough for a network
+/// that lets some ten kilobytes pass at once.
+inline constexpr std::size_t kProbeBytes = 128 * 1024;
+/// Looks from one message to the next, at least. There are more where it would take a larger share of the
+/// time. One that took less than half is followed by another one at the next look.
+inline constexpr int kLooksToProbe = 3;
+inline constexpr double kShareOfProbe = 0.01;
+/// Of the mildest members the exchange itself shows the link: it is mostly bytes.
+inline constexpr std::size_t kShowTheLink = 2;
+
 /// What no step takes.
 inline constexpr double kMostSeconds = 1e7;
+/// Of a candidate that takes no part.
+inline constexpr double kUnknown = 2 * kMostSeconds;
 
 inline bool is_time(double seconds) {
   return seconds >= 0 && seconds < kMostSeconds;
@@ -155,6 +169,8 @@ class Auto final : public Synchronizer {
     int calm = 0;
     int looks = 0;  // since the choice
     int looks_to_try_again = kLooksToTryAgain;
+    LinkWatch watch;
+    int looks_to_probe = 0;
     std::size_t changes = 0;
   };
 
@@ -301,7 +317,9 @@ class Auto final : public Synchronizer {
   void end_trial(Step& step, const Seconds& seconds, double error);
   void choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed);
   std::uint64_t look(Step& step);
-  void judge(Step& step, Span<const Seen> ranks);
+  void judge(Step& step, Span<const Seen> ranks, double now);
+  std::uint64_t watch_link(Step& step, double now);
+  Members near_over(double factor, double now) const;
   void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
   Members near(const StepAndInside& now) const;
@@ -335,6 +353,7 @@ class Auto final : public Synchronizer {
   bool check_counted_ = false;
   bool checked_ = false;  // it has this one, whose time says nothing
 
+  std::vector<std::byte> probe_;  // of watch_link
   bool begun_ = false;
   bool alone_ = false;
   bool timed_ = false;       // the step that began last was not undone

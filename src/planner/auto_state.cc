@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kOfTrial = 7;
 constexpr std::size_t kOfSeconds = kOfTrial + Trial::kNumbers;
 constexpr std::size_t kOfLooks = kOfSeconds + Trial::kMostCandidates;
-constexpr std::size_t kPlanNumbers = kOfLooks + 3;
+constexpr std::size_t kPlanNumbers = kOfLooks + 4;
 
 }  // namespace
 
@@ -83,7 +83,8 @@ std::vector<float> Auto::numbers() const {
   for (const double one : plan_.seconds) numbers.push_back(is_time(one) ? static_cast<float>(one) : 0.0f);
   numbers.insert(numbers.end(),
                  {static_cast<float>(plan_.least_inside), static_cast<float>(plan_.looks_to_retry),
-                  static_cast<float>(plan_.looks_to_try_again)});
+                  static_cast<float>(plan_.looks_to_try_again),
+                  plan_.watch.is_known() ? static_cast<float>(plan_.watch.usual) : 0.0f});
   return numbers;
 }
 
@@ -99,7 +100,8 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
       !plan.trial.resume(numbers.subspan(kOfTrial, Trial::kNumbers)) ||
       !std::ranges::all_of(numbers.subspan(kOfSeconds, Trial::kMostCandidates + 1),
                            [](float one) { return is_time(static_cast<double>(one)); }) ||
-      !known(kOfLooks + 1, kMostLooksToRetry + 1) || !known(kOfLooks + 2, kMostLooksToTryAgain + 1)) {
+      !known(kOfLooks + 1, kMostLooksToRetry + 1) || !known(kOfLooks + 2, kMostLooksToTryAgain + 1) ||
+      !is_time(static_cast<double>(numbers[kOfLooks + 3]))) {
     return {};
   }
   plan.tried = numbers[0] >= 1;
@@ -116,6 +118,8 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
   plan.least_inside = static_cast<double>(numbers[kOfLooks]);
   plan.looks_to_retry = std::max(static_cast<int>(numbers[kOfLooks + 1]), kLooksToRetry);
   plan.looks_to_try_again = std::max(static_cast<int>(numbers[kOfLooks + 2]), kLooksToTryAgain);
+  plan.watch.usual = static_cast<double>(numbers[kOfLooks + 3]);
+  if (plan.watch.usual > 0) plan.watch.seen = LinkWatch::kFirst;
   plan.loaded = plan.chosen;
   return plan;
 }

@@ -12,11 +12,6 @@
 namespace thinwire::planner {
 namespace {
 
-/// Where steps take another time by more than a half.
-constexpr int kMostLooksWhenFar = 8;
-/// Looks in a row without another step time after which patience is halved.
-constexpr int kCalmLooks = 30;
-
 /// Times that are known worse than this get another round.
 constexpr double kGoodError = 0.03;
 /// The most by which a milder candidate may be behind for times that are not known better.
@@ -24,15 +19,6 @@ constexpr double kMostError = 0.05;
 
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
-
-/// One that would take so many times what a step takes now is not tried again.
-constexpr double kFarBehind = 3;
-
-/// Where the exchange takes less than it did, a milder candidate is tried again if it would take at most so
-/// many times what a step takes now. That is an upper bound: a codec's time does not become less.
-constexpr double kWorthATrial = 2;
-
-constexpr double kUnknown = 2 * kMostSeconds;
 
 std::string percent(double share) {
   return std::to_string(std::lround(100 * share)) + " %";
@@ -159,6 +145,8 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   if (!confirmed) plan_.suspect = 0;
   plan_.usual_inside = -1;
   plan_.least_inside = 0;
+  plan_.watch = {};
+  plan_.looks_to_probe = 0;
   plan_.times = StepTimes();
   plan_.drifted = plan_.calm = 0;
   std::string all;
@@ -181,136 +169,6 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   add_change(step, name_of(choice) + where + all + ". Of those that take at most " + percent(allowed) +
                        " more than the shortest, the one that changes gradients least is taken" + of_which +
                        usual);
-}
-
-std::uint64_t Auto::look(Step& step) {
-  Seen own;
-  own.step = median({plan_.times.steps.data(), plan_.times.count});
-  own.inside = median({plan_.times.inside.data(), plan_.times.count});
-  own.inside_before = plan_.usual_inside;
-  plan_.times.count = 0;
-  const Span<Seen> all = gather(step, own);
-  if (std::ranges::all_of(all, [](const Seen& one) {
-        return is_time(one.step) && is_time(one.inside) && std::abs(one.inside_before) < kMostSeconds;
-      })) {
-    judge(step, all);
-    // What a rank spends in the exchange is known from the first calm look on.
-    if (plan_.chosen && plan_.usual_inside < 0 && plan_.drifted == 0) {
-      plan_.usual_inside = own.inside;
-      // A resumed run knows this one: the network may have become another one meanwhile.
-      if (plan_.least_inside == 0) plan_.least_inside = least_inside(all);
-    }
-  }
-  return sizeof(Seen) * (all.size() - 1);
-}
-
-void Auto::judge(Step& step, Span<const Seen> ranks) {
-  double now = 0;
-  for (const Seen& one : ranks) now += one.step / static_cast<double>(ranks.size());
-  if (std::exchange(plan_.unlike, false)) return take_time(step, now);
-  // A trial knows its times by few steps, all of them soon after another candidate's. Where a time has led to
-  // another trial, and that to the same choice, it is no news any more.
-  const bool is_known = plan_.suspect > 0 && !has_drifted(plan_.suspect, now);
-  if (plan_.usual == 0 || (plan_.fresh && (is_known || !has_drifted_far(plan_.usual, now))))
-    plan_.usual = now;
-  plan_.fresh = false;
-  const StepAndInside seen{now, least_inside(ranks)};
-  const Members rivals = near(seen);
-  if (++plan_.looks >= plan_.looks_to_try_again) {
-    if (has_rivals(rivals)) {
-      return try_again_with(step, rivals,
-                            name_of(plan_.choice) + " was chosen " +
-                                std::to_string(static_cast<std::size_t>(plan_.looks) * rules_.interval) +
-                                " steps ago");
-    }
-    plan_.looks = 0;
-  }
-  const bool drifted = has_drifted(plan_.usual, now);
-  const bool milder = !drifted && milder_may_do(seen);
-  if (!drifted && !milder) {
-    plan_.drifted = 0;
-    if (++plan_.calm < kCalmLooks) return;
-    plan_.calm = 0;
-    plan_.looks_to_retry = std::max(plan_.looks_to_retry / 2, kLooksToRetry);
-    return;
-  }
-  plan_.calm = 0;
-  const int most = has_drifted_far(plan_.usual, now) ? kMostLooksWhenFar : kMostLooksToRetry;
-  const int patience = std::min(plan_.looks_to_retry, most);
-  if (++plan_.drifted < patience) return;
-  if (milder) {
-    return try_again_with(step, rivals,
-                          "the exchange takes " + milliseconds(seen.inside) + " of a step and took " +
-                              milliseconds(plan_.least_inside));
-  }
-  const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
-                           milliseconds(now) + " and was " + milliseconds(plan_.usual);
-  if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
-    add_change(step, what + ", by rank " + std::to_string(*rank) +
-                         " alone, for which the others wait: " + name_of(plan_.choice) + " stays");
-    return take_as_usual(now);
-  }
-  if (!has_rivals(rivals)) {
-    add_change(step, what + ", and no other candidate is near: " + name_of(plan_.choice) + " stays");
-    return take_as_usual(now);
-  }
-  try_again_with(step, rivals, what);
-  plan_.suspect = now;
-}
-
-/// What a step of the member would take now; nothing where it was never timed.
-std::optional<double> Auto::expected(std::size_t member, const StepAndInside& now) const {
-  const double before = plan_.seconds[member];
-  if (before <= 0 || before >= kUnknown) return {};
-  return expected_seconds(before, {plan_.usual, plan_.least_inside}, now);
-}
-
-/// The members that may be about as fast as what runs, and what runs.
-Auto::Members Auto::near(const StepAndInside& now) const {
-  Members all{};
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    all[i] = !left_out_[i] && (i == member_behind(plan_.choice) ||
-                               expected(i, now).value_or(now.step) <= kFarBehind * now.step);
-  }
-  return all;
-}
-
-/// Whether there is anything to compare. With a choice of which dense has a part, that part is.
-bool Auto::has_rivals(const Members& rivals) const {
-  return plan_.choice >= members_.size() || std::ranges::count(rivals, true) > 1;
-}
-
-/// Whether the exchange has become so much shorter that a milder candidate may do. The time of a step need
-/// not show it: where a step is mostly computing, the link can become ten times as fast unseen.
-bool Auto::milder_may_do(const StepAndInside& now) const {
-  const double before = plan_.least_inside;
-  if (before <= 0 || now.inside > before || !has_drifted_far(before, now.inside)) return false;
-  for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
-    if (!left_out_[i] && expected(i, now).value_or(now.step) <= kWorthATrial * now.step) return true;
-  }
-  return false;
-}
-
-/// A step takes so long now, and that is no reason to try anything.
-void Auto::take_as_usual(double seconds) {
-  plan_.usual = seconds;
-  plan_.usual_inside = -1;
-  plan_.least_inside = 0;
-  plan_.drifted = 0;
-}
-
-/// After the guard changed what buckets do, which says nothing about the network: the time of a step is
-/// another one. The candidates are tried again where a milder one took less.
-void Auto::take_time(Step& step, double now) {
-  const std::string what = "a step takes " + milliseconds(now) + " since the guard changed what buckets do";
-  take_as_usual(now);
-  plan_.fresh = false;
-  plan_.calm = 0;
-  for (std::size_t i = 0; i < std::min(plan_.choice, members_.size()); ++i) {
-    if (plan_.seconds[i] > 0 && plan_.seconds[i] < now && has_drifted(plan_.seconds[i], now)) {
-      return try_again(step, what + ", and took " + milliseconds(plan_.seconds[i]) + " with " + name_of(i));
-    }
-  }
 }
 
 void Auto::leave_out_what_failed(Step& step) {

@@ -17,6 +17,11 @@ double expected_seconds(double seconds, const StepAndInside& before, const StepA
   return rest_now + now.inside / before.inside * std::max(0.0, seconds - rest_before);
 }
 
+double expected_over(double seconds, const StepAndInside& before, double factor) {
+  const double rest = std::max(0.0, before.step - before.inside);
+  return rest + factor * std::max(0.0, seconds - rest);
+}
+
 std::optional<std::size_t> rank_that_changed(Span<const Seen> ranks, double change) {
   std::size_t least = 0;
   double least_growth = 0, most_growth = 0;

@@ -1,6 +1,7 @@
 #pragma once
 // What ranks tell each other when they look whether steps still take the time that a choice rests on.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <optional>
@@ -43,6 +44,27 @@ struct StepAndInside {
 /// What a candidate's step would take now that took `seconds` when the chosen one's took `before`. What the
 /// exchange takes has changed as the chosen system's has, and the rest as its rest.
 double expected_seconds(double seconds, const StepAndInside& before, const StepAndInside& now);
+
+/// The same where only the network has changed: what it takes is `factor` times what it was.
+double expected_over(double seconds, const StepAndInside& before, double factor);
+
+/// What a message of a known size takes now and then, where the chosen system sends too little to show how
+/// fast the link is.
+struct LinkWatch {
+  static constexpr int kFirst = 3;  ///< Of which the shortest is what later ones are compared with.
+  double usual = 0;
+  int seen = 0;     ///< So far, kFirst at most.
+  int shorter = 0;  ///< Messages in a row that took less than half of it.
+
+  bool is_known() const { return seen == kFirst; }
+  void add(double seconds) {
+    if (!is_known()) {
+      usual = seen++ == 0 ? seconds : std::min(usual, seconds);
+    } else {
+      shorter = 2 * seconds < usual ? shorter + 1 : 0;
+    }
+  }
+};
 
 /// The rank that alone explains why steps take `change` seconds more or less: the others spend more or less
 /// time in the exchange as they wait for it, and it does not.

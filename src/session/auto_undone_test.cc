@@ -81,6 +81,42 @@ TEST(Auto, ALinkThatIsFasterIsNoticedWhereStepsHardlyShowIt) {
   });
 }
 
+/// As it would be after a link that took ten times as long: the last of a plan's numbers is what a message
+/// took. Steps are as they were, and say nothing.
+TEST(Auto, AMessageShowsALinkThatTheChoiceDoesNotShow) {
+  run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+    Training training(communicator);
+    training.run(kTrial + 20, 0.01);
+    EXPECT_EQ(training.system(), "power_sgd");
+    const StateReader saved = state_of(training.session());
+    StateWriter changed;
+    for (const std::string& name : saved.names("")) {
+      if (!name.starts_with("auto_plan/")) {
+        changed.copy(saved, name);
+        continue;
+      }
+      std::vector<float> numbers(saved.length(name));
+      saved.get(name, Span<float>(numbers));
+      EXPECT_NEAR(numbers.back(), planner::kProbeBytes / kSlow.bytes_per_second, 0.01);
+      numbers.back() *= 10;
+      changed.put(name, Span<const float>(numbers));
+    }
+    Training resumed(communicator);
+    resumed.session().load(StateReader(std::move(changed)));
+    resumed.run(12, 0.01);
+    EXPECT_NE(resumed.session().explain().find("a message of 128 KiB takes 131."), std::string::npos)
+        << resumed.session().explain();
+    EXPECT_NE(resumed.session().explain().find("the candidates are tried again"), std::string::npos);
+    resumed.run(kTrial + 40, 0.01);
+    EXPECT_EQ(resumed.system(), "power_sgd") << "the trial confirms it";
+    const auto changes = resumed.session().changes();
+    EXPECT_EQ(
+        std::ranges::count_if(changes, [](const Change& one) { return one.reason.ends_with("tried again"); }),
+        1)
+        << resumed.session().explain();
+  });
+}
+
 /// What a trial has found, and how patient it has become, is known to a resumed run.
 TEST(Auto, AResumedRunKnowsWhatOtherCandidatesTook) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {

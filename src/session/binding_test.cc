@@ -201,7 +201,7 @@ TEST(Refusal, ARankThatRefusesAloneAndGoesOnIsNamedAtOnce) {
                          session.start();
                          std::vector<float> gradient(300, 1.0f);
                          if (communicator.rank() == 1) {
-                           session.set_learning_rate(0);
+                           session.set_learning_rate(-1);
                            EXPECT_THROW(session.synchronize(0, gradient), std::invalid_argument);
                            session.set_learning_rate(1);
                            session.next_step();

@@ -54,6 +54,43 @@ TEST(Session, HandsTheLearningRateToSystemsThatAskForIt) {
   });
 }
 
+TEST(Session, ARateOfZeroSendsNothingAndLosesNothing) {
+  run_in_process(2, [](Communicator& communicator) {
+    for (const std::string spec : {"sketched_sgd:k=1", "global_top_k:k=1", "sketched_sgd:k=1:momentum=0.9",
+                                   "marsit:full_every=0:eta_s=theorem:horizon=100"}) {
+      const auto train = [&](bool begins_at_zero) {
+        Session session(spec, communicator);
+        session.add_bucket({{"w", 40}});
+        session.start();
+        std::vector<float> gradient(40, 3.0f);
+        if (begins_at_zero) {
+          session.set_learning_rate(0);
+          const StepReport report = session.synchronize(0, gradient);
+          EXPECT_EQ(gradient, std::vector<float>(40, 0.0f)) << spec;
+          EXPECT_EQ(report.formula_bytes, 0u) << spec;
+          EXPECT_TRUE(report.finite);
+          session.next_step();
+          StateWriter writer;
+          session.save(writer);
+          const StateReader state(std::move(writer));
+          std::vector<float> residual(40, 1.0f);
+          state.get("residual/w", Span<float>(residual));
+          EXPECT_EQ(residual, std::vector<float>(40, 0.0f)) << spec;
+        }
+        session.set_learning_rate(0.5);
+        for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>(i) - 7;
+        session.synchronize(0, gradient);
+        return gradient;
+      };
+      // Sketches and bits are drawn by the number of the step.
+      const std::vector<float> later = train(true);
+      if (spec.starts_with("global_top_k")) {
+        EXPECT_EQ(later, train(false)) << spec;
+      }
+    }
+  });
+}
+
 TEST(Session, ATorusThatCannotBeIsRefusedOnEveryRank) {
   run_in_process(4, [](Communicator& communicator) {
     for (const char* spec : {"marsit:full_every=0:eta_s=1:topology=torus:rows=5"}) {

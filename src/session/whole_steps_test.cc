@@ -313,7 +313,7 @@ TEST(Step, ARefusalOfTheSystemIsForTheStepAlone) {
     session.step_of_all();
     const Values before = state_of(session);
     session.bucket(0);
-    session.set_learning_rate(0);
+    session.set_learning_rate(-1);
     EXPECT_THROW(session.bucket(1), std::invalid_argument);
     EXPECT_EQ(state_of(session), before);
     const std::string later = error_of([&] { session.bucket(1); });

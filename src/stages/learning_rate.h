@@ -15,9 +15,10 @@ namespace thinwire {
 ///
 ///   sum over ranks of (rate * gradient_in + residual_in) = W * rate * mean + sum over ranks of residual_out
 ///
-/// While the rate is 1 the inner system sees what it would see alone, bit for bit. Throws
-/// std::invalid_argument for a rate outside [1e-30, 1e30]. When the division overflows, the report says that
-/// the step is not finite, though its delivery is spent.
+/// While the rate is 1 the inner system sees what it would see alone, bit for bit. In a step whose rate is 0
+/// nothing is sent, the mean is 0 and nothing else changes: the rate must be 0 on all ranks. Throws
+/// std::invalid_argument for any other rate outside [1e-30, 1e30]. When the division overflows, the report
+/// says that the step is not finite, though its delivery is spent.
 std::unique_ptr<Synchronizer> put_learning_rate_inside(std::unique_ptr<Synchronizer> inner);
 
 }  // namespace thinwire

@@ -46,8 +46,10 @@ TEST(LearningRate, WhatWaitsIsMultipliedByTheRateOfItsOwnStep) {
     EXPECT_EQ(residual, (std::vector<float>{0, 7}));
     step_of(0.5, {std::numeric_limits<float>::infinity(), 1});
     EXPECT_EQ(residual, (std::vector<float>{0, 7}));
-    for (const double rate : {0.0, -1.0, 1e-40, std::numeric_limits<double>::infinity(),
-                              std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(step_of(0, {1, 1}), (std::vector<float>{0, 0}));
+    EXPECT_EQ(residual, (std::vector<float>{0, 7}));
+    for (const double rate :
+         {-1.0, 1e-40, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
       EXPECT_THROW(step_of(rate, {1, 1}), std::invalid_argument);
     }
   });

@@ -12,6 +12,11 @@
 //
 // Bytes per rank: those of the system whose step it is.
 
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "stages/forwarding.h"
 #include "stages/stages.h"
 
@@ -21,12 +26,17 @@ namespace {
 /// The first system has no state, see Registry::make_other.
 class WarmUp final : public Forwarding {
  public:
-  WarmUp(std::uint64_t steps, std::unique_ptr<Synchronizer> first, std::unique_ptr<Synchronizer> inner)
-      : Forwarding(std::move(inner)), steps_(steps), first_(std::move(first)) {}
+  WarmUp(std::uint64_t steps, std::string first_name, std::unique_ptr<Synchronizer> first,
+         std::unique_ptr<Synchronizer> inner)
+      : Forwarding(std::move(inner)),
+        steps_(steps),
+        first_name_(std::move(first_name)),
+        first_(std::move(first)) {}
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
     if (step.index < steps_) {
       first_->synchronize(bucket, gradient, residual, step);
+      step.report.scheme = first_name_.c_str();
       return;
     }
     const Later later(step, steps_);
@@ -64,6 +74,7 @@ class WarmUp final : public Forwarding {
   };
 
   std::uint64_t steps_;
+  std::string first_name_;
   std::unique_ptr<Synchronizer> first_;
 };
 
@@ -81,8 +92,10 @@ SystemInfo warm_up_info() {
                   {"with", "dense", "the system of these steps, without state; its options behind '/'"}};
   info.other_option = "with";
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
+    std::string first = options.text("with");
+    std::ranges::replace(first, '/', ':');  // as a spec has it elsewhere
     return std::make_unique<WarmUp>(static_cast<std::uint64_t>(options.integer("steps", 0, 1'000'000'000)),
-                                    std::move(inner.other), std::move(inner.synchronizer));
+                                    std::move(first), std::move(inner.other), std::move(inner.synchronizer));
   };
   return info;
 }

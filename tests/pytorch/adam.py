@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from common import RANK, WORLD, Given, Net, register, require_agreement, require_error, require_same, wrap
+from thinwire import adapter
 
 SIZES = (700, 33, 1200, 5)
 BETAS, EPS, DECAY, RATE = (0.8, 0.95), 1e-8, 0.1, 1e-2
@@ -97,6 +98,78 @@ def adams_momentum_is_what_travelled():
         groups = torch.unique((sizes / sizes.max() * 1e4).round())
         assert len(groups) <= WORLD, f"{len(groups)} sizes in a momentum of {sizes.numel()} elements"
     handle.close()
+
+
+def a_closure_comes_before_the_question():
+    """Backward runs in it, and decides whether the variance of this step stands still."""
+    for spec in ("one_bit_adam:freeze=3:beta1=0.8", "zero_one_adam:kappa=2:beta1=0.8"):
+        results = []
+        for in_closure in (False, True):
+            torch.manual_seed(5)
+            model = wrap(Given)
+            optimizer = make(torch.optim.AdamW, model)
+            handle = register(model, spec, optimizer=optimizer)
+
+            def backward():
+                model.zero_grad()
+                loss = model(gradients_of(step))
+                loss.backward()
+                return loss
+
+            for step in range(9):
+                if in_closure:
+                    assert optimizer.step(backward).requires_grad
+                else:
+                    backward()
+                    assert optimizer.step() is None
+            results.append([parameter.detach().clone() for parameter in model.parameters()]
+                           + [state["exp_avg_sq"] for state in optimizer.state.values()])
+            handle.close()
+        require_same(*results, f"{spec}, backward in a closure", 0)
+
+
+def a_rate_of_zero_loses_nothing():
+    """As in the first step of a rise of the rate; and the rate is that of the model's own group."""
+    for spec in ("sketched_sgd:ratio=0.1:p=4:columns_ratio=0.1", "global_top_k:ratio=0.1"):
+        model, other = wrap(Given), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD([{"params": list(other.parameters()), "lr": 1e-4},
+                                     {"params": list(model.parameters()), "lr": 0.0}])
+        handle = register(model, spec, optimizer=optimizer)
+        model(gradients_of(0)).backward()
+        assert all(not parameter.grad.any() for parameter in model.parameters()), spec
+        optimizer.param_groups[1]["lr"] = 0.1
+        model.zero_grad()
+        model(gradients_of(1)).backward()
+        assert any(parameter.grad.any() for parameter in model.parameters()), spec
+        require_agreement(model, spec)
+        handle.close()
+
+
+def a_framework_that_clips_or_puts_its_step_back_is_refused():
+    for spec, system in (("one_bit_adam", "one_bit_adam"), ("demo", "demo"), ("momentum+casq", "momentum")):
+        model = wrap(Net)
+        optimizer = (torch.optim.AdamW(model.parameters()) if spec != "demo"
+                     else torch.optim.SGD(model.parameters(), lr=0.1))
+        require_error(ValueError, ["clips gradients at 1,", system, "turn clipping off"],
+                      lambda: adapter.Synchronization(model, spec, optimizer=optimizer, remedy="",
+                                                      clipped_at=1.0))
+    model = wrap(Net)
+    run = adapter.Synchronization(model, "casq", optimizer=torch.optim.AdamW(model.parameters()), remedy="",
+                                  clipped_at=1.0)
+    run.close()
+
+    class Scaled:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+            self._optimizer_original_step_method = optimizer.step
+
+    model = wrap(Net)
+    wrapper = Scaled(torch.optim.AdamW(model.parameters()))
+    require_error(ValueError, ["Accelerate", "bf16"],
+                  lambda: adapter.Synchronization(model, "one_bit_adam", optimizer=wrapper, remedy=""))
+    run = adapter.Synchronization(model, "casq", optimizer=wrapper, remedy="")
+    require_error(ValueError, ["Accelerate", "bf16"], lambda: run.handle.set("zero_one_adam"))
+    run.close()
 
 
 def resumes_with_its_optimizer():
@@ -261,6 +334,7 @@ def signs_are_refused_under_a_loss_scale():
     handle.close()
 
 
-ADAM = [an_optimizer_is_held_for_one_model, signs_are_refused_under_a_loss_scale,
-        the_variance_stands_still, adams_momentum_is_what_travelled, resumes_with_its_optimizer,
-        an_adam_is_needed, the_optimizers_momentum_is_the_specs]
+ADAM = [a_closure_comes_before_the_question, a_rate_of_zero_loses_nothing,
+        a_framework_that_clips_or_puts_its_step_back_is_refused, an_optimizer_is_held_for_one_model,
+        signs_are_refused_under_a_loss_scale, the_variance_stands_still, adams_momentum_is_what_travelled,
+        resumes_with_its_optimizer, an_adam_is_needed, the_optimizers_momentum_is_the_specs]
