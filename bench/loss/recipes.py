@@ -19,7 +19,7 @@ ONE_FACTOR = ["acp_sgd:rank=64:bits=8", "acp_sgd:rank=32:bits=8", "acp_sgd:rank=
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
 # What auto chooses, and what it may choose on a link that is slow.
-CHOSEN = ["auto", "auto:link=100Mbit:50us", "half:feedback=on", "half:format=bf16:feedback=on"]
+CHOSEN = ["auto:budget=0.75", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]
 
 # Whether a milder beginning, exact vectors, a residual that fades or a gathered mean bring the loss back.
 REMEDIES = [
@@ -27,7 +27,7 @@ REMEDIES = [
     "warm_up:steps=50+whole+casq", "warm_up:steps=50+casq:topology=all_gather",
     "warm_up:steps=30+top_k:ratio=0.01:ramp_steps=60+zen", "decay:factor=0.99+top_k:ratio=0.01+zen",
 ]
-GUARDED = ["guard+casq", "guard+casq:bits=4", "guard+power_sgd:rank=7:bits=4", "guard+power_sgd:rank=32:bits=8"]
+GUARDED = [f"guard:noise=0.75+{spec}" for spec in ("casq", "casq:bits=4", "power_sgd:rank=7:bits=4", "power_sgd:rank=32:bits=8")]
 
 # Those that are made for Adam. They do not bear that their mean is clipped.
 MADE_FOR_ADAM = [
@@ -58,12 +58,12 @@ LOCAL_STEPS = [
 RECIPES = {
     "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + MARSIT_WITH_ADAM,
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + GUARDED[-1:],
-    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us"] + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY,
+    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY,
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us"],
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
     # At this rate and momentum one-bit systems diverge.
-    "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard+marsit:full_every=100", "ef_signsgd", "guard+ef_signsgd"],
+    "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard:noise=0.75+marsit:full_every=100", "ef_signsgd", "guard:noise=0.75+ef_signsgd"],
     "resnet20-cifar10": AS_THEY_COME + ["power_sgd:rank=12:bits=8", "power_sgd:rank=8:bits=4"] + WITH_MOMENTUM,
     "lstm-kjv": ["dense", "rows=zen,dense=half", "rows=zen,dense=casq:bits=4", "rows=zen,dense=power_sgd:rank=16", "rows=zen,dense=casq"],
 }

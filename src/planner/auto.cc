@@ -179,7 +179,7 @@ std::vector<std::string> names_of(const Options& options) {
 }
 
 /// What is allowed where nothing else is given.
-constexpr const char* kBudget = "0.75";
+constexpr const char* kBudget = "0.5";
 
 /// Of codes of 8 bits, in the guard's unit. Rounding to 127 levels of the largest of 256 elements is off by
 /// at most half a level each, twice: 0.09 of the block's norm. The unit is at least 0.2 of it.

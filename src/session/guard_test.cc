@@ -96,7 +96,7 @@ TEST(Guard, TakesTheOtherSystemAfterALargeErrorAndTriesAgainMoreSeldom) {
     EXPECT_EQ(change.reason.substr(0, expected.size()), expected);
   }
   EXPECT_TRUE(guarded.changes[4].reason.ends_with(
-      " times the batches' noise, more than 0.75, so dense until step 68"));
+      " times the batches' noise, more than 0.50, so dense until step 68"));
   EXPECT_EQ(guarded.explained, to_text(guarded.changes)) << "the last measurement is the last change";
 }
 
@@ -125,7 +125,7 @@ TEST(Guard, LeavesASystemAloneThatKeepsToTheBound) {
   EXPECT_EQ(guarded.means, alone.means);
   EXPECT_EQ(guarded.explained.substr(0, 48), "step 17: guard: bucket of fc.weight and 1 more: ")
       << guarded.explained;
-  EXPECT_TRUE(guarded.explained.ends_with(" times the batches' noise, allowed are 0.75"))
+  EXPECT_TRUE(guarded.explained.ends_with(" times the batches' noise, allowed are 0.50"))
       << guarded.explained;
   for (std::uint64_t step = 0; step < 20; ++step) {
     const bool measured = step == 3 || step == 7 || step == 17;

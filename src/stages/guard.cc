@@ -9,7 +9,7 @@
 // itself with other examples: its square is the mean over ranks of |gradient - G|^2, divided by W - 1.
 // What is small beside it costs no loss: late in training, where gradients are mostly noise, a system may
 // leave out more than in the first steps, where all ranks see the same (docs/loss.md has errors beside
-// losses). Ranks with the same examples have no noise, so with the default bound 15 % of the gradient are
+// losses). Ranks with the same examples have no noise, so with the default bound 10 % of the gradient are
 // always free.
 //
 // A bucket is measured in the 4th, 8th, 16th, ... step and then once in every N steps that the inner system
@@ -403,7 +403,7 @@ SystemInfo guard_info() {
   info.undoes_steps = true;
   info.turns_residual = true;
   info.options = {
-      {"noise", "0.75", "largest |mean - exact| of a bucket, in units of the noise of the mean gradient"},
+      {"noise", "0.5", "largest |mean - exact| of a bucket, in units of the noise of the mean gradient"},
       {"every", "50", "a bucket is measured once in so many steps, 8 to 10000"},
       {"with", "dense",
        "the system of a bucket after a larger error, without state; its options behind '/'"}};
