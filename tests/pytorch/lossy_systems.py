@@ -19,7 +19,9 @@ SPECS = ["dense", "half", "marsit:full_every=3", "casq", "sketched_sgd:ratio=0.1
          "ef_signsgd", "signsgd", "ssdm", "qsgd:bits=3", "terngrad", "nuqsgd:bits=3", "alq:bits=3",
          "amq:bits=3", "zen", "agsparse", "top_k:ratio=0.1+zen", "dgc:ratio=0.1+agsparse",
          "block_top_k:ratio=0.25:block=16+s2_reducer:lambda=exact", "global_top_k:ratio=0.1", "omnireduce",
-         "sparcml", "sparse_ps", "auto", "auto:settle=0:steps=2"]
+         "sparcml", "sparse_ps", "auto", "auto:settle=0:steps=2", "blocks:bits=4", "power_sgd:rank=2:bits=8",
+         "acp_sgd:rank=2:bits=8", "demo:chunk=8:top=4", "momentum+casq", "decay:factor=0.9+casq",
+         "warm_up:steps=2:with=blocks/bits=4+top_k:ratio=0.1:ramp_steps=4+zen"]
 
 
 def every_system_agrees():

@@ -24,7 +24,9 @@ def resumes_bit_for_bit():
              "mc:momentum=0.9+top_k:ratio=0.1+agsparse", "power_sgd:rank=2"]
     specs += ["auto:settle=0:steps=2", "whole+casq", "warm_up:steps=3:with=qsgd/bits=4+power_sgd:rank=2",
               "qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0",
-              "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd"]
+              "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd", "blocks:bits=4", "power_sgd:rank=2:bits=8",
+              "acp_sgd:rank=2:bits=8", "demo:chunk=8:top=4", "momentum+casq",
+              "decay:factor=0.9+top_k:ratio=0.1+zen", "warm_up:steps=2+top_k:ratio=0.1:ramp_steps=9+zen"]
     for spec in specs:
         cases = [(Net, 0)]
         if spec in ("casq", "sketched_sgd:ratio=0.1:dense_below=0"):

@@ -10,8 +10,10 @@ from lossy_systems import residuals_of
 SPECS = [
     "casq", "marsit:full_every=3", "marsit:full_every=0:eta_s=0.1", "top_k:ratio=0.05+zen",
     "sketched_sgd:ratio=0.1:dense_below=0", "ef_signsgd", "power_sgd:rank=1",
-    "mc:momentum=0.5+top_k:ratio=0.05+agsparse",
+    "mc:momentum=0.5+top_k:ratio=0.05+agsparse", "blocks:bits=4", "acp_sgd:rank=1:bits=8",
 ]
+# And those whose residual is not what has not arrived.
+ALL_SPECS = [*SPECS, "momentum+casq", "demo:chunk=8:top=4", "decay:factor=0.9+top_k:ratio=0.05+zen"]
 
 
 class Parts(nn.Module):
@@ -166,7 +168,7 @@ def frozen_after_wrapping():
 def a_bad_bucket_undoes_the_step():
     """Without a GradScaler, too: whoever leaves out the step loses nothing. All gradients become NaN, also
     those of the other buckets, so that no optimizer of these alone takes what is delivered again."""
-    for spec in SPECS:
+    for spec in ALL_SPECS:
         model = wrap(Parts)
         handle = register(model, spec)
         for step in range(4):
@@ -196,7 +198,7 @@ def submit(handle, index, bucket, model):
 
 def a_backward_that_is_given_up():
     """Its finished buckets are undone: their means have reached no optimizer."""
-    for spec in SPECS:
+    for spec in ALL_SPECS:
         model = wrap(Parts)
         handle = register(model, spec)
         for step in range(4):
@@ -228,7 +230,7 @@ def a_backward_that_is_given_up():
 
 def a_backward_that_one_rank_gives_up():
     """All ranks can save the end of the step before, and go on from there."""
-    for spec in ("amq:every=2:bits=5:chunk=1024", *SPECS):
+    for spec in ("amq:every=2:bits=5:chunk=1024", *ALL_SPECS):
         model = wrap(Parts)
         # Others ask for a quarter of the deadline who is gone.
         handle = thinwire.register(model, spec, deadline_seconds=8.0)

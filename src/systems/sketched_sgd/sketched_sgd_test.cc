@@ -200,10 +200,10 @@ TEST(SketchedSgd, AConstantLearningRateChangesNothing) {
   for (std::size_t s = 0; s < 4; ++s) EXPECT_EQ(inside.means[s], after.means[s]);
 }
 
-TEST(SketchedSgd, ALearningRateOfZeroIsRefusedInsideOnly) {
-  Steps inside{.spec = "sketched_sgd", .gradients = {{{1, 2}}}, .rates = {0}};
+TEST(SketchedSgd, ANegativeLearningRateIsRefusedInsideOnly) {
+  Steps inside{.spec = "sketched_sgd", .gradients = {{{1, 2}}}, .rates = {-1}};
   EXPECT_THROW(go(inside), std::exception);
-  Steps after{.spec = "sketched_sgd:lr_after=on", .gradients = {{{1, 2}}}, .rates = {0}};
+  Steps after{.spec = "sketched_sgd:lr_after=on", .gradients = {{{1, 2}}}, .rates = {-1}};
   EXPECT_EQ(go(after).delivered[0][0].size(), 1u);
 }
 
