@@ -11,6 +11,7 @@ LOW_RANK_IN_CODES = ["power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "po
 # About as many bytes as the former two, with a beginning in which every element travels in 4 bits.
 BEGUN_IN_CODES = ["warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=29:bits=8",
                   "warm_up:steps=30:with=blocks/bits=4/block=128+power_sgd:rank=12:bits=8"]
+CELLS_BEGUN_IN_CODES = ["warm_up:steps=50:with=blocks/bits=4/block=128+casq:bits=3"]  # a ninth
 BEGUN_BRIEFLY = ["warm_up:steps=15:with=blocks/bits=4/block=128+power_sgd:rank=5:bits=4"]  # an 80th
 # About as many bytes as the latter two, with more rank and fewer bits.
 MORE_RANK = ["power_sgd:rank=28:bits=4", "power_sgd:rank=9:bits=3"]
@@ -56,9 +57,9 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + MARSIT_WITH_ADAM,
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + MARSIT_WITH_ADAM,
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + GUARDED[-1:],
-    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY,
+    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY,
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us"],
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
