@@ -30,7 +30,8 @@ struct StepReport {
   std::uint64_t raw_bytes = 0;  ///< Of the gradient in its own type: what a dense system has to move.
   Traffic wire;                 ///< Payload and frame headers together.
   /// The part of wire.sent_bytes that guards the rest or agrees on it: headers of frames, stamps of
-  /// exchanges, checksums of sums and gathered values, times among which `auto` chooses.
+  /// exchanges, checksums of sums and gathered values, times among which `auto` chooses, and its messages
+  /// that show the link.
   std::uint64_t frame_header_bytes = 0;
   /// The rest of wire.sent_bytes by the system's formula, from this step's own counts (non-zeros per owner,
   /// union) where it depends on them.
