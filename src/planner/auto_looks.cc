@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -68,33 +68,17 @@ std::uint64_t Auto::watch_link(Step& step, double now) {
   plan_.looks_to_probe = static_cast<int>(std::clamp(std::ceil(looks), double{kLooksToProbe}, 1000.0));
   if (plan_.watch.shorter < std::min(plan_.looks_to_retry, kMostLooksWhenFar)) return sent;
   const double before = plan_.watch.usual;
-  const Members rivals = near_over(least / before, now);
-  if (!has_rivals(rivals)) {
+  const Seconds seconds = expected(now, [&](double one) {
+    return expected_over(one, {plan_.usual, plan_.least_inside}, least / before);
+  });
+  if (!milder_may_do(seconds, now)) {
     plan_.watch = {};  // what it takes now is usual from now on
     return sent;
   }
-  try_again_with(step, rivals,
+  try_again_with(step, near(seconds, now),
                  "a message of " + std::to_string(kProbeBytes / 1024) + " KiB takes " + milliseconds(least) +
                      " and took " + milliseconds(before));
   return sent;
-}
-
-/// What runs, and where a milder member would take at most twice what a step takes now, with a network that
-/// takes `factor` times what it took, all that are near.
-Auto::Members Auto::near_over(double factor, double now) const {
-  Members all{};
-  bool milder = false;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (left_out_[i] || i == plan_.choice) continue;
-    const double before = plan_.seconds[i];
-    const bool known = before > 0 && before < kUnknown;
-    const double seconds = known ? expected_over(before, {plan_.usual, plan_.least_inside}, factor) : now;
-    all[i] = seconds <= kFarBehind * now;
-    milder = milder || (i < plan_.choice && seconds <= kWorthATrial * now);
-  }
-  if (!milder) all = {};
-  all[plan_.choice] = true;
-  return all;
 }
 
 /// now: what a step takes, as a mean over ranks.
@@ -107,7 +91,10 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
     plan_.usual = now;
   plan_.fresh = false;
   const StepAndInside seen{now, least_inside(ranks)};
-  const Members rivals = near(seen);
+  const Seconds seconds = expected(now, [&](double one) {
+    return expected_seconds(one, {plan_.usual, plan_.least_inside}, seen);
+  });
+  const Members rivals = near(seconds, now);
   if (++plan_.looks >= plan_.looks_to_try_again) {
     if (has_rivals(rivals)) {
       return try_again_with(step, rivals,
@@ -118,7 +105,7 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
     plan_.looks = 0;
   }
   const bool drifted = has_drifted(plan_.usual, now);
-  const bool milder = !drifted && milder_may_do(seen);
+  const bool milder = !drifted && exchange_is_shorter(seen.inside) && milder_may_do(seconds, now);
   if (!drifted && !milder) {
     plan_.drifted = 0;
     if (++plan_.calm < kCalmLooks) return;
@@ -150,21 +137,31 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
   plan_.suspect = now;
 }
 
-/// What a step of the member would take now; nothing where it was never timed.
-std::optional<double> Auto::expected(std::size_t member, const StepAndInside& now) const {
-  const double before = plan_.seconds[member];
-  if (before <= 0 || before >= kUnknown) return {};
-  return expected_seconds(before, {plan_.usual, plan_.least_inside}, now);
+/// What a step of each member would take now, by what it took. As long as one does now where that is unknown.
+Auto::Seconds Auto::expected(double now, const std::function<double(double)>& from_before) const {
+  Seconds all{};
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    const double before = plan_.seconds[i];
+    all[i] = before > 0 && before < kUnknown ? from_before(before) : now;
+  }
+  return all;
 }
 
 /// The members that may be about as fast as what runs, and what runs.
-Auto::Members Auto::near(const StepAndInside& now) const {
+Auto::Members Auto::near(const Seconds& expected, double now) const {
   Members all{};
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    all[i] = !left_out_[i] && (i == member_behind(plan_.choice) ||
-                               expected(i, now).value_or(now.step) <= kFarBehind * now.step);
+    all[i] = !left_out_[i] && (i == member_behind(plan_.choice) || expected[i] <= kFarBehind * now);
   }
   return all;
+}
+
+/// Whether a milder member than the chosen one is worth a trial.
+bool Auto::milder_may_do(const Seconds& expected, double now) const {
+  for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
+    if (!left_out_[i] && expected[i] <= kWorthATrial * now) return true;
+  }
+  return false;
 }
 
 /// Whether there is anything to compare. With a choice of which dense has a part, that part is.
@@ -172,15 +169,11 @@ bool Auto::has_rivals(const Members& rivals) const {
   return plan_.choice >= members_.size() || std::ranges::count(rivals, true) > 1;
 }
 
-/// Whether the exchange has become so much shorter that a milder candidate may do. The time of a step need
-/// not show it: where a step is mostly computing, the link can become ten times as fast unseen.
-bool Auto::milder_may_do(const StepAndInside& now) const {
+/// Whether the exchange has become much shorter. The time of a step need not show it: where a step is mostly
+/// computing, the link can become ten times as fast unseen.
+bool Auto::exchange_is_shorter(double inside) const {
   const double before = plan_.least_inside;
-  if (before <= 0 || now.inside > before || !has_drifted_far(before, now.inside)) return false;
-  for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
-    if (!left_out_[i] && expected(i, now).value_or(now.step) <= kWorthATrial * now.step) return true;
-  }
-  return false;
+  return before > 0 && inside <= before && has_drifted_far(before, inside);
 }
 
 /// A step takes so long now, and that is no reason to try anything.

@@ -1,6 +1,6 @@
 #pragma once
-// The system `auto`: auto.cc has its steps, auto_trial.cc the choice, auto_looks.cc what
-// may end it, and auto_state.cc what is saved.
+// The system `auto`: auto.cc has its steps, auto_trial.cc the choice, auto_looks.cc what may end it, and
+// auto_state.cc what is saved.
 
 #include <algorithm>
 #include <array>
@@ -319,13 +319,13 @@ class Auto final : public Synchronizer {
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks, double now);
   std::uint64_t watch_link(Step& step, double now);
-  Members near_over(double factor, double now) const;
   void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
-  Members near(const StepAndInside& now) const;
+  Seconds expected(double now, const std::function<double(double)>& from_before) const;
+  Members near(const Seconds& expected, double now) const;
   bool has_rivals(const Members& rivals) const;
-  bool milder_may_do(const StepAndInside& now) const;
-  std::optional<double> expected(std::size_t member, const StepAndInside& now) const;
+  bool milder_may_do(const Seconds& expected, double now) const;
+  bool exchange_is_shorter(double inside) const;
   void take_as_usual(double seconds);
   void try_again_with(Step& step, const Members& rivals, const std::string& why);
   void leave_out_what_failed(Step& step);
