@@ -119,8 +119,6 @@ void add_train_command(CLI::App& app) {
       command
           ->add_option("--clip", options.clip, "Largest norm of the mean gradient of all parameters; 0: any")
           ->default_str(by_model(&Defaults::clip));
-  command->add_flag("--clip-first", options.clip_first,
-                    "Clip each worker's own gradient, before it is synchronized, in place of the mean");
   command
       ->add_option("--epoch-steps", options.epoch_steps,
                    "Steps that count as an epoch; 0: one pass over the training examples")

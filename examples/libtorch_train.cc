@@ -80,10 +80,11 @@ void check_momentum(const Options& options) {
                                   std::to_string(need.value) + ", and " +
                                   (adam ? "AdamW's beta1" : "--momentum") + " is " + std::to_string(own));
     }
-    if (options.clip > 0 && !need.bears_clipping()) {
-      throw std::invalid_argument(options.spec + ": a clipped mean is not what " + need.system +
-                                  " delivers; leave --clip out");
-    }
+  }
+  if (options.clip == 0) return;
+  for (const auto& system : thinwire::builtin_registry().unclipped(options.spec)) {
+    throw std::invalid_argument(options.spec + ": a clipped mean is not what " + system +
+                                " delivers; leave --clip out");
   }
 }
 

@@ -72,7 +72,7 @@ DdpEngine::DdpEngine(std::vector<std::unique_ptr<C10dCommunicator>> communicator
   lanes_.reserve(tensor_sessions.size());
   for (auto& tensor_session : tensor_sessions) {
     try {
-      lanes_.push_back(std::make_unique<DdpLane>(board_, std::move(tensor_session)));
+      lanes_.push_back(std::make_unique<DdpLane>(board_, lanes_.size(), std::move(tensor_session)));
     } catch (const std::system_error&) {
       close();  // this process has no more threads; those that run are waited for
       throw;
@@ -354,6 +354,7 @@ void DdpEngine::conclude_step(Lock& lock) {
 
 void DdpEngine::end_step(DdpStepEnd end) {
   end.lanes = lanes_.size();
+  end.squares.resize(lanes_.size());
   end.first = lanes_[deciding_lane()].get();
   gave_up_ = end.abandoned;
   const auto shared = std::make_shared<DdpStepEnd>(std::move(end));

@@ -105,6 +105,8 @@ class DdpEngine {
 
   /// See Session::set_learning_rate.
   void set_learning_rate(double rate) { board_.learning_rate = rate; }
+  /// See Session::set_loss_scale. It scales no state.
+  void set_loss_scale(double scale) { board_.loss_scale = scale; }
 
   /// Between steps, see Session::scale_state.
   void scale_state(float factor);

@@ -1,5 +1,6 @@
 #include "torch/ddp_lane.h"
 
+#include <numeric>
 #include <utility>
 
 #include "thinwire/errors.h"
@@ -12,8 +13,8 @@ Verdict own_failure(int rank, const std::string& text) {
           .failed = true};
 }
 
-DdpLane::DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session)
-    : board_(board), tensor_session_(std::move(session)), thread_([this] { run(); }) {}
+DdpLane::DdpLane(DdpBoard& board, std::size_t number, std::unique_ptr<TensorSession> session)
+    : board_(board), number_(number), tensor_session_(std::move(session)), thread_([this] { run(); }) {}
 
 bool DdpLane::is_before(std::size_t bucket) const {
   if (busy_ && bucket_ < bucket && !turn_ended_) return true;
@@ -48,6 +49,7 @@ void DdpLane::take(DdpItem item, Lock& lock) {
   if (!error) {
     try {
       session()->set_learning_rate(board_.learning_rate);
+      session()->set_loss_scale(board_.loss_scale);
       mean = tensor_session_->synchronize(item.bucket, report);
     } catch (...) {
       error = std::current_exception();
@@ -111,6 +113,7 @@ void DdpLane::fail(const std::exception_ptr& error) {
 void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
   ending_ = true;
   if (this == end.first && end.lanes > 1 && session() != nullptr) end.decisions = session()->decisions();
+  if (session() != nullptr) end.squares[number_] = session()->step_squares();
   const bool changed = std::exchange(changed_, false);
   end.others_changed = end.others_changed || (changed && this != end.first);
   if (++end.arrived == end.lanes) board_.changed.notify_all();
@@ -121,7 +124,9 @@ void DdpLane::end_step(DdpStepEnd& end, Lock& lock) {
   std::exception_ptr error;
   try {
     if (session() != nullptr) {
-      tensor_session_->end_step(ended, counts, end.unused);
+      // In the lanes' order: a sum in the order of their arrival would not repeat.
+      const double squares = std::accumulate(end.squares.begin(), end.squares.end(), 0.0);
+      tensor_session_->end_step(ended, counts, end.unused, squares);
       if (ended && counts && this != end.first) session()->follow(end.decisions);
       if (ended && counts && this == end.first && end.others_changed) session()->others_changed();
     }

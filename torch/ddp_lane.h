@@ -29,6 +29,7 @@ struct DdpBoard {
   std::vector<StepReport> reports;  // of each bucket's last step
   StepReport total;
   std::atomic<double> learning_rate{1};
+  std::atomic<double> loss_scale{1};
   /// Tells the ranks at the other ends of all lanes whom the first failure is laid to: this process ends with
   /// it, and they would lay it to this rank.
   std::function<void(const Verdict&)> tell;
@@ -54,14 +55,15 @@ struct DdpStepEnd {
   const DdpLane* first = nullptr;   // whose session decides for all, see Session::follow
   std::vector<std::vector<float>> decisions;
   bool others_changed = false;  // what another lane does with a bucket, see Session::others_changed
+  std::vector<double> squares;  // of each lane's session, see Session::step_squares
 };
 
 class DdpLane {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// Starts the thread; `board` outlives the lane.
-  DdpLane(DdpBoard& board, std::unique_ptr<TensorSession> session);
+  /// Starts the thread; `board` outlives the lane. number: of this lane, from 0 on.
+  DdpLane(DdpBoard& board, std::size_t number, std::unique_ptr<TensorSession> session);
   DdpLane(const DdpLane&) = delete;
   DdpLane& operator=(const DdpLane&) = delete;
 
@@ -112,6 +114,7 @@ class DdpLane {
   void end_step(DdpStepEnd& end, Lock& lock);
 
   DdpBoard& board_;
+  std::size_t number_;
   std::unique_ptr<TensorSession> tensor_session_;
   std::deque<Work> queue_;
   std::atomic<bool> was_pushed_{false};  // and the thread was not told

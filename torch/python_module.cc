@@ -467,13 +467,8 @@ void add_systems(py::module& module) {
     }
     return needs;
   });
-  module.def("unclipped_systems", [](const std::string& spec) {
-    std::vector<std::string> systems;
-    for (const MomentumNeed& need : builtin_registry().momentum_needs(spec)) {
-      if (!need.bears_clipping()) systems.push_back(need.system);
-    }
-    return systems;
-  });
+  module.def("unclipped_systems",
+             [](const std::string& spec) { return builtin_registry().unclipped(spec); });
   module.def("delivers_signs", [](const std::string& spec) {
     const auto needs = builtin_registry().momentum_needs(spec);
     return std::ranges::any_of(needs, &MomentumNeed::delivers_signs);
@@ -559,6 +554,7 @@ PYBIND11_MODULE(_C, module) {
       .def("pass_over_step", of_engine(&DdpEngine::pass_over_step), WithoutLock())
       .def("set_spec", of_engine(&DdpEngine::set_spec))
       .def("set_learning_rate", of_engine(&DdpEngine::set_learning_rate))
+      .def("set_loss_scale", of_engine(&DdpEngine::set_loss_scale))
       .def("scale_state", of_engine(&DdpEngine::scale_state), WithoutLock())
       .def("gather", &PythonEngine::gather)
       .def("state", &PythonEngine::state)

@@ -79,13 +79,13 @@ at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& repor
   return gradient;
 }
 
-void TensorSession::end_step(bool ended, bool counts, const std::vector<std::string>& unused) {
+void TensorSession::end_step(bool ended, bool counts, const std::vector<std::string>& unused, double squares) {
   if (!ended) {
     session_->undo_step();
     return;
   }
   for (const std::string& name : unused) session_->leave_out(name);
-  session_->next_step(counts);
+  session_->next_step(counts, squares);
 }
 
 void TensorSession::synchronize_floats(const DdpBucket& bucket, StepReport& report) {

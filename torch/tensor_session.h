@@ -44,8 +44,8 @@ class TensorSession {
   at::Tensor synchronize(const DdpBucket& bucket, StepReport& report);
 
   /// Ends the session's step, see Session::next_step; one that failed somewhere, or was given up, is undone
-  /// and has not `ended`. unused: names of parameters that take no part in it.
-  void end_step(bool ended, bool counts, const std::vector<std::string>& unused);
+  /// and has not `ended`. unused: names of parameters that take no part in it. squares: of all lanes.
+  void end_step(bool ended, bool counts, const std::vector<std::string>& unused, double squares);
 
   /// Makes the stream on which synchronize() computes the device's current one. Nothing for host memory.
   DeviceStaging::Guard on_stream_of(const at::Tensor& gradient);

@@ -51,13 +51,12 @@ std::string trajectory(const Options& options, const std::string& spec, std::uin
       "weight_decay={}\nlr_schedule={}\nseed={}\nlimit={}\nbucket_mb={}\nvocabulary={}\noptimizer={}\nclip={}"
       "\n"
       "warm_up_steps={}\nepoch_steps={}\ncontext={}\nlayers={}\nwidth={}\nheads={}\nlocal_steps={}\nouter_"
-      "rate={}\nclip_first={}\n",
+      "rate={}\n",
       spec, options.data, options.model, parameters, options.workers, epochs, options.batch,
       options.learning_rate, options.momentum, options.weight_decay, name_of(options.schedule), options.seed,
       options.limit, options.bucket_megabytes, options.vocabulary, name_of(options.optimizer), options.clip,
       options.warm_up_steps, options.epoch_steps, options.context, options.transformer.layers,
-      options.transformer.width, options.transformer.heads, options.local_steps, options.outer_rate,
-      options.clip_first);
+      options.transformer.width, options.transformer.heads, options.local_steps, options.outer_rate);
 }
 
 void require_steps(const Options& options, std::size_t training_examples) {

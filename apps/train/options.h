@@ -30,7 +30,6 @@ struct Options {
   /// Largest norm of the mean gradient, over all parameters; 0: any. With local steps, of a rank's own.
   double clip = 0;
   /// Clip each rank's own gradient, before it is synchronized, in place of the mean.
-  bool clip_first = false;
   /// Steps that each rank takes alone between synchronizations (optimizer/local_updates.h); 0: gradients are
   /// synchronized in every step.
   int local_steps = 0;

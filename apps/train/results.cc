@@ -164,7 +164,6 @@ nlohmann::ordered_json to_json(const RunResult& result, const Options& options) 
           {"batch", options.batch},
           {"optimizer", name_of(options.optimizer)},
           {"clip", options.clip},
-          {"clip_first", options.clip_first},
           {"lr", options.learning_rate},
           {"lr_schedule", name_of(options.schedule)},
           {"momentum", options.momentum},

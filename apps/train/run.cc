@@ -105,20 +105,6 @@ void check_optimizer(const Options& options) {
   }
 }
 
-void check_clipping(const Options& options) {
-  if (!options.clip_first) return;
-  const auto refuse = [](const std::string& why) {
-    throw std::invalid_argument("--clip-first clips each worker's own gradient" + why);
-  };
-  if (options.clip == 0) refuse(", and --clip 0 is no limit: give --clip");
-  if (options.local_steps > 0) refuse(", and with --local-steps that is what --clip does: leave it out");
-  if (options.model == "lstm" || options.model == "deepfm") {
-    refuse(
-        fmt::format(", and those of the tables of '{}' are rows, which are clipped as a mean: leave it out",
-                    options.model));
-  }
-}
-
 /// Systems that need a certain momentum in the optimizer would make another optimizer of it in silence.
 void check_momentum(const Options& options) {
   if (options.local_steps > 0) return;  // each worker's optimizer is its own then
@@ -137,12 +123,13 @@ void check_momentum(const Options& options) {
                         need.system, adam ? "AdamW's beta1 of" : "--momentum", own,
                         adam ? "give --optimizer sgd" : "leave --momentum out"));
       }
-      if (options.clip > 0 && !options.clip_first && !need.bears_clipping()) {
-        throw std::invalid_argument(fmt::format(
-            "--sync {}: --clip {} would change the mean that {} delivers, which is to reach the optimizer as "
-            "it is: give --clip 0, or --clip-first",
-            spec, options.clip, need.system));
-      }
+    }
+    if (options.clip == 0) continue;
+    for (const std::string& system : builtin_registry().unclipped(spec)) {
+      throw std::invalid_argument(fmt::format(
+          "--sync {}: --clip {} would change the mean that {} delivers, which is to reach the optimizer as "
+          "it is: give --clip 0; the stage clip in front of a spec clips before it",
+          spec, options.clip, system));
     }
   }
 }
@@ -203,7 +190,6 @@ void check_numbers(const Options& options) {
   in_range("--clip", options.clip, options.clip >= 0 && options.clip <= kMost, "at least 0 and a float");
   at_least_one("--context", options.context);
   check_optimizer(options);
-  check_clipping(options);
   check_momentum(options);
   check_local_steps(options);
   in_range("--bucket-mb", options.bucket_megabytes,

@@ -37,35 +37,13 @@ TEST(Run, RefusesAnOptimizerWithAnotherMomentumThanTheSystemNeeds) {
 }
 
 TEST(Run, RefusesToClipWhatMustArriveAsItIs) {
-  for (const char* spec : {"one_bit_adam", "zero_one_adam", "momentum+casq"}) {
+  for (const char* spec : {"one_bit_adam", "zero_one_adam", "momentum+casq", "clip+casq"}) {
     const std::string clipped = refusal(OptimizerKind::adamw, 0, spec, 1);
     EXPECT_NE(clipped.find("--clip 1 would change the mean"), std::string::npos) << clipped;
     EXPECT_NE(clipped.find("give --clip 0"), std::string::npos) << clipped;
   }
   const std::string signs = refusal(OptimizerKind::sgd, 0, "demo", 0.5);
   EXPECT_NE(signs.find("--clip 0.5 would change the mean that demo delivers"), std::string::npos) << signs;
-}
-
-TEST(Run, RefusesToClipFirstWhereThatMeansNothing) {
-  const auto refusal_of = [](void (*change)(Options&)) -> std::string {
-    Options options;
-    options.specs = {"dense"};
-    options.clip = 1;
-    options.clip_first = true;
-    change(options);
-    try {
-      run(options);
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "nothing was refused";
-  };
-  const std::string unlimited = refusal_of([](Options& options) { options.clip = 0; });
-  EXPECT_NE(unlimited.find("--clip 0 is no limit: give --clip"), std::string::npos) << unlimited;
-  const std::string local = refusal_of([](Options& options) { options.local_steps = 2; });
-  EXPECT_NE(local.find("--local-steps"), std::string::npos) << local;
-  const std::string rows = refusal_of([](Options& options) { options.model = "lstm"; });
-  EXPECT_NE(rows.find("tables of 'lstm'"), std::string::npos) << rows;
 }
 
 }  // namespace

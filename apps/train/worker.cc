@@ -197,12 +197,10 @@ bool Worker::train_epoch(std::uint64_t epoch) {
 
 void Worker::gradient_step(double rate, Tally& tally) {
   session_.set_learning_rate(rate);
-  if (options_.clip_first) gradients_.clip(options_.clip);
   bool frozen = false;
   const bool counts = synchronize(tally.costs, frozen);
   if (counts) {
-    const bool clips = options_.clip > 0 && !options_.clip_first;
-    const double factor = clips ? gradients_.clip(options_.clip) : 1;
+    const double factor = options_.clip > 0 ? gradients_.clip(options_.clip) : 1;
     optimizer_->param_groups()[0].options().set_lr(rate);
     held_variance_.step(*optimizer_, frozen);
     gradients_.apply_rows(factor * rate);

@@ -36,8 +36,9 @@ MADE_FOR_ADAM = [
     "demo --optimizer sgd --lr 0.001 --clip 0",
 ]
 # Whether clipping is what goes wrong: each worker clips its own gradient, and the mean is not clipped.
-CLIPPED_FIRST = [f"{spec} --clip-first" for spec in (
-    "dense", "casq", "casq:bits=4", "top_k:ratio=0.05+zen", "power_sgd:rank=7:bits=4", "momentum+casq:bits=4", "one_bit_adam:freeze=100")]
+CLIPPED_FIRST = [f"clip+{spec} --clip 0" for spec in (
+    "dense", "casq", "casq:bits=4", "top_k:ratio=0.05+zen", "top_k:ratio=0.01+zen", "power_sgd:rank=7:bits=4", "sketched_sgd",
+    "momentum+casq:bits=4", "one_bit_adam:freeze=100", "warm_up:steps=50+casq", "warm_up:steps=50+top_k:ratio=0.05+zen")]
 MARSIT_WITH_ADAM = ["marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4"]
 
 # With momentum: each paper's system with the stages or options that keep the accuracy.

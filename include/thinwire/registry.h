@@ -99,7 +99,8 @@ struct SystemInfo {
   bool takes_rows = false;         ///< Gains from sparsity: rows, or the zeros of a dense bucket.
   bool stage = false;              ///< Goes in front of a system with '+'.
   bool sparsifies = false;         ///< A stage that hands on a part of the gradient and keeps the rest.
-  bool forgets = false;            ///< A stage that drops a part of the residual for good.
+  bool forgets = false;            ///< A stage that drops a part of what it is given for good.
+  bool clips = false;              ///< A stage that clips gradients, so that the mean is not to be clipped.
   bool renumbers_steps = false;    ///< A stage that counts steps anew for the system behind it.
   bool corrects_momentum = false;  ///< Applies momentum, so that more is delivered than comes in.
   /// A stage that compares what is delivered with what came in.
@@ -177,6 +178,9 @@ class Registry {
   /// What the systems of the spec, or of a pair's dense part, ask of the optimizer. Tables of rows may have
   /// an optimizer of their own. Throws as shortened() does.
   std::vector<MomentumNeed> momentum_needs(std::string_view spec) const;
+  /// The systems of the spec, or of a pair's dense part, whose mean is not to be clipped before it reaches the
+  /// optimizer: it is momentum or signs, or was clipped before. Throws as shortened() does.
+  std::vector<std::string> unclipped(std::string_view spec) const;
   /// What of the spec, or of a pair of them, does nothing for a model whose parameters have these names: a
   /// sentence each. Throws as shortened() does.
   std::vector<std::string> idle_options(std::string_view spec, const std::vector<std::string>& names) const;

@@ -152,13 +152,21 @@ class Session {
   /// ask for it (Step::learning_rate); those need it before every step in which it changes.
   void set_learning_rate(double rate) { learning_rate_ = rate; }
 
+  /// The loss scale by which the gradients of the next synchronize on are multiplied; 1 until then. The same
+  /// on all ranks. Only the stage clip asks for it (Step::loss_scale).
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
+
   /// Ends a step of training: every bucket synchronizes at most once per step. Returns whether the step
   /// counts. It does not where a bucket was not finite, which all ranks see alike, where it failed, or where
   /// `counts` is false: then the residuals of all buckets and the system's own state become again what they
   /// were at the end of the step before, and the optimizer must leave the step out. Not collective, but every
   /// rank calls it with the same value. Throws what synchronize() throws after an error of the exchange: such
   /// a step does not end.
-  bool next_step(bool counts = true);
+  /// whole: where other sessions of this rank synchronize parts of the same model, the sum of step_squares()
+  /// over all of them; without one, that of this session.
+  bool next_step(bool counts = true, std::optional<double> whole = {});
+  /// See Synchronizer::step_squares: of the step that is about to end.
+  double step_squares() const;
   /// Gives up the step that is under way: state is as at the end of the step before, and so is step(). For a
   /// step that this rank cannot go on with, before save(). Without undoes_steps, std::logic_error when
   /// buckets were synchronized in it.
@@ -262,6 +270,7 @@ class Session {
   std::unique_ptr<Undelivered> undelivered_;
   std::uint64_t step_ = 0;
   double learning_rate_ = 1;
+  double loss_scale_ = 1;
   bool started_ = false;
   bool finite_ = true;  // every bucket of this step so far
   struct Failure {

@@ -69,6 +69,8 @@ struct Step {
   /// What the optimizer multiplies this step's mean by, the same on all ranks. For systems that keep what
   /// they hold back multiplied by the rate of its own step; with 1 they keep it as it comes.
   double learning_rate = 1;
+  /// What gradients are multiplied by beyond the optimizer's: a loss scale. The same on all ranks.
+  double loss_scale = 1;
   /// Of the mean, this rank needs part `rank` of W equal ones alone: the session's reduce-scatter. A system
   /// with SystemInfo::reduce_scatters leaves it there; the other parts then have no meaning.
   bool reduce_scatter = false;
@@ -184,6 +186,13 @@ class Synchronizer {
   /// In the last step, which counts, another session of the process changed what it does with a bucket (its
   /// StepReport::changes): a step takes another time from now on. For the one that decides, on all ranks.
   virtual void others_changed() {}
+
+  /// For a system that goes by the norm of the whole gradient: the sum of squares of this rank's own gradient
+  /// in the buckets of the step that ends, as far as it needs them. Most need none.
+  virtual double step_squares() const { return 0; }
+  /// When a step counts, before keep_step(): the sum of step_squares() over all sessions of this process that
+  /// synchronize parts of one model.
+  virtual void take_squares(double /*whole*/) {}
 
   /// What must survive a restart besides residuals, by the kinds that SystemInfo::state lists. Default:
   /// nothing.

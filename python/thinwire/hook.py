@@ -166,6 +166,7 @@ class StepsOfHook:
         if self._scale is not None and scale != self._scale:
             self._engine.scale_state(scale / self._scale)
         self._scale = scale
+        self._engine.set_loss_scale(scale)
         spec = self._engine.spec()
         if not self._ran and self._engine.step() == 0 and "feedback=on" in spec:
             self._warn_of_a_forgotten_state(model)

@@ -104,7 +104,7 @@ void refuse_meaningless(const std::vector<SpecPart>& parts, const std::vector<co
     }
     if (stage.forgets && sparsifier != nullptr) {
       throw std::invalid_argument(stage.name + " behind " + sparsifier->name +
-                                  " would not meet its residual; put " + stage.name + " in front");
+                                  " would meet only what that selects; put " + stage.name + " in front");
     }
     if (stage.sparsifies) {
       if (sparsifier != nullptr) {
@@ -257,7 +257,9 @@ Pipeline Registry::make(std::string_view spec) const {
   pipeline.synchronizer = std::move(made.synchronizer);
   pipeline.feedback = made.feedback;
   pipeline.lossless = std::ranges::none_of(
-      infos, [](const SystemInfo* info) { return info->stage ? info->sparsifies : !info->lossless; });
+      infos, [](const SystemInfo* info) {
+        return info->stage ? info->sparsifies || info->forgets : !info->lossless;
+      });
   pipeline.has_state =
       pipeline.has_state || pipeline.feedback ||
       std::ranges::any_of(infos, [](const SystemInfo* info) { return !info->state.empty(); });
@@ -311,6 +313,17 @@ std::vector<MomentumNeed> Registry::momentum_needs(std::string_view spec) const 
     }
   }
   return needs;
+}
+
+std::vector<std::string> Registry::unclipped(std::string_view spec) const {
+  std::vector<std::string> systems;
+  for (const MomentumNeed& need : momentum_needs(spec)) {
+    if (!need.bears_clipping()) systems.push_back(need.system);
+  }
+  for (const SpecPart& part : parse_spec(parse_spec_pair(spec).dense)) {
+    if (find(part.name).clips) systems.push_back(part.name);
+  }
+  return systems;
 }
 
 std::vector<std::string> Registry::idle_options(std::string_view spec,

@@ -151,6 +151,8 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"decay:factor=0.9+top_k:ratio=0.1+zen"},
     {"whole+mc:momentum=0.5+decay:factor=0.5+top_k:ratio=0.1+zen"},
     {"decay+casq:interval=2"},
+    {"clip:norm=0.5+casq:interval=2"},
+    {"clip:norm=2+warm_up:steps=2+top_k:ratio=0.1+zen"},
     {"guard:every=8:noise=0.3+casq:interval=2"},
     {"guard:every=8:noise=0.001:with=half+power_sgd:rank=2"},
     {"whole+guard:every=8:noise=0:with=qsgd/bits=8+top_k:ratio=0.1+zen"},

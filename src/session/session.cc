@@ -203,6 +203,7 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
             .index = step_,
             .seed = options_.seed,
             .learning_rate = learning_rate_,
+            .loss_scale = loss_scale_,
             .reduce_scatter = options_.reduce_scatter,
             .sharing = options_.sharing,
             .parameter_ends = own.parameter_ends,
@@ -384,6 +385,12 @@ void Session::follow(const std::vector<std::vector<float>>& decisions) {
   for (std::size_t i = 0; i < pipelines_.size() && i < decisions.size(); ++i) {
     if (!decisions[i].empty()) pipelines_[i].synchronizer->follow(decisions[i]);
   }
+}
+
+double Session::step_squares() const {
+  double sum = 0;
+  for (const Pipeline& pipeline : pipelines_) sum += pipeline.synchronizer->step_squares();
+  return sum;
 }
 
 void Session::others_changed() {

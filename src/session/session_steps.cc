@@ -162,7 +162,7 @@ void Session::undo() {
   finite_ = true;
 }
 
-bool Session::next_step(bool counts) {
+bool Session::next_step(bool counts, std::optional<double> whole) {
   finish_keeping();
   if (failure_ && failure_->ends_session) refuse_after_failure();
   const bool counted = !failure_ && counts && finite_;
@@ -171,6 +171,10 @@ bool Session::next_step(bool counts) {
     for (auto& own : buckets_) own->ran = false;
   } else if (!counted) {
     undo();
+  }
+  if (counted) {
+    const double squares = whole ? *whole : step_squares();
+    for (const Pipeline& pipeline : pipelines_) pipeline.synchronizer->take_squares(squares);
   }
   finite_ = true;
   ++step_;

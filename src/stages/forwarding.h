@@ -23,6 +23,8 @@ class Forwarding : public Synchronizer {
   std::vector<float> decision() const override { return inner_->decision(); }
   void follow(Span<const float> decision) override { inner_->follow(decision); }
   void others_changed() override { inner_->others_changed(); }
+  double step_squares() const override { return inner_->step_squares(); }
+  void take_squares(double whole) override { inner_->take_squares(whole); }
   void save(BucketWriter& writer) const override { inner_->save(writer); }
   void load(const BucketReader& reader) override { inner_->load(reader); }
   void keep_step(BucketId bucket) override { inner_->keep_step(bucket); }

@@ -12,6 +12,7 @@ SystemInfo dgc_info();
 SystemInfo whole_info();
 SystemInfo warm_up_info();
 SystemInfo decay_info();
+SystemInfo clip_info();
 SystemInfo guard_info();
 
 }  // namespace thinwire

@@ -26,7 +26,8 @@ def resumes_bit_for_bit():
               "qsgd:bits=3", "sketched_sgd:ratio=0.1:dense_below=0",
               "block_top_k:ratio=0.1:block=16+zen", "ef_signsgd", "blocks:bits=4", "power_sgd:rank=2:bits=8",
               "acp_sgd:rank=2:bits=8", "demo:chunk=8:top=4", "momentum+casq",
-              "decay:factor=0.9+top_k:ratio=0.1+zen", "warm_up:steps=2+top_k:ratio=0.1:ramp_steps=9+zen"]
+              "decay:factor=0.9+top_k:ratio=0.1+zen", "warm_up:steps=2+top_k:ratio=0.1:ramp_steps=9+zen",
+              "clip:norm=0.1+casq"]
     for spec in specs:
         cases = [(Net, 0)]
         if spec in ("casq", "sketched_sgd:ratio=0.1:dense_below=0"):

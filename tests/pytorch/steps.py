@@ -13,7 +13,8 @@ SPECS = [
     "mc:momentum=0.5+top_k:ratio=0.05+agsparse", "blocks:bits=4", "acp_sgd:rank=1:bits=8",
 ]
 # And those whose residual is not what has not arrived.
-ALL_SPECS = [*SPECS, "momentum+casq", "demo:chunk=8:top=4", "decay:factor=0.9+top_k:ratio=0.05+zen"]
+ALL_SPECS = [*SPECS, "momentum+casq", "demo:chunk=8:top=4", "decay:factor=0.9+top_k:ratio=0.05+zen",
+             "clip:norm=1+casq"]
 
 
 class Parts(nn.Module):

@@ -17,10 +17,11 @@ from lossy_systems import (
 )
 from dcp import DCP
 from exits import EXITS, SCATTERED_FAILURES, SCATTERED_RAISES, SHARDED_FAILURES, SHARDED_RAISES
+from gradients.clipping import CLIPPING
+from gradients.loss_scale import LOSS_SCALE
 from hooks import HOOKS
 from html_report import HTML_REPORT
 from like_plain_ddp import PLAIN, dense_equals_plain_ddp, sparse_embedding, uneven_inputs
-from loss_scale import LOSS_SCALE
 from losses import (dies, dies_in_forward, dies_within_a_message, error_before_register, error_between_steps,
                     host_frozen_before_register, host_leaves_early, one_closes_after_an_error)
 from misuse import MISUSE, numbers_in_a_subgroup, replicas_that_differ, subgroups
@@ -38,7 +39,7 @@ GROUPS = {
     # Those that are left out have models on the host, too.
     "nccl": [scenario for scenario in DEVICE if scenario not in (device_equals_host, device_rows)],
     "plain": PLAIN,
-    "compression": COMPRESSION + LOSS_SCALE,
+    "compression": COMPRESSION + LOSS_SCALE + CLIPPING,
     "states": STATES + DCP,
     "misuse": MISUSE,
     "steps": STEPS,

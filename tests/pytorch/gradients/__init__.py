@@ -1,0 +1,1 @@
+"""Scenarios of what gradients are scaled by: a loss scale, and clipping."""
