@@ -178,8 +178,8 @@ class Registry {
   /// What the systems of the spec, or of a pair's dense part, ask of the optimizer. Tables of rows may have
   /// an optimizer of their own. Throws as shortened() does.
   std::vector<MomentumNeed> momentum_needs(std::string_view spec) const;
-  /// The systems of the spec, or of a pair's dense part, whose mean is not to be clipped before it reaches the
-  /// optimizer: it is momentum or signs, or was clipped before. Throws as shortened() does.
+  /// The systems of the spec, or of a pair's dense part, whose mean is not to be clipped: it is momentum or
+  /// signs, or was clipped before. Throws as shortened() does.
   std::vector<std::string> unclipped(std::string_view spec) const;
   /// What of the spec, or of a pair of them, does nothing for a model whose parameters have these names: a
   /// sentence each. Throws as shortened() does.

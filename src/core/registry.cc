@@ -256,10 +256,9 @@ Pipeline Registry::make(std::string_view spec) const {
   }
   pipeline.synchronizer = std::move(made.synchronizer);
   pipeline.feedback = made.feedback;
-  pipeline.lossless = std::ranges::none_of(
-      infos, [](const SystemInfo* info) {
-        return info->stage ? info->sparsifies || info->forgets : !info->lossless;
-      });
+  pipeline.lossless = std::ranges::none_of(infos, [](const SystemInfo* info) {
+    return info->stage ? info->sparsifies || info->forgets : !info->lossless;
+  });
   pipeline.has_state =
       pipeline.has_state || pipeline.feedback ||
       std::ranges::any_of(infos, [](const SystemInfo* info) { return !info->state.empty(); });

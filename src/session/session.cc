@@ -197,6 +197,9 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
       feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
   own.workspace.reset();
   own.scratch.reset();
+  const Traffic before = communicator_.traffic();
+  const std::uint64_t guards_before = communicator_.guard_bytes();
+  const std::uint64_t expected_bytes = payload_bytes(bucket);
   Step step{.communicator = communicator_,
             .executor = own.executor,
             .workspace = own.workspace,
@@ -216,10 +219,6 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
   step.report.elements = own.elements();
   step.report.raw_bytes = own.elements() * sizeof(float);
   step.report.formula_bytes = StepReport::kUnknown;
-  const Traffic before = communicator_.traffic();
-  const std::uint64_t guards_before = communicator_.guard_bytes();
-  const std::uint64_t expected_bytes = payload_bytes(bucket);
-  step.clock = StepClock();
   try {
     const ClockOf clocked(communicator_, step.clock);
     own.ran = true;

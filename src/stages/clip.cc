@@ -13,9 +13,9 @@
 // - What is cut off is not delivered, on purpose: the contract's equation holds for the clipped gradient.
 // - Under a loss scale the limit is norm * Step::loss_scale.
 //
-// Source: R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent neural networks", ICML
-// 2013, algorithm 1, for the clipping; Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3, for
-// its place before the residual.
+// Source: for the clipping, R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent
+// neural networks", ICML 2013, algorithm 1; for its place before the residual, Y. Lin et al., "Deep Gradient
+// Compression", ICLR 2018, section 3.3.
 //
 // Bytes per rank: those of the inner system.
 
