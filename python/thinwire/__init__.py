@@ -12,7 +12,7 @@ train through these frameworks.
 ``python -m thinwire.doctor`` tells what this installation can do and what is wrong with it.
 """
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, List
 
 from thinwire import at_end, torch_version
 
@@ -48,6 +48,10 @@ def _load(name: str) -> object:
     homes = {"HtmlReport": html_report, "cluster_environment": cluster, "comm_hook": lazy,
              "fully_shard": fsdp}
     return getattr(homes.get(name, ddp), name)
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__, *_ADAPTERS})
 
 
 if not TYPE_CHECKING:  # else every misspelled name would be one that may be there

@@ -223,6 +223,11 @@ class Handle(StepsOfHook):
             ) from error
         state.handle = self
 
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ""
+        return (f"<thinwire.{type(self).__name__} of {readable(self.spec)!r}, rank {self._rank} of "
+                f"{self._world_size}, step {self.step}{state}>")
+
     @property
     def spec(self) -> str:
         """What runs from the next step on: all options with their values."""

@@ -250,7 +250,17 @@ def names_that_fit_no_parameter():
     train(model, 2)
 
 
+def handles_say_what_they_are():
+    model = wrap(Net)
+    handle = register(model, "casq:bits=4")
+    train(model, 2)
+    assert repr(handle) == f"<thinwire.Handle of 'casq:bits=4', rank {RANK} of {WORLD}, step 2>", repr(handle)
+    handle.close()
+    assert repr(handle).endswith("step 2, closed>"), repr(handle)
+    assert {"register", "Handle", "lightning", "__version__"} <= set(dir(thinwire))
+
+
 HOOKS = [a_hook_of_ones_own, its_state_comes_before_its_handle, a_state_that_was_given_can_be_saved,
          a_first_backward_that_fails, hooks_that_cannot_be, a_copy_of_a_hooked_model, registered_again,
          names_that_fit_no_parameter, wrappers_that_synchronize_themselves, compiled_models,
-         reducers_without_buckets]
+         reducers_without_buckets, handles_say_what_they_are]
