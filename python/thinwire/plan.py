@@ -345,13 +345,16 @@ def _plan(recorder: Recorder, others: int, options: argparse.Namespace,
 
 def _parse() -> argparse.Namespace:
     def numbers(text: str) -> List[int]:
-        values = [int(one) for one in text.split(",")]
+        values = [int(one) if one.isdecimal() else 0 for one in text.split(",")]
         if min(values) < 1:
-            raise ValueError(text)
+            raise argparse.ArgumentTypeError(f"'{text}': whole numbers from 1 on are needed, separated by "
+                                             "commas")
         return values
 
     def positive(text: str) -> int:
-        return numbers(text)[0]
+        if not text.isdecimal() or int(text) < 1:
+            raise argparse.ArgumentTypeError(f"'{text}': a whole number from 1 on is needed")
+        return int(text)
 
     parser = argparse.ArgumentParser(prog="python3 -m thinwire.plan", description=__doc__.split("\n\n", 1)[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)

@@ -3,6 +3,7 @@
 torch keeps its C++ interface within a minor version, such as 2.8. Up to 2.6 some builds of one version have
 the old std::string and others the new one, which do not fit each other.
 """
+import os
 import sys
 import warnings
 from importlib import metadata
@@ -41,7 +42,11 @@ def mismatch() -> Optional[str]:
     """What is wrong with this torch, in one line; None where nothing is."""
     import torch
 
-    from thinwire import _built
+    try:
+        from thinwire import _built
+    except ImportError:
+        return (f"{os.path.dirname(os.path.abspath(__file__))} has Thinwire's Python files and no extension: "
+                f"it is a source folder. Build Thinwire, {REBUILD}")
 
     here = torch.__version__
     problem = _of_another_version(here)

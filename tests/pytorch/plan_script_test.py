@@ -162,7 +162,8 @@ def what_cannot_be_planned_is_told(bench):
     for options, word in [(("--workers", "4", "--link", "fast"), "'fast' is not RATE:LATENCY"),
                           ((*good, "--sync", "nonsense"), "nonsense"),
                           ((*good, "--sync", "auto"), "it is what chooses"),
-                          (("--workers", "0", "--link", "1Gbit:50us"), "--workers"),
+                          (("--workers", "0", "--link", "1Gbit:50us"), "'0': whole numbers from 1 on"),
+                          ((*good, "--steps", "2,3"), "'2,3': a whole number from 1 on"),
                           ((*good, "--ranks-per-host", "3"), "4 workers do not fill hosts of 3")]:
         text = bench.run(SCRIPT, "1000", bench.marker, options=options, status=2)
         assert word in text and "step 0" not in text, text

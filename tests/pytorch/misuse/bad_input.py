@@ -84,6 +84,10 @@ def an_extension_for_another_torch():
                 file.write(text)
         done = subprocess.run([sys.executable, os.path.join(folder, "tried.py")], text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True)
+        os.remove(os.path.join(folder, "thinwire", "_built.py"))
+        bare = subprocess.run([sys.executable, os.path.join(folder, "tried.py")], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    assert f"{folder}/thinwire has Thinwire's Python files and no extension" in bare.stdout, bare.stdout
     said = done.stdout.splitlines()
     # The import warns, by the version that pip has written down.
     warning = ("RuntimeWarning: This Thinwire was built for torch 0.4, and torch 9.7.0 is installed. "
