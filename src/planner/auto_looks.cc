@@ -125,8 +125,9 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
   const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
                            milliseconds(now) + " and was " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
-    add_change(step, what + ", by rank " + std::to_string(*rank) +
-                         " alone, for which the others wait: " + name_of(plan_.choice) + " stays");
+    add_change(step, what + ", by rank " + std::to_string(*rank) + " alone" +
+                         (now > plan_.usual ? ", for which the others wait" : "") + ": " +
+                         name_of(plan_.choice) + " stays");
     return take_as_usual(now);
   }
   if (!has_rivals(rivals)) {

@@ -2,13 +2,15 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
-from thinwire.launch import environments, free_port
-
 group, ranks = sys.argv[1], int(sys.argv[2])
+# Before torch is loaded, which forked does. Messages must be the same with torch's own stack traces in them and without.
+os.environ.update(OMP_NUM_THREADS="1", TORCH_SHOW_CPP_STACKTRACES="1" if group == "frozen" else "0")
+from forked import Rank  # noqa: E402
+from thinwire.launch import environments, free_port  # noqa: E402
+
 victim = {"killed": 1, "frozen": 1, "host_killed": 0, "host_frozen": 0}.get(
     re.sub("_(with|in|before)_.*", "", group))
 # The others must end before the limit, and well.
@@ -19,41 +21,31 @@ raw = group.endswith("_forward")  # survivors end by errors; Thinwire says what 
 LIMIT_SECONDS = 200  # ends what hangs; how soon survivors know is not of this test
 SKIPPED = 77
 worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
-processes = [
-    subprocess.Popen(
-        [sys.executable, worker, group],
-        # Messages must be the same with torch's own stack traces in them and without. Under torchrun each
-        # host counts its own restarts, so here every rank has another number of them.
-        env={**os.environ, **environment, "TORCHELASTIC_RESTART_COUNT": environment["RANK"],
-             "OMP_NUM_THREADS": "1",
-             "TORCH_SHOW_CPP_STACKTRACES": "1" if group == "frozen" else "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    for environment in environments(ranks, free_port())
-]
+# Under torchrun each host counts its own restarts, so here every rank has another number of them.
+processes = [Rank(worker, [group], {**environment, "TORCHELASTIC_RESTART_COUNT": environment["RANK"]})
+             for environment in environments(ranks, free_port())]
 end = time.monotonic() + LIMIT_SECONDS
 failed = False
 survivors = []
+statuses = []
 for rank in sorted(range(ranks), key=lambda one: one == victim):
     process = processes[rank]
     if rank == victim:
         process.send_signal(signal.SIGKILL)
-    try:
-        output = process.communicate(timeout=max(1.0, end - time.monotonic()))[0]
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output = process.communicate()[0] + f"\nrank {rank} did not end within {LIMIT_SECONDS} s"
+    status = process.wait(max(end, time.monotonic() + 1))
+    output = process.output()
+    if status is None:
+        output += f"\nrank {rank} did not end within {LIMIT_SECONDS} s"
         failed = True
+    statuses.append(status)
     if rank == raising:
-        failed |= process.returncode != 1 or "ArithmeticError: given up" not in output
-    elif rank != victim and (process.returncode != 0) != raw:
-        print(f"rank {rank} ended with status {process.returncode}")
+        failed |= status != 1 or "ArithmeticError: given up" not in output
+    elif rank != victim and (status != 0) != raw:
+        print(f"rank {rank} ended with status {status}")
         failed = True
     survivors += re.findall(r"^(?:survivor|thinwire: rank|(?:\[rank\d\]: )?RuntimeError: rank) \d+: .*$",
                             output, re.MULTILINE)
-    if rank == 0 or (process.returncode != 0 and rank != victim):
+    if rank == 0 or (status != 0 and rank != victim):
         print(output, end="")
 words = []  # of every survivor
 if victim is not None:
@@ -66,6 +58,6 @@ if words:
     if len(survivors) != ranks - 1 or not all(word in line for line in survivors for word in words):
         print(f"every survivor should say {' and '.join(words)}")
         failed = True
-if all(process.returncode == SKIPPED for process in processes):
+if all(status == SKIPPED for status in statuses):
     sys.exit(SKIPPED)
 sys.exit(1 if failed else 0)

@@ -1,13 +1,11 @@
 """Kills or freezes a rank at each place within register: all others end in time and name it.
 start_test.py [PLACE:VICTIM...]"""
 import os
-import runpy
 import signal
 import sys
-import tempfile
 import time
 
-import thinwire  # noqa: F401  with torch, which each rank would take a second to load
+from forked import Rank
 from thinwire.launch import environments, free_port
 
 RANKS = 3
@@ -21,44 +19,11 @@ def is_stopped(pid):
         return stat.read().rsplit(")", 1)[1].split()[0] == "T"
 
 
-class Rank:
-    """A process that is forked from this one and runs the worker."""
-
-    def __init__(self, arguments, environment):
-        self._output = tempfile.TemporaryFile("w+")
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid:
-            return
-        for descriptor in (1, 2):
-            os.dup2(self._output.fileno(), descriptor)
-        os.environ.update(environment)
-        sys.argv = [WORKER, *arguments]
-        runpy.run_path(WORKER, run_name="__main__")
-        sys.exit(0)  # as any process, so that what it has opened is closed
-
-    def wait(self, end):
-        """Its status, negative after a signal; None where it has not ended by then and was killed."""
-        while True:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-            if time.monotonic() > end:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                return None
-            time.sleep(0.01)
-
-    def output(self):
-        self._output.seek(0)
-        return self._output.read()
-
-
 def outputs_of(place, victim):
     """Status and output of each rank; a hang is a status of None."""
     processes = []
     for environment in environments(RANKS, free_port()):
-        processes.append(Rank([place, str(victim)], environment))
+        processes.append(Rank(WORKER, [place, str(victim)], environment))
     end = time.monotonic() + HANG
     results = {}
     for rank in sorted(range(RANKS), key=lambda one: one == victim):
