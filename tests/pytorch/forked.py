@@ -14,7 +14,8 @@ assert thinwire.register  # which loads all that it needs
 
 
 class Rank:
-    """A process of its own that runs a script with these arguments; what it writes goes to a file."""
+    """A process of its own that runs a script, or a module by its name, with these arguments; what it writes
+    goes to a file."""
 
     def __init__(self, script, arguments, environment):
         self._output = tempfile.TemporaryFile("w+")
@@ -26,8 +27,12 @@ class Rank:
             os.dup2(self._output.fileno(), descriptor)
         os.environ.update(environment)
         sys.argv = [script, *arguments]
-        sys.path[0] = os.path.dirname(script)
-        runpy.run_path(script, run_name="__main__")
+        if script.endswith(".py"):
+            sys.path[0] = os.path.dirname(script)
+            runpy.run_path(script, run_name="__main__")
+        else:
+            sys.modules.pop(script, None)  # as for a process that begins
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
         sys.exit(0)  # as any process, so that what it has opened is closed
 
     def send_signal(self, number):
