@@ -85,6 +85,8 @@ class Handle(StepsOfHook):
     _reduce_scatter = False
     #: Whether what ranks keep equal is equal already when the handle is made.
     _begins_equal = True
+    #: Whether the engine is given the gradients of all parameters, not those of a shard.
+    _has_whole_gradients = True
 
     def __init__(
         self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str,
@@ -261,9 +263,13 @@ class Handle(StepsOfHook):
     def _fit_to_optimizer(self, spec: str) -> None:
         """Sees to it that the optimizer asks whether its variance is frozen, where ``spec`` freezes it.
         ValueError where it has none, where its momentum is not the spec's,
-        and for a mean of signs under a loss scale, by which the scaler would divide them.
+        for a mean of signs under a loss scale, by which the scaler would divide them,
+        and for the stage clip where a rank knows the norm of its shard alone.
         Warns of options that do nothing for this model."""
         self._warn_of_idle_options(spec)
+        if not self._has_whole_gradients and "clip" in _C.unclipped_systems(spec):
+            raise ValueError(f"spec {spec!r}: clip would go by the norm of this rank's shard, not by that of "
+                             "the whole gradient: leave it out, and clip the mean by clip_grad_norm_")
         if self._loss_scale is not None and self._loss_scale.is_enabled() and _C.delivers_signs(spec):
             raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
                              "give sign=off, or no grad_scaler")

@@ -90,6 +90,7 @@ class ScatteredHandle(ShardedHandle):
     """
 
     _reduce_scatter = True
+    _has_whole_gradients = True
 
     def __init__(self, model: nn.Module, mesh: "DeviceMesh", spec: str, all_gather: str,
                  options: Mapping[str, Any]) -> None:

@@ -91,6 +91,7 @@ class ShardedHandle(Handle):
 
     # Weights may come after the model was sharded.
     _begins_equal = False
+    _has_whole_gradients = False
 
     _replicas_group: dist.ProcessGroup
     _shard_group: dist.ProcessGroup

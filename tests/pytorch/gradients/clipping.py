@@ -1,7 +1,12 @@
 """Scenarios of the stage `clip`: each worker's own gradient is clipped, over all buckets and lanes."""
+from unittest import mock
+
 import torch
 
-from common import RANK, WORLD, Given, register, require_agreement, require_same, total, wrap
+import thinwire
+from common import (
+    RANK, WORLD, Given, register, require_agreement, require_error, require_same, total, wrap,
+)
 from lossy_systems import Scaler
 
 # About 4 kB per bucket: so the lanes have several buckets each.
@@ -102,5 +107,15 @@ def clipping_is_remembered():
         one.close()
 
 
+def the_norm_of_a_shard_is_refused():
+    """As of a model that is sharded within hosts."""
+    model = wrap(lambda: Given(SIZES))
+    with mock.patch.object(thinwire.Handle, "_has_whole_gradients", False):
+        require_error(ValueError, ["clip", "this rank's shard"], lambda: register(model, "clip+casq"))
+        handle = register(model, "casq")
+        require_error(ValueError, ["clip", "this rank's shard"], lambda: handle.set("whole+clip+casq"))
+    handle.close()
+
+
 CLIPPING = [clipping_goes_by_the_whole_gradient, norms_stay_within_the_limit, clipping_under_a_loss_scale,
-            clipping_is_remembered]
+            clipping_is_remembered, the_norm_of_a_shard_is_refused]
