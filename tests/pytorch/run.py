@@ -6,7 +6,8 @@ import sys
 import time
 
 group, ranks = sys.argv[1], int(sys.argv[2])
-# Before torch is loaded, which forked does. Messages must be the same with torch's own stack traces in them and without.
+# Before torch is loaded, which forked does. Messages must be the same with torch's own stack traces in them
+# and without.
 os.environ.update(OMP_NUM_THREADS="1", TORCH_SHOW_CPP_STACKTRACES="1" if group == "frozen" else "0")
 from forked import Rank  # noqa: E402
 from thinwire.launch import environments, free_port  # noqa: E402
