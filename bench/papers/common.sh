@@ -125,7 +125,7 @@ report() {
   [ $# -gt 1 ] && smaller+="; $2"
   [ -n "$given_epochs" ] && smaller+="; --epochs $given_epochs"
   [ -n "$given_limit" ] && smaller+="; only the first $given_limit training examples"
-  /usr/bin/python3 bench/papers/report.py "$experiment" "$out" "$smaller" "$note" "${options[*]}" "${taken[@]}"
+  /usr/bin/python3 bench/papers/reports/report.py "$experiment" "$out" "$smaller" "$note" "${options[*]}" "${taken[@]}"
   echo "Table: $out/table.md"
   echo "Picture: $out/plot.png"
 }

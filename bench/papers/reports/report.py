@@ -46,6 +46,7 @@ EXPERIMENTS = {
     "marsit_table_2": ("Marsit, Table 2: accuracy of one-bit systems", marsit.marsit_table_2),
     "marsit_figure_3": ("Marsit, Figure 3: K against accuracy and bits", marsit.marsit_figure_3),
     "s2_reducer_figure_3": ("S2 Reducer, Figure 3 (a): communication and perplexity of an LSTM", s2_reducer.s2_reducer_figure_3),
+    "s2_reducer_figure_4": ("S2 Reducer, Figures 4 and 7: communication of block-wise sparse gradients", s2_reducer.s2_reducer_figure_4),
     "s2_reducer_figure_5": ("S2 Reducer, Figures 5 and 6: all-reduce against all-gather", s2_reducer.s2_reducer_figure_5),
     "s2_reducer_figure_8": ("S2 Reducer, Figure 8: lambda against accuracy", s2_reducer.s2_reducer_figure_8),
     "zen_figure_2": ("Zen, Figures 2 and 3, and section 2.4: overlap, densification and skew", zen.zen_figure_2),

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "apps", "plot"))
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "apps", "plot"))
 from plotting import deviation, mean, spread_text  # noqa: E402
 
 

@@ -13,6 +13,38 @@ def s2_reducer_figure_8(parts: dict) -> tuple:
     return text + with_momentum(parts), made
 
 
+# Of the baselines, by how much S2 Reducer's communication is below theirs in the paper.
+BELOW = {"omnireduce": 81, "sparcml": 94, "agsparse": 87}
+SKETCH = "s2_reducer:lambda=0.5"
+
+
+def s2_reducer_figure_4(parts: dict) -> tuple:
+    made, (axes,) = figure()
+    rows = []
+    lines = {}  # of each system: gamma and milliseconds
+    for name, results in sorted(parts.items(), key=lambda one: float(one[0].rsplit("_", 1)[1])):
+        gamma = float(name.rsplit("_", 1)[1])
+        seconds = {}  # of each seed
+        errors = []
+        for result in results:
+            seconds.setdefault(table_system(result["spec"]), []).append(result["modelled_seconds"])
+            if table_system(result["spec"]) == SKETCH:
+                errors.append(result["relative_error"])
+        for system, of_seeds in seconds.items():
+            lines.setdefault(system, []).append((gamma, 1e3 * mean(of_seeds)))
+        below = [spread_text([100 * (1 - own / other) for own, other in zip(seconds[SKETCH], seconds[one])], ".1f") for one in BELOW]
+        rows.append([f"{gamma:g}", *(spread_text([1e3 * one for one in seconds[system]], ".1f") for system in seconds), spread_text(errors, ".2f"), *below])
+    for at, (system, points) in enumerate(lines.items()):
+        axes.plot([one[0] for one in points], [one[1] for one in points], label=system, **style(at))
+    axes.set_xlabel("gamma: blocks of all workers over those of one")
+    axes.set_ylabel("communication of a step, ms")
+    legend(made, axes)
+    paper = ", ".join(f"{percent} % below {system}" for system, percent in BELOW.items())
+    text = f"The paper, ResNet-50 on 16 workers: {paper}.\n\n"
+    heads = ["gamma", *(f"`{system}`, ms" for system in lines), "error of the sketch's mean", *(f"% below {system}" for system in BELOW)]
+    return text + table(heads, rows), made
+
+
 def s2_reducer_figure_5(parts: dict) -> tuple:
     made, (axes,) = figure()
     rows = []
