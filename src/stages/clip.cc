@@ -19,6 +19,8 @@
 //
 // Bytes per rank: those of the inner system.
 
+#include "stages/clip.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -38,11 +40,6 @@
 namespace thinwire {
 namespace {
 
-/// Of each parameter, its share of the squares of this rank's gradient. Other ranks begin with the mean.
-constexpr StateKind kClipShare = {.name = "clip_share", .ranks = StateKind::Ranks::mean, .moves = true};
-/// Of each parameter in a step that goes on in other buckets: the squares of this rank's gradient.
-constexpr StateKind kClipSquares = {.name = "clip_squares", .ranks = StateKind::Ranks::mean, .moves = true};
-
 /// Of a share, what one step makes of it.
 constexpr float kNewest = 0.1f;
 /// What buckets count for at least. One of a smaller share cannot make the norm large; and a parameter that
@@ -51,7 +48,8 @@ constexpr double kLeastShare = 0.01;
 
 class Clip final : public Forwarding {
  public:
-  Clip(double norm, std::unique_ptr<Synchronizer> inner) : Forwarding(std::move(inner)), norm_(norm) {}
+  Clip(double norm, ClipLimit limit, std::unique_ptr<Synchronizer> inner)
+      : Forwarding(std::move(inner)), norm_(norm), limit_(limit) {}
 
   bool takes_rows() const override { return inner().takes_rows(); }
 
@@ -64,7 +62,7 @@ class Clip final : public Forwarding {
   RowSparse synchronize_rows(BucketId bucket, const RowSparse& gradient, Span<float> residual,
                              Step& step) override {
     const double factor = factor_for(bucket, gradient.values, step);
-    if (!(factor < 1)) return inner().synchronize_rows(bucket, gradient, residual, step);
+    if (factor == 1) return inner().synchronize_rows(bucket, gradient, residual, step);
     RowSparse clipped = gradient;
     const auto values = step.scratch.take<float>(gradient.values.size());
     copy<float>(step.executor, gradient.values, values);
@@ -125,8 +123,8 @@ class Clip final : public Forwarding {
     double squares_so_far() const { return came ? std::accumulate(squares.begin(), squares.end(), 0.0) : 0; }
   };
 
-  /// What the gradient is to be multiplied by. At least 1 where it is not finite, which is for the inner
-  /// system to report.
+  /// What the gradient is to be multiplied by. 1 where it is not finite, which is for the inner system to
+  /// report.
   double factor_for(BucketId bucket, Span<const float> values, Step& step) {
     if (index_ && *index_ != step.index) {
       for (auto& [one, own] : buckets_) own.came = false;  // in a step that did not count
@@ -143,8 +141,9 @@ class Clip final : public Forwarding {
     }
     if (!std::isfinite(seen)) return 1;
     const double whole = std::sqrt(seen / std::clamp(share, kLeastShare, 1.0));
-    // As torch's clip_grad_norm_ guards against a norm of 0.
-    return norm_ * step.loss_scale / (whole + 1e-6 * step.loss_scale);
+    const double ranks = limit_ == ClipLimit::norm ? 1 : step.communicator.size();
+    const double limit = norm_ * step.loss_scale / std::sqrt(ranks);
+    return whole > limit ? limit / whole : 1;
   }
 
   /// Of each parameter. A table of rows is one.
@@ -189,11 +188,17 @@ class Clip final : public Forwarding {
   }
 
   double norm_;
+  ClipLimit limit_;
   std::map<BucketId, Own> buckets_;
   std::optional<std::uint64_t> index_;  // of this step; none after load(), which may be within one
 };
 
 }  // namespace
+
+std::unique_ptr<Synchronizer> clip_gradient(double norm, ClipLimit limit,
+                                            std::unique_ptr<Synchronizer> inner) {
+  return std::make_unique<Clip>(norm, limit, std::move(inner));
+}
 
 SystemInfo clip_info() {
   SystemInfo info;
@@ -211,7 +216,7 @@ SystemInfo clip_info() {
   info.incomparable = [](const Options&) { return "put clip in front"; };
   info.options = {{"norm", "1", "the largest l2 norm of this rank's gradient over all parameters, above 0"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
-    return std::make_unique<Clip>(options.real("norm", 1e-30, 1e30), std::move(inner.synchronizer));
+    return clip_gradient(options.real("norm", 1e-30, 1e30), ClipLimit::norm, std::move(inner.synchronizer));
   };
   return info;
 }

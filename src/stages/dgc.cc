@@ -5,8 +5,8 @@
 //   g --clip--> u = m u + g --> p = u + residual --threshold of a sample--> selection --inner system--> mean
 //                \-- u = 0 where delivered (momentum factor masking)
 //
-// - Clipping (section 3.3): this rank's gradient of the bucket is scaled down to an l2 norm of
-//   clip / sqrt(W). The paper clips the norm of the whole model; here it is that of a bucket.
+// - Clipping (section 3.3): this rank's gradient is scaled down to an l2 norm of clip / sqrt(W), over all
+//   buckets as clip.cc has it.
 // - Threshold (section 5): the k-th largest of a random sample, scaled; where more than k elements pass, the
 //   largest k of those that passed are selected exactly. Fewer may pass: the others wait for the next step.
 // - Warm-up (section 3.3): 25 %, 6.25 %, ... of the elements in equal parts of the first warmup_steps, until
@@ -17,7 +17,7 @@
 #include "core/philox.h"
 #include "kernels/dense/dense.h"
 #include "kernels/selection/select.h"
-#include "stages/forwarding.h"
+#include "stages/clip.h"
 #include "stages/momentum.h"
 #include "stages/sparsifier.h"
 #include "stages/stages.h"
@@ -76,25 +76,6 @@ class SampledTopK final : public Sparsifier {
   int warmup_stages_ = 0;
 };
 
-/// Scales the gradient down before anything else sees it.
-class Clipping final : public Forwarding {
- public:
-  Clipping(double norm, std::unique_ptr<Synchronizer> inner) : Forwarding(std::move(inner)), norm_(norm) {}
-
-  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
-    const double limit = norm_ / std::sqrt(static_cast<double>(step.communicator.size()));
-    const double norm = std::sqrt(sum_of_squares(step.executor, gradient, {}));
-    // One that is not finite is for the inner system to report.
-    if (std::isfinite(norm) && norm > limit) {
-      scale(step.executor, gradient, static_cast<float>(limit / norm));
-    }
-    inner().synchronize(bucket, gradient, residual, step);
-  }
-
- private:
-  double norm_;
-};
-
 }  // namespace
 
 SystemInfo dgc_info() {
@@ -104,12 +85,12 @@ SystemInfo dgc_info() {
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018";
   info.corrects_momentum = true;
   info.bears_momentum = [](const Options& options) { return options.real("momentum", 0, 1) == 0; };
-  info.state = {kVelocity};
+  info.state = {kVelocity, kClipShare, kClipSquares};
   info.undoes_steps = true;
   info.options = {
       {"ratio", "0.001", "share of a bucket's elements to deliver, above 0, up to 1"},
       {"momentum", "0.9", "decay of the velocity per step, 0 to 1; leave the optimizer's at 0"},
-      {"clip", "0", "l2 norm to which a bucket's gradient is clipped, divided by sqrt(W); 0: not at all"},
+      {"clip", "0", "l2 norm to which this rank's gradient is clipped, divided by sqrt(W); 0: not at all"},
       {"sample", "0.01",
        "share of the elements that the threshold is estimated from, at least 4096 elements"},
       {"warmup_steps", "0", "steps in which the share falls from 25 % to ratio, by quarters"}};
@@ -121,7 +102,7 @@ SystemInfo dgc_info() {
         correct_momentum(static_cast<float>(options.real("momentum", 0, 1)), std::move(selecting));
     const double clip = options.real("clip", 0, 1e30);
     if (clip == 0) return corrected;
-    return std::make_unique<Clipping>(clip, std::move(corrected));
+    return clip_gradient(clip, ClipLimit::norm_over_root, std::move(corrected));
   };
   return info;
 }
