@@ -467,8 +467,7 @@ void add_systems(py::module& module) {
     }
     return needs;
   });
-  module.def("unclipped_systems",
-             [](const std::string& spec) { return builtin_registry().unclipped(spec); });
+  module.def("unclipped_systems", [](const std::string& spec) { return builtin_registry().unclipped(spec); });
   module.def("delivers_signs", [](const std::string& spec) {
     const auto needs = builtin_registry().momentum_needs(spec);
     return std::ranges::any_of(needs, &MomentumNeed::delivers_signs);
