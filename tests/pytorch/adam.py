@@ -50,11 +50,16 @@ def make(kind, model, **options):
     return kind(model.parameters(), lr=RATE, betas=BETAS, eps=EPS, weight_decay=DECAY, **options)
 
 
+# Four steps in codes, one of floats, then signs.
+BEGUN_IN_CODES = "clip:norm=2+warm_up:steps=4:with=blocks/bits=4+one_bit_adam:freeze=1:beta1=0.8"
+
+
 def the_variance_stands_still():
     """Of Adam and AdamW, one parameter at a time and all at once, with a schedule made before and after."""
     for kind in (torch.optim.Adam, torch.optim.AdamW):
         for foreach in (False, True):
             for spec, moves in (("one_bit_adam:freeze=3:beta1=0.8", range(3)),
+                                (BEGUN_IN_CODES, range(5)),
                                 ("zero_one_adam:kappa=2:beta1=0.8", (0, 1, 2, 4, 6, 10))):
                 model = wrap(Given)
                 optimizer = make(kind, model, foreach=foreach)
