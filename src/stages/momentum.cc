@@ -59,15 +59,9 @@ class InnerMomentum final : public ForwardingWithVector {
       add(step.executor, delivered, gradient);
       return;
     }
-    const Span<float> decayed = step.scratch.take<float>(gradient.size());
-    copy(step.executor, Span<const float>(delivered), decayed);
-    scale(step.executor, decayed, momentum_);
-    add(step.executor, gradient, decayed);
+    add_momentum(step.executor, momentum_, delivered, gradient);
     inner().synchronize(bucket, gradient, residual, step);
-    if (!step.report.finite) return;
-    copy(step.executor, Span<const float>(gradient), delivered);
-    scale(step.executor, decayed, -1);
-    add(step.executor, gradient, decayed);
+    if (step.report.finite) take_momentum(step.executor, momentum_, delivered, gradient);
   }
 
  private:

@@ -291,6 +291,24 @@ void correct_by_momentum(Executor& executor, float momentum, Span<const float> v
   });
 }
 
+void add_momentum(Executor& executor, float momentum, Span<const float> delivered, Span<float> gradient) {
+  THINWIRE_ON_DEVICE(add_momentum, executor, momentum, delivered, gradient);
+  executor.parallel_for(gradient.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) gradient[i] += momentum * delivered[i];
+  });
+}
+
+void take_momentum(Executor& executor, float momentum, Span<float> delivered, Span<float> mean) {
+  THINWIRE_ON_DEVICE(take_momentum, executor, momentum, delivered, mean);
+  executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const float arrived = mean[i];
+      mean[i] = arrived - momentum * delivered[i];
+      delivered[i] = arrived;
+    }
+  });
+}
+
 void gather_chunks([[maybe_unused]] Executor& executor, Span<const VectorChunk> chunks,
                    Span<const float> values, Span<float> target) {
   THINWIRE_ON_DEVICE(gather_chunks, executor, chunks, values, target);

@@ -146,6 +146,24 @@ THINWIRE_KERNEL void momentum_kernel(float momentum, Reads<float> velocity, std:
   }
 }
 
+THINWIRE_KERNEL void add_momentum_kernel(float momentum, Reads<float> delivered, std::size_t count,
+                                         Writes<float> gradient) {
+#pragma unroll 4
+  for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
+    gradient[i] += momentum * delivered[i];
+  }
+}
+
+THINWIRE_KERNEL void take_momentum_kernel(float momentum, std::size_t count, Writes<float> delivered,
+                                          Writes<float> mean) {
+#pragma unroll 4
+  for (std::size_t i = thread_of_grid(); i < count; i += threads_of_grid()) {
+    const float arrived = mean[i];
+    mean[i] = arrived - momentum * delivered[i];
+    delivered[i] = arrived;
+  }
+}
+
 template <class Term>
 double sum_of(Executor& executor, Span<const float> gradient, Span<const float> residual) {
   return run_summed(executor, grid_for_elements(gradient.size()), sum_kernel<Term>, gradient, residual,
@@ -257,6 +275,16 @@ void correct_by_momentum_on_cuda(Executor& executor, float momentum, Span<const 
                                  Span<float> gradient, Span<float> corrected) {
   run(executor, grid_for(gradient.size()), momentum_kernel, momentum, velocity, gradient.size(), gradient,
       corrected);
+}
+
+void add_momentum_on_cuda(Executor& executor, float momentum, Span<const float> delivered,
+                          Span<float> gradient) {
+  run(executor, grid_for(gradient.size()), add_momentum_kernel, momentum, delivered, gradient.size(),
+      gradient);
+}
+
+void take_momentum_on_cuda(Executor& executor, float momentum, Span<float> delivered, Span<float> mean) {
+  run(executor, grid_for(mean.size()), take_momentum_kernel, momentum, mean.size(), delivered, mean);
 }
 
 void gather_chunks_on_cuda(Executor& executor, Span<const VectorChunk> chunks, Span<const float> values,

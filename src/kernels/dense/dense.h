@@ -69,6 +69,12 @@ void sample_evenly(Executor& executor, Span<const float> vector, std::size_t fir
 void correct_by_momentum(Executor& executor, float momentum, Span<const float> velocity, Span<float> gradient,
                          Span<float> corrected);
 
+/// gradient[i] += momentum * delivered[i].
+void add_momentum(Executor& executor, float momentum, Span<const float> delivered, Span<float> gradient);
+
+/// mean[i] -= momentum * delivered[i], and delivered[i] = mean[i] as it was.
+void take_momentum(Executor& executor, float momentum, Span<float> delivered, Span<float> mean);
+
 /// Elements [begin, begin + count) of a vector, which lie from `offset` on where chunks lie one behind the
 /// other.
 struct VectorChunk {

@@ -198,5 +198,25 @@ TEST(Dense, MomentumIsAddedOnce) {
   });
 }
 
+TEST(Dense, DeliveredMomentumIsAddedAndTakenAgain) {
+  for_each_executor([](Executor& executor, const std::string& name) {
+    for (const std::size_t count : kTestSizes) {
+      const auto delivered = test_values(count, 1);
+      const auto before = test_values(count, 2);
+      Placed gradient(executor, before);
+      Placed velocity(executor, delivered);
+      add_momentum(executor, 0.9f, velocity, gradient);
+      const auto travels = gradient.read();
+      take_momentum(executor, 0.9f, velocity, gradient);
+      ASSERT_EQ(velocity.read(), travels) << name;
+      const auto left = gradient.read();
+      for (std::size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(travels[i], before[i] + 0.9f * delivered[i]) << name;
+        ASSERT_EQ(left[i], travels[i] - 0.9f * delivered[i]) << name;
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace thinwire::dense_test
