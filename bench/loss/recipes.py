@@ -39,6 +39,12 @@ MADE_FOR_ADAM = [
 CLIPPED_FIRST = [f"clip+{spec} --clip 0" for spec in (
     "dense", "casq", "casq:bits=4", "top_k:ratio=0.05+zen", "top_k:ratio=0.01+zen", "power_sgd:rank=7:bits=4", "sketched_sgd",
     "momentum+casq:bits=4", "one_bit_adam:freeze=100", "warm_up:steps=50+casq", "warm_up:steps=50+top_k:ratio=0.05+zen")]
+# Adam's momentum in one bit per element, after a beginning in which every element travels in 4 bits.
+SIGNS_OF_MOMENTUM = [f"clip+warm_up:steps={steps}:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0" for steps in (99, 39)]
+# Whether a worker's own gradient wants a larger limit than the mean: sqrt(W) times as much.
+CLIPPED_AT_2 = ["clip:norm=2+warm_up:steps=99:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
+CLIPPED_ALONE = ["clip+dense --clip 0", "clip:norm=2+dense --clip 0"]
+MORE_SIGNS_OF_MOMENTUM = ["clip+one_bit_adam:freeze=50 --clip 0", "clip+warm_up:steps=249:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
 MARSIT_WITH_ADAM = ["marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4"]
 
 # With momentum: each paper's system with the stages or options that keep the accuracy.
@@ -58,9 +64,9 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + MARSIT_WITH_ADAM,
-    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + GUARDED[-1:],
-    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY,
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + SIGNS_OF_MOMENTUM + MORE_SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + MARSIT_WITH_ADAM,
+    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + GUARDED[-1:],
+    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM[:1] + MORE_SIGNS_OF_MOMENTUM[1:] + CLIPPED_AT_2 + CLIPPED_ALONE,
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us"],
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,

@@ -11,6 +11,8 @@
 //   itself for the whole gradient.
 // - Ranks scale by factors of their own. So nothing is agreed about, and no message is sent.
 // - What is cut off is not delivered, on purpose: the contract's equation holds for the clipped gradient.
+// - A rank's gradient has the noise of its own examples. Where that is most of it, its norm is sqrt(W) times
+//   the mean's: so the limit for the mean, times sqrt(W), is the one to give.
 // - Under a loss scale the limit is norm * Step::loss_scale.
 //
 // Source: for the clipping, R. Pascanu, T. Mikolov, Y. Bengio, "On the difficulty of training recurrent
