@@ -79,7 +79,8 @@ at::Tensor TensorSession::synchronize(const DdpBucket& bucket, StepReport& repor
   return gradient;
 }
 
-void TensorSession::end_step(bool ended, bool counts, const std::vector<std::string>& unused, double squares) {
+void TensorSession::end_step(bool ended, bool counts, const std::vector<std::string>& unused,
+                             double squares) {
   if (!ended) {
     session_->undo_step();
     return;
