@@ -287,6 +287,7 @@ class Communicator {
   [[noreturn]] void refuse_given_up() const;
   [[noreturn]] void refuse_calls(const CallRecord& mine);
   friend class Pending;
+  friend class GroupCommunicator;
   void check_peer(int peer, const char* verb) const;
 
   int rank_;

@@ -39,6 +39,8 @@
 
 namespace thinwire {
 
+class HostGroups;
+
 struct SessionOptions {
   std::uint64_t seed = 1;
   /// CPU threads for the kernels of this rank.
@@ -63,6 +65,14 @@ struct SessionOptions {
   /// Sessions of this rank that synchronize parts of one model at the same time, at least 1. They share the
   /// rank's link, which `auto:link=` heeds.
   int sharing = 1;
+  /// Ranks of one host act as one worker: host h has the ranks from h * ranks_per_host on. They add up among
+  /// themselves first. Then each synchronizes a part of the host's mean, by the system, with the ranks of its
+  /// place on the other hosts; and at last the host's ranks put the parts together. So W is the number of
+  /// hosts, residuals are of the host's mean, and reports count what goes to other hosts alone, but for
+  /// StepReport::host_bytes_sent. A bucket's parts are cut between rows of its matrices. A host's ranks need a
+  /// fast way to each other. Not with reduce_scatter, nor with the stage clip, which needs whole gradients.
+  /// (Z. Wang et al., "Zen", section 3.4.)
+  int ranks_per_host = 1;
 };
 
 /// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.
@@ -95,7 +105,8 @@ class TypedGradient {
 class Session {
  public:
   /// spec: one system for all buckets, or "rows=SPEC,dense=SPEC". Throws std::invalid_argument for a bad
-  /// spec and for one that cannot reduce_scatter where that is asked for, and what make_cuda_executor throws.
+  /// spec, for one that cannot reduce_scatter where that is asked for, and for ranks_per_host that does not
+  /// divide the number of ranks; and what make_cuda_executor throws.
   /// The communicator must outlive the session.
   Session(std::string_view spec, Communicator& communicator, SessionOptions options = {});
   ~Session();
@@ -198,9 +209,19 @@ class Session {
   void others_changed();
   /// What runs on the bucket.
   const Pipeline& pipeline(BucketId bucket) const;
+  /// Of the ranks among which the system works: all, or with ranks_per_host one of each host.
   Communicator& communicator() { return communicator_; }
-  /// What this rank has not delivered of the bucket, in the memory where its gradient is. Without feedback it
-  /// is empty, unless a state held something that waits for the next step.
+  /// What of the bucket's elements this rank synchronizes with other hosts: all, or with ranks_per_host its
+  /// part.
+  struct Part {
+    std::size_t begin = 0;
+    std::size_t count = 0;
+  };
+  Part part(BucketId bucket) const;
+  /// The parameters of that part; those that it has a piece of have their own names and the piece's length.
+  const BucketLayout& layout(BucketId bucket) const { return layouts_.at(bucket); }
+  /// What this rank has not delivered of the bucket's part, in the memory where its gradient is. Without
+  /// feedback it is empty, unless a state held something that waits for the next step.
   Span<const float> residual(BucketId bucket) const;
 
   /// Whether the step that has begun, or else the next one, is one in which an Adam must leave its second
@@ -234,6 +255,7 @@ class Session {
   enum class From { same_spec, other_spec, own_step };  // the latter of this session, as it stands
   BucketId add(BucketLayout parameters, std::size_t width, std::size_t pipeline, bool row_sparse);
   void require_parts(std::size_t elements, bool row_sparse) const;
+  BucketLayout take_part(Bucket& bucket, BucketLayout whole);
   Bucket& open(BucketId bucket, bool rows);
   Executor& executor_of(bool row_sparse) const {
     return row_sparse && host_executor_ ? *host_executor_ : *executor_;
@@ -241,6 +263,12 @@ class Session {
   std::string kind_of(const Bucket& bucket, std::string_view type) const;
   template <class Run>
   void run(BucketId bucket, std::string_view type, Run&& run);
+  void synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
+                         Span<const float> pending, Step& step);
+  RowSparse synchronize_table(Bucket& own, BucketId bucket, RowSparse gradient, Span<float> residual,
+                              Span<const float> pending, Step& step);
+  RowSparse synchronize_table_by_hosts(Bucket& own, BucketId bucket, const RowSparse& gradient,
+                                       Span<float> residual, Span<const float> pending, Step& step);
   void synchronize_floats(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
                           Span<const float> pending, Step& step);
   void refuse_after_failure() const;
@@ -253,12 +281,15 @@ class Session {
   void undo();
   void keep_all();
   void check_origin(const StateReader& reader) const;
+  void check_hosts(const StateReader& reader) const;
   void keep_by_state(std::size_t pipeline);
   std::string canonical(const std::string& saved) const;
   std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;
   void restore(const StateReader& reader, From from);
 
-  Communicator& communicator_;
+  std::unique_ptr<HostGroups> hosts_;  // null: every rank is a worker
+  Communicator& communicator_;         // across hosts
+  std::vector<BucketLayout> whole_;    // with hosts_: buckets as they were added
   SessionOptions options_;
   // Before what holds memory of theirs.
   std::unique_ptr<Executor> executor_;       // where dense buckets are

@@ -28,6 +28,7 @@ enum MessageTag : Communicator::Tag {
   kScatterTag = 58,
   kScatteredTag = 59,
   kRowListTag = 60,
+  kHostTag = 62,
   // Collectives.
   kReduceTag = Communicator::kFirstReservedTag,
   kGatherTag = kReduceTag + 10,

@@ -41,6 +41,7 @@ void add_sums(JsonObject& json, const StepReport& report) {
   json.add("messages_received", report.wire.received_messages);
   json.add("frame_header_bytes", report.frame_header_bytes);
   json.add("formula_bytes", report.formula_bytes);
+  json.add("host_bytes_sent", report.host_bytes_sent);
   json.add("seconds_total", report.seconds_total);
   json.add("seconds_compress", report.seconds_compress);
   json.add("seconds_communicate", report.seconds_communicate);
@@ -79,6 +80,7 @@ void StepReport::accumulate(const StepReport& other) {
   wire += other.wire;
   frame_header_bytes += other.frame_header_bytes;
   formula_bytes += other.formula_bytes;
+  host_bytes_sent += other.host_bytes_sent;
   seconds_total += other.seconds_total;
   seconds_compress += other.seconds_compress;
   seconds_communicate += other.seconds_communicate;

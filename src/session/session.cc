@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "exchange/host_groups.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
 #include "session/configuration.h"
@@ -32,10 +33,31 @@ void require_reduce_scatter(const std::vector<Pipeline>& pipelines, const Regist
   }
 }
 
+/// Of ranks that see a part of their host's mean.
+void require_parts_of_gradients(const SessionOptions& options, const SpecPair& pair) {
+  const std::string ranks = "ranks_per_host=" + std::to_string(options.ranks_per_host);
+  if (options.reduce_scatter) {
+    throw std::invalid_argument(ranks + " with reduce_scatter: a reduce-scatter has its own parts, one for " +
+                                "each rank; leave out one of both");
+  }
+  for (const std::string& spec : {pair.dense, pair.rows}) {
+    for (const SpecPart& part : parse_spec(spec)) {
+      if (!options.registry->find(part.name).clips) continue;
+      throw std::invalid_argument(
+          "'" + spec + "' with " + ranks +
+          ": clip needs the norm of a worker's whole gradient, and a rank has a part of its host's mean; " +
+          "leave clip out and clip the mean, or leave out ranks_per_host");
+    }
+  }
+}
+
 }  // namespace
 
 Session::Session(std::string_view spec, Communicator& communicator, SessionOptions options)
-    : communicator_(communicator),
+    : hosts_(options.ranks_per_host == 1
+                 ? nullptr
+                 : std::make_unique<HostGroups>(communicator, options.ranks_per_host)),
+      communicator_(hosts_ ? hosts_->across() : communicator),
       options_(std::move(options)),
       executor_(options_.cuda_device ? make_cuda_executor(*options_.cuda_device, options_.threads)
                                      : make_cpu_executor(options_.threads)),
@@ -47,6 +69,7 @@ Session::Session(std::string_view spec, Communicator& communicator, SessionOptio
   if (pair.rows != pair.dense) pipelines_.push_back(options_.registry->make(pair.rows));
   undelivered_->saved.resize(pipelines_.size());
   if (options_.reduce_scatter) require_reduce_scatter(pipelines_, *options_.registry);
+  if (hosts_) require_parts_of_gradients(options_, pair);
 }
 
 Session::~Session() {
@@ -57,8 +80,6 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   finish_keeping();
   if (started_) throw std::invalid_argument("buckets are added before start(): declare every bucket first");
   std::size_t elements = 0;
-  std::vector<std::size_t> ends;
-  std::vector<std::size_t> leading;
   for (const auto& parameter : parameters) {
     if (!parameters_.insert(parameter.name).second) {
       throw std::invalid_argument("two parameters are called '" + parameter.name +
@@ -71,8 +92,6 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
                                   " rows: the leading dimension divides the elements, 0 if it is not known");
     }
     elements += parameter.elements;
-    ends.push_back(elements);
-    leading.push_back(parameter.rows);
   }
   require_parts(elements, row_sparse);
   if (elements / width > std::numeric_limits<std::uint32_t>::max()) {
@@ -83,17 +102,37 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   const auto id = static_cast<BucketId>(buckets_.size());
   buckets_.push_back(std::make_unique<Bucket>(executor_of(row_sparse)));
   Bucket& bucket = *buckets_.back();
-  bucket.rows = elements / width;
+  bucket.whole_rows = bucket.rows = elements / width;
   bucket.width = width;
   bucket.pipeline = pipeline;
   bucket.row_sparse = row_sparse;
-  bucket.parameter_ends = std::move(ends);
-  bucket.parameter_rows = std::move(leading);
-  for (const auto& parameter : parameters) bucket.parameter_names.push_back(parameter.name);
   bucket.names = hash_of_names(parameters);
+  if (hosts_) parameters = take_part(bucket, std::move(parameters));
+  std::size_t end = 0;
+  for (const auto& parameter : parameters) {
+    bucket.parameter_ends.push_back(end += parameter.elements);
+    bucket.parameter_rows.push_back(parameter.rows);
+    bucket.parameter_names.push_back(parameter.name);
+  }
   layouts_.push_back(std::move(parameters));
-  if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, elements);
+  if (pipelines_[pipeline].feedback) undelivered_->residuals.open(bucket.executor, id, bucket.elements());
   return id;
+}
+
+/// The bucket becomes this rank's part of it, whose parameters are returned.
+BucketLayout Session::take_part(Bucket& bucket, BucketLayout whole) {
+  bucket.begins = bucket.row_sparse ? hosts_->cut(bucket.whole_rows) : hosts_->cut(whole);
+  bucket.rows = bucket.begins[hosts_->place() + 1] - bucket.begins[hosts_->place()];
+  std::vector<std::size_t> elements = bucket.begins;
+  for (std::size_t& at : elements) at *= bucket.width;
+  BucketLayout part = hosts_->part(whole, elements);
+  whole_.push_back(std::move(whole));
+  return part;
+}
+
+Session::Part Session::part(BucketId bucket) const {
+  const Bucket& own = *buckets_.at(bucket);
+  return {hosts_ ? own.begins[hosts_->place()] * own.width : 0, own.elements()};
 }
 
 /// In a reduce-scatter a bucket is parts of the same length, one for each rank.
@@ -124,11 +163,15 @@ void Session::start() {
   refuse_after_failure();
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->require_world(communicator_.size());
   try {
-    compare_configurations(communicator_, {.spec = spec(),
-                                           .seed = options_.seed,
-                                           .step = step_,
-                                           .buckets = layouts_,
-                                           .other = options_.configuration});
+    const auto compare = [this](Communicator& communicator, const std::vector<BucketLayout>& buckets) {
+      compare_configurations(communicator, {.spec = spec(),
+                                            .seed = options_.seed,
+                                            .step = step_,
+                                            .buckets = buckets,
+                                            .other = options_.configuration});
+    };
+    if (hosts_) compare(hosts_->inside(), whole_);
+    compare(communicator_, layouts_);
   } catch (const CommError& error) {
     failure_ = {std::string("at the start: ") + error.what(), true};
     throw;
@@ -176,6 +219,15 @@ class ClockOf {
   StepClock& clock_;
 };
 
+/// Of a bucket without elements nothing is exchanged.
+template <class Body>
+void within_exchange(Communicator& communicator, const ExchangeCall& call, Body&& body) {
+  if (call.elements == 0) return body();
+  Exchange exchange(communicator, call);
+  body();
+  exchange.finish();
+}
+
 }  // namespace
 
 /// Of an exchange, as other ranks are told.
@@ -197,7 +249,9 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
       feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
   own.workspace.reset();
   own.scratch.reset();
+  own.host_workspace.reset();
   const Traffic before = communicator_.traffic();
+  const std::uint64_t host_before = hosts_ ? hosts_->inside().traffic().sent_bytes : 0;
   const std::uint64_t guards_before = communicator_.guard_bytes();
   const std::uint64_t expected_bytes = payload_bytes(bucket);
   Step step{.communicator = communicator_,
@@ -222,18 +276,24 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
   try {
     const ClockOf clocked(communicator_, step.clock);
     own.ran = true;
-    if (own.elements() == 0) {
-      run(own, residual, pending, step);
+    const std::string kind = kind_of(own, type);
+    const auto call = [&](const BucketLayout& layout, std::size_t elements) {
+      return ExchangeCall{.bucket = bucket,
+                          .step = step_,
+                          .elements = elements,
+                          .kind = kind,
+                          .names = own.names,
+                          .first_name = layout.empty() ? std::string_view() : layout.front().name};
+    };
+    const auto work = [&] {
+      within_exchange(communicator_, call(layouts_[bucket], own.elements()),
+                      [&] { run(own, residual, pending, step); });
+    };
+    if (hosts_) {
+      const ClockOf clocked_inside(hosts_->inside(), step.clock);
+      within_exchange(hosts_->inside(), call(whole_[bucket], own.whole_elements()), work);
     } else {
-      const std::string kind = kind_of(own, type);
-      Exchange exchange(communicator_, {.bucket = bucket,
-                                        .step = step_,
-                                        .elements = own.elements(),
-                                        .kind = kind,
-                                        .names = own.names,
-                                        .first_name = layouts_[bucket].front().name});
-      run(own, residual, pending, step);
-      exchange.finish();
+      work();
     }
   } catch (...) {
     fail(bucket, std::current_exception());
@@ -243,6 +303,7 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
   step.report.take_seconds(step.clock);
   step.report.wire = communicator_.traffic() - before;
   step.report.frame_header_bytes += communicator_.guard_bytes() - guards_before;
+  if (hosts_) step.report.host_bytes_sent = hosts_->inside().traffic().sent_bytes - host_before;
   if (step.report.formula_bytes == StepReport::kUnknown) step.report.formula_bytes = expected_bytes;
   own.report = step.report;
   finite_ = finite_ && step.report.finite;
@@ -261,7 +322,7 @@ void require_size(BucketId bucket, std::size_t declared, std::size_t given) {
 
 const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
   const Bucket& declared = open(bucket, false);
-  require_size(bucket, declared.elements(), gradient.size());
+  require_size(bucket, declared.whole_elements(), gradient.size());
   if (gradient.memory() != declared.executor.memory() && !gradient.empty()) {
     throw std::invalid_argument(
         "bucket " + std::to_string(bucket) +
@@ -272,27 +333,58 @@ const StepReport& Session::synchronize(BucketId bucket, Span<float> gradient) {
                "SessionOptions::cuda_device, or hand over memory of the device"));
   }
   run(bucket, {}, [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
-    synchronize_floats(own, bucket, gradient, residual, pending, step);
+    synchronize_whole(own, bucket, gradient, residual, pending, step);
   });
   return declared.report;
 }
 
 const StepReport& Session::synchronize(BucketId bucket, TypedGradient& gradient) {
   const Bucket& declared = open(bucket, false);
-  require_size(bucket, declared.elements(), gradient.size());
+  require_size(bucket, declared.whole_elements(), gradient.size());
   run(bucket, gradient.type(), [&](Bucket& own, Span<float> residual, Span<const float> pending, Step& step) {
-    step.report.raw_bytes = gradient.size() * gradient.element_bytes();
+    step.report.raw_bytes = own.elements() * gradient.element_bytes();
     Synchronizer& system = *pipelines_[own.pipeline].synchronizer;
     const auto sum = [&] {
       step.clock.enter(Phase::exchange);
       step.report.finite = gradient.sum(step);
       step.report.formula_bytes = communicator_.ring_sent_bytes(gradient.size(), gradient.element_bytes());
     };
-    const bool may = gradient.sums() && gradient.size() != 0 && !options_.reduce_scatter && pending.empty();
+    const bool may =
+        gradient.sums() && gradient.size() != 0 && !options_.reduce_scatter && !hosts_ && pending.empty();
     if (may && system.sum_in_type(bucket, residual, step, sum)) return;
-    synchronize_floats(own, bucket, gradient.floats(), residual, pending, step);
+    synchronize_whole(own, bucket, gradient.floats(), residual, pending, step);
   });
   return declared.report;
+}
+
+/// gradient: of the whole bucket.
+void Session::synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
+                                Span<const float> pending, Step& step) {
+  if (!hosts_) return synchronize_floats(own, bucket, gradient, residual, pending, step);
+  if (gradient.empty()) {
+    step.report.formula_bytes = 0;
+    return;
+  }
+  Executor& on_host = executor_of(true);
+  const bool on_device = gradient.memory() != Memory::host;
+  Span<float> whole = gradient;
+  if (on_device) {
+    whole = own.host_workspace.take<float>(gradient.size());
+    copy<float>(own.executor, gradient, whole);
+  }
+  hosts_->reduce(on_host, own.host_workspace, whole, own.begins);
+  const auto part = [&](Span<float> all) { return all.subspan(own.begins[hosts_->place()], own.elements()); };
+  if (on_device) copy<float>(own.executor, part(whole), part(gradient));
+  synchronize_floats(own, bucket, part(gradient), residual, pending, step);
+  step.report.finite = hosts_->all_say(own.host_workspace, step.report.finite);
+  if (!step.report.finite) {
+    fill(own.executor, gradient, std::numeric_limits<float>::quiet_NaN());
+    own.executor.wait();
+    return;
+  }
+  if (on_device) copy<float>(own.executor, part(gradient), part(whole));
+  hosts_->gather(own.host_workspace, whole, own.begins);
+  if (on_device) copy<float>(own.executor, whole, gradient);
 }
 
 void Session::synchronize_floats(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
@@ -309,11 +401,11 @@ void Session::synchronize_floats(Bucket& own, BucketId bucket, Span<float> gradi
 
 RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) {
   const Bucket& declared = open(bucket, true);
-  if (gradient.rows != declared.rows || gradient.width != declared.width) {
-    throw std::invalid_argument("bucket " + std::to_string(bucket) + " has " + std::to_string(declared.rows) +
-                                " rows of width " + std::to_string(declared.width) + ", the gradient " +
-                                std::to_string(gradient.rows) + " of width " +
-                                std::to_string(gradient.width));
+  if (gradient.rows != declared.whole_rows || gradient.width != declared.width) {
+    throw std::invalid_argument(
+        "bucket " + std::to_string(bucket) + " has " + std::to_string(declared.whole_rows) +
+        " rows of width " + std::to_string(declared.width) + ", the gradient " +
+        std::to_string(gradient.rows) + " of width " + std::to_string(gradient.width));
   }
   require_rows(gradient);
   RowSparse mean;
@@ -323,16 +415,39 @@ RowSparse Session::synchronize_rows(BucketId bucket, const RowSparse& gradient) 
       step.report.formula_bytes = 0;
       return;
     }
-    Synchronizer& system = *pipelines_[own.pipeline].synchronizer;
-    RowSparse merged = merge_repeated_rows(step.executor, step.workspace, gradient);
-    if (!pending.empty()) merged = add_residual_rows(merged, pending, step);
-    mean = system.takes_rows() ? system.synchronize_rows(bucket, merged, residual, step)
-                               : synchronize_densified(system, bucket, merged, residual, step);
+    const RowSparse merged = merge_repeated_rows(step.executor, step.workspace, gradient);
+    mean = hosts_ ? synchronize_table_by_hosts(own, bucket, merged, residual, pending, step)
+                  : synchronize_table(own, bucket, merged, residual, pending, step);
     if (!step.report.finite) mean = row_of_nan(step.workspace, gradient);
-    step.report.density_in = static_cast<double>(merged.size()) / static_cast<double>(declared.rows);
-    step.report.density_out = static_cast<double>(mean.size()) / static_cast<double>(declared.rows);
   });
   return mean;
+}
+
+/// gradient: of this rank's part, ascending and distinct.
+RowSparse Session::synchronize_table(Bucket& own, BucketId bucket, RowSparse gradient, Span<float> residual,
+                                     Span<const float> pending, Step& step) {
+  if (gradient.rows == 0) {
+    step.report.formula_bytes = 0;
+    return gradient;
+  }
+  Synchronizer& system = *pipelines_[own.pipeline].synchronizer;
+  if (!pending.empty()) gradient = add_residual_rows(gradient, pending, step);
+  const RowSparse mean = system.takes_rows()
+                             ? system.synchronize_rows(bucket, gradient, residual, step)
+                             : synchronize_densified(system, bucket, gradient, residual, step);
+  const auto rows = static_cast<double>(own.rows);
+  step.report.density_in = static_cast<double>(gradient.size()) / rows;
+  step.report.density_out = static_cast<double>(step.report.finite ? mean.size() : 1) / rows;
+  return mean;
+}
+
+RowSparse Session::synchronize_table_by_hosts(Bucket& own, BucketId bucket, const RowSparse& gradient,
+                                              Span<float> residual, Span<const float> pending, Step& step) {
+  Workspace& workspace = own.host_workspace;
+  const RowSparse part = hosts_->reduce_rows(step.executor, workspace, gradient, own.begins);
+  const RowSparse mean = synchronize_table(own, bucket, part, residual, pending, step);
+  step.report.finite = hosts_->all_say(workspace, step.report.finite);
+  return step.report.finite ? hosts_->gather_rows(workspace, mean, own.begins) : gradient;
 }
 
 void Session::synchronize(Span<BucketGradient> gradients) {
@@ -460,6 +575,7 @@ void Session::save_within_step(StateWriter& writer) const {
   writer.put("spec", spec());
   writer.put("seed", options_.seed);
   writer.put("step", step_);
+  if (hosts_) writer.put("ranks_per_host", static_cast<std::uint64_t>(options_.ranks_per_host));
   BucketWriter buckets(writer, layouts_);
   undelivered_->residuals.save(buckets);
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
@@ -506,8 +622,19 @@ std::vector<std::vector<float>> Session::read_residuals(const StateReader& reade
   return residuals;
 }
 
+/// Throws std::runtime_error for a state whose ranks had other parts of their host's mean.
+void Session::check_hosts(const StateReader& reader) const {
+  const std::uint64_t saved =
+      reader.contains("ranks_per_host") ? reader.get_integer("ranks_per_host") : std::uint64_t{1};
+  if (saved == static_cast<std::uint64_t>(options_.ranks_per_host)) return;
+  throw std::runtime_error("the state was saved with ranks_per_host=" + std::to_string(saved) +
+                           ", this session has ranks_per_host=" + std::to_string(options_.ranks_per_host) +
+                           ": what a rank has not delivered is of its part; resume with the same one");
+}
+
 void Session::restore(const StateReader& reader, From from) {
   finish_keeping();
+  check_hosts(reader);
   const std::uint64_t step = reader.get_integer("step");
   const auto residuals = read_residuals(reader, from);
   const auto kinds = from == From::other_spec ? BucketReader::Kinds::moving : BucketReader::Kinds::all;

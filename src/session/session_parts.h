@@ -28,12 +28,17 @@ struct Session::Bucket {
   std::vector<std::size_t> parameter_rows;
   std::vector<std::string> parameter_names;
   std::uint64_t names = 0;  // hash of the parameters' names
+  // Of the bucket as it was added. With ranks of a host all else here is of this rank's part.
+  std::size_t whole_rows = 0;
+  std::vector<std::size_t> begins;  // of the host's parts, in rows; empty: every rank has all
+  Workspace host_workspace;         // of what the host's ranks exchange
   Workspace workspace;
   Workspace scratch;  // of a device; a step on the host takes all from its workspace
   StepReport report;
   bool ran = false;  // in this step
 
   std::size_t elements() const { return rows * width; }
+  std::size_t whole_elements() const { return whole_rows * width; }
 };
 
 struct Session::Undelivered {
