@@ -399,7 +399,9 @@ void DdpEngine::wait_for_turn(const DdpLane& lane) {
 
 std::string DdpEngine::canonical(const std::string& spec, Communicator& communicator) const {
   return Session(spec, communicator,
-                 {.registry = options_.registry, .reduce_scatter = options_.reduce_scatter})
+                 {.registry = options_.registry,
+                  .reduce_scatter = options_.reduce_scatter,
+                  .ranks_per_host = options_.ranks_per_host})
       .spec();
 }
 

@@ -46,7 +46,8 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
                                                           .configuration = place,
                                                           .registry = options_.registry,
                                                           .reduce_scatter = options_.reduce_scatter,
-                                                          .sharing = sharing});
+                                                          .sharing = sharing,
+                                                          .ranks_per_host = options_.ranks_per_host});
   for (std::size_t index = 0; index < layouts.size(); ++index) {
     const DdpLayout& layout = layouts[index];
     // Ids count over all lanes: randomness depends on them.
@@ -82,8 +83,8 @@ StateReader DdpSessions::fitted(const StateReader& state, const std::vector<DdpL
     const DdpLayout& layout = layouts[index];
     const Session& session = *made[index % made.size()].session;
     const bool feedback = session.pipeline(static_cast<BucketId>(index)).feedback && layout.compressible;
-    for (const Parameter& parameter : layout.parameters) {
-      known.insert(parameter.name);
+    for (const Parameter& parameter : layout.parameters) known.insert(parameter.name);
+    for (const Parameter& parameter : session.layout(static_cast<BucketId>(index))) {
       const std::string entry = std::string(kResidual.name) + "/" + parameter.name;
       if (!feedback || state.contains(entry)) continue;
       const std::vector<float> zeros(parameter.elements);

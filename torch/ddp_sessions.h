@@ -18,7 +18,8 @@ struct DdpOptions {
   int threads = 1;  ///< CPU threads for the kernels of one lane.
   /// Gradients on a CUDA device are compressed there, in a build with CUDA; otherwise by the CPU.
   bool devices_compress = true;
-  bool reduce_scatter = false;  ///< See SessionOptions.
+  bool reduce_scatter = false;  ///< See SessionOptions, as for the next.
+  int ranks_per_host = 1;
   bool means_together = false;  ///< See StepMeans; of gradients in host memory.
   const Registry* registry = &builtin_registry();
 };

@@ -204,7 +204,7 @@ class PythonEngine {
                const py::list& stores, const py::object& device_group, int store_host,
                double deadline_seconds, double step_limit_seconds, const std::string& spec,
                std::uint64_t seed, int threads, bool devices_compress, bool reduce_scatter,
-               bool means_together, bool checked_sums, std::string numbering,
+               int ranks_per_host, bool means_together, bool checked_sums, std::string numbering,
                const std::vector<std::pair<std::string, at::Tensor>>& parameters)
       : names_(parameters), numbering_(std::move(numbering)) {
     std::vector<std::unique_ptr<C10dCommunicator>> lanes;
@@ -223,6 +223,7 @@ class PythonEngine {
                                                      .threads = threads,
                                                      .devices_compress = devices_compress,
                                                      .reduce_scatter = reduce_scatter,
+                                                     .ranks_per_host = ranks_per_host,
                                                      .means_together = means_together});
   }
 
@@ -535,11 +536,12 @@ PYBIND11_MODULE(_C, module) {
   engine
       .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
                     const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
-                    bool, bool, bool, std::string, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+                    bool, int, bool, bool, std::string,
+                    const std::vector<std::pair<std::string, at::Tensor>>&>(),
            py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
            py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
            py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
-           py::arg("means_together"), py::arg("checked_sums"), py::arg("numbering"), py::arg("parameters"))
+           py::arg("ranks_per_host"), py::arg("means_together"), py::arg("checked_sums"), py::arg("numbering"), py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def("fail", of_engine(&DdpEngine::fail), py::arg("text"), WithoutLock())
       .def("blame_lost_ranks", &PythonEngine::blame_lost_ranks, WithoutLock())

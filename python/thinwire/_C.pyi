@@ -33,6 +33,7 @@ class Engine:
         threads: int,
         devices_compress: bool,
         reduce_scatter: bool,
+        ranks_per_host: int,
         means_together: bool,
         checked_sums: bool,
         numbering: str,

@@ -1,5 +1,6 @@
 """``register``, which puts a system under DistributedDataParallel."""
 import datetime
+import os
 import warnings
 from typing import Dict, List, Mapping, Optional, Tuple
 
@@ -64,6 +65,16 @@ def require_options(spec: object, threads: object, lanes: object, limits: Mappin
         raise ValueError(f"grad_scaler={grad_scaler!r}: a GradScaler is needed, or what has its get_scale()")
 
 
+def _require_hosts(ranks_per_host: object) -> None:
+    """That it is a number, and not more ranks than the launcher says that this host has."""
+    if not isinstance(ranks_per_host, int) or isinstance(ranks_per_host, bool) or ranks_per_host < 1:
+        raise ValueError(f"ranks_per_host={ranks_per_host!r}: a whole number from 1 is needed")
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if local.isdigit() and int(local) % ranks_per_host != 0:
+        raise ValueError(f"ranks_per_host={ranks_per_host}: the launcher started {local} ranks on this host "
+                         "(LOCAL_WORLD_SIZE), which must be a multiple of it")
+
+
 def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch.nn.Parameter]]:
     """Those that have gradients, by name."""
     parameters = [(name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad]
@@ -92,6 +103,7 @@ def register(
     compress_on: str = "device",
     check_replicas_every: int = 1000,
     checked_sums: bool = False,
+    ranks_per_host: int = 1,
 ) -> Handle:
     """Synchronizes the gradients of ``model`` by the system ``spec`` from now on. Collective.
 
@@ -116,6 +128,9 @@ def register(
         hash of all parameters that DDP keeps equal, not of buffers. 0: never.
     checked_sums: sums that Gloo makes, as those of ``dense``, go by a slower ring whose messages carry
         checksums, and 16-bit gradients are summed in float32.
+    ranks_per_host: so many ranks act as one worker: those of host h are the ones from h * ranks_per_host on,
+        as torchrun numbers them. They add up among themselves first; then each synchronizes a part with the
+        other hosts. Bytes in reports are those to other hosts; ``host_bytes_sent`` has the rest.
 
     All but ``threads`` and ``optimizer`` are the same on all ranks. Gradients in float32 and 16 bits go
     through the system, others are averaged. Where a rank has inf or NaN, the bucket's mean has NaN on all
@@ -134,6 +149,7 @@ def register(
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
     _require_arguments(model, spec, threads, lanes, limits, grad_scaler, compress_on, check_replicas_every,
                        checked_sums)
+    _require_hosts(ranks_per_host)
     return Handle(model, _trained_parameters(model), join_spec(spec, rows), seed, threads, lanes,
                   deadline_seconds, step_limit_seconds, optimizer, grad_scaler, compress_on,
-                  check_replicas_every, checked_sums)
+                  check_replicas_every, checked_sums, ranks_per_host)

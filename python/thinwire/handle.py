@@ -92,7 +92,7 @@ class Handle(StepsOfHook):
         self, model: DistributedDataParallel, parameters: List[Tuple[str, torch.nn.Parameter]], spec: str,
         seed: int, threads: int, lanes: int, deadline_seconds: float, step_limit_seconds: Optional[float],
         optimizer: Optional[torch.optim.Optimizer], grad_scaler: Optional[GradScaler], compress_on: str,
-        check_replicas_every: int, checked_sums: bool,
+        check_replicas_every: int, checked_sums: bool, ranks_per_host: int = 1,
     ) -> None:
         self._model = weakref.ref(model)
         self._call = uncompiled_call()
@@ -125,10 +125,10 @@ class Handle(StepsOfHook):
             self._group_of(model), lanes, deadline_seconds, device, parameters,
             {"check_replicas_every": check_replicas_every, "deadline_seconds": deadline_seconds,
              "step_limit_seconds": step_limit_seconds, "checked_sums": checked_sums,
-             "grad_scaler": grad_scaler is not None}, values)
+             "grad_scaler": grad_scaler is not None, "ranks_per_host": ranks_per_host}, values)
         try:
             self._engine = self._start_engine(model, deadline_seconds, step_limit_seconds or 0, spec, seed,
-                                              threads, compress_on, checked_sums)
+                                              threads, compress_on, checked_sums, ranks_per_host)
         except BaseException:
             self._private.close()
             raise
@@ -151,7 +151,7 @@ class Handle(StepsOfHook):
 
     def _start_engine(self, model: DistributedDataParallel, deadline: float, step_limit: float, spec: str,
                       seed: int, threads: int,
-                      compress_on: str, checked_sums: bool) -> _C.Engine:
+                      compress_on: str, checked_sums: bool, ranks_per_host: int) -> _C.Engine:
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ValueError(f"seed={seed!r}: a whole number from 0 to 2**64 - 1 is needed")
         if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
@@ -173,6 +173,7 @@ class Handle(StepsOfHook):
             threads=threads,
             devices_compress=compress_on == "device",
             reduce_scatter=self._reduce_scatter,
+            ranks_per_host=ranks_per_host,
             means_together=self._sums_used_map(model),
             checked_sums=checked_sums,
             numbering=self._private.numbering,
@@ -357,7 +358,7 @@ class Handle(StepsOfHook):
         """What the last step cost this rank, as ``log_to`` writes it: by name, ``thinwire/...``. Not
         collective. Empty before the first step, also where a state was loaded."""
         costs = self._costs()
-        return scalars_of(costs) if costs["last_step"]["elements"] > 0 else {}
+        return scalars_of(costs) if costs["last_step"]["seconds_total"] > 0 else {}
 
     def log_to(self, writer: Optional[Writer], every: int = 1) -> None:
         """Writes scalars of every ``every``-th step to a TensorBoard SummaryWriter, or anything with its
@@ -376,7 +377,8 @@ class Handle(StepsOfHook):
 
         Each rank has its own: save all of them, ``torch.save(handle.state_dict(), f"thinwire.{rank}.pt")``.
         With ``consolidate=True`` (collective) every rank gets the same one, sums over ranks, to be saved
-        once; a run resumed from it goes on correctly, though not bit for bit.
+        once; a run resumed from it goes on correctly, though not bit for bit. ValueError with
+        ``ranks_per_host``, where a rank's state is of its part alone.
 
         RuntimeError within backward, once a bucket of it is under way: a state is of the end of a step.
 

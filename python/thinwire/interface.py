@@ -30,6 +30,7 @@ class CommonOptions(TypedDict, total=False):
     compress_on: str
     check_replicas_every: int
     checked_sums: bool
+    ranks_per_host: int
 
 
 class Options(CommonOptions, total=False):
@@ -57,6 +58,7 @@ class Costs(TypedDict):
     frame_header_bytes: int
     changes: int
     formula_bytes: int
+    host_bytes_sent: int
     seconds_total: float
     seconds_compress: float
     seconds_communicate: float

@@ -61,9 +61,9 @@ class _NoHandle:
 
     def report(self) -> Report:
         sums = Costs(elements=0, raw_bytes=0, wire_bytes_sent=0, wire_bytes_received=0, messages_sent=0,
-                     messages_received=0, frame_header_bytes=0, changes=0, formula_bytes=0, seconds_total=0.0,
-                     seconds_compress=0.0, seconds_communicate=0.0, seconds_decompress=0.0, seconds_wait=0.0,
-                     finite=True)
+                     messages_received=0, frame_header_bytes=0, changes=0, formula_bytes=0, host_bytes_sent=0,
+                     seconds_total=0.0, seconds_compress=0.0, seconds_communicate=0.0, seconds_decompress=0.0,
+                     seconds_wait=0.0, finite=True)
         return {"spec": self.spec, "system": self.spec, "rank": 0, "world_size": 1, "step": 0,
                 "engines": {"frames": "gloo", "device_sums": None}, "changes": [], "buckets": [],
                 "last_step": sums, "total": sums.copy()}

@@ -137,10 +137,15 @@ def _of_all_ranks(states: Sequence[Mapping[str, Any]]) -> List[State]:
 def merge(states: Sequence[Mapping[str, Any]]) -> State:
     """All ranks' states as one: what ranks have of their own as sums, the rest as rank 0 has it.
 
-    Raises ValueError for a rank that is missing or comes twice, and for states of different steps, specs,
-    seeds, loss scales or models.
+    Raises ValueError for a rank that is missing or comes twice, for states of different steps, specs, seeds,
+    loss scales or models, and for those of parts, as ``ranks_per_host`` has them.
     """
     by_rank = _of_all_ranks(states)
+    per_host = by_rank[0]["values"].get("ranks_per_host", 1)
+    if per_host != 1:
+        raise ValueError(f"these states were saved with ranks_per_host={per_host}: each is of another part of the "
+                         "gradients, so there is no sum of them. Save every rank's own, and go on with as many "
+                         "ranks and the same ranks_per_host")
     return {**by_rank[0], "rank": ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "comm/message_tags.h"
+#include "core/hashes.h"
 #include "core/partition.h"
 #include "exchange/frames.h"
 #include "exchange/rows.h"
-#include "kernels/dense/dense.h"
 #include "thinwire/errors.h"
 #include "wire/crc32c.h"
 
@@ -98,47 +98,59 @@ HostGroups::HostGroups(Communicator& all, int ranks_per_host)
     : inside_(all, ranks_inside(all, ranks_per_host), GroupCommunicator::Lanes::at_once),
       across_(all, ranks_across(all, ranks_per_host), GroupCommunicator::Lanes::take_turns) {}
 
-std::vector<std::size_t> HostGroups::cut(std::size_t rows) const {
+std::vector<std::size_t> HostGroups::parts_of_rows(std::size_t rows) const {
   const auto parts = static_cast<std::size_t>(inside_.size());
   std::vector<std::size_t> begins;
   for (std::size_t part = 0; part <= parts; ++part) begins.push_back(part_begin(rows, parts, part));
   return begins;
 }
 
-std::vector<std::size_t> HostGroups::cut(const BucketLayout& parameters) const {
-  std::size_t elements = 0;
-  for (const Parameter& one : parameters) elements += one.elements;
-  std::vector<std::size_t> begins = cut(elements);
-  const std::size_t longest = elements / static_cast<std::size_t>(inside_.size());
+namespace {
+
+/// Fewer elements are not worth two messages.
+constexpr std::size_t kLeastCut = 1 << 14;
+
+/// Into how many pieces of whole rows a parameter is cut.
+std::size_t pieces_of(const Parameter& parameter, std::size_t places) {
+  if (parameter.elements < kLeastCut) return 1;
+  const std::size_t rows = parameter.rows;
+  if (rows <= 1) return places;
+  return std::clamp<std::size_t>(rows * rows / parameter.elements, 1, std::min(places, rows));
+}
+
+}  // namespace
+
+HostGroups::Parts HostGroups::parts(const BucketLayout& parameters) const {
+  const auto places = static_cast<std::size_t>(inside_.size());
+  Parts parts;
+  parts.slices.resize(places);
+  std::vector<std::size_t> sizes(places);
   std::size_t begin = 0;
   for (const Parameter& one : parameters) {
-    const std::size_t row = one.rows == 0 ? 1 : one.elements / one.rows;
-    for (std::size_t part = 1; part + 1 < begins.size() && row > 1 && row <= longest; ++part) {
-      std::size_t& at = begins[part];
-      if (at <= begin || at >= begin + one.elements) continue;
-      at = begin + (at - begin + row / 2) / row * row;
+    Fnv1a hash;
+    hash.add(one.name.data(), one.name.size());
+    // The low bits of FNV are those of the last letters.
+    const std::size_t first = (hash.value() >> 32) % places;
+    const std::size_t pieces = pieces_of(one, places);
+    const std::size_t rows = one.rows == 0 ? one.elements : one.rows;
+    const std::size_t width = rows == 0 ? 0 : one.elements / rows;
+    const std::size_t units = one.rows == 1 ? one.elements : rows;  // a single row is cut anywhere
+    const std::size_t unit = one.rows == 1 ? 1 : width;
+    for (std::size_t piece = 0; piece < pieces; ++piece) {
+      const std::size_t place = (first + piece) % places;
+      const std::size_t from = part_begin(units, pieces, piece) * unit;
+      const std::size_t count = part_size(units, pieces, piece) * unit;
+      if (count == 0) continue;
+      parts.slices[place].push_back({begin + from, count, sizes[place]});
+      sizes[place] += count;
+      const bool whole_rows = one.rows > 1 || (one.rows == 1 && pieces == 1);
+      if (place == this->place()) parts.own.push_back({one.name, count, whole_rows ? count / width : 0});
     }
     begin += one.elements;
   }
-  return begins;
-}
-
-BucketLayout HostGroups::part(const BucketLayout& parameters, const std::vector<std::size_t>& begins) const {
-  const std::size_t first = begins[place()];
-  const std::size_t last = begins[place() + 1];
-  BucketLayout own;
-  std::size_t begin = 0;
-  for (const Parameter& one : parameters) {
-    const std::size_t end = begin + one.elements;
-    const std::size_t from = std::clamp(first, begin, end) - begin;
-    const std::size_t to = std::clamp(last, begin, end) - begin;
-    begin = end;
-    if (from == to) continue;
-    const std::size_t row = one.rows == 0 ? 0 : one.elements / one.rows;
-    const bool whole_rows = row != 0 && from % row == 0 && to % row == 0;
-    own.push_back({one.name, to - from, whole_rows ? (to - from) / row : 0});
-  }
-  return own;
+  parts.begins.push_back(0);
+  for (const std::size_t size : sizes) parts.begins.push_back(parts.begins.back() + size);
+  return parts;
 }
 
 bool HostGroups::all_say(Workspace& workspace, bool good) {
@@ -148,7 +160,7 @@ bool HostGroups::all_say(Workspace& workspace, bool good) {
   return std::ranges::all_of(all, [](std::byte one) { return one == std::byte{1}; });
 }
 
-bool HostGroups::reduce(Executor& executor, Workspace& workspace, Span<float> gradient,
+void HostGroups::reduce(Executor& executor, Workspace& workspace, Span<float> gradient,
                         const std::vector<std::size_t>& begins) {
   const auto size = static_cast<std::size_t>(inside_.size());
   const auto part_of = [&](std::size_t peer) {
@@ -171,7 +183,6 @@ bool HostGroups::reduce(Executor& executor, Workspace& workspace, Span<float> gr
   }
   const bool finite = all_say(workspace, scale(executor, own, 1 / static_cast<float>(size)));
   if (!finite && !own.empty()) own[0] = std::numeric_limits<float>::quiet_NaN();
-  return finite;
 }
 
 void HostGroups::gather(Workspace& workspace, Span<float> gradient, const std::vector<std::size_t>& begins) {

@@ -7,13 +7,16 @@
 //
 // Source: Z. Wang et al., "Zen", section 3.4 (ranks of a machine first).
 //
-// A bucket is cut between rows of its matrices, as nearly to equal parts as that goes: so each part is
-// matrices again, with fewer rows, for systems that know of them.
+// Which part of a parameter goes to which place depends on the parameter alone, so that state stays where it is
+// when parameters are grouped into other buckets. Matrices are cut between rows, into pieces that are no wider
+// than tall: so each piece is a matrix again, for systems that know of them, and low ranks of the pieces are
+// hardly larger together than those of the whole. Whatever is small goes to one place.
 
 #include <cstddef>
 #include <vector>
 
 #include "exchange/group_communicator.h"
+#include "kernels/dense/dense.h"
 #include "thinwire/executor.h"
 #include "thinwire/row_sparse.h"
 #include "thinwire/state.h"
@@ -32,26 +35,32 @@ class HostGroups {
   /// The ranks of this one's place on all hosts: rank h is of host h.
   GroupCommunicator& across() { return across_; }
 
-  /// Where the parts of a bucket begin, one for each rank of a host; the last entry is its length.
-  std::vector<std::size_t> cut(const BucketLayout& parameters) const;
-  /// The same for a table, in rows.
-  std::vector<std::size_t> cut(std::size_t rows) const;
-  /// What this rank's part has of each parameter, under its name.
-  BucketLayout part(const BucketLayout& parameters, const std::vector<std::size_t>& begins) const;
+  /// Who has what of a bucket. Its parts lie one behind the other, place by place.
+  struct Parts {
+    /// Where each part begins; the last entry is the bucket's length.
+    std::vector<std::size_t> begins;
+    /// What each has of the bucket, ascending; offsets count within the part.
+    std::vector<std::vector<VectorChunk>> slices;
+    /// This rank's part, of each parameter the piece that it has, under the parameter's name.
+    BucketLayout own;
+  };
+  Parts parts(const BucketLayout& parameters) const;
+  /// For a table, whose parts are rows side by side: where each begins; the last entry is their number.
+  std::vector<std::size_t> parts_of_rows(std::size_t rows) const;
   std::size_t place() const { return static_cast<std::size_t>(inside_.rank()); }
 
-  // All below is collective over the host's ranks, within an exchange of inside(), on host memory. begins: of
-  // cut(). Bytes from other ranks carry checksums where the engine moves them over a network. Throw
-  // CorruptFrame and CommError.
+  // All below is collective over the host's ranks, within an exchange of inside(), on host memory. Bytes from
+  // other ranks carry checksums where the engine moves them over a network. Throw CorruptFrame and CommError.
 
-  /// gradient: this rank's part becomes the mean over the host's ranks. Returns whether the host's means are
-  /// all finite. If not, every part that has an element has one that is NaN, so that other hosts hear of it.
-  bool reduce(Executor& executor, Workspace& workspace, Span<float> gradient,
+  /// gradient: parts one behind the other. This rank's becomes the mean over the host's ranks. Where not all of
+  /// the host's means are finite, every part that has an element has one that is NaN, so that other hosts hear
+  /// of it.
+  void reduce(Executor& executor, Workspace& workspace, Span<float> gradient,
               const std::vector<std::size_t>& begins);
   /// gradient: this rank's part in, all parts out.
   void gather(Workspace& workspace, Span<float> gradient, const std::vector<std::size_t>& begins);
 
-  /// The same for a table. gradient: rows ascending and distinct. Returns the part's rows, counted from its
+  /// The same for a table, with begins of parts_of_rows(). gradient: rows ascending and distinct. Returns the part's rows, counted from its
   /// begin, in the workspace.
   RowSparse reduce_rows(Executor& executor, Workspace& workspace, const RowSparse& gradient,
                         const std::vector<std::size_t>& begins);

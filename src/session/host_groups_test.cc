@@ -28,7 +28,8 @@ using Values = std::vector<float>;
 
 /// Two buckets of matrices and vectors, one of which is shorter than a host has ranks; and a table.
 const std::vector<BucketLayout> kBuckets = {
-    {{"a.weight", 7 * 40, 7}, {"a.bias", 7}, {"b.weight", 30 * 9, 30}}, {{"scale", 1}}};
+    {{"a.weight", 7 * 40, 7}, {"a.bias", 7}, {"b.weight", 2000 * 9, 2000}, {"c.weight", 30 * 9, 30}},
+    {{"scale", 1}}};
 constexpr std::size_t kTableRows = 50;
 constexpr std::size_t kTableWidth = 3;
 constexpr BucketId kTable = 2;
@@ -82,7 +83,6 @@ struct Ended {
   Values mean;
   Values residual;
   std::uint64_t sent = 0, formula = 0, guards = 0, inside = 0;
-  Session::Part table;
 };
 
 void append(Values& to, Span<const float> from) {
@@ -116,7 +116,6 @@ std::vector<std::vector<Ended>> run(const std::string& spec, int hosts, int per_
       }
       EXPECT_TRUE(session.next_step());
       for (BucketId bucket = 0; bucket <= kTable; ++bucket) append(ended.residual, session.residual(bucket));
-      ended.table = session.part(kTable);
       ranks[static_cast<std::size_t>(communicator.rank())].push_back(std::move(ended));
     }
   });
@@ -135,58 +134,92 @@ Values host_mean(int host, int per_host, int place, Of of) {
   return sum;
 }
 
-/// What the ranks at `place` shall have: sessions of a rank per host, of the parts alone. Rows that no rank of
-/// a host has are left out of its gradient.
+/// How the ranks of a host of `per_host` share the buckets, and the table's rows, as the one at `place` sees it.
+struct Shares {
+  std::vector<HostGroups::Parts> buckets;
+  std::vector<std::size_t> rows;
+
+  Shares(int per_host, int place) {
+    run_in_process(per_host, [&](Communicator& communicator) {
+      const HostGroups groups(communicator, per_host);
+      if (communicator.rank() != place) return;
+      for (const BucketLayout& layout : kBuckets) buckets.push_back(groups.parts(layout));
+      rows = groups.parts_of_rows(kTableRows);
+    });
+  }
+
+  Values part_of(std::size_t bucket, Span<const float> whole, std::size_t place) const {
+    Values part;
+    for (const VectorChunk& slice : buckets[bucket].slices[place]) {
+      EXPECT_EQ(slice.offset, part.size());
+      append(part, whole.subspan(slice.begin, slice.count));
+    }
+    EXPECT_EQ(part.size(), buckets[bucket].begins[place + 1] - buckets[bucket].begins[place]);
+    return part;
+  }
+  /// Of the means of all buckets.
+  Values part_of_all(Span<const float> whole, std::size_t place) const {
+    Values part;
+    for (std::size_t bucket = 0; bucket < buckets.size(); ++bucket) {
+      const std::size_t elements = elements_of(kBuckets[bucket]);
+      const Values own = part_of(bucket, whole.first(elements), place);
+      append(part, own);
+      whole = whole.subspan(elements, whole.size() - elements);
+    }
+    append(part, whole.subspan(rows[place] * kTableWidth, (rows[place + 1] - rows[place]) * kTableWidth));
+    return part;
+  }
+};
+
+/// The mean over a host of its ranks' rows [first, first + rows), added up in the order of ranks. Those that no
+/// rank has are left out.
+RowSparse mean_of_rows(int host, int per_host, int step, std::size_t first, std::size_t rows,
+                       std::vector<std::uint32_t>& indices, Values& values) {
+  Values sum(kTableRows * kTableWidth);
+  std::vector<bool> there(kTableRows);
+  for (int rank = host * per_host; rank < (host + 1) * per_host; ++rank) {
+    const Rows own(step, rank);
+    for (std::size_t k = 0; k < own.indices.size(); ++k) {
+      there[own.indices[k]] = true;
+    }
+    const Values dense_rows = own.dense();
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += dense_rows[i];
+  }
+  for (std::size_t row = first; row < first + rows; ++row) {
+    if (!there[row]) continue;
+    indices.push_back(static_cast<std::uint32_t>(row - first));
+    for (std::size_t j = 0; j < kTableWidth; ++j) {
+      values.push_back(sum[row * kTableWidth + j] * (1 / static_cast<float>(per_host)));
+    }
+  }
+  return {indices, values, rows, kTableWidth};
+}
+
+/// What the ranks at `place` shall have: sessions of a rank per host, of the parts alone.
 std::vector<std::vector<Ended>> wanted(const std::string& spec, int hosts, int per_host, int place) {
   std::vector<std::vector<Ended>> ranks(static_cast<std::size_t>(hosts));
-  std::vector<std::vector<std::size_t>> begins;
-  std::vector<BucketLayout> parts;
-  run_in_process(per_host, [&](Communicator& communicator) {
-    HostGroups groups(communicator, per_host);
-    if (communicator.rank() != place) return;
-    for (const BucketLayout& layout : kBuckets) {
-      begins.push_back(groups.cut(layout));
-      parts.push_back(groups.part(layout, begins.back()));
-    }
-    begins.push_back(groups.cut(kTableRows));
-  });
+  const Shares shares(per_host, place);
   const auto at = static_cast<std::size_t>(place);
-  const std::size_t first = begins[kTable][at];
-  const std::size_t rows = begins[kTable][at + 1] - first;
+  const std::size_t first = shares.rows[at];
+  const std::size_t rows = shares.rows[at + 1] - first;
   run_in_process(hosts, [&](Communicator& communicator) {
     const int host = communicator.rank();
     Session session(spec, communicator, {.seed = 5});
-    for (const BucketLayout& part : parts) session.add_bucket(part);
+    for (const auto& parts : shares.buckets) session.add_bucket(parts.own);
     session.add_rows("table", rows, kTableWidth);
     for (int step = 0; step < kSteps; ++step) {
       Ended ended;
       for (BucketId bucket = 0; bucket < kBuckets.size(); ++bucket) {
-        Values mean =
+        const Values mean =
             host_mean(host, per_host, place, [&](int rank) { return gradient_of(bucket, step, rank); });
-        Values part(mean.begin() + static_cast<std::ptrdiff_t>(begins[bucket][at]),
-                    mean.begin() + static_cast<std::ptrdiff_t>(begins[bucket][at + 1]));
+        Values part = shares.part_of(bucket, mean, at);
         session.synchronize(bucket, part);
         append(ended.mean, part);
       }
-      // In the order of ranks, as rows that come more than once are added up.
-      Values sum(kTableRows * kTableWidth);
-      std::vector<bool> there(kTableRows);
-      for (int rank = host * per_host; rank < (host + 1) * per_host; ++rank) {
-        const Rows own(step, rank);
-        const Values values = own.dense();
-        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += values[i];
-        for (const std::uint32_t index : own.indices) there[index] = true;
-      }
       std::vector<std::uint32_t> indices;
       Values values;
-      for (std::size_t row = first; row < first + rows; ++row) {
-        if (!there[row]) continue;
-        indices.push_back(static_cast<std::uint32_t>(row - first));
-        for (std::size_t j = 0; j < kTableWidth; ++j) {
-          values.push_back(sum[row * kTableWidth + j] * (1 / static_cast<float>(per_host)));
-        }
-      }
-      const Values table = dense(session.synchronize_rows(kTable, {indices, values, rows, kTableWidth}));
+      const RowSparse own = mean_of_rows(host, per_host, step, first, rows, indices, values);
+      const Values table = dense(session.synchronize_rows(kTable, own));
       append(ended.mean, table);
       for (BucketId bucket = 0; bucket <= kTable; ++bucket) {
         ended.sent += session.report(bucket).wire.sent_bytes;
@@ -197,31 +230,6 @@ std::vector<std::vector<Ended>> wanted(const std::string& spec, int hosts, int p
     }
   });
   return ranks;
-}
-
-/// What a rank's part has of the means of all buckets.
-Values part_of(const Values& mean, const std::vector<std::vector<std::size_t>>& begins, std::size_t place) {
-  Values part;
-  std::size_t offset = 0;
-  for (std::size_t bucket = 0; bucket < begins.size(); ++bucket) {
-    const std::size_t width = bucket == kTable ? kTableWidth : 1;
-    const auto from = mean.begin() + static_cast<std::ptrdiff_t>(offset + begins[bucket][place] * width);
-    const auto to = mean.begin() + static_cast<std::ptrdiff_t>(offset + begins[bucket][place + 1] * width);
-    part.insert(part.end(), from, to);
-    offset += begins[bucket].back() * width;
-  }
-  return part;
-}
-
-std::vector<std::vector<std::size_t>> begins_of(int per_host) {
-  std::vector<std::vector<std::size_t>> begins;
-  run_in_process(per_host, [&](Communicator& communicator) {
-    HostGroups groups(communicator, per_host);
-    if (communicator.rank() != 0) return;
-    for (const BucketLayout& layout : kBuckets) begins.push_back(groups.cut(layout));
-    begins.push_back(groups.cut(kTableRows));
-  });
-  return begins;
 }
 
 bool same_bits(const Values& one, const Values& other) {
@@ -235,7 +243,7 @@ TEST_P(Hosts, AreWorkersWithTheMeanOfTheirRanks) {
   for (const auto& [hosts, per_host] : {std::pair{2, 2}, std::pair{3, 2}, std::pair{2, 3}, std::pair{1, 2}}) {
     SCOPED_TRACE(testing::Message() << hosts << " hosts of " << per_host);
     const auto ranks = run(spec, hosts, per_host);
-    const auto begins = begins_of(per_host);
+    const Shares shares(per_host, 0);
     for (int place = 0; place < per_host; ++place) {
       const auto reference = wanted(spec, hosts, per_host, place);
       for (int host = 0; host < hosts; ++host) {
@@ -243,7 +251,7 @@ TEST_P(Hosts, AreWorkersWithTheMeanOfTheirRanks) {
           const Ended& ended = ranks[static_cast<std::size_t>(host * per_host + place)][step];
           const Ended& should = reference[static_cast<std::size_t>(host)][step];
           ASSERT_TRUE(same_bits(ended.mean, ranks[0][step].mean)) << "ranks differ in step " << step;
-          ASSERT_TRUE(same_bits(part_of(ended.mean, begins, static_cast<std::size_t>(place)), should.mean))
+          ASSERT_TRUE(same_bits(shares.part_of_all(ended.mean, static_cast<std::size_t>(place)), should.mean))
               << "place " << place << " of host " << host << ", step " << step;
           ASSERT_TRUE(same_bits(ended.residual, should.residual)) << "place " << place << ", step " << step;
           ASSERT_EQ(ended.sent, should.sent);
@@ -380,21 +388,51 @@ TEST(HostGroups, AutoChoosesAndRanksAgree) {
   });
 }
 
-TEST(HostGroups, PartsEndBetweenRowsOfMatrices) {
-  run_in_process(4, [&](Communicator& communicator) {
-    HostGroups groups(communicator, 4);
-    const BucketLayout layout = {{"vector", 10}, {"matrix", 100 * 20, 100}, {"flat", 1 * 4000, 1}};
-    const auto begins = groups.cut(layout);
-    EXPECT_EQ(begins, (std::vector<std::size_t>{0, 1510, 3005, 4507, 6010}));
-    // 6010 elements: the first end, 1502, is in the matrix and moves to its row 75. A row as long as "flat" is
-    // cut.
-    const BucketLayout part = groups.part(layout, begins);
-    if (communicator.rank() == 0) {
-      EXPECT_EQ(part, (BucketLayout{{"vector", 10}, {"matrix", 1500, 75}}));
-    } else if (communicator.rank() == 1) {
-      EXPECT_EQ(part, (BucketLayout{{"matrix", 500, 25}, {"flat", 995}}));
-    } else {
-      EXPECT_EQ(part.size(), 1u);
+TEST(HostGroups, PartsAreWholeRowsAndDoNotDependOnTheBucket) {
+  const BucketLayout layout = {{"tall", 3000 * 20, 3000}, {"square", 256 * 256, 256}, {"vector", 40'001},
+                               {"flat", 50'000, 1},       {"bias", 300, 300},         {"none", 0}};
+  constexpr std::size_t kPlaces = 4;
+  run_in_process(kPlaces, [&](Communicator& communicator) {
+    const HostGroups groups(communicator, kPlaces);
+    const auto parts = groups.parts(layout);
+    std::vector<int> covered(parts.begins.back());
+    for (std::size_t place = 0; place < kPlaces; ++place) {
+      std::size_t offset = 0;
+      for (const VectorChunk& slice : parts.slices[place]) {
+        EXPECT_EQ(slice.offset, offset);
+        offset += slice.count;
+        for (std::size_t i = 0; i < slice.count; ++i) ++covered[slice.begin + i];
+      }
+      EXPECT_EQ(offset, parts.begins[place + 1] - parts.begins[place]);
+    }
+    EXPECT_TRUE(std::ranges::all_of(covered, [](int times) { return times == 1; }));
+    // Each place has a quarter of what is cut; a square is as wide as tall, and stays whole.
+    std::size_t squares = 0;
+    for (const Parameter& one : parts.own) {
+      if (one.name == "tall") {
+        EXPECT_EQ(one, (Parameter{"tall", 750 * 20, 750}));
+      } else if (one.name == "square") {
+        EXPECT_EQ(one, (Parameter{"square", 256 * 256, 256}));
+        squares = 1;
+      } else if (one.name == "vector") {
+        EXPECT_NEAR(static_cast<double>(one.elements), 10'000, 1);
+        EXPECT_EQ(one.rows, 0u);
+      } else if (one.name == "flat") {
+        EXPECT_EQ(one, (Parameter{"flat", 12'500, 0}));
+      }
+    }
+    std::vector<std::size_t> counts(kPlaces);
+    communicator.all_gather(as_bytes(Span<const std::size_t>(&squares, 1)),
+                            as_writable_bytes(Span<std::size_t>(counts)));
+    EXPECT_EQ(std::ranges::count(counts, std::size_t{1}), 1);
+    // In a bucket of its own each parameter has the same piece.
+    for (const Parameter& whole : layout) {
+      const auto alone = groups.parts({whole}).own;
+      const auto found = std::ranges::find(parts.own, whole.name, &Parameter::name);
+      EXPECT_EQ(alone.empty(), found == parts.own.end());
+      if (!alone.empty() && found != parts.own.end()) {
+        EXPECT_EQ(alone[0], *found);
+      }
     }
   });
 }

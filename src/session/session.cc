@@ -121,18 +121,20 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
 
 /// The bucket becomes this rank's part of it, whose parameters are returned.
 BucketLayout Session::take_part(Bucket& bucket, BucketLayout whole) {
-  bucket.begins = bucket.row_sparse ? hosts_->cut(bucket.whole_rows) : hosts_->cut(whole);
-  bucket.rows = bucket.begins[hosts_->place() + 1] - bucket.begins[hosts_->place()];
-  std::vector<std::size_t> elements = bucket.begins;
-  for (std::size_t& at : elements) at *= bucket.width;
-  BucketLayout part = hosts_->part(whole, elements);
+  BucketLayout part;
+  if (bucket.row_sparse) {
+    bucket.parts.begins = hosts_->parts_of_rows(bucket.whole_rows);
+    const std::size_t place = hosts_->place();
+    bucket.rows = bucket.parts.begins[place + 1] - bucket.parts.begins[place];
+    if (bucket.rows != 0) part = {{whole[0].name, bucket.rows * bucket.width, bucket.rows}};
+  } else {
+    bucket.parts = hosts_->parts(whole);
+    part = bucket.parts.own;
+    bucket.rows = 0;
+    for (const Parameter& one : part) bucket.rows += one.elements;
+  }
   whole_.push_back(std::move(whole));
   return part;
-}
-
-Session::Part Session::part(BucketId bucket) const {
-  const Bucket& own = *buckets_.at(bucket);
-  return {hosts_ ? own.begins[hosts_->place()] * own.width : 0, own.elements()};
 }
 
 /// In a reduce-scatter a bucket is parts of the same length, one for each rank.
@@ -365,26 +367,35 @@ void Session::synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradie
     step.report.formula_bytes = 0;
     return;
   }
-  Executor& on_host = executor_of(true);
   const bool on_device = gradient.memory() != Memory::host;
-  Span<float> whole = gradient;
-  if (on_device) {
-    whole = own.host_workspace.take<float>(gradient.size());
-    copy<float>(own.executor, gradient, whole);
+  const HostGroups::Parts& parts = own.parts;
+  const auto part_at = [&](Span<float> all, std::size_t place) {
+    return all.subspan(parts.begins[place], parts.begins[place + 1] - parts.begins[place]);
+  };
+  const Span<float> all = (on_device ? own.scratch : own.host_workspace).take<float>(gradient.size());
+  for (std::size_t place = 0; place < parts.slices.size(); ++place) {
+    gather_chunks(own.executor, parts.slices[place], gradient, part_at(all, place));
   }
-  hosts_->reduce(on_host, own.host_workspace, whole, own.begins);
-  const auto part = [&](Span<float> all) { return all.subspan(own.begins[hosts_->place()], own.elements()); };
-  if (on_device) copy<float>(own.executor, part(whole), part(gradient));
-  synchronize_floats(own, bucket, part(gradient), residual, pending, step);
+  const Span<float> on_host = on_device ? own.host_workspace.take<float>(all.size()) : all;
+  if (on_device) copy<float>(own.executor, all, on_host);
+  hosts_->reduce(executor_of(true), own.host_workspace, on_host, parts.begins);
+  const std::size_t place = hosts_->place();
+  const Span<float> part = part_at(all, place);
+  if (on_device) copy<float>(own.executor, part_at(on_host, place), part);
+  synchronize_floats(own, bucket, part, residual, pending, step);
   step.report.finite = hosts_->all_say(own.host_workspace, step.report.finite);
   if (!step.report.finite) {
     fill(own.executor, gradient, std::numeric_limits<float>::quiet_NaN());
     own.executor.wait();
     return;
   }
-  if (on_device) copy<float>(own.executor, part(gradient), part(whole));
-  hosts_->gather(own.host_workspace, whole, own.begins);
-  if (on_device) copy<float>(own.executor, whole, gradient);
+  if (on_device) copy<float>(own.executor, part, part_at(on_host, place));
+  hosts_->gather(own.host_workspace, on_host, parts.begins);
+  if (on_device) copy<float>(own.executor, on_host, all);
+  for (std::size_t other = 0; other < parts.slices.size(); ++other) {
+    scatter_chunks(own.executor, parts.slices[other], part_at(all, other), gradient, {});
+  }
+  own.executor.wait();
 }
 
 void Session::synchronize_floats(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
@@ -444,10 +455,10 @@ RowSparse Session::synchronize_table(Bucket& own, BucketId bucket, RowSparse gra
 RowSparse Session::synchronize_table_by_hosts(Bucket& own, BucketId bucket, const RowSparse& gradient,
                                               Span<float> residual, Span<const float> pending, Step& step) {
   Workspace& workspace = own.host_workspace;
-  const RowSparse part = hosts_->reduce_rows(step.executor, workspace, gradient, own.begins);
+  const RowSparse part = hosts_->reduce_rows(step.executor, workspace, gradient, own.parts.begins);
   const RowSparse mean = synchronize_table(own, bucket, part, residual, pending, step);
   step.report.finite = hosts_->all_say(workspace, step.report.finite);
-  return step.report.finite ? hosts_->gather_rows(workspace, mean, own.begins) : gradient;
+  return step.report.finite ? hosts_->gather_rows(workspace, mean, own.parts.begins) : gradient;
 }
 
 void Session::synchronize(Span<BucketGradient> gradients) {

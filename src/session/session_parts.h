@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/bucket_vectors.h"
+#include "exchange/host_groups.h"
 #include "session/aside.h"
 #include "thinwire/session.h"
 #include "thinwire/workspace.h"
@@ -30,8 +31,8 @@ struct Session::Bucket {
   std::uint64_t names = 0;  // hash of the parameters' names
   // Of the bucket as it was added. With ranks of a host all else here is of this rank's part.
   std::size_t whole_rows = 0;
-  std::vector<std::size_t> begins;  // of the host's parts, in rows; empty: every rank has all
-  Workspace host_workspace;         // of what the host's ranks exchange
+  HostGroups::Parts parts{};   // of a host's ranks; of a table the begins alone, in rows
+  Workspace host_workspace{};  // of what the host's ranks exchange
   Workspace workspace;
   Workspace scratch;  // of a device; a step on the host takes all from its workspace
   StepReport report;

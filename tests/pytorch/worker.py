@@ -18,6 +18,7 @@ from lossy_systems import (
 from dcp import DCP
 from exits import EXITS, SCATTERED_FAILURES, SCATTERED_RAISES, SHARDED_FAILURES, SHARDED_RAISES
 from gradients.clipping import CLIPPING
+from gradients.hosts import HOSTS
 from gradients.loss_scale import LOSS_SCALE
 from hooks import HOOKS
 from html_report import HTML_REPORT
@@ -47,6 +48,7 @@ GROUPS = {
     "hooks": HOOKS,
     "compiled": COMPILED,
     "html_report": HTML_REPORT,
+    "hosts": HOSTS,
     "exits": EXITS,
     "sharded": SHARDED + SHARDED_FAILURES,
     "sharded_raises": SHARDED_RAISES,
