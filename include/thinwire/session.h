@@ -69,9 +69,9 @@ struct SessionOptions {
   /// themselves first. Then each synchronizes a part of the host's mean, by the system, with the ranks of its
   /// place on the other hosts; and at last the host's ranks put the parts together. So W is the number of
   /// hosts, residuals are of the host's mean, and reports count what goes to other hosts alone, but for
-  /// StepReport::host_bytes_sent. Parameters are cut between rows of matrices. A host's ranks need a fast way to
-  /// each other. Not with reduce_scatter, nor with the stage clip, which needs whole gradients.
-  /// (Z. Wang et al., "Zen", section 3.4.)
+  /// StepReport::host_bytes_sent. Parameters are cut between rows of matrices. A host's ranks need a fast way
+  /// to each other. Not with reduce_scatter, nor with the stage clip, which needs whole gradients. (Z. Wang
+  /// et al., "Zen", section 3.4.)
   int ranks_per_host = 1;
 };
 
@@ -211,8 +211,8 @@ class Session {
   const Pipeline& pipeline(BucketId bucket) const;
   /// Of the ranks among which the system works: all, or with ranks_per_host one of each host.
   Communicator& communicator() { return communicator_; }
-  /// What this rank synchronizes of the bucket's parameters: all, or with ranks_per_host its part. A piece of a
-  /// parameter has the parameter's name and the piece's length.
+  /// What this rank synchronizes of the bucket's parameters: all, or with ranks_per_host its part. A piece of
+  /// a parameter has the parameter's name and the piece's length.
   const BucketLayout& layout(BucketId bucket) const { return layouts_.at(bucket); }
   /// What this rank has not delivered of the bucket's part, in the memory where its gradient is. Without
   /// feedback it is empty, unless a state held something that waits for the next step.
@@ -255,6 +255,7 @@ class Session {
     return row_sparse && host_executor_ ? *host_executor_ : *executor_;
   }
   std::string kind_of(const Bucket& bucket, std::string_view type) const;
+  Step begin(Bucket& own, BucketId bucket, Span<float> residual);
   template <class Run>
   void run(BucketId bucket, std::string_view type, Run&& run);
   void synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,

@@ -75,6 +75,12 @@ def _require_hosts(ranks_per_host: object) -> None:
                          "(LOCAL_WORLD_SIZE), which must be a multiple of it")
 
 
+def _deadline_of(model: object) -> float:
+    """Of what is no DDP model it does not matter."""
+    return (private_group.timeout_of(model.process_group) if isinstance(model, DistributedDataParallel)
+            else 1.0)
+
+
 def _trained_parameters(model: DistributedDataParallel) -> List[Tuple[str, torch.nn.Parameter]]:
     """Those that have gradients, by name."""
     parameters = [(name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad]
@@ -109,16 +115,14 @@ def register(
 
     model: wrapped in DistributedDataParallel, without another hook; torch.compile may be around it or within.
         DDP's group is Gloo's or NCCL's. Parameters are in host memory or on CUDA devices. Devices compress
-        their own gradients where Thinwire was built with CUDA; otherwise these go through pinned host memory
-        to the CPU while backward goes on.
+        their own gradients where Thinwire was built with CUDA; otherwise the CPU does, during backward.
     spec: as on the command line, ``casq:bits=2`` or ``top_k:ratio=0.01+zen``; ``systems()`` lists them.
     rows: the system for row-sparse gradients, those of ``nn.Embedding(sparse=True)``; else the exact ``zen``.
     seed: of everything random. threads: CPU threads that compress, per lane.
     lanes: buckets that are under way at a time, each with connections of its own.
     deadline_seconds: how long a rank waits while no byte moves; unless given, the timeout of DDP's group. A
         rank that ends is named within seconds, one that is frozen or cut off after this time.
-    step_limit_seconds: of all waits of a step, also while bytes move. Unless given an hour, or twice a longer
-        deadline.
+    step_limit_seconds: of all waits of a step; unless given an hour, or twice a longer deadline.
     optimizer: whose learning rate, that of the first parameter group, ``lr_after`` and
         ``marsit:eta_s=theorem`` read. one_bit_adam and zero_one_adam need torch's Adam or AdamW, before its
         first step: ``step`` then leaves the second moment as it is where they say so.
@@ -128,9 +132,8 @@ def register(
         hash of all parameters that DDP keeps equal, not of buffers. 0: never.
     checked_sums: sums that Gloo makes, as those of ``dense``, go by a slower ring whose messages carry
         checksums, and 16-bit gradients are summed in float32.
-    ranks_per_host: so many ranks act as one worker: those of host h are the ones from h * ranks_per_host on,
-        as torchrun numbers them. They add up among themselves first; then each synchronizes a part with the
-        other hosts. Bytes in reports are those to other hosts; ``host_bytes_sent`` has the rest.
+    ranks_per_host: so many act as one worker: of host h those from h * ranks_per_host on. They add up first;
+        then each synchronizes a part with other hosts, to which the bytes in reports are.
 
     All but ``threads`` and ``optimizer`` are the same on all ranks. Gradients in float32 and 16 bits go
     through the system, others are averaged. Where a rank has inf or NaN, the bucket's mean has NaN on all
@@ -143,13 +146,11 @@ def register(
     rank does not come or ends. Where specs or options differ, the first step raises it on every rank.
     """
     model = ddp_within(model) or model
-    if deadline_seconds is None:  # of what is no DDP model it does not matter
-        deadline_seconds = (private_group.timeout_of(model.process_group)
-                            if isinstance(model, DistributedDataParallel) else 1.0)
+    deadline_seconds = _deadline_of(model) if deadline_seconds is None else deadline_seconds
+    _require_hosts(ranks_per_host)
     limits = {"deadline_seconds": deadline_seconds, "step_limit_seconds": step_limit_seconds}
     _require_arguments(model, spec, threads, lanes, limits, grad_scaler, compress_on, check_replicas_every,
                        checked_sums)
-    _require_hosts(ranks_per_host)
     return Handle(model, _trained_parameters(model), join_spec(spec, rows), seed, threads, lanes,
                   deadline_seconds, step_limit_seconds, optimizer, grad_scaler, compress_on,
                   check_replicas_every, checked_sums, ranks_per_host)

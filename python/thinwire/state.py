@@ -143,9 +143,9 @@ def merge(states: Sequence[Mapping[str, Any]]) -> State:
     by_rank = _of_all_ranks(states)
     per_host = by_rank[0]["values"].get("ranks_per_host", 1)
     if per_host != 1:
-        raise ValueError(f"these states were saved with ranks_per_host={per_host}: each is of another part of the "
-                         "gradients, so there is no sum of them. Save every rank's own, and go on with as many "
-                         "ranks and the same ranks_per_host")
+        raise ValueError(f"these states were saved with ranks_per_host={per_host}: each is of another part "
+                         "of the gradients: there is no sum of them. Save every rank's own, and go on with "
+                         "as many ranks and the same ranks_per_host")
     return {**by_rank[0], "rank": ALL, "values": _C.merge_states([state["values"] for state in by_rank])}
 
 

@@ -225,8 +225,8 @@ void check_count(std::size_t count, std::size_t most, std::size_t peer) {
 
 }  // namespace
 
-/// This rank's rows go to the ranks of their parts; theirs of this part come, in the order of ranks and counted
-/// in the whole table.
+/// This rank's rows go to the ranks of their parts; theirs of this part come, in the order of ranks and
+/// counted in the whole table.
 RowSparse HostGroups::scatter_rows(Workspace& workspace, const RowSparse& gradient,
                                    const std::vector<std::size_t>& begins) {
   const auto size = static_cast<std::size_t>(inside_.size());

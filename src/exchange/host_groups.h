@@ -7,10 +7,10 @@
 //
 // Source: Z. Wang et al., "Zen", section 3.4 (ranks of a machine first).
 //
-// Which part of a parameter goes to which place depends on the parameter alone, so that state stays where it is
-// when parameters are grouped into other buckets. Matrices are cut between rows, into pieces that are no wider
-// than tall: so each piece is a matrix again, for systems that know of them, and low ranks of the pieces are
-// hardly larger together than those of the whole. Whatever is small goes to one place.
+// Which part of a parameter goes to which place depends on the parameter alone, so that state stays where it
+// is when parameters are grouped into other buckets. Matrices are cut between rows, into pieces that are no
+// wider than tall: so each piece is a matrix again, for systems that know of them, and low ranks of the
+// pieces are hardly larger together than those of the whole. Whatever is small goes to one place.
 
 #include <cstddef>
 #include <vector>
@@ -52,16 +52,16 @@ class HostGroups {
   // All below is collective over the host's ranks, within an exchange of inside(), on host memory. Bytes from
   // other ranks carry checksums where the engine moves them over a network. Throw CorruptFrame and CommError.
 
-  /// gradient: parts one behind the other. This rank's becomes the mean over the host's ranks. Where not all of
-  /// the host's means are finite, every part that has an element has one that is NaN, so that other hosts hear
-  /// of it.
+  /// gradient: parts one behind the other. This rank's becomes the mean over the host's ranks. Where not all
+  /// of the host's means are finite, every part that has an element has one that is NaN, so that other hosts
+  /// hear of it.
   void reduce(Executor& executor, Workspace& workspace, Span<float> gradient,
               const std::vector<std::size_t>& begins);
   /// gradient: this rank's part in, all parts out.
   void gather(Workspace& workspace, Span<float> gradient, const std::vector<std::size_t>& begins);
 
-  /// The same for a table, with begins of parts_of_rows(). gradient: rows ascending and distinct. Returns the part's rows, counted from its
-  /// begin, in the workspace.
+  /// The same for a table, with begins of parts_of_rows(). gradient: rows ascending and distinct. Returns the
+  /// part's rows, counted from its begin, in the workspace.
   RowSparse reduce_rows(Executor& executor, Workspace& workspace, const RowSparse& gradient,
                         const std::vector<std::size_t>& begins);
   /// mean: of this rank's part. Returns that of the whole table, in the workspace.

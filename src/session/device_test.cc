@@ -285,6 +285,40 @@ TEST(DeviceSession, StepsAreUndoneAndWhatWasLeftIsDelivered) {
   });
 }
 
+TEST(DeviceSession, RanksOfAHostAddUpAsOnTheHost) {
+  const std::size_t elements = 40'000;
+  for (const char* spec : {"half", "top_k:ratio=0.1+zen", "dense"}) {
+    std::vector<std::vector<float>> on_host(4), on_device(4);
+    for (const bool device : {false, true}) {
+      run_in_process(4, [&](Communicator& communicator) {
+        SessionOptions options;
+        options.ranks_per_host = 2;
+        if (device) options.cuda_device = 0;
+        Session session(spec, communicator, options);
+        session.add_bucket({{"a", 300}, {"b", elements - 400, 400}, {"c", 100}});
+        DeviceVector memory(elements);
+        auto& means = (device ? on_device : on_host)[static_cast<std::size_t>(communicator.rank())];
+        for (int step = 0; step < kSteps; ++step) {
+          auto gradient = values_of(step, communicator.rank(), elements);
+          const bool bad = step == 1;
+          if (bad && communicator.rank() == 2) gradient[350] = std::numeric_limits<float>::infinity();
+          memory.write(gradient);
+          const StepReport& report = session.synchronize(0, device ? memory.span() : Span<float>(gradient));
+          EXPECT_EQ(report.finite, !bad);
+          if (device) gradient = memory.read();
+          EXPECT_EQ(std::ranges::any_of(gradient, [](float x) { return std::isnan(x); }), bad);
+          EXPECT_EQ(session.next_step(), !bad);
+          if (!bad) means.insert(means.end(), gradient.begin(), gradient.end());
+        }
+      });
+    }
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      EXPECT_TRUE(same_bits(on_device[rank], on_device[0])) << spec;
+      EXPECT_TRUE(same_bits(on_device[rank], on_host[rank])) << spec;
+    }
+  }
+}
+
 TEST(DeviceSession, RowsStayOnTheHost) {
   if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   run_in_process(2, [](Communicator& communicator) {

@@ -134,7 +134,8 @@ Values host_mean(int host, int per_host, int place, Of of) {
   return sum;
 }
 
-/// How the ranks of a host of `per_host` share the buckets, and the table's rows, as the one at `place` sees it.
+/// How the ranks of a host of `per_host` share the buckets, and the table's rows, as the one at `place` sees
+/// it.
 struct Shares {
   std::vector<HostGroups::Parts> buckets;
   std::vector<std::size_t> rows;
@@ -171,8 +172,8 @@ struct Shares {
   }
 };
 
-/// The mean over a host of its ranks' rows [first, first + rows), added up in the order of ranks. Those that no
-/// rank has are left out.
+/// The mean over a host of its ranks' rows [first, first + rows), added up in the order of ranks. Those that
+/// no rank has are left out.
 RowSparse mean_of_rows(int host, int per_host, int step, std::size_t first, std::size_t rows,
                        std::vector<std::uint32_t>& indices, Values& values) {
   Values sum(kTableRows * kTableWidth);
@@ -237,6 +238,7 @@ bool same_bits(const Values& one, const Values& other) {
 }
 
 class Hosts : public testing::TestWithParam<std::string> {};
+class HostsInBrief : public Hosts {};
 
 TEST_P(Hosts, AreWorkersWithTheMeanOfTheirRanks) {
   const std::string& spec = GetParam();
@@ -277,7 +279,7 @@ std::string state_of(const Session& session) {
   return text.str();
 }
 
-TEST_P(Hosts, ABadValueAnywhereUndoesTheStepOnAllRanks) {
+TEST_P(HostsInBrief, ABadValueAnywhereUndoesTheStepOnAllRanks) {
   run_in_process(4, [&](Communicator& communicator) {
     Session session(GetParam(), communicator, {.ranks_per_host = 2});
     for (const BucketLayout& layout : kBuckets) session.add_bucket(layout);
@@ -305,7 +307,7 @@ TEST_P(Hosts, ABadValueAnywhereUndoesTheStepOnAllRanks) {
   });
 }
 
-TEST_P(Hosts, ResumedRunContinuesBitForBit) {
+TEST_P(HostsInBrief, ResumedRunContinuesBitForBit) {
   std::vector<std::string> saved(4);
   std::vector<Values> straight(4), resumed(4);
   for (const bool resumes : {false, true}) {
@@ -344,6 +346,8 @@ std::vector<std::string> specs() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Systems, Hosts, testing::ValuesIn(specs()),
+                         [](const auto& parameter) { return test_name(parameter.param); });
+INSTANTIATE_TEST_SUITE_P(Systems, HostsInBrief, testing::ValuesIn(in_brief(specs())),
                          [](const auto& parameter) { return test_name(parameter.param); });
 
 TEST(HostGroups, NothingAllocatesAfterTheFirstSteps) {

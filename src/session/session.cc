@@ -239,23 +239,11 @@ std::string Session::kind_of(const Bucket& bucket, std::string_view type) const 
   return "dense" + (type.empty() ? "" : " " + std::string(type));
 }
 
-/// type: of the gradient, empty for float32. run(own, residual, pending, step): what differs between dense
-/// buckets and rows. residual: for a system with feedback. pending: what a system without has to deliver
-/// besides its gradient; empty where there is nothing.
-template <class Run>
-void Session::run(BucketId bucket, std::string_view type, Run&& run) {
-  Bucket& own = *buckets_[bucket];
-  const bool feedback = pipelines_[own.pipeline].feedback;
-  const Span<const float> pending = feedback ? Span<const float>() : undelivered_->residuals.find(bucket);
-  const auto residual =
-      feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
+/// A bucket's step, of which nothing has been done.
+Step Session::begin(Bucket& own, BucketId bucket, Span<float> residual) {
   own.workspace.reset();
   own.scratch.reset();
   own.host_workspace.reset();
-  const Traffic before = communicator_.traffic();
-  const std::uint64_t host_before = hosts_ ? hosts_->inside().traffic().sent_bytes : 0;
-  const std::uint64_t guards_before = communicator_.guard_bytes();
-  const std::uint64_t expected_bytes = payload_bytes(bucket);
   Step step{.communicator = communicator_,
             .executor = own.executor,
             .workspace = own.workspace,
@@ -275,6 +263,24 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
   step.report.elements = own.elements();
   step.report.raw_bytes = own.elements() * sizeof(float);
   step.report.formula_bytes = StepReport::kUnknown;
+  return step;
+}
+
+/// type: of the gradient, empty for float32. run(own, residual, pending, step): what differs between dense
+/// buckets and rows. residual: for a system with feedback. pending: what a system without has to deliver
+/// besides its gradient; empty where there is nothing.
+template <class Run>
+void Session::run(BucketId bucket, std::string_view type, Run&& run) {
+  Bucket& own = *buckets_[bucket];
+  const bool feedback = pipelines_[own.pipeline].feedback;
+  const Span<const float> pending = feedback ? Span<const float>() : undelivered_->residuals.find(bucket);
+  const auto residual =
+      feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
+  const Traffic before = communicator_.traffic();
+  const std::uint64_t host_before = hosts_ ? hosts_->inside().traffic().sent_bytes : 0;
+  const std::uint64_t guards_before = communicator_.guard_bytes();
+  const std::uint64_t expected_bytes = payload_bytes(bucket);
+  Step step = begin(own, bucket, residual);
   try {
     const ClockOf clocked(communicator_, step.clock);
     own.ran = true;

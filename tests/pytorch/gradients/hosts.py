@@ -12,9 +12,9 @@ from common import (
 )
 
 PER_HOST = 2
-SYSTEMS = ["casq:bits=4", "power_sgd:rank=2:bits=8", "top_k:ratio=0.1+zen", "blocks:bits=4:block=128", "marsit",
-           "sketched_sgd:ratio=0.1", "warm_up:steps=2:with=blocks/bits=4/block=128+one_bit_adam:freeze=1", "half",
-           "guard+casq", "auto"]
+SYSTEMS = ["casq:bits=4", "power_sgd:rank=2:bits=8", "top_k:ratio=0.1+zen", "blocks:bits=4:block=128",
+           "marsit", "sketched_sgd:ratio=0.1", "half", "guard+casq", "auto",
+           "warm_up:steps=2:with=blocks/bits=4/block=128+one_bit_adam:freeze=1"]
 
 
 def adamw(model):
@@ -83,8 +83,8 @@ def hosts_send_what_one_rank_each_would():
 
 
 def nothing_is_lost_by_hosts():
-    """DDP groups parameters anew after the first step, and another system follows: what has not been delivered
-    comes with the steps of zeros after it, sent whole."""
+    """DDP groups parameters anew after the first step, and another system follows: what has not been
+    delivered comes with the steps of zeros after it, sent whole."""
     sizes = (700, 33, 40_000, 1200, 5)
     model = wrap(lambda: Given(sizes))
     handle = register(model, "top_k:ratio=0.05+zen", ranks_per_host=PER_HOST)
@@ -133,7 +133,8 @@ def resumes_by_hosts():
     alone = wrap(Net)
     handle = register(alone, "casq:bits=2")
     train(alone, 1)
-    require_error(RuntimeError, ["ranks_per_host=2", "ranks_per_host=1"], lambda: handle.load_state_dict(state))
+    require_error(RuntimeError, ["ranks_per_host=2", "ranks_per_host=1"],
+                  lambda: handle.load_state_dict(state))
     train(alone, 1, 1)
     handle.close()
 
