@@ -159,6 +159,11 @@ void add_train_command(CLI::App& app) {
   command->add_option("--step-limit", options.step_limit_seconds,
                       "Seconds that gloo waits in one step altogether, also while bytes move; 0: an hour, or "
                       "twice the deadline");
+  command
+      ->add_option("--ranks-per-host", options.ranks_per_host,
+                   "So many ranks act as one worker: they add up first, then each synchronizes a part of the "
+                   "mean with other hosts")
+      ->check(CLI::Range(1, kMostWorkers));
   command->add_flag("--checked-sums", options.checked_sums,
                     "Over gloo: sums that it makes by itself go by a ring whose messages carry checksums");
   command

@@ -46,17 +46,20 @@ std::string name_of(OptimizerKind optimizer) {
 std::string trajectory(const Options& options, const std::string& spec, std::uint64_t parameters) {
   // A constant rate does not depend on how long one trains, so that such a run may be prolonged.
   const std::string epochs = options.schedule == Schedule::cosine ? fmt::format("{}", options.epochs) : "any";
+  // Not in what was written before there was such an option.
+  const std::string hosts =
+      options.ranks_per_host == 1 ? "" : fmt::format("ranks_per_host={}\n", options.ranks_per_host);
   return fmt::format(
       "spec={}\ndata={}\nmodel={}\nparameters={}\nworkers={}\nepochs={}\nbatch={}\nlr={}\nmomentum={}\n"
       "weight_decay={}\nlr_schedule={}\nseed={}\nlimit={}\nbucket_mb={}\nvocabulary={}\noptimizer={}\nclip={}"
       "\n"
       "warm_up_steps={}\nepoch_steps={}\ncontext={}\nlayers={}\nwidth={}\nheads={}\nlocal_steps={}\nouter_"
-      "rate={}\n",
+      "rate={}\n{}",
       spec, options.data, options.model, parameters, options.workers, epochs, options.batch,
       options.learning_rate, options.momentum, options.weight_decay, name_of(options.schedule), options.seed,
       options.limit, options.bucket_megabytes, options.vocabulary, name_of(options.optimizer), options.clip,
       options.warm_up_steps, options.epoch_steps, options.context, options.transformer.layers,
-      options.transformer.width, options.transformer.heads, options.local_steps, options.outer_rate);
+      options.transformer.width, options.transformer.heads, options.local_steps, options.outer_rate, hosts);
 }
 
 void require_steps(const Options& options, std::size_t training_examples) {

@@ -54,6 +54,7 @@ struct Options {
   int record = 0;        ///< Write the gradients of so many steps, the first of this call, to record_to.
   int record_every = 1;  ///< Only every so many steps.
   std::string record_to = "gradients";
+  int ranks_per_host = 1;           ///< See SessionOptions.
   bool checked_sums = false;        ///< See Communicator::set_checked_sums.
   int check_replicas_every = 1000;  ///< Steps between comparisons of the ranks' parameters; 0: never.
   std::string checkpoint;

@@ -83,6 +83,9 @@ TEST(Trajectory, NamesTheLengthOnlyWhereItMatters) {
   EXPECT_NE(trajectory(options, "dense", 5).find("epochs=7\n"), std::string::npos);
   options.schedule = Schedule::constant;
   EXPECT_NE(trajectory(options, "dense", 5).find("epochs=any\n"), std::string::npos);
+  EXPECT_EQ(trajectory(options, "dense", 5).find("ranks_per_host"), std::string::npos);
+  options.ranks_per_host = 2;
+  EXPECT_NE(trajectory(options, "dense", 5).find("ranks_per_host=2\n"), std::string::npos);
 }
 
 }  // namespace

@@ -74,6 +74,29 @@ TEST(Worker, MoreRanksWithDenseGradientsDoWhatOneDoesWithAllImages) {
   EXPECT_NEAR(many.epochs[0].loss, one.epochs[0].loss, 1e-3);
 }
 
+TEST(Worker, RanksOfAHostTrainAsOneWorker) {
+  const ImageDataset dataset(banded_set(240, 100));
+  Options options = small_options();
+  options.epochs = 1;
+  options.workers = 4;
+  options.batch = 6;
+  for (const std::string spec : {"dense", "casq:bits=4", "power_sgd:rank=2"}) {
+    options.ranks_per_host = 1;
+    const RunResult apart = train(options, dataset, spec);
+    options.ranks_per_host = 2;
+    const RunResult hosts = train(options, dataset, spec);
+    EXPECT_TRUE(hosts.ranks_agree);
+    EXPECT_NEAR(hosts.epochs[0].loss, apart.epochs[0].loss, spec == "dense" ? 1e-3 : 0.1);
+    // Of two hosts' ranks each sends half of what it sent to three others, or less.
+    const auto sent = [](const RunResult& result) {
+      std::uint64_t bytes = 0;
+      for (const Costs& costs : result.costs) bytes += costs.bytes_sent;
+      return bytes;
+    };
+    EXPECT_LT(sent(hosts), 0.7 * static_cast<double>(sent(apart))) << spec;
+  }
+}
+
 TEST(Worker, IsAFunctionOfTheSeed) {
   const ImageDataset dataset(banded_set(96, 20));
   Options options = small_options();

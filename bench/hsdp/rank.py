@@ -1,6 +1,6 @@
-"""What run.py starts once per rank: plain HSDP and specs of Thinwire, a step of each in turn.
+"""What run.py starts once per rank: plain HSDP, or DDP, and specs of Thinwire, a step of each in turn.
 
-rank.py --json FILE --ranks-per-host N --steps N --layers N --width N --batch N [SPEC ...]
+rank.py --json FILE [--ddp] --ranks-per-host N --steps N --layers N --width N --batch N [SPEC ...]
 """
 
 import argparse
@@ -12,8 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 
@@ -24,23 +23,42 @@ from trainings import write_json  # noqa: E402
 from ways import sent_bytes  # noqa: E402
 
 WARM_UP = 3
+BY_HOSTS = ", ranks of a host as one"
 
 
 class Way:
     """A model of its own, and the times of its steps."""
 
-    def __init__(self, name, mesh, layers, width):
+    def __init__(self, name, options):
         torch.manual_seed(1)
-        parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+        parts = [part for _ in range(options.layers) for part in (nn.Linear(options.width, options.width), nn.ReLU())]
         self.name, self.model, self.handle = name, nn.Sequential(*parts), None
+        if options.ddp:
+            self._replicate(name, options.ranks_per_host)
+        else:
+            self._shard(name, options.ranks_per_host)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.seconds, self.bytes = [], []
+
+    def _replicate(self, name, ranks_per_host) -> None:
+        self.model = DistributedDataParallel(self.model)
+        if name != "plain":
+            by_hosts = name.endswith(BY_HOSTS)
+            self.handle = thinwire.register(self.model, name.removesuffix(BY_HOSTS),
+                                            ranks_per_host=ranks_per_host if by_hosts else 1)
+
+    def _shard(self, name, ranks_per_host) -> None:
+        from torch.distributed.device_mesh import init_device_mesh  # newer than DDP
+        from torch.distributed.fsdp import fully_shard
+
+        shape = (dist.get_world_size() // ranks_per_host, ranks_per_host)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
         if name == "plain":
             for layer in self.model[::2]:
                 fully_shard(layer, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
         else:
             self.handle = thinwire.fully_shard(self.model, mesh, name, modules=list(self.model[::2]))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.seconds, self.bytes = [], []
 
     def step(self, inputs, counts) -> None:
         dist.barrier()
@@ -68,15 +86,15 @@ def main() -> None:
     )
     parser.add_argument("specs", nargs="*", metavar="SPEC")
     parser.add_argument("--json", required=True)
+    parser.add_argument("--ddp", action="store_true")
     for name in ("--ranks-per-host", "--steps", "--layers", "--width", "--batch"):
         parser.add_argument(name, type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    shape = (world // options.ranks_per_host, options.ranks_per_host)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    ways = [Way(name, mesh, options.layers, options.width) for name in ["plain", *options.specs]]
+    rank = dist.get_rank()
+    names = [name for spec in options.specs for name in ((spec, spec + BY_HOSTS) if options.ddp else (spec,))]
+    ways = [Way(name, options) for name in ["plain", *names]]
     generator = torch.Generator().manual_seed(rank)
     for step in range(WARM_UP + options.steps):
         inputs = torch.randn(options.batch, options.width, generator=generator)

@@ -2,11 +2,13 @@
 """A step of torch's hybrid sharding (HSDP), and of thinwire.fully_shard in its place, on an emulated network.
 
     bench/hsdp/run.py [SPEC ...] [--rate RATE] [--hosts N] [--ranks-per-host N] [--steps N] [--python PATH]
+    bench/hsdp/run.py --ddp [SPEC ...] [...]
 
-The model is sharded among the ranks of a host and replicated over hosts. Links are between hosts. Each SPEC
-and plain HSDP have a model of their own with the same weights. They take a step in turn with the same
+The model is sharded among the ranks of a host and replicated over hosts. With --ddp every rank has all of it:
+plain DDP, and each SPEC once among all ranks and once with ranks_per_host. Links are between hosts. Each SPEC
+and the plain way have a model of their own with the same weights. They take a step in turn with the same
 examples, so whatever else the machine does meets all of them. Needs root for the network, and PATH (default:
-this Python) with a torch that has FSDPModule.set_all_reduce_hook.
+this Python) with a torch that has FSDPModule.set_all_reduce_hook; with --ddp a torch with a torchrun that works, which that of Debian 12 does not.
 
 Prints a row for each: the median step of the slowest rank, and the bytes that a host's interface sent in a
 step.
@@ -35,7 +37,7 @@ def print_table(run: dict, options) -> None:
         f"{options.ranks_per_host} ranks, {options.rate} between hosts, {options.steps} steps of each "
         f"in turn, torch {run['torch']}, all ranks on one machine\n"
     )
-    head = ["way", "step, ms", "of plain HSDP", "MB a host sends in a step", "these at the rate, ms"]
+    head = ["way", "step, ms", "of plain", "MB a host sends in a step", "these at the rate, ms"]
     print("| " + " | ".join(head) + " |\n" + "| --- " * len(head) + "|")
     bits = float(options.rate[:-4]) * {"G": 1e9, "M": 1e6, "K": 1e3}[options.rate[-4]]
     for way in run["ways"]:
@@ -51,6 +53,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("specs", nargs="*", metavar="SPEC", default=SPECS)
+    parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--rate", default="1Gbit")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=2)
@@ -70,11 +73,12 @@ def work() -> None:
     with Network("hsdp", options.rate, options.hosts, environment_of(options.python)) as network:
         sizes = ("ranks_per_host", "steps", "layers", "width", "batch")
         words = [word for one in sizes for word in ("--" + one.replace("_", "-"), str(getattr(options, one)))]
+        words += ["--ddp"] if options.ddp else []
         # The testbed starts one program on each host, and torchrun there its ranks.
         torchrun = (
-            f'exec "$0" -m torch.distributed.run --nnodes {options.hosts} --node-rank $RANK '
-            f"--nproc-per-node {options.ranks_per_host} --master-addr $MASTER_ADDR "
-            '--master-port $MASTER_PORT "$@"'
+            f'exec "$0" -m torch.distributed.run --nnodes {options.hosts} --node_rank $RANK '
+            f"--nproc_per_node {options.ranks_per_host} --master_addr $MASTER_ADDR "
+            '--master_port $MASTER_PORT "$@"'
         )
         command = [*network.command("sh"), "-c", torchrun, options.python, os.path.join(HERE, "rank.py")]
         run = result_of([*command, *words, *options.specs], network.environment, "training")

@@ -110,12 +110,42 @@ namespace {
 /// Fewer elements are not worth two messages.
 constexpr std::size_t kLeastCut = 1 << 14;
 
-/// Into how many pieces of whole rows a parameter is cut.
-std::size_t pieces_of(const Parameter& parameter, std::size_t places) {
-  if (parameter.elements < kLeastCut) return 1;
+/// A parameter as a matrix that is cut into pieces: of whole rows or of whole columns, the longer side.
+struct Grid {
+  std::size_t rows;
+  std::size_t columns;
+  std::size_t pieces;
+  bool by_columns;
+};
+
+Grid grid_of(const Parameter& parameter, std::size_t places) {
+  if (parameter.rows <= 1) {
+    const std::size_t pieces = parameter.elements < kLeastCut ? 1 : places;
+    return {parameter.elements, 1, pieces, false};
+  }
   const std::size_t rows = parameter.rows;
-  if (rows <= 1) return places;
-  return std::clamp<std::size_t>(rows * rows / parameter.elements, 1, std::min(places, rows));
+  const std::size_t columns = parameter.elements / rows;
+  const std::size_t longer = std::max(rows, columns);
+  const std::size_t shorter = std::max<std::size_t>(1, std::min(rows, columns));
+  const std::size_t pieces =
+      parameter.elements < kLeastCut ? 1 : std::clamp<std::size_t>(longer / shorter, 1, places);
+  return {rows, columns, pieces, columns > rows};
+}
+
+/// Adds a piece of the parameter that begins at `begin` to a part of `size` elements so far.
+void add_slices(const Grid& grid, std::size_t piece, std::size_t begin, std::size_t size,
+                std::vector<VectorChunk>& slices) {
+  if (!grid.by_columns || grid.pieces == 1) {
+    const std::size_t from = part_begin(grid.rows, grid.pieces, piece) * grid.columns;
+    const std::size_t count = part_size(grid.rows, grid.pieces, piece) * grid.columns;
+    if (count != 0) slices.push_back({begin + from, count, size});
+    return;
+  }
+  const std::size_t from = part_begin(grid.columns, grid.pieces, piece);
+  const std::size_t count = part_size(grid.columns, grid.pieces, piece);
+  for (std::size_t row = 0; row < grid.rows; ++row) {
+    slices.push_back({begin + row * grid.columns + from, count, size + row * count});
+  }
 }
 
 }  // namespace
@@ -131,20 +161,19 @@ HostGroups::Parts HostGroups::parts(const BucketLayout& parameters) const {
     hash.add(one.name.data(), one.name.size());
     // The low bits of FNV are those of the last letters.
     const std::size_t first = (hash.value() >> 32) % places;
-    const std::size_t pieces = pieces_of(one, places);
-    const std::size_t rows = one.rows == 0 ? one.elements : one.rows;
-    const std::size_t width = rows == 0 ? 0 : one.elements / rows;
-    const std::size_t units = one.rows == 1 ? one.elements : rows;  // a single row is cut anywhere
-    const std::size_t unit = one.rows == 1 ? 1 : width;
-    for (std::size_t piece = 0; piece < pieces; ++piece) {
+    const Grid grid = grid_of(one, places);
+    for (std::size_t piece = 0; piece < grid.pieces; ++piece) {
       const std::size_t place = (first + piece) % places;
-      const std::size_t from = part_begin(units, pieces, piece) * unit;
-      const std::size_t count = part_size(units, pieces, piece) * unit;
+      const bool whole = grid.pieces == 1;
+      const std::size_t count = grid.by_columns && !whole
+                                    ? part_size(grid.columns, grid.pieces, piece) * grid.rows
+                                    : part_size(grid.rows, grid.pieces, piece) * grid.columns;
       if (count == 0) continue;
-      parts.slices[place].push_back({begin + from, count, sizes[place]});
+      add_slices(grid, piece, begin, sizes[place], parts.slices[place]);
       sizes[place] += count;
-      const bool whole_rows = one.rows > 1 || (one.rows == 1 && pieces == 1);
-      if (place == this->place()) parts.own.push_back({one.name, count, whole_rows ? count / width : 0});
+      if (place != this->place()) continue;
+      const std::size_t rows = grid.by_columns ? grid.rows : part_size(grid.rows, grid.pieces, piece);
+      parts.own.push_back({one.name, count, whole ? one.rows : one.rows > 1 ? rows : 0});
     }
     begin += one.elements;
   }

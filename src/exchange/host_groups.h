@@ -7,10 +7,10 @@
 //
 // Source: Z. Wang et al., "Zen", section 3.4 (ranks of a machine first).
 //
-// Which part of a parameter goes to which place depends on the parameter alone, so that state stays where it
-// is when parameters are grouped into other buckets. Matrices are cut between rows, into pieces that are no
-// wider than tall: so each piece is a matrix again, for systems that know of them, and low ranks of the
-// pieces are hardly larger together than those of the whole. Whatever is small goes to one place.
+// Which part of a parameter goes to which place depends on the parameter alone, so that state stays where
+// it is when parameters are grouped into other buckets. A matrix is cut along its longer side, into pieces
+// that are hardly longer than wide. So each piece is a matrix again, for systems that know of them, and low
+// ranks of all pieces are at most twice as large as one of the whole. Whatever is small goes to one place.
 
 #include <cstddef>
 #include <vector>

@@ -27,9 +27,12 @@ namespace {
 using Values = std::vector<float>;
 
 /// Two buckets of matrices and vectors, one of which is shorter than a host has ranks; and a table.
-const std::vector<BucketLayout> kBuckets = {
-    {{"a.weight", 7 * 40, 7}, {"a.bias", 7}, {"b.weight", 2000 * 9, 2000}, {"c.weight", 30 * 9, 30}},
-    {{"scale", 1}}};
+const std::vector<BucketLayout> kBuckets = {{{"a.weight", 7 * 40, 7},
+                                             {"a.bias", 7},
+                                             {"b.weight", 2000 * 9, 2000},
+                                             {"d.weight", 40 * 500, 40},
+                                             {"c.weight", 30 * 9, 30}},
+                                            {{"scale", 1}}};
 constexpr std::size_t kTableRows = 50;
 constexpr std::size_t kTableWidth = 3;
 constexpr BucketId kTable = 2;
@@ -393,8 +396,9 @@ TEST(HostGroups, AutoChoosesAndRanksAgree) {
 }
 
 TEST(HostGroups, PartsAreWholeRowsAndDoNotDependOnTheBucket) {
-  const BucketLayout layout = {{"tall", 3000 * 20, 3000}, {"square", 256 * 256, 256}, {"vector", 40'001},
-                               {"flat", 50'000, 1},       {"bias", 300, 300},         {"none", 0}};
+  const BucketLayout layout = {
+      {"tall", 3000 * 20, 3000}, {"square", 256 * 256, 256}, {"vector", 40'001}, {"flat", 50'000, 1},
+      {"wide", 50 * 1000, 50},   {"bias", 300, 300},         {"none", 0}};
   constexpr std::size_t kPlaces = 4;
   run_in_process(kPlaces, [&](Communicator& communicator) {
     const HostGroups groups(communicator, kPlaces);
@@ -415,6 +419,8 @@ TEST(HostGroups, PartsAreWholeRowsAndDoNotDependOnTheBucket) {
     for (const Parameter& one : parts.own) {
       if (one.name == "tall") {
         EXPECT_EQ(one, (Parameter{"tall", 750 * 20, 750}));
+      } else if (one.name == "wide") {
+        EXPECT_EQ(one, (Parameter{"wide", 50 * 250, 50}));
       } else if (one.name == "square") {
         EXPECT_EQ(one, (Parameter{"square", 256 * 256, 256}));
         squares = 1;
