@@ -110,7 +110,7 @@ def the_api_has_all_public_names():
                                                   re.MULTILINE), name
     register = page[page.index(".. py:function:: "
                                "thinwire.register("):page.index(".. py:class:: thinwire.Handle")]
-    assert ("check_replicas_every: int=1000, checked_sums: bool=False, ranks_per_host: int=1) -> Handle\n" in register
+    assert ("checked_sums: bool=False, ranks_per_host: int=1) -> Handle\n" in register
             and re.search(r"^    :param optimizer: whose learning rate", register, re.MULTILINE))
     assert (".. py:method:: load_state_dict(state: " in page
             and ".. py:property:: spec\n        :type: str" in page

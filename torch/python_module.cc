@@ -534,14 +534,15 @@ PYBIND11_MODULE(_C, module) {
   using namespace thinwire;
   py::class_<PythonEngine, std::shared_ptr<PythonEngine>> engine(module, "Engine");
   engine
-      .def(py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
-                    const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool,
-                    bool, int, bool, bool, std::string,
-                    const std::vector<std::pair<std::string, at::Tensor>>&>(),
-           py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
-           py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
-           py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
-           py::arg("ranks_per_host"), py::arg("means_together"), py::arg("checked_sums"), py::arg("numbering"), py::arg("parameters"))
+      .def(
+          py::init<const py::list&, const std::vector<std::vector<std::string>>&, const py::list&,
+                   const py::object&, int, double, double, const std::string&, std::uint64_t, int, bool, bool,
+                   int, bool, bool, std::string, const std::vector<std::pair<std::string, at::Tensor>>&>(),
+          py::kw_only(), py::arg("groups"), py::arg("sockets"), py::arg("stores"), py::arg("device_group"),
+          py::arg("store_host"), py::arg("deadline_seconds"), py::arg("step_limit_seconds"), py::arg("spec"),
+          py::arg("seed"), py::arg("threads"), py::arg("devices_compress"), py::arg("reduce_scatter"),
+          py::arg("ranks_per_host"), py::arg("means_together"), py::arg("checked_sums"), py::arg("numbering"),
+          py::arg("parameters"))
       .def("submit", &PythonEngine::submit)
       .def("fail", of_engine(&DdpEngine::fail), py::arg("text"), WithoutLock())
       .def("blame_lost_ranks", &PythonEngine::blame_lost_ranks, WithoutLock())

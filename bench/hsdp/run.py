@@ -8,7 +8,8 @@ The model is sharded among the ranks of a host and replicated over hosts. With -
 plain DDP, and each SPEC once among all ranks and once with ranks_per_host. Links are between hosts. Each SPEC
 and the plain way have a model of their own with the same weights. They take a step in turn with the same
 examples, so whatever else the machine does meets all of them. Needs root for the network, and PATH (default:
-this Python) with a torch that has FSDPModule.set_all_reduce_hook; with --ddp a torch with a torchrun that works, which that of Debian 12 does not.
+this Python) with a torch that has FSDPModule.set_all_reduce_hook; with --ddp one whose torchrun works, which
+that of Debian 12 does not.
 
 Prints a row for each: the median step of the slowest rank, and the bytes that a host's interface sent in a
 step.
