@@ -73,6 +73,11 @@ struct SessionOptions {
   /// to each other. Not with reduce_scatter, nor with the stage clip, which needs whole gradients. (Z. Wang
   /// et al., "Zen", section 3.4.)
   int ranks_per_host = 1;
+  /// In tensor parallelism: the ranks that hold the other shards of the same parameters, this one among them.
+  /// Their sessions synchronize the same buckets, each of its own shards, in the same order. For systems that
+  /// ask for them: `dgc:threshold=shards`. With ranks_per_host it is null, and the host's ranks are these.
+  /// The communicator must outlive the session.
+  Communicator* shards = nullptr;
 };
 
 /// One bucket's gradient in a step: `dense` for buckets of add_bucket, `rows` for those of add_rows.

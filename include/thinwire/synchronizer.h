@@ -86,6 +86,9 @@ struct Step {
   /// For vectors as long as the bucket that only kernels touch: memory of the executor, which is another
   /// device's than the CPU's where gradients are. Reset with `workspace`.
   Workspace& scratch = workspace;
+  /// Ranks that have other parts of the same parameters, in their order; null: there are none, or some have
+  /// nothing of the bucket. Collectives of host memory may be called on it, the same on all of them.
+  Communicator* shards = nullptr;
   Delivered delivered{};  ///< Filled in by the system.
   ResidualTurn turn{};    ///< Where systems with SystemInfo::turns_residual write what they leave.
   StepReport report{};    ///< Filled in by the system and its caller; seconds by the caller, from the clock.

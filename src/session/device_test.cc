@@ -286,6 +286,7 @@ TEST(DeviceSession, StepsAreUndoneAndWhatWasLeftIsDelivered) {
 }
 
 TEST(DeviceSession, RanksOfAHostAddUpAsOnTheHost) {
+  if (cuda_devices() == 0) GTEST_SKIP() << "no CUDA device";
   const std::size_t elements = 40'000;
   for (const char* spec : {"half", "top_k:ratio=0.1+zen", "dense"}) {
     std::vector<std::vector<float>> on_host(4), on_device(4);

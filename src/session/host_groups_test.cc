@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -241,11 +242,12 @@ bool same_bits(const Values& one, const Values& other) {
 }
 
 class Hosts : public testing::TestWithParam<std::string> {};
-class HostsInBrief : public Hosts {};
 
 TEST_P(Hosts, AreWorkersWithTheMeanOfTheirRanks) {
   const std::string& spec = GetParam();
-  for (const auto& [hosts, per_host] : {std::pair{2, 2}, std::pair{3, 2}, std::pair{2, 3}, std::pair{1, 2}}) {
+  std::vector<std::pair<int, int>> worlds = {{2, 2}, {2, 3}};
+  if (!kSanitized) worlds.insert(worlds.end(), {{3, 2}, {1, 2}});
+  for (const auto& [hosts, per_host] : worlds) {
     SCOPED_TRACE(testing::Message() << hosts << " hosts of " << per_host);
     const auto ranks = run(spec, hosts, per_host);
     const Shares shares(per_host, 0);
@@ -282,7 +284,7 @@ std::string state_of(const Session& session) {
   return text.str();
 }
 
-TEST_P(HostsInBrief, ABadValueAnywhereUndoesTheStepOnAllRanks) {
+TEST_P(Hosts, ABadValueAnywhereUndoesTheStepOnAllRanks) {
   run_in_process(4, [&](Communicator& communicator) {
     Session session(GetParam(), communicator, {.ranks_per_host = 2});
     for (const BucketLayout& layout : kBuckets) session.add_bucket(layout);
@@ -310,7 +312,7 @@ TEST_P(HostsInBrief, ABadValueAnywhereUndoesTheStepOnAllRanks) {
   });
 }
 
-TEST_P(HostsInBrief, ResumedRunContinuesBitForBit) {
+TEST_P(Hosts, ResumedRunContinuesBitForBit) {
   std::vector<std::string> saved(4);
   std::vector<Values> straight(4), resumed(4);
   for (const bool resumes : {false, true}) {
@@ -343,14 +345,13 @@ TEST_P(HostsInBrief, ResumedRunContinuesBitForBit) {
 std::vector<std::string> specs() {
   std::vector<std::string> some = kContractSpecs;
   std::erase_if(some, [](const std::string& spec) {
-    return spec.find("auto") != std::string::npos || spec.find("clip:") != std::string::npos;
+    return spec.find("auto") != std::string::npos || spec.starts_with("clip:") ||
+           (spec.starts_with("dgc") && spec.find("clip=1") != std::string::npos);
   });
   return some;
 }
 
-INSTANTIATE_TEST_SUITE_P(Systems, Hosts, testing::ValuesIn(specs()),
-                         [](const auto& parameter) { return test_name(parameter.param); });
-INSTANTIATE_TEST_SUITE_P(Systems, HostsInBrief, testing::ValuesIn(in_brief(specs())),
+INSTANTIATE_TEST_SUITE_P(Systems, Hosts, testing::ValuesIn(in_brief(specs())),
                          [](const auto& parameter) { return test_name(parameter.param); });
 
 TEST(HostGroups, NothingAllocatesAfterTheFirstSteps) {
@@ -447,6 +448,89 @@ TEST(HostGroups, PartsAreWholeRowsAndDoNotDependOnTheBucket) {
   });
 }
 
+/// Non-zeros of what a rank at each place of two gets of its own vector, whose values are of another size.
+std::array<std::size_t, 2> delivered_by_place(const std::string& spec, bool with_shards) {
+  constexpr std::size_t kElements = 9000;
+  std::array<std::atomic<std::size_t>, 2> delivered{};
+  run_in_process(4, [&](Communicator& communicator) {
+    // Ranks 0 and 1 hold a layer's shards, and 2 and 3 a replica of it.
+    const int rank = communicator.rank();
+    const int place = rank % 2;
+    GroupCommunicator shards(communicator, {rank - place, rank - place + 1},
+                             GroupCommunicator::Lanes::at_once);
+    GroupCommunicator replicas(communicator, {place, place + 2}, GroupCommunicator::Lanes::at_once);
+    Session session(spec, replicas, {.shards = with_shards ? &shards : nullptr});
+    session.add_bucket({{"layer", kElements}});
+    for (int step = 0; step < 3; ++step) {
+      Values gradient = normal_values(kElements, static_cast<std::uint32_t>(7 * step + rank));
+      for (float& value : gradient) value *= place == 0 ? 100.0f : 1.0f;
+      session.synchronize(0, gradient);
+      session.next_step();
+      if (rank < 2) {
+        delivered[static_cast<std::size_t>(place)] +=
+            static_cast<std::size_t>(std::ranges::count_if(gradient, [](float x) { return x != 0; }));
+      }
+    }
+  });
+  return {delivered[0], delivered[1]};
+}
+
+TEST(Shards, OfALayerAreSelectedByOneThreshold) {
+  const std::string spec = "dgc:ratio=0.05:momentum=0:threshold=";
+  // A twentieth of each, of two ranks which choose apart.
+  const auto own = delivered_by_place(spec + "own", true);
+  EXPECT_NEAR(static_cast<double>(own[0]), 3 * 0.0975 * 9000, 400);
+  EXPECT_NEAR(static_cast<double>(own[1]), 3 * 0.0975 * 9000, 400);
+  // A tenth of the large ones, as many as a twentieth of all.
+  const auto together = delivered_by_place(spec + "shards", true);
+  EXPECT_NEAR(static_cast<double>(together[0]), 3 * 0.19 * 9000, 600);
+  EXPECT_LT(together[1], 20u);
+  EXPECT_EQ(delivered_by_place(spec + "shards", false), own) << "without shards it is each rank's own";
+}
+
+TEST(HostGroups, PartsAreSelectedByOneThreshold) {
+  // Square, so that each lies at one place.
+  const BucketLayout layout = {{"first", 128 * 128, 128},
+                               {"second", 128 * 128, 128},
+                               {"w", 128 * 128, 128},
+                               {"third", 128 * 128, 128},
+                               {"vector", 30'000}};
+  for (const bool by_shards : {false, true}) {
+    std::size_t least = layout.size() * 128 * 128;
+    std::size_t most = 0;
+    std::size_t all = 0;
+    run_in_process(4, [&](Communicator& communicator) {
+      const std::string spec = "dgc:ratio=0.05:momentum=0:threshold=";
+      Session session(spec + (by_shards ? "shards" : "own"), communicator, {.ranks_per_host = 2});
+      session.add_bucket(layout);
+      Values gradient = normal_values(elements_of(layout), static_cast<std::uint32_t>(communicator.rank()));
+      // Large where place 0 has it.
+      const HostGroups groups(communicator, 2);
+      const auto parts = groups.parts(layout);
+      for (const VectorChunk& slice : parts.slices[0]) {
+        for (std::size_t i = 0; i < slice.count; ++i) gradient[slice.begin + i] *= 100;
+      }
+      session.synchronize(0, gradient);
+      if (communicator.rank() != 0) return;
+      for (std::size_t place = 0; place < 2; ++place) {
+        std::size_t here = 0;
+        for (const VectorChunk& slice : parts.slices[place]) {
+          here += static_cast<std::size_t>(
+              std::count_if(gradient.begin() + static_cast<std::ptrdiff_t>(slice.begin),
+                            gradient.begin() + static_cast<std::ptrdiff_t>(slice.begin + slice.count),
+                            [](float x) { return x != 0; }));
+        }
+        least = std::min(least, here);
+        most = std::max(most, here);
+        all += here;
+      }
+    });
+    EXPECT_GT(most, 0u);
+    EXPECT_EQ(least < 20, by_shards) << least << " and " << most;
+    EXPECT_NEAR(static_cast<double>(all) / static_cast<double>(elements_of(layout)), 0.0975, 0.02);
+  }
+}
+
 std::string refusal(const std::string& spec, SessionOptions options) {
   std::string text;
   run_in_process(4, [&](Communicator& communicator) {
@@ -466,6 +550,8 @@ TEST(HostGroups, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_NE(refusal("half", {.reduce_scatter = true, .ranks_per_host = 2}).find("reduce_scatter"),
             std::string::npos);
   EXPECT_NE(refusal("clip:norm=1+casq", {.ranks_per_host = 2}).find("whole gradient"), std::string::npos);
+  EXPECT_NE(refusal("dgc:clip=1", {.ranks_per_host = 2}).find("whole gradient"), std::string::npos);
+  EXPECT_EQ(refusal("dgc:clip=0", {.ranks_per_host = 2}), "");
   EXPECT_EQ(refusal("casq", {.ranks_per_host = 2}), "");
 }
 

@@ -40,13 +40,22 @@ void require_parts_of_gradients(const SessionOptions& options, const SpecPair& p
     throw std::invalid_argument(ranks + " with reduce_scatter: a reduce-scatter has its own parts, one for " +
                                 "each rank; leave out one of both");
   }
+  if (options.shards != nullptr) {
+    throw std::invalid_argument(ranks +
+                                " with shards: the host's ranks are the shards; leave out one of both");
+  }
   for (const std::string& spec : {pair.dense, pair.rows}) {
     for (const SpecPart& part : parse_spec(spec)) {
-      if (!options.registry->find(part.name).clips) continue;
-      throw std::invalid_argument(
-          "'" + spec + "' with " + ranks +
-          ": clip needs the norm of a worker's whole gradient, and a rank has a part of its host's mean; " +
-          "leave clip out and clip the mean, or leave out ranks_per_host");
+      const SystemInfo& info = options.registry->find(part.name);
+      const bool by_option = std::ranges::any_of(part.options, [&](const auto& option) {
+        return option.first == info.clip_option && option.second.find_first_not_of("0.") != std::string::npos;
+      });
+      if (!info.clips && !by_option) continue;
+      std::string text = "'" + spec + "' with " + ranks;
+      text +=
+          ": clipping needs the norm of a worker's whole gradient, and a rank has a part of its host's mean; "
+          "leave clip out and clip the mean, or leave out ranks_per_host";
+      throw std::invalid_argument(text);
     }
   }
 }
@@ -257,6 +266,9 @@ Step Session::begin(Bucket& own, BucketId bucket, Span<float> residual) {
             .parameter_rows = own.parameter_rows,
             .parameter_names = own.parameter_names,
             .scratch = own.executor.memory() == Memory::host ? own.workspace : own.scratch};
+  const auto& begins = own.parts.begins;
+  const bool all_have = std::ranges::adjacent_find(begins) == begins.end();
+  step.shards = !hosts_ ? options_.shards : all_have ? &hosts_->inside() : nullptr;
   if (turns(own)) step.turn = {residual, undelivered_->residuals.next(bucket)};
   step.report.bucket = bucket;
   step.report.step = step_;
@@ -300,6 +312,9 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
     if (hosts_) {
       const ClockOf clocked_inside(hosts_->inside(), step.clock);
       within_exchange(hosts_->inside(), call(whole_[bucket], own.whole_elements()), work);
+    } else if (options_.shards != nullptr && own.elements() != 0) {
+      // Their shards may be of other lengths.
+      within_exchange(*options_.shards, call(layouts_[bucket], 1), work);
     } else {
       work();
     }

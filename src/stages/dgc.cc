@@ -9,10 +9,17 @@
 //   buckets as clip.cc has it.
 // - Threshold (section 5): the k-th largest of a random sample, scaled; where more than k elements pass, the
 //   largest k of those that passed are selected exactly. Fewer may pass: the others wait for the next step.
+// - With threshold=shards, the sample is that of all ranks that hold parts of the same layers (Step::shards):
+// of
+//   a host whose ranks act as one worker, or of tensor parallelism. So each rank selects what is large among
+//   all parts, by one threshold. (Z. Wang et al., "Zen", section 4.1.) Only what is above k of all parts is
+//   cut off.
 // - Warm-up (section 3.3): 25 %, 6.25 %, ... of the elements in equal parts of the first warmup_steps, until
 //   the next quarter would be below `ratio`.
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "core/philox.h"
 #include "kernels/dense/dense.h"
@@ -21,14 +28,19 @@
 #include "stages/momentum.h"
 #include "stages/sparsifier.h"
 #include "stages/stages.h"
+#include "thinwire/errors.h"
 
 namespace thinwire {
 namespace {
 
 class SampledTopK final : public Sparsifier {
  public:
-  SampledTopK(Inner inner, double ratio, double sample, std::uint64_t warmup_steps)
-      : Sparsifier(std::move(inner), 1), ratio_(ratio), sample_(sample), warmup_steps_(warmup_steps) {
+  SampledTopK(Inner inner, double ratio, double sample, std::uint64_t warmup_steps, bool by_shards)
+      : Sparsifier(std::move(inner), 1),
+        ratio_(ratio),
+        sample_(sample),
+        warmup_steps_(warmup_steps),
+        by_shards_(by_shards) {
     double stage = 0.25;
     while (stage > ratio) {
       stage /= 4;
@@ -49,13 +61,18 @@ class SampledTopK final : public Sparsifier {
 
   RowSparse select(BucketId bucket, Span<const float> gradient, Span<const float> residual,
                    std::size_t wanted, Step& step) override {
-    constexpr std::size_t kFewestSamples = 4096;
     const std::size_t n = gradient.size();
     const auto rank = static_cast<std::uint32_t>(step.communicator.rank());
     const std::size_t sample =
         std::max(kFewestSamples, static_cast<std::size_t>(sample_ * static_cast<double>(n)));
     Selection chosen;
-    if (sample >= n) {
+    if (by_shards_ && step.shards != nullptr && step.shards->size() > 1) {
+      const Cut cut = cut_of_shards(bucket, gradient, residual, step);
+      chosen = select_at_least(step.executor, step.workspace, gradient, residual, cut.threshold);
+      if (chosen.size() > cut.wanted) {
+        chosen = apply_cut(chosen, cut_of_largest(step.executor, chosen.values, {}, cut.wanted));
+      }
+    } else if (sample >= n) {
       chosen = select_largest(step.executor, step.workspace, gradient, residual, wanted);
     } else {
       const auto random = random_stream(step.seed, step.index, bucket, RandomPurpose::sample, rank);
@@ -70,9 +87,71 @@ class SampledTopK final : public Sparsifier {
   }
 
  private:
+  static constexpr std::size_t kFewestSamples = 4096;
+
+  struct Cut {
+    std::uint32_t threshold;
+    std::size_t wanted;  // of all parts
+  };
+
+  /// The threshold that about as many elements of all parts pass as all parts together shall send, by a
+  /// sample of each in proportion to its length. Collective over step.shards.
+  Cut cut_of_shards(BucketId bucket, Span<const float> gradient, Span<const float> residual,
+                    Step& step) const {
+    Communicator& shards = *step.shards;
+    const StepClock::During waiting(&step.clock, Phase::wait);
+    const auto parts = step.workspace.take<std::uint64_t>(static_cast<std::size_t>(shards.size()));
+    const std::uint64_t mine = gradient.size();
+    shards.all_gather(as_bytes(Span<const std::uint64_t>(&mine, 1)), as_writable_bytes(parts));
+    std::uint64_t elements = 0;
+    for (std::size_t place = 0; place < parts.size(); ++place) {
+      if (parts[place] == 0 || parts[place] >> 32 != 0) {
+        throw CorruptFrame("rank " + std::to_string(place) + " of those with parts of bucket " +
+                           std::to_string(bucket) + " announced " + std::to_string(parts[place]) +
+                           " elements, expected 1 to 2^32 less 1: bytes changed on the way");
+      }
+      elements += parts[place];
+    }
+    const double share =
+        std::min(1.0, std::max(sample_, static_cast<double>(kFewestSamples) / static_cast<double>(elements)));
+    const auto bytes = step.workspace.take<std::size_t>(parts.size());
+    std::size_t samples = 0;
+    const auto samples_of = [share](std::uint64_t part) { return share_of(share, part); };
+    for (std::size_t place = 0; place < parts.size(); ++place) {
+      bytes[place] = samples_of(parts[place]) * sizeof(float);
+      samples += samples_of(parts[place]);
+    }
+    const auto all = step.workspace.take<float>(samples);
+    const auto own = sample_of(bucket, gradient, residual, samples_of(mine), step);
+    shards.all_gather_v(as_bytes(own), as_writable_bytes(all), bytes);
+    const std::size_t most = wanted(elements, step.index);
+    const auto rank = share_of(static_cast<double>(most) / static_cast<double>(elements), samples);
+    return {cut_of_largest(step.executor, all, {}, rank).bits, most};
+  }
+
+  /// `count` elements of p, spread evenly from a random one on.
+  static Span<const float> sample_of(BucketId bucket, Span<const float> gradient, Span<const float> residual,
+                                     std::size_t count, Step& step) {
+    const auto rank = static_cast<std::uint32_t>(step.communicator.rank());
+    const auto random = random_stream(step.seed, step.index, bucket, RandomPurpose::sample, rank);
+    const std::size_t first = random.block(0, 0)[0] % std::max<std::size_t>(1, gradient.size() / count);
+    const auto own = step.workspace.take<float>(count);
+    sample_evenly(step.executor, gradient, first, gradient.size() - first, own);
+    if (residual.empty()) {
+      step.executor.wait();
+      return own;
+    }
+    const auto kept = step.workspace.take<float>(count);
+    sample_evenly(step.executor, residual, first, residual.size() - first, kept);
+    step.executor.wait();
+    for (std::size_t i = 0; i < count; ++i) own[i] += kept[i];
+    return own;
+  }
+
   double ratio_;
   double sample_;
   std::uint64_t warmup_steps_;
+  bool by_shards_;
   int warmup_stages_ = 0;
 };
 
@@ -83,6 +162,7 @@ SystemInfo dgc_info() {
   info.name = "dgc";
   info.summary = "top-k by a sampled threshold, with momentum before compression, clipping and warm-up";
   info.paper = "Lin et al., Deep Gradient Compression, ICLR 2018";
+  info.clip_option = "clip";
   info.corrects_momentum = true;
   info.bears_momentum = [](const Options& options) { return options.real("momentum", 0, 1) == 0; };
   info.state = {kVelocity, kClipShare, kClipSquares};
@@ -93,11 +173,14 @@ SystemInfo dgc_info() {
       {"clip", "0", "l2 norm to which this rank's gradient is clipped, divided by sqrt(W); 0: not at all"},
       {"sample", "0.01",
        "share of the elements that the threshold is estimated from, at least 4096 elements"},
-      {"warmup_steps", "0", "steps in which the share falls from 25 % to ratio, by quarters"}};
+      {"warmup_steps", "0", "steps in which the share falls from 25 % to ratio, by quarters"},
+      {"threshold", "own",
+       "own, or shards: one for all ranks with parts of the same layers, see SessionOptions::shards"}};
   info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
     auto selecting = std::make_unique<SampledTopK>(
         std::move(inner), options.real("ratio", Sparsifier::kSmallestRatio, 1), options.real("sample", 0, 1),
-        static_cast<std::uint64_t>(options.integer("warmup_steps", 0, 1'000'000'000)));
+        static_cast<std::uint64_t>(options.integer("warmup_steps", 0, 1'000'000'000)),
+        options.choice("threshold", {"own", "shards"}) == "shards");
     auto corrected =
         correct_momentum(static_cast<float>(options.real("momentum", 0, 1)), std::move(selecting));
     const double clip = options.real("clip", 0, 1e30);
