@@ -365,13 +365,17 @@ void DdpEngine::end_step(DdpStepEnd end) {
   within_step_ = false;
 }
 
-/// The lane of the first bucket that is no bucket of rows: those have a pipeline of their own.
+/// The lane of the first bucket that is no bucket of rows, which have a pipeline of their own, and of which
+/// this rank has something.
 std::size_t DdpEngine::deciding_lane() const {
   const auto& layouts = sessions_.layouts();
-  const auto found = std::ranges::find_if(layouts, [](const DdpLayout& one) {
-    return !one.parameters.empty() && !one.row_sparse && one.compressible;
-  });
-  return found == layouts.end() ? 0 : static_cast<std::size_t>(found - layouts.begin()) % lanes_.size();
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    if (layouts[i].row_sparse || !layouts[i].compressible) continue;
+    const std::size_t lane = i % lanes_.size();
+    const Session* const session = lanes_[lane]->session();
+    if (session != nullptr && !session->layout(static_cast<BucketId>(i)).empty()) return lane;
+  }
+  return 0;
 }
 
 void DdpEngine::push(DdpItem item) {

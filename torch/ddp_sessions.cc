@@ -235,6 +235,9 @@ StateWriter DdpSessions::save() const {
     writer.put("spec", spec_);
     writer.put("seed", options_.seed);
     writer.put("step", step_);
+    if (options_.ranks_per_host != 1) {
+      writer.put("ranks_per_host", static_cast<std::uint64_t>(options_.ranks_per_host));
+    }
   }
   const bool took_steps = step_ > laid_out_at_ || of_whole_step_.empty();
   save_layouts(took_steps ? layouts_ : of_whole_step_, writer);
@@ -250,6 +253,7 @@ bool DdpSessions::load(StateReader state) {
                              ": register with the same seed");
   }
   state.get_integer("step");
+  require_same_hosts(state, options_.ranks_per_host);
   auto before = std::exchange(loaded_, std::move(state));
   const std::uint64_t passed_over = std::exchange(passed_over_, 0);
   if (layouts_.empty()) return true;

@@ -83,6 +83,8 @@ class Communicator {
   int size() const { return size_; }
   /// 0, 1, ..., size() - 1: the members of a ring of all ranks.
   Span<const int> ranks() const { return ranks_; }
+  /// The rank in messages: where this has some ranks of another communicator, that among all.
+  virtual int number(int rank) const { return rank; }
   /// "threads", "mpi", "gloo": for messages and reports.
   virtual std::string engine() const = 0;
   /// Seconds on this rank's clock since some moment in the past. Where time is simulated the clock is the

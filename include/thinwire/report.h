@@ -36,7 +36,8 @@ struct StepReport {
   /// The rest of wire.sent_bytes by the system's formula, from this step's own counts (non-zeros per owner,
   /// union) where it depends on them.
   std::uint64_t formula_bytes = 0;
-  /// With SessionOptions::ranks_per_host: sent to ranks of this host, checksums included. Not in `wire`.
+  /// Not in `wire`. With SessionOptions::ranks_per_host: sent to ranks of this host, and by which all ranks
+  /// compare their calls. With SessionOptions::shards: sent to these.
   std::uint64_t host_bytes_sent = 0;
   double seconds_total = 0;
   double seconds_compress = 0;     ///< Kernels before the exchange and inside its hops.

@@ -69,7 +69,7 @@ struct SessionOptions {
   /// themselves first. Then each synchronizes a part of the host's mean, by the system, with the ranks of its
   /// place on the other hosts; and at last the host's ranks put the parts together. So W is the number of
   /// hosts, residuals are of the host's mean, and reports count what goes to other hosts alone, but for
-  /// StepReport::host_bytes_sent. Parameters are cut between rows of matrices. A host's ranks need a fast way
+  /// StepReport::host_bytes_sent. Matrices are cut between rows or columns. A host's ranks need a fast way
   /// to each other. Not with reduce_scatter, nor with the stage clip, which needs whole gradients. (Z. Wang
   /// et al., "Zen", section 3.4.)
   int ranks_per_host = 1;
@@ -263,6 +263,11 @@ class Session {
   Step begin(Bucket& own, BucketId bucket, Span<float> residual);
   template <class Run>
   void run(BucketId bucket, std::string_view type, Run&& run);
+  Communicator& all_ranks() const;
+  std::uint64_t bytes_beside() const;
+  void compare_shards();
+  template <class Synchronize>
+  void told_to_host(Bucket& own, Step& step, Synchronize&& synchronize);
   void synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
                          Span<const float> pending, Step& step);
   RowSparse synchronize_table(Bucket& own, BucketId bucket, RowSparse gradient, Span<float> residual,
@@ -281,7 +286,6 @@ class Session {
   void undo();
   void keep_all();
   void check_origin(const StateReader& reader) const;
-  void check_hosts(const StateReader& reader) const;
   void keep_by_state(std::size_t pipeline);
   std::string canonical(const std::string& saved) const;
   std::vector<std::vector<float>> read_residuals(const StateReader& reader, From from) const;

@@ -159,7 +159,7 @@ std::uint64_t Communicator::ring_received_bytes(std::size_t elements, std::size_
 }
 
 void Communicator::fail(int peer, const std::string& what) const {
-  throw CommError(rank_, peer, bucket_, step_, what);
+  throw CommError(number(rank_), peer < 0 ? peer : number(peer), bucket_, step_, what);
 }
 
 Span<std::byte> Communicator::scratch(std::size_t bytes) {

@@ -142,7 +142,7 @@ void Communicator::check_seal(int peer, Span<const std::byte> arrived, std::uint
   const std::uint32_t found = crc32c(arrived);
   if (found == seal) return;
   throw CorruptFrame("message refused: the checksum of what arrived is " + std::to_string(found) +
-                     ", the sender says " + std::to_string(seal) + " (rank " + std::to_string(peer) +
+                     ", the sender says " + std::to_string(seal) + " (rank " + std::to_string(number(peer)) +
                      ", bucket " + std::to_string(bucket_) + ", step " + std::to_string(step_) +
                      "): bytes changed on the way");
 }

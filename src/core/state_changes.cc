@@ -110,6 +110,22 @@ StateWriter shared_state(const StateReader& merged, int merged_ranks, int ranks,
   });
 }
 
+namespace {
+
+bool is_of_parts(const StateReader& state) {
+  return state.contains("ranks_per_host");
+}
+
+}  // namespace
+
+void require_same_hosts(const StateReader& state, int ranks_per_host) {
+  const std::uint64_t saved = is_of_parts(state) ? state.get_integer("ranks_per_host") : std::uint64_t{1};
+  if (saved == static_cast<std::uint64_t>(ranks_per_host)) return;
+  throw std::runtime_error("the state was saved with ranks_per_host=" + std::to_string(saved) +
+                           ", this one has ranks_per_host=" + std::to_string(ranks_per_host) +
+                           ": what a rank has not delivered is of its part; resume with the same one");
+}
+
 StateWriter state_for_model(const StateReader& state, const std::vector<Parameter>& model,
                             const std::vector<std::string>& known, const Registry& registry) {
   std::map<std::string_view, std::size_t> elements;
@@ -128,7 +144,7 @@ StateWriter state_for_model(const StateReader& state, const std::vector<Paramete
       if (found == elements.end()) continue;
       if (differs_between_ranks(state, entry, registry)) {
         const bool fits = state.length(entry) == found->second;
-        if (name.kind == kResidual.name && !fits) {
+        if (name.kind == kResidual.name && !fits && !is_of_parts(state)) {
           throw std::invalid_argument("the state's '" + entry + "' has " +
                                       std::to_string(state.length(entry)) + " elements, the parameter " +
                                       std::to_string(found->second));
@@ -140,6 +156,8 @@ StateWriter state_for_model(const StateReader& state, const std::vector<Paramete
     }
     writer.copy(state, entry);
   }
+  // Of parts whoever loads knows how long they are.
+  if (is_of_parts(state)) added.clear();
   for (const std::string_view name : added) {
     const std::vector<float> nothing(elements[name]);
     for (const std::string& kind : of_elements) {

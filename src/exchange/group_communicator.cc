@@ -23,18 +23,21 @@ GroupCommunicator::GroupCommunicator(Communicator& all, std::vector<int> members
   set_checked_sums(all.checked_sums());
 }
 
+void GroupCommunicator::join(std::uint32_t bucket, std::uint64_t step) {
+  all_.bind_exchange();
+  set_context(bucket, step);
+  stage_ = Stage::bound;
+}
+
 void* GroupCommunicator::start_send(int peer, Tag tag, Span<const std::byte> bytes) {
-  all_.set_context(bucket_, step());
   return keep(all_.send(member(peer), tag, bytes));
 }
 
 void* GroupCommunicator::start_receive(int peer, Tag tag, Span<std::byte> bytes) {
-  all_.set_context(bucket_, step());
   return keep(all_.receive(member(peer), tag, bytes));
 }
 
 void GroupCommunicator::finish(void* operation, int /*peer*/) {
-  all_.set_context(bucket_, step());
   give_back(operation).wait();
 }
 

@@ -8,9 +8,8 @@
 
 namespace thinwire {
 
-/// Ranks count within the group, in messages of errors that it raises by itself, too. What the engine raises
-/// has the ranks of `all`. Bytes are counted by both. Exchanges are compared within the group; meanwhile none
-/// of `all` may be under way. One thread drives both.
+/// Ranks count within the group; messages of errors have those of `all`. Bytes are counted by both. What is
+/// exchanged belongs to an exchange of `all`, by which all ranks compare their calls. One thread drives both.
 class GroupCommunicator final : public Communicator {
  public:
   /// Whether long exchanges wait for those of other communicators of this process, see await_turn().
@@ -22,8 +21,13 @@ class GroupCommunicator final : public Communicator {
   std::string engine() const override { return all_.engine(); }
   double now_seconds() const override { return all_.now_seconds(); }
   bool reaches(Memory memory) const override { return all_.reaches(memory); }
-  /// Compares calls now, before the first message of an exchange, see seals(). Collective.
-  void compare() { bind_exchange(); }
+  int number(int rank) const override { return all_.number(member(rank)); }
+
+  /// From now on until leave() all belongs to the exchange of `all` that is under way, and collectives seal
+  /// their messages as those of `all` do. bucket, step: for messages of errors. Collective over `all`, whose
+  /// calls are compared here.
+  void join(std::uint32_t bucket, std::uint64_t step);
+  void leave() { stage_ = Stage::outside; }
 
  protected:
   void* start_send(int peer, Tag tag, Span<const std::byte> bytes) override;

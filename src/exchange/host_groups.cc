@@ -45,7 +45,6 @@ class SealedMessages {
         pendings_(workspace, 4 * kinds * size_),
         arriving_(workspace.take<Arriving>(kinds * size_)),
         seals_(workspace.take<std::uint32_t>(2 * kinds * size_)) {
-    inside.compare();
     sealed_ = inside.seals();
   }
 
@@ -95,7 +94,8 @@ class SealedMessages {
 }  // namespace
 
 HostGroups::HostGroups(Communicator& all, int ranks_per_host)
-    : inside_(all, ranks_inside(all, ranks_per_host), GroupCommunicator::Lanes::at_once),
+    : all_(all),
+      inside_(all, ranks_inside(all, ranks_per_host), GroupCommunicator::Lanes::at_once),
       across_(all, ranks_across(all, ranks_per_host), GroupCommunicator::Lanes::take_turns) {}
 
 std::vector<std::size_t> HostGroups::parts_of_rows(std::size_t rows) const {
@@ -157,11 +157,10 @@ HostGroups::Parts HostGroups::parts(const BucketLayout& parameters) const {
   std::vector<std::size_t> sizes(places);
   std::size_t begin = 0;
   for (const Parameter& one : parameters) {
-    Fnv1a hash;
-    hash.add(one.name.data(), one.name.size());
-    // The low bits of FNV are those of the last letters.
-    const std::size_t first = (hash.value() >> 32) % places;
     const Grid grid = grid_of(one, places);
+    // What is cut for all places is so as the rows of a table are. The rest is spread by names.
+    const std::size_t first =
+        grid.pieces == places ? 0 : content_hash(as_bytes(Span<const char>(one.name)), 0) % places;
     for (std::size_t piece = 0; piece < grid.pieces; ++piece) {
       const std::size_t place = (first + piece) % places;
       const bool whole = grid.pieces == 1;
@@ -232,24 +231,23 @@ Span<std::uint32_t> HostGroups::counts_of_all(Workspace& workspace, Span<const s
 
 namespace {
 
-/// Throws CorruptFrame unless indices, of rank `peer`, are ascending, distinct and within [begin, end).
-void check_indices(Span<const std::uint32_t> indices, std::size_t begin, std::size_t end, std::size_t peer) {
+/// Throws CorruptFrame unless indices, of this rank of all, are ascending, distinct and within [begin, end).
+void check_indices(Span<const std::uint32_t> indices, std::size_t begin, std::size_t end, int rank) {
   std::size_t least = begin;
   for (const std::uint32_t index : indices) {
     if (index < least || index >= end) {
-      throw CorruptFrame("rows refused: rank " + std::to_string(peer) + " of this host sent row " +
-                         std::to_string(index) + ", expected " + std::to_string(least) + " to " +
-                         std::to_string(end) + " less 1: bytes changed on the way");
+      throw CorruptFrame("rows refused: rank " + std::to_string(rank) + " sent row " + std::to_string(index) +
+                         ", expected " + std::to_string(least) + " to " + std::to_string(end) +
+                         " less 1: bytes changed on the way");
     }
     least = index + std::size_t{1};
   }
 }
 
-void check_count(std::size_t count, std::size_t most, std::size_t peer) {
+void check_count(std::size_t count, std::size_t most, int rank) {
   if (count <= most) return;
-  throw CorruptFrame("rows refused: rank " + std::to_string(peer) + " of this host announced " +
-                     std::to_string(count) + " rows where there are " + std::to_string(most) +
-                     ": bytes changed on the way");
+  throw CorruptFrame("rows refused: rank " + std::to_string(rank) + " announced " + std::to_string(count) +
+                     " rows where there are " + std::to_string(most) + ": bytes changed on the way");
 }
 
 }  // namespace
@@ -277,7 +275,7 @@ RowSparse HostGroups::scatter_rows(Workspace& workspace, const RowSparse& gradie
   from[0] = 0;
   for (std::size_t peer = 0; peer < size; ++peer) {
     const std::size_t count = counts[peer * size + place()];
-    check_count(count, last - first, peer);
+    check_count(count, last - first, inside_.number(static_cast<int>(peer)));
     from[peer + 1] = from[peer] + count;
   }
   const auto indices = workspace.take<std::uint32_t>(from[size]);
@@ -302,7 +300,8 @@ RowSparse HostGroups::scatter_rows(Workspace& workspace, const RowSparse& gradie
     }
   }
   messages.finish();
-  for (std::size_t peer = 0; peer < size; ++peer) check_indices(of(peer), first, last, peer);
+  for (std::size_t peer = 0; peer < size; ++peer)
+    check_indices(of(peer), first, last, inside_.number(static_cast<int>(peer)));
   return {indices, values, begins.back(), width};
 }
 
@@ -333,7 +332,8 @@ RowSparse HostGroups::gather_rows(Workspace& workspace, const RowSparse& mean,
   const auto from = workspace.take<std::size_t>(size + 1);
   from[0] = 0;
   for (std::size_t peer = 0; peer < size; ++peer) {
-    check_count(counts[peer], begins[peer + 1] - begins[peer], peer);
+    const int rank = inside_.number(static_cast<int>(peer));
+    check_count(counts[peer], begins[peer + 1] - begins[peer], rank);
     from[peer + 1] = from[peer] + counts[peer];
     index_bytes[peer] = counts[peer] * sizeof(std::uint32_t);
     value_bytes[peer] = counts[peer] * mean.width * sizeof(float);
@@ -347,7 +347,8 @@ RowSparse HostGroups::gather_rows(Workspace& workspace, const RowSparse& mean,
   inside_.all_gather_v(as_bytes(Span<const std::uint32_t>(own)), as_writable_bytes(indices), index_bytes);
   inside_.all_gather_v(as_bytes(mean.values), as_writable_bytes(values), value_bytes);
   for (std::size_t peer = 0; peer < size; ++peer) {
-    check_indices(indices.subspan(from[peer], counts[peer]), begins[peer], begins[peer + 1], peer);
+    check_indices(indices.subspan(from[peer], counts[peer]), begins[peer], begins[peer + 1],
+                  inside_.number(static_cast<int>(peer)));
   }
   return {indices, values, begins.back(), mean.width};
 }

@@ -30,6 +30,7 @@ class HostGroups {
   /// divisor of the number of ranks. `all` must outlive it.
   HostGroups(Communicator& all, int ranks_per_host);
 
+  Communicator& all() { return all_; }
   /// This host's ranks.
   GroupCommunicator& inside() { return inside_; }
   /// The ranks of this one's place on all hosts: rank h is of host h.
@@ -49,7 +50,25 @@ class HostGroups {
   std::vector<std::size_t> parts_of_rows(std::size_t rows) const;
   std::size_t place() const { return static_cast<std::size_t>(inside_.rank()); }
 
-  // All below is collective over the host's ranks, within an exchange of inside(), on host memory. Bytes from
+  /// Both groups take part in the exchange of all() that is under way, for as long as this lives.
+  class Joined {
+   public:
+    Joined(HostGroups& groups, std::uint32_t bucket, std::uint64_t step) : groups_(groups) {
+      groups.inside_.join(bucket, step);
+      groups.across_.join(bucket, step);
+    }
+    ~Joined() {
+      groups_.inside_.leave();
+      groups_.across_.leave();
+    }
+    Joined(const Joined&) = delete;
+    Joined& operator=(const Joined&) = delete;
+
+   private:
+    HostGroups& groups_;
+  };
+
+  // All below is collective over the host's ranks, while they are joined, on host memory. Bytes from
   // other ranks carry checksums where the engine moves them over a network. Throw CorruptFrame and CommError.
 
   /// gradient: parts one behind the other. This rank's becomes the mean over the host's ranks. Where not all
@@ -75,6 +94,7 @@ class HostGroups {
                          const std::vector<std::size_t>& begins);
   Span<std::uint32_t> counts_of_all(Workspace& workspace, Span<const std::uint32_t> mine);
 
+  Communicator& all_;
   GroupCommunicator inside_;
   GroupCommunicator across_;
 };

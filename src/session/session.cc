@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "exchange/collectives.h"
 #include "exchange/host_groups.h"
 #include "exchange/rows.h"
 #include "kernels/dense/dense.h"
@@ -174,15 +175,14 @@ void Session::start() {
   refuse_after_failure();
   for (const auto& pipeline : pipelines_) pipeline.synchronizer->require_world(communicator_.size());
   try {
-    const auto compare = [this](Communicator& communicator, const std::vector<BucketLayout>& buckets) {
-      compare_configurations(communicator, {.spec = spec(),
-                                            .seed = options_.seed,
-                                            .step = step_,
-                                            .buckets = buckets,
-                                            .other = options_.configuration});
-    };
-    if (hosts_) compare(hosts_->inside(), whole_);
-    compare(communicator_, layouts_);
+    const std::string hosts =
+        hosts_ ? " ranks_per_host=" + std::to_string(options_.ranks_per_host) : std::string();
+    compare_configurations(all_ranks(), {.spec = spec(),
+                                         .seed = options_.seed,
+                                         .step = step_,
+                                         .buckets = hosts_ ? whole_ : layouts_,
+                                         .other = options_.configuration + hosts});
+    if (options_.shards != nullptr) compare_shards();
   } catch (const CommError& error) {
     failure_ = {std::string("at the start: ") + error.what(), true};
     throw;
@@ -191,6 +191,25 @@ void Session::start() {
     throw;
   }
   started_ = true;
+}
+
+/// Which buckets all shards have something of.
+void Session::compare_shards() {
+  std::string mine;
+  for (const auto& bucket : buckets_) mine += bucket->elements() == 0 ? '0' : '1';
+  constexpr std::size_t kMostBuckets = std::size_t{1} << 24;
+  const auto all = gather_bytes(*options_.shards, {.step = step_, .kind = "shards"}, mine, kMostBuckets);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].size() != mine.size()) {
+      throw std::runtime_error("rank " + std::to_string(rank) + " of SessionOptions::shards has " +
+                               std::to_string(all[rank].size()) + " buckets, this one " +
+                               std::to_string(mine.size()) + ": give all shards the same buckets");
+    }
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      if (rank == 0) buckets_[i]->shards_have = true;
+      buckets_[i]->shards_have = buckets_[i]->shards_have && all[rank][i] == '1';
+    }
+  }
 }
 
 Session::Bucket& Session::open(BucketId bucket, bool rows) {
@@ -248,6 +267,16 @@ std::string Session::kind_of(const Bucket& bucket, std::string_view type) const 
   return "dense" + (type.empty() ? "" : " " + std::string(type));
 }
 
+Communicator& Session::all_ranks() const {
+  return hosts_ ? hosts_->all() : communicator_;
+}
+
+/// What was sent so far to others than those among which the system works.
+std::uint64_t Session::bytes_beside() const {
+  if (hosts_) return hosts_->all().traffic().sent_bytes - communicator_.traffic().sent_bytes;
+  return options_.shards == nullptr ? 0 : options_.shards->traffic().sent_bytes;
+}
+
 /// A bucket's step, of which nothing has been done.
 Step Session::begin(Bucket& own, BucketId bucket, Span<float> residual) {
   own.workspace.reset();
@@ -268,7 +297,8 @@ Step Session::begin(Bucket& own, BucketId bucket, Span<float> residual) {
             .scratch = own.executor.memory() == Memory::host ? own.workspace : own.scratch};
   const auto& begins = own.parts.begins;
   const bool all_have = std::ranges::adjacent_find(begins) == begins.end();
-  step.shards = !hosts_ ? options_.shards : all_have ? &hosts_->inside() : nullptr;
+  if (hosts_ && all_have) step.shards = &hosts_->inside();
+  if (own.shards_have) step.shards = options_.shards;
   if (turns(own)) step.turn = {residual, undelivered_->residuals.next(bucket)};
   step.report.bucket = bucket;
   step.report.step = step_;
@@ -289,7 +319,7 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
   const auto residual =
       feedback ? undelivered_->residuals.open(own.executor, bucket, own.elements()) : Span<float>();
   const Traffic before = communicator_.traffic();
-  const std::uint64_t host_before = hosts_ ? hosts_->inside().traffic().sent_bytes : 0;
+  const std::uint64_t beside_before = bytes_beside();
   const std::uint64_t guards_before = communicator_.guard_bytes();
   const std::uint64_t expected_bytes = payload_bytes(bucket);
   Step step = begin(own, bucket, residual);
@@ -305,18 +335,20 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
                           .names = own.names,
                           .first_name = layout.empty() ? std::string_view() : layout.front().name};
     };
-    const auto work = [&] {
-      within_exchange(communicator_, call(layouts_[bucket], own.elements()),
-                      [&] { run(own, residual, pending, step); });
-    };
     if (hosts_) {
       const ClockOf clocked_inside(hosts_->inside(), step.clock);
-      within_exchange(hosts_->inside(), call(whole_[bucket], own.whole_elements()), work);
-    } else if (options_.shards != nullptr && own.elements() != 0) {
-      // Their shards may be of other lengths.
-      within_exchange(*options_.shards, call(layouts_[bucket], 1), work);
+      const ClockOf clocked_all(hosts_->all(), step.clock);
+      within_exchange(hosts_->all(), call(whole_[bucket], own.whole_elements()), [&] {
+        const HostGroups::Joined joined(*hosts_, bucket, step_);
+        run(own, residual, pending, step);
+      });
     } else {
-      work();
+      within_exchange(communicator_, call(layouts_[bucket], own.elements()), [&] {
+        if (step.shards == nullptr) return run(own, residual, pending, step);
+        // Their shards may be of other lengths.
+        const ClockOf clocked_shards(*step.shards, step.clock);
+        within_exchange(*step.shards, call(layouts_[bucket], 1), [&] { run(own, residual, pending, step); });
+      });
     }
   } catch (...) {
     fail(bucket, std::current_exception());
@@ -326,7 +358,7 @@ void Session::run(BucketId bucket, std::string_view type, Run&& run) {
   step.report.take_seconds(step.clock);
   step.report.wire = communicator_.traffic() - before;
   step.report.frame_header_bytes += communicator_.guard_bytes() - guards_before;
-  if (hosts_) step.report.host_bytes_sent = hosts_->inside().traffic().sent_bytes - host_before;
+  step.report.host_bytes_sent = bytes_beside() - beside_before;
   if (step.report.formula_bytes == StepReport::kUnknown) step.report.formula_bytes = expected_bytes;
   own.report = step.report;
   finite_ = finite_ && step.report.finite;
@@ -380,6 +412,19 @@ const StepReport& Session::synchronize(BucketId bucket, TypedGradient& gradient)
   return declared.report;
 }
 
+/// Where the system refuses, or not all of its means are finite, the step is finite on no rank of the host:
+/// also on those that had nothing for the system.
+template <class Synchronize>
+void Session::told_to_host(Bucket& own, Step& step, Synchronize&& synchronize) {
+  try {
+    synchronize();
+  } catch (const std::invalid_argument&) {
+    hosts_->all_say(own.host_workspace, false);
+    throw;
+  }
+  step.report.finite = hosts_->all_say(own.host_workspace, step.report.finite);
+}
+
 /// gradient: of the whole bucket.
 void Session::synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
                                 Span<const float> pending, Step& step) {
@@ -403,8 +448,7 @@ void Session::synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradie
   const std::size_t place = hosts_->place();
   const Span<float> part = part_at(all, place);
   if (on_device) copy<float>(own.executor, part_at(on_host, place), part);
-  synchronize_floats(own, bucket, part, residual, pending, step);
-  step.report.finite = hosts_->all_say(own.host_workspace, step.report.finite);
+  told_to_host(own, step, [&] { synchronize_floats(own, bucket, part, residual, pending, step); });
   if (!step.report.finite) {
     fill(own.executor, gradient, std::numeric_limits<float>::quiet_NaN());
     own.executor.wait();
@@ -477,8 +521,8 @@ RowSparse Session::synchronize_table_by_hosts(Bucket& own, BucketId bucket, cons
                                               Span<float> residual, Span<const float> pending, Step& step) {
   Workspace& workspace = own.host_workspace;
   const RowSparse part = hosts_->reduce_rows(step.executor, workspace, gradient, own.parts.begins);
-  const RowSparse mean = synchronize_table(own, bucket, part, residual, pending, step);
-  step.report.finite = hosts_->all_say(workspace, step.report.finite);
+  RowSparse mean;
+  told_to_host(own, step, [&] { mean = synchronize_table(own, bucket, part, residual, pending, step); });
   return step.report.finite ? hosts_->gather_rows(workspace, mean, own.parts.begins) : gradient;
 }
 
@@ -654,19 +698,9 @@ std::vector<std::vector<float>> Session::read_residuals(const StateReader& reade
   return residuals;
 }
 
-/// Throws std::runtime_error for a state whose ranks had other parts of their host's mean.
-void Session::check_hosts(const StateReader& reader) const {
-  const std::uint64_t saved =
-      reader.contains("ranks_per_host") ? reader.get_integer("ranks_per_host") : std::uint64_t{1};
-  if (saved == static_cast<std::uint64_t>(options_.ranks_per_host)) return;
-  throw std::runtime_error("the state was saved with ranks_per_host=" + std::to_string(saved) +
-                           ", this session has ranks_per_host=" + std::to_string(options_.ranks_per_host) +
-                           ": what a rank has not delivered is of its part; resume with the same one");
-}
-
 void Session::restore(const StateReader& reader, From from) {
   finish_keeping();
-  check_hosts(reader);
+  require_same_hosts(reader, options_.ranks_per_host);
   const std::uint64_t step = reader.get_integer("step");
   const auto residuals = read_residuals(reader, from);
   const auto kinds = from == From::other_spec ? BucketReader::Kinds::moving : BucketReader::Kinds::all;

@@ -32,6 +32,7 @@ struct Session::Bucket {
   // Of the bucket as it was added. With ranks of a host all else here is of this rank's part.
   std::size_t whole_rows = 0;
   HostGroups::Parts parts{};   // of a host's ranks; of a table the begins alone, in rows
+  bool shards_have = false;    // all of SessionOptions::shards have something of it
   Workspace host_workspace{};  // of what the host's ranks exchange
   Workspace workspace;
   Workspace scratch;  // of a device; a step on the host takes all from its workspace

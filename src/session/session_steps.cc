@@ -33,7 +33,7 @@ void Session::fail(BucketId bucket, const std::exception_ptr& cause) {
   try {
     std::rethrow_exception(cause);
   } catch (const std::invalid_argument& error) {
-    *failure_ = {error.what(), communicator_.is_given_up()};
+    *failure_ = {error.what(), all_ranks().is_given_up()};
   } catch (const CommError& error) {
     failure_->text = error.what();
   } catch (const CorruptFrame& error) {

@@ -9,11 +9,9 @@
 //   buckets as clip.cc has it.
 // - Threshold (section 5): the k-th largest of a random sample, scaled; where more than k elements pass, the
 //   largest k of those that passed are selected exactly. Fewer may pass: the others wait for the next step.
-// - With threshold=shards, the sample is that of all ranks that hold parts of the same layers (Step::shards):
-// of
-//   a host whose ranks act as one worker, or of tensor parallelism. So each rank selects what is large among
-//   all parts, by one threshold. (Z. Wang et al., "Zen", section 4.1.) Only what is above k of all parts is
-//   cut off.
+// - With threshold=shards the sample is that of all ranks with parts of the same layers (Step::shards): of a
+//   host whose ranks act as one worker, or of tensor parallelism. So each rank selects what is large among
+//   all parts, by one threshold. (Z. Wang et al., "Zen", section 4.1.) More than k of all parts are cut off.
 // - Warm-up (section 3.3): 25 %, 6.25 %, ... of the elements in equal parts of the first warmup_steps, until
 //   the next quarter would be below `ratio`.
 
@@ -24,6 +22,7 @@
 #include "core/philox.h"
 #include "kernels/dense/dense.h"
 #include "kernels/selection/select.h"
+#include "kernels/selection/select_sample.h"
 #include "stages/clip.h"
 #include "stages/momentum.h"
 #include "stages/sparsifier.h"
@@ -126,25 +125,34 @@ class SampledTopK final : public Sparsifier {
     shards.all_gather_v(as_bytes(own), as_writable_bytes(all), bytes);
     const std::size_t most = wanted(elements, step.index);
     const auto rank = share_of(static_cast<double>(most) / static_cast<double>(elements), samples);
-    return {cut_of_largest(step.executor, all, {}, rank).bits, most};
+    // Another part's NaN must not be what this one's inf is below.
+    constexpr std::uint32_t kInfinity = 0x7f800000;
+    return {std::min(cut_of_largest(step.executor, all, {}, rank).bits, kInfinity), most};
   }
 
-  /// `count` elements of p, spread evenly from a random one on.
-  static Span<const float> sample_of(BucketId bucket, Span<const float> gradient, Span<const float> residual,
-                                     std::size_t count, Step& step) {
+  /// `count` elements of p, spread over all of it.
+  static Span<const float> sample_of(BucketId bucket, Span<const float> gradient,
+                                     Span<const float> residual, std::size_t count, Step& step) {
     const auto rank = static_cast<std::uint32_t>(step.communicator.rank());
     const auto random = random_stream(step.seed, step.index, bucket, RandomPurpose::sample, rank);
-    const std::size_t first = random.block(0, 0)[0] % std::max<std::size_t>(1, gradient.size() / count);
+    const std::uint32_t seed = random.block(0, 0)[0];
+    const std::size_t n = gradient.size();
     const auto own = step.workspace.take<float>(count);
-    sample_evenly(step.executor, gradient, first, gradient.size() - first, own);
-    if (residual.empty()) {
-      step.executor.wait();
+    if (step.executor.memory() == Memory::host) {
+      const double stride = static_cast<double>(n) / static_cast<double>(count);
+      for (std::size_t s = 0; s < count; ++s) {
+        const std::size_t i = sample_position(s, seed, stride, n);
+        own[s] = residual.empty() ? gradient[i] : gradient[i] + residual[i];
+      }
       return own;
     }
-    const auto kept = step.workspace.take<float>(count);
-    sample_evenly(step.executor, residual, first, residual.size() - first, kept);
+    // At even distances, which begin anywhere.
+    const std::size_t first = seed % std::max<std::size_t>(1, n / count);
+    sample_evenly(step.executor, gradient, first, n - first, own);
+    const auto kept = step.workspace.take<float>(residual.empty() ? 0 : count);
+    if (!residual.empty()) sample_evenly(step.executor, residual, first, n - first, kept);
     step.executor.wait();
-    for (std::size_t i = 0; i < count; ++i) own[i] += kept[i];
+    for (std::size_t i = 0; i < kept.size(); ++i) own[i] += kept[i];
     return own;
   }
 

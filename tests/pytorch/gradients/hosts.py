@@ -104,10 +104,24 @@ def nothing_is_lost_by_hosts():
     handle.close()
 
 
+class Tall(nn.Module):
+    """A matrix of which each place has a half, and a table of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.tall = nn.Embedding(64, 24, sparse=True), nn.Linear(24, 800)
+        self.head = nn.Linear(800, 5)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.tall(self.table((x[:, 0].abs() * 20).long() % 64))))
+
+
 def resumes_by_hosts():
-    """Bit for bit, by each rank's own state; what is no state of these parts is refused."""
-    model = wrap(Net)
-    handle = register(model, "casq:bits=2", ranks_per_host=PER_HOST)
+    """Bit for bit, by each rank's own state; what is no state of these parts is refused, at once."""
+    model = wrap(Tall)
+    handle = register(model, "casq:bits=2", rows="half:feedback=on", ranks_per_host=PER_HOST)
+    before = handle.state_dict()
+    handle.load_state_dict(before)  # of no step
     optimizer = train(model, 4)
     state = handle.state_dict()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -117,21 +131,23 @@ def resumes_by_hosts():
     straight = values_of(model)
     handle.close()
 
-    other = wrap(Net)
+    other = wrap(Tall)
     other.load_state_dict(weights)
-    resumed = register(other, "casq:bits=2", ranks_per_host=PER_HOST)
+    resumed = register(other, "casq:bits=2", rows="half:feedback=on", ranks_per_host=PER_HOST)
     resumed.load_state_dict(state)
     optimizer = sgd(other)
     optimizer.load_state_dict(momentum)
     train(other, 3, 4, optimizer)
     require_same(values_of(other), straight, "a resumed run")
-    resumed.set("top_k:ratio=0.1+zen")  # what casq has not delivered goes on
+    resumed.set("top_k:ratio=0.1+zen", "zen")  # what casq has not delivered goes on
     train(other, 2, 7, optimizer)
     require_agreement(other, "another system")
     resumed.close()
 
-    alone = wrap(Net)
+    alone = wrap(Tall)
     handle = register(alone, "casq:bits=2")
+    require_error(RuntimeError, ["ranks_per_host=2", "ranks_per_host=1"],
+                  lambda: handle.load_state_dict(state))
     train(alone, 1)
     require_error(RuntimeError, ["ranks_per_host=2", "ranks_per_host=1"],
                   lambda: handle.load_state_dict(state))
