@@ -54,8 +54,9 @@ struct SessionOptions {
   /// Whether a step is all or nothing, see next_step(): what the step changed is then copied. For large
   /// buckets on the host a thread of the session's own does so after next_step() has returned; a call that
   /// touches the same state waits for it. Without memory for the copy the next synchronize() throws
-  /// std::runtime_error. Without it a step that is not finite leaves the residuals of its finite buckets
-  /// moved, and after an error there may be no state left that could be saved.
+  /// std::runtime_error. Without it a step that is not finite leaves the residuals of its finite buckets, and
+  /// with ranks_per_host of other ranks' parts, moved, and after an error there may be no state left that
+  /// could be saved.
   bool undoes_steps = true;
   /// Each rank gets its part of the mean alone. A bucket is W parts of the same length, and synchronize()
   /// leaves part `rank` of the gradient as the mean and the others without meaning. Nothing is sent back, so

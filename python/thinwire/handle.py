@@ -319,9 +319,9 @@ class Handle(StepsOfHook):
     def changes(self) -> List[Tuple[int, str]]:
         """What systems have changed by themselves since ``register``: steps and reasons.
 
-        The same on all ranks. Rank 0 logs each when the next step begins, by the logger ``thinwire`` at level
-        INFO. A writer that was given to ``log_to`` and has ``add_text`` gets them as well. Not
-        collective; between steps.
+        The same on all ranks; with ``ranks_per_host`` on those of one place. Rank 0 logs each when the next
+        step begins, by the logger ``thinwire`` at level INFO. A writer that was given to ``log_to`` and has
+        ``add_text`` gets them as well. Not collective; between steps.
         """
         self._collect_changes()
         return self._changes.all()

@@ -192,6 +192,30 @@ def half_precision_by_hosts():
         handle.close()
 
 
+def every_place_decides():
+    """Squares lie at one place each: also a rank without anything in the first buckets tries and chooses."""
+    model = wrap(lambda: nn.Sequential(*[nn.Linear(192, 192, bias=False) for _ in range(6)]))
+    handle = register(model, "auto", ranks_per_host=PER_HOST)
+    optimizer = sgd(model, 0.01)
+    for step in range(40):
+        step_of(model, optimizer, model(torch.randn(4, 192)).square().mean())
+    mine = sum(bucket["elements"] for bucket in handle.report()["buckets"])
+    assert mine == 0 or "Undisturbed, a step takes" in handle.explain(), (mine, handle.explain())
+    assert total(torch.tensor(float(mine))) == 2 * 6 * 192 * 192
+    handle.close()
+
+
+def a_rank_that_differs_is_named_by_all():
+    """By its number among all ranks, soon."""
+    model = wrap(Net)
+    handle = register(model, "casq", ranks_per_host=PER_HOST)
+    train(model, 2)
+    if RANK == 3:
+        handle.set("half")
+    require_error(RuntimeError, ["rank 3"], lambda: train(model, 2, 2))
+    handle.close()
+
+
 def hosts_that_cannot_be_are_refused():
     model = wrap(Net)
     require_error(ValueError, ["ranks_per_host=3", "divide the 4 ranks"],
@@ -214,4 +238,4 @@ def _with_local(ranks, action):
 
 HOSTS = [dense_by_hosts_is_plain_ddp, every_system_trains_by_hosts, hosts_send_what_one_rank_each_would,
          nothing_is_lost_by_hosts, resumes_by_hosts, a_bad_value_by_hosts_is_undone, half_precision_by_hosts,
-         hosts_that_cannot_be_are_refused]
+         every_place_decides, a_rank_that_differs_is_named_by_all, hosts_that_cannot_be_are_refused]
