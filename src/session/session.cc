@@ -52,7 +52,8 @@ void require_parts_of_gradients(const SessionOptions& options, const SpecPair& p
         return option.first == info.clip_option && option.second.find_first_not_of("0.") != std::string::npos;
       });
       if (!info.clips && !by_option) continue;
-      std::string text = "'" + spec + "' with " + ranks;
+      std::string text = "'";
+      text.append(spec).append("' with ").append(ranks);
       text +=
           ": clipping needs the norm of a worker's whole gradient, and a rank has a part of its host's mean; "
           "leave clip out and clip the mean, or leave out ranks_per_host";
