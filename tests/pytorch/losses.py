@@ -127,12 +127,12 @@ def dies_in_forward(how, victim, spec="casq", after=3):
     raise AssertionError("the loss of a rank went unnoticed")
 
 
-def dies(how, victim, spec="ef_signsgd", unused=False, static=False):
+def dies(how, victim, spec="ef_signsgd", unused=False, static=False, ranks_per_host=1):
     """A rank leaves in the fourth step; the others must say so. run.py checks what they print.
     unused: it leaves when the first bucket's mean has come, and rank 0 does not use a parameter of that.
     static: the model's graph is, to DDP."""
     model = wrap(Headless, find_unused_parameters=True) if unused else wrap(Net, static_graph=static)
-    handle = thinwire.register(model, spec, deadline_seconds=3.0)
+    handle = thinwire.register(model, spec, deadline_seconds=3.0, ranks_per_host=ranks_per_host)
     train(model, 3)
     before = handle.state_dict()["values"]
 

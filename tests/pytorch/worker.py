@@ -65,6 +65,9 @@ GROUPS = {
     "killed": [lambda: dies("killed", 1)],
     # The sums are the engine's own, on devices another's.
     "killed_in_sums": [lambda: dies("killed", 1, "dense")],
+    # Ranks of the other host wait for its place, that of its own for its part.
+    "killed_with_hosts": [lambda: dies("killed", 1, "casq", ranks_per_host=2)],
+    "frozen_with_hosts": [lambda: dies("frozen", 1, "casq", ranks_per_host=2)],
     # DDP's own sum over a used map fails, too.
     "killed_with_unused": [lambda: dies("killed", 1, "casq", unused=True)],
     "killed_with_static_graph": [lambda: dies("killed", 1, "casq", static=True)],
