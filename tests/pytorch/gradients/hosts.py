@@ -10,6 +10,7 @@ from common import (
     RANK, WORLD, Branches, Given, Mixed, Net, batch, register, require_agreement, require_error, require_same,
     sgd, step_of, total, train, values_of, wrap,
 )
+from lossy_systems import Scaler
 
 PER_HOST = 2
 SYSTEMS = ["casq:bits=4", "power_sgd:rank=2:bits=8", "top_k:ratio=0.1+zen", "blocks:bits=4:block=128",
@@ -192,6 +193,26 @@ def half_precision_by_hosts():
         handle.close()
 
 
+def residuals_follow_a_loss_scale_by_hosts():
+    """Powers of two: the same to the bit as without a scale, which changes in the midst."""
+    sizes = (700, 40_000)
+    results = []
+    for scales in ([1.0] * 6, [1024.0, 1024.0, 512.0, 512.0, 4096.0, 4096.0]):
+        model = wrap(lambda: Given(sizes))
+        scaler = Scaler()
+        handle = register(model, "top_k:ratio=0.05+zen", grad_scaler=scaler, ranks_per_host=PER_HOST)
+        means = []
+        for step, scale in enumerate(scales):
+            scaler.scale = scale
+            generator = torch.Generator().manual_seed(10 * step + RANK)
+            model.zero_grad()
+            model([torch.randn(size, generator=generator) * scale for size in sizes]).backward()
+            means += [weight.grad / scale for weight in model.module.weights]
+        results.append(means)
+        handle.close()
+    require_same(results[1], results[0], "under a loss scale")
+
+
 def every_place_decides():
     """Squares lie at one place each: also a rank without anything in the first buckets tries candidates."""
     model = wrap(lambda: nn.Sequential(*[nn.Linear(192, 192, bias=False) for _ in range(6)]))
@@ -239,4 +260,5 @@ def _with_local(ranks, action):
 
 HOSTS = [dense_by_hosts_is_plain_ddp, every_system_trains_by_hosts, hosts_send_what_one_rank_each_would,
          nothing_is_lost_by_hosts, resumes_by_hosts, a_bad_value_by_hosts_is_undone, half_precision_by_hosts,
-         every_place_decides, a_rank_that_differs_is_named_by_all, hosts_that_cannot_be_are_refused]
+         residuals_follow_a_loss_scale_by_hosts, every_place_decides, a_rank_that_differs_is_named_by_all,
+         hosts_that_cannot_be_are_refused]
