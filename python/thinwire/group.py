@@ -21,7 +21,7 @@ from thinwire.extension import _C
 _GROUP_TIMEOUT = datetime.timedelta(hours=24)
 
 # A host that computes more than it has cores for answers late, and is not gone.
-_SLOW_HOST = datetime.timedelta(seconds=10)
+_SLOW_HOST = datetime.timedelta(seconds=20)
 
 
 def _lengthen(group: "dist.ProcessGroupGloo") -> None:

@@ -131,8 +131,8 @@ class SampledTopK final : public Sparsifier {
   }
 
   /// `count` elements of p, spread over all of it.
-  static Span<const float> sample_of(BucketId bucket, Span<const float> gradient,
-                                     Span<const float> residual, std::size_t count, Step& step) {
+  static Span<const float> sample_of(BucketId bucket, Span<const float> gradient, Span<const float> residual,
+                                     std::size_t count, Step& step) {
     const auto rank = static_cast<std::uint32_t>(step.communicator.rank());
     const auto random = random_stream(step.seed, step.index, bucket, RandomPurpose::sample, rank);
     const std::uint32_t seed = random.block(0, 0)[0];
