@@ -1,13 +1,15 @@
 // A system that chooses among systems by what they bring here: this model, this machine, this network.
 //
-//   step 0 --> settle with dense --> each candidate for some steps, timed --> the mildest of the fastest
-//                                     ^                                         |
-//                                     '---- steps take another time, for long --'
+//   step 0 --> settle with half --> each candidate for some steps, timed --> the mildest of the fastest
+//                                    ^                                         |
+//                                    '---- steps take another time, for long --'
 //
 // Candidates stand in the order of what they leave out; dense, the first, leaves out nothing. The choice is
 // the first one whose step takes at most (1 + within + error) times the fastest one's. error is how well the
 // times are known. So compression stays off where it does not pay. A candidate that is far behind after the
-// first round is dropped. Which candidates there are is what training runs have shown to keep the loss
+// first round is dropped. dense comes last, since over a thin wire its steps are by far the longest: where
+// half is far behind by what its exchange takes, dense, which sends twice as much, need not be tried at all.
+// Which candidates there are is what training runs have shown to keep the loss
 // (docs/loss.md).
 //
 // Where the choice leaves something out, buckets that are ready first may do without it: their exchange lies
@@ -97,11 +99,11 @@ std::uint64_t Auto::begin_step(Step& step) {
   // The same step again was given up, which says nothing about values.
   if (step.index == index_) checks_ = false;
   checked_ = std::exchange(checks_, false);
-  const std::size_t use = checked_ || left_out_[member_behind(plan_.coming)] ? 0 : plan_.coming;
+  alone_ = step.communicator.size() == 1;
+  const std::size_t use = alone_ || checked_ || left_out_[member_behind(plan_.coming)] ? 0 : plan_.coming;
   plan_.changed = plan_.use != use;
   plan_.use = use;
   std::uint64_t sent = 0;
-  alone_ = step.communicator.size() == 1;
   if (decides(step) && !checked_) {
     sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
   }
@@ -133,7 +135,7 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
     }
   }
   if (!plan_.chosen) {
-    plan_.trial.begin_step(seconds);
+    plan_.trial.begin_step(seconds, inside);
     const std::uint64_t sent = plan_.trial.round_is_over() ? after_round(step) : 0;
     if (!plan_.chosen) plan_.coming = plan_.trial.coming();
     return sent;
@@ -219,7 +221,7 @@ SystemInfo auto_info() {
       {"budget", kBudget,
        "error of the mean that is allowed, in units of the noise of the mean gradient; see guard"},
       {"within", "0.02", "how much longer than the fastest a milder candidate's step may take"},
-      {"settle", "2", "first steps of all that do not count"},
+      {"settle", "2", "first steps of all that do not count; of half, or of dense with rounds=1 or lossless"},
       {"rounds", "2", "turns of each candidate"},
       {"steps", "2", "of a turn that count; one before them does not"},
       {"interval", "7", "steps from one look at the step's time to the next"},
@@ -236,6 +238,7 @@ SystemInfo auto_info() {
     rules.interval = static_cast<std::size_t>(options.integer("interval", 2, kMostInterval));
     if (options.text("link") != "here") rules.link = options.text("link");
     if (!rules.link.empty()) parse_link(rules.link);
+    rules.trial.first_is_late = rules.trial.rounds > 1 && inner.members.size() > 2;
     return std::make_unique<planner::Auto>(rules, names_of(options), std::move(inner.members));
   };
   return info;

@@ -23,10 +23,10 @@
 namespace thinwire::planner {
 
 /// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
-/// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds,
-/// whose step comes, which one goes with dense, the quarters that are tried with it, where the trial is, the
-/// seconds of each candidate's step (0: not known), those in the exchange, both numbers of looks, and the
-/// seconds of a message (0: not known).
+/// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds
+/// (2 more: dense's seconds are inferred), whose step comes, which one goes with dense, the quarters that are
+/// tried with it, where the trial is, the seconds of each candidate's step (0: not known), those in the
+/// exchange, both numbers of looks, and the seconds of a message (0: not known).
 inline constexpr StateKind kPlan = {.name = "auto_plan"};
 
 /// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
@@ -134,21 +134,29 @@ class Auto final : public Synchronizer {
  private:
   /// Of a step with each candidate.
   using Seconds = std::array<double, Trial::kMostCandidates>;
+  /// What this rank saw of each candidate in a trial.
+  struct Measured {
+    Seconds seconds{};
+    Seconds error{};
+    Seconds middle{};
+    Seconds inside{};  // in the exchange, in the step that had least of it
+  };
   /// Of each member, whether something is true of it.
   using Members = std::array<bool, Trial::kMostCandidates>;
 
   /// What is true of all buckets. A step that does not count takes back what it changed of it.
   struct Plan {
-    explicit Plan(const Trial& of_members) : trial(of_members) {}
+    explicit Plan(const Trial& of_members) : coming(of_members.coming()), trial(of_members) {}
 
     // Candidates are the members, and behind them one of these with dense for one, two or three quarters.
     std::size_t use = 0;       // in this step
-    std::size_t coming = 0;    // in the next one
+    std::size_t coming;        // in the next one
     std::size_t base = 0;      // what goes with dense
     std::size_t quarters = 0;  // that the trial compares with base; 0: it compares the members
     Seconds seconds{};         // of the members, once they were compared
     Seconds middle{};          // of those that the last round had, as looks take a step's time
     Members earlier{};         // whose seconds are those of an earlier trial
+    bool inferred = false;     // those of dense are what half's say
     bool chosen = false;       // else the trial goes on
     bool tried = false;        // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
@@ -301,7 +309,8 @@ class Auto final : public Synchronizer {
     return plan.coming < members_.size() ? kQuarters * plan.coming
                                          : kQuarters * plan.base - (plan.coming - members_.size() + 1);
   }
-  Trial trial_of_members(const TrialOptions& options, std::optional<std::size_t> before) const;
+  Trial trial_of_members(TrialOptions options, std::optional<std::size_t> before) const;
+  bool dense_need_not_come(const Seconds& seconds, const Seconds& inside) const;
   bool try_with_dense(std::size_t quarters);
   std::vector<float> numbers() const;
   std::optional<Plan> read_plan(Span<const float> numbers) const;
@@ -313,6 +322,7 @@ class Auto final : public Synchronizer {
   }
   std::uint64_t begin_step(Step& step);
   std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
+  Measured measured();
   std::uint64_t after_round(Step& step);
   void end_trial(Step& step, const Seconds& seconds, double error);
   void choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed);

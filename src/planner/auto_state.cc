@@ -74,7 +74,7 @@ std::vector<float> Auto::numbers() const {
   std::vector<float> numbers = {plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
                                 static_cast<float>(plan_.usual),
                                 static_cast<float>(plan_.ranks),
-                                plan_.chosen ? 1.0f : 0.0f,
+                                (plan_.chosen ? 1.0f : 0.0f) + (plan_.inferred ? 2.0f : 0.0f),
                                 static_cast<float>(plan_.coming),
                                 static_cast<float>(plan_.base),
                                 static_cast<float>(plan_.quarters)};
@@ -95,8 +95,8 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
     return numbers[place] >= 0 && numbers[place] < end && numbers[place] == std::floor(numbers[place]);
   };
   Plan plan(trial_of_members(rules_.trial, {}));
-  if (!(known(0, all + 1) && is_time(static_cast<double>(numbers[1])) && known(2, 1e7f) && known(4, all) &&
-        known(5, static_cast<float>(members_.size())) && known(6, kQuarters)) ||
+  if (!(known(0, all + 1) && is_time(static_cast<double>(numbers[1])) && known(2, 1e7f) && known(3, 4) &&
+        known(4, all) && known(5, static_cast<float>(members_.size())) && known(6, kQuarters)) ||
       !plan.trial.resume(numbers.subspan(kOfTrial, Trial::kNumbers)) ||
       !std::ranges::all_of(numbers.subspan(kOfSeconds, Trial::kMostCandidates + 1),
                            [](float one) { return is_time(static_cast<double>(one)); }) ||
@@ -105,7 +105,9 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
     return {};
   }
   plan.tried = numbers[0] >= 1;
-  plan.chosen = plan.tried && numbers[3] != 0;
+  const auto flags = static_cast<unsigned>(numbers[3]);
+  plan.chosen = plan.tried && (flags & 1) != 0;
+  plan.inferred = (flags & 2) != 0;
   plan.choice = plan.tried ? static_cast<std::size_t>(numbers[0]) - 1 : 0;
   plan.usual = static_cast<double>(numbers[1]);
   plan.ranks = static_cast<int>(numbers[2]);

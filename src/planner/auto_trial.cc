@@ -20,13 +20,18 @@ constexpr double kMostError = 0.05;
 /// A candidate that takes so many times the fastest one's time after the first round has no second one.
 constexpr double kHopeless = 1.5;
 
+/// The share of what half takes more than the fastest that its exchange has to take more.
+constexpr double kByExchange = 0.5;
+
 std::string percent(double share) {
   return std::to_string(std::lround(100 * share)) + " %";
 }
 
 }  // namespace
 
-Trial Auto::trial_of_members(const TrialOptions& options, std::optional<std::size_t> before) const {
+Trial Auto::trial_of_members(TrialOptions options, std::optional<std::size_t> before) const {
+  const auto left_out = static_cast<std::size_t>(std::ranges::count(left_out_, true));
+  if (members_.size() - left_out < 3) options.first_is_late = false;
   Trial trial(options, before);
   for (std::size_t i = 0; i < candidates(); ++i) {
     if (i >= members_.size() || left_out_[i]) trial.drop(i);
@@ -34,13 +39,8 @@ Trial Auto::trial_of_members(const TrialOptions& options, std::optional<std::siz
   return trial;
 }
 
-/// Every candidate has had one turn more.
-std::uint64_t Auto::after_round(Step& step) {
-  struct Measured {
-    std::array<double, Trial::kMostCandidates> seconds{};
-    std::array<double, Trial::kMostCandidates> error{};
-    std::array<double, Trial::kMostCandidates> middle{};
-  };
+/// What the trial has seen so far.
+Auto::Measured Auto::measured() {
   Measured own;
   for (std::size_t i = 0; i < candidates(); ++i) {
     const auto times = plan_.trial.times(i);
@@ -50,27 +50,39 @@ std::uint64_t Auto::after_round(Step& step) {
     const bool missing = times.empty() || known.empty();
     const double before = i < members_.size() && !plan_.trial.has(i) ? plan_.seconds[i] : 0;
     if (plan_.quarters == 0) plan_.earlier[i] = missing && before > 0;
+    if (i == 0 && !missing) plan_.inferred = false;
     const double instead = before > 0 ? before : kUnknown;  // of one that is not tried again
     const Timing timing = missing ? Timing{instead, 0, instead}
                                   : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
     own.seconds[i] = timing.seconds;
     own.error[i] = timing.error;
     own.middle[i] = timing.middle;
+    own.inside[i] = plan_.trial.least_inside(i);
   }
+  return own;
+}
+
+/// Every candidate has had one turn more.
+std::uint64_t Auto::after_round(Step& step) {
+  const bool waits = plan_.quarters == 0 && plan_.trial.first_is_to_come();
+  Measured own = measured();
   const Span<Measured> all = gather(step, own);
   const auto world = static_cast<double>(all.size());
   Seconds seconds{};
+  Seconds inside{};
+  inside.fill(kUnknown);
   plan_.middle = {};
   double error = 0;
   bool known = true;
   for (const Measured& one : all) {
     for (std::size_t i = 0; i < seconds.size(); ++i) {
-      if (!takes_part(i)) {
+      if (!takes_part(i) || (waits && i == 0)) {
         seconds[i] = kUnknown;
         continue;
       }
-      known = known && is_time(one.seconds[i]) && is_time(one.middle[i]) && one.error[i] >= 0 &&
-              std::isfinite(one.error[i]);
+      known = known && is_time(one.seconds[i]) && is_time(one.middle[i]) && is_time(one.inside[i]) &&
+              one.error[i] >= 0 && std::isfinite(one.error[i]);
+      inside[i] = std::min(inside[i], one.inside[i]);  // others wait there for the rank that comes last
       seconds[i] += one.seconds[i] / world;
       plan_.middle[i] += one.middle[i] / world;
       error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
@@ -85,10 +97,25 @@ std::uint64_t Auto::after_round(Step& step) {
     return sent;
   }
   for (std::size_t i = 0; i < candidates(); ++i) {
-    if (seconds[i] > kHopeless * fastest && plan_.trial.has(i)) plan_.trial.drop(i);
+    if (seconds[i] > kHopeless * fastest && seconds[i] < kUnknown && plan_.trial.has(i)) plan_.trial.drop(i);
+  }
+  if (waits && dense_need_not_come(seconds, inside)) {
+    // Half sends half as much, and computes no less: so dense takes at least as much more once again.
+    seconds[0] = 2 * seconds[1] - fastest;
+    plan_.inferred = true;
+    plan_.trial.drop(0);
   }
   if (plan_.trial.is_over() && !(error > kGoodError && plan_.trial.extend())) end_trial(step, seconds, error);
   return sent;
+}
+
+/// Dense waits for its turn. Whether half, which sends half as much, is far behind already, by what its
+/// exchange takes: in first steps it may be computing that takes longer. inside: of the rank that spends
+/// least there. For another link nothing follows from that.
+bool Auto::dense_need_not_come(const Seconds& seconds, const Seconds& inside) const {
+  if (!rules_.link.empty() || !takes_part(1) || plan_.trial.has(1)) return false;
+  const auto fastest = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
+  return inside[1] - inside[fastest] >= kByExchange * (seconds[1] - seconds[fastest]);
 }
 
 /// Of candidates that take no part, seconds are more than any.
@@ -152,9 +179,15 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
   std::string all;
   for (std::size_t i = 0; i < candidates(); ++i) {
     const double one = seconds[i] < kUnknown ? seconds[i] : plan_.seconds[i];
-    if (one < kUnknown && one > 0)
-      all += (all.empty() ? "" : ", ") + milliseconds(one) + " with " + name_of(i) +
-             (plan_.earlier[i] ? " (in an earlier trial)" : "");
+    if (one >= kUnknown || one <= 0) continue;
+    const bool inferred = i == 0 && plan_.inferred;
+    all += (all.empty() ? "" : ", ") + std::string(inferred ? "at least " : "") + milliseconds(one) +
+           " with " + name_of(i);
+    if (inferred) {
+      all += " (not tried: it sends twice as much as " + name_of(1) + ")";
+    } else if (plan_.earlier[i]) {
+      all += " (in an earlier trial)";
+    }
   }
   const std::string of_which = percent(allowed - rules_.within) == percent(0)
                                    ? ""

@@ -5,10 +5,10 @@
 namespace thinwire {
 
 Trial::Trial(const TrialOptions& options, std::optional<std::size_t> before)
-    : options_(options), rounds_(options.rounds) {
+    : options_(options), rounds_(options.rounds), turn_(options.first_is_late ? 1 : 0) {
   std::fill(dropped_.begin() + static_cast<std::ptrdiff_t>(options.candidates), dropped_.end(), true);
   // The first step of all prepares memory.
-  skipped_ = std::max<std::size_t>(options.settle, before == 0u ? 0 : 1);
+  skipped_ = std::max<std::size_t>(options.settle, before == turn_ ? 0 : 1);
 }
 
 std::size_t Trial::left() const {
@@ -19,11 +19,11 @@ std::size_t Trial::left() const {
 std::optional<std::size_t> Trial::after(std::optional<std::size_t> position) const {
   if (forwards()) {
     for (std::size_t i = position ? *position + 1 : 0; i < options_.candidates; ++i) {
-      if (has(i)) return i;
+      if (has_turns(i)) return i;
     }
   } else {
     for (std::size_t i = position ? *position : options_.candidates; i-- > 0;) {
-      if (has(i)) return i;
+      if (has_turns(i)) return i;
     }
   }
   return {};
@@ -40,8 +40,10 @@ void Trial::next_turn() {
   turn_ = next.value_or(turn_);
 }
 
-void Trial::begin_step(std::optional<double> seconds) {
+void Trial::begin_step(std::optional<double> seconds, double inside) {
   if (counting_ && seconds && counts_[*counting_] < kMostTimes) {
+    double& least = least_inside_[*counting_];
+    least = counts_[*counting_] == 0 ? inside : std::min(least, inside);
     times_[*counting_][counts_[*counting_]++] = *seconds;
   }
   over_ = ending_;
@@ -112,6 +114,7 @@ bool Trial::resume(Span<const float> numbers) {
   over_ = (read[6] & 2) != 0;
   rounds_ = options_.rounds + ((read[6] & 4) != 0 ? kMostMoreRounds : 0);
   counts_ = {};
+  least_inside_ = {};
   return true;
 }
 

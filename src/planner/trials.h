@@ -18,7 +18,8 @@ struct TrialOptions {
       0;  ///< Steps of the first candidate that do not count: the first steps are like no others.
   std::size_t rounds =
       1;  ///< Each candidate has a turn in each, one round forwards and the next one backwards.
-  std::size_t steps = 1;  ///< Of a turn that count.
+  std::size_t steps = 1;       ///< Of a turn that count.
+  bool first_is_late = false;  ///< The first candidate has no turn in the first round.
 };
 
 /// A trial under way. Steps of a turn's beginning do not count where the candidate before was another one.
@@ -36,7 +37,8 @@ class Trial {
   std::size_t coming() const { return turn_; }
 
   /// At the beginning of the step that was coming. seconds: of the step before, where they are known.
-  void begin_step(std::optional<double> seconds);
+  /// inside: what of these was the exchange's.
+  void begin_step(std::optional<double> seconds, double inside = 0);
 
   /// All times of a round are there, and this step has begun since: the moment to drop candidates, or to
   /// choose.
@@ -51,6 +53,8 @@ class Trial {
   void drop(std::size_t candidate);
   bool has(std::size_t candidate) const { return !dropped_[candidate]; }
   std::size_t left() const;
+  /// The first candidate is late, and its first turn has not begun.
+  bool first_is_to_come() const { return options_.first_is_late && round_ < 2 && has(0) && times(0).empty(); }
 
   /// Where the trial is, without times. A trial that was resumed goes on there.
   static constexpr std::size_t kNumbers = 7;
@@ -61,9 +65,14 @@ class Trial {
   Span<const double> times(std::size_t candidate) const {
     return {times_[candidate].data(), counts_[candidate]};
   }
+  /// Of its steps that counted, the least that the exchange took. 0 without any.
+  double least_inside(std::size_t candidate) const { return least_inside_[candidate]; }
 
  private:
   bool forwards() const { return round_ % 2 == 0; }
+  bool has_turns(std::size_t candidate) const {
+    return has(candidate) && !(candidate == 0 && options_.first_is_late && round_ == 0);
+  }
   std::optional<std::size_t> after(std::optional<std::size_t> position) const;
   void next_turn();
 
@@ -72,6 +81,7 @@ class Trial {
   std::array<bool, kMostCandidates> dropped_{};
   std::array<std::array<double, kMostTimes>, kMostCandidates> times_{};
   std::array<std::size_t, kMostCandidates> counts_{};
+  std::array<double, kMostCandidates> least_inside_{};
   std::size_t round_ = 0;
   std::size_t turn_ = 0;  // the candidate whose turn it is
   std::size_t at_ = 0;    // steps of the turn that have begun

@@ -39,6 +39,34 @@ TEST(Trial, ForwardsAndBackwardsAndWhatComesFirstDoesNotCount) {
   }
 }
 
+TEST(Trial, TheFirstCandidateMayComeLate) {
+  const TrialOptions options{.candidates = 3, .settle = 2, .rounds = 2, .steps = 2, .first_is_late = true};
+  Trial trial(options);
+  EXPECT_TRUE(trial.first_is_to_come());
+  EXPECT_EQ(run(trial, {1, 2, 3}),
+            (std::vector<std::size_t>{1, 1, 1, 1, 2, 2, 2, 2, 2, 1, 1, 1, 0, 0, 0, 0}));
+  EXPECT_FALSE(trial.first_is_to_come());
+  EXPECT_EQ(times(trial, 0), 2u);
+  EXPECT_EQ(times(trial, 1), 4u);
+  EXPECT_EQ(times(trial, 2), 4u);
+
+  Trial without(options, 1);
+  for (int step = 0; !without.round_is_over(); ++step) without.begin_step(step == 0 ? 9.0 : 1.0);
+  EXPECT_TRUE(without.first_is_to_come());
+  without.drop(1);
+  without.drop(0);
+  EXPECT_TRUE(without.is_over());
+  EXPECT_EQ(without.coming(), 2u);
+}
+
+TEST(Trial, TheLeastThatTheExchangeTookIsOfStepsThatCount) {
+  Trial trial({.candidates = 2, .settle = 1, .rounds = 1, .steps = 2});
+  double inside = 0;  // of the step that has ended
+  for (int step = 0; !trial.is_over(); ++step) trial.begin_step(1.0, inside++);
+  EXPECT_EQ(trial.least_inside(0), 2) << "of its steps 1 and 2";
+  EXPECT_EQ(trial.least_inside(1), 5) << "of steps 4 and 5";
+}
+
 TEST(Trial, WhatIsDroppedHasNoMoreTurns) {
   Trial trial({.candidates = 3, .settle = 0, .rounds = 2, .steps = 1});
   // Candidate 2 begins the second round in the step in which the first one's times are known.

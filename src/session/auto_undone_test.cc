@@ -133,13 +133,13 @@ TEST(Auto, AResumedRunKnowsWhatOtherCandidatesTook) {
 TEST(Auto, ARunThatIsResumedInTheMidstOfTheTrialGoesOnInItAndTriesAllAgain) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);
-    training.run(6, 0.01);
+    training.run(5, 0.01);
     Training resumed(communicator);
     resumed.session().load(state_of(training.session()));
     resumed.run(30, 0.01);
-    training.run(4, 0.01);
-    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(resumed.used()[i], training.used()[6 + i]) << i;
-    EXPECT_EQ(resumed.count("dense"), 3) << "of a trial that begins where the first one ends";
+    training.run(3, 0.01);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(resumed.used()[i], training.used()[5 + i]) << i;
+    EXPECT_EQ(resumed.count("half"), 3) << "of a trial that begins where the first one ends";
     EXPECT_EQ(resumed.system(), "power_sgd");
   });
 }
@@ -148,12 +148,12 @@ TEST(Auto, ARunThatIsResumedInTheMidstOfTheTrialGoesOnInItAndTriesAllAgain) {
 TEST(Auto, AStepThatIsUndoneDecidesNothing) {
   run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
     Training training(communicator);
-    training.run(10, 0.01);
-    EXPECT_EQ(training.session().explain(), "step 9: the candidates are being tried, nothing is chosen yet");
+    training.run(7, 0.01);
+    EXPECT_EQ(training.session().explain(), "step 6: the candidates are being tried, nothing is chosen yet");
     std::vector<float> large(kElements, std::numeric_limits<float>::quiet_NaN());
     training.session().synchronize(0, large);
     EXPECT_EQ(training.session().explain().find("nothing is chosen yet"), std::string::npos);
-    EXPECT_NE(training.session().explain().find("step 10: "), std::string::npos);
+    EXPECT_NE(training.session().explain().find("step 7: "), std::string::npos);
     EXPECT_FALSE(training.session().next_step());
     EXPECT_TRUE(
         training.session().explain().ends_with(": the candidates are being tried, nothing is chosen yet"));
