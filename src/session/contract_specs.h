@@ -22,7 +22,7 @@ struct TestedSpec {
 
 inline const std::vector<TestedSpec> kTestedSpecs = {
     {"auto"},
-    {"auto:settle=0:steps=2"},  // another system in every third step
+    {"auto:settle=0:steps=3"},  // half in the first four steps, and power_sgd in the next ones
     {"dense", On::both},
     {"dense:feedback=on", On::both},
     {"half", On::both},

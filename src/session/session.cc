@@ -130,24 +130,6 @@ BucketId Session::add(BucketLayout parameters, std::size_t width, std::size_t pi
   return id;
 }
 
-/// The bucket becomes this rank's part of it, whose parameters are returned.
-BucketLayout Session::take_part(Bucket& bucket, BucketLayout whole) {
-  BucketLayout part;
-  if (bucket.row_sparse) {
-    bucket.parts.begins = hosts_->parts_of_rows(bucket.whole_rows);
-    const std::size_t place = hosts_->place();
-    bucket.rows = bucket.parts.begins[place + 1] - bucket.parts.begins[place];
-    if (bucket.rows != 0) part = {{whole[0].name, bucket.rows * bucket.width, bucket.rows}};
-  } else {
-    bucket.parts = hosts_->parts(whole);
-    part = bucket.parts.own;
-    bucket.rows = 0;
-    for (const Parameter& one : part) bucket.rows += one.elements;
-  }
-  whole_.push_back(std::move(whole));
-  return part;
-}
-
 /// In a reduce-scatter a bucket is parts of the same length, one for each rank.
 void Session::require_parts(std::size_t elements, bool row_sparse) const {
   const auto world = static_cast<std::size_t>(communicator_.size());
@@ -192,25 +174,6 @@ void Session::start() {
     throw;
   }
   started_ = true;
-}
-
-/// Which buckets all shards have something of.
-void Session::compare_shards() {
-  std::string mine;
-  for (const auto& bucket : buckets_) mine += bucket->elements() == 0 ? '0' : '1';
-  constexpr std::size_t kMostBuckets = std::size_t{1} << 24;
-  const auto all = gather_bytes(*options_.shards, {.step = step_, .kind = "shards"}, mine, kMostBuckets);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].size() != mine.size()) {
-      throw std::runtime_error("rank " + std::to_string(rank) + " of SessionOptions::shards has " +
-                               std::to_string(all[rank].size()) + " buckets, this one " +
-                               std::to_string(mine.size()) + ": give all shards the same buckets");
-    }
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      if (rank == 0) buckets_[i]->shards_have = true;
-      buckets_[i]->shards_have = buckets_[i]->shards_have && all[rank][i] == '1';
-    }
-  }
 }
 
 Session::Bucket& Session::open(BucketId bucket, bool rows) {
@@ -266,16 +229,6 @@ std::string Session::kind_of(const Bucket& bucket, std::string_view type) const 
   if (bucket.row_sparse) return "rows";
   if (options_.reduce_scatter) return "reduce-scatter";
   return "dense" + (type.empty() ? "" : " " + std::string(type));
-}
-
-Communicator& Session::all_ranks() const {
-  return hosts_ ? hosts_->all() : communicator_;
-}
-
-/// What was sent so far to others than those among which the system works.
-std::uint64_t Session::bytes_beside() const {
-  if (hosts_) return hosts_->all().traffic().sent_bytes - communicator_.traffic().sent_bytes;
-  return options_.shards == nullptr ? 0 : options_.shards->traffic().sent_bytes;
 }
 
 /// A bucket's step, of which nothing has been done.
@@ -413,57 +366,6 @@ const StepReport& Session::synchronize(BucketId bucket, TypedGradient& gradient)
   return declared.report;
 }
 
-/// Where the system refuses, or not all of its means are finite, the step is finite on no rank of the host:
-/// also on those that had nothing for the system.
-template <class Synchronize>
-void Session::told_to_host(Bucket& own, Step& step, Synchronize&& synchronize) {
-  try {
-    synchronize();
-  } catch (const std::invalid_argument&) {
-    hosts_->all_say(own.host_workspace, false);
-    throw;
-  }
-  step.report.finite = hosts_->all_say(own.host_workspace, step.report.finite);
-}
-
-/// gradient: of the whole bucket.
-void Session::synchronize_whole(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
-                                Span<const float> pending, Step& step) {
-  if (!hosts_) return synchronize_floats(own, bucket, gradient, residual, pending, step);
-  if (gradient.empty()) {
-    step.report.formula_bytes = 0;
-    return;
-  }
-  const bool on_device = gradient.memory() != Memory::host;
-  const HostGroups::Parts& parts = own.parts;
-  const auto part_at = [&](Span<float> all, std::size_t place) {
-    return all.subspan(parts.begins[place], parts.begins[place + 1] - parts.begins[place]);
-  };
-  const Span<float> all = (on_device ? own.scratch : own.host_workspace).take<float>(gradient.size());
-  for (std::size_t place = 0; place < parts.slices.size(); ++place) {
-    gather_chunks(own.executor, parts.slices[place], gradient, part_at(all, place));
-  }
-  const Span<float> on_host = on_device ? own.host_workspace.take<float>(all.size()) : all;
-  if (on_device) copy<float>(own.executor, all, on_host);
-  hosts_->reduce(executor_of(true), own.host_workspace, on_host, parts.begins);
-  const std::size_t place = hosts_->place();
-  const Span<float> part = part_at(all, place);
-  if (on_device) copy<float>(own.executor, part_at(on_host, place), part);
-  told_to_host(own, step, [&] { synchronize_floats(own, bucket, part, residual, pending, step); });
-  if (!step.report.finite) {
-    fill(own.executor, gradient, std::numeric_limits<float>::quiet_NaN());
-    own.executor.wait();
-    return;
-  }
-  if (on_device) copy<float>(own.executor, part, part_at(on_host, place));
-  hosts_->gather(own.host_workspace, on_host, parts.begins);
-  if (on_device) copy<float>(own.executor, on_host, all);
-  for (std::size_t other = 0; other < parts.slices.size(); ++other) {
-    scatter_chunks(own.executor, parts.slices[other], part_at(all, other), gradient, {});
-  }
-  own.executor.wait();
-}
-
 void Session::synchronize_floats(Bucket& own, BucketId bucket, Span<float> gradient, Span<float> residual,
                                  Span<const float> pending, Step& step) {
   if (gradient.empty()) {
@@ -516,15 +418,6 @@ RowSparse Session::synchronize_table(Bucket& own, BucketId bucket, RowSparse gra
   step.report.density_in = static_cast<double>(gradient.size()) / rows;
   step.report.density_out = static_cast<double>(step.report.finite ? mean.size() : 1) / rows;
   return mean;
-}
-
-RowSparse Session::synchronize_table_by_hosts(Bucket& own, BucketId bucket, const RowSparse& gradient,
-                                              Span<float> residual, Span<const float> pending, Step& step) {
-  Workspace& workspace = own.host_workspace;
-  const RowSparse part = hosts_->reduce_rows(step.executor, workspace, gradient, own.parts.begins);
-  RowSparse mean;
-  told_to_host(own, step, [&] { mean = synchronize_table(own, bucket, part, residual, pending, step); });
-  return step.report.finite ? hosts_->gather_rows(workspace, mean, own.parts.begins) : gradient;
 }
 
 void Session::synchronize(Span<BucketGradient> gradients) {
@@ -619,144 +512,6 @@ bool Session::variance_is_frozen() const {
   undelivered_->keeper.wait();
   return std::ranges::any_of(
       pipelines_, [this](const Pipeline& one) { return one.synchronizer->freezes_variance(step_); });
-}
-
-void Session::scale_state(float factor) {
-  StateWriter writer;
-  save(writer);
-  const bool started = started_;
-  const StateReader scaled(scaled_state(StateReader(std::move(writer)), factor, *options_.registry));
-  restore(scaled, From::own_step);
-  keep_all();
-  started_ = started;
-}
-
-void Session::save(StateWriter& writer) const {
-  if (!torn_.empty()) {
-    throw std::runtime_error("step " + std::to_string(step_) + " has failed (" +
-                             (failure_ ? failure_->text : "its error was passed over") + ") and " + torn_ +
-                             ": there is no state to save; go on from the last checkpoint");
-  }
-  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
-    if (!buckets_[bucket]->ran) continue;
-    throw std::logic_error("bucket " + std::to_string(bucket) + " was synchronized in step " +
-                           std::to_string(step_) +
-                           ", which is under way: next_step() ends it, undo_step() "
-                           "gives it up; save after that");
-  }
-  save_within_step(writer);
-}
-
-void Session::save_within_step(StateWriter& writer) const {
-  undelivered_->keeper.wait();
-  writer.put("spec", spec());
-  writer.put("seed", options_.seed);
-  writer.put("step", step_);
-  if (hosts_) writer.put("ranks_per_host", static_cast<std::uint64_t>(options_.ranks_per_host));
-  BucketWriter buckets(writer, layouts_);
-  undelivered_->residuals.save(buckets);
-  for (const auto& pipeline : pipelines_) pipeline.synchronizer->save(buckets);
-}
-
-/// The spec as this version writes it: an earlier one knew fewer options.
-std::string Session::canonical(const std::string& saved) const {
-  try {
-    return options_.registry->canonical(saved);
-  } catch (const std::invalid_argument&) {
-    return saved;
-  }
-}
-
-/// Throws std::runtime_error for a state of another spec or seed.
-void Session::check_origin(const StateReader& reader) const {
-  if (const std::string saved = reader.get_text("spec"); saved != spec() && canonical(saved) != spec()) {
-    throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
-                             "': resume with the same spec");
-  }
-  if (const std::uint64_t seed = reader.get_integer("seed"); seed != options_.seed) {
-    throw std::runtime_error("the state was saved with seed " + std::to_string(seed) +
-                             ", this session has seed " + std::to_string(options_.seed) +
-                             ": resume with the same seed");
-  }
-}
-
-/// Of each bucket, what the state has not delivered of it; empty where there is nothing and need be nothing.
-std::vector<std::vector<float>> Session::read_residuals(const StateReader& reader, From from) const {
-  const BucketReader buckets(reader, layouts_);
-  std::vector<std::vector<float>> residuals(buckets_.size());
-  for (BucketId bucket = 0; bucket < buckets.buckets(); ++bucket) {
-    const bool feedback = pipeline(bucket).feedback;
-    const bool needed = feedback && from != From::other_spec;
-    std::vector<float> values(buckets_[bucket]->elements());
-    const bool found = buckets.elements(kResidual, bucket, values,
-                                        needed ? BucketReader::Absent::error : BucketReader::Absent::zeros);
-    if (needed && !found && !values.empty()) {
-      throw std::runtime_error("the state has no residual of parameter '" + layouts_[bucket].front().name +
-                               "'");
-    }
-    if (found || feedback) residuals[bucket] = std::move(values);
-  }
-  return residuals;
-}
-
-void Session::restore(const StateReader& reader, From from) {
-  finish_keeping();
-  require_same_hosts(reader, options_.ranks_per_host);
-  const std::uint64_t step = reader.get_integer("step");
-  const auto residuals = read_residuals(reader, from);
-  const auto kinds = from == From::other_spec ? BucketReader::Kinds::moving : BucketReader::Kinds::all;
-  try {
-    for (std::size_t i = 0; i < pipelines_.size(); ++i) {
-      std::vector<bool> own(buckets_.size());
-      for (std::size_t bucket = 0; bucket < own.size(); ++bucket)
-        own[bucket] = buckets_[bucket]->pipeline == i;
-      BucketReader buckets(reader, layouts_, std::move(own), kinds);
-      buckets.set_rescaled(from == From::own_step);
-      pipelines_[i].synchronizer->load(buckets);
-    }
-  } catch (...) {
-    // One system, or a stage, may have loaded before another refused.
-    for (auto& own : buckets_) own->ran = own->elements() != 0;
-    if (options_.undoes_steps) {
-      undo();
-    } else {
-      torn_ = "loading a state failed, and without undoes_steps there is no copy of what was before";
-      for (auto& own : buckets_) own->ran = false;
-    }
-    throw;
-  }
-  // Only now that everything has been read: a state that does not fit leaves the session as it was.
-  for (BucketId bucket = 0; bucket < buckets_.size(); ++bucket) {
-    Bucket& own = *buckets_[bucket];
-    const Span<const float> values(residuals[bucket]);
-    if (values.empty()) {
-      undelivered_->residuals.erase(bucket);
-    } else {
-      copy(own.executor, values, undelivered_->residuals.replace(own.executor, bucket, values.size()));
-    }
-    own.ran = false;
-  }
-  step_ = step;
-  started_ = false;
-  finite_ = true;
-  torn_.clear();
-}
-
-void Session::load(const StateReader& reader) {
-  check_origin(reader);
-  restore(reader, From::same_spec);
-  keep_all();
-}
-
-void Session::take_over(const StateReader& reader) {
-  restore(reader, From::other_spec);
-  keep_all();
-}
-
-void Session::load_within_step(const StateReader& reader) {
-  check_origin(reader);
-  restore(reader, From::same_spec);
-  for (auto& own : buckets_) own->ran = own->elements() != 0;
 }
 
 }  // namespace thinwire

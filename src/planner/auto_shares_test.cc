@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "session/auto_training.h"
+#include "planner/auto_training.h"
 
 namespace thinwire::auto_test {
 namespace {

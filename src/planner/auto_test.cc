@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "session/auto_training.h"
+#include "planner/auto_training.h"
 #include "tests/sanitized.h"
 #include "thinwire/session.h"
 #include "thinwire/virtual_network.h"

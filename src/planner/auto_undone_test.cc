@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "planner/auto_parts.h"
-#include "session/auto_training.h"
+#include "planner/auto_training.h"
 
 namespace thinwire::auto_test {
 namespace {
