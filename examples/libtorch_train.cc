@@ -1,8 +1,13 @@
-// Data-parallel training with libtorch and Thinwire: every rank learns from examples of its own what a fixed
-// network of two layers computes, and gradients are synchronized by any system.
+// Data-parallel training with libtorch and Thinwire: every rank learns from examples of its own, and
+// gradients are synchronized by any system.
 //
 //   thinwire launch -n 4 -- libtorch_train marsit:full_every=50
-//   thinwire launch -n 4 -- libtorch_train power_sgd:rank=32:bits=8 --optimizer adamw --lr 0.002 --clip 1
+//   thinwire launch -n 4 -- libtorch_train power_sgd:rank=32:bits=8 --model transformer --optimizer adamw
+//     --lr 0.002 --clip 1 --warm-up 30 --schedule cosine
+//
+// --model teacher|transformer: what a fixed network of two layers computes, or a decoder-only transformer
+// on text. Of the latter: --text FILE (without it the King James Bible), --vocabulary, --width, --heads,
+// --layers, --context.
 //
 // Options: --optimizer sgd|adamw, --lr, --momentum (of sgd), --weight-decay, --clip NORM (the largest norm of
 // the mean gradient; 0: any), --warm-up STEPS (in which the rate rises), --schedule constant|cosine (cosine:
@@ -22,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "examples/libtorch_models.h"
 #include "thinwire/registry.h"
 #include "thinwire/session.h"
 #include "torch/gloo_environment.h"
@@ -38,8 +44,7 @@ struct Options {
   int warm_up = 0;
   bool cosine = false;
   int steps = 300;
-  int batch = 32;
-  int seed = 1;
+  ModelOptions model{};
 };
 
 double number(const std::string& name, const std::string& text) {
@@ -88,6 +93,58 @@ void check_momentum(const Options& options) {
   }
 }
 
+/// Returns whether there is such an option.
+bool set(Options& options, const std::string& name, const std::string& value) {
+  if (name == "--optimizer") {
+    options.optimizer = value;
+  } else if (name == "--lr") {
+    options.lr = number(name, value);
+  } else if (name == "--momentum") {
+    options.momentum = number(name, value);
+  } else if (name == "--weight-decay") {
+    options.weight_decay = number(name, value);
+  } else if (name == "--clip") {
+    options.clip = number(name, value);
+  } else if (name == "--warm-up") {
+    options.warm_up = whole(name, value, 0);
+  } else if (name == "--schedule") {
+    if (value != "constant" && value != "cosine") {
+      throw std::invalid_argument("--schedule " + value + ": give constant or cosine");
+    }
+    options.cosine = value == "cosine";
+  } else if (name == "--steps") {
+    options.steps = whole(name, value, 1);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool set(ModelOptions& options, const std::string& name, const std::string& value) {
+  if (name == "--model") {
+    options.model = value;
+  } else if (name == "--text") {
+    options.text = value;
+  } else if (name == "--vocabulary") {
+    options.vocabulary = whole(name, value, 1);
+  } else if (name == "--width") {
+    options.width = whole(name, value, 1);
+  } else if (name == "--heads") {
+    options.heads = whole(name, value, 1);
+  } else if (name == "--layers") {
+    options.layers = whole(name, value, 1);
+  } else if (name == "--context") {
+    options.context = whole(name, value, 1);
+  } else if (name == "--batch") {
+    options.batch = whole(name, value, 1);
+  } else if (name == "--seed") {
+    options.seed = whole(name, value, 0);
+  } else {
+    return false;
+  }
+  return true;
+}
+
 Options parse(const std::vector<std::string>& words) {
   Options options;
   std::size_t at = 0;
@@ -99,30 +156,7 @@ Options parse(const std::vector<std::string>& words) {
     }
     if (at + 1 == words.size()) throw std::invalid_argument(name + " wants a value");
     const std::string& value = words[at + 1];
-    if (name == "--optimizer") {
-      options.optimizer = value;
-    } else if (name == "--lr") {
-      options.lr = number(name, value);
-    } else if (name == "--momentum") {
-      options.momentum = number(name, value);
-    } else if (name == "--weight-decay") {
-      options.weight_decay = number(name, value);
-    } else if (name == "--clip") {
-      options.clip = number(name, value);
-    } else if (name == "--warm-up") {
-      options.warm_up = whole(name, value, 0);
-    } else if (name == "--schedule") {
-      if (value != "constant" && value != "cosine") {
-        throw std::invalid_argument("--schedule " + value + ": give constant or cosine");
-      }
-      options.cosine = value == "cosine";
-    } else if (name == "--steps") {
-      options.steps = whole(name, value, 1);
-    } else if (name == "--batch") {
-      options.batch = whole(name, value, 1);
-    } else if (name == "--seed") {
-      options.seed = whole(name, value, 0);
-    } else {
+    if (!set(options, name, value) && !set(options.model, name, value)) {
       throw std::invalid_argument("unknown option " + name);
     }
   }
@@ -154,23 +188,18 @@ double rate_at(const Options& options, int step) {
   return options.lr * 0.5 * (1 + std::cos(std::numbers::pi * done));
 }
 
-torch::nn::Sequential make_network(std::uint64_t seed) {
-  torch::manual_seed(seed);
-  return torch::nn::Sequential(torch::nn::Linear(64, 256), torch::nn::Tanh(), torch::nn::Linear(256, 8));
-}
-
 /// All gradients, one after the other.
-void gather(const torch::nn::Sequential& network, std::vector<float>& gradients) {
+void gather(const torch::nn::Module& model, std::vector<float>& gradients) {
   gradients.clear();
-  for (const auto& parameter : network->parameters()) {
+  for (const auto& parameter : model.parameters()) {
     const auto flat = parameter.grad().contiguous().flatten();
     gradients.insert(gradients.end(), flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel());
   }
 }
 
-void scatter(std::vector<float>& mean, const torch::nn::Sequential& network) {
+void scatter(std::vector<float>& mean, const torch::nn::Module& model) {
   float* values = mean.data();
-  for (const auto& parameter : network->parameters()) {
+  for (const auto& parameter : model.parameters()) {
     parameter.grad().copy_(torch::from_blob(values, parameter.sizes()));
     values += parameter.numel();
   }
@@ -180,10 +209,9 @@ void train(const Options& options) {
   torch::set_num_threads(1);
   // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun and `thinwire launch` set them.
   const auto communicator = thinwire::open_gloo_from_environment(std::chrono::seconds(60));
-  const auto seed = static_cast<std::uint64_t>(options.seed);
-  auto teacher = make_network(2 * seed);
-  auto student = make_network(2 * seed + 1);  // the same first weights on every rank
-  const auto optimizer = make_optimizer(options, student->parameters());
+  const auto task = make_task(options.model);
+  torch::nn::Module& model = task->model();
+  const auto optimizer = make_optimizer(options, model.parameters());
 
   if (thinwire::builtin_registry().freezes_variance(options.spec)) {
     throw std::invalid_argument(options.spec +
@@ -193,7 +221,7 @@ void train(const Options& options) {
   // One bucket of all parameters: their gradients lie one after the other in `gradients`.
   thinwire::Session session(options.spec, *communicator);
   thinwire::BucketLayout layout;
-  for (const auto& parameter : student->named_parameters()) {
+  for (const auto& parameter : model.named_parameters()) {
     const auto elements = static_cast<std::size_t>(parameter.value().numel());
     layout.push_back({parameter.key(), elements, static_cast<std::size_t>(parameter.value().size(0))});
   }
@@ -202,24 +230,23 @@ void train(const Options& options) {
 
   std::vector<float> gradients;
   // Other examples on every rank, and with every seed. torch takes the low 32 bits.
-  std::seed_seq sequence{options.seed, communicator->rank(), 7};
+  std::seed_seq sequence{options.model.seed, communicator->rank(), 7};
   std::array<std::uint32_t, 1> mixed{};
   sequence.generate(mixed.begin(), mixed.end());
   torch::manual_seed(mixed[0]);
   double loss_sum = 0;
   for (int step = 1; step <= options.steps; ++step) {
-    const auto inputs = torch::randn({options.batch, 64});
-    const auto loss = torch::mse_loss(student->forward(inputs), teacher->forward(inputs).detach());
+    const auto loss = task->loss();
     optimizer->zero_grad();
     loss.backward();
-    gather(student, gradients);
+    gather(model, gradients);
     const double rate = rate_at(options, step - 1);
     session.set_learning_rate(rate);  // some systems work with it
     session.synchronize(bucket, gradients);
     session.next_step();
-    scatter(gradients, student);
+    scatter(gradients, model);
     // The mean is the same on every rank, and so is its norm.
-    if (options.clip > 0) torch::nn::utils::clip_grad_norm_(student->parameters(), options.clip);
+    if (options.clip > 0) torch::nn::utils::clip_grad_norm_(model.parameters(), options.clip);
     optimizer->param_groups()[0].options().set_lr(rate);
     optimizer->step();
     loss_sum += loss.item<double>();
@@ -229,6 +256,9 @@ void train(const Options& options) {
       loss_sum = 0;
     }
   }
+  // Weights are the same on every rank.
+  if (communicator->rank() != 0) return;
+  if (const auto loss = task->held_out_loss()) std::printf("held-out loss %.5f\n", *loss);
 }
 
 }  // namespace
