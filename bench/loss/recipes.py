@@ -45,6 +45,10 @@ SIGNS_OF_MOMENTUM = [f"clip+warm_up:steps={steps}:with=blocks/bits=4/block=128+o
 CLIPPED_AT_2 = ["clip:norm=2+warm_up:steps=99:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
 CLIPPED_ALONE = ["clip+dense --clip 0", "clip:norm=2+dense --clip 0"]
 MORE_SIGNS_OF_MOMENTUM = ["clip+one_bit_adam:freeze=50 --clip 0", "clip+warm_up:steps=249:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
+# Whether one ratio for all layers, or the words' table, is what top-k loses by. Each parameter is then a bucket.
+BY_LAYER = ["top_k:ratio=0.05+zen --bucket-mb 0.001", "whole:names=words.*+top_k:ratio=0.05+zen", "decay:factor=0.999+top_k:ratio=0.01+zen"]
+# Full steps by the residual's length in place of a count.
+MARSIT_BY_RESIDUAL = ["marsit:full_every=0:full_above=1", "marsit:full_every=0:eta_factor=3:full_above=2"]
 MARSIT_WITH_ADAM = ["marsit:full_every=8", "marsit:full_every=2:eta_factor=1 --local-steps 4"]
 
 # With momentum: each paper's system with the stages or options that keep the accuracy.
@@ -64,7 +68,7 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + SIGNS_OF_MOMENTUM + MORE_SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + MARSIT_WITH_ADAM,
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + SIGNS_OF_MOMENTUM + MORE_SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + MARSIT_WITH_ADAM + MARSIT_BY_RESIDUAL + BY_LAYER,
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + GUARDED[-1:],
     "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM[:1] + MORE_SIGNS_OF_MOMENTUM[1:] + CLIPPED_AT_2 + CLIPPED_ALONE,
     "transformer-kjv-200": LOCAL_STEPS,

@@ -31,6 +31,7 @@ inline const std::vector<TestedSpec> kTestedSpecs = {
     {"marsit"},
     {"marsit:full_every=0", On::both},
     {"marsit:full_every=3:eta_s=0.01"},
+    {"marsit:full_every=0:eta_factor=1:full_above=2"},
     {"marsit:full_every=3:eta_s=theorem:horizon=50:dimension=20000"},
     {"marsit:full_every=2:feedback=off"},
     {"marsit:full_every=0:topology=torus"},

@@ -15,7 +15,8 @@
 // That is reservoir sampling: every worker's sign survives with probability 1/W. So E[bit] is the mean of the
 // workers' bits at every hop.
 //
-// Every full_every-th step is an ordinary all-reduce of p. After it the residual is 0.
+// Every full_every-th step is an ordinary all-reduce of p. After it the residual is 0. With full_above such a
+// step also follows one after which the residual is so many times as long as what a one-bit step delivers.
 //
 // A torus has four phases: reduce-scatter along the row, reduce-scatter of the owned segment along the
 // column, all-gather along the column, all-gather along the row. Ranks outside the rectangle send all their
@@ -61,6 +62,8 @@ namespace thinwire {
 namespace {
 
 constexpr StateKind kEta = {.name = "marsit_eta", .unit = StateKind::Unit::gradient};
+/// Of every parameter of a bucket alike: 1 where the bucket's next step is a full one by full_above, else 0.
+constexpr StateKind kDue = {.name = "marsit_due"};
 
 /// Elements off which eta_s is read when no dense all-reduce of the bare gradient is at hand: this many of a
 /// bucket, and at least kLeastSample of each parameter.
@@ -111,6 +114,7 @@ double apply_range(Step& step, Span<const std::uint64_t> words, std::size_t begi
 
 struct Config {
   std::uint64_t full_every = 100;
+  double full_above = 0;  // 0: no step is a full one for its residual
   std::optional<float> eta;
   std::uint64_t horizon = 0;    // T of theorem 1, whose eta_s it is unless 0
   std::uint64_t dimension = 0;  // D of theorem 1; 0: the bucket's elements
@@ -130,7 +134,7 @@ class Marsit final : public Synchronizer {
     if (!residual.empty() && config_.drift_every != 0 && step.index % config_.drift_every == 0) {
       step.report.residual_deviation = deviation(residual, step);
     }
-    if (full_step(step.index)) {
+    if (full_step(step.index) || is_due(bucket)) {
       full_precision(bucket, gradient, residual, step);
     } else {
       one_bit(bucket, gradient, residual, step);
@@ -150,7 +154,7 @@ class Marsit final : public Synchronizer {
     const bool drift =
         workload.feedback && config_.drift_every != 0 && workload.step % config_.drift_every == 0;
     const std::uint64_t extra = drift ? dense_bytes(workload.elements) : 0;
-    if (full_step(workload.step)) {
+    if (full_step(workload.step) || is_due(workload.bucket)) {
       const bool sampled = config_.automatic() && workload.feedback && workload.step != 0;
       return extra + dense_bytes(workload.elements) + (sampled ? dense_bytes(sample) : 0);
     }
@@ -164,22 +168,41 @@ class Marsit final : public Synchronizer {
   void save(BucketWriter& writer) const override {
     etas_.for_each([&](BucketId bucket, const std::vector<float>& etas) {
       writer.values(kEta, bucket, Span<const float>(etas));
+      if (!is_due(bucket)) return;
+      const std::vector<float> due(etas.size(), 1.0f);
+      writer.values(kDue, bucket, Span<const float>(due));
     });
   }
   void load(const BucketReader& reader) override {
     std::map<BucketId, std::vector<float>> loaded;
+    std::map<BucketId, bool> due;
     for (BucketId bucket = 0; bucket < reader.buckets(); ++bucket) {
       std::vector<float> etas(reader.parameters(bucket));
-      if (reader.values(kEta, bucket, Span<float>(etas))) loaded[bucket] = std::move(etas);
+      if (reader.values(kEta, bucket, Span<float>(etas))) loaded[bucket] = etas;
+      // Parameters may come from buckets of which one was due.
+      std::ranges::fill(etas, 0.0f);
+      reader.values(kDue, bucket, Span<float>(etas));
+      due[bucket] = std::ranges::find(etas, 1.0f) != etas.end();
     }
     etas_.assign(std::move(loaded));
+    due_.assign(std::move(due));
   }
-  void keep_step(BucketId bucket) override { etas_.keep(bucket); }
-  void undo_step(BucketId bucket) override { etas_.undo(bucket); }
+  void keep_step(BucketId bucket) override {
+    etas_.keep(bucket);
+    due_.keep(bucket);
+  }
+  void undo_step(BucketId bucket) override {
+    etas_.undo(bucket);
+    due_.undo(bucket);
+  }
 
  private:
   bool full_step(std::uint64_t step) const {
     return config_.full_every != 0 && step % config_.full_every == 0;
+  }
+  bool is_due(BucketId bucket) const {
+    const bool* due = due_.find(bucket);
+    return due != nullptr && *due;
   }
   Torus torus(int world_size) const { return {world_size, config_.torus ? config_.rows : 1}; }
 
@@ -273,6 +296,7 @@ class Marsit final : public Synchronizer {
     step.report.finite = scale(step.executor, gradient, 1.0f / static_cast<float>(step.communicator.size()));
     if (!step.report.finite) return;
     keep(bucket, etas.empty() ? etas_of(gradient, step) : etas, gradient.size(), step);
+    if (config_.full_above > 0) due_.open(bucket) = false;
     if (!residual.empty()) {
       fill(step.executor, step.turn.write(residual).after, 0);
       step.report.residual_norm = 0;
@@ -312,11 +336,29 @@ class Marsit final : public Synchronizer {
           });
     });
     keep(bucket, etas, gradient.size(), step);
-    if (!residual.empty()) step.report.residual_norm = std::sqrt(squares);
+    if (residual.empty()) return;
+    step.report.residual_norm = std::sqrt(squares);
+    if (config_.full_above > 0) due_.open(bucket) = exceeds(squares, etas, gradient.size(), step);
+  }
+
+  /// Whether the residual, as a root mean square over ranks, is longer than `full_above` times what a one-bit
+  /// step delivers. The same on all ranks. Collective.
+  bool exceeds(double squares, Span<const float> etas, std::size_t elements, Step& step) const {
+    double delivered = 0;
+    for_each_parameter(step.parameter_ends, elements, [&](std::size_t i, std::size_t begin, std::size_t end) {
+      delivered +=
+          static_cast<double>(etas[i]) * static_cast<double>(etas[i]) * static_cast<double>(end - begin);
+    });
+    const Span<double> all = gather(step, squares);
+    step.report.frame_header_bytes += sizeof(double) * (all.size() - 1);
+    double sum = 0;
+    for (const double one : all) sum += one;
+    return sum > config_.full_above * config_.full_above * delivered * static_cast<double>(all.size());
   }
 
   Config config_;
   BucketStates<std::vector<float>> etas_;  // one per parameter
+  BucketStates<bool> due_;                 // the next step is a full one, by full_above
 };
 
 /// eta_s and what goes with it.
@@ -352,10 +394,13 @@ SystemInfo marsit_info() {
   info.incomparable = [](const Options& options) {
     return options.text("eta_s") == "theorem" ? "give it another eta_s" : "";
   };
-  info.state = {kEta};
+  info.state = {kEta, kDue};
   info.undoes_steps = true;
   info.turns_residual = true;
   info.options = {{"full_every", "100", "full-precision step every K steps; 0: never"},
+                  {"full_above", "0",
+                   "a full-precision step as well where the residual is this many times as long as what a "
+                   "one-bit step delivers; 0: none for that"},
                   {"eta_s", "auto",
                    "step size of a one-bit step; auto: eta_factor * mean |average gradient| per parameter, "
                    "at the last full step; theorem: sqrt(1 / (horizon * dimension)), learning rate inside"},
@@ -370,6 +415,7 @@ SystemInfo marsit_info() {
     constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
     Config config;
     config.full_every = static_cast<std::uint64_t>(options.integer("full_every", 0, kMost));
+    config.full_above = options.real("full_above", 0, 1e12);
     read_step_size(options, config);
     config.torus = options.choice("topology", {"ring", "torus"}) == "torus";
     if (options.text("rows") != "auto") {

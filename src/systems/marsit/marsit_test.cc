@@ -256,6 +256,48 @@ TEST(Marsit, MeanOfTheResidualsFollowsTheSumAndFullStepsClearIt) {
   }
 }
 
+TEST(Marsit, AFullStepFollowsOneThatLeavesALongResidual) {
+  Registry registry;
+  registry.add(marsit_info());
+  constexpr std::size_t kElements = 500;
+  constexpr int kWorld = 3;
+  constexpr double kAbove = 5;
+  std::vector<std::vector<float>> residuals(kWorld, std::vector<float>(kElements));
+  std::vector<Pipeline> pipelines;
+  for (int rank = 0; rank < kWorld; ++rank)
+    pipelines.push_back(registry.make("marsit:full_every=0:eta_factor=1:full_above=5"));
+  bool due = false;
+  int full_steps = 0;
+  for (std::uint64_t index = 0; index < 30; ++index) {
+    double scale = 0;
+    const std::uint64_t expected = pipelines[0].synchronizer->payload_bytes(
+        {.elements = kElements, .world_size = kWorld, .step = index});
+    run_in_process(kWorld, [&](Communicator& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      std::mt19937 random(static_cast<std::uint32_t>(index * 10 + rank));
+      std::normal_distribution<float> normal(0.1f);
+      std::vector<float> gradient(kElements);
+      for (float& one : gradient) one = normal(random);
+      const auto executor = make_cpu_executor(1);
+      Workspace workspace;
+      Step step{.communicator = communicator, .executor = *executor, .workspace = workspace, .index = index};
+      pipelines[rank].synchronizer->synchronize(0, gradient, residuals[rank], step);
+      if (rank != 0) return;
+      scale = step.report.scale;
+      EXPECT_EQ(communicator.traffic().sent_bytes, expected + step.report.frame_header_bytes) << index;
+    });
+    double squares = 0;
+    for (const auto& residual : residuals) {
+      for (const float one : residual) squares += static_cast<double>(one) * static_cast<double>(one);
+    }
+    EXPECT_EQ(squares == 0, due) << "step " << index;
+    full_steps += squares == 0;
+    due = squares / kWorld > kAbove * kAbove * scale * scale * static_cast<double>(kElements);
+  }
+  EXPECT_GT(full_steps, 2);
+  EXPECT_LT(full_steps, 20);
+}
+
 /// eta_s=auto is the mean magnitude of the averaged gradient, not of what piled up in the residual.
 TEST(Marsit, AutomaticStepSizeLeavesTheResidualOut) {
   Registry registry;
