@@ -243,7 +243,8 @@ void train(const Options& options) {
     const double rate = rate_at(options, step - 1);
     session.set_learning_rate(rate);  // some systems work with it
     session.synchronize(bucket, gradients);
-    session.next_step();
+    // Not finite on some rank: on no rank anything was delivered, nor lost.
+    if (!session.next_step()) continue;
     scatter(gradients, model);
     // The mean is the same on every rank, and so is its norm.
     if (options.clip > 0) torch::nn::utils::clip_grad_norm_(model.parameters(), options.clip);

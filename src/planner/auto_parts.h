@@ -81,6 +81,7 @@ class Auto final : public Synchronizer {
 
   bool sum_in_type(BucketId bucket, Span<const float> residual, Step& step,
                    const std::function<void()>& sum) override {
+    sums_in_type_ = true;
     return run(bucket, residual, step, [&](Synchronizer& member, Span<const float> to_add) {
       return member.sum_in_type(bucket, to_add, step, sum);
     });
@@ -139,7 +140,8 @@ class Auto final : public Synchronizer {
     Seconds seconds{};
     Seconds error{};
     Seconds middle{};
-    Seconds inside{};  // in the exchange, in the step that had least of it
+    Seconds inside{};         // in the exchange, in the step that had least of it
+    double sums_in_type = 0;  // 1: gradients are of a type in which dense sums them
   };
   /// Of each member, whether something is true of it.
   using Members = std::array<bool, Trial::kMostCandidates>;
@@ -310,7 +312,7 @@ class Auto final : public Synchronizer {
                                          : kQuarters * plan.base - (plan.coming - members_.size() + 1);
   }
   Trial trial_of_members(TrialOptions options, std::optional<std::size_t> before) const;
-  bool dense_need_not_come(const Seconds& seconds, const Seconds& inside) const;
+  bool dense_need_not_come(Span<const Measured> ranks, const Seconds& seconds) const;
   bool try_with_dense(std::size_t quarters);
   std::vector<float> numbers() const;
   std::optional<Plan> read_plan(Span<const float> numbers) const;
@@ -356,6 +358,7 @@ class Auto final : public Synchronizer {
   std::optional<Plan> before_;            // this step, which may not count
   bool loaded_ = false;                   // since, so that the step goes on in which that was saved
   bool follows_ = false;
+  bool sums_in_type_ = false;  // some gradient was of a type in which dense sums it
 
   // What steps that did not count say about candidates, see blame(). No such step takes it back.
   std::optional<std::size_t> suspect_;  // whose step did not count, and none of its own has since

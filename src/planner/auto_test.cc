@@ -365,6 +365,7 @@ TEST(Auto, ItsDenseSumsSixteenBitsInTheirType) {
         EXPECT_EQ(result.summed[i], expected) << i;
       }
       EXPECT_EQ(result.summed.back(), link.latency_seconds == kFast.latency_seconds);
+      EXPECT_GE(std::ranges::count(result.used, "dense"), 3) << "which sends no more than half here";
       for (const double one : result.lost) ASSERT_NEAR(one, 0, 1e-3);
     });
   }

@@ -59,6 +59,7 @@ Auto::Measured Auto::measured() {
     own.middle[i] = timing.middle;
     own.inside[i] = plan_.trial.least_inside(i);
   }
+  own.sums_in_type = sums_in_type_ ? 1 : 0;
   return own;
 }
 
@@ -68,9 +69,8 @@ std::uint64_t Auto::after_round(Step& step) {
   Measured own = measured();
   const Span<Measured> all = gather(step, own);
   const auto world = static_cast<double>(all.size());
+  const auto timed = static_cast<double>(plan_.trial.left() - (waits ? 1 : 0));
   Seconds seconds{};
-  Seconds inside{};
-  inside.fill(kUnknown);
   plan_.middle = {};
   double error = 0;
   bool known = true;
@@ -82,10 +82,9 @@ std::uint64_t Auto::after_round(Step& step) {
       }
       known = known && is_time(one.seconds[i]) && is_time(one.middle[i]) && is_time(one.inside[i]) &&
               one.error[i] >= 0 && std::isfinite(one.error[i]);
-      inside[i] = std::min(inside[i], one.inside[i]);  // others wait there for the rank that comes last
       seconds[i] += one.seconds[i] / world;
       plan_.middle[i] += one.middle[i] / world;
-      error += plan_.trial.has(i) ? one.error[i] / world / static_cast<double>(plan_.trial.left()) : 0;
+      error += plan_.trial.has(i) ? one.error[i] / world / timed : 0;
     }
   }
   const std::uint64_t sent = sizeof(Measured) * (all.size() - 1);
@@ -99,8 +98,9 @@ std::uint64_t Auto::after_round(Step& step) {
   for (std::size_t i = 0; i < candidates(); ++i) {
     if (seconds[i] > kHopeless * fastest && seconds[i] < kUnknown && plan_.trial.has(i)) plan_.trial.drop(i);
   }
-  if (waits && dense_need_not_come(seconds, inside)) {
-    // Half sends half as much, and computes no less: so dense takes at least as much more once again.
+  if (waits && dense_need_not_come(all, seconds)) {
+    // Half sends half as much, and rounding costs less than what the fastest computes instead: so dense takes
+    // at least as much more once again.
     seconds[0] = 2 * seconds[1] - fastest;
     plan_.inferred = true;
     plan_.trial.drop(0);
@@ -109,13 +109,23 @@ std::uint64_t Auto::after_round(Step& step) {
   return sent;
 }
 
-/// Dense waits for its turn. Whether half, which sends half as much, is far behind already, by what its
-/// exchange takes: in first steps it may be computing that takes longer. inside: of the rank that spends
-/// least there. For another link nothing follows from that.
-bool Auto::dense_need_not_come(const Seconds& seconds, const Seconds& inside) const {
-  if (!rules_.link.empty() || !takes_part(1) || plan_.trial.has(1)) return false;
+/// Dense waits for its turn. Whether half, which sends half as much, was tried and is far behind, by what its
+/// exchange takes: in first steps it may be computing that takes longer. For another link nothing follows from
+/// that, nor for gradients that dense sums in 16 bits.
+bool Auto::dense_need_not_come(Span<const Measured> ranks, const Seconds& seconds) const {
   const auto fastest = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
-  return inside[1] - inside[fastest] >= kByExchange * (seconds[1] - seconds[fastest]);
+  if (!rules_.link.empty() || plan_.trial.has(1) || plan_.trial.times(1).empty() ||
+      plan_.trial.times(fastest).empty()) {
+    return false;
+  }
+  // Of the rank that spends least there. Others wait for the one that comes last.
+  const auto inside = [&](std::size_t candidate) {
+    double least = kUnknown;
+    for (const Measured& one : ranks) least = std::min(least, one.inside[candidate]);
+    return least;
+  };
+  return std::ranges::none_of(ranks, [](const Measured& one) { return one.sums_in_type != 0; }) &&
+         inside(1) - inside(fastest) >= kByExchange * (seconds[1] - seconds[fastest]);
 }
 
 /// Of candidates that take no part, seconds are more than any.
@@ -183,11 +193,8 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
     const bool inferred = i == 0 && plan_.inferred;
     all += (all.empty() ? "" : ", ") + std::string(inferred ? "at least " : "") + milliseconds(one) +
            " with " + name_of(i);
-    if (inferred) {
-      all += " (not tried: it sends twice as much as " + name_of(1) + ")";
-    } else if (plan_.earlier[i]) {
-      all += " (in an earlier trial)";
-    }
+    if (inferred) all += " (not tried: it sends twice as much as " + name_of(1) + ")";
+    if (plan_.earlier[i]) all += " (in an earlier trial)";
   }
   const std::string of_which = percent(allowed - rules_.within) == percent(0)
                                    ? ""

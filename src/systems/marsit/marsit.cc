@@ -168,8 +168,8 @@ class Marsit final : public Synchronizer {
   void save(BucketWriter& writer) const override {
     etas_.for_each([&](BucketId bucket, const std::vector<float>& etas) {
       writer.values(kEta, bucket, Span<const float>(etas));
-      if (!is_due(bucket)) return;
-      const std::vector<float> due(etas.size(), 1.0f);
+      if (config_.full_above == 0) return;
+      const std::vector<float> due(etas.size(), is_due(bucket) ? 1.0f : 0.0f);
       writer.values(kDue, bucket, Span<const float>(due));
     });
   }
@@ -416,6 +416,11 @@ SystemInfo marsit_info() {
     Config config;
     config.full_every = static_cast<std::uint64_t>(options.integer("full_every", 0, kMost));
     config.full_above = options.real("full_above", 0, 1e12);
+    if (config.full_above > 0 && !options.flag("feedback")) {
+      throw std::invalid_argument(
+          "marsit: full_above goes by the residual, and with feedback=off there is none: "
+          "leave one of them out");
+    }
     read_step_size(options, config);
     config.torus = options.choice("topology", {"ring", "torus"}) == "torus";
     if (options.text("rows") != "auto") {

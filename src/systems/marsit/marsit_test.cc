@@ -380,11 +380,12 @@ TEST(Marsit, TheoremsStepSizeMovesParametersByTheSameAtEveryRate) {
   }
 }
 
-TEST(Marsit, TheoremsStepSizeNeedsItsHorizon) {
+TEST(Marsit, OptionsThatNeedOthersAreRefusedWithoutThem) {
   Registry registry;
   registry.add(marsit_info());
   EXPECT_THROW(registry.make("marsit:eta_s=theorem"), std::invalid_argument);
   EXPECT_THROW(registry.make("marsit:horizon=10"), std::invalid_argument);
+  EXPECT_THROW(registry.make("marsit:full_above=2:feedback=off"), std::invalid_argument);
   EXPECT_THROW(registry.make("marsit:eta_s=0.1:dimension=10"), std::invalid_argument);
 }
 

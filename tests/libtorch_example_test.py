@@ -1,0 +1,20 @@
+#!/usr/bin/python3
+"""What examples/libtorch_train refuses, and in which words: libtorch_example_test.py THINWIRE LIBTORCH_TRAIN."""
+import subprocess
+import sys
+import tempfile
+
+launcher, example = sys.argv[1:]
+with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
+    text.write("a text of six words only")
+    text.flush()
+    for options, words in (
+            (["--model", "rnn"], "--model rnn: give teacher or transformer"),
+            (["--model", "transformer", "--width", "10", "--text", text.name], "--width 10: --heads 4 does not divide it"),
+            (["--model", "transformer", "--text", text.name], "the text has 6 words: more than 10 times --context 32"),
+            (["--model", "transformer", "--text", text.name + ".missing"], ".missing: cannot be read"),
+            (["--model", "transformer", "--layers", "0"], "--layers 0: give a whole number from 1"),
+            (["--widht", "8"], "unknown option --widht")):
+        run = subprocess.run([launcher, "launch", "-n", "1", "--", example, "dense", *options],
+                             capture_output=True, text=True, timeout=60)
+        assert run.returncode != 0 and words in run.stderr, (options, run.returncode, run.stderr)
