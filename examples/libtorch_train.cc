@@ -234,7 +234,7 @@ void train(const Options& options) {
   std::array<std::uint32_t, 1> mixed{};
   sequence.generate(mixed.begin(), mixed.end());
   torch::manual_seed(mixed[0]);
-  double loss_sum = 0;
+  double loss_sum = 0, summed = 0;  // over the steps that the next line is about
   for (int step = 1; step <= options.steps; ++step) {
     const auto loss = task->loss();
     optimizer->zero_grad();
@@ -251,10 +251,11 @@ void train(const Options& options) {
     optimizer->param_groups()[0].options().set_lr(rate);
     optimizer->step();
     loss_sum += loss.item<double>();
-    if (step % 100 == 0 && communicator->rank() == 0) {
-      std::printf("step %d, loss %.5f, %llu bytes sent in this step\n", step, loss_sum / 100,
+    ++summed;
+    if ((step % 100 == 0 || step == options.steps) && communicator->rank() == 0) {
+      std::printf("step %d, loss %.5f, %llu bytes sent in this step\n", step, loss_sum / summed,
                   static_cast<unsigned long long>(session.report(bucket).wire.sent_bytes));
-      loss_sum = 0;
+      loss_sum = summed = 0;
     }
   }
   // Weights are the same on every rank.

@@ -2,6 +2,7 @@
 import glob
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -71,8 +72,15 @@ def stored_runs_are_of_known_recipes():
         path = os.path.join(RESULTS, "loss", name + ".json")
         if os.path.exists(path):
             with open(path, encoding="utf-8") as lines:
-                unknown = {json.loads(line)["label"] for line in lines} - set(RECIPES[name])
+                runs = [json.loads(line) for line in lines]
+            unknown = {run["label"] for run in runs} - set(RECIPES[name])
             assert not unknown, f"{name}: {unknown}"
+            # What a label says is what ran: its options are in the spec that the run has written.
+            for run in runs:
+                ran = set(re.split("[+:,]", run["spec"]))
+                told = re.split("[+:,]", run["label"].split(" ")[0])
+                absent = {part for part in told if "=" in part} - ran
+                assert not absent, f"{name}: {run['label']}: {absent} not in {run['spec']}"
 
 
 def pages_say_what_results_do():

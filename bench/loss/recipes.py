@@ -20,7 +20,7 @@ ONE_FACTOR = ["acp_sgd:rank=64:bits=8", "acp_sgd:rank=32:bits=8", "acp_sgd:rank=
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
 # What auto chooses, and what it may choose on a link that is slow.
-CHOSEN = ["auto:budget=0.75", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]
+CHOSEN = ["auto", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]
 
 # Whether a milder beginning, exact vectors, a residual that fades or a gathered mean bring the loss back.
 REMEDIES = [
@@ -45,7 +45,7 @@ SIGNS_OF_MOMENTUM = [f"clip+warm_up:steps={steps}:with=blocks/bits=4/block=128+o
 CLIPPED_AT_2 = ["clip:norm=2+warm_up:steps=99:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
 CLIPPED_ALONE = ["clip+dense --clip 0", "clip:norm=2+dense --clip 0"]
 MORE_SIGNS_OF_MOMENTUM = ["clip+one_bit_adam:freeze=50 --clip 0", "clip+warm_up:steps=249:with=blocks/bits=4/block=128+one_bit_adam:freeze=1 --clip 0"]
-# Whether one ratio for all layers, or the words' table, is what top-k loses by. Each parameter is then a bucket.
+# Whether one ratio for all layers, or the words' table, is what top-k loses by. Each parameter is a bucket.
 BY_LAYER = ["top_k:ratio=0.05+zen --bucket-mb 0.001", "whole:names=words.*+top_k:ratio=0.05+zen", "decay:factor=0.999+top_k:ratio=0.01+zen"]
 # Full steps by the residual's length in place of a count.
 MARSIT_BY_RESIDUAL = ["marsit:full_every=0:full_above=1", "marsit:full_every=0:eta_factor=3:full_above=2"]
@@ -72,7 +72,7 @@ RECIPES = {
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + GUARDED[-1:],
     "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM[:1] + MORE_SIGNS_OF_MOMENTUM[1:] + CLIPPED_AT_2 + CLIPPED_ALONE,
     "transformer-kjv-200": LOCAL_STEPS,
-    "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us"],
+    "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us", "half:format=bf16:feedback=on"],
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
     # At this rate and momentum one-bit systems diverge.
     "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard:noise=0.75+marsit:full_every=100", "ef_signsgd", "guard:noise=0.75+ef_signsgd"],

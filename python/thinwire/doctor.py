@@ -90,7 +90,7 @@ def _look(problems: List[str]) -> List[str]:
         problems.append("Thinwire was built with CUDA and finds no device, torch does: "
                         "the driver is older than the CUDA that nvcc came from; the CPU compresses")
     lines += [f"CUDA        {cuda}; {_WHERE_COMPRESSED.get(_C.cuda, _ON_CPU)}",
-              f"cores       {os.cpu_count()}, torch uses {torch.get_num_threads()} threads"]
+              f"cores       {os.cpu_count()}, threads that torch uses: {torch.get_num_threads()}"]
     try:
         cluster_environment()
     except ValueError as error:

@@ -69,6 +69,9 @@ def join_spec(spec: str, rows: Optional[str]) -> str:
     if not isinstance(spec, str):
         raise TypeError(f"spec={spec!r}: the name of a system with its options is needed, "
                         "such as 'casq:bits=2'")
+    if rows is not None and not isinstance(rows, str):
+        raise TypeError(f"rows is a {type(rows).__name__}: the name of a system for rows is needed, such as "
+                        "'zen'; an optimizer is given by its name, optimizer=...")
     if "," not in spec and "rows=" not in spec and "dense=" not in spec:
         return f"rows={rows},dense={spec}" if rows else _DEFAULT_ROWS + spec
     if rows is not None:
@@ -275,7 +278,8 @@ class Handle(StepsOfHook):
             raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
                              "give sign=off, or no grad_scaler")
         freezes = _C.freezes_variance(spec)
-        optimizer = variance.require_adam(self._optimizer, spec) if freezes else self._optimizer
+        optimizer = (variance.require_adam(self._optimizer, self._model(), readable(spec)) if freezes
+                     else self._optimizer)
         needs = _C.momentum_needs(spec)
         # A schedule may have changed the optimizer's meanwhile, and what runs goes on.
         if optimizer is not None and needs != self._momentum_needs:
@@ -286,7 +290,10 @@ class Handle(StepsOfHook):
 
             def is_frozen() -> Optional[bool]:
                 handle = own()
-                return None if handle is None or handle._is_closed else handle._variance_is_frozen
+                if handle is None or handle._is_closed:
+                    return None
+                handle._frozen_unasked = 0
+                return handle._variance_is_frozen
 
             variance.hold(optimizer, is_frozen)
             self._variance_is_held = True

@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 # Ranks that are late for their first backward by more than this are not asked in which order they have
 # registered their models. The engine waits for them, as long as its deadline.
 _PATIENCE_SECONDS = 10.0
+# Of an optimizer that moves the model hardly anybody makes so many means for one step.
+_MOST_FROZEN_UNASKED = 8
 
 # What torch calls with every bucket: it takes one hook for the life of a model.
 hooked_models: "weakref.WeakKeyDictionary[DistributedDataParallel, HookState]" = weakref.WeakKeyDictionary()
@@ -100,6 +102,7 @@ class StepsOfHook:
     _ran: str  # the spec of the last step; empty: there was none
     _variance_is_held: bool
     _variance_is_frozen: bool  # in the step whose means the parameters have
+    _frozen_unasked: int = 0  # such steps since the optimizer last asked
     _writer: Optional[Writer]
     _every: int
     _logged: int
@@ -158,6 +161,12 @@ class StepsOfHook:
                                "communication hook: means are over all ranks")
         self._replicas.before_step(self._engine.step(), model, self._engine, self._numbering)
         self._variance_is_frozen = self._variance_is_held and self._engine.variance_is_frozen()
+        self._frozen_unasked += self._variance_is_frozen
+        if self._frozen_unasked == _MOST_FROZEN_UNASKED:
+            warnings.warn(f"{_MOST_FROZEN_UNASKED} steps were synchronized in which Adam's variance stands "
+                          "still, and the optimizer that was given took none of them: if another one moves "
+                          "the model now, close() the handle and register again with that one",
+                          RuntimeWarning, stacklevel=2)
         if self._optimizer is not None:
             if self._rate_group is None:
                 self._rate_group = group_of(self._optimizer, model)

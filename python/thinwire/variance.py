@@ -16,22 +16,36 @@ STEP_IS_PUT_BACK = "_thinwire_step_is_put_back"
 _ASKED = "_thinwire_variance_is_frozen"
 
 
-def require_adam(optimizer: Optional[torch.optim.Optimizer], spec: str) -> torch.optim.Optimizer:
-    """``optimizer``. Raises ValueError unless its second moment can be held, which ``spec`` asks for."""
+def require_adam(optimizer: Optional[torch.optim.Optimizer], model: Optional[torch.nn.Module],
+                 spec: str) -> torch.optim.Optimizer:
+    """``optimizer``. Raises ValueError unless its second moment can be held, which ``spec`` asks for, and it
+    has parameters of the model."""
     if getattr(optimizer, STEP_IS_PUT_BACK, False):
         raise ValueError(f"spec {spec!r} freezes Adam's variance in optimizer.step, and with a loss scale "
                          "Accelerate puts another step into its place: take bf16, or another spec")
     if optimizer is None:
-        raise ValueError(f"spec {spec!r} freezes Adam's variance: give register the Adam, optimizer=...")
+        raise ValueError(f"spec {spec!r} freezes Adam's variance: give the model's Adam, as in "
+                         f"register(model, {spec!r}, optimizer=optimizer)")
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         raise ValueError(
             f"spec {spec!r} freezes Adam's variance, which {type(optimizer).__name__} has not: "
             "torch.optim.Adam or AdamW is needed"
         )
+    require_parameters(optimizer, model, spec)
     if any(group["amsgrad"] for group in optimizer.param_groups):
         raise ValueError(f"spec {spec!r} freezes Adam's variance, and amsgrad=True keeps another beside it: "
                          "amsgrad=False is needed")
     return optimizer
+
+
+def require_parameters(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module], spec: str) -> None:
+    """Raises ValueError for an optimizer that moves nothing of the model: ``spec`` would go by it."""
+    own_parameters = {id(parameter) for parameter in model.parameters()} if model is not None else set()
+    if model is None or any(id(parameter) in own_parameters for group in optimizer.param_groups
+                            for parameter in group["params"]):
+        return
+    raise ValueError(f"spec {spec!r} goes by the model's optimizer, and the {type(optimizer).__name__} that "
+                     "was given has none of this model's parameters: give the one that moves them")
 
 
 def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.Module],
@@ -43,6 +57,9 @@ def require_momentum(optimizer: torch.optim.Optimizer, model: Optional[torch.nn.
     needs: of each system its name, its option for the optimizer's momentum and that option's value. Without
     such an option it applies a momentum of its own, and the optimizer's must be 0.
     """
+    needs = list(needs)
+    if needs:
+        require_parameters(optimizer, model, spec)
     own_parameters = {id(parameter) for parameter in model.parameters()} if model is not None else set()
     groups = [group for group in optimizer.param_groups
               if any(id(parameter) in own_parameters for parameter in group["params"])]

@@ -319,7 +319,8 @@ SystemInfo acp_sgd_info() {
   info.summary = "matrices of low rank, of which one factor travels in a step and the other in the next";
   info.paper = "Zhang et al., ACP-SGD, ICDCS 2023";
   info.formula =
-      "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * n or rank * m + elements of small parameters)";
+      "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * n or rank * m + elements of small parameters); "
+      "with bits what blocks sends of as many floats";
   info.feedback_default = true;
   info.state = {kOfRows, kOfColumns};
   info.undoes_steps = true;

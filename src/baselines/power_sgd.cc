@@ -329,7 +329,8 @@ SystemInfo power_sgd_info() {
   info.summary = "matrices of low rank by one power iteration a step, in two all-reduces";
   info.paper = "Vogels et al., PowerSGD, NeurIPS 2019";
   info.formula =
-      "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * (n + m) + elements of small parameters)";
+      "2(W-1)/W * 4 * (sum over matrices [n x m] of rank * (n + m) + elements of small parameters); "
+      "with bits what blocks sends of as many floats";
   info.feedback_default = true;
   info.state = {kRightFactor};
   info.undoes_steps = true;

@@ -110,8 +110,8 @@ std::uint64_t Auto::after_round(Step& step) {
 }
 
 /// Dense waits for its turn. Whether half, which sends half as much, was tried and is far behind, by what its
-/// exchange takes: in first steps it may be computing that takes longer. For another link nothing follows from
-/// that, nor for gradients that dense sums in 16 bits.
+/// exchange takes: in first steps it may be computing that takes longer. For another link nothing follows
+/// from that, nor for gradients that dense sums in 16 bits.
 bool Auto::dense_need_not_come(Span<const Measured> ranks, const Seconds& seconds) const {
   const auto fastest = static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin());
   if (!rules_.link.empty() || plan_.trial.has(1) || plan_.trial.times(1).empty() ||

@@ -90,13 +90,13 @@ TEST(Guard, TakesTheOtherSystemAfterALargeErrorAndTriesAgainMoreSeldom) {
   for (std::size_t i = 0; i < 5; ++i) {
     const Change& change = guarded.changes[i];
     EXPECT_EQ(change.step, (std::array<std::uint64_t, 5>{3, 12, 15, 32, 35})[i]);
-    const std::string expected = bucket + (i == 1   ? "after 8 steps of dense tried again"
-                                           : i == 3 ? "after 16 steps of dense tried again"
+    const std::string expected = bucket + (i == 1   ? "tried again 8 steps after it was given up for dense"
+                                           : i == 3 ? "tried again 16 steps after it was given up for dense"
                                                     : "the mean that arrives is off by ");
     EXPECT_EQ(change.reason.substr(0, expected.size()), expected);
   }
   EXPECT_TRUE(guarded.changes[4].reason.ends_with(
-      " times the batches' noise, more than 0.50, so dense until step 68"));
+      " times the batches' noise, more than 0.50, so dense in its place until step 68"));
   EXPECT_EQ(guarded.explained, to_text(guarded.changes)) << "the last measurement is the last change";
 }
 

@@ -1,6 +1,7 @@
 """Scenarios of systems that hold Adam's variance."""
 import copy
 import gc
+import warnings
 
 import torch
 from torch import nn
@@ -218,7 +219,7 @@ def an_adam_is_needed():
     for spec in ("one_bit_adam", "warm_up:steps=5+zero_one_adam"):
         model = wrap(Net)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        require_error(ValueError, ["variance", "optimizer=..."], lambda: thinwire.register(model, spec))
+        require_error(ValueError, ["variance", "optimizer=optimizer"], lambda: thinwire.register(model, spec))
         model = wrap(Net)
         require_error(ValueError, ["SGD", "AdamW"], lambda: thinwire.register(model, spec, optimizer=sgd))
         model = wrap(Net)
@@ -227,7 +228,7 @@ def an_adam_is_needed():
                       lambda: thinwire.register(model, spec, optimizer=amsgrad))
     model = wrap(Net)
     handle = register(model, "dense")
-    require_error(ValueError, ["variance", "optimizer=..."], lambda: handle.set("one_bit_adam"))
+    require_error(ValueError, ["variance", "optimizer=optimizer"], lambda: handle.set("one_bit_adam"))
     assert handle.spec.endswith("dense=dense:sum=type:feedback=off")
     handle.close()
 
@@ -280,15 +281,53 @@ def the_optimizers_momentum_is_the_specs():
     handle.close()
 
 
+def an_optimizer_of_other_parameters_is_refused():
+    """It would look as if the variance stood still."""
+    other = torch.nn.Linear(3, 3)
+    for spec, foreign in (("one_bit_adam:freeze=2", torch.optim.AdamW(other.parameters())),
+                          ("momentum+casq", torch.optim.SGD(other.parameters(), lr=0.1))):
+        require_error(ValueError, [spec, type(foreign).__name__, "none of this model's parameters"],
+                      lambda: thinwire.register(wrap(Net), spec, optimizer=foreign))
+    require_error(TypeError, ["rows is a AdamW", "optimizer=..."],
+                  lambda: thinwire.register(wrap(Net), "casq", torch.optim.AdamW(other.parameters())))
+
+
+def an_optimizer_that_was_made_anew_is_noticed():
+    model = wrap(Net)
+    handle = register(model, "one_bit_adam:freeze=2", optimizer=torch.optim.AdamW(model.parameters()))
+    another = torch.optim.AdamW(model.parameters())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(14):
+            another.zero_grad()
+            model(torch.randn(4, 20)).square().mean().backward()
+            another.step()
+    words = [str(one.message) for one in told if "variance stands still" in str(one.message)]
+    assert len(words) == 1 and "register again" in words[0], words
+    handle.close()
+    # One for which several means are made for a step is no other one.
+    optimizer = torch.optim.AdamW(model.parameters())
+    handle = register(model, "one_bit_adam:freeze=8", optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for step in range(32):
+            model(torch.randn(4, 20)).square().mean().backward()
+            if step % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+    handle.close()
+
+
 def an_optimizer_is_held_for_one_model():
     """Whoever held it may end, and another model's handle takes its place:
     variance and bias correction stay right."""
     spec = "one_bit_adam:freeze=3:beta1=0.8"
-    model = wrap(Given)
+    model, other = wrap(Given), wrap(Given)
     optimizer = make(torch.optim.AdamW, model)
+    optimizer.add_param_group({"params": list(other.parameters())})
     handle = register(model, spec, optimizer=optimizer)
     require_error(ValueError, ["another model", "close()"],
-                  lambda: register(wrap(Given), spec, optimizer=optimizer))
+                  lambda: register(other, spec, optimizer=optimizer))
     for step in range(5):
         model.zero_grad()
         model(gradients_of(step)).backward()
@@ -341,5 +380,6 @@ def signs_are_refused_under_a_loss_scale():
 
 ADAM = [a_closure_comes_before_the_question, a_rate_of_zero_loses_nothing,
         a_framework_that_clips_or_puts_its_step_back_is_refused, an_optimizer_is_held_for_one_model,
+        an_optimizer_of_other_parameters_is_refused, an_optimizer_that_was_made_anew_is_noticed,
         signs_are_refused_under_a_loss_scale, the_variance_stands_still, adams_momentum_is_what_travelled,
         resumes_with_its_optimizer, an_adam_is_needed, the_optimizers_momentum_is_the_specs]

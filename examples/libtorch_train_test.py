@@ -1,0 +1,21 @@
+#!/usr/bin/python3
+"""What libtorch_train refuses, and in which words: libtorch_train_test.py THINWIRE LIBTORCH_TRAIN."""
+import subprocess
+import sys
+import tempfile
+
+launcher, example = sys.argv[1:]
+with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+    file.write("a text of six words only")
+    file.flush()
+    transformer = ["--model", "transformer", "--text", file.name]
+    for options, words in (
+            (["--model", "rnn"], "--model rnn: give teacher or transformer"),
+            ([*transformer, "--width", "10"], "--width 10: --heads 4 does not divide it"),
+            (transformer, "the text has 6 words: more than 10 times --context 32"),
+            ([*transformer[:3], file.name + ".missing"], ".missing: cannot be read"),
+            ([*transformer, "--layers", "0"], "--layers 0: give a whole number from 1"),
+            (["--widht", "8"], "unknown option --widht")):
+        run = subprocess.run([launcher, "launch", "-n", "1", "--", example, "dense", *options],
+                             capture_output=True, text=True, timeout=60)
+        assert run.returncode != 0 and words in run.stderr, (options, run.returncode, run.stderr)
