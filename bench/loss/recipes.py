@@ -20,7 +20,7 @@ ONE_FACTOR = ["acp_sgd:rank=64:bits=8", "acp_sgd:rank=32:bits=8", "acp_sgd:rank=
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
 # What auto chooses, and what it may choose on a link that is slow.
-CHOSEN = ["auto", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]
+CHOSEN = ["auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]
 
 # Whether a milder beginning, exact vectors, a residual that fades or a gathered mean bring the loss back.
 REMEDIES = [
