@@ -19,6 +19,10 @@ MORE_RANK = ["power_sgd:rank=28:bits=4", "power_sgd:rank=9:bits=3"]
 ONE_FACTOR = ["acp_sgd:rank=64:bits=8", "acp_sgd:rank=32:bits=8", "acp_sgd:rank=18:bits=4"]
 IN_BLOCKS = ["blocks:bits=8", "blocks:bits=4:block=128", "blocks:bits=3:block=128"]
 
+# Equal steps in an entropy code: each block's own, one for all of an owner's part, and between.
+ENTROPY_CODED = ["ecsq", "ecsq:local=0"]
+MORE_ENTROPY_CODED = ["ecsq:local=0.5", "ecsq:local=0.75", "warm_up:steps=50:with=ecsq/step=0.2+ecsq"]
+
 # What auto chooses, and what it may choose on a link that is slow.
 CHOSEN = ["auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75", "half:feedback=on", "half:format=bf16:feedback=on"]
 
@@ -68,12 +72,12 @@ LOCAL_STEPS = [
 ]
 
 RECIPES = {
-    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + SIGNS_OF_MOMENTUM + MORE_SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + MARSIT_WITH_ADAM + MARSIT_BY_RESIDUAL + BY_LAYER,
-    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + GUARDED[-1:],
-    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM[:1] + MORE_SIGNS_OF_MOMENTUM[1:] + CLIPPED_AT_2 + CLIPPED_ALONE,
+    "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + SIGNS_OF_MOMENTUM + MORE_SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + MARSIT_WITH_ADAM + MARSIT_BY_RESIDUAL + BY_LAYER + ENTROPY_CODED + MORE_ENTROPY_CODED,
+    "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + GUARDED[-1:] + ENTROPY_CODED,
+    "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM[:1] + MORE_SIGNS_OF_MOMENTUM[1:] + CLIPPED_AT_2 + CLIPPED_ALONE + ENTROPY_CODED,
     "transformer-kjv-200": LOCAL_STEPS,
     "transformer-kjv-2000": ["dense", "power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4", "auto:link=100Mbit:50us"] + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM,
-    "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us", "half:format=bf16:feedback=on"],
+    "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us", "half:format=bf16:feedback=on"] + ENTROPY_CODED,
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
     # At this rate and momentum one-bit systems diverge.
     "cnn-fashion-1": ["dense", "marsit:full_every=100", "guard:noise=0.75+marsit:full_every=100", "ef_signsgd", "guard:noise=0.75+ef_signsgd"],

@@ -9,7 +9,11 @@
 // Theory, 1968: equal steps with an entropy code are within a quarter of a bit of the least rate for the
 // error. J. Duda, arXiv 1311.2540, 2013: the code. Residual and owners as in `blocks`.
 //
-// Bytes per rank: those of its frames. A frame of n elements in r ranges has 4 r bytes of steps and what
+// A block of 128 elements has a step of its own: the part's, times (root mean square of the block / that of
+// the part)^local. With local = 0 a quiet row of a matrix says nothing for many steps, and then all at once.
+// Adam, which divides by the root of the mean square, makes little of that.
+//
+// Bytes per rank: those of its frames. A frame of n elements has a step, a byte for each block, and what
 // src/kernels/codes/entropy_code.h says of the levels. payload_bytes() gives what elements of a normal
 // distribution take; those of gradients, more of which are near zero, take less.
 
@@ -56,21 +60,18 @@ class Ecsq final : public Synchronizer {
     const auto world = static_cast<std::size_t>(workload.world_size);
     const auto bytes_of = [&](std::size_t owner) {
       const Shard part = shard_of(static_cast<std::size_t>(workload.elements), world, owner);
-      return bytes_of_part(part, workload);
+      return bytes_of_part(part);
     };
     return shard_exchange_bytes(world, static_cast<std::size_t>(workload.rank), bytes_of, bytes_of);
   }
 
  private:
-  /// A block of 128 has 5 bits, a segment of 65536 has 76 bytes beside.
-  std::uint64_t bytes_of_part(const Shard& part, const Workload& workload) const {
-    std::uint64_t ranges = 1;
-    for (const std::size_t end : workload.parameter_ends) {
-      ranges += rules_.of_parameters && end > part.begin && end < part.end ? 1 : 0;
-    }
+  /// A block of 128 has 13 bits beside its levels, a segment of 65536 has 76 bytes.
+  std::uint64_t bytes_of_part(const Shard& part) const {
+    if (part.size() == 0) return 0;
     const auto elements = static_cast<double>(part.size());
-    const std::uint64_t segments = (part.size() + 65535) / 65536;
-    return 4 * ranges + 76 * segments + static_cast<std::uint64_t>(elements * (bits_ + 5.0 / 128) / 8);
+    return 4 + 76 * ((part.size() + 65535) / 65536) +
+           static_cast<std::uint64_t>(elements * (bits_ + 13.0 / 128) / 8);
   }
 
   LevelRules rules_;
@@ -89,13 +90,13 @@ SystemInfo ecsq_info() {
   info.feedback_default = true;
   info.turns_residual = true;
   info.options = {
-      {"step", "0.5", "between levels, in units of the root mean square of what shares a step, 0.05 to 16"},
-      {"scope", "parameter", "what shares a step: parameter, its elements in one owner's part; or part"}};
-  info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
+      {"step", "0.5", "between levels, in units of the root mean square, 0.05 to 16"},
+      {"local", "1",
+       "how far the step of a block of 128 goes by the block's own root mean square: 0 not, 1 alone"}};
+  info.make = [](const Options& options, Inner) -> std::unique_ptr<Synchronizer> {
     LevelRules rules;
     rules.step = options.real("step", 0.05, 16);
-    rules.of_parameters = options.choice("scope", {"parameter", "part"}) == "parameter";
-    (void)inner;
+    rules.local = options.real("local", 0, 1);
     return std::make_unique<Ecsq>(rules);
   };
   return info;

@@ -3,31 +3,53 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <string>
 
-#include "exchange/block_average.h"
 #include "exchange/payload_messages.h"
 #include "exchange/shard_exchange.h"
 #include "kernels/codes/entropy_code.h"
 #include "kernels/codes/quantize.h"
 #include "kernels/codes/rounded_levels.h"
 #include "kernels/dense/dense.h"
+#include "kernels/selection/block_norms.h"
 #include "thinwire/errors.h"
 
 namespace thinwire {
 namespace {
 
-constexpr float kMostLevel = 32767;
+constexpr double kMostLevel = 32767;
+/// A smaller step counts as 0, so that the inverse of each block's is finite.
+constexpr double kLeastStep = 1e-33;
 
-/// Large enough that no level is cut, and that its inverse is finite.
-float step_of(double step, double mean_square, float largest) {
-  // Sums of squares of floats near the largest one overflow.
-  const double root = std::isfinite(mean_square) ? std::sqrt(mean_square) : static_cast<double>(largest);
-  const double least = 1.00001 * static_cast<double>(largest) / static_cast<double>(kMostLevel);
-  const double wanted =
-      std::clamp(step * root, least, static_cast<double>(std::numeric_limits<float>::max()));
-  return wanted < static_cast<double>(std::numeric_limits<float>::min()) ? 0.0f : static_cast<float>(wanted);
+/// Steps of blocks whose sums of squares are `norms`. All is left out where these vanish; so is what is that
+/// small in floats. scales: written.
+float choose_steps(const LevelRules& rules, std::size_t elements, Span<const float> norms,
+                   Span<std::uint8_t> scales) {
+  double squares = 0;
+  double largest = 0;
+  for (const float norm : norms) {
+    squares += static_cast<double>(norm);
+    largest = std::max(largest, static_cast<double>(norm));
+  }
+  const double mean = squares / static_cast<double>(std::max<std::size_t>(1, elements));
+  const double most_factor = static_cast<double>(kStepFactors.back());
+  const double step = std::max(rules.step * std::sqrt(mean), std::sqrt(largest) / kMostLevel / most_factor);
+  std::ranges::fill(scales, kUnitScale);
+  if (step < kLeastStep) return 0;
+  for (std::size_t block = 0; block < norms.size(); ++block) {
+    const auto norm = static_cast<double>(norms[block]);
+    const double count = static_cast<double>(std::min(kSteppedBlock, elements - block * kSteppedBlock));
+    const double wanted = norm > 0 ? std::pow(norm / count / mean, rules.local / 2) : 0;
+    // So that no level is cut, however the block's norm is spread.
+    const double factor = std::max(wanted, std::sqrt(norm) / kMostLevel / step);
+    const auto halves = factor > 0 ? std::lround(2 * std::log2(factor)) : -kUnitScale;
+    auto scale = static_cast<std::uint8_t>(std::clamp<long>(kUnitScale + halves, 0, kStepScales - 1));
+    while (scale + 1 < kStepScales &&
+           static_cast<double>(kStepFactors[scale]) * step * kMostLevel < std::sqrt(norm))
+      ++scale;
+    scales[block] = scale;
+  }
+  return static_cast<float>(step);
 }
 
 class LevelAverage {
@@ -40,11 +62,17 @@ class LevelAverage {
         step_(step),
         rules_(rules),
         up_(bucket, kLevelsUpTag, step),
-        down_(bucket, kLevelsDownTag, step) {
-    cut();
+        down_(bucket, kLevelsDownTag, step),
+        own_(step.workspace.take<Part>(world())),
+        results_(step.workspace.take<Part>(world())) {
     std::size_t most = 0;
-    for (std::size_t owner = 0; owner < world(); ++owner) most = std::max(most, shard(owner).size());
+    for (std::size_t owner = 0; owner < world(); ++owner) {
+      own_[owner] = part_of(owner);
+      results_[owner] = part_of(owner);
+      most = std::max(most, shard(owner).size());
+    }
     coded_ = step.workspace.take<std::byte>(most_entropy_coded_bytes(most));
+    norms_ = step.workspace.take<float>(stepped_blocks(most));
   }
 
   void run() {
@@ -59,82 +87,75 @@ class LevelAverage {
   }
 
  private:
+  /// Steps and levels of one owner's part.
+  struct Part {
+    float step = 0;
+    Span<std::uint8_t> scales{};
+    Span<std::int16_t> levels{};
+
+    SteppedLevels said() const { return {{step, scales}, levels}; }
+  };
+
   std::size_t world() const { return up_.world(); }
   std::size_t self() const { return up_.self(); }
   Shard shard(std::size_t owner) const { return shard_of(gradient_.size(), world(), owner); }
-
-  /// Ranges that share a step, which begin and end with parts.
-  void cut() {
-    const std::size_t whole = gradient_.size();
-    const auto parameters = rules_.of_parameters && !step_.parameter_ends.empty()
-                                ? step_.parameter_ends
-                                : Span<const std::size_t>(&whole, 1);
-    const auto room = step_.workspace.take<std::size_t>(parameters.size() + world());
-    first_range_ = step_.workspace.take<std::size_t>(world() + 1);
-    std::size_t ranges = 0;
-    std::size_t begin = 0;
-    std::size_t parameter = 0;
-    for (std::size_t owner = 0; owner < world(); ++owner) {
-      first_range_[owner] = ranges;
-      const std::size_t end = shard(owner).end;
-      while (begin < end) {
-        while (parameters[parameter] <= begin) ++parameter;
-        begin = room[ranges++] = std::min(end, parameters[parameter]);
-      }
-    }
-    first_range_[world()] = ranges;
-    ends_ = room.first(ranges);
-    steps_ = step_.workspace.take<float>(ranges);
-    result_steps_ = step_.workspace.take<float>(ranges);
-    levels_ = step_.workspace.take<std::int16_t>(whole);
-    results_ = step_.workspace.take<std::int16_t>(whole);
-  }
-
-  std::size_t ranges_of(std::size_t owner) const { return first_range_[owner + 1] - first_range_[owner]; }
   template <class T>
-  Span<T> ranges_in(Span<T> all, std::size_t owner) const {
-    return all.subspan(first_range_[owner], ranges_of(owner));
-  }
-  template <class T>
-  Span<T> elements_in(Span<T> all, std::size_t owner) const {
+  T shard_in(T all, std::size_t owner) const {
     return all.subspan(shard(owner).begin, shard(owner).size());
   }
+  Part part_of(std::size_t owner) const {
+    const std::size_t count = shard(owner).size();
+    return {.scales = step_.workspace.take<std::uint8_t>(stepped_blocks(count)),
+            .levels = step_.workspace.take<std::int16_t>(count)};
+  }
 
-  /// steps: one for each range, by what shares it. Returns whether all values are finite, also `times` as
-  /// large.
-  bool choose_steps(Span<const std::size_t> ends, Span<const float> values, Span<const float> residual,
-                    float times, Span<float> steps) {
-    const auto squares = step_.workspace.take<double>(ends.size());
-    measure_ranges(step_.executor, ends, values, residual, steps, squares);
-    std::size_t begin = 0;
-    for (std::size_t range = 0; range < ends.size(); begin = ends[range], ++range) {
-      if (!std::isfinite(steps[range] * times)) return false;
-      steps[range] =
-          step_of(rules_.step, squares[range] / static_cast<double>(ends[range] - begin), steps[range]);
+  /// Returns whether all values are finite, also `times` as large; without meaning otherwise.
+  bool round(Span<const float> values, Span<const float> residual, double times, Part& part) {
+    const auto norms = norms_.first(part.scales.size());
+    block_norms(step_.executor, values, residual, kSteppedBlock, norms);
+    if (std::ranges::any_of(norms, [](float norm) { return !std::isfinite(norm); })) {
+      // Squares overflow where values do not.
+      const float largest = largest_magnitude(step_.executor, values, residual);
+      if (!std::isfinite(static_cast<float>(static_cast<double>(largest) * times))) return false;
+      std::ranges::fill(part.scales, kUnitScale);
+      part.step = static_cast<float>(static_cast<double>(largest) / kMostLevel);
+    } else {
+      part.step = choose_steps(rules_, values.size(), norms, part.scales);
     }
+    round_to_levels(step_.executor, part.said().steps, rules_.up, values, residual, part.levels);
     return true;
   }
 
+  static void blank(Part& part) {
+    part.step = 0;
+    std::ranges::fill(part.scales, kUnitScale);
+    std::ranges::fill(part.levels, std::int16_t{0});
+  }
+
   void round_own() {
-    up_.note(choose_steps(ends_, gradient_, residual_, 1, steps_));
-    if (up_.finite()) {
-      round_to_levels(step_.executor, ends_, steps_, rules_.up, gradient_, residual_, levels_);
-    } else {
-      blank(steps_, levels_);
+    for (std::size_t owner = 0; owner < world(); ++owner) {
+      up_.note(round(shard_in<Span<const float>>(gradient_, owner),
+                     shard_in<Span<const float>>(residual_, owner), 1, own_[owner]));
     }
+    if (up_.finite()) return;
+    for (Part& part : own_) blank(part);
   }
 
-  static void blank(Span<float> steps, Span<std::int16_t> levels) {
-    std::ranges::fill(steps, 0.0f);
-    std::ranges::fill(levels, std::int16_t{0});
+  /// Bytes in front of the levels' code.
+  static std::size_t table_bytes(const Part& part) {
+    return sizeof(float) + part.scales.size() + part.scales.size() % 2;
   }
 
-  /// Steps, then coded levels, in the workspace.
-  Span<const std::byte> payload_of(Span<const float> steps, Span<const std::int16_t> levels) {
-    const std::size_t coded = write_entropy_coded(step_.executor, levels, coded_);
-    const auto payload = step_.workspace.take<std::byte>(steps.size_bytes() + coded);
-    std::memcpy(payload.data(), steps.data(), steps.size_bytes());
-    std::memcpy(payload.data() + steps.size_bytes(), coded_.data(), coded);
+  /// Step, scales, coded levels, in the workspace.
+  Span<const std::byte> payload_of(const Part& part) {
+    if (part.levels.empty()) return {};
+    const std::size_t coded = write_entropy_coded(step_.executor, part.levels, coded_);
+    const std::size_t table = table_bytes(part);
+    const auto payload = step_.workspace.take<std::byte>(table + coded);
+    payload[table - 1] = std::byte{};
+    std::memcpy(payload.data(), &part.step, sizeof part.step);
+    std::memcpy(payload.data() + sizeof part.step, part.scales.data(), part.scales.size());
+    std::memcpy(payload.data() + table, coded_.data(), coded);
     return payload;
   }
 
@@ -152,30 +173,34 @@ class LevelAverage {
                     static_cast<std::uint64_t>(FrameType::levels));
       require_field(header, "first element", header.first, shard(owner).begin);
       require_field(header, "count", header.count, shard(owner).size());
-      const std::uint64_t steps = ranges_of(owner) * sizeof(float);
-      const std::uint64_t most = steps + most_entropy_coded_bytes(shard(owner).size());
-      if (header.payload_bytes >= steps && header.payload_bytes <= most) return;
+      const std::uint64_t least = header.count == 0 ? 0 : table_bytes(own_[owner]);
+      const std::uint64_t most = least + most_entropy_coded_bytes(shard(owner).size());
+      if (header.payload_bytes >= least && header.payload_bytes <= most) return;
       throw CorruptFrame("frame from rank " + std::to_string(peer) + " refused: payload length is " +
-                         std::to_string(header.payload_bytes) + ", expected " + std::to_string(steps) +
+                         std::to_string(header.payload_bytes) + ", expected " + std::to_string(least) +
                          " to " + std::to_string(most));
     });
   }
 
   /// A peer's payload into its steps and levels.
-  void read(PayloadMessages& messages, std::size_t peer, Span<float> steps, Span<std::int16_t> levels) {
+  void read(PayloadMessages& messages, std::size_t peer, Part& part) {
     const Span<const std::byte> payload = messages.await_payload(peer);
-    const std::size_t table = steps.size_bytes();
-    std::memcpy(steps.data(), payload.data(), table);
-    bound_of_table(steps, peer);
-    require_norms(steps);
-    read_entropy_coded(step_.executor, payload.subspan(table, payload.size() - table), levels);
+    if (part.levels.empty()) return;
+    const std::size_t table = table_bytes(part);
+    std::memcpy(&part.step, payload.data(), sizeof part.step);
+    std::memcpy(part.scales.data(), payload.data() + sizeof part.step, part.scales.size());
+    const bool right = std::isfinite(part.step * kStepFactors.back()) && part.step >= 0 &&
+                       std::ranges::all_of(part.scales, [](std::uint8_t one) { return one < kStepScales; });
+    if (!right)
+      throw CorruptFrame("frame from rank " + std::to_string(peer) + " refused: a step is out of range");
+    read_entropy_coded(step_.executor, payload.subspan(table, payload.size() - table), part.levels);
   }
 
   void send_parts() {
     up_.for_peers([&](std::size_t peer) { up_.expect(peer); });
     up_.exchange(
         [&](std::size_t owner) {
-          const auto payload = payload_of(ranges_in(steps_, owner), elements_in(levels_, owner));
+          const auto payload = payload_of(own_[owner]);
           sent_ += payload.size();
           return PayloadMessages::Outgoing{up_.seal(contents(owner, 1, payload.size()), payload), payload};
         },
@@ -184,35 +209,25 @@ class LevelAverage {
 
   /// Of this rank's part.
   void average() {
-    const std::size_t count = shard(self()).size();
     const auto ranks = step_.workspace.take<SteppedLevels>(world());
-    ranks[self()] = {ranges_in(steps_, self()), elements_in(levels_, self())};
+    ranks[self()] = own_[self()].said();
     up_.for_peers([&](std::size_t peer) {
-      const auto steps = step_.workspace.take<float>(ranges_of(self()));
-      const auto levels = step_.workspace.take<std::int16_t>(count);
-      read(up_, peer, steps, levels);
-      ranks[peer] = {steps, levels};
+      Part part = part_of(self());
+      read(up_, peer, part);
+      ranks[peer] = part.said();
     });
     step_.clock.enter(Phase::decompress);
-    own_ends_ = step_.workspace.take<std::size_t>(ranges_of(self()));
-    std::ranges::transform(ranges_in(ends_, self()), own_ends_.begin(),
-                           [&](std::size_t end) { return end - shard(self()).begin; });
-    mean_ = step_.scratch.take<float>(count);
-    mean_of_levels(step_.executor, own_ends_, ranks, mean_);
+    mean_ = step_.scratch.take<float>(shard(self()).size());
+    mean_of_levels(step_.executor, ranks, mean_);
     step_.clock.enter(Phase::compress);
   }
 
   void send_result() {
-    const auto steps = ranges_in(result_steps_, self());
-    const auto levels = elements_in(results_, self());
+    Part& own = results_[self()];
     // What the levels leave out counts W times.
-    down_.note(up_.finite() && choose_steps(own_ends_, mean_, {}, static_cast<float>(world()), steps));
-    if (down_.finite()) {
-      round_to_levels(step_.executor, own_ends_, steps, rules_.up, mean_, {}, levels);
-    } else {
-      blank(steps, levels);
-    }
-    const auto payload = payload_of(steps, levels);
+    down_.note(up_.finite() && round(mean_, {}, static_cast<double>(world()), own));
+    if (!down_.finite()) blank(own);
+    const auto payload = payload_of(own);
     const auto sealed = down_.seal(contents(self(), world(), payload.size()), payload);
     sent_ += (world() - 1) * payload.size();
     down_.for_peers([&](std::size_t peer) { down_.expect(peer); });
@@ -222,8 +237,7 @@ class LevelAverage {
         },
         [&](std::size_t peer) { await_header(down_, peer, peer, world()); });
     down_.for_peers([&](std::size_t peer) {
-      const auto steps_of_peer = ranges_in(result_steps_, peer);
-      read(down_, peer, steps_of_peer, elements_in(results_, peer));
+      read(down_, peer, results_[peer]);
       if (down_.finite()) require_finite(peer);
     });
     up_.finish();
@@ -233,32 +247,28 @@ class LevelAverage {
 
   /// Throws CorruptFrame where a result of `owner` is no float.
   void require_finite(std::size_t owner) const {
-    std::size_t begin = shard(owner).begin;
-    for (std::size_t range = first_range_[owner]; range < first_range_[owner + 1]; ++range) {
-      const float step = result_steps_[range];
-      const auto levels = results_.subspan(begin, ends_[range] - begin);
-      begin = ends_[range];
-      if (std::isfinite(step * kMostLevel)) continue;
-      for (const std::int16_t level : levels) {
-        if (std::isfinite(step * static_cast<float>(level))) continue;
-        throw CorruptFrame("frame refused: the mean of rank " + std::to_string(owner) + " for bucket " +
-                           std::to_string(bucket_) + " in step " + std::to_string(step_.index) +
-                           " holds inf, and its flags say that all is finite");
-      }
+    const SteppedLevels result = results_[owner].said();
+    if (std::isfinite(result.steps.step * kStepFactors.back() * static_cast<float>(kMostLevel))) return;
+    for (std::size_t i = 0; i < result.levels.size(); ++i) {
+      if (std::isfinite(result.steps.of(i / kSteppedBlock) * static_cast<float>(result.levels[i]))) continue;
+      throw CorruptFrame("frame refused: the mean of rank " + std::to_string(owner) + " for bucket " +
+                         std::to_string(bucket_) + " in step " + std::to_string(step_.index) +
+                         " holds inf, and its flags say that all is finite");
     }
   }
 
   void apply() {
     step_.clock.enter(Phase::decompress);
     const ResidualSpan left = step_.turn.write(residual_);
-    apply_levels(step_.executor, ends_, {steps_, levels_}, {result_steps_, results_}, gradient_, left);
+    for (std::size_t owner = 0; owner < world(); ++owner) {
+      apply_levels(step_.executor, own_[owner].said(), results_[owner].said(), shard_in(gradient_, owner),
+                   shard_in(left, owner));
+    }
     if (left.empty()) return;
     // What the result's levels left out stays with the owner, who stands for all ranks.
     const auto all = static_cast<float>(world());
-    const auto own = shard(self());
     scale(step_.executor, mean_, all);
-    add_remainder(step_.executor, mean_, all, gradient_.subspan(own.begin, own.size()),
-                  left.after.subspan(own.begin, own.size()));
+    add_remainder(step_.executor, mean_, all, shard_in(gradient_, self()), shard_in(left.after, self()));
   }
 
   BucketId bucket_;
@@ -268,17 +278,12 @@ class LevelAverage {
   LevelRules rules_;
   PayloadMessages up_;
   PayloadMessages down_;
-  std::uint64_t sent_ = 0;
-
-  Span<std::size_t> ends_;         // of all ranges
-  Span<std::size_t> first_range_;  // of each owner, and behind the last one's
-  Span<std::size_t> own_ends_;     // of this rank's ranges, within its part
-  Span<float> steps_;              // this rank's,
-  Span<std::int16_t> levels_;      // and its levels
-  Span<float> result_steps_;       // of all owners' means
-  Span<std::int16_t> results_;
-  Span<float> mean_;  // of this rank's part
+  Span<Part> own_;      // this rank's, by owner
+  Span<Part> results_;  // the means, by owner
+  Span<float> mean_;    // of this rank's part
+  Span<float> norms_;   // of the blocks at hand
   Span<std::byte> coded_;
+  std::uint64_t sent_ = 0;
 };
 
 }  // namespace

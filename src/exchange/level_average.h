@@ -13,10 +13,9 @@
 namespace thinwire {
 
 struct LevelRules {
-  double step = 0.5;  ///< In units of the root mean square of what shares a step.
+  double step = 0.5;  ///< In units of the root mean square of an owner's part.
+  double local = 1;   ///< How far a block's own root mean square decides its step: 0 not at all, 1 alone.
   float up = 0.4f;    ///< See round_to_levels.
-  bool of_parameters =
-      true;  ///< What shares a step: a parameter's elements in one owner's part; else the part.
 };
 
 /// gradient [n], n > 0, in memory of the step's executor: becomes the mean, the same bits on all ranks.

@@ -9,8 +9,7 @@
 // times are known. So compression stays off where it does not pay. A candidate that is far behind after the
 // first round is dropped. dense comes last, since over a thin wire its steps are by far the longest: where
 // half is far behind by what its exchange takes, dense, which sends twice as much, need not be tried at all.
-// Which candidates there are is what training runs have shown to keep the loss
-// (docs/loss.md).
+// Which candidates there are is what training runs have shown to keep the loss (docs/loss.md).
 //
 // Where the choice leaves something out, buckets that are ready first may do without it: their exchange lies
 // behind the rest of backward. So the choice is tried once more with dense for the first quarter of the
@@ -21,8 +20,8 @@
 // arrives.
 //
 // Times are means over ranks of each rank's own, so all ranks choose alike. A choice is part of the state,
-// with the time of a step and the number of ranks that it rests on: a resumed run keeps it, and looks whether
-// these are still true.
+// with the time of a step and the number of ranks that it rests on: a resumed run keeps it, and looks
+// whether these are still true.
 //
 // Steps that take another time than when the choice was made start the trial again. A rank that alone has
 // become slower does not: it spends no more time in the exchange, where all others wait for it.
@@ -30,8 +29,8 @@
 // Where a process has several sessions for parts of one model, the first one decides for all
 // (Synchronizer::follow). So what the coming step uses is known one step earlier.
 //
-// With `link` the choice is for another link than the one at hand (planner/link_estimate.h): what the machine
-// computes is taken from the trial's steps, and what the network takes is computed.
+// With `link` the choice is for another link than the one at hand (planner/link_estimate.h): what the
+// machine computes is taken from the trial's steps, and what the network takes is computed.
 //
 // Bytes per rank: those of the candidate whose step it is. Times are counted with the headers.
 
@@ -184,8 +183,8 @@ std::vector<std::string> names_of(const Options& options) {
 constexpr const char* kBudget = "0.5";
 
 /// Of ecsq with a quarter of the elements' root mean square as step, in the guard's unit. Rounding to a step
-/// is off by 0.29 of it where elements lie evenly between levels. Each rank's rounding and the mean's make 0.09
-/// of the norm together with two ranks, and less with more. The unit is at least 0.2 of the norm.
+/// is off by 0.29 of it where elements lie evenly between levels. Each rank's rounding and the mean's make
+/// 0.09 of the norm together with two ranks, and less with more. The unit is at least 0.2 of the norm.
 constexpr double kErrorOfCodes = 0.45;
 
 /// The one that leaves something out is guarded. What the guard takes in its place leaves out less than the

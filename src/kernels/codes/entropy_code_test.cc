@@ -145,33 +145,40 @@ TEST(EntropyCode, CutOrChangedBytesAreRefusedOrReadAsLevels) {
 TEST(RoundedLevels, RoundAndComeBackWithTheRest) {
   const auto executor = make_cpu_executor(2);
   const std::size_t count = 150'001;
-  const std::vector<std::size_t> ends = {70'003, 70'003, count};
-  const std::vector<float> steps = {0.5f, 0.0f, 0.25f};
   std::mt19937 random(5);
+  std::vector<std::uint8_t> scales(stepped_blocks(count));
+  for (auto& one : scales) one = static_cast<std::uint8_t>(20 + random() % 6);
+  const BlockSteps steps{0.5f, scales};
   std::normal_distribution<float> normal;
   std::vector<float> gradient(count), residual(count), before(count);
   for (auto& one : gradient) one = normal(random);
   for (auto& one : residual) one = normal(random);
   for (std::size_t i = 0; i < count; ++i) before[i] = gradient[i] + residual[i];
   std::vector<std::int16_t> levels(count);
-  round_to_levels(*executor, ends, steps, 0.4f, gradient, residual, levels);
+  round_to_levels(*executor, steps, 0.4f, gradient, residual, levels);
   for (std::size_t i = 0; i < count; ++i) {
-    const float step = i < ends[0] ? 0.5f : 0.25f;
-    const float place = std::fabs(before[i]) * (1 / step) + 0.4f;
+    const float place = std::fabs(before[i]) * (1 / steps.of(i / kSteppedBlock)) + 0.4f;
     ASSERT_EQ(levels[i], static_cast<std::int16_t>(std::copysign(std::floor(place), before[i]))) << i;
   }
   const std::vector<SteppedLevels> ranks(2, {steps, levels});
   std::vector<float> mean(count);
-  mean_of_levels(*executor, ends, ranks, mean);
-  const double squares = apply_levels(*executor, ends, ranks[0], ranks[1], gradient, residual);
+  mean_of_levels(*executor, ranks, mean);
+  const double squares = apply_levels(*executor, ranks[0], ranks[1], gradient, residual);
   double expected = 0;
   for (std::size_t i = 0; i < count; ++i) {
     ASSERT_EQ(gradient[i], mean[i]) << i;
     ASSERT_EQ(residual[i], before[i] - gradient[i]) << i;
-    ASSERT_LE(std::fabs(residual[i]), i < ends[0] ? 0.301f : 0.151f);
+    ASSERT_LE(std::fabs(residual[i]), 0.601f * steps.of(i / kSteppedBlock));
     expected += static_cast<double>(residual[i]) * static_cast<double>(residual[i]);
   }
   EXPECT_NEAR(squares, expected, 1e-5 * expected);
+}
+
+TEST(RoundedLevels, ScalesAreHalvesOfPowersOfTwo) {
+  EXPECT_EQ(kStepFactors[kUnitScale], 1.0f);
+  for (std::size_t i = 0; i < kStepScales; ++i) {
+    EXPECT_FLOAT_EQ(kStepFactors[i], std::exp2((static_cast<float>(i) - kUnitScale) / 2));
+  }
 }
 
 }  // namespace

@@ -100,64 +100,54 @@ HWY_EXPORT(Apply);
 
 namespace {
 
-/// Elements whose partial sums may stay in float.
-constexpr std::size_t kRun = 4096;
-
-/// body(range, first, count) for runs of at most kRun elements of [begin, end), none of which crosses a
-/// range.
+/// body(block, first, count) for the blocks of [begin, end).
 template <class Body>
-void for_runs(Span<const std::size_t> ends, std::size_t begin, std::size_t end, Body body) {
-  auto range = static_cast<std::size_t>(std::ranges::upper_bound(ends, begin) - ends.begin());
-  while (begin < end) {
-    const std::size_t until = std::min({end, ends[range], begin + kRun});
-    if (until > begin) body(range, begin, until - begin);
-    begin = until;
-    if (range < ends.size() && begin == ends[range]) ++range;
+void for_blocks(std::size_t begin, std::size_t end, Body body) {
+  for (; begin < end; begin += kSteppedBlock) {
+    body(begin / kSteppedBlock, begin, std::min(kSteppedBlock, end - begin));
   }
 }
 
-float inverse_of(float step) {
-  return step > 0 ? 1.0f / step : 0.0f;
-}
+static_assert(kBlockElements % kSteppedBlock == 0, "no two threads share a block");
 
 }  // namespace
 
-void round_to_levels(Executor& executor, Span<const std::size_t> ends, Span<const float> steps, float up,
-                     Span<const float> gradient, Span<const float> residual, Span<std::int16_t> levels) {
-  THINWIRE_ON_DEVICE(round_to_levels, executor, ends, steps, up, gradient, residual, levels);
+void round_to_levels(Executor& executor, const BlockSteps& steps, float up, Span<const float> gradient,
+                     Span<const float> residual, Span<std::int16_t> levels) {
+  THINWIRE_ON_DEVICE(round_to_levels, executor, steps, up, gradient, residual, levels);
   executor.parallel_for(levels.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    for_runs(ends, begin, end, [&](std::size_t range, std::size_t first, std::size_t count) {
+    for_blocks(begin, end, [&](std::size_t block, std::size_t first, std::size_t count) {
+      const float step = steps.of(block);
       HWY_DYNAMIC_DISPATCH(Round)
       (gradient.data() + first, data_at(residual, first), levels.data() + first, count,
-       inverse_of(steps[range]), up);
+       step > 0 ? 1.0f / step : 0.0f, up);
     });
   });
 }
 
-void mean_of_levels(Executor& executor, Span<const std::size_t> ends, Span<const SteppedLevels> ranks,
-                    Span<float> mean) {
-  THINWIRE_ON_DEVICE(mean_of_levels, executor, ends, ranks, mean);
+void mean_of_levels(Executor& executor, Span<const SteppedLevels> ranks, Span<float> mean) {
+  THINWIRE_ON_DEVICE(mean_of_levels, executor, ranks, mean);
   const float part = 1.0f / static_cast<float>(ranks.size());
   executor.parallel_for(mean.size(), kBlockElements, [&](std::size_t begin, std::size_t end) {
-    for_runs(ends, begin, end, [&](std::size_t range, std::size_t first, std::size_t count) {
+    for_blocks(begin, end, [&](std::size_t block, std::size_t first, std::size_t count) {
       for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
         HWY_DYNAMIC_DISPATCH(AddLevels)
-        (ranks[rank].levels.data() + first, mean.data() + first, count, ranks[rank].steps[range], rank == 0,
-         rank + 1 == ranks.size() ? part : 1.0f);
+        (ranks[rank].levels.data() + first, mean.data() + first, count, ranks[rank].steps.of(block),
+         rank == 0, rank + 1 == ranks.size() ? part : 1.0f);
       }
     });
   });
 }
 
-double apply_levels(Executor& executor, Span<const std::size_t> ends, const SteppedLevels& own,
-                    const SteppedLevels& mean, Span<float> gradient, ResidualSpan residual) {
-  THINWIRE_ON_DEVICE(apply_levels, executor, ends, own, mean, gradient, residual);
+double apply_levels(Executor& executor, const SteppedLevels& own, const SteppedLevels& mean,
+                    Span<float> gradient, ResidualSpan residual) {
+  THINWIRE_ON_DEVICE(apply_levels, executor, own, mean, gradient, residual);
   return sum_over_blocks(executor, gradient.size(), [&](std::size_t begin, std::size_t end) {
     double squares = 0;
-    for_runs(ends, begin, end, [&](std::size_t range, std::size_t first, std::size_t count) {
+    for_blocks(begin, end, [&](std::size_t block, std::size_t first, std::size_t count) {
       squares += HWY_DYNAMIC_DISPATCH(Apply)(own.levels.data() + first, mean.levels.data() + first,
                                              gradient.data() + first, data_at(residual, first), count,
-                                             own.steps[range], mean.steps[range]);
+                                             own.steps.of(block), mean.steps.of(block));
     });
     return squares;
   });
