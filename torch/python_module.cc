@@ -418,6 +418,7 @@ py::list systems() {
     py::dict one;
     one["name"] = info.name;
     one["summary"] = info.summary;
+    one["kind"] = info.stage ? "stage" : "system";
     one["paper"] = info.paper;
     one["formula"] = info.formula;
     all.append(one);

@@ -18,8 +18,8 @@ __all__ = ["CopiedHandle", "Handle", "HookState", "join_spec", "register", "requ
 
 
 def systems() -> List[Dict[str, str]]:
-    """Every system and baseline: ``name``, ``summary``,
-    ``paper`` and ``formula`` of the bytes that a rank sends."""
+    """Every system, baseline and stage: ``name``, ``kind`` (``"system"``, or ``"stage"`` for what goes in
+    front of one with '+'), ``summary``, ``paper`` and ``formula`` of the bytes that a rank sends."""
     return _C.systems()
 
 
