@@ -124,8 +124,8 @@ def register(
         rank that ends is named within seconds, one that is frozen or cut off after this time.
     step_limit_seconds: of all waits of a step; unless given an hour, or twice a longer deadline.
     optimizer: whose learning rate, that of the first parameter group, ``lr_after`` and
-        ``marsit:eta_s=theorem`` read. one_bit_adam and zero_one_adam need torch's Adam or AdamW, before its
-        first step: ``step`` then leaves the second moment as it is where they say so.
+        ``marsit:eta_s=theorem`` read. one_bit_adam and zero_one_adam need torch's Adam or AdamW, whose
+        ``step`` then leaves the second moment as it is where they say so.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
     check_replicas_every: after so many steps, and in the first of a start or a loaded state, ranks compare a

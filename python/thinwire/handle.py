@@ -26,7 +26,7 @@ from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.largest import Largest
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
-from thinwire.wrappers import named_parameters
+from thinwire.wrappers import named_parameters, was_trained
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
@@ -106,8 +106,8 @@ class Handle(StepsOfHook):
         self._scale = None
         self._is_closed = False
         self._ran = ""
-        self._variance_is_held = False
-        self._variance_is_frozen = False
+        self._trained_by_ddp = model not in hooked_models and was_trained(model)
+        self._variance_is_held = self._variance_is_frozen = False
         self._writer = None
         self._every = 1
         self._logged = 0
