@@ -3,16 +3,19 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "apps/commands.h"
 #include "apps/program.h"
+#include "core/closest.h"
 #include "thinwire/version.h"
 
 namespace {
@@ -32,16 +35,52 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
   return text;
 }
 
+std::vector<std::string> words_of(const std::string& option) {
+  std::vector<std::string> words;
+  std::istringstream stream(option);
+  for (std::string word; std::getline(stream, word, '-');) words.push_back(word);
+  return words;
+}
+
+/// What was meant by a word that no option of the command is; empty where it is none, or resembles none. An
+/// option may also be meant by one of its words.
+std::string option_meant(const CLI::App& command, const std::string& given) {
+  if (!given.starts_with("--")) return "";
+  const std::string name = given.substr(2, given.find('=') - 2);
+  std::vector<std::string> names;
+  std::vector<std::string> words;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& known : option->get_lnames()) {
+      names.push_back(known);
+      for (const std::string& word : words_of(known)) words.push_back(word);
+    }
+  }
+  std::vector<std::string> meant;
+  if (const std::string known = thinwire::closest_to(name, names); !known.empty()) {
+    meant = {"--" + known};
+  } else if (const std::string word = thinwire::closest_to(name, words); !word.empty()) {
+    for (const std::string& one : names) {
+      if (std::ranges::count(words_of(one), word) != 0) meant.push_back("--" + one);
+    }
+  }
+  return meant.empty() ? "" : " (did you mean " + joined(meant, " or ") + "?)";
+}
+
 /// Names what was given, which CLI11 does backwards or not at all.
 std::string unexpected(const CLI::App& app) {
   const std::vector<std::string> words = app.remaining(true);
-  if (!app.get_subcommands().empty()) return "not expected: " + joined(words, " ");
+  if (!app.get_subcommands().empty()) {
+    std::string problem = "not expected: " + joined(words, " ");
+    for (const std::string& word : words) problem += option_meant(*app.get_subcommands()[0], word);
+    return problem;
+  }
   std::vector<std::string> commands;
   for (const auto* command : app.get_subcommands({})) commands.push_back(command->get_name());
   std::string problem = "no command";
   if (!words.empty()) {
-    problem = words[0].starts_with('-') ? "not expected before a command: " + joined(words, " ")
-                                        : "no such command: " + words[0];
+    problem = words[0].starts_with('-')
+                  ? "not expected before a command: " + joined(words, " ")
+                  : "no such command: " + words[0] + thinwire::did_you_mean(words[0], commands);
   }
   return problem + "; commands are " + joined(commands, ", ");
 }

@@ -5,13 +5,7 @@
 //   thinwire launch -n 4 -- libtorch_train power_sgd:rank=32:bits=8 --model transformer --optimizer adamw
 //     --lr 0.002 --clip 1 --warm-up 30 --schedule cosine
 //
-// --model teacher|transformer: what a fixed network of two layers computes, or a decoder-only transformer
-// on text. Of the latter: --text FILE (without it the King James Bible), --vocabulary, --width, --heads,
-// --layers, --context.
-//
-// Options: --optimizer sgd|adamw, --lr, --momentum (of sgd), --weight-decay, --clip NORM (the largest norm of
-// the mean gradient; 0: any), --warm-up STEPS (in which the rate rises), --schedule constant|cosine (cosine:
-// half a cosine brings the rate down to 0), --steps, --batch (examples per rank and step), --seed.
+// libtorch_train --help prints all options.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -20,8 +14,10 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <numbers>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -42,7 +38,7 @@ struct Options {
   double weight_decay = 0;
   double clip = 0;
   int warm_up = 0;
-  bool cosine = false;
+  std::string schedule = "constant";
   int steps = 300;
   ModelOptions model{};
 };
@@ -93,72 +89,89 @@ void check_momentum(const Options& options) {
   }
 }
 
-/// Returns whether there is such an option.
-bool set(Options& options, const std::string& name, const std::string& value) {
-  if (name == "--optimizer") {
-    options.optimizer = value;
-  } else if (name == "--lr") {
-    options.lr = number(name, value);
-  } else if (name == "--momentum") {
-    options.momentum = number(name, value);
-  } else if (name == "--weight-decay") {
-    options.weight_decay = number(name, value);
-  } else if (name == "--clip") {
-    options.clip = number(name, value);
-  } else if (name == "--warm-up") {
-    options.warm_up = whole(name, value, 0);
-  } else if (name == "--schedule") {
-    if (value != "constant" && value != "cosine") {
-      throw std::invalid_argument("--schedule " + value + ": give constant or cosine");
-    }
-    options.cosine = value == "cosine";
-  } else if (name == "--steps") {
-    options.steps = whole(name, value, 1);
-  } else {
-    return false;
-  }
-  return true;
+struct Choice {
+  std::string name;
+  std::string value;  ///< What it is given, for people.
+  std::string meaning;
+  std::string by_default;
+  std::function<void(const std::string& value)> set;
+};
+
+std::string short_text(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%g", value);
+  return text.data();
 }
 
-bool set(ModelOptions& options, const std::string& name, const std::string& value) {
-  if (name == "--model") {
-    options.model = value;
-  } else if (name == "--text") {
-    options.text = value;
-  } else if (name == "--vocabulary") {
-    options.vocabulary = whole(name, value, 1);
-  } else if (name == "--width") {
-    options.width = whole(name, value, 1);
-  } else if (name == "--heads") {
-    options.heads = whole(name, value, 1);
-  } else if (name == "--layers") {
-    options.layers = whole(name, value, 1);
-  } else if (name == "--context") {
-    options.context = whole(name, value, 1);
-  } else if (name == "--batch") {
-    options.batch = whole(name, value, 1);
-  } else if (name == "--seed") {
-    options.seed = whole(name, value, 0);
-  } else {
-    return false;
-  }
-  return true;
+/// Every option. `set` writes to `options`, whose values are the defaults.
+std::vector<Choice> choices(Options& options) {
+  std::vector<Choice> all;
+  const auto add_text = [&all](const char* name, const char* value, const char* meaning, std::string& field) {
+    all.push_back({name, value, meaning, field, [&field](const std::string& given) { field = given; }});
+  };
+  const auto add_number = [&all](const std::string& name, const char* value, const char* meaning,
+                                 double& field) {
+    const auto set = [&field, name](const std::string& given) { field = number(name, given); };
+    all.push_back({name, value, meaning, short_text(field), set});
+  };
+  const auto add_whole = [&all](const std::string& name, const char* value, const char* meaning, auto& field,
+                                int least) {
+    const auto set = [&field, name, least](const std::string& given) { field = whole(name, given, least); };
+    all.push_back({name, value, meaning, std::to_string(field), set});
+  };
+  ModelOptions& model = options.model;
+  add_text("--model", "teacher|transformer", "a small network that imitates another, or one of text",
+           model.model);
+  add_text("--optimizer", "sgd|adamw", "what takes the steps", options.optimizer);
+  add_number("--lr", "RATE", "the largest learning rate", options.lr);
+  add_number("--momentum", "SHARE", "of sgd", options.momentum);
+  add_number("--weight-decay", "SHARE", "of the optimizer", options.weight_decay);
+  add_number("--clip", "NORM", "the largest norm of the mean gradient, 0 for any", options.clip);
+  add_whole("--warm-up", "STEPS", "in which the rate rises", options.warm_up, 0);
+  add_text("--schedule", "constant|cosine", "of the rate behind these; cosine ends at 0", options.schedule);
+  add_whole("--steps", "N", "of the training", options.steps, 1);
+  add_whole("--batch", "N", "examples of a rank and step", model.batch, 1);
+  add_whole("--seed", "N", "of weights and examples", model.seed, 0);
+  add_text("--text", "FILE", "of a transformer: what it learns", model.text);
+  all.back().by_default = "the King James Bible";
+  add_whole("--vocabulary", "N", "of a transformer: words that it tells apart", model.vocabulary, 1);
+  add_whole("--width", "N", "of a transformer: values for each word", model.width, 1);
+  add_whole("--heads", "N", "of a transformer's attention; they divide the width", model.heads, 1);
+  add_whole("--layers", "N", "of a transformer", model.layers, 1);
+  add_whole("--context", "N", "of a transformer: words from which it tells the next", model.context, 1);
+  return all;
 }
 
-Options parse(const std::vector<std::string>& words) {
+void print_usage() {
   Options options;
+  std::printf(
+      "libtorch_train [SPEC] [OPTION VALUE]...\n"
+      "Every rank learns from examples of its own. SPEC (%s) is the system that synchronizes the gradients.\n"
+      "`thinwire systems` lists systems, and `thinwire launch -n 4 -- libtorch_train` starts four ranks.\n"
+      "Defaults are in brackets.\n",
+      options.spec.c_str());
+  for (const Choice& choice : choices(options)) {
+    std::printf("  %-29s %s (%s)\n", (choice.name + " " + choice.value).c_str(), choice.meaning.c_str(),
+                choice.by_default.c_str());
+  }
+}
+
+/// Nothing where help is asked for.
+std::optional<Options> parse(const std::vector<std::string>& words) {
+  Options options;
+  const std::vector<Choice> known = choices(options);
   std::size_t at = 0;
-  if (!words.empty() && words[0].rfind("--", 0) != 0) options.spec = words[at++];
+  if (!words.empty() && words[0].rfind('-', 0) != 0) options.spec = words[at++];
   for (; at < words.size(); at += 2) {
     const std::string& name = words[at];
-    if (name == "--help" || name == "-h") {
-      throw std::invalid_argument("[SPEC] [OPTION VALUE ...]; the head of libtorch_train.cc has the options");
-    }
-    if (at + 1 == words.size()) throw std::invalid_argument(name + " wants a value");
-    const std::string& value = words[at + 1];
-    if (!set(options, name, value) && !set(options.model, name, value)) {
-      throw std::invalid_argument("unknown option " + name);
-    }
+    if (name == "--help" || name == "-h") return std::nullopt;
+    const auto choice = std::ranges::find(known, name, &Choice::name);
+    if (choice == known.end()) throw std::invalid_argument("unknown option " + name + "; --help lists all");
+    if (at + 1 == words.size()) throw std::invalid_argument(name + " wants a value, " + choice->value);
+    choice->set(words[at + 1]);
+  }
+  if (options.schedule != "constant" && options.schedule != "cosine") {
+    throw std::invalid_argument("--schedule " + options.schedule + ": give constant or cosine");
   }
   check_momentum(options);
   return options;
@@ -182,7 +195,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Options& options,
 /// Of a step, counted from 0.
 double rate_at(const Options& options, int step) {
   if (step < options.warm_up) return options.lr * (step + 1) / (options.warm_up + 1);
-  if (!options.cosine) return options.lr;
+  if (options.schedule == "constant") return options.lr;
   const double done =
       static_cast<double>(step - options.warm_up) / std::max(1, options.steps - options.warm_up);
   return options.lr * 0.5 * (1 + std::cos(std::numbers::pi * done));
@@ -267,7 +280,8 @@ void train(const Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    train(parse({argv + 1, argv + argc}));
+    const std::optional<Options> options = parse({argv + 1, argv + argc});
+    options ? train(*options) : print_usage();
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "libtorch_train: %s\n", error.what());

@@ -1,5 +1,7 @@
 #!/usr/bin/python3
-"""What libtorch_train refuses, and in which words: libtorch_train_test.py THINWIRE LIBTORCH_TRAIN."""
+"""What libtorch_train refuses, and in which words; and its usage:
+libtorch_train_test.py THINWIRE LIBTORCH_TRAIN."""
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,17 @@ with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             (transformer, "the text has 6 words: more than 10 times --context 32"),
             ([*transformer[:3], file.name + ".missing"], ".missing: cannot be read"),
             ([*transformer, "--layers", "0"], "--layers 0: give a whole number from 1"),
+            (["--schedule", "linear"], "--schedule linear: give constant or cosine"),
+            (["--steps"], "--steps wants a value, N"),
+            (["--widht"], "unknown option --widht; --help lists all"),
             (["--widht", "8"], "unknown option --widht")):
         run = subprocess.run([launcher, "launch", "-n", "1", "--", example, "dense", *options],
                              capture_output=True, text=True, timeout=60)
         assert run.returncode != 0 and words in run.stderr, (options, run.returncode, run.stderr)
+# Help needs no other ranks.
+run = subprocess.run([example, "--help"], capture_output=True, text=True, timeout=60)
+assert run.returncode == 0 and not run.stderr, run
+listed = dict(re.findall(r"^  (--[a-z-]+) .*\((.*)\)$", run.stdout, re.MULTILINE))
+defaults = {"--lr": "0.05", "--steps": "300", "--model": "teacher", "--schedule": "constant",
+            "--width": "128", "--text": "the King James Bible"}
+assert defaults.items() <= listed.items(), listed

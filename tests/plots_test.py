@@ -33,6 +33,12 @@ def one_epoch_has_one_tick_and_sensible_limits():
     # Equal points lie side by side, in sight.
     places = {line.get_xdata()[0] for line in by_epoch.get_lines()}
     assert len(places) == 2 and all(0.5 < place < 1.5 for place in places)
+    # And larger than a line's, which would lead to them.
+    two, _ = plot_training.make([run("dense", [0.7, 0.8])]).axes
+    size = two.get_lines()[0].get_markersize()
+    for axes in (by_epoch, by_bytes):
+        assert all(line.get_marker() not in ("", "None", None) and line.get_markersize() > 1.5 * size
+                   and line.get_linestyle() == "None" for line in axes.get_lines())
     low, high = by_bytes.get_xlim()
     assert high / low >= 4
 

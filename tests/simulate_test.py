@@ -62,13 +62,18 @@ def bad_usage():
         (("--workers", "0"), "--workers"),
         (("--plot", os.path.dirname(THINWIRE)), "folder"),
         (("--json", os.path.dirname(THINWIRE)), "is a folder: name a file"),
-        (("--bogus", "3"), "not expected: --bogus 3"),
+        (("--bogus", "3"), "not expected: --bogus 3; see"),
+        (("--worker", "3"), "not expected: --worker 3 (did you mean --workers?); see"),
+        (("--elemnets=3",), "not expected: --elemnets=3 (did you mean --elements?)"),
+        (("--ssed", "3", "--ploot", "x"), "(did you mean --seed?) (did you mean --plot?)"),
     ]:
         done = run("simulate", *arguments, status=2)
         assert word in done.stderr and done.stderr.count("\n") == 1 and not done.stdout, done
     assert "missing" in run("simulate", "--gradients", "missing", status=1).stderr
     for arguments, words in [
-        (("nosuch",), ("nosuch", "simulate")),
+        (("nosuch",), ("no such command: nosuch;", "simulate")),
+        (("bnech",), ("no such command: bnech (did you mean 'bench'?)",)),
+        (("bench", "--stpes", "5"), ("--stpes 5 (did you mean --steps?)",)),
         ((), ("no command", "simulate")),
         (("--bogus", "3"), ("--bogus", "simulate")),
         (("bench", "--workers", "0"), ("--workers", "range", "1")),

@@ -299,7 +299,9 @@ void DdpEngine::take_held(Lock& lock, bool complete) {
         layouts = std::move(resumed);
       }
     }
-    if (layouts != sessions_.layouts()) sessions_.rebuild(std::move(layouts), sessions_.spec());
+    if (layouts != sessions_.layouts()) {
+      sessions_.rebuild(std::move(layouts), sessions_.spec(), "has got other buckets from DDP");
+    }
   } catch (...) {
     fail_alone(std::current_exception());
   }

@@ -33,7 +33,7 @@ std::optional<int> DdpSessions::common_device(const std::vector<DdpLayout>& layo
 }
 
 DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const std::string& spec,
-                                    std::size_t lane) const {
+                                    const std::string& occasion, std::size_t lane) const {
   Made made;
   made.device = common_device(layouts, lane);
   const auto sharing = static_cast<int>(std::clamp<std::size_t>(layouts.size(), 1, lanes_.size()));
@@ -44,6 +44,7 @@ DdpSessions::Made DdpSessions::make(const std::vector<DdpLayout>& layouts, const
                                                           .threads = options_.threads,
                                                           .cuda_device = made.device,
                                                           .configuration = place,
+                                                          .occasion = occasion,
                                                           .registry = options_.registry,
                                                           .reduce_scatter = options_.reduce_scatter,
                                                           .sharing = sharing,
@@ -137,10 +138,13 @@ StateWriter DdpSessions::move_state(const std::vector<DdpLayout>& layouts, std::
   return waiting;
 }
 
-void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spec) {
+void DdpSessions::rebuild(std::vector<DdpLayout> layouts, const std::string& spec,
+                          const std::string& occasion) {
   const KeepCurrentDevice current;
   std::vector<Made> made;
-  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) made.push_back(make(layouts, spec, lane));
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    made.push_back(make(layouts, spec, have_sessions() ? occasion : "", lane));
+  }
   StateReader waiting(move_state(layouts, made));
   std::vector<StepReport> reports(layouts.size());
   const bool took_steps = have_sessions() && !loaded_ && step_ > laid_out_at_;
@@ -175,7 +179,7 @@ void DdpSessions::set_spec(const std::string& spec) {
   if (layouts_.empty()) {
     spec_ = spec;
   } else {
-    rebuild(layouts_, spec);
+    rebuild(layouts_, spec, "has called handle.set()");
   }
 }
 
@@ -260,7 +264,7 @@ bool DdpSessions::load(StateReader state) {
   try {
     std::vector<DdpLayout> saved = saved_layouts(*loaded_, layouts_);
     const bool resumes = !saved.empty();
-    rebuild(resumes ? std::move(saved) : layouts_, spec_);
+    rebuild(resumes ? std::move(saved) : layouts_, spec_, "has loaded a state");
     return resumes;
   } catch (...) {
     loaded_ = std::move(before);

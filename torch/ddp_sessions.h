@@ -44,7 +44,7 @@ class DdpSessions {
   /// parameters, or that of a loaded state. What belongs to parameters that are in none of these buckets
   /// waits until they are. In the midst of a step this step can still be undone. Clears the reports. An
   /// exception leaves the sessions there were, of which a step that is under way is undone.
-  void rebuild(std::vector<DdpLayout> layouts, const std::string& spec);
+  void rebuild(std::vector<DdpLayout> layouts, const std::string& spec, const std::string& occasion);
   void set_spec(const std::string& spec);
 
   void end_step() { ++step_; }
@@ -74,7 +74,8 @@ class DdpSessions {
     std::unique_ptr<Session> session;
     std::optional<int> device;
   };
-  Made make(const std::vector<DdpLayout>& layouts, const std::string& spec, std::size_t lane) const;
+  Made make(const std::vector<DdpLayout>& layouts, const std::string& spec, const std::string& occasion,
+            std::size_t lane) const;
   std::optional<int> common_device(const std::vector<DdpLayout>& layouts, std::size_t lane) const;
   enum class Moment { between_steps, within_step };
   StateWriter save_sessions(Moment moment) const;

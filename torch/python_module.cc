@@ -418,6 +418,7 @@ py::list systems() {
     py::dict one;
     one["name"] = info.name;
     one["summary"] = info.summary;
+    one["kind"] = info.stage ? "stage" : "system";
     one["paper"] = info.paper;
     one["formula"] = info.formula;
     all.append(one);
@@ -476,7 +477,7 @@ void add_systems(py::module& module) {
   module.def("idle_options", [](const std::string& spec, const std::vector<std::string>& names) {
     return builtin_registry().idle_options(spec, names);
   });
-  module.def("shortened", [](const std::string& spec) { return builtin_registry().shortened(spec); });
+  module.def("readable", [](const std::string& spec) { return builtin_registry().readable(spec); });
   module.def("plan", &plan_all, py::kw_only(), py::arg("buckets"), py::arg("ready"), py::arg("backward_end"),
              py::arg("rest"), py::arg("threads"), py::arg("specs"), py::arg("workers"), py::arg("link"),
              py::arg("ranks_per_host"), py::arg("cores"), py::arg("lanes"), WithoutLock());

@@ -90,6 +90,8 @@ def draw_curves(by_epoch, by_bytes, results: list, perplexity: bool) -> int:
         covered = sum(1 for later in curves[i + 1:] if last_epoch > 1 and curves[i]
                       and same_line(curves[i], later))
         how = style(i, covered)
+        if last_epoch == 1:  # there is no line that leads the eye to the point
+            how = {**how, "linestyle": "none", "markersize": 11}
         title = title_of(runs)
         if not curves[i]:
             by_epoch.plot([], [], label=title, **how)

@@ -17,6 +17,7 @@
 
 #include "apps/train/agreement.h"
 #include "thinwire/errors.h"
+#include "thinwire/registry.h"
 
 namespace thinwire::train {
 
@@ -247,6 +248,17 @@ Checkpoint read_newest_checkpoint(const std::string& folder, Communicator& commu
   throw std::runtime_error(fmt::format("no whole checkpoint in {}: {}", folder, failures));
 }
 
+namespace {
+
+/// A line of trajectory(), its spec as people write it.
+std::string shown(const std::string& line) {
+  const std::string_view spec = "spec=";
+  if (!line.starts_with(spec)) return line;
+  return std::string(spec) + builtin_registry().readable(line.substr(spec.size()));
+}
+
+}  // namespace
+
 void require_same_trajectory(const std::string& saved, const std::string& asked, const std::string& folder) {
   std::istringstream saved_lines(saved);
   std::istringstream asked_lines(asked);
@@ -257,7 +269,7 @@ void require_same_trajectory(const std::string& saved, const std::string& asked,
     throw std::runtime_error(fmt::format(
         "the checkpoint in {} was made with {}, not {}: resume with the same options, or choose another "
         "--checkpoint folder",
-        folder, then, now));
+        folder, shown(then), shown(now)));
   }
 }
 

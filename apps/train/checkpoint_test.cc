@@ -11,6 +11,7 @@
 #include "apps/train/agreement.h"
 #include "apps/train/model_state.h"
 #include "thinwire/in_process.h"
+#include "thinwire/registry.h"
 
 namespace thinwire::train {
 namespace {
@@ -161,6 +162,15 @@ TEST(Checkpoint, NamesTheOptionThatDiffers) {
     FAIL();
   } catch (const std::runtime_error& error) {
     EXPECT_NE(std::string(error.what()).find("workers=4, not workers=9"), std::string::npos) << error.what();
+  }
+  const auto canonical = [](const char* spec) { return builtin_registry().canonical(spec); };
+  try {
+    require_same_trajectory(trajectory(options, canonical("casq:bits=4"), 5),
+                            trajectory(options, canonical("marsit"), 5), "DIR");
+    FAIL();
+  } catch (const std::runtime_error& error) {
+    EXPECT_NE(std::string(error.what()).find("spec=casq:bits=4, not spec=marsit:"), std::string::npos)
+        << error.what();
   }
 }
 

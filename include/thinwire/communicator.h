@@ -56,7 +56,7 @@ class Pending {
   int peer_ = -1;
 };
 
-/// What ranks exchange together: one bucket of one step. The same on all ranks.
+/// What ranks exchange together: one bucket of one step. The same on all ranks, but for `occasion`.
 struct ExchangeCall {
   std::uint32_t bucket = 0;
   std::uint64_t step = 0;
@@ -65,6 +65,7 @@ struct ExchangeCall {
   std::string_view kind = "dense";
   std::uint64_t names = 0;           ///< Hash of the parameters' names, in their order.
   std::string_view first_name = {};  ///< The first parameter's, for messages.
+  std::string_view occasion = {};    ///< See SessionOptions::occasion. Its first 39 characters are shown.
 };
 
 /// Not thread-safe: one thread per rank drives one communicator.
@@ -288,6 +289,7 @@ class Communicator {
   void finish_sends_of_hop();
   [[noreturn]] void refuse_given_up() const;
   [[noreturn]] void refuse_calls(const CallRecord& mine);
+  void refuse_missed_occasion(Span<const CallRecord> all) const;
   friend class Pending;
   friend class GroupCommunicator;
   void check_peer(int peer, const char* verb) const;

@@ -173,6 +173,9 @@ class Registry {
   /// The same without the options that have their defaults, for people to read. Throws as make() does for
   /// names and options that do not exist; values are not looked at.
   std::string shortened(std::string_view spec) const;
+  /// The same for messages about specs that may be of another version of Thinwire or of other systems: one
+  /// that this registry does not know comes back as it is.
+  std::string readable(std::string_view spec) const;
   /// Whether a system of the spec, or of a pair of them, freezes Adam's variance in this step, or in any.
   /// Throws what make() throws.
   bool freezes_variance(std::string_view spec, std::optional<std::uint64_t> step = {}) const;

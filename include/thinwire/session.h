@@ -50,6 +50,9 @@ struct SessionOptions {
   std::optional<int> cuda_device{};
   /// Whatever else must be the same on all ranks (a data set's name, a learning rate): compared at start().
   std::string configuration{};
+  /// Where this session takes another one's place: what this rank has done for it, as in "has called set()".
+  /// Said where other ranks go on with the session before. Not compared.
+  std::string occasion{};
   const Registry* registry = nullptr;  ///< nullptr: builtin_registry().
   /// Whether a step is all or nothing, see next_step(): what the step changed is then copied. For large
   /// buckets on the host a thread of the session's own does so after next_step() has returned; a call that

@@ -18,8 +18,8 @@ __all__ = ["CopiedHandle", "Handle", "HookState", "join_spec", "register", "requ
 
 
 def systems() -> List[Dict[str, str]]:
-    """Every system and baseline: ``name``, ``summary``,
-    ``paper`` and ``formula`` of the bytes that a rank sends."""
+    """Every system, baseline and stage: ``name``, ``kind`` (``"system"``, or ``"stage"`` for what goes in
+    front of one with '+'), ``summary``, ``paper`` and ``formula`` of the bytes that a rank sends."""
     return _C.systems()
 
 
@@ -124,8 +124,8 @@ def register(
         rank that ends is named within seconds, one that is frozen or cut off after this time.
     step_limit_seconds: of all waits of a step; unless given an hour, or twice a longer deadline.
     optimizer: whose learning rate, that of the first parameter group, ``lr_after`` and
-        ``marsit:eta_s=theorem`` read. one_bit_adam and zero_one_adam need torch's Adam or AdamW, before its
-        first step: ``step`` then leaves the second moment as it is where they say so.
+        ``marsit:eta_s=theorem`` read. one_bit_adam and zero_one_adam need torch's Adam or AdamW, whose
+        ``step`` then leaves the second moment as it is where they say so.
     grad_scaler: the GradScaler, where one is used. Residuals then follow its scale.
     compress_on: ``"device"``, where the gradients are if Thinwire can work there, or ``"cpu"``.
     check_replicas_every: after so many steps, and in the first of a start or a loaded state, ranks compare a

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from types import ModuleType
-from typing import List
+from typing import Dict, List
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _DEADLINE_SECONDS = 60.0
@@ -21,6 +21,18 @@ def _engines(dist: ModuleType) -> str:
     names = [("gloo", hasattr(dist, "ProcessGroupGloo")), ("nccl", dist.is_nccl_available()),
              ("mpi", dist.is_mpi_available())]
     return ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in names)
+
+
+def _counts(systems: List[Dict[str, str]]) -> str:
+    stages = sum(system["kind"] == "stage" for system in systems)
+    return f"{len(systems) - stages} systems, {stages} stages"
+
+
+def _torchrun_works() -> bool:
+    """torch 1.13, which is Debian 12's, reads its own default for --redirects as None under Python 3.11."""
+    from torch.distributed.elastic.multiprocessing import Std
+
+    return Std.from_str("0") is not None
 
 
 def _measure_link() -> str:
@@ -76,7 +88,7 @@ def _look(problems: List[str]) -> List[str]:
         return lines
     from thinwire.cluster import cluster_environment
 
-    lines += [f"thinwire    {_C.version}, {len(_C.systems())} systems, {os.path.dirname(_C.__file__)}",
+    lines += [f"thinwire    {_C.version}, {_counts(_C.systems())}, {os.path.dirname(_C.__file__)}",
               f"SIMD        {', '.join(_C.simd_targets())}"]
     if not dist.is_available():
         problems.append("this torch was built without torch.distributed: install another")
@@ -85,6 +97,11 @@ def _look(problems: List[str]) -> List[str]:
     if not hasattr(dist, "ProcessGroupGloo"):
         problems.append("this torch was built without Gloo, which Thinwire's messages go over: "
                         "install another")
+    torchrun_works = _torchrun_works()
+    lines.append("torchrun    " + (
+        "works" if torchrun_works else
+        f"that of this torch does not work with Python {platform.python_version()}: start ranks by "
+        "python3 -m thinwire.launch, or give torchrun --redirects 9:1 --tee 9:1"))
     cuda = f"{torch.version.cuda}, {torch.cuda.device_count()} devices" if torch.version.cuda else "no"
     if _C.cuda == "yes" and torch.cuda.is_available() and _C.cuda_devices() == 0:
         problems.append("Thinwire was built with CUDA and finds no device, torch does: "
@@ -97,8 +114,9 @@ def _look(problems: List[str]) -> List[str]:
         problems.append(str(error))
     missing = [name for name in _VARIABLES if name not in os.environ]
     if len(missing) == len(_VARIABLES):
-        lines.append("link        not measured: start it on every rank, by torchrun, "
-                     "srun or python3 -m thinwire.launch -n 2 -m thinwire.doctor")
+        lines.append("link        not measured: start it on every rank, by "
+                     f"{'torchrun, ' if torchrun_works else ''}srun or "
+                     "python3 -m thinwire.launch -n 2 -m thinwire.doctor")
     elif missing:
         problems.append(f"{', '.join(missing)} not set, and other variables of torchrun are: "
                         f"set all of {', '.join(_VARIABLES)} or none")

@@ -26,7 +26,7 @@ from thinwire.interface import EngineReport, GradScaler, Report, Writer
 from thinwire.largest import Largest
 from thinwire.loss_scale import LossScale
 from thinwire.replicas import ReplicaCheck
-from thinwire.wrappers import named_parameters
+from thinwire.wrappers import named_parameters, was_trained
 
 # In order of registration, which is the same on all ranks: closing waits for the others.
 _live: List["weakref.ref[Handle]"] = []
@@ -58,8 +58,8 @@ def _forget(reference: "weakref.ref[Handle]") -> None:
 
 def readable(spec: str) -> str:
     """A spec, or a pair of them, without the options that have their defaults, and without the default for
-    rows."""
-    short = _C.shortened(spec)
+    rows. One of another version comes back as it is."""
+    short = _C.readable(spec)
     return short[len(_DEFAULT_ROWS):] if short.startswith(_DEFAULT_ROWS) else short
 
 
@@ -106,8 +106,8 @@ class Handle(StepsOfHook):
         self._scale = None
         self._is_closed = False
         self._ran = ""
-        self._variance_is_held = False
-        self._variance_is_frozen = False
+        self._trained_by_ddp = model not in hooked_models and was_trained(model)
+        self._variance_is_held = self._variance_is_frozen = False
         self._writer = None
         self._every = 1
         self._logged = 0
@@ -271,19 +271,20 @@ class Handle(StepsOfHook):
         and for the stage clip where a rank knows the norm of its shard alone.
         Warns of options that do nothing for this model."""
         self._warn_of_idle_options(spec)
+        shown = readable(spec)
         if not self._has_whole_gradients and "clip" in _C.unclipped_systems(spec):
-            raise ValueError(f"spec {spec!r}: clip would go by the norm of this rank's shard, not by that of "
-                             "the whole gradient: leave it out, and clip the mean by clip_grad_norm_")
+            raise ValueError(f"spec {shown!r}: clip would go by the norm of this rank's shard, not by "
+                             "that of the whole gradient: leave it out, and clip the mean by clip_grad_norm_")
         if self._loss_scale is not None and self._loss_scale.is_enabled() and _C.delivers_signs(spec):
-            raise ValueError(f"spec {spec!r} delivers signs, which a GradScaler would divide by its scale: "
+            raise ValueError(f"spec {shown!r} delivers signs, which a GradScaler would divide by its scale: "
                              "give sign=off, or no grad_scaler")
         freezes = _C.freezes_variance(spec)
-        optimizer = (variance.require_adam(self._optimizer, self._model(), readable(spec)) if freezes
+        optimizer = (variance.require_adam(self._optimizer, self._model(), shown) if freezes
                      else self._optimizer)
         needs = _C.momentum_needs(spec)
         # A schedule may have changed the optimizer's meanwhile, and what runs goes on.
         if optimizer is not None and needs != self._momentum_needs:
-            variance.require_momentum(optimizer, self._model(), needs, readable(spec))
+            variance.require_momentum(optimizer, self._model(), needs, shown)
         self._momentum_needs = needs
         if freezes and optimizer is not None and not self._variance_is_held:
             own = weakref.ref(self)  # the optimizer may live longer

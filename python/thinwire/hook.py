@@ -100,6 +100,7 @@ class StepsOfHook:
     _scale: Optional[float]
     _is_closed: bool
     _ran: str  # the spec of the last step; empty: there was none
+    _trained_by_ddp: bool  # in this process, before it was registered
     _variance_is_held: bool
     _variance_is_frozen: bool  # in the step whose means the parameters have
     _frozen_unasked: int = 0  # such steps since the optimizer last asked
@@ -184,13 +185,15 @@ class StepsOfHook:
         self._write(self._log)
 
     def _warn_of_a_forgotten_state(self, model: DistributedDataParallel) -> None:
-        """Before the first step of all: an optimizer that has taken some is of a run that goes on."""
+        """Before the first step of all: an optimizer that has taken some is of a run that goes on, unless
+        plain DDP took them."""
         steps = 0 if self._optimizer is None else steps_taken(self._optimizer, model)
-        if steps == 0 or self._rank != 0:
+        if steps == 0 or self._trained_by_ddp or self._rank != 0:
             return
-        warnings.warn(f"the optimizer has taken {steps} steps and this handle none. If this run goes on with "
-                      "another one's checkpoint, call handle.load_state_dict(...) before the first backward: "
-                      "without it the residuals are lost", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"the optimizer has taken {steps} steps and this handle none. Where another handle "
+                      "synchronized them, call handle.load_state_dict(...) with its state before the first "
+                      "backward: without it the residuals are lost. Where plain DDP did, nothing is lost",
+                      RuntimeWarning, stacklevel=2)
 
     def _largest(self, own: Sequence[int]) -> Largest:
         """By the group in which the model's ranks exchange gradients without Thinwire."""

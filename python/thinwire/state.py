@@ -108,9 +108,11 @@ def require_one_step(states: Sequence[State]) -> None:
                   ("number of ranks", first["world_size"], state["world_size"])]
         for name, one, other in pairs:
             if one != other:
+                shown = [_C.readable(value) if name == "spec" and isinstance(value, str) else value
+                         for value in (one, other)]
                 raise ValueError(
                     f"the states of ranks {whose} are not of the same {name}: "
-                    f"{one} and {other}. Give those that all ranks saved at the same moment"
+                    f"{shown[0]} and {shown[1]}. Give those that all ranks saved at the same moment"
                 )
         if state["parameters"] != first["parameters"]:
             names = sorted(set(first["parameters"].items()) ^ set(state["parameters"].items()))

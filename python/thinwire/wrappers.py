@@ -72,6 +72,12 @@ def ddp_within(model: object) -> Optional[DistributedDataParallel]:
     return model if isinstance(model, DistributedDataParallel) else None
 
 
+def was_trained(model: torch.nn.Module) -> bool:
+    """Whether DDP has counted backward passes of the model. It counts the first one in the second."""
+    of_ddp = getattr(model, "_get_ddp_logging_data", None)
+    return of_ddp is not None and int(of_ddp().get("iteration", 0)) > 0
+
+
 def named_parameters(model: DistributedDataParallel) -> Iterator[Tuple[str, torch.nn.Parameter]]:
     """Those of the wrapped module that DDP does not ignore, by the names that they have without
     torch.compile: a state is the same with it and without.

@@ -21,6 +21,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/fault_note.h"
 #include "comm/message_tags.h"
 #include "comm/stamp_hop.h"
 #include "core/hashes.h"
@@ -38,19 +39,24 @@ struct Communicator::CallRecord {
   std::uint64_t names = 0;
   std::array<char, 16> kind{};
   std::array<char, 80> first_name{};
+  std::array<char, 40> occasion{};
 
   explicit CallRecord(const ExchangeCall& call = {})
       : bucket(call.bucket), step(call.step), elements(call.elements), names(call.names) {
     call.kind.copy(kind.data(), kind.size() - 1);
     call.first_name.copy(first_name.data(), first_name.size() - 1);
+    call.occasion.copy(occasion.data(), occasion.size() - 1);
   }
-  bool operator==(const CallRecord&) const = default;
+  bool operator==(const CallRecord& other) const { return stamp() == other.stamp(); }
   /// Of compare_configurations().
   bool begins() const { return std::string_view(kind.data()) == "start"; }
 
   std::uint64_t stamp() const {
     static_assert(std::has_unique_object_representations_v<CallRecord>);
-    return content_hash(as_bytes(Span<const CallRecord>(this, 1)), 0);
+    CallRecord compared = *this;
+    compared.occasion = {};
+    if (begins()) compared.step = 0;  // configurations have it, and say more of it
+    return content_hash(as_bytes(Span<const CallRecord>(&compared, 1)), 0);
   }
   std::uint64_t stamp_of_any_step() const {
     CallRecord other = *this;
@@ -58,6 +64,7 @@ struct Communicator::CallRecord {
     return other.stamp();
   }
 
+  std::string occasion_text() const { return printable(occasion); }
   std::string text() const {
     if (begins()) return "compares configurations, as at its start, after set() and after a loaded state";
     if (elements == 0 && first_name[0] == '\0') {
@@ -224,6 +231,24 @@ void Communicator::refuse_given_up() const {
        "unusable: make a new one");
 }
 
+/// Where some ranks have a new session, and say for what, and others have not.
+void Communicator::refuse_missed_occasion(Span<const CallRecord> all) const {
+  std::string done;
+  std::vector<int> others;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].begins()) {
+      others.push_back(static_cast<int>(rank));
+    } else if (all[rank].occasion[0] != '\0') {
+      done += (done.empty() ? "rank " : ", rank ") + std::to_string(rank) + " " + all[rank].occasion_text();
+    }
+  }
+  if (done.empty() || others.empty()) return;
+  const std::uint64_t step = all[static_cast<std::size_t>(others[0])].step;
+  fail(others[0], "ranks do not synchronize the same: before step " + std::to_string(step) + " " + done +
+                      ", and " + name_ranks(others) + (others.size() == 1 ? " has" : " have") +
+                      " not; all ranks must do so between the same two steps, no mean was handed out");
+}
+
 void Communicator::refuse_calls(const CallRecord& mine) {
   std::vector<CallRecord> all(static_cast<std::size_t>(size_));
   all_gather(as_bytes(Span<const CallRecord>(&mine, 1)), as_writable_bytes(Span<CallRecord>(all)));
@@ -236,6 +261,7 @@ void Communicator::refuse_calls(const CallRecord& mine) {
   }
   // Sums of other ranks may have begun, and nothing of this rank's may meet them.
   if (early_sums_) stage_ = Stage::given_up;
+  refuse_missed_occasion(all);
   // The call that most ranks make; of several the one of the lowest rank.
   std::size_t usual = 0;
   auto callers = [&](std::size_t rank) { return std::ranges::count(all, all[rank]); };

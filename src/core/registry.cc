@@ -290,6 +290,14 @@ std::string Registry::shortened(std::string_view spec) const {
   return pair.rows == pair.dense ? one(pair.dense) : "rows=" + one(pair.rows) + ",dense=" + one(pair.dense);
 }
 
+std::string Registry::readable(std::string_view spec) const {
+  try {
+    return shortened(spec);
+  } catch (const std::invalid_argument&) {
+    return std::string(spec);
+  }
+}
+
 bool Registry::freezes_variance(std::string_view spec, std::optional<std::uint64_t> step) const {
   const SpecPair pair = parse_spec_pair(spec);
   for (const std::string& text : {pair.dense, pair.rows}) {

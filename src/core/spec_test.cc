@@ -129,6 +129,8 @@ TEST(Registry, AShortSpecLeavesDefaultsOut) {
   }
   EXPECT_EQ(registry.shortened("whole:rate=0.5:count=3"), "whole");
   EXPECT_THROW(registry.shortened("whole:rat=1"), std::invalid_argument);
+  EXPECT_EQ(registry.readable("whole:rate=0.5:count=4"), "whole:count=4");
+  EXPECT_EQ(registry.readable("whole:rat=1"), "whole:rat=1");
 }
 
 TEST(Registry, ValuesOutOfRangeNameTheRange) {

@@ -15,6 +15,7 @@ namespace thinwire {
 namespace {
 
 constexpr int kFields = 8;
+constexpr std::size_t kSpec = 1;  // its place among kNames
 /// Of one rank's texts together. What would be longer ends there: hashes decide, texts are for the message.
 constexpr std::size_t kMostTextBytes = std::size_t{1} << 24;
 constexpr std::array<const char*, kFields> kNames = {
@@ -118,6 +119,15 @@ std::string difference(const std::string& one, const std::string& other) {
   return cut(one) + " against " + cut(other);
 }
 
+/// The same of specs with all options, shown without what stands at its default.
+std::string difference_of_specs(const std::string& one, const std::string& other,
+                                const Configuration& configuration) {
+  const std::string shown = configuration.shown_spec(one);
+  const std::string shown_other = configuration.shown_spec(other);
+  // Ranks may have added systems of the same name with other defaults.
+  return shown == shown_other ? difference(one, other) : difference(shown, shown_other);
+}
+
 }  // namespace
 
 std::uint64_t hash_of_names(const BucketLayout& parameters) {
@@ -134,7 +144,8 @@ void compare_configurations(Communicator& communicator, const Configuration& con
   std::vector<Hashes> all(static_cast<std::size_t>(communicator.size()));
   // Its messages have checksums. Without them a rank that got a changed bit would ask the others for texts,
   // and those know of no difference.
-  Exchange exchange(communicator, {.kind = "start"});
+  Exchange exchange(communicator,
+                    {.step = configuration.step, .kind = "start", .occasion = configuration.occasion});
   communicator.all_gather(as_bytes(Span<const Hashes>(&hashes, 1)), as_writable_bytes(Span<Hashes>(all)));
   // Every rank finds the same one, so all take part in what follows.
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
@@ -147,7 +158,10 @@ void compare_configurations(Communicator& communicator, const Configuration& con
     const char* separator = " ";
     for (std::size_t i = 0; i < kNames.size(); ++i) {
       if (all[rank][i] == all[0][i]) continue;
-      message += separator + std::string(kNames[i]) + " (" + difference(found[i], expected[i]) + ")";
+      message += separator + std::string(kNames[i]) + " (" +
+                 (i == kSpec ? difference_of_specs(found[i], expected[i], configuration)
+                             : difference(found[i], expected[i])) +
+                 ")";
       separator = ", ";
     }
     throw std::runtime_error(message + "; start all ranks alike");

@@ -3,6 +3,7 @@
 // to start. And how ranks say that they do not hold the same parameters any more.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,11 +14,14 @@
 namespace thinwire {
 
 struct Configuration {
-  std::string spec;
+  std::string spec;  ///< With all options.
   std::uint64_t seed = 0;
   std::uint64_t step = 0;
   const std::vector<BucketLayout>& buckets;
   std::string other;
+  std::string occasion;  ///< Not compared, see SessionOptions.
+  /// How a message shows a spec, which may be another rank's.
+  std::function<std::string(const std::string&)> shown_spec;
 };
 
 /// A hash of the parameters' names, in their order.

@@ -27,7 +27,7 @@ void require_reduce_scatter(const std::vector<Pipeline>& pipelines, const Regist
       if (!info.reduce_scatters) continue;
       able += (able.empty() ? "" : ", ") + info.name + (info.stage ? "+SYSTEM" : "");
     }
-    throw std::invalid_argument("'" + pipeline.spec +
+    throw std::invalid_argument("'" + registry.readable(pipeline.spec) +
                                 "' gives every rank the whole mean, and cannot leave each rank its part "
                                 "alone, as a reduce-scatter does; systems that can: " +
                                 able);
@@ -164,7 +164,11 @@ void Session::start() {
                                          .seed = options_.seed,
                                          .step = step_,
                                          .buckets = hosts_ ? whole_ : layouts_,
-                                         .other = options_.configuration + hosts});
+                                         .other = options_.configuration + hosts,
+                                         .occasion = options_.occasion,
+                                         .shown_spec = [this](const std::string& spec) {
+                                           return options_.registry->readable(spec);
+                                         }});
     if (options_.shards != nullptr) compare_shards();
   } catch (const CommError& error) {
     failure_ = {std::string("at the start: ") + error.what(), true};

@@ -56,7 +56,8 @@ std::string Session::canonical(const std::string& saved) const {
 /// Throws std::runtime_error for a state of another spec or seed.
 void Session::check_origin(const StateReader& reader) const {
   if (const std::string saved = reader.get_text("spec"); saved != spec() && canonical(saved) != spec()) {
-    throw std::runtime_error("the state was saved by '" + saved + "', this session runs '" + spec() +
+    throw std::runtime_error("the state was saved by '" + options_.registry->readable(saved) +
+                             "', this session runs '" + options_.registry->readable(spec()) +
                              "': resume with the same spec");
   }
   if (const std::uint64_t seed = reader.get_integer("seed"); seed != options_.seed) {

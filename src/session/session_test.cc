@@ -144,10 +144,9 @@ TEST(Session, DifferentlyConfiguredRanksRefuseToRunAndSayWhoDiffersInWhat) {
             std::string::npos);
   EXPECT_NE(complaint("marsit:full_every=5", 1, 100, "lr=0.1").find("in spec (marsit:full_every=5"),
             std::string::npos);
-  // What runs has all options, more than a line can show.
+  // What runs has all options, and somebody wrote one.
   const std::string option = complaint("casq:feedback=off", 1, 100, "lr=0.1", "casq");
-  EXPECT_NE(option.find("in spec (casq:...:feedback=off against casq:...:feedback=on)"), std::string::npos)
-      << option;
+  EXPECT_NE(option.find("in spec (casq:feedback=off against casq);"), std::string::npos) << option;
   EXPECT_NE(complaint("marsit", 1, 99, "lr=0.1").find("in bucket sizes (99 against 100)"), std::string::npos);
   EXPECT_NE(complaint("marsit", 1, 100, "lr=0.2").find("in configuration (lr=0.2 against lr=0.1)"),
             std::string::npos);

@@ -371,10 +371,10 @@ class Scale:
 
 def signs_are_refused_under_a_loss_scale():
     model = wrap(Net)
-    require_error(ValueError, ["demo", "sign=off"],
+    require_error(ValueError, ["spec 'demo' delivers signs", "sign=off"],
                   lambda: thinwire.register(model, "demo", grad_scaler=Scale()))
     handle = register(wrap(Net), "demo:sign=off", grad_scaler=Scale())
-    require_error(ValueError, ["demo", "sign=off"], lambda: handle.set("demo:top=8"))
+    require_error(ValueError, ["spec 'demo:top=8' delivers signs"], lambda: handle.set("demo:top=8"))
     handle.close()
 
 

@@ -1,5 +1,5 @@
 """PyTorch scripts started as Slurm's srun starts them: with its variables, and none of torchrun's.
-And what the launcher does with a rank that does not end."""
+And what the launcher does with a rank that does not end, and what the doctor says."""
 import contextlib
 import io
 import os
@@ -16,6 +16,7 @@ sys.path.append(os.path.join(ROOT, "tests"))
 
 from srun_tasks import run, variables  # noqa: E402
 
+import thinwire  # noqa: E402
 from thinwire import launch  # noqa: E402
 from thinwire.launch import environments  # noqa: E402
 
@@ -111,8 +112,37 @@ def a_rank_that_does_not_end_is_named():
     assert "rank 4 did not end" in said.getvalue() and process.returncode == -signal.SIGKILL, said.getvalue()
 
 
+def the_doctor_knows_whether_torchrun_works():
+    """By its own word, and by torchrun."""
+    said = subprocess.run([sys.executable, *DOCTOR], capture_output=True, text=True, check=True).stdout
+    line = re.search("^torchrun +(.*)$", said, re.MULTILINE)[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1"]
+
+    def runs(*options):
+        with tempfile.TemporaryDirectory() as folder:
+            script = os.path.join(folder, "script.py")
+            with open(script, "w", encoding="utf-8") as file:
+                file.write("print('it ran')\n")
+            done = subprocess.run([*torchrun, *options, script], capture_output=True, text=True)
+        return done.returncode == 0 and "it ran" in done.stdout
+
+    assert runs() == (line == "works"), line
+    if line != "works":
+        remedy = re.search("give torchrun (.*)$", line)[1].split()
+        assert runs(*remedy) and "by torchrun" not in said, said
+
+
+def stages_are_no_systems():
+    kinds = {system["name"]: system["kind"] for system in thinwire.systems()}
+    assert kinds["zen"] == "system" and kinds["top_k"] == "stage", kinds
+    said = subprocess.run([sys.executable, *DOCTOR], capture_output=True, text=True, check=True).stdout
+    counted = [int(number) for number in re.search(r", (\d+) systems, (\d+) stages, ", said).groups()]
+    assert counted == [list(kinds.values()).count(kind) for kind in ("system", "stage")], (counted, kinds)
+
+
 for scenario in (training_is_that_of_the_launcher, launchers_make_one_job, place_is_set_once,
                  what_cannot_be_is_named, batch_file_starts_its_steps,
-                 a_rank_that_does_not_end_is_named):
+                 a_rank_that_does_not_end_is_named, the_doctor_knows_whether_torchrun_works,
+                 stages_are_no_systems):
     scenario()
     print("ok", scenario.__name__)

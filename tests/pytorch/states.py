@@ -123,6 +123,32 @@ def a_forgotten_state_is_told():
     assert not warned("casq:bits=4", load=True) and not warned("dense", load=False)
 
 
+def a_late_registration_forgets_nothing():
+    """All systems alike: plain DDP has taken the steps before it. A handle that was closed is another matter.
+    """
+    def warned(spec, before):
+        model = wrap(Net)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        earlier = register(model, before, optimizer=optimizer) if before is not None else None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(model, 4, optimizer=optimizer)
+            if earlier is not None:
+                earlier.close()
+            handle = register(model, spec, optimizer=optimizer)
+            train(model, 5, first=4, optimizer=optimizer)
+        require_agreement(model, f"{spec}, registered late")
+        assert handle.step == 5
+        frozen = max(state.get("thinwire_frozen_steps", 0) for state in optimizer.state.values())
+        assert frozen == (3 if spec == "one_bit_adam:freeze=2" else 0), (spec, frozen)
+        return [str(one.message) for one in caught if "load_state_dict" in str(one.message)]
+
+    for spec in ("casq:bits=4", "one_bit_adam:freeze=2", "auto"):
+        assert not warned(spec, before=None), spec
+        told = warned(spec, before="casq")
+        assert len(told) == (1 if RANK == 0 else 0), (spec, told)
+
+
 def mixed_types_resume():
     types = (torch.float16, torch.float32, torch.float64, torch.float16, torch.float32, torch.float16)
     make = lambda: Given((700, 400, 900, 33, 500, 1100), types)
@@ -402,6 +428,7 @@ def damaged_states_are_refused():
 
 STATES = [
     a_forgotten_state_is_told,
+    a_late_registration_forgets_nothing,
     damaged_states_are_refused,
     refuses_states_of_different_moments,
     resumes_bit_for_bit, first_step_is_in_the_states_buckets, mixed_types_resume, a_skipped_step_after_a_load,

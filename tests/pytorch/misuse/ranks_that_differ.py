@@ -105,8 +105,8 @@ def a_system_that_one_rank_sets():
     if RANK == 0:
         handle.set("half")
     require_error(RuntimeError, ["do not synchronize the same",
-                                 "rank 0 compares configurations, as at its start, after set()",
-                                 "all ranks do so before the same step"],
+                                 "before step 2 rank 0 has called handle.set(), and rank 1 has not",
+                                 "all ranks must do so between the same two steps", "step 2)"],
                   lambda: train(model, 1, first=2))
     # Ranks that hear of it before they have compared by themselves read the same, and of no silence.
     _, reason, _, failed = handle._engine.verdict()
@@ -124,8 +124,8 @@ def a_rank_that_leaves_what_repeats():
         if RANK == 1:
             handle.set("half")
         for _ in range(2):
-            require_error(RuntimeError, ["rank 1 compares configurations", "do not synchronize the same",
-                                         "no mean was handed out"],
+            require_error(RuntimeError, ["rank 1 has called handle.set()", "and rank 0 has not",
+                                         "do not synchronize the same", "no mean was handed out"],
                           lambda: train(model, 1, first=6, optimizer=optimizer))
 
 
