@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <thread>
 
 #include "apps/codec.h"
@@ -10,7 +11,7 @@
 #include "apps/output.h"
 #include "apps/plan_layout.h"
 #include "planner/link_text.h"
-#include "session/plan.h"
+#include "session/plan/plan.h"
 
 namespace thinwire::apps {
 namespace {
@@ -31,6 +32,7 @@ struct PlanOptions {
   std::size_t lanes = 2;
   bool lossless = false;
   bool simulate = false;
+  bool reduce_in_host = false;
 };
 
 PlanRequest request_of(const PlanOptions& options, const PlanLayout& layout) {
@@ -39,6 +41,7 @@ PlanRequest request_of(const PlanOptions& options, const PlanLayout& layout) {
       .compute = even_compute(layout.buckets, options.model_step, options.training_threads),
       .specs = options.sync.empty() ? candidates_of_auto(options.lossless) : split_specs(options.sync),
       .ranks_per_host = options.ranks_per_host,
+      .reduce_in_host = options.reduce_in_host,
       .cores = options.cores,
       .lanes = options.lanes,
       .density = options.density,
@@ -49,11 +52,14 @@ PlanRequest request_of(const PlanOptions& options, const PlanLayout& layout) {
     request.codecs.push_back({.measured = codec.measured, .elements_per_second = codec.elements_per_second});
   }
   request.sockets = codecs[0].measured;
-  if (options.simulate) {  // the virtual network has one lane, and its cores do nothing else
+  if (options.simulate && options.reduce_in_host)
+    throw std::invalid_argument("--simulate knows no hosts: leave out --reduce-in-host");
+  if (options.simulate) {  // the virtual network has one lane and no turns, and its cores do nothing else
     request.lanes = 1;
     request.cores = 1e6;
     request.ranks_per_host = 1;
     request.sockets = false;
+    request.turns = false;
   }
   return request;
 }
@@ -132,6 +138,8 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--cores", options->cores, "Cores of a host");
   command->add_option("--ranks-per-host", options->ranks_per_host, "Ranks that share a host's cores and link")
       ->check(CLI::Range(1, kMostWorkers));
+  command->add_flag("--reduce-in-host", options->reduce_in_host,
+                    "These add up first and act as one worker, as with register's ranks_per_host");
   command->add_option("--lanes", options->lanes, "Buckets that are under way at the same time")
       ->check(CLI::Range(1, 64));
   command->add_option("--within", options->within,

@@ -7,8 +7,9 @@ import tempfile
 
 THINWIRE = sys.argv[1]
 KEYS = """spec workers elements buckets bits_per_second latency_seconds wire_bytes_formula frame_header_bytes
-    rounds seconds_codec seconds_sockets seconds_step seconds_compute seconds_exposed exposed_codec
-    exposed_wire exposed_wait simulated_seconds seconds_step_at chosen reason""".split()
+    messages host_bytes_sent rounds seconds_codec seconds_sockets seconds_step seconds_doubt seconds_compute
+    seconds_exposed exposed_codec exposed_wire exposed_wait simulated_seconds seconds_step_at chosen
+    reason""".split()
 FREE = ("--codec", "off")
 
 
@@ -92,6 +93,27 @@ def simulated_is_predicted():
         assert abs(row["simulated_seconds"] / row["seconds_step"] - 1) < 0.02, row
 
 
+def tiny_models_stay_dense():
+    """Their candidates differ by a few latencies and what timing cannot tell."""
+    for elements in ("1", "100", "1000"):
+        dense = rows("--elements", elements, "--link", "1Gbit:50us")[0]
+        assert dense["chosen"] and dense["seconds_doubt"] > 0, dense
+
+
+def hosts_that_add_up_first_send_as_one_rank():
+    """Of two hosts of four ranks each sends what two ranks alone would."""
+    common = ("--shapes", "1000x1000", "--link", "1Gbit:50us", "--sync", "dense,half", *FREE)
+    apart = rows(*common, "--workers", "8", "--ranks-per-host", "4")
+    two = rows(*common, "--workers", "2")
+    hosts = rows(*common, "--workers", "8", "--ranks-per-host", "4", "--reduce-in-host")
+    for one, other, host in zip(apart, two, hosts):
+        assert abs(host["exposed_wire"] / other["exposed_wire"] - 1) < 0.01, (host, other)
+        assert host["exposed_wire"] < one["exposed_wire"] and host["rounds"] == other["rounds"], (host, one)
+        assert host["host_bytes_sent"] == 2 * 4 * 1000 * 1000 * 3 / 4 and one["host_bytes_sent"] == 0, host
+    text = run(*common, "--workers", "8", "--ranks-per-host", "4", "--reduce-in-host").stdout
+    assert "hosts of 4 ranks, which add up first and act as one worker" in text, text
+
+
 def bad_usage():
     good = ("--link", "1Gbit:50us", *FREE)
     for arguments, word in [
@@ -106,6 +128,13 @@ def bad_usage():
         ((*good, "--elements", "1000", "--workers", "0"), "--workers"),
         ((*good, "--elements", "1000", "--workers", "6", "--ranks-per-host", "4"),
          "6 workers do not fill hosts of 4"),
+        ((*good, "--elements", "1000", "--reduce-in-host"), "--ranks-per-host"),
+        ((*good, "--elements", "1000", "--workers", "4", "--ranks-per-host", "4", "--reduce-in-host"),
+         "4 workers are one host of 4"),
+        ((*good, "--elements", "1000", "--ranks-per-host", "2", "--reduce-in-host",
+          "--sync", "clip+dense"), "clip"),
+        ((*good, "--elements", "1000", "--ranks-per-host", "2", "--reduce-in-host", "--simulate"),
+         "--simulate knows no hosts"),
         ((*good, "--elements", "1000", "--sync", "nonsense"), "nonsense"),
         ((*good, "--elements", "1000", "--sync", "dense,auto"), "it is what chooses"),
         ((*good, "--elements", "1000", "--model-step", "-1"), "a step of -1"),
@@ -129,6 +158,7 @@ def results_go_to_a_file():
 
 for test in (the_formula_of_dense, one_command_for_many_workers, what_backward_covers_costs_nothing,
              a_codec_that_costs_more_than_it_saves_is_not_chosen, shapes_matter, simulated_is_predicted,
-             bad_usage, results_go_to_a_file):
+             tiny_models_stay_dense, hosts_that_add_up_first_send_as_one_rank, bad_usage,
+             results_go_to_a_file):
     test()
     print(test.__name__, "ok", flush=True)

@@ -23,7 +23,7 @@
 #include "core/srun.h"
 #include "planner/link_text.h"
 #include "session/configuration.h"
-#include "session/plan.h"
+#include "session/plan/plan.h"
 #include "thinwire/cuda.h"
 #include "thinwire/state_changes.h"
 #include "thinwire/version.h"
@@ -429,16 +429,17 @@ py::list systems() {
 /// (name, elements, leading dimension)
 using PlannedParameter = std::tuple<std::string, std::size_t, std::size_t>;
 
-/// What `python3 -m thinwire.plan` has from C++, see session/plan.h.
+/// What `python3 -m thinwire.plan` has from C++, see session/plan/plan.h.
 /// Of each number of workers a table and its rows as JSON objects, separated by commas.
 std::vector<std::pair<std::string, std::string>> plan_all(
     const std::vector<std::vector<PlannedParameter>>& buckets, std::vector<double> ready, double backward_end,
     double rest, double threads, std::vector<std::string> specs, const std::vector<int>& workers,
-    const std::string& link, int ranks_per_host, double cores, std::size_t lanes) {
+    const std::string& link, int ranks_per_host, bool reduce_in_host, double cores, std::size_t lanes) {
   const VirtualLink parsed = parse_link(link);
   PlanRequest request{.compute = {std::move(ready), backward_end, rest, threads},
                       .specs = specs.empty() ? candidates_of_auto() : std::move(specs),
                       .ranks_per_host = ranks_per_host,
+                      .reduce_in_host = reduce_in_host,
                       .cores = cores,
                       .lanes = lanes};
   for (const auto& bucket : buckets) {
@@ -480,7 +481,8 @@ void add_systems(py::module& module) {
   module.def("readable", [](const std::string& spec) { return builtin_registry().readable(spec); });
   module.def("plan", &plan_all, py::kw_only(), py::arg("buckets"), py::arg("ready"), py::arg("backward_end"),
              py::arg("rest"), py::arg("threads"), py::arg("specs"), py::arg("workers"), py::arg("link"),
-             py::arg("ranks_per_host"), py::arg("cores"), py::arg("lanes"), WithoutLock());
+             py::arg("ranks_per_host"), py::arg("reduce_in_host"), py::arg("cores"), py::arg("lanes"),
+             WithoutLock());
 }
 
 /// A function of the engine behind Python's.

@@ -121,6 +121,7 @@ def plan(
     workers: Sequence[int],
     link: str,
     ranks_per_host: int,
+    reduce_in_host: bool,
     cores: float,
     lanes: int,
 ) -> list[tuple[str, str]]: ...

@@ -296,7 +296,7 @@ def _candidates(options: argparse.Namespace) -> List[str]:
     return [spec for spec in options.sync.split(",") if spec]
 
 
-def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str]:
+def _describe(recorder: Recorder, profile: _Profile, stretch: float, ranks_per_host: int) -> List[str]:
     ready = profile["ready"]
     lines = [f"seen in {profile['steps']} step{'s' if profile['steps'] > 1 else ''} on this machine: "
              f"{len(ready)} buckets, ready {1e3 * ready[0]:.1f} to {1e3 * ready[-1]:.1f} ms after a "
@@ -310,6 +310,9 @@ def _describe(recorder: Recorder, profile: _Profile, stretch: float) -> List[str
     if stretch > 1:
         lines.append("assumed: ranks of a host share its cores, "
                      f"so that a step computes {stretch:.2g} times as long")
+    if ranks_per_host > 1 and not recorder.on_device:
+        lines.append("not known: how much longer a step computes while a host's other ranks use the same "
+                     "memory and caches. Codecs are timed so, the script ran alone")
     if recorder.has_rows:
         lines.append("left out: rows of sparse embeddings")
     if recorder.types - {"float32"}:
@@ -324,7 +327,7 @@ def _plan(recorder: Recorder, others: int, options: argparse.Namespace,
 
     profile = recorder.profile()
     stretch = 1.0 if recorder.on_device else max(1.0, threads * options.ranks_per_host / options.cores)
-    print(*_describe(recorder, profile, stretch), sep="\n")
+    print(*_describe(recorder, profile, stretch, options.ranks_per_host), sep="\n")
     if others > 0:
         print(f"left out: {others} more model{'s' if others > 1 else ''}; this is the first one that the "
               "script wrapped in DistributedDataParallel")
@@ -338,6 +341,7 @@ def _plan(recorder: Recorder, others: int, options: argparse.Namespace,
         workers=options.workers,
         link=options.link,
         ranks_per_host=options.ranks_per_host,
+        reduce_in_host=options.reduce_in_host,
         cores=options.cores,
         lanes=options.lanes,
     )
@@ -367,6 +371,8 @@ def _parse() -> argparse.Namespace:
                         help="steps that are measured, after the first three")
     parser.add_argument("--ranks-per-host", type=positive, default=1,
                         help="ranks that share a host's cores and link")
+    parser.add_argument("--reduce-in-host", action="store_true",
+                        help="these add up first and act as one worker, as with register's ranks_per_host")
     parser.add_argument("--cores", type=float, default=float(os.cpu_count() or 1), help="of a host")
     parser.add_argument("--lanes", type=positive, default=2, help="as register's")
     parser.add_argument("--json", help="write results to this file")
@@ -390,12 +396,17 @@ def _refuse_bad_words(options: argparse.Namespace) -> None:
     """Before the script runs: ValueError for a link, candidates or numbers that cannot be planned."""
     from thinwire.extension import _C
 
+    per_host = options.ranks_per_host
     for workers in options.workers:
-        if workers > options.ranks_per_host and workers % options.ranks_per_host != 0:
-            raise ValueError(f"{workers} workers do not fill hosts of {options.ranks_per_host} ranks each: "
-                             "give a multiple")
+        if workers > per_host and workers % per_host != 0:
+            raise ValueError(f"{workers} workers do not fill hosts of {per_host} ranks each: give a multiple")
+        if options.reduce_in_host and workers <= per_host:
+            raise ValueError(f"{workers} workers are one host of {per_host} ranks, which sends nothing to "
+                             "others: leave out --reduce-in-host")
     _C.plan(buckets=[[("tiny", 4, 2)]], ready=[0.0], backward_end=0.0, rest=0.0, threads=0.0,
-            specs=_candidates(options), workers=[1], link=options.link, ranks_per_host=1, cores=1.0, lanes=1)
+            specs=_candidates(options), workers=[2 * per_host if options.reduce_in_host else 1],
+            link=options.link, ranks_per_host=per_host if options.reduce_in_host else 1,
+            reduce_in_host=options.reduce_in_host, cores=1.0, lanes=1)
 
 
 def main() -> int:

@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -25,6 +28,11 @@ namespace {
 
 /// More than caches hold, as buckets are.
 constexpr std::size_t kBytes = std::size_t{32} << 20;
+/// A header of a frame.
+constexpr std::size_t kSmallBytes = 64;
+/// Round trips of small messages; fewer where they take long, as on busy cores.
+constexpr int kRoundTrips = 300;
+constexpr std::chrono::milliseconds kLongest{100};
 constexpr int kTries = 3;
 
 [[noreturn]] void fail(const char* call) {
@@ -65,7 +73,7 @@ void send_all(int to, const std::vector<std::byte>& bytes, double& seconds, int&
 }
 
 /// Both ends' CPU time.
-double one_try(int from, int to) {
+double one_try_of_bytes(int from, int to) {
   const std::vector<std::byte> leaving(kBytes, std::byte{1});
   std::vector<std::byte> arriving(kBytes);
   double sending = 0;
@@ -89,7 +97,88 @@ double one_try(int from, int to) {
   return sending + receiving;
 }
 
-double connect_and_try() {
+/// One end of a connection as Gloo has it: a thread of its own reads, and wakes the one that waits.
+class End {
+ public:
+  explicit End(int socket) : socket_(socket), reader_([this] { read(); }) {}
+  ~End() { finish(); }
+  End(const End&) = delete;
+  End& operator=(const End&) = delete;
+
+  /// Returns whether all of it is on its way.
+  bool send() const {
+    const std::array<std::byte, kSmallBytes> message{};
+    return ::send(socket_, message.data(), message.size(), MSG_NOSIGNAL) == ssize_t{kSmallBytes};
+  }
+  /// Returns false where the connection ended before another message came.
+  bool await() {
+    std::unique_lock lock(mutex_);
+    came_.wait(lock, [this] { return arrived_ > taken_ || ended_; });
+    if (arrived_ == taken_) return false;
+    ++taken_;
+    return true;
+  }
+  /// Ends the connection. Returns the CPU time of the thread that read.
+  double finish() {
+    ::shutdown(socket_, SHUT_RDWR);
+    if (reader_.joinable()) reader_.join();
+    return seconds_;
+  }
+
+ private:
+  void read() {
+    std::array<std::byte, kSmallBytes> message{};
+    const double start = cpu_seconds();
+    while (true) {
+      const ssize_t now = ::recv(socket_, message.data(), message.size(), MSG_WAITALL);
+      if (now < 0 && errno == EINTR) continue;
+      const std::lock_guard lock(mutex_);
+      ended_ = now != ssize_t{kSmallBytes};
+      if (!ended_) ++arrived_;
+      came_.notify_one();
+      if (ended_) break;
+    }
+    seconds_ = cpu_seconds() - start;
+  }
+
+  int socket_;
+  std::mutex mutex_;
+  std::condition_variable came_;
+  int arrived_ = 0;
+  int taken_ = 0;
+  bool ended_ = false;
+  double seconds_ = 0;
+  std::thread reader_;
+};
+
+/// CPU time of a message: of the threads that send it, read it and wait for it.
+double one_try_of_messages(int here, int there) {
+  End caller(here);
+  End answerer(there);
+  double answering = 0;
+  std::thread answers([&] {
+    const double start = cpu_seconds();
+    while (answerer.await() && answerer.send()) {
+    }
+    answering = cpu_seconds() - start;
+  });
+  const double start = cpu_seconds();
+  const auto began = std::chrono::steady_clock::now();
+  int trips = 0;
+  while (trips < kRoundTrips && std::chrono::steady_clock::now() - began < kLongest) {
+    if (!caller.send() || !caller.await()) break;
+    ++trips;
+  }
+  double seconds = cpu_seconds() - start;
+  seconds += caller.finish();
+  answers.join();
+  seconds += answerer.finish();
+  if (trips == 0) fail("send of a small message");
+  return (seconds + answering) / (2 * trips);
+}
+
+/// `measure` is given both ends of a new connection.
+double connect_and_try(double (*measure)(int, int)) {
   const Socket listener(::socket(AF_INET, SOCK_STREAM, 0), "socket");
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -102,16 +191,21 @@ double connect_and_try() {
   const Socket sender(::socket(AF_INET, SOCK_STREAM, 0), "socket");
   if (::connect(sender.get(), general, length) != 0) fail("connect");
   const Socket receiver(::accept(listener.get(), nullptr, nullptr), "accept");
-  return one_try(receiver.get(), sender.get());
+  return measure(receiver.get(), sender.get());
+}
+
+double middle_try(double (*measure)(int, int)) {
+  std::array<double, kTries> seconds{};
+  for (double& one : seconds) one = connect_and_try(measure);
+  std::ranges::sort(seconds);
+  return seconds[kTries / 2];
 }
 
 }  // namespace
 
-double measure_socket_seconds_per_byte() {
-  std::array<double, kTries> seconds{};
-  for (double& one : seconds) one = connect_and_try();
-  std::ranges::sort(seconds);
-  return seconds[kTries / 2] / static_cast<double>(kBytes);
+SocketCost measure_socket_cost() {
+  return {.seconds_per_byte = middle_try(one_try_of_bytes) / static_cast<double>(kBytes),
+          .seconds_per_message = middle_try(one_try_of_messages)};
 }
 
 }  // namespace thinwire

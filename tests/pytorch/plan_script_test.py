@@ -153,6 +153,16 @@ def rows_are_left_out_and_types_told(bench):
     assert bench.rows()[0]["elements"] == 9 * 8
 
 
+def ranks_of_a_host_are_planned(bench):
+    text = bench.run(SCRIPT, "1000", bench.marker,
+                     options=("--workers", "4", "--link", "1Gbit:50us", "--steps", "3",
+                              "--sync", "dense,half", "--ranks-per-host", "2", "--reduce-in-host"))
+    assert "not known: how much longer a step computes" in text, text
+    assert "hosts of 2 ranks, which add up first and act as one worker" in text, text
+    for row in bench.rows():
+        assert row["host_bytes_sent"] == 4 * PARAMETERS, row  # half of the bytes, there and back
+
+
 def what_cannot_be_planned_is_told(bench):
     good = ("--workers", "4", "--link", "1Gbit:50us")
     text = bench.run(SCRIPT, "4", bench.marker, options=good, status=1)
@@ -165,7 +175,11 @@ def what_cannot_be_planned_is_told(bench):
                           ((*good, "--sync", "auto"), "it is what chooses"),
                           (("--workers", "0", "--link", "1Gbit:50us"), "'0': whole numbers from 1 on"),
                           ((*good, "--steps", "2,3"), "'2,3': a whole number from 1 on"),
-                          ((*good, "--ranks-per-host", "3"), "4 workers do not fill hosts of 3")]:
+                          ((*good, "--ranks-per-host", "3"), "4 workers do not fill hosts of 3"),
+                          ((*good, "--ranks-per-host", "4", "--reduce-in-host"), "4 workers are one host"),
+                          ((*good, "--ranks-per-host", "2", "--reduce-in-host", "--sync", "clip+dense"),
+                           "clip"),
+                          ((*good, "--reduce-in-host"), "--ranks-per-host")]:
         text = bench.run(SCRIPT, "1000", bench.marker, options=options, status=2)
         assert word in text and "step 0" not in text, text
 
@@ -211,7 +225,7 @@ for test in (a_script_may_use_what_a_handle_offers, what_goes_wrong_in_a_script_
              a_training_is_ended_and_planned,
              where_a_step_computes_for_long_compression_cannot_help, buckets_are_those_of_ddp,
              steps_that_take_different_times_are_told,
-             rows_are_left_out_and_types_told, what_cannot_be_planned_is_told):
+             rows_are_left_out_and_types_told, ranks_of_a_host_are_planned, what_cannot_be_planned_is_told):
     temporary, own = tempfile.mkdtemp(), os.getpid()
     try:
         test(Bench(temporary))

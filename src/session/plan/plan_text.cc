@@ -5,7 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "session/plan.h"
+#include "session/plan/plan.h"
 
 namespace thinwire {
 namespace {
@@ -37,11 +37,9 @@ double gbit(const VirtualLink& link) {
   return link.bytes_per_second * 8e-9;
 }
 
-std::size_t elements_of(const PlanRequest& request) {
+std::size_t all_elements_of(const PlanRequest& request) {
   std::size_t elements = 0;
-  for (const BucketLayout& bucket : request.buckets) {
-    for (const Parameter& parameter : bucket) elements += parameter.elements;
-  }
+  for (const BucketLayout& bucket : request.buckets) elements += elements_of(bucket);
   return elements;
 }
 
@@ -74,10 +72,15 @@ std::string row_of(const Plan& plan, std::size_t index, const PlansElsewhere& el
 
 std::string plan_table(const PlanRequest& request, const Plan& plan, const PlansElsewhere& elsewhere) {
   std::string text =
-      text_of("%d worker%s, %.4g Gbit/s and %.4g us; %zu elements in %zu bucket%s; a step computes %.2f ms\n",
+      text_of("%d worker%s, %.4g Gbit/s and %.6g us; %zu elements in %zu bucket%s; a step computes %.2f ms\n",
               plan.workers, plan.workers == 1 ? "" : "s", gbit(plan.link), 1e6 * plan.link.latency_seconds,
-              elements_of(request), request.buckets.size(), request.buckets.size() == 1 ? "" : "s",
+              all_elements_of(request), request.buckets.size(), request.buckets.size() == 1 ? "" : "s",
               1e3 * plan.rows[0].cost.compute);
+  if (request.reduce_in_host) {
+    text +=
+        text_of("hosts of %d ranks, which add up first and act as one worker; bytes sent: to other hosts\n",
+                request.ranks_per_host);
+  }
   text += head_of(plan, elsewhere);
   for (std::size_t i = 0; i < plan.rows.size(); ++i) text += row_of(plan, i, elsewhere);
   return text + "choice (*): " + plan.rows[plan.choice].spec + ": " + plan.reason + "\n";
@@ -89,15 +92,17 @@ std::string plan_json(const PlanRequest& request, const Plan& plan, const PlansE
     const PlanRow& row = plan.rows[i];
     text += (i == 0 ? "" : ",\n") + std::string("{\"spec\": ") + quoted(row.spec) +
             ", \"workers\": " + std::to_string(plan.workers) +
-            ", \"elements\": " + std::to_string(elements_of(request)) +
+            ", \"elements\": " + std::to_string(all_elements_of(request)) +
             ", \"buckets\": " + std::to_string(request.buckets.size()) +
             ", \"bits_per_second\": " + number(8 * plan.link.bytes_per_second) +
             ", \"latency_seconds\": " + number(plan.link.latency_seconds) +
             ", \"wire_bytes_formula\": " + std::to_string(row.payload_bytes) +
-            ", \"frame_header_bytes\": " + number(row.header_bytes) + ", \"rounds\": " + number(row.rounds) +
-            ", \"seconds_codec\": " + number(row.codec_seconds) +
+            ", \"frame_header_bytes\": " + number(row.header_bytes) +
+            ", \"messages\": " + number(row.messages) + ", \"host_bytes_sent\": " + number(row.host_bytes) +
+            ", \"rounds\": " + number(row.rounds) + ", \"seconds_codec\": " + number(row.codec_seconds) +
             ", \"seconds_sockets\": " + number(row.socket_seconds) +
             ", \"seconds_step\": " + number(row.cost.step) +
+            ", \"seconds_doubt\": " + number(row.doubt_seconds) +
             ", \"seconds_compute\": " + number(row.cost.compute) +
             ", \"seconds_exposed\": " + number(row.cost.exposed()) +
             ", \"exposed_codec\": " + number(row.cost.codec) +

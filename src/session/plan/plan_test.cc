@@ -1,9 +1,10 @@
-#include "session/plan.h"
+#include "session/plan/plan.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "thinwire/session.h"
 
@@ -83,18 +84,22 @@ TEST(Plan, BytesAreThoseThatASessionSends) {
   const Plan plan = planner.plan(4, kGbit);
   for (const PlanRow& row : plan.rows) {
     double sent = 0;
+    double messages = 0;
     run_virtual(4, kGbit, [&](VirtualCommunicator& communicator) {
       Session session(row.spec, communicator);
       session.add_bucket(request.buckets[0]);
       for (int step = 0; step < 3; ++step) {
         std::vector<float> gradient(10'000, static_cast<float>(communicator.rank() + 1));
-        const double now = static_cast<double>(session.synchronize(0, gradient).wire.sent_bytes);
+        const Traffic& wire = session.synchronize(0, gradient).wire;
+        const auto now = static_cast<double>(wire.sent_bytes);
         sent = step == 0 ? now : std::max(sent, now);
+        messages = static_cast<double>(wire.sent_messages);
         session.next_step();
       }
     });
     EXPECT_NEAR(static_cast<double>(row.payload_bytes) + row.header_bytes, sent, 0.001 * sent + 200)
         << row.spec;
+    EXPECT_EQ(row.messages, messages) << row.spec;
   }
 }
 
@@ -150,6 +155,119 @@ TEST(Plan, RanksOfAHostShareItsLinkAndCores) {
   EXPECT_THROW(StepPlanner(request).plan(6, kGbit), std::invalid_argument);
 }
 
+/// Hosts of four ranks, of which each sends as a rank alone would.
+TEST(Plan, RanksOfAHostThatAddUpFirstSendAsOne) {
+  PlanRequest request = small_model();
+  request.buckets = {{{"a", 1'000'000, 1000}}, {{"b", 1'000'000, 1000}}};
+  const Plan hosts = StepPlanner(request).plan(2, kGbit);
+  request.ranks_per_host = 4;
+  const Plan apart = StepPlanner(request).plan(8, kGbit);
+  request.reduce_in_host = true;
+  StepPlanner planner(request);
+  const Plan together = planner.plan(8, kGbit);
+  for (std::size_t i = 0; i < together.rows.size(); ++i) {
+    const PlanRow& row = together.rows[i];
+    EXPECT_EQ(row.rounds, hosts.rows[i].rounds) << row.spec;
+    EXPECT_LT(row.cost.wire, apart.rows[i].cost.wire) << row.spec;
+    if (i < 2) {  // of each of four pieces the low ranks are larger than a fourth of the whole one's
+      EXPECT_NEAR(row.cost.wire / hosts.rows[i].cost.wire, 1, 0.01) << row.spec;
+    }
+    EXPECT_EQ(row.host_bytes, 2 * 4 * 2'000'000 * 0.75) << row.spec;
+    EXPECT_EQ(apart.rows[i].host_bytes, 0);
+  }
+  EXPECT_NE(plan_table(request, together, {}).find("hosts of 4 ranks, which add up first"),
+            std::string::npos);
+  EXPECT_THROW(planner.plan(4, kGbit), std::invalid_argument) << "one host";
+  EXPECT_THROW(planner.plan(6, kGbit), std::invalid_argument);
+}
+
+TEST(Plan, BytesOfHostsAreThoseThatSessionsSend) {
+  PlanRequest request = small_model();
+  request.buckets = {{{"a", 60'000, 200}, {"v", 300, 300}}};
+  request.compute.ready.pop_back();
+  request.ranks_per_host = 2;
+  request.reduce_in_host = true;
+  for (const PlanRow& row : StepPlanner(request).plan(4, kGbit).rows) {
+    double most = 0;
+    double in_hosts = 0;
+    run_virtual(4, kGbit, [&](VirtualCommunicator& communicator) {
+      Session session(row.spec, communicator, {.ranks_per_host = 2});
+      session.add_bucket(request.buckets[0]);
+      std::vector<float> gradient(60'300, static_cast<float>(communicator.rank() + 1));
+      const StepReport& report = session.synchronize(0, gradient);
+      most = std::max(most, static_cast<double>(report.wire.sent_bytes));
+      in_hosts += static_cast<double>(report.host_bytes_sent) / 4;
+    });
+    EXPECT_NEAR(static_cast<double>(row.payload_bytes) + row.header_bytes, most, 0.001 * most + 200)
+        << row.spec;
+    EXPECT_NEAR(row.host_bytes, in_hosts, 200) << row.spec;
+  }
+}
+
+/// Over a link of much latency each of W - 1 long messages waits for the one before it. The virtual network
+/// knows no turns, so nothing is simulated here.
+TEST(Plan, LongMessagesTakeTurns) {
+  PlanRequest request = small_model();
+  request.specs = {"dense", "half"};
+  request.codecs.assign(2, {.measured = false});
+  request.buckets[0] = {{"b", 4'000'000, 2000}};
+  StepPlanner planner(request);
+  const auto rounds = [&](int workers, double gbit) {
+    const Plan plan = planner.plan(workers, {.bytes_per_second = gbit * 1e9 / 8, .latency_seconds = 10e-3});
+    return std::pair(plan.rows[0].rounds, plan.rows[1].rounds);
+  };
+  EXPECT_EQ(rounds(4, 0.1), std::pair(2 * 3 + 1.0, 2 + 1 + 2 * (4 - 2.0)));
+  EXPECT_EQ(rounds(4, 100), std::pair(2 * 3 + 1.0, 2 + 1.0)) << "the queue holds them";
+  EXPECT_EQ(rounds(2, 0.1).second, 2 + 1.0) << "two ranks have no turns";
+  EXPECT_EQ(rounds(32, 0.1).second, 2 + 2 + 2 * (32 - 2.0));
+  request.turns = false;
+  const VirtualLink far{.bytes_per_second = 1e8 / 8, .latency_seconds = 10e-3};
+  StepPlanner without(request);
+  const Plan plan = without.plan(4, far);
+  EXPECT_EQ(plan.rows[1].rounds, 2 + 1);
+  EXPECT_NEAR(plan.rows[1].cost.step / without.simulate(1, 4, far), 1, 0.03) << "which has none";
+  request.buckets[0] = {{"b", 40'000, 200}};
+  const Plan little = StepPlanner(request).plan(4, {.bytes_per_second = 1e5, .latency_seconds = 10e-3});
+  EXPECT_EQ(little.rows[1].rounds, 2 + 1) << "below 32 KiB nothing is long";
+}
+
+/// What separates candidates there is noise and a few latencies.
+TEST(Plan, TinyModelsStayDense) {
+  for (const std::size_t elements : {1, 100, 1000}) {
+    PlanRequest request{.buckets = {{{"a", elements, 1}}},
+                        .compute = {.ready = {0}},
+                        .specs = candidates_of_auto(),
+                        .ranks_per_host = 1};
+    StepPlanner planner(request);
+    for (const double gbit : {1, 10, 100}) {
+      const Plan plan = planner.plan(4, {.bytes_per_second = gbit * 1e9 / 8, .latency_seconds = 50e-6});
+      EXPECT_EQ(plan.choice, 0u) << elements << " elements, " << gbit << " Gbit/s: " << plan.reason;
+    }
+  }
+}
+
+/// Rates that are given are no measurement, and leave no doubt.
+TEST(Plan, WhatTimingCannotTellDoesNotDecide) {
+  PlanRequest request = small_model();
+  request.buckets = {{{"a", 1000, 1}}};
+  request.compute = {.ready = {0}};
+  request.specs = {"dense", "half"};
+  request.codecs.assign(2, {.measured = false});
+  const VirtualLink link{.bytes_per_second = 1e9, .latency_seconds = 50e-6};
+  const Plan exact = StepPlanner(request).plan(4, link);
+  EXPECT_EQ(exact.choice, 1u) << exact.reason;
+  EXPECT_EQ(exact.rows[1].doubt_seconds, 0);
+  request.codecs.assign(2, {});
+  const Plan measured = StepPlanner(request).plan(4, link);
+  EXPECT_EQ(measured.choice, 0u);
+  EXPECT_GE(measured.rows[1].doubt_seconds, 0.5e-3);
+  if (measured.fastest != 0) {
+    EXPECT_NE(measured.reason.find("is what timing cannot tell"), std::string::npos) << measured.reason;
+  }
+  const VirtualLink far{.bytes_per_second = 1e9, .latency_seconds = 20e-3};
+  EXPECT_EQ(StepPlanner(request).plan(4, far).choice, 1u) << "four latencies are no noise";
+}
+
 TEST(Plan, RefusesWhatCannotBePlanned) {
   const auto refused = [](auto change) {
     PlanRequest request = small_model();
@@ -166,6 +284,12 @@ TEST(Plan, RefusesWhatCannotBePlanned) {
   refused([](PlanRequest& request) { request.within = -1; });
   refused([](PlanRequest& request) { request.compute.ready.pop_back(); });
   refused([](PlanRequest& request) { request.ranks_per_host = 0; });
+  refused([](PlanRequest& request) { request.reduce_in_host = true; });
+  refused([](PlanRequest& request) {
+    request.ranks_per_host = 2;
+    request.reduce_in_host = true;
+    request.specs = {"clip+dense"};
+  });
   EXPECT_THROW(StepPlanner(small_model()).plan(0, kGbit), std::invalid_argument);
 }
 
