@@ -106,7 +106,6 @@ std::uint64_t Auto::begin_step(Step& step) {
   if (decides(step) && !checked_) {
     sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
   }
-  plan_.guards = false;
   if (rules_.link.empty() || plan_.chosen || !decides(step)) {
     estimate_.reset();
   } else {
@@ -135,8 +134,7 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
     }
   }
   if (!plan_.chosen) {
-    const auto counted = plan_.trial.begin_step(seconds, inside);
-    if (counted && plan_.guards) ++plan_.guarded[*counted];
+    plan_.trial.begin_step(seconds, inside);
     const std::uint64_t sent = plan_.trial.round_is_over() ? after_round(step) : 0;
     if (!plan_.chosen) plan_.coming = plan_.trial.coming();
     return sent;

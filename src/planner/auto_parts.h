@@ -159,11 +159,8 @@ class Auto final : public Synchronizer {
     Seconds middle{};          // of those that the last round had, as looks take a step's time
     Members earlier{};         // whose seconds are those of an earlier trial
     bool inferred = false;     // those of dense are what half's say
-    /// Of each candidate's steps in the last trial it had a part in, those in which a guard had buckets.
-    std::array<std::size_t, Trial::kMostCandidates> guarded{};
-    bool guards = false;  // it had some in the step before
-    bool chosen = false;  // else the trial goes on
-    bool tried = false;   // there is a choice, of a trial before this one or of a state
+    bool chosen = false;       // else the trial goes on
+    bool tried = false;        // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;     // seconds of a step with the choice; 0: not known yet
     bool moved = false;   // in the step before a guard changed what a bucket does
@@ -216,7 +213,6 @@ class Auto final : public Synchronizer {
     own.elements = step.report.elements;
     own.delivered_all = member.lossless && step.report.finite;
     // A guard says where another system had the bucket.
-    plan_.guards = plan_.guards || step.report.scheme != nullptr;
     if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[used].c_str();
     return true;
   }
@@ -320,12 +316,6 @@ class Auto final : public Synchronizer {
   bool try_with_dense(std::size_t quarters);
   std::vector<float> numbers() const;
   std::optional<Plan> read_plan(Span<const float> numbers) const;
-  void begin_trial(const Trial& trial) {
-    plan_.trial = trial;
-    for (std::size_t i = 0; i < candidates(); ++i) {
-      if (trial.has(i)) plan_.guarded[i] = 0;
-    }
-  }
   /// A trial that is not the first one has nothing to settle.
   TrialOptions again() const {
     TrialOptions options = rules_.trial;

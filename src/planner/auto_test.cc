@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <regex>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -110,11 +109,6 @@ TEST(Auto, WhatTheGuardDidInTheTrialIsNoReasonAfterwards) {
     const std::string explained = training.session().explain();
     EXPECT_NE(explained.find("so ecsq:step=0.25 in its place until step"), std::string::npos) << explained;
     EXPECT_EQ(explained.find("since the guard changed"), std::string::npos) << explained;
-    // The time in the choice's reason is not power_sgd's alone, and the reason says so.
-    EXPECT_TRUE(
-        std::regex_search(explained, std::regex("ms with power_sgd:rank=32:bits=8 \\(with [1-9] steps? "
-                                                "in which the guard sent buckets more exactly\\)")))
-        << explained;
   });
 }
 
@@ -224,7 +218,6 @@ TEST(Auto, WhenStepsTakeAnotherTimeTheCandidatesAreTriedAgain) {
     training.run(kTrial + 12, 0.01);
     EXPECT_EQ(training.system(), "power_sgd");
     EXPECT_NE(training.session().explain().find("guard: bucket"), std::string::npos);
-    EXPECT_EQ(training.session().explain().find("more exactly"), std::string::npos);
     training.run(40, 100.0);
     EXPECT_EQ(training.system(), "dense");
     const std::string explained = training.session().explain();

@@ -92,7 +92,7 @@ std::uint64_t Auto::after_round(Step& step) {
   if (!known) {
     // Some candidate's steps did not count, or a clock told nonsense.
     plan_.quarters = 0;
-    begin_trial(trial_of_members(again(), plan_.use));
+    plan_.trial = trial_of_members(again(), plan_.use);
     return sent;
   }
   for (std::size_t i = 0; i < candidates(); ++i) {
@@ -158,11 +158,10 @@ bool Auto::try_with_dense(std::size_t quarters) {
   while (quarters > 0 && buckets_of_dense(quarters) >= before) --quarters;
   if (quarters == 0 || buckets_of_dense(quarters) == 0) return false;
   plan_.quarters = quarters;
-  Trial trial(again(), plan_.use);
+  plan_.trial = Trial(again(), plan_.use);
   for (std::size_t i = 0; i < candidates(); ++i) {
-    if (!takes_part(i)) trial.drop(i);
+    if (!takes_part(i)) plan_.trial.drop(i);
   }
-  begin_trial(trial);
   plan_.coming = plan_.trial.coming();
   return true;
 }
@@ -196,10 +195,6 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice, double
            " with " + name_of(i);
     if (inferred) all += " (not tried: it sends twice as much as " + name_of(1) + ")";
     if (plan_.earlier[i]) all += " (in an earlier trial)";
-    if (plan_.guarded[i] > 0) {
-      all += " (with " + std::to_string(plan_.guarded[i]) + (plan_.guarded[i] == 1 ? " step" : " steps") +
-             " in which the guard sent buckets more exactly)";
-    }
   }
   const std::string of_which = percent(allowed - rules_.within) == percent(0)
                                    ? ""
@@ -239,7 +234,7 @@ void Auto::try_again_with(Step& step, const Members& rivals, const std::string& 
 void Auto::try_again(Step& step, const std::string& why) {
   add_change(step, why + ": the candidates are tried again");
   plan_.quarters = 0;
-  begin_trial(trial_of_members(again(), plan_.use));
+  plan_.trial = trial_of_members(again(), plan_.use);
   plan_.chosen = false;
   plan_.coming = plan_.trial.coming();
 }

@@ -40,20 +40,17 @@ void Trial::next_turn() {
   turn_ = next.value_or(turn_);
 }
 
-std::optional<std::size_t> Trial::begin_step(std::optional<double> seconds, double inside) {
-  std::optional<std::size_t> counted;
+void Trial::begin_step(std::optional<double> seconds, double inside) {
   if (counting_ && seconds && counts_[*counting_] < kMostTimes) {
     double& least = least_inside_[*counting_];
     least = counts_[*counting_] == 0 ? inside : std::min(least, inside);
     times_[*counting_][counts_[*counting_]++] = *seconds;
-    counted = counting_;
   }
   over_ = ending_;
   ending_ = false;
   counting_.reset();
   if (at_ >= skipped_) counting_ = turn_;
   if (++at_ >= skipped_ + options_.steps && round_ < rounds_) next_turn();
-  return counted;
 }
 
 bool Trial::extend() {

@@ -37,8 +37,8 @@ class Trial {
   std::size_t coming() const { return turn_; }
 
   /// At the beginning of the step that was coming. seconds: of the step before, where they are known.
-  /// inside: what of these was the exchange's. Returns the candidate among whose times these are now.
-  std::optional<std::size_t> begin_step(std::optional<double> seconds, double inside = 0);
+  /// inside: what of these was the exchange's.
+  void begin_step(std::optional<double> seconds, double inside = 0);
 
   /// All times of a round are there, and this step has begun since: the moment to drop candidates, or to
   /// choose.
