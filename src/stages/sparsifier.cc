@@ -52,6 +52,7 @@ void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> 
 void Sparsifier::keep_rest(const RowSparse& own, Span<const float> left, Span<const float> gradient,
                            Span<float> residual, Step& step) const {
   add(step.executor, residual, gradient);
+  step.report.residual_norm = -1;  // the inner system knew of no other residual than `left`
   fill_rows(step.executor, own.row_indices, width_, 0, residual);
   if (!left.empty()) add(step.executor, residual, left.first(residual.size()));
 }
