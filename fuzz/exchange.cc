@@ -17,18 +17,29 @@ constexpr std::size_t kMostDamages = 4;
 
 /// Which of the targets a system belongs to.
 std::string group_of(const std::string& spec) {
-  static const std::map<std::string, std::string> groups = {
-      {"marsit", "one_bit"},         {"signsgd", "votes"},
-      {"ef_signsgd", "one_bit"},     {"ssdm", "one_bit"},
-      {"cascading_sign", "one_bit"}, {"half", "half"},
-      {"one_bit_adam", "one_bit"},   {"zero_one_adam", "one_bit"},
-      {"demo", "code_tables"},       {"blocks", "code_tables"},
-      {"qsgd", "code_tables"},       {"terngrad", "code_tables"},
-      {"nuqsgd", "code_tables"},     {"alq", "adaptive_levels"},
-      {"amq", "adaptive_levels"},    {"casq", "casq"},
-      {"zen", "push_pull"},          {"sparse_ps", "push_pull"},
-      {"omnireduce", "push_pull"},   {"sparcml", "row_lists"},
-      {"agsparse", "row_lists"},     {"s2_reducer", "s2_reducer"}};
+  static const std::map<std::string, std::string> groups = {{"marsit", "one_bit"},
+                                                            {"signsgd", "votes"},
+                                                            {"ef_signsgd", "one_bit"},
+                                                            {"ssdm", "one_bit"},
+                                                            {"cascading_sign", "one_bit"},
+                                                            {"half", "half"},
+                                                            {"one_bit_adam", "one_bit"},
+                                                            {"zero_one_adam", "one_bit"},
+                                                            {"demo", "code_tables"},
+                                                            {"blocks", "code_tables"},
+                                                            {"ecsq", "code_tables"},
+                                                            {"qsgd", "code_tables"},
+                                                            {"terngrad", "code_tables"},
+                                                            {"nuqsgd", "code_tables"},
+                                                            {"alq", "adaptive_levels"},
+                                                            {"amq", "adaptive_levels"},
+                                                            {"casq", "casq"},
+                                                            {"zen", "push_pull"},
+                                                            {"sparse_ps", "push_pull"},
+                                                            {"omnireduce", "push_pull"},
+                                                            {"sparcml", "row_lists"},
+                                                            {"agsparse", "row_lists"},
+                                                            {"s2_reducer", "s2_reducer"}};
   const auto found = groups.find(parse_spec(builtin_registry().make(spec).spec).back().name);
   return found == groups.end() ? "sums" : found->second;
 }

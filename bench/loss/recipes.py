@@ -72,6 +72,7 @@ RECIPES = {
     "transformer-wikitext2": AS_THEY_COME + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + IN_BLOCKS + SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + GUARDED[-1:],
     "transformer-markov": ["dense", "casq:bits=4", "blocks:bits=4:block=128", "auto:link=100Mbit:50us", "auto:link=100Mbit:50us:budget=0.75"] + CELLS_BEGUN_IN_CODES + LOW_RANK_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM[:1] + MORE_SIGNS_OF_MOMENTUM[1:] + CLIPPED_AT_2 + CLIPPED_ALONE,
     "transformer-kjv-200": LOCAL_STEPS,
+    "transformer-kjv-2000": ["dense", "power_sgd:rank=32:bits=8", "power_sgd:rank=15:bits=8", "power_sgd:rank=7:bits=4", "auto:link=100Mbit:50us"] + BEGUN_BRIEFLY + SIGNS_OF_MOMENTUM,
     "transformer-kjv-momentum": AS_THEY_COME + LOW_RANK_IN_CODES + ["auto:link=100Mbit:50us", "half:format=bf16:feedback=on"],
     "cnn-fashion": AS_THEY_COME + WITH_MOMENTUM,
     # At this rate and momentum one-bit systems diverge.

@@ -37,6 +37,8 @@ SETTINGS = {
     "transformer-wikitext2": (TRANSFORMER + ["--data", "text:{}"], "wikitext"),
     "transformer-markov": (TRANSFORMER + ["--data", "text:{}", "--lr-warm-up", "0"], "markov"),
     "transformer-kjv-200": (SMALL + ["--epochs", "1", "--epoch-steps", "200", "--data", "text"], None),
+    # Five passes over the text: the loss of dense levels off.
+    "transformer-kjv-2000": (SMALL + ["--epochs", "8", "--epoch-steps", "250", "--data", "text"], None),
     "transformer-kjv-momentum": (
         TRANSFORMER + ["--data", "text", "--optimizer", "sgd", "--lr", "0.1", "--momentum", "0.9", "--weight-decay", "0"], None),
     "cnn-fashion": (["--model", "cnn", "--epochs", "4", "--lr", "0.05"] + IMAGES, None),

@@ -19,6 +19,7 @@ SystemInfo global_top_k_info();
 SystemInfo power_sgd_info();
 SystemInfo acp_sgd_info();
 SystemInfo blocks_info();
+SystemInfo ecsq_info();
 SystemInfo demo_info();
 SystemInfo one_bit_adam_info();
 SystemInfo zero_one_adam_info();

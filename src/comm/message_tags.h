@@ -29,6 +29,8 @@ enum MessageTag : Communicator::Tag {
   kScatteredTag = 59,
   kRowListTag = 60,
   kHostTag = 62,
+  kLevelsUpTag = 64,
+  kLevelsDownTag = 65,
   // Collectives.
   kReduceTag = Communicator::kFirstReservedTag,
   kGatherTag = kReduceTag + 10,

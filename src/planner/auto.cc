@@ -183,8 +183,9 @@ std::vector<std::string> names_of(const Options& options) {
 /// What is allowed where nothing else is given.
 constexpr const char* kBudget = "0.5";
 
-/// Of codes of 8 bits, in the guard's unit. Rounding to 127 levels of the largest of 256 elements is off by
-/// at most half a level each, twice: 0.09 of the block's norm. The unit is at least 0.2 of it.
+/// Of ecsq with a quarter of the elements' root mean square as step, in the guard's unit. Rounding to a step
+/// is off by 0.29 of it where elements lie evenly between levels. Each rank's rounding and the mean's make 0.09
+/// of the norm together with two ranks, and less with more. The unit is at least 0.2 of the norm.
 constexpr double kErrorOfCodes = 0.45;
 
 /// The one that leaves something out is guarded. What the guard takes in its place leaves out less than the
@@ -197,7 +198,7 @@ std::vector<std::string> candidates(const Options& options) {
                                 options.text("budget") + " has no effect: leave one of them out");
   }
   if (!options.flag("lossless")) {
-    const std::string milder = budget >= kErrorOfCodes ? "blocks/bits=8" : "dense";
+    const std::string milder = budget >= kErrorOfCodes ? "ecsq/step=0.25" : "dense";
     specs.back() = "guard:noise=" + options.text("budget") + ":with=" + milder + "+" + specs.back();
   }
   return specs;

@@ -26,12 +26,12 @@ TEST(Auto, WhatLeavesTooMuchOutIsGivenUp) {
     EXPECT_NE(explained.find("bucket of a and 2 more: the mean that arrives is off by 1."), std::string::npos)
         << explained;
     EXPECT_GE(training.count("power_sgd"), 4) << "the fastest, before anything was measured";
-    EXPECT_EQ(training.system(), "blocks") << "half of the bytes of half";
+    EXPECT_EQ(training.system(), "ecsq") << "a quarter of the bytes of half";
     const std::vector<Change> changes = training.session().changes();
     EXPECT_TRUE(std::is_sorted(changes.begin(), changes.end(),
                                [](const Change& a, const Change& b) { return a.step < b.step; }));
     for (const std::string part : {"power_sgd:rank=32:bits=8. Undisturbed, a step takes",
-                                   "so blocks:bits=8 in its place until step", "tried again"}) {
+                                   "so ecsq:step=0.25 in its place until step", "tried again"}) {
       EXPECT_TRUE(std::any_of(changes.begin(), changes.end(), [&](const Change& one) {
         return one.reason.find(part) != std::string::npos;
       })) << part;
@@ -91,7 +91,7 @@ TEST(Auto, WhatTheGuardChangesIsNotTheNetworks) {
       for (int i = 0; i < kTrial + 12; ++i) step(16);
       for (int i = 0; i < 60; ++i) step(10'000);
       const Session& guarded = elsewhere ? second : first;
-      EXPECT_NE(guarded.explain().find("so blocks:bits=8 in its place until step"), std::string::npos)
+      EXPECT_NE(guarded.explain().find("so ecsq:step=0.25 in its place until step"), std::string::npos)
           << guarded.explain();
       EXPECT_EQ(first.explain().find("candidates are tried again"), std::string::npos) << first.explain();
     });
@@ -107,7 +107,7 @@ TEST(Auto, WhatTheGuardDidInTheTrialIsNoReasonAfterwards) {
     ASSERT_EQ(training.system(), "half");
     training.run(12, 0.2);
     const std::string explained = training.session().explain();
-    EXPECT_NE(explained.find("so blocks:bits=8 in its place until step"), std::string::npos) << explained;
+    EXPECT_NE(explained.find("so ecsq:step=0.25 in its place until step"), std::string::npos) << explained;
     EXPECT_EQ(explained.find("since the guard changed"), std::string::npos) << explained;
   });
 }

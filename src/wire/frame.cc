@@ -78,7 +78,7 @@ Span<const std::byte> payload_of(Span<const std::byte> frame) {
 
 bool known_type(std::uint8_t type) {
   return type >= static_cast<std::uint8_t>(FrameType::sign_bits) &&
-         type <= static_cast<std::uint8_t>(FrameType::sign_sums);
+         type <= static_cast<std::uint8_t>(FrameType::levels);
 }
 
 bool has_rows(FrameType type) {
@@ -129,6 +129,15 @@ void check_sums(const FrameHeader& header) {
   }
 }
 
+/// That it is no longer than 16 bits for each level, 12 bytes for each 65536 of them, and a step for each.
+void check_levels(const FrameHeader& header) {
+  require_equal("row width", header.width, 0);
+  const std::uint64_t most = 6 * header.count + 12 * ((header.count + 65535) / 65536);
+  if (header.payload_bytes > most) {
+    corrupt("payload length for the count", header.payload_bytes, "at most " + std::to_string(most));
+  }
+}
+
 }  // namespace
 
 int vote_planes(std::uint32_t workers) {
@@ -153,7 +162,8 @@ std::uint64_t frame_payload_bytes(FrameType type, std::uint64_t count, std::uint
     case FrameType::row_bitmap:
     case FrameType::codes:
     case FrameType::sign_sums:
-      break;  // depends on more than the count: check_rows, check_codes, check_sums
+    case FrameType::levels:
+      break;  // depends on more than the count: check_rows, check_codes, check_sums, check_levels
   }
   return 0;
 }
@@ -234,6 +244,8 @@ FrameHeader read_frame_header(Span<const std::byte> frame, PayloadPlace place) {
     check_codes(header);
   } else if (header.type == FrameType::sign_sums) {
     check_sums(header);
+  } else if (header.type == FrameType::levels) {
+    check_levels(header);
   } else {
     require_equal("row width", header.width, 0);
     require_equal("payload length for the count", header.payload_bytes,

@@ -21,6 +21,7 @@ enum class FrameType : std::uint8_t {
   codes = 8,             ///< float32 table, then codes of `width` bits as planes (payloads.h).
   floats = 9,            ///< One float32 per element.
   sign_sums = 10,        ///< Counters of positive signs in Elias's code (elias.h), shorter than sign_votes.
+  levels = 11,           ///< float32 steps, then levels as kernels/codes/entropy_code.h has them.
 };
 
 struct FrameHeader {

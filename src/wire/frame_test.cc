@@ -125,6 +125,24 @@ TEST(Frame, CodedSumsAreNoLongerThanTheirPlanes) {
   EXPECT_THROW(read(20, 1), CorruptFrame);
 }
 
+TEST(Frame, LevelsHaveALongestPayload) {
+  const auto read = [](std::uint64_t count, std::uint64_t payload_bytes, std::uint32_t width) {
+    FrameHeader header = sample_header();
+    header.type = FrameType::levels;
+    header.count = count;
+    header.width = width;
+    header.payload_bytes = payload_bytes;
+    std::vector<std::byte> frame(FrameHeader::kBytes);
+    write_frame_header(frame, header);
+    return read_frame_header(frame, PayloadPlace::next_message).payload_bytes;
+  };
+  EXPECT_EQ(read(0, 0, 0), 0u);
+  EXPECT_EQ(read(100, 612, 0), 612u);
+  EXPECT_THROW(read(100, 613, 0), CorruptFrame);
+  EXPECT_THROW(read(0, 1, 0), CorruptFrame);
+  EXPECT_THROW(read(100, 300, 1), CorruptFrame);
+}
+
 TEST(Frame, EveryLengthButTheRightOneIsRefused) {
   const auto good = frame_of(sample_header());
   for (std::size_t size = 0; size < good.size(); ++size) {

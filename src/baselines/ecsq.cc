@@ -1,0 +1,104 @@
+// Entropy-coded scalar quantization: every element is rounded to a whole number of steps, and these numbers
+// travel in about as many bits as they tell. At a given error that takes fewer bits than codes of a fixed
+// length, the fewer the more elements are near zero: with the best codes of fixed length an element that says
+// nothing costs as much as one that says a lot.
+//
+//   p --/ step, rounded--> levels --entropy code--> owner: mean --the same--> all ranks
+//
+// Sources: H. Gish and J. Pierce, "Asymptotically efficient quantizing", IEEE Transactions on Information
+// Theory, 1968: equal steps with an entropy code are within a quarter of a bit of the least rate for the
+// error. J. Duda, arXiv 1311.2540, 2013: the code. Residual and owners as in `blocks`.
+//
+// Bytes per rank: those of its frames. A frame of n elements in r ranges has 4 r bytes of steps and what
+// src/kernels/codes/entropy_code.h says of the levels. payload_bytes() gives what elements of a normal
+// distribution take; those of gradients, more of which are near zero, take less.
+
+#include <cmath>
+
+#include "baselines/baselines.h"
+#include "exchange/level_average.h"
+#include "exchange/shard_exchange.h"
+
+namespace thinwire {
+namespace {
+
+/// Share of a normal distribution below x.
+double normal_below(double x) {
+  return 0.5 * std::erfc(-x / std::sqrt(2.0));
+}
+
+/// Bits that a level tells, of elements of a normal distribution.
+double normal_bits(double step, double up) {
+  double bits = 0;
+  const auto add = [&](double share) {
+    if (share > 0) bits -= share * std::log2(share);
+  };
+  const double zero = (1 - up) * step;  // larger magnitudes are no zero
+  add(1 - 2 * normal_below(-zero));
+  for (double begin = zero; begin < 40; begin += step) {
+    const double share = normal_below(-begin) - normal_below(-begin - step);
+    add(share);
+    add(share);
+  }
+  return bits;
+}
+
+class Ecsq final : public Synchronizer {
+ public:
+  explicit Ecsq(const LevelRules& rules)
+      : rules_(rules), bits_(normal_bits(rules.step, static_cast<double>(rules.up))) {}
+
+  void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) override {
+    average_levels(bucket, gradient, residual, step, rules_);
+  }
+
+  std::uint64_t payload_bytes(const Workload& workload) const override {
+    const auto world = static_cast<std::size_t>(workload.world_size);
+    const auto bytes_of = [&](std::size_t owner) {
+      const Shard part = shard_of(static_cast<std::size_t>(workload.elements), world, owner);
+      return bytes_of_part(part, workload);
+    };
+    return shard_exchange_bytes(world, static_cast<std::size_t>(workload.rank), bytes_of, bytes_of);
+  }
+
+ private:
+  /// A block of 128 has 5 bits, a segment of 65536 has 76 bytes beside.
+  std::uint64_t bytes_of_part(const Shard& part, const Workload& workload) const {
+    std::uint64_t ranges = 1;
+    for (const std::size_t end : workload.parameter_ends) {
+      ranges += rules_.of_parameters && end > part.begin && end < part.end ? 1 : 0;
+    }
+    const auto elements = static_cast<double>(part.size());
+    const std::uint64_t segments = (part.size() + 65535) / 65536;
+    return 4 * ranges + 76 * segments + static_cast<std::uint64_t>(elements * (bits_ + 5.0 / 128) / 8);
+  }
+
+  LevelRules rules_;
+  double bits_;
+};
+
+}  // namespace
+
+SystemInfo ecsq_info() {
+  SystemInfo info;
+  info.name = "ecsq";
+  info.summary = "equal steps both ways, in as many bits as the numbers of steps tell";
+  info.paper = "Gish and Pierce, 1968; Duda, 2013; src/baselines/ecsq.cc";
+  info.formula =
+      "of normal values about 2(W-1)/W * d H/8, H = 2.9, 2.0 and 1.2 bits at steps of 0.5, 1 and 2";
+  info.feedback_default = true;
+  info.turns_residual = true;
+  info.options = {
+      {"step", "0.5", "between levels, in units of the root mean square of what shares a step, 0.05 to 16"},
+      {"scope", "parameter", "what shares a step: parameter, its elements in one owner's part; or part"}};
+  info.make = [](const Options& options, Inner inner) -> std::unique_ptr<Synchronizer> {
+    LevelRules rules;
+    rules.step = options.real("step", 0.05, 16);
+    rules.of_parameters = options.choice("scope", {"parameter", "part"}) == "parameter";
+    (void)inner;
+    return std::make_unique<Ecsq>(rules);
+  };
+  return info;
+}
+
+}  // namespace thinwire

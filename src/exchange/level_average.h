@@ -1,0 +1,30 @@
+#pragma once
+// Elements as whole numbers of steps, in about as many bits as these numbers tell, through owners. Every rank
+// owns a part of the bucket, averages what all ranks say of it, and tells all ranks the result. Both ways
+// elements are rounded to levels (kernels/codes/rounded_levels.h), which travel in an entropy code
+// (kernels/codes/entropy_code.h).
+//
+//   p --levels of each part--> its owner: mean --levels of it--> all ranks
+//
+// How long a frame is depends on the data, so it goes as header and payload (exchange/payload_messages.h).
+
+#include "thinwire/synchronizer.h"
+
+namespace thinwire {
+
+struct LevelRules {
+  double step = 0.5;  ///< In units of the root mean square of what shares a step.
+  float up = 0.4f;    ///< See round_to_levels.
+  bool of_parameters =
+      true;  ///< What shares a step: a parameter's elements in one owner's part; else the part.
+};
+
+/// gradient [n], n > 0, in memory of the step's executor: becomes the mean, the same bits on all ranks.
+/// residual [n] or empty: becomes p - Q(p). In the part that this rank owns it also has what the result's
+/// levels left out, times W: so the equation of thinwire/synchronizer.h holds. Where any rank has a value
+/// that is not finite, or the ranks' values add up to one, report.finite becomes false and residual stays.
+/// Sets report.formula_bytes. Collective. Throws CorruptFrame, CommError.
+void average_levels(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
+                    const LevelRules& rules);
+
+}  // namespace thinwire
