@@ -333,7 +333,7 @@ def costs_of(engine: _C.Engine) -> EngineReport:
 def scalars_of(report: EngineReport) -> Dict[str, float]:
     """What a logger shows of a step. ``finite`` is 1, or 0 where a gradient was not. Absent are
     ``relative_error``, the largest of all buckets, where none was measured in this step,
-    and ``residual_norm``, over all buckets, where none tells its own."""
+    and ``residual_norm``, over all buckets, where none tells its own or the step does not count."""
     last = report["last_step"]
     scalars: Dict[str, float] = {
         f"thinwire/{key}": last[key]
@@ -349,7 +349,7 @@ def scalars_of(report: EngineReport) -> Dict[str, float]:
         scalars["thinwire/relative_error"] = max(measured)
     norms = [bucket["residual_norm"] for bucket in report["buckets"]]
     known = [norm for norm in norms if norm is not None]
-    if known:
+    if known and last["finite"]:  # otherwise all residuals are those of the step before
         scalars["thinwire/residual_norm"] = math.hypot(*known)
     return scalars
 
