@@ -210,7 +210,7 @@ TEST(Guard, ANewLossScaleIsNoTrouble) {
 
 /// The residual is of gradients, so a rate that changes a hundredfold does not make what is left out larger.
 TEST(Guard, ANewLearningRateIsNoTrouble) {
-  for (const std::string inner : {"qsgd:bits=4:feedback=on", "casq:bits=5"}) {
+  for (const std::string inner : {"qsgd:bits=4:feedback=on", "blocks:bits=4"}) {
     run_in_process(kWorkers, [&](Communicator& communicator) {
       Session changing("guard:every=8+" + inner, communicator);
       Session steady("guard:every=8+" + inner, communicator);
