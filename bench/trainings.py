@@ -41,6 +41,16 @@ def result_of(command: list, environment: dict, what: str):
         return read_json(path)
 
 
+def commit() -> str:
+    """Of the checkout that this file lies in, short; 'unknown' where it is none."""
+    command = ["git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
 def exit_status(work) -> int:
     """Of a script that does its work by work(): 1 after an error, which is told in a line."""
     try:

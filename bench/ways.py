@@ -35,10 +35,11 @@ def attach(
     optimizer=None,
     power_sgd_rank: int = 4,
     power_sgd_start: int = 2,
+    grad_scaler=None,
 ):
     """Thinwire's handle; None for plain DDP and torch's hooks.
 
-    power_sgd_start: steps of torch's PowerSGD hook with exact sums.
+    power_sgd_start: steps of torch's PowerSGD hook with exact sums. grad_scaler: the training's, if any.
     """
     if way == "fp16_hook":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -54,7 +55,7 @@ def attach(
     elif way.split(":")[0] != "plain":
         import thinwire
 
-        return thinwire.register(model, way, optimizer=optimizer)
+        return thinwire.register(model, way, optimizer=optimizer, grad_scaler=grad_scaler)
     return None
 
 

@@ -136,6 +136,37 @@ def runs_once(thinwire):
         assert refused.returncode == 2 and "--seeds x" in refused.stderr, refused.stderr
 
 
+def data_are_asked_for_and_unpacked():
+    import run as command
+
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(["/usr/bin/python3", os.path.join(LOSS, "run.py"), "resnet20-cifar10",
+                               "transformer-wikitext2", "--results", folder],
+                              capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and not os.listdir(folder), done.stderr
+        assert "\n    bench/loss/run.py resnet20-cifar10 --cifar10 DIR\nwith the folder" in done.stderr
+        assert "\n    bench/loss/run.py transformer-wikitext2 --wikitext FILE\nwith a text" in done.stderr
+
+        given, scratch = os.path.join(folder, "given"), os.path.join(folder, "scratch")
+        os.makedirs(given)
+        os.makedirs(scratch)
+        assert command.cifar10_in(given, scratch) == given  # where `thinwire train` says what is missing
+        with open(os.path.join(given, "unpack.py"), "w", encoding="utf-8") as script:
+            script.write("import os, sys\nos.makedirs(sys.argv[1])\n"
+                         "open(os.path.join(sys.argv[1], 'test_batch.bin'), 'w').close()\n")
+        for _ in range(2):  # it would not make the folder a second time
+            place = command.cifar10_in(given, scratch)
+            assert os.listdir(place) == ["test_batch.bin"] and place.startswith(scratch), place
+        assert command.cifar10_in(place, scratch) == place
+        with open(os.path.join(given, "unpack.py"), "w", encoding="utf-8") as script:
+            script.write("raise SystemExit(3)\n")
+        try:
+            command.cifar10_in(given, os.path.join(folder, "other"))
+            raise AssertionError("a script that failed was not noticed")
+        except RuntimeError as error:
+            assert "ended with status 3" in str(error), error
+
+
 def signs_carry_what_is_computed_by_hand():
     ranks = [{"a": numpy.array([1.0, -1.0]), "b": numpy.array([4.0, 4.0])},
              {"a": numpy.array([1.0, 1.0]), "b": numpy.array([4.0, -2.0])}]
@@ -167,4 +198,5 @@ recorded_updates_are_read(sys.argv[1])
 every_setting_has_recipes_with_dense()
 stored_runs_are_of_known_recipes()
 pages_say_what_results_do()
+data_are_asked_for_and_unpacked()
 runs_once(sys.argv[1])

@@ -6,9 +6,13 @@ Every way trains the same model from the same weights with the same examples. Ea
 which `auto` needs some for its trial. Then ways take turns: a block of steps of each, and again. So whatever
 else the machine does meets all of them. The time of a block is that of the slowest rank. The second plain
 DDP, which takes examples in another order, tells how much two equal ways differ.
+
+--accumulate N: a step has N batches, and only the last one's backward synchronizes. --scaler: losses are
+scaled by a GradScaler, and in every 16th step the gradients overflow, so that this step is skipped.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -22,7 +26,8 @@ sys.path += [HERE, os.path.dirname(HERE)]
 
 import models  # noqa: E402
 import ways  # noqa: E402
-from trainings import write_json  # noqa: E402
+from loss_scaler import make_scaler, overflows  # noqa: E402
+from trainings import commit, write_json  # noqa: E402
 
 WAYS = "plain,plain:again,fp16_hook,power_sgd_hook,dense,half:format=bf16:feedback=on,power_sgd:rank=32:bits=8,auto"
 # DDP takes no hook for sparse gradients.
@@ -30,12 +35,13 @@ WAYS_OF_ROWS = "plain,plain:again,dense,half:format=bf16:feedback=on,power_sgd:r
 
 
 class Training:
-    def __init__(self, setting, way: str, seed: int):
-        self.setting, self.way = setting, way
+    def __init__(self, setting, way: str, seed: int, accumulate: int = 1, scales: bool = False):
+        self.setting, self.way, self.accumulate = setting, way, accumulate
         torch.manual_seed(seed)
         self.model = ways.wrap(setting.build(), way)
         self.optimizer = setting.optimizer(self.model)
-        self.handle = ways.attach(self.model, way, self.optimizer)
+        self.scaler = make_scaler() if scales else None
+        self.handle = ways.attach(self.model, way, self.optimizer, grad_scaler=self.scaler)
         order_seed = seed + (way == "plain:again")
         self.order = torch.randperm(len(setting.inputs), generator=torch.Generator().manual_seed(order_seed))
         self.steps = 0
@@ -43,17 +49,31 @@ class Training:
         self.bytes = []
 
     def step(self) -> None:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        at = (torch.arange(self.setting.batch) + (self.steps * world + rank) * self.setting.batch) % len(
-            self.order
-        )
-        chosen = self.order[at]
         self.optimizer.zero_grad()
-        self.setting.loss(self.model, self.setting.inputs[chosen], self.setting.targets[chosen]).backward()
+        for part in range(self.accumulate - 1):
+            with self.model.no_sync():
+                self.backward(part)
+        self.backward(self.accumulate - 1)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         if self.setting.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.setting.clip)
-        self.optimizer.step()
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.steps += 1
+
+    def backward(self, part: int) -> None:
+        """Of the step's batch number `part`."""
+        batch, size = (self.steps * self.accumulate + part) * dist.get_world_size(), self.setting.batch
+        chosen = self.order[(torch.arange(size) + (batch + dist.get_rank()) * size) % len(self.order)]
+        loss = self.setting.loss(self.model, self.setting.inputs[chosen], self.setting.targets[chosen])
+        loss = loss / self.accumulate
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss * float("inf") if overflows(self.steps) else loss)
+        loss.backward()
 
     def block(self, steps: int, counts: bool) -> None:
         dist.barrier()
@@ -114,9 +134,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=10, help="of each way that count (default %(default)s)")
     parser.add_argument("--block", type=int, default=10, help="steps of a block (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of a step (default %(default)s)")
+    parser.add_argument("--scaler", action="store_true", help="scale losses, with some steps that overflow")
     parser.add_argument("--images", default="", help="the folder with Fashion-MNIST's four files")
     parser.add_argument("--text", default="", help="a file to learn from instead of the King James Bible")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.accumulate < 1:
+        parser.error(f"--accumulate {options.accumulate}: at least 1, which is no accumulation")
+    return options
 
 
 def main() -> None:
@@ -125,7 +150,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     setting = models.make(options.model, options.images, options.text)
     names = (options.ways or (WAYS_OF_ROWS if options.model == "rows" else WAYS)).split(",")
-    trainings = [Training(setting, way, options.seed) for way in names]
+    trainings = [Training(setting, way, options.seed, options.accumulate, options.scaler) for way in names]
     for training in trainings:
         training.block(options.first, counts=False)
     for at in range(options.blocks):
@@ -140,6 +165,9 @@ def main() -> None:
             "parameters": parameters,
             "workers": dist.get_world_size(),
             "seed": options.seed,
+            "accumulate": options.accumulate,
+            "scaler": options.scaler,
+            "commit": commit(),
             "first": options.first,
             "blocks": options.blocks,
             "block": options.block,

@@ -1,5 +1,6 @@
 """The grid's table: `auto` beside plain DDP and the best fixed candidate, cell by cell."""
 
+import collections
 import math
 import statistics
 
@@ -12,6 +13,32 @@ MODELS = ("cnn", "transformer", "rows", "wide")
 # Of half precision auto tried fp16 before; cells of that time have it.
 HALVES = ("half:format=bf16:feedback=on", "half:feedback=on")
 CANDIDATES = ("dense", *HALVES, "power_sgd:rank=32:bits=8")
+ROW_SCHEMES = ("centralization", "push_pull")
+
+
+def key(cell: dict) -> tuple:
+    """What tells a cell from others. Older ones do not name the last two."""
+    named = cell["rate"], cell["workers"], cell["model"]
+    return *named, cell.get("accumulate", 1), cell.get("scaler", False)
+
+
+def model_of(cell: dict) -> str:
+    *_, model, accumulate, scaler = key(cell)
+    return model + f", {accumulate} batches a step" * (accumulate > 1) + ", loss scale" * scaler
+
+
+def choice_of(auto: dict) -> str:
+    """What auto chose last, by its reasons: a candidate's name comes first in that of a choice."""
+    for _, reason in reversed(auto["changes"]):
+        for name in CANDIDATES:
+            if reason.startswith((name + ". ", name + ", as in")):
+                return f"`{name}`"
+    return "none"
+
+
+def of_rows(auto: dict) -> str:
+    """By which of zen's schemes its rows went in the last step."""
+    return ", ".join(f"`{scheme}`" for scheme in auto["schemes"] if scheme in ROW_SCHEMES) or "-"
 
 
 def ratio(ways: dict, one: str, other: str):
@@ -81,11 +108,12 @@ def row(cell: dict) -> list:
     return [
         cell["rate"],
         str(cell["workers"]),
-        cell["model"],
+        model_of(cell),
         f"{step_of(plain) * 1e3:,.0f}",
         *fixed,
         f"{step_of(auto) * 1e3:,.0f}",
-        ", ".join(f"`{scheme}`" for scheme in auto["schemes"]),
+        choice_of(auto),
+        of_rows(auto),
         spread_text(found["noise"]),
         spread_text(found["of_plain"]),
         f"{spread_text(found['of_best'])} `{found['best'].split(':')[0]}`",
@@ -106,7 +134,8 @@ HEAD = [
     "`half`",
     "`power_sgd`",
     "`auto`",
-    "what its last step ran",
+    "what it chose last",
+    "rows by",
     "plain again over plain",
     "auto over plain",
     "auto over the best fixed",
@@ -140,6 +169,14 @@ def of_dense(found: list) -> list:
     few = sum(one <= OF_PLAIN for one in ratios)
     return [f"- `dense` over plain DDP: {statistics.median(ratios):.2f} in the median of cells, "
             f"{max(ratios):.2f} at most, at most {OF_PLAIN} in {few} of {len(ratios)}."]
+
+
+def of_builds(cells: list) -> str:
+    builds = collections.Counter(cell.get("commit") for cell in cells)
+    return ", ".join(
+        f"{count} of commit {build}" if build else f"{count} of no recorded commit"
+        for build, count in builds.most_common()
+    )
 
 
 def largest_noise(cells: list) -> str:
@@ -181,6 +218,7 @@ def page(cells: list) -> str:
             f"with what plain again differs by: {count('keeps_within_noise')} cells.",
             f"- What plain again differs by: {largest_noise(cells)} at most.\n  "
             "After so few steps errors show a system that fails, and none that loses little.",
+            f"- Cells by build: {of_builds(cells)}.",
             *(in_lines([one + (";" if one != absent[-1] else ".") for one in absent], "- Not run:") if absent else []),
             "",
             *("| " + " | ".join(one) + " |" for one in rows),

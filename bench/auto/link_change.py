@@ -92,7 +92,7 @@ def lines_of(run: dict) -> list:
             f"{milliseconds(steps[-20:])} at last, with `{steps[-1]['scheme']}`."
         )
         for step, reason in run["changes"]:
-            if at * length <= step < (at + 1) * length and not reason.startswith("bucket "):
+            if at * length <= step < (at + 1) * length and not reason.startswith("guard: "):
                 made.append(f"- {step - at * length} steps later: {reason}.")
     return made
 

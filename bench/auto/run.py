@@ -9,6 +9,8 @@ Rates are of every link of an emulated network (testbed/up), which needs root: 1
 which takes hours. Cells that the results hold already are not run again, so a call that was ended goes on
 where it was.
 
+With --accumulate N or --scaler (see cell.py) a cell is one of its own, beside that without.
+
 Results: DIR/cells.json, a line to a cell; DIR/auto.md, a row to a cell.
 """
 
@@ -41,6 +43,8 @@ def parse(arguments: list):
     parser.add_argument(
         "--python", default="/usr/bin/python3", help="has torch and thinwire (default %(default)s)"
     )
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of a step (default %(default)s)")
+    parser.add_argument("--scaler", action="store_true", help="scale losses, with some steps that overflow")
     parser.add_argument("--redraw", action="store_true", help="run nothing: the table anew from the results")
     given, more = parser.parse_known_args(arguments)
     for name, known in (("rates", grid_report.RATES), ("models", grid_report.MODELS)):
@@ -52,6 +56,9 @@ def parse(arguments: list):
         given.workers = [int(one) for one in given.workers.split(",")]
     except ValueError:
         parser.error(f"--workers {given.workers}: give numbers, such as 2,4")
+    if given.accumulate < 1:
+        parser.error(f"--accumulate {given.accumulate}: at least 1, which is no accumulation")
+    more += ["--accumulate", str(given.accumulate), *["--scaler"] * given.scaler]
     if min(given.workers) < 2:
         parser.error(f"--workers {min(given.workers)}: at least 2, a single one sends nothing")
     return given, more
@@ -69,10 +76,12 @@ def run_missing(given, more: list, path: str) -> None:
     environment = environment_of(given.python)
     for rate in given.rates:
         for workers in given.workers:
-            known = {
-                cell["model"] for cell in stored(path) if (cell["rate"], cell["workers"]) == (rate, workers)
-            }
-            missing = [model for model in given.models if model not in known]
+            known = [grid_report.key(cell) for cell in stored(path)]
+            missing = [
+                model
+                for model in given.models
+                if (rate, workers, model, given.accumulate, given.scaler) not in known
+            ]
             if not missing:
                 continue
             with Network("auto-grid", rate, workers, environment) as network:
@@ -89,7 +98,12 @@ def work() -> None:
         run_missing(given, more, path)
     cells = sorted(
         stored(path),
-        key=lambda cell: (grid_report.RATES.index(cell["rate"]), cell["workers"], grid_report.MODELS.index(cell["model"])),
+        key=lambda cell: (
+            grid_report.RATES.index(cell["rate"]),
+            cell["workers"],
+            grid_report.MODELS.index(cell["model"]),
+            *grid_report.key(cell)[3:],
+        ),
     )
     with open(os.path.join(given.results, "auto.md"), "w", encoding="utf-8") as file:
         file.write(grid_report.page(cells))

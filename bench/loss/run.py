@@ -51,6 +51,10 @@ SETTINGS = {
 
 GENERATED = {"markov": markov_text.text}
 
+WIKITEXT = "a text file of WikiText-2, such as its valid.txt"
+CIFAR10 = ("the folder with CIFAR-10's binary files data_batch_1.bin to test_batch.bin, "
+           "or with an unpack.py that writes them")
+
 
 def parse(arguments: list) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -59,8 +63,8 @@ def parse(arguments: list) -> argparse.Namespace:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--thinwire", default=os.path.join(ROOT, "build", "release", "thinwire"))
     parser.add_argument("--results", default=os.path.join(ROOT, "results", "loss"))
-    parser.add_argument("--wikitext", help="a text file of WikiText-2")
-    parser.add_argument("--cifar10", help="the folder of CIFAR-10's binary files")
+    parser.add_argument("--wikitext", help=WIKITEXT)
+    parser.add_argument("--cifar10", help=CIFAR10)
     parser.add_argument("--epochs", help="instead of the setting's own")
     parser.add_argument("--limit", help="use only so many training examples")
     parser.add_argument("--redraw", action="store_true", help="run nothing: tables and pictures anew from the results")
@@ -93,6 +97,27 @@ def train(given: argparse.Namespace, options: list, recipe: str, seed: int) -> d
     return result
 
 
+def cifar10_in(folder: str, scratch: str) -> str:
+    """Where CIFAR-10's binary files are: in the folder, or in scratch, where its script writes them."""
+    script = os.path.join(folder, "unpack.py")
+    if os.path.exists(os.path.join(folder, "test_batch.bin")) or not os.path.exists(script):
+        return folder
+    place = os.path.join(scratch, "cifar10")
+    if not os.path.exists(place):
+        status = subprocess.run([sys.executable, script, place], check=False).returncode
+        if status != 0:
+            raise RuntimeError(f"{script} {place} ended with status {status}")
+    return place
+
+
+def how_to_give(name: str) -> str:
+    option, what = {
+        "wikitext": ("--wikitext FILE", WIKITEXT), "cifar10": ("--cifar10 DIR", CIFAR10)
+    }[SETTINGS[name][1]]
+    return (f"skipped, its data were not given. It runs by\n    bench/loss/run.py {name} {option}\n"
+            f"with {what}.")
+
+
 def options_of(given: argparse.Namespace, name: str):
     """Of `thinwire train`; None where the setting's data were not given."""
     options, data = SETTINGS[name]
@@ -104,6 +129,8 @@ def options_of(given: argparse.Namespace, name: str):
         place = getattr(given, data) if data else ""
     if data and not place:
         return None
+    if data == "cifar10":
+        place = cifar10_in(place, given.scratch)
     options = [option.format(os.path.abspath(place)) if data else option for option in options]
     if given.epochs:
         options += ["--epochs", given.epochs]
@@ -115,7 +142,7 @@ def options_of(given: argparse.Namespace, name: str):
 def run_setting(given: argparse.Namespace, name: str) -> None:
     options = options_of(given, name)
     if options is None:
-        print(f"{name}: skipped, its data were not given (--{SETTINGS[name][1]})", file=sys.stderr)
+        print(f"{name}: {how_to_give(name)}", file=sys.stderr)
         return
     path = os.path.join(given.results, name + ".json")
     recipes = given.recipes or RECIPES[name]

@@ -1,6 +1,7 @@
 """What DistributedDataParallel calls with every bucket, and what a handle does then."""
 import functools
 import json
+import math
 import warnings
 import weakref
 from typing import (TYPE_CHECKING, Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, TypeVar,
@@ -333,7 +334,9 @@ def costs_of(engine: _C.Engine) -> EngineReport:
 
 
 def scalars_of(report: EngineReport) -> Dict[str, float]:
-    """What a logger shows of a step."""
+    """What a logger shows of a step. ``finite`` is 1, or 0 where a gradient was not. Absent are
+    ``relative_error``, the largest of all buckets, where none was measured in this step,
+    and ``residual_norm``, over all buckets, where none tells its own or the step does not count."""
     last = report["last_step"]
     scalars: Dict[str, float] = {
         f"thinwire/{key}": last[key]
@@ -342,6 +345,15 @@ def scalars_of(report: EngineReport) -> Dict[str, float]:
     }
     if last["wire_bytes_sent"]:
         scalars["thinwire/compression"] = last["raw_bytes"] / last["wire_bytes_sent"]
+    scalars["thinwire/finite"] = float(last["finite"])
+    errors = [bucket["relative_error"] for bucket in report["buckets"]]
+    measured = [error for error in errors if error is not None]
+    if measured:
+        scalars["thinwire/relative_error"] = max(measured)
+    norms = [bucket["residual_norm"] for bucket in report["buckets"]]
+    known = [norm for norm in norms if norm is not None]
+    if known and last["finite"]:  # otherwise all residuals are those of the step before
+        scalars["thinwire/residual_norm"] = math.hypot(*known)
     return scalars
 
 

@@ -118,6 +118,7 @@ class AcpSgdStep : LowRankStep {
     const ResidualSpan left_over = step_.turn.write(residual_);
     scatter_chunks(step_.executor, chunks_, exact_view(), gradient_, left_over.after);
     if (!own_.empty()) subtract_code_error();
+    std::size_t matrices = 0;
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
       const auto factors = [&](Span<float> travelled) {
         const Factors of_algorithm{left_of(left_ ? travelled : known, cut, at_left),
@@ -126,11 +127,15 @@ class AcpSgdStep : LowRankStep {
       };
       apply_products(step_.executor, cut.shape, rank_, factors(factors_view()),
                      factors(own_.empty() ? factors_view() : own_), matrix(cut),
-                     left_over.subspan(cut.begin, cut.shape.elements()));
+                     left_over.subspan(cut.begin, cut.shape.elements()), squares_of(matrices++));
     });
+    double of_exact = 0;
     if (codes_ && !left_over.empty()) {
-      scatter_chunks(step_.executor, chunks_, code_error_.first(plan_.exact()), left_over.after, {});
+      const auto lost = code_error_.first(plan_.exact());
+      scatter_chunks(step_.executor, chunks_, lost, left_over.after, {});
+      of_exact = sum_of_squares(step_.executor, lost, {});
     }
+    report_residual(matrices, of_exact);
   }
 
   /// From this rank's own factors.

@@ -29,6 +29,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 
 #include "baselines/baselines.h"
@@ -310,13 +311,20 @@ class DemoStep {
   /// residual = p - what this rank has sent, gradient = mean.
   void keep_rest() {
     if (!host_residual_.empty()) {
+      const auto squares = step_.workspace.take<double>(blocks_.size());
       for_each_block([&](const Block& block, const Buffers& with) {
         std::fill_n(with.block.begin(), block.elements(), 0.0f);
         add_sent(self_, block, with.block);
         transform_.inverse(block.rows, block.columns, with.block, with.scratch);
-        for_each_element(
-            block, [&](std::size_t at, std::size_t from) { host_residual_[at] = p(at) - with.block[from]; });
+        double sum = 0;
+        for_each_element(block, [&](std::size_t at, std::size_t from) {
+          const float left = p(at) - with.block[from];
+          host_residual_[at] = left;
+          sum += static_cast<double>(left) * static_cast<double>(left);
+        });
+        squares[static_cast<std::size_t>(&block - blocks_.data())] = sum;
       });
+      step_.report.residual_norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
       if (host_residual_.data() != residual_.data())
         copy(step_.executor, Span<const float>(host_residual_), residual_);
     }

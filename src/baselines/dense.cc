@@ -33,7 +33,9 @@ class Dense final : public Synchronizer {
     }
     all_reduce_sum(step, gradient);
     step.report.finite = all_finite(step.executor, gradient.first(gradient.empty() ? 0 : 1));
-    if (step.report.finite && !residual.empty()) fill(step.executor, step.turn.write(residual).after, 0);
+    if (!step.report.finite || residual.empty()) return;
+    fill(step.executor, step.turn.write(residual).after, 0);
+    step.report.residual_norm = 0;
   }
 
   std::uint64_t payload_bytes(const Workload& workload) const override {

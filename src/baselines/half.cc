@@ -16,6 +16,7 @@
 #include "kernels/dense/half.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "baselines/baselines.h"
@@ -41,6 +42,11 @@ class HalfExchange final : public ShardExchange {
         // Only the owner's residual needs the sums, or a reduce-scatter.
         sums_(step.workspace.take<float>(residual.empty() && !step.reduce_scatter ? 0
                                                                                   : shard(self()).size())) {}
+
+  void run() {
+    ShardExchange::run();
+    if (step_.report.finite && !residual_.empty()) step_.report.residual_norm = std::sqrt(squares_);
+  }
 
  private:
   Codes codes(std::size_t owner, Leg) const override {
@@ -80,21 +86,25 @@ class HalfExchange final : public ShardExchange {
     const auto mean = shard_in(gradient_, owner);
     const ResidualSpan left = turned_shard(owner);
     if (step_.reduce_scatter) {
-      apply_half(step_.executor, format_, owner == self() ? means_ : halves_in(up_[owner]), mean, left);
+      squares_ +=
+          apply_half(step_.executor, format_, owner == self() ? means_ : halves_in(up_[owner]), mean, left);
       if (owner != self()) return;
       copy(step_.executor, Span<const float>(sums_), mean);
       scale(step_.executor, mean, 1.0f / static_cast<float>(world()));
       return;
     }
-    apply_half(step_.executor, format_, halves_in(down_[owner]), mean, left);
-    if (owner != self() || left.empty()) return;
-    add_remainder(step_.executor, sums_, static_cast<float>(world()), mean, left.after);
+    double squares = apply_half(step_.executor, format_, halves_in(down_[owner]), mean, left);
+    if (owner == self() && !left.empty()) {
+      squares = add_remainder(step_.executor, sums_, static_cast<float>(world()), mean, left.after);
+    }
+    squares_ += squares;
   }
 
   HalfFormat format_;
   BucketId bucket_;
   Span<float> sums_;           // of this rank's shard
   Span<std::uint16_t> means_;  // of them
+  double squares_ = 0;         // of the residual
 };
 
 class Half final : public Synchronizer {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <numeric>
 
 #include "core/philox.h"
 #include "exchange/block_average.h"
@@ -175,7 +176,8 @@ class LowRankStep {
         residual_(residual),
         step_(step),
         in_bf16_(in_bf16 && has_bf16_products(step.executor)),
-        chunks_(plan.exact_chunks(step.workspace)) {}
+        chunks_(plan.exact_chunks(step.workspace)),
+        squares_(residual.empty() ? Span<double>() : step.scratch.take<double>(plan.parameters())) {}
 
  protected:
   static constexpr float kLargest = std::numeric_limits<float>::max();
@@ -251,6 +253,19 @@ class LowRankStep {
     return true;
   }
 
+  /// Where apply_products puts the squares of matrix number `matrix`'s residual.
+  Span<double> squares_of(std::size_t matrix) const {
+    return squares_.empty() ? squares_ : squares_.subspan(matrix, 1);
+  }
+
+  /// The residual's norm, from the squares of this many matrices and those of what travels as it is.
+  void report_residual(std::size_t matrices, double of_exact) {
+    if (residual_.empty()) return;
+    const auto squares = step_.workspace.take<double>(matrices);
+    copy(step_.executor, Span<const double>(squares_.first(matrices)), squares);
+    step_.report.residual_norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), of_exact));
+  }
+
   const LowRankPlan& plan_;
   std::size_t rank_;
   BucketId bucket_;
@@ -260,6 +275,7 @@ class LowRankStep {
   const bool in_bf16_;
   /// Of what travels as it is.
   Span<const VectorChunk> chunks_;
+  Span<double> squares_;  // of each matrix's residual, where kernels work
 
  private:
   /// Half of the largest float leaves room for p - mean.

@@ -86,6 +86,11 @@ class SignShards final : public ShardExchange {
   SignShards(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step, SignScale scale)
       : ShardExchange(bucket, gradient, residual, step, {kSignsUpTag, kSignsDownTag}), scale_(scale) {}
 
+  void run() {
+    ShardExchange::run();
+    if (step_.report.finite && !residual_.empty()) step_.report.residual_norm = std::sqrt(squares_);
+  }
+
  private:
   Codes codes(std::size_t owner, Leg) const override {
     const auto [parts, words] = for_parts(step_.parameter_ends, shard(owner), [](const Part&) {});
@@ -157,18 +162,21 @@ class SignShards final : public ShardExchange {
       const auto values = gradient_.subspan(part.begin, part.count);
       const auto left = residual_.empty() ? residual_ : residual_.subspan(part.begin, part.count);
       const auto apply_frame = [&](const CodedFrame& frame, Span<float> residual) {
-        apply_signs(step_.executor, bits_of(frame, part), frame.table()[part.number], values, residual);
+        return apply_signs(step_.executor, bits_of(frame, part), frame.table()[part.number], values,
+                           residual);
       };
-      if (owner != self() && !left.empty()) apply_frame(up_[owner], left);
+      if (owner != self() && !left.empty()) squares_ += apply_frame(up_[owner], left);
       apply_frame(down_[owner], {});
       if (owner != self() || left.empty()) return;
       fill(step_.executor, left, 0);
-      add_remainder(step_.executor, part_in(sums_, part, owner), static_cast<float>(world()), values, left);
+      squares_ += add_remainder(step_.executor, part_in(sums_, part, owner), static_cast<float>(world()),
+                                values, left);
     });
   }
 
   SignScale scale_;
   Span<float> sums_ = step_.scratch.take<float>(shard(self()).size());  // of this rank's shard
+  double squares_ = 0;                                                  // of the residual
 };
 
 std::uint64_t sign_shards_payload_bytes(const Workload& workload) {

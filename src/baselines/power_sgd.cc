@@ -153,6 +153,7 @@ class PowerSgdStep : LowRankStep {
     right_view_.load();
     scatter_chunks(step_.executor, chunks_, exact_view(), gradient_, left.after);
     if (!own_right_.empty()) subtract_code_error();
+    std::size_t matrices = 0;
     plan_.for_each_matrix([&](const Cut& cut, std::size_t at_left, std::size_t at_right) {
       const auto factors = [&](Span<float> all) {
         const Factors of_algorithm{left_view(cut, at_left), part(all, cut, at_right)};
@@ -160,11 +161,15 @@ class PowerSgdStep : LowRankStep {
       };
       apply_products(step_.executor, cut.shape, rank_, factors(right_view_.span()),
                      factors(own_right_.empty() ? right_view_.span() : own_right_), matrix(cut),
-                     left.subspan(cut.begin, cut.shape.elements()));
+                     left.subspan(cut.begin, cut.shape.elements()), squares_of(matrices++));
     });
+    double of_exact = 0;
     if (codes_ && !left.empty()) {
-      scatter_chunks(step_.executor, chunks_, first_code_error_.first(plan_.exact()), left.after, {});
+      const auto lost = first_code_error_.first(plan_.exact());
+      scatter_chunks(step_.executor, chunks_, lost, left.after, {});
+      of_exact = sum_of_squares(step_.executor, lost, {});
     }
+    report_residual(matrices, of_exact);
   }
 
   /// From this rank's own right factors.

@@ -30,6 +30,7 @@ class BlockAverage final : public ShardExchange {
   void run(bool finite) {
     frames_.note(finite);
     ShardExchange::run();
+    if (step_.report.finite && !residual_.empty()) step_.report.residual_norm = std::sqrt(squares_);
     step_.clock.enter(Phase::compress);
   }
 
@@ -84,17 +85,20 @@ class BlockAverage final : public ShardExchange {
     (owner == self() ? down_ : up_)[owner].open();
     const auto mean = shard_in(gradient_, owner);
     const ResidualSpan left = turned_shard(owner);
+    double squares = 0;
     if (!left.empty()) {
       const QuantizedVector own = values_of(up_[owner]);
-      average_dequantized(step_.executor, levels_, scales(), {&own, 1}, 0, mean, left);
+      squares = average_dequantized(step_.executor, levels_, scales(), {&own, 1}, 0, mean, left);
     }
     const CodedFrame& result = down_[owner];
     dequantize(step_.executor, levels_, scales(), result.table(), result.codes(), 0, false, mean);
-    if (owner != self() || left.empty()) return;
-    // What the result's codes left out stays with the owner, who stands for all ranks.
-    const auto all = static_cast<float>(world());
-    scale(step_.executor, average_, all);
-    add_remainder(step_.executor, average_, all, mean, left.after);
+    if (owner == self() && !left.empty()) {
+      // What the result's codes left out stays with the owner, who stands for all ranks.
+      const auto all = static_cast<float>(world());
+      scale(step_.executor, average_, all);
+      squares = add_remainder(step_.executor, average_, all, mean, left.after);
+    }
+    squares_ += squares;
   }
 
   QuantizationLevels levels_;
@@ -102,6 +106,7 @@ class BlockAverage final : public ShardExchange {
   const BlockCodes& codes_;
   std::size_t base_;
   Span<float> average_;  // over ranks, of this rank's shard
+  double squares_ = 0;   // of the residual
 };
 
 }  // namespace

@@ -42,7 +42,9 @@ void SparseSynchronizer::synchronize(BucketId bucket, Span<float> gradient, Span
   step.report.density_out = static_cast<double>(mean.rows.size()) / rows;
   fill(step.executor, gradient, 0);
   scatter_rows(step.executor, mean.rows.row_indices, mean.rows.values, block_, gradient);
-  if (!residual.empty()) fill(step.executor, step.turn.write(residual).after, 0);
+  if (residual.empty()) return;
+  fill(step.executor, step.turn.write(residual).after, 0);
+  step.report.residual_norm = 0;
 }
 
 RowSparse SparseSynchronizer::synchronize_rows(BucketId bucket, const RowSparse& gradient,

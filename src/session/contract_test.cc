@@ -87,6 +87,20 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
+/// |residual|.
+double norm_of(const std::vector<float>& residual) {
+  double squares = 0;
+  for (const float value : residual) squares += static_cast<double>(value) * static_cast<double>(value);
+  return std::sqrt(squares);
+}
+
+/// A report's residual_norm is what the residual has, or -1.
+void expect_its_norm(const StepReport& report, const std::vector<float>& residual) {
+  if (report.residual_norm == -1) return;
+  const double norm = norm_of(residual);
+  EXPECT_NEAR(report.residual_norm, norm, 1e-4 * norm + 1e-3);
+}
+
 class Contract : public testing::TestWithParam<std::string> {};
 /// What is tested in brief.
 class LongContract : public Contract {};
@@ -110,6 +124,7 @@ TEST_P(Contract, RanksAgreeSumsAreConservedBytesMatchTheFormula) {
             ASSERT_GT(report.seconds_wait, 0);
           }
           ASSERT_LE(report.seconds_wait, report.seconds_total);
+          expect_its_norm(report, trace.residuals_after[rank][step]);
           if (trace.residuals_after[rank][step].empty()) continue;
           for (std::size_t i = 0; i < elements; ++i) {
             const double in = static_cast<double>(trace.inputs[rank][step][i]) +
@@ -268,6 +283,38 @@ INSTANTIATE_TEST_SUITE_P(Systems, Contract, testing::ValuesIn(kContractSpecs),
                          [](const auto& parameter) { return test_name(parameter.param); });
 INSTANTIATE_TEST_SUITE_P(Systems, LongContract, testing::ValuesIn(in_brief(kContractSpecs)),
                          [](const auto& parameter) { return test_name(parameter.param); });
+
+TEST(ResidualNorm, IsReportedByThoseThatWriteAResidualInOnePass) {
+  for (const char* spec : {"dense:feedback=on",
+                           "half:format=bf16:feedback=on",
+                           "half:feedback=on",
+                           "marsit",
+                           "signsgd:feedback=on",
+                           "ef_signsgd",
+                           "casq",
+                           "casq:topology=all_gather",
+                           "qsgd:feedback=on",
+                           "zen:feedback=on",
+                           "blocks:bits=4",
+                           "power_sgd:rank=2",
+                           "power_sgd:rank=2:bits=4",
+                           "acp_sgd:rank=2",
+                           "acp_sgd:rank=2:bits=4",
+                           "demo:chunk=16:top=8",
+                           "one_bit_adam:freeze=1",
+                           "warm_up:steps=1+power_sgd:rank=2",
+                           "decay+power_sgd:rank=2",
+                           "whole+marsit:full_every=0"}) {
+    const Trace trace = run(spec, 3, 10'000, {.steps = 3});
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      SCOPED_TRACE(testing::Message() << spec << ", rank " << rank);
+      EXPECT_NE(trace.reports[rank].back().residual_norm, -1);
+      expect_its_norm(trace.reports[rank].back(), trace.residuals_after[rank].back());
+    }
+  }
+  // What is selected and zeroed costs no pass over the rest, so nobody knows its norm.
+  EXPECT_EQ(run("top_k:ratio=0.1+zen:feedback=on", 3, 1000).reports[0].back().residual_norm, -1);
+}
 
 TEST(CascadingSign, ConservesWhileItLastsAndDivergesWithFeedback) {
   const Trace one = run("cascading_sign:feedback=on", 3, 1000, {.steps = 1});

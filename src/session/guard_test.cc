@@ -208,6 +208,33 @@ TEST(Guard, ANewLossScaleIsNoTrouble) {
   });
 }
 
+/// The residual is of gradients, so a rate that changes a hundredfold does not make what is left out larger.
+TEST(Guard, ANewLearningRateIsNoTrouble) {
+  for (const std::string inner : {"qsgd:bits=4:feedback=on", "blocks:bits=4"}) {
+    run_in_process(kWorkers, [&](Communicator& communicator) {
+      Session changing("guard:every=8+" + inner, communicator);
+      Session steady("guard:every=8+" + inner, communicator);
+      add_bucket(changing);
+      add_bucket(steady);
+      int measured = 0;
+      for (std::uint64_t step = 0; step < 40; ++step) {
+        changing.set_learning_rate(step < 10 ? 0.1 : step < 23 ? 0.001 : 1);
+        steady.set_learning_rate(0.1);
+        std::vector<float> gradient = gradient_of(communicator.rank(), step);
+        std::vector<float> same = gradient;
+        const double error = changing.synchronize(0, gradient).relative_error;
+        EXPECT_EQ(error, steady.synchronize(0, same).relative_error) << inner << ", step " << step;
+        measured += error >= 0 ? 1 : 0;
+        changing.next_step();
+        steady.next_step();
+      }
+      EXPECT_GT(measured, 2) << inner;
+      EXPECT_TRUE(changing.changes().empty()) << inner << ": " << changing.explain();
+      EXPECT_EQ(changing.explain(), steady.explain()) << inner;
+    });
+  }
+}
+
 /// The error of a system that delivers nothing of half of the elements is known.
 TEST(Guard, MeasuresTheErrorOfTheMean) {
   const Trace none = train("guard:every=8:noise=9+s2_reducer:lambda=exact:feedback=on", 4);

@@ -16,7 +16,6 @@
 //   the next quarter would be below `ratio`.
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "core/philox.h"
@@ -38,24 +37,12 @@ class SampledTopK final : public Sparsifier {
       : Sparsifier(std::move(inner), 1),
         ratio_(ratio),
         sample_(sample),
-        warmup_steps_(warmup_steps),
-        by_shards_(by_shards) {
-    double stage = 0.25;
-    while (stage > ratio) {
-      stage /= 4;
-      ++warmup_stages_;
-    }
-  }
+        warm_up_(Ramp::by_quarters(ratio, warmup_steps)),
+        by_shards_(by_shards) {}
 
  protected:
   std::size_t wanted(std::size_t units, std::uint64_t step) const override {
-    double ratio = ratio_;
-    if (step < warmup_steps_) {
-      const auto progress = static_cast<double>(step) / static_cast<double>(warmup_steps_);
-      const double stage = std::floor(progress * warmup_stages_);
-      ratio = std::max(ratio_, std::pow(0.25, stage + 1));
-    }
-    return share_of(ratio, units);
+    return warm_up_.units_at(step, share_of(ratio_, units), units);
   }
 
   RowSparse select(BucketId bucket, Span<const float> gradient, Span<const float> residual,
@@ -158,9 +145,8 @@ class SampledTopK final : public Sparsifier {
 
   double ratio_;
   double sample_;
-  std::uint64_t warmup_steps_;
+  Ramp warm_up_;
   bool by_shards_;
-  int warmup_stages_ = 0;
 };
 
 }  // namespace

@@ -12,20 +12,30 @@
 namespace thinwire {
 
 Ramp::Ramp(const Options& options)
-    : from(options.real("ramp_from", Sparsifier::kSmallestRatio, 1)),
-      steps(static_cast<std::uint64_t>(options.integer("ramp_steps", 0, 1'000'000'000))) {}
+    : Ramp(Form::smooth, options.real("ramp_from", Sparsifier::kSmallestRatio, 1),
+           static_cast<std::uint64_t>(options.integer("ramp_steps", 0, 1'000'000'000))) {}
 
 std::vector<OptionInfo> Ramp::options() {
   return {{"ramp_from", "0.25", "share with which the ramp begins, above 0, up to 1"},
           {"ramp_steps", "0", "steps in which the share falls from there, exponentially; 0: no ramp"}};
 }
 
+Ramp Ramp::by_quarters(double ratio, std::uint64_t steps) {
+  Ramp ramp(Form::quarters, 0.25, steps);
+  for (double share = ramp.from_; share > ratio; share /= 4) ++ramp.quarters_;
+  return ramp;
+}
+
 std::size_t Ramp::units_at(std::uint64_t step, std::size_t last, std::size_t units) const {
+  if (step >= steps_) return last;
+  const double gone = static_cast<double>(step) / static_cast<double>(steps_);
+  if (form_ == Form::quarters) {
+    return std::max(last, Sparsifier::share_of(std::pow(from_, std::floor(gone * quarters_) + 1), units));
+  }
   const double all = static_cast<double>(units);
   const double end = static_cast<double>(last);
-  if (step >= steps || from * all <= end) return last;
-  const double left = 1 - static_cast<double>(step) / static_cast<double>(steps);
-  const double wanted = std::round(end * std::pow(from * all / end, left));
+  if (from_ * all <= end) return last;
+  const double wanted = std::round(end * std::pow(from_ * all / end, 1 - gone));
   return std::min(units, std::max(last, static_cast<std::size_t>(wanted)));
 }
 
@@ -42,6 +52,7 @@ void Sparsifier::synchronize(BucketId bucket, Span<float> gradient, Span<float> 
                                               : synchronize_densified(inner(), bucket, own, left, step);
   step.clock.enter(Phase::decompress);
   if (!step.report.finite) return;
+  step.report.residual_norm = -1;  // the inner system knew of no other residual than `left`
   if (!residual.empty()) keep_rest(own, left, gradient, residual, step);
   write_mean(mean, gradient, step);
   step.delivered = delivered(own, gradient.size(), step);

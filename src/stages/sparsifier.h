@@ -5,11 +5,10 @@
 //   p --select--> rows --inner system--> mean
 //    \-> residual: p outside the selection, 0 inside, plus what the inner system leaves when it has feedback
 //
-// At the start gradients turn quickly, so a ramp lets the share begin high and fall step by step,
-// exponentially (Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3, lets it fall by
-// quarters, epoch by epoch). It is an option of each sparsifier and no stage of its own: only what selects
-// knows what a share is, and its last value stands beside it already. Within `warm_up` its steps count from
-// the end of the warm-up on, as all do.
+// At the start gradients turn quickly, so a ramp lets the share begin high and fall: a little in each step,
+// or by quarters, as in Y. Lin et al., "Deep Gradient Compression", ICLR 2018, section 3.3. It is an option
+// of each sparsifier and no stage of its own: only what selects knows what a share is, and its last value
+// stands beside it already. Within `warm_up` its steps count from the end of the warm-up on, as all do.
 
 #include <vector>
 
@@ -19,18 +18,28 @@
 namespace thinwire {
 
 /// How a share of units falls at the start.
-struct Ramp {
-  double from = 1;          ///< The first step's share.
-  std::uint64_t steps = 0;  ///< From which step on the share is the last one; 0: at once.
-
-  /// Reads "ramp_from" and "ramp_steps".
+class Ramp {
+ public:
+  /// Smooth: from * units at step 0, and each step the same factor below the one before it. A last share that
+  /// is the larger one is taken at once. Reads "ramp_from" and "ramp_steps".
   explicit Ramp(const Options& options);
   /// Those two, for SystemInfo::options.
   static std::vector<OptionInfo> options();
+  /// By quarters: 25 %, 6.25 % and so on, each in an equal part of `steps`, until the next quarter would be
+  /// below `ratio`, the last share.
+  static Ramp by_quarters(double ratio, std::uint64_t steps);
 
-  /// The units of a step: from * units at step 0, `last` from step `steps` on, each step in between the same
-  /// factor below the one before it. 1 to `units`; a `last` that is the larger one is taken at once.
+  /// The units of a step, 1 to `units`; `last` from the ramp's end on.
   std::size_t units_at(std::uint64_t step, std::size_t last, std::size_t units) const;
+
+ private:
+  enum class Form : std::uint8_t { smooth, quarters };
+  Ramp(Form form, double from, std::uint64_t steps) : form_(form), from_(from), steps_(steps) {}
+
+  Form form_;
+  double from_;          // the first step's share
+  std::uint64_t steps_;  // from which step on the share is the last one; 0: at once
+  int quarters_ = 0;     // above the last share; by quarters alone
 };
 
 class Sparsifier : public Forwarding {
@@ -41,6 +50,8 @@ class Sparsifier : public Forwarding {
 
   /// Least value of a ratio option.
   static constexpr double kSmallestRatio = 1e-9;
+  /// ratio * units, rounded, 1 to `units`.
+  static std::size_t share_of(double ratio, std::size_t units);
 
   void synchronize(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step) final;
   std::uint64_t payload_bytes(const Workload& workload) const final;
@@ -56,8 +67,6 @@ class Sparsifier : public Forwarding {
                            std::size_t wanted, Step& step) = 0;
 
   std::size_t width() const { return width_; }
-  /// ratio * units, rounded, 1 to `units`.
-  static std::size_t share_of(double ratio, std::size_t units);
 
  private:
   void keep_rest(const RowSparse& own, Span<const float> left, Span<const float> gradient,

@@ -13,6 +13,7 @@
 // Bytes per rank: 2(W-1)/W * 4 * (chosen elements) + the inner system's for the whole bucket.
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/closest.h"
 #include "exchange/collectives.h"
@@ -67,6 +68,7 @@ class Whole final : public Forwarding {
     if (step.report.formula_bytes != StepReport::kUnknown) step.report.formula_bytes += bytes;
     if (!step.report.finite) return;
     step.clock.enter(Phase::decompress);
+    if (step.report.residual_norm > 0) subtract_squares(chunks, mean.size(), residual, step);
     scatter_chunks(step.executor, chunks, mean, gradient, residual);
     deliver(chunks, gradient.size(), step);
   }
@@ -79,6 +81,16 @@ class Whole final : public Forwarding {
   }
 
  private:
+  /// What the inner system left of the chosen elements, which is dropped, from the residual's norm.
+  static void subtract_squares(Span<const VectorChunk> chunks, std::size_t count, Span<const float> residual,
+                               Step& step) {
+    const auto left = step.scratch.take<float>(count);
+    gather_chunks(step.executor, chunks, residual, left);
+    const double norm = step.report.residual_norm;
+    const double squares = norm * norm - sum_of_squares(step.executor, left, {});
+    step.report.residual_norm = std::sqrt(std::max(0.0, squares));
+  }
+
   Span<const VectorChunk> chosen_chunks(std::size_t elements, Step& step) const {
     const auto chunks =
         step.workspace.take<VectorChunk>(std::max<std::size_t>(1, step.parameter_ends.size()));

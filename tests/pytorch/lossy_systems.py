@@ -1,5 +1,6 @@
 """Scenarios of what compression adds: agreement, nothing lost, loss scaling."""
 import logging
+import math
 import re
 from typing import Union, get_args, get_origin, get_type_hints
 
@@ -560,10 +561,44 @@ def reports_and_logs():
     assert any(tag == "thinwire/compression" and value > 1 for tag, value, _ in writer.scalars) or WORLD == 1
 
 
+def scalars_tell_of_trouble():
+    """What a writer gets of a step is what the report said when the step had ended."""
+    sizes = (300_000, 300, 200_000)
+    model = wrap(lambda: Given(sizes), bucket_cap_mb=1)
+    handle = register(model, "guard:every=8:noise=1000+blocks:bits=4", grad_scaler=Scaler())
+    writer = Writer()
+    handle.log_to(writer)
+    reports = {}
+    for step in range(30):
+        gradients = given(step, sizes, 1024.0)
+        if step == 5 and RANK == WORLD - 1:
+            gradients[1][0] = float("inf")
+        model.zero_grad()
+        model(gradients).backward()
+        report = handle.report()
+        reports[report["step"]] = report
+    assert len(report["buckets"]) > 1  # since DDP has grouped parameters anew
+    for number, report in list(reports.items())[:-1]:  # the last one is not written
+        told = {tag: value for tag, value, at in writer.scalars if at == number}
+        for name, together in (("relative_error", max), ("residual_norm", math.hypot)):
+            known = [bucket[name] for bucket in report["buckets"] if bucket[name] is not None]
+            told_of = known and (name != "residual_norm" or report["last_step"]["finite"])
+            expected = together(*known, 0) if told_of else None
+            assert told.get("thinwire/" + name) == expected, (number, name, told, known)
+        assert told["thinwire/finite"] == float(report["last_step"]["finite"]), (number, told)
+    def written(name):
+        return [value for tag, value, _ in writer.scalars if tag == "thinwire/" + name]
+
+    assert written("finite").count(0.0) == 1, writer.scalars
+    assert 1 < len(written("relative_error")) < 28, writer.scalars  # the guard measures in some steps
+    assert len(written("residual_norm")) == 28, writer.scalars  # not in the step that does not count
+
+
 COMPRESSION = [every_system_agrees, vectors_are_known_to_systems, auto_chooses_and_says_why,
                auto_explains_a_table_of_rows, auto_decides_where_the_first_bucket_is_a_table,
                a_given_system_is_explained_as_it_was_given,
                compression_is_the_same_on_an_emulated_device, nothing_is_lost, mixed_types, loss_scaling,
                states_of_another_scale,
                overflow_in_the_first_step, overflow_where_buckets_are_rebuilt, a_backward_that_raises,
-               means_beyond_float16, skipped_steps, tiny_model, reports_and_logs]
+               means_beyond_float16, skipped_steps, tiny_model, reports_and_logs,
+               scalars_tell_of_trouble]

@@ -1,6 +1,8 @@
 #include "kernels/dense/apply_products.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "kernels/blocks.h"
 #include "kernels/dense/panels.h"
@@ -82,6 +84,9 @@ HWY_INLINE void ProductTile(std::size_t rank, Reads<float> left, Reads<float> ri
   }
 }
 
+/// Columns over which squares are summed in float before they go into a double.
+constexpr std::size_t kSquaresRun = 2048;
+
 /// Where results of ProductTile go: with m the product, residual = gradient - m where there is one, and
 /// gradient = m if `mean`. Rows lie `columns` apart; of the tile `rows` and `width` columns are the matrix's.
 struct Target {
@@ -93,8 +98,9 @@ struct Target {
   std::size_t rows;
   std::size_t width;
 
+  /// Adds the residual's squares: to the lanes of `squares`, of a tile that is not whole to `total`.
   template <class V>
-  HWY_INLINE void Take(std::size_t row, V v0, V v1, V v2, V v3) const {
+  HWY_INLINE void Take(std::size_t row, V v0, V v1, V v2, V v3, V& squares, double& total) const {
     if (row >= rows) return;
     const FloatTag d;
     const std::size_t lanes = hn::Lanes(d);
@@ -106,7 +112,11 @@ struct Target {
       hn::StoreU(v2, d, m + 2 * lanes);
       hn::StoreU(v3, d, m + 3 * lanes);
       for (std::size_t j = 0; j < width; ++j) {
-        if (residual != nullptr) residual[at + j] = gradient[at + j] - m[j];
+        if (residual != nullptr) {
+          const float left = gradient[at + j] - m[j];
+          residual[at + j] = left;
+          total += static_cast<double>(left) * static_cast<double>(left);
+        }
         if (mean) gradient[at + j] = m[j];
       }
       return;
@@ -114,7 +124,9 @@ struct Target {
     const bool past_caches = goes_past_caches(d, large, residual + at);
     const auto vector = [&](std::size_t j, V m) HWY_ATTR {
       if (residual != nullptr) {
-        store_residual(hn::Sub(hn::LoadU(d, gradient + j), m), d, residual + j, past_caches);
+        const V left = hn::Sub(hn::LoadU(d, gradient + j), m);
+        squares = hn::MulAdd(left, left, squares);
+        store_residual(left, d, residual + j, past_caches);
       }
       if (mean) hn::StoreU(m, d, gradient + j);
     };
@@ -149,11 +161,13 @@ HWY_INLINE void PackRows(std::size_t rank, Reads<float> left, std::size_t stride
 /// A band of apply_products: `height` rows, `width` columns. gradient and residual: its first row, `columns`
 /// from one to the next. room: for packed factors. Rows are walked from end to end, so that memory is read
 /// and written in long runs; the panels, which every tile of rows reads anew, stay in the second-level cache.
+/// The residual's squares of each `rows_per_sum` rows are added to one of `sums`.
 void ApplyToBand(std::size_t rank, FactorsOfBlock mean, FactorsOfBlock own, std::size_t height,
                  std::size_t width, std::size_t columns, Writes<float> gradient, Writes<float> residual,
-                 bool large, Writes<float> room) {
+                 bool large, Writes<float> room, std::size_t rows_per_sum, Writes<double> sums) {
+  const FloatTag d;
   constexpr std::size_t kRows = kManyRegisters ? 4 : 2;
-  const std::size_t step = 4 * hn::Lanes(FloatTag());
+  const std::size_t step = 4 * hn::Lanes(d);
   const std::size_t panels = (width + kPanel - 1) / kPanel * kPanel * rank;
   float* const left = room;
   float* const own_left = left + kRows * rank;
@@ -165,14 +179,20 @@ void ApplyToBand(std::size_t rank, FactorsOfBlock mean, FactorsOfBlock own, std:
   for (std::size_t i = 0; i < height; i += kRows) {
     PackRows<kRows>(rank, mean.left + i, mean.left_stride, height - i, left);
     if (differ) PackRows<kRows>(rank, own.left + i, own.left_stride, height - i, own_left);
+    double total = 0;
+    auto squares = hn::Zero(d);
     for (std::size_t j = 0; j < width; j += step) {
+      if (j % kSquaresRun == 0 && j != 0) {
+        total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, squares)));
+        squares = hn::Zero(d);
+      }
       const std::size_t at = i * columns + j;
       const std::size_t panel = j / kPanel * kPanel * rank + j % kPanel;
       Target target{
           gradient + at, residual == nullptr ? nullptr : residual + at, large, true, columns, height - i,
           width - j};
       const auto take = [&](std::size_t row, auto v0, auto v1, auto v2, auto v3)
-                            HWY_ATTR { target.Take(row, v0, v1, v2, v3); };
+                            HWY_ATTR { target.Take(row, v0, v1, v2, v3, squares, total); };
       if (differ) {
         target.mean = false;
         ProductTile<kRows, false>(rank, own_left, own_right + panel, take);
@@ -181,6 +201,7 @@ void ApplyToBand(std::size_t rank, FactorsOfBlock mean, FactorsOfBlock own, std:
       }
       ProductTile<kRows, true>(rank, left, right + panel, take);
     }
+    sums[i / rows_per_sum] += total + static_cast<double>(hn::GetLane(hn::SumOfLanes(d, squares)));
   }
   if (large) hwy::FlushStream();
 }
@@ -193,27 +214,33 @@ namespace thinwire {
 namespace {
 
 constexpr std::size_t kTileRows = 4;  ///< At most.
+/// Sums of squares, each of the same rows whoever computes it.
+constexpr std::size_t kMostSums = 256;
 
 }  // namespace
 
 HWY_EXPORT(ApplyToBand);
 
 void apply_products(Executor& executor, MatrixShape shape, std::size_t rank, Factors mean, Factors own,
-                    Span<float> gradient, const ResidualSpan& residual) {
-  THINWIRE_ON_DEVICE(apply_products, executor, shape, rank, mean, own, gradient, residual);
+                    Span<float> gradient, const ResidualSpan& residual, Span<double> squares) {
+  THINWIRE_ON_DEVICE(apply_products, executor, shape, rank, mean, own, gradient, residual, squares);
   const auto part = [&](const Factors& factors, std::size_t i, std::size_t j) {
     return FactorsOfBlock{factors.left.data() + i, shape.rows, factors.right.data() + j, shape.columns};
   };
   const std::size_t band = band_columns(rank);
-  executor.parallel_for(shape.rows, kRowBlock, [&](std::size_t begin, std::size_t end) {
+  std::array<double, kMostSums> sums{};
+  const std::size_t rows_per_sum = (shape.rows / kMostSums / kRowBlock + 1) * kRowBlock;
+  executor.parallel_for(shape.rows, rows_per_sum, [&](std::size_t begin, std::size_t end) {
     float* const room = kept_room(2 * rank * (std::min(band, shape.columns + kPanel) + kTileRows));
     for (std::size_t j = 0; j < shape.columns; j += band) {
       const std::size_t at = begin * shape.columns + j;
       HWY_DYNAMIC_DISPATCH(ApplyToBand)
       (rank, part(mean, begin, j), part(own, begin, j), end - begin, std::min(band, shape.columns - j),
-       shape.columns, gradient.data() + at, data_at(residual.after, at), residual.large, room);
+       shape.columns, gradient.data() + at, data_at(residual.after, at), residual.large, room, rows_per_sum,
+       sums.data() + begin / rows_per_sum);
     }
   });
+  if (!squares.empty()) squares[0] = std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 }  // namespace thinwire

@@ -12,7 +12,9 @@ namespace {
 constexpr unsigned kRows = 4;
 
 THINWIRE_KERNEL void product_kernel(MatrixShape shape, std::size_t rank, Reads<float> left,
-                                    Reads<float> right, Writes<float> gradient, Writes<float> residual) {
+                                    Reads<float> right, Writes<float> gradient, Writes<float> residual,
+                                    Writes<double> block_sums) {
+  double squares = 0;
   const std::size_t items = (shape.rows + kRows - 1) / kRows * shape.columns;
   for (std::size_t item = thread_of_grid(); item < items; item += threads_of_grid()) {
     const std::size_t i = item / shape.columns * kRows;
@@ -36,23 +38,44 @@ THINWIRE_KERNEL void product_kernel(MatrixShape shape, std::size_t rank, Reads<f
 #pragma unroll
     for (unsigned r = 0; r < kRows; ++r) {
       if (i + r >= shape.rows) break;
-      if (residual != nullptr) residual[at + r * shape.columns] = before[r] - m[r];
+      if (residual != nullptr) {
+        const float left = before[r] - m[r];
+        residual[at + r * shape.columns] = left;
+        squares += static_cast<double>(left) * static_cast<double>(left);
+      }
       gradient[at + r * shape.columns] = m[r];
     }
   }
+  if (residual != nullptr) write_block_sum(squares, block_sums + blockIdx.x);
+}
+
+/// One block: squares[0] = the sum of what the blocks before it have written.
+THINWIRE_KERNEL void sum_of_sums_kernel(Reads<double> block_sums, std::size_t blocks,
+                                        Writes<double> squares) {
+  double sum = 0;
+  for (std::size_t i = threadIdx.x; i < blocks; i += kThreads) sum += block_sums[i];
+  write_block_sum(sum, squares);
 }
 
 }  // namespace
 
 void apply_products_on_cuda(Executor& executor, MatrixShape shape, std::size_t rank, Factors mean,
-                            Factors own, Span<float> gradient, const ResidualSpan& turned) {
+                            Factors own, Span<float> gradient, const ResidualSpan& turned,
+                            Span<double> squares) {
+  CudaExecutor& on_device = executor_on_device(executor);
   const Span<float> residual = turned.after;
   const Grid grid = grid_for((shape.rows + kRows - 1) / kRows * shape.columns);
+  const Scratch<double> block_sums(on_device, residual.empty() ? 0 : grid.blocks);
   const bool differ =
       !residual.empty() && (own.left.data() != mean.left.data() || own.right.data() != mean.right.data());
-  if (differ) run(executor, grid, product_kernel, shape, rank, own.left, own.right, gradient, residual);
-  run(executor, grid, product_kernel, shape, rank, mean.left, mean.right, gradient,
-      differ ? Span<float>() : residual);
+  if (differ) {
+    run(on_device, grid, product_kernel, shape, rank, own.left, own.right, gradient, residual,
+        block_sums.data());
+  }
+  run(on_device, grid, product_kernel, shape, rank, mean.left, mean.right, gradient,
+      differ ? Span<float>() : residual, block_sums.data());
+  if (residual.empty() || squares.empty()) return;
+  run(on_device, Grid{1, kThreads}, sum_of_sums_kernel, block_sums.data(), std::size_t{grid.blocks}, squares);
 }
 
 }  // namespace thinwire

@@ -23,7 +23,9 @@ inline bool on_device(const Factors& factors) {
 /// gradient = mean.left mean.right^T. `own` may be `mean`. gradient [rows * columns]. gradient has the same
 /// bits on every machine; so has residual where `own` is `mean`, and otherwise its rounding depends on the
 /// machine. Of residual only `after` is used.
+/// squares [1], or empty: becomes the new residual's sum of squares, where there is one. It lies in the
+/// executor's memory, and nothing waits for it: a bucket has many matrices.
 void apply_products(Executor& executor, MatrixShape shape, std::size_t rank, Factors mean, Factors own,
-                    Span<float> gradient, const ResidualSpan& residual);
+                    Span<float> gradient, const ResidualSpan& residual, Span<double> squares = {});
 
 }  // namespace thinwire

@@ -143,18 +143,30 @@ double ApplyAverage(Reads<float> own, Reads<float> sums, float factor, Writes<fl
   return total;
 }
 
-/// residual += sums - factor * mean.
-void AddRemainder(Reads<float> sums, float factor, Reads<float> mean, Writes<float> residual,
-                  std::size_t count) {
+/// residual += sums - factor * mean. Returns its sum of squares.
+double AddRemainder(Reads<float> sums, float factor, Reads<float> mean, Writes<float> residual,
+                    std::size_t count) {
   const FloatTag d;
   const std::size_t lanes = hn::Lanes(d);
   const auto by = hn::Set(d, factor);
+  double total = 0;
   std::size_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto lost = hn::Sub(hn::LoadU(d, sums + i), hn::Mul(hn::LoadU(d, mean + i), by));
-    hn::StoreU(hn::Add(hn::LoadU(d, residual + i), lost), d, residual + i);
+  while (i + lanes <= count) {
+    const std::size_t end = count - i < kRun ? count : i + kRun;
+    auto squares = hn::Zero(d);
+    for (; i + lanes <= end; i += lanes) {
+      const auto lost = hn::Sub(hn::LoadU(d, sums + i), hn::Mul(hn::LoadU(d, mean + i), by));
+      const auto left = hn::Add(hn::LoadU(d, residual + i), lost);
+      squares = hn::MulAdd(left, left, squares);
+      hn::StoreU(left, d, residual + i);
+    }
+    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, squares)));
   }
-  for (; i < count; ++i) residual[i] += sums[i] - factor * mean[i];
+  for (; i < count; ++i) {
+    residual[i] += sums[i] - factor * mean[i];
+    total += static_cast<double>(residual[i]) * static_cast<double>(residual[i]);
+  }
+  return total;
 }
 
 }  // namespace thinwire::HWY_NAMESPACE
@@ -232,10 +244,11 @@ void finish_stores(const ResidualSpan& residual) {
   if (residual.large) hwy::FlushStream();
 }
 
-void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
-                   Span<float> residual) {
+double add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
+                     Span<float> residual) {
   THINWIRE_ON_DEVICE(add_remainder, executor, sums, factor, mean, residual);
-  in_blocks(executor, residual.size(), HWY_DYNAMIC_DISPATCH(AddRemainder), sums, factor, mean, residual);
+  return in_blocks(executor, residual.size(), HWY_DYNAMIC_DISPATCH(AddRemainder), sums, factor, mean,
+                   residual);
 }
 
 void hold_back(Executor& executor, Span<float> gradient, Span<float> residual) {

@@ -101,10 +101,15 @@ THINWIRE_KERNEL void average_kernel(Reads<float> own, Reads<float> sums, float f
 }
 
 THINWIRE_KERNEL void remainder_kernel(Reads<float> sums, float factor, Reads<float> mean, std::size_t count,
-                                      Writes<float> residual) {
+                                      Writes<float> residual, Writes<double> block_sums) {
+  double squares = 0;
   for_each_element(
       count, [&](std::size_t i) { return residual[i] + (sums[i] - factor * mean[i]); },
-      [&](std::size_t i, float left) { residual[i] = left; });
+      [&](std::size_t i, float left) {
+        residual[i] = left;
+        squares += static_cast<double>(left) * static_cast<double>(left);
+      });
+  write_block_sum(squares, block_sums + blockIdx.x);
 }
 
 THINWIRE_KERNEL void hold_back_kernel(std::size_t count, Writes<float> gradient, Writes<float> residual) {
@@ -246,10 +251,10 @@ double apply_average_on_cuda(Executor& executor, Span<const float> own_part, Spa
   return residual.empty() ? 0 : findings.sum();
 }
 
-void add_remainder_on_cuda(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
-                           Span<float> residual) {
-  run(executor, grid_for_elements(residual.size()), remainder_kernel, sums, factor, mean, residual.size(),
-      residual);
+double add_remainder_on_cuda(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
+                             Span<float> residual) {
+  return run_summed(executor, grid_for_elements(residual.size()), remainder_kernel, sums, factor, mean,
+                    residual.size(), residual);
 }
 
 void hold_back_on_cuda(Executor& executor, Span<float> gradient, Span<float> residual) {

@@ -46,8 +46,9 @@ double apply_average_serially(Span<const float> own, Span<const float> sums, flo
 void finish_stores(const ResidualSpan& residual);
 
 /// residual[i] += sums[i] - factor * mean[i]: what is lost where the mean of `factor` ranks' sums is rounded.
-void add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
-                   Span<float> residual);
+/// Returns the new residual's sum of squares.
+double add_remainder(Executor& executor, Span<const float> sums, float factor, Span<const float> mean,
+                     Span<float> residual);
 
 /// residual[i] = gradient[i] + residual[i], unless it is empty; then gradient[i] = 0: what a step keeps of
 /// elements that nobody chose.

@@ -93,12 +93,15 @@ TEST(Dense, AddRemainderAgreesWithItsDefinition) {
       const auto mean = test_values(count, 3);
       Placed residual(executor, before);
       Placed placed_mean(executor, mean);
-      add_remainder(executor, sums, 3.0f, placed_mean, residual);
+      const double squares = add_remainder(executor, sums, 3.0f, placed_mean, residual);
       const auto after = residual.read();
+      double expected = 0;
       for (std::size_t i = 0; i < count; ++i) {
         const float carried = 3.0f * mean[i];
         ASSERT_EQ(after[i], before[i] + (sums[i] - carried)) << name;
+        expected += static_cast<double>(after[i]) * static_cast<double>(after[i]);
       }
+      EXPECT_NEAR(squares, expected, 1e-5 * expected) << name;
     }
   });
 }

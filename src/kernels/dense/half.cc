@@ -17,6 +17,9 @@ namespace thinwire::HWY_NAMESPACE {
 // whatever its modes: the same bits but for those of a NaN.
 constexpr bool kConverts = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL;
 
+/// Elements whose squares are summed in float before they go into a double.
+constexpr std::size_t kSquaresRun = 4096;
+
 struct Bf16 {
   static constexpr std::uint32_t kExponent = 0x7F80;
 
@@ -175,19 +178,26 @@ bool Mean(Span<const Span<const std::uint16_t>> parts, Writes<float> sums, Write
 }
 
 template <class Format>
-void Apply(Reads<std::uint16_t> mean, Writes<float> gradient, ResidualBlock residual, std::size_t count) {
+double Apply(Reads<std::uint16_t> mean, Writes<float> gradient, ResidualBlock residual, std::size_t count) {
   const WordTag d;
   const HalfTag dh;
   const hn::Rebind<float, WordTag> df;
   const std::size_t lanes = hn::Lanes(d);
   const bool past_caches = goes_past_caches(df, residual.large, residual.after);
+  double total = 0;
+  auto squares = hn::Zero(df);
   for (std::size_t i = 0; i < count; i += lanes) {
     const std::size_t valid = count - i < lanes ? count - i : lanes;
     if (residual.after != nullptr) {
+      if (i % kSquaresRun == 0) {
+        total += static_cast<double>(hn::GetLane(hn::SumOfLanes(df, squares)));
+        squares = hn::Zero(df);
+      }
       const auto p =
           hn::Add(load_run(df, gradient + i, lanes, valid), load_run(df, residual.before + i, lanes, valid));
       const auto carried = hn::BitCast(df, Format::decode(d, Format::encode(d, hn::BitCast(d, p))));
-      const auto left = hn::Sub(p, carried);
+      const auto left = hn::Sub(p, carried);  // 0 behind the last element
+      squares = hn::MulAdd(left, left, squares);
       if (past_caches && valid == lanes) {
         hn::Stream(left, df, residual.after + i);
       } else {
@@ -199,6 +209,7 @@ void Apply(Reads<std::uint16_t> mean, Writes<float> gradient, ResidualBlock resi
     store_run(value, df, gradient + i, lanes, valid);
   }
   if (past_caches) hwy::FlushStream();
+  return total + static_cast<double>(hn::GetLane(hn::SumOfLanes(df, squares)));
 }
 
 bool EncodeHalf(HalfFormat format, const float* gradient, const float* residual, std::uint16_t* out,
@@ -217,10 +228,10 @@ bool MeanOfHalves(HalfFormat format, Span<const Span<const std::uint16_t>> parts
                                     : Mean<Bf16>(parts, sums, mean, begin, end);
 }
 
-void ApplyHalf(HalfFormat format, const std::uint16_t* mean, float* gradient, ResidualBlock residual,
-               std::size_t count) {
-  format == HalfFormat::fp16 ? Apply<Fp16>(mean, gradient, residual, count)
-                             : Apply<Bf16>(mean, gradient, residual, count);
+double ApplyHalf(HalfFormat format, const std::uint16_t* mean, float* gradient, ResidualBlock residual,
+                 std::size_t count) {
+  return format == HalfFormat::fp16 ? Apply<Fp16>(mean, gradient, residual, count)
+                                    : Apply<Bf16>(mean, gradient, residual, count);
 }
 
 }  // namespace thinwire::HWY_NAMESPACE
@@ -254,10 +265,11 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
   });
 }
 
-void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
-                ResidualSpan residual) {
+double apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
+                  ResidualSpan residual) {
   THINWIRE_ON_DEVICE(apply_half, executor, format, mean, gradient, residual);
-  in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(ApplyHalf), format, mean, gradient, residual);
+  return in_blocks(executor, gradient.size(), HWY_DYNAMIC_DISPATCH(ApplyHalf), format, mean, gradient,
+                   residual);
 }
 
 }  // namespace thinwire

@@ -173,11 +173,14 @@ THINWIRE_KERNEL void mean_kernel(Reads<const std::uint16_t*> parts, unsigned ran
 
 template <class Format>
 THINWIRE_KERNEL void apply_kernel(Reads<std::uint16_t> mean, std::size_t count, Writes<float> gradient,
-                                  Writes<float> residual, bool pairs) {
+                                  Writes<float> residual, bool pairs, Writes<double> block_sums) {
   const unsigned lane = lane_of_warp();
+  double squares = 0;
   auto left_of = [&](std::size_t i) {
     const float p = gradient[i] + residual[i];
-    return p - Format::decode(Format::encode(p));
+    const float left = p - Format::decode(Format::encode(p));
+    squares += static_cast<double>(left) * static_cast<double>(left);
+    return left;
   };
   for_each_run(
       count, pairs,
@@ -205,6 +208,7 @@ THINWIRE_KERNEL void apply_kernel(Reads<std::uint16_t> mean, std::size_t count, 
         if (residual != nullptr) residual[i] = left_of(i);
         gradient[i] = Format::decode(mean[i]);
       });
+  write_block_sum(squares, block_sums + blockIdx.x);
 }
 
 /// The kernel for the format.
@@ -252,17 +256,19 @@ bool mean_of_halves_on_cuda(Executor& executor, HalfFormat format,
                      mean.size(), sums, mean);
 }
 
-void apply_half_on_cuda(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean,
-                        Span<float> gradient, ResidualSpan turned) {
+double apply_half_on_cuda(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean,
+                          Span<float> gradient, ResidualSpan turned) {
   CudaExecutor& own = executor_on_device(executor);
   const Span<float> residual = in_place(own, turned);
   Operand m(own, mean);
   Operand g(own, gradient);
   Operand r(own, residual);
-  launch(own.stream(), grid_for_runs(gradient.size()),
-         of_format(format, apply_kernel<Fp16>, apply_kernel<Bf16>), m.data(), gradient.size(), g.data(),
-         r.data(), paired(m.data()));
+  const Grid grid = grid_for_runs(gradient.size());
+  const Findings findings(own, grid);
+  launch(own.stream(), grid, of_format(format, apply_kernel<Fp16>, apply_kernel<Bf16>), m.data(),
+         gradient.size(), g.data(), r.data(), paired(m.data()), findings.sums());
   finish(own, m, g, r);
+  return residual.empty() ? 0 : findings.sum();
 }
 
 }  // namespace thinwire

@@ -23,8 +23,8 @@ bool mean_of_halves(Executor& executor, HalfFormat format, Span<const Span<const
                     Span<float> sums, Span<std::uint16_t> mean);
 
 /// residual[i] = p - Q(p) with p = gradient[i] + residual[i], then gradient[i] = mean[i]. residual may be
-/// empty.
-void apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
-                ResidualSpan residual);
+/// empty. Returns the new residual's sum of squares, 0 where it is empty.
+double apply_half(Executor& executor, HalfFormat format, Span<const std::uint16_t> mean, Span<float> gradient,
+                  ResidualSpan residual);
 
 }  // namespace thinwire

@@ -115,7 +115,8 @@ TEST_P(HalfKernels, ApplyKeepsWhatRoundingLost) {
       std::vector<std::uint16_t> carried(count), mean(count);
       encode_half(executor, GetParam(), placed_gradient, placed_residual, carried);
       encode_half(executor, GetParam(), Placed(executor, means), {}, mean);
-      apply_half(executor, GetParam(), mean, placed_gradient, placed_residual);
+      const double squares = apply_half(executor, GetParam(), mean, placed_gradient, placed_residual);
+      double expected = 0;
       apply_half(executor, GetParam(), mean, without, {});
       const auto gradient = placed_gradient.read();
       const auto residual = placed_residual.read();
@@ -124,7 +125,9 @@ TEST_P(HalfKernels, ApplyKeepsWhatRoundingLost) {
         const auto value = static_cast<float>(value_of(GetParam(), carried[i]));
         ASSERT_EQ(gradient[i], static_cast<float>(value_of(GetParam(), mean[i]))) << target;
         ASSERT_EQ(residual[i], old_gradient[i] + old_residual[i] - value) << target;
+        expected += static_cast<double>(residual[i]) * static_cast<double>(residual[i]);
       }
+      EXPECT_NEAR(squares, expected, 1e-5 * expected) << target;
     }
   });
 }

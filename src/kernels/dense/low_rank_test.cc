@@ -229,15 +229,19 @@ TEST(LowRank, MeansHaveTheSameBitsOnEveryExecutor) {
       const auto check = [&](const Factors& own, const std::vector<float>& rest, const std::string& which) {
         Placed gradient(executor, p);
         Placed residual(executor, std::vector<float>(p.size(), 7.0f));
-        apply_products(executor, shape, rank, factors, own, gradient, residual);
+        Placed squares(executor, std::vector<double>{-1});
+        apply_products(executor, shape, rank, factors, own, gradient, residual, squares);
         expect_same_bits(gradient.read(), mean, name + ", mean, " + which);
         const auto left_over = residual.read();
         if (own.left.data() == factors.left.data() && own.right.data() == factors.right.data()) {
           expect_same_bits(left_over, rest, name + ", residual, " + which);
         }
+        double expected = 0;
         for (std::size_t i = 0; i < rest.size(); ++i) {
           ASSERT_NEAR(left_over[i], rest[i], 1e-5f * static_cast<float>(rank)) << name << which << i;
+          expected += static_cast<double>(left_over[i]) * static_cast<double>(left_over[i]);
         }
+        EXPECT_NEAR(squares.read()[0], expected, 1e-5 * expected) << name << which;
       };
       check(factors, less(mean), "own is the mean");
       check({placed, own_right}, less(product_of(shape, rank, left, own_right)), "another right factor");
@@ -259,6 +263,26 @@ TEST(LowRank, OrthonormalColumnsHaveTheSameBitsOnEveryMachine) {
     });
     for (const auto& result : results) expect_same_bits(result, results.front(), std::to_string(rows));
   }
+}
+
+TEST(LowRank, SumsOfSquaresDoNotDependOnTheNumberOfThreads) {
+  // More rows than there are sums for blocks of them.
+  const MatrixShape shape{5003, 70};
+  const auto left = test_values(2 * shape.rows, 1);
+  const auto right = test_values(2 * shape.columns, 2);
+  std::vector<double> squares;
+  for (const int threads : {1, 3}) {
+    const auto executor = make_cpu_executor(threads);
+    auto gradient = test_values(shape.elements(), 3);
+    std::vector<float> residual(gradient.size());
+    double of_residual = 0;
+    apply_products(*executor, shape, 2, {left, right}, {left, right}, gradient, residual, {&of_residual, 1});
+    double expected = 0;
+    for (const float value : residual) expected += static_cast<double>(value) * static_cast<double>(value);
+    EXPECT_NEAR(of_residual, expected, 1e-5 * expected);
+    squares.push_back(of_residual);
+  }
+  EXPECT_EQ(squares[0], squares[1]);
 }
 
 TEST(LowRank, ThreadsDoNotChangeABit) {
