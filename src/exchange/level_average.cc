@@ -260,15 +260,19 @@ class LevelAverage {
   void apply() {
     step_.clock.enter(Phase::decompress);
     const ResidualSpan left = step_.turn.write(residual_);
+    double squares = 0;
     for (std::size_t owner = 0; owner < world(); ++owner) {
-      apply_levels(step_.executor, own_[owner].said(), results_[owner].said(), shard_in(gradient_, owner),
-                   shard_in(left, owner));
+      const double part = apply_levels(step_.executor, own_[owner].said(), results_[owner].said(),
+                                       shard_in(gradient_, owner), shard_in(left, owner));
+      squares += owner == self() ? 0 : part;
     }
     if (left.empty()) return;
     // What the result's levels left out stays with the owner, who stands for all ranks.
     const auto all = static_cast<float>(world());
     scale(step_.executor, mean_, all);
-    add_remainder(step_.executor, mean_, all, shard_in(gradient_, self()), shard_in(left.after, self()));
+    squares +=
+        add_remainder(step_.executor, mean_, all, shard_in(gradient_, self()), shard_in(left.after, self()));
+    step_.report.residual_norm = std::sqrt(squares);
   }
 
   BucketId bucket_;
