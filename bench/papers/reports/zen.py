@@ -129,8 +129,6 @@ def batches_of_1(results: list) -> str:
     seconds, sent = {}, {}
     for result in results:
         name = table_system(result["spec"])
-        if name == "zen":
-            continue  # of an earlier script, in which it was still measuring before it chose
         seconds.setdefault(name, []).append(1e3 * result["modelled_seconds"])
         sent.setdefault(name, []).append(result["wire_bytes_sent_max"])
     return ("\nSection 2.4: with 8 GPUs and batches of 1 SparCML is the best of the known schemes. Here the LSTM's gradients of 8 workers with batches of 1, at "
