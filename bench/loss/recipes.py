@@ -69,7 +69,9 @@ LOCAL_STEPS = [
     "marsit:full_every=8:eta_factor=1 --local-steps 1", "marsit:full_every=8:eta_factor=3 --local-steps 1",
     "marsit:full_every=8 --local-steps 1",
     "marsit:full_every=2:eta_factor=1 --local-steps 4",
-]
+] + [f"{spec} --local-steps 4" for spec in (
+    # Those of its table of BERT, after 50 synchronizations.
+    "signsgd", "ef_signsgd:topology=ring", "ssdm:topology=ring", "marsit:full_every=25", "marsit:full_every=50", "marsit:full_every=0")]
 
 RECIPES = {
     "transformer-kjv": AS_THEY_COME + LOW_RANK_IN_CODES + CELLS_BEGUN_IN_CODES + BEGUN_IN_CODES + BEGUN_BRIEFLY + MORE_RANK + ONE_FACTOR + IN_BLOCKS + CHOSEN + REMEDIES + GUARDED + MADE_FOR_ADAM + CLIPPED_FIRST + SIGNS_OF_MOMENTUM + MORE_SIGNS_OF_MOMENTUM[:1] + CLIPPED_AT_2 + MARSIT_WITH_ADAM + MARSIT_BY_RESIDUAL + BY_LAYER + ENTROPY_CODED + MORE_ENTROPY_CODED,

@@ -22,6 +22,7 @@ import numpy
 # Magnitudes are counted in bins of a quarter of a power of ten, relative to the largest.
 EDGES = [10.0 ** (exponent / 4) for exponent in range(-40, 1)]
 PARTITIONS = 8
+SKEW_PARTITIONS = (8, 16, 32, 64, 128)
 OWNERS = 16
 
 
@@ -124,27 +125,45 @@ def joined(parts: list) -> tuple:
     return numpy.concatenate(indices), offset
 
 
-def shares_of_partitions(indices, places: int) -> list:
-    counted = numpy.bincount(indices * PARTITIONS // places, minlength=PARTITIONS)
-    return list(counted / counted.sum())
+def shares_of_partitions(parts: list, partitions: int = PARTITIONS):
+    """Of each partition its share of the non-zeros: each tensor is cut by itself, and the mean over tensors
+    counts."""
+    counted = [numpy.bincount(indices.astype(numpy.int64) * partitions // places, minlength=partitions) for indices, places in parts]
+    return numpy.mean([own / own.sum() for own in counted], axis=0)
+
+
+def skewness(parts: list, partitions: int) -> float:
+    """Zen's Definition 5, the mean over tensors."""
+    return float(numpy.mean([partitions * shares_of_partitions([part], partitions).max() for part in parts]))
+
+
+def by_frequency(steps_of_ranks: list) -> list:
+    """Of each tensor the place that each of its rows would have if it were sorted by how often rows were
+    used."""
+    places = []
+    for number, (_, size) in enumerate(steps_of_ranks[0][0]):
+        used = numpy.zeros(size, numpy.int64)
+        for steps in steps_of_ranks:
+            for parts in steps:
+                used[parts[number][0]] += 1
+        own = numpy.empty(size, numpy.int64)
+        own[numpy.argsort(-used, kind="stable")] = numpy.arange(size)
+        places.append(own)
+    return places
 
 
 def sparsity(folder: str, top: float) -> dict:
-    """Over steps: overlap ratios of pairs of ranks, densification of 2, 4, ... ranks, shares by partition."""
-    by_rank = [[joined(non_zeros(tensors, top)) for tensors in steps] for steps in ranks_in(folder)]
-    places = by_rank[0][0][1]
+    """Over steps: overlap ratios of pairs of ranks and densification of 2, 4, ... ranks, all tables together;
+    shares by partition and skewness ratios by number of partitions, of rank 0."""
+    by_rank = [[non_zeros(tensors, top) for tensors in steps] for steps in ranks_in(folder)]
+    sorted_places = by_frequency(by_rank)
+    places = joined(by_rank[0][0])[1]
     steps = len(by_rank[0])
-    used = numpy.zeros(places, numpy.int64)
-    for own in by_rank:
-        for indices, _ in own:
-            used[indices] += 1
-    by_frequency = numpy.empty(places, numpy.int64)
-    by_frequency[numpy.argsort(-used, kind="stable")] = numpy.arange(places)
-    overlaps, density, as_listed, sorted_shares = [], [], [], []
+    overlaps, density, as_listed, sorted_shares, skews = [], [], [], [], []
     counts = [count for count in (2, 4, 8, 16, 32) if count <= len(by_rank)]
     gammas = {count: [] for count in counts}
     for step in range(steps):
-        sets = [own[step][0] for own in by_rank]
+        sets = [joined(own[step])[0] for own in by_rank]
         size = numpy.mean([one.size for one in sets])
         density.append(size / places)
         for a in range(0, len(sets) - 1, 2):
@@ -153,13 +172,16 @@ def sparsity(folder: str, top: float) -> dict:
         for count in counts:
             union = numpy.unique(numpy.concatenate(sets[:count])).size
             gammas[count].append(union / numpy.mean([one.size for one in sets[:count]]))
-        as_listed.append(shares_of_partitions(sets[0], places))
-        sorted_shares.append(shares_of_partitions(by_frequency[sets[0]], places))
+        parts = by_rank[0][step]
+        as_listed.append(shares_of_partitions(parts))
+        sorted_shares.append(shares_of_partitions([(own[indices], size) for own, (indices, size) in zip(sorted_places, parts)]))
+        skews.append([skewness(parts, count) for count in SKEW_PARTITIONS])
     return {"places": places, "workers": len(by_rank), "steps": steps, "top": top, "density": float(numpy.mean(density)),
             "overlaps": overlaps, "gammas": {str(count): [float(min(v)), float(numpy.mean(v)), float(max(v))]
                                              for count, v in gammas.items()},
             "partitions": [float(x) for x in numpy.mean(as_listed, axis=0)],
-            "partitions_by_frequency": [float(x) for x in numpy.mean(sorted_shares, axis=0)]}
+            "partitions_by_frequency": [float(x) for x in numpy.mean(sorted_shares, axis=0)],
+            "skewness_ratios": {str(count): float(x) for count, x in zip(SKEW_PARTITIONS, numpy.mean(skews, axis=0))}}
 
 
 def push_imbalance(sets: list, owners_of) -> float:

@@ -108,6 +108,17 @@ def marsit_figure_3(parts: dict) -> tuple:
     return describe(parts["train"]) + "\n\n" + table(head, rows), made
 
 
+def deviations(parts: dict, names: list) -> str:
+    """The remark of section 3.2.2 and appendix A: how far what is delivered lies from the exact mean."""
+    rows = {}
+    for name in names:
+        for spec, values in by_spec(parts[name], lambda result: median(result["relative_errors"])).items():
+            rows.setdefault(spec, []).append(spread_text(values, ".3g"))
+    return ("\nThe remark of section 3.2.2, and appendix A: the deviation from the exact mean explodes with the number of workers for cascading compression, and "
+            "does not for SSDM by a server. `ssdm` delivers what a server would. Distance over the exact mean's length, median over steps:\n\n" +
+            table(["system"] + [name.replace("workers_", "") + " workers" for name in names], [[f"`{spec}`"] + of for spec, of in rows.items()]))
+
+
 def marsit_figure_1(parts: dict) -> tuple:
     names = sorted(parts, key=lambda name: int(name.split("_")[1]))
     made, (axes,) = figure()
@@ -132,7 +143,7 @@ def marsit_figure_1(parts: dict) -> tuple:
     text = (f"Of the elements whose exact mean is not 0, the share that has its sign in the mean that is delivered; the median over {steps} recorded "
             "steps, and the least and the largest. The paper, 3 workers: cascading compression has the lowest, about 56 %; chance is 50 %.\n\n")
     return text + table(["system"] + [name.replace("_", " ").replace("workers ", "") + " workers, %" for name in names],
-                        [[f"`{spec}`"] + of_spec for spec, of_spec in rows.items()]) + "\n" + order_text(orders), made
+                        [[f"`{spec}`"] + of_spec for spec, of_spec in rows.items()]) + "\n" + order_text(orders) + deviations(parts, names), made
 
 
 def phases(parts: dict, count: str) -> dict:
@@ -151,12 +162,49 @@ def phases(parts: dict, count: str) -> dict:
     return found
 
 
+def link_of(result: dict) -> tuple:
+    """Bytes per second and seconds of latency of a link such as 1Gbit:50us."""
+    rate, latency = result["link"].split(":")
+    return float(rate.removesuffix("Gbit")) * 1e9 / 8, float(latency.removesuffix("us")) * 1e-6
+
+
+def dense_torus(ring: dict) -> float:
+    """What dense's ms on a ring would be on a torus: as many bytes, in fewer hops one after the other."""
+    workers = ring["workers"]
+    side = max(one for one in range(1, workers + 1) if workers % one == 0 and one * one <= workers)
+    hops = 2 * (side - 1) + 2 * (workers // side - 1)
+    return 1e3 * (ring["modelled_seconds"] - (2 * (workers - 1) - hops) * link_of(ring)[1])
+
+
+# Of every element: bits up to a server and bits back.
+BY_SERVER = {"dense": (32, 32), "ssdm, sums of signs come back": (1, None), "ssdm, one bit comes back": (1, 1)}
+
+
+def servers(parts: dict, counts: list) -> str:
+    """Figure 1 (a): a parameter server, computed, beside what is sent by all-reduce."""
+    rows = []
+    for name, (up, down) in BY_SERVER.items():
+        row = [name]
+        for count in counts:
+            found = {one["spec"]: one for one in parts[f"communication_{count}"]}
+            ring = found["dense" if name == "dense" else "ssdm:topology=ring"]
+            rate, latency = link_of(ring)
+            back = down or int(count).bit_length()  # a sum of signs has one of count + 1 values
+            one_link = 1e3 * (ring["elements"] * ring["scale"] / 8 * (up + back) / rate + 2 * latency)
+            row += [f"{1e3 * ring['modelled_seconds']:,.0f}", f"{int(count) * one_link:,.0f}", f"{one_link:,.0f}"]
+        rows.append(row)
+    return ("\nFigure 1 (a), a parameter server, computed: every worker sends all to it and gets all back. The paper: without compression an all-reduce takes less "
+            "time than a server, and SSDM's takes more, since its sums grow. The server has one link as the workers have, or one that is no limit. Communication, ms:\n\n" +
+            table(["system"] + [f"{count} workers: {what}" for count in counts for what in ("ring", "server with one link", "server without limit")], rows))
+
+
 def marsit_figure_5(parts: dict) -> tuple:
     counts = sorted({name.split("_")[1] for name in parts}, key=int)
     made, all_axes = figure(len(counts))
     rows, orders = {}, {}
     for count, axes in zip(counts, all_axes):
         of_seeds = phases(parts, count)
+        of_seeds["dense, torus, computed"] = [(dense_torus(one), 0.0) for one in parts[f"communication_{count}"] if one["spec"] == "dense"]
         found = {name: [mean(phase) for phase in zip(*by_seed)] for name, by_seed in of_seeds.items()}
         names = [name for name in found if not name.startswith(("marsit:full_every=50", "marsit:full_every=200"))]
         orders[f"{count} workers"] = {name: [sum(phase) for phase in of_seeds[name]] for name in names}
@@ -179,8 +227,8 @@ def marsit_figure_5(parts: dict) -> tuple:
             "less time than a ring. (Table 1, of a whole training on 3 workers: 11.2 minutes with cascading compression, 20.7 without. "
             f"Figure 3, K = 1, 50, 100, 200, never: 40.2, 22.1, 21.3, 22.4, 18.8 minutes.)\n\n{one['elements'] * one['scale']:,.0f} elements. "
             "full_every=100000 has one-bit steps alone; full_every=K is 1 - 1 / K of that and 1 / K of dense's.\n\n")
-    text += table(head, [[f"`{name}`"] + of_name for name, of_name in rows.items()])
-    return text + "\nBoth phases together. " + order_text(orders), made
+    text += table(head, [[name if " " in name else f"`{name}`"] + of_name for name, of_name in rows.items()])
+    return text + "\nBoth phases together. " + order_text(orders) + servers(parts, counts), made
 
 
 def marsit_figure_3_rates(parts: dict) -> tuple:
@@ -202,3 +250,89 @@ def marsit_figure_3_rates(parts: dict) -> tuple:
     head = ["optimizer", "rate", "K", "each seed, %", "test accuracy, %", DIFFERENCE, "paper's accuracy (AlexNet, CIFAR-10)"]
     text = "\n\n".join(f"{kind[0].upper()}{kind[1:]} optimizer: {describe(runs)}" for kind, runs in texts.items())
     return text + "\n\n" + table(head, rows), made
+
+
+def synchronization(times: dict, label: str) -> list:
+    """Seconds of one synchronization with each seed, on a ring. times: what phases() found."""
+    name, every = options_of(label)[""], options_of(label).get("full_every")
+    if every is None:
+        found = times[name if name in ("dense", "signsgd") else f"{name}:topology=ring"]
+        return [sum(both) / 1e3 for both in found]
+    full = 1 / int(every) if every != "0" else 0.0
+    return [((1 - full) * sum(one) + full * sum(dense)) / 1e3 for one, dense in zip(times["marsit:full_every=100000"], times["dense"])]
+
+
+def reached(run: dict, accuracy: float, key):
+    """key(epoch) where a training reaches an accuracy, by straight lines between epochs' ends from chance on;
+    None where it does not."""
+    before = (0.1, 0.0)
+    for epoch in run["epochs"]:
+        now = (epoch["test_accuracy"], key(epoch))
+        if now[0] >= accuracy:
+            return before[1] + (now[1] - before[1]) * (accuracy - before[0]) / (now[0] - before[0])
+        before = now
+    return None
+
+
+def at_most(run: dict, sent: float) -> float:
+    """The accuracy with so many bytes sent, in the same way."""
+    before = (0.1, 0.0)
+    for epoch in run["epochs"]:
+        now = (epoch["test_accuracy"], epoch["wire_bytes_so_far"])
+        if now[1] >= sent:
+            return before[0] + (now[0] - before[0]) * (sent - before[1]) / (now[1] - before[1])
+        before = now
+    return before[0]
+
+
+# Accuracies that most systems of a part reach.
+ACCURACY_OF_FIGURE_4 = {"train": 0.8, "own_0.005": 0.7, "own_0.002": 0.6}
+
+
+def of_figure_4(name: str, results: list, times: dict, axes: tuple) -> str:
+    systems = [system for system in systems_in(results) if system.whole()]
+    local = max(1, results[0].get("local_steps") or 1)
+    steps = lambda epoch: epoch["epoch"] * epoch["steps"] / local  # noqa: E731
+    best = max((system for system in systems if system.options[""] == "marsit" and system.options["full_every"] != "0"), key=System.accuracy)
+    sent_then = mean([run["epochs"][-1]["wire_bytes_so_far"] for run in best.runs])
+    wanted = ACCURACY_OF_FIGURE_4[name]
+    dense = named(systems, "dense")
+    of_dense = [reached(run, wanted, steps) * each for run, each in zip(dense.runs, synchronization(times, "dense"))]
+    rows = []
+    for at, system in enumerate(systems):
+        seconds = synchronization(times, system.label)
+        accuracies = [mean(values) for values in zip(*system.by_epoch("test_accuracy"))]
+        axes[0].plot([steps(epoch) * mean(seconds) for epoch in system.runs[0]["epochs"]], accuracies, label=system.label, **style(at))
+        axes[1].plot([mean([run["epochs"][epoch]["wire_bytes_so_far"] for run in system.runs]) / 1e6 for epoch in range(len(accuracies))], accuracies,
+                     label=system.label, **style(at))
+        until = [reached(run, wanted, steps) for run in system.runs]
+        bytes_until = [reached(run, wanted, lambda epoch: epoch["wire_bytes_so_far"]) for run in system.runs]
+        missing = any(value is None for value in until)
+        rows.append([f"`{system.label}`", system.accuracy_text(), f"{mean([run['epochs'][-1]['wire_bytes_so_far'] for run in system.runs]) / 1e6:,.1f}"] +
+                    (["not reached by each seed"] * 2 if missing else [
+                        spread_text([value / 1e6 for value in bytes_until], ",.1f"),
+                        spread_text([one / (many * each) for one, many, each in zip(of_dense, until, seconds)], ".1f")]) +
+                    [spread_text([100 * at_most(run, sent_then) for run in system.runs], ".1f")])
+    axes[0].set_xscale("log")
+    axes[1].set_xscale("log")
+    axes[0].set_xlabel("seconds of synchronization, 16 workers")
+    axes[1].set_xlabel("MB sent by each of 4 workers")
+    axes[0].set_ylabel("test accuracy" if name == "train" else "test accuracy, own optimizers")
+    kind = "A common optimizer" if name == "train" else f"Each worker's own optimizer, {local} steps from one synchronization to the next"
+    return (f"\n{kind}. {describe(results)}\n\n" +
+            table(["system", "test accuracy, %", "MB of the training", f"MB until {100 * wanted:.0f} %", f"times as fast as dense until {100 * wanted:.0f} %",
+                   f"accuracy at the {sent_then / 1e6:,.1f} MB of `{best.label}`, %"], rows))
+
+
+def marsit_figure_4(parts: dict) -> tuple:
+    trained = [name for name in ("train", "own_0.005", "own_0.002") if f"marsit_table_2/{name}" in parts]
+    times = phases({name.removeprefix("marsit_figure_5/"): results for name, results in parts.items()}, "16")
+    made, all_axes = figure(2 * len(trained))
+    text = ("The paper, ResNet-50 on ImageNet: Marsit reaches a similar accuracy 1.5 times as fast as PSGD; it sends 90 % less than PSGD and 70 % less than other "
+            "one-bit systems; with the same bytes it has the higher accuracy.\n\nAccuracies are marsit_table_2's, with 4 workers. A synchronization "
+            "takes what marsit_figure_5 has for a ring of 16 workers, 57 million elements; computing is left out, which favours whatever sends least. "
+            "Accuracies are known after each of four epochs; between them, and from chance on, lines are straight.\n")
+    for at, name in enumerate(trained):
+        text += of_figure_4(name, parts[f"marsit_table_2/{name}"], times, all_axes[2 * at:2 * at + 2])
+    legend(made, all_axes[2])
+    return text, made

@@ -22,6 +22,7 @@ import marsit  # noqa: E402
 import s2_reducer  # noqa: E402
 import sketched_sgd  # noqa: E402
 import zen  # noqa: E402
+import zen_throughput  # noqa: E402
 
 # Each returns the table and the figure.
 EXPERIMENTS = {
@@ -39,18 +40,22 @@ EXPERIMENTS = {
     "casq_figure_13": ("CASQ, Figure 13: number of bits", casq.casq_figure_13),
     "casq_figure_10": ("CASQ, Figure 10: allocation of buckets", casq.casq_figure_10),
     "casq_figure_14": ("CASQ, Figure 14: number of buckets", casq.casq_figure_14),
-    "marsit_figure_1": ("Marsit, Figure 1 (b): signs that agree with the exact mean's", marsit.marsit_figure_1),
+    "marsit_figure_1": ("Marsit, Figure 1 (b) and section 3.2.2: signs that agree with the exact mean's, and deviations", marsit.marsit_figure_1),
     "marsit_figure_3_rates": ("Marsit, Figure 3: K against accuracy, every seed", marsit.marsit_figure_3_rates),
+    "marsit_figure_4": ("Marsit, Figure 4: accuracy against time and bytes", marsit.marsit_figure_4),
     "marsit_figure_5": ("Marsit, Figures 1 (a), 3 and 5: phases of a synchronization", marsit.marsit_figure_5),
     "marsit_table_1": ("Marsit, Table 1: cascading compression", marsit.marsit_table_1),
     "marsit_table_2": ("Marsit, Table 2: accuracy of one-bit systems", marsit.marsit_table_2),
     "marsit_figure_3": ("Marsit, Figure 3: K against accuracy and bits", marsit.marsit_figure_3),
     "s2_reducer_figure_3": ("S2 Reducer, Figure 3 (a): communication and perplexity of an LSTM", s2_reducer.s2_reducer_figure_3),
+    "s2_reducer_figure_3_blocks": ("S2 Reducer, Figure 3 (d) and (e): time to an accuracy, block-wise", s2_reducer.s2_reducer_figure_3_blocks),
     "s2_reducer_figure_4": ("S2 Reducer, Figures 4 and 7: communication of block-wise sparse gradients", s2_reducer.s2_reducer_figure_4),
     "s2_reducer_figure_5": ("S2 Reducer, Figures 5 and 6: all-reduce against all-gather", s2_reducer.s2_reducer_figure_5),
     "s2_reducer_figure_8": ("S2 Reducer, Figure 8: lambda against accuracy", s2_reducer.s2_reducer_figure_8),
     "zen_figure_2": ("Zen, Figures 2 and 3, and section 2.4: overlap, densification and skew", zen.zen_figure_2),
     "zen_figure_8": ("Zen, Figure 8: schemes against the number of workers", zen.zen_figure_8),
+    "zen_figure_11": ("Zen, Figure 11: steps of a training with a table", zen_throughput.zen_figure_11),
+    "zen_figure_12": ("Zen, Figure 12: steps with the 5 % largest elements", zen_throughput.zen_figure_12),
     "zen_figure_13_rows": ("Zen, Figure 13: with rows, and with the codecs' time", zen.zen_figure_13_rows),
     "zen_figure_14": ("Zen, Figure 14: what Algorithm 1 takes, and the strawmen of section 3", zen.zen_figure_14),
     "zen_figure_13": ("Zen, Figure 13: communication speedups over all-reduce", zen.zen_figure_13),

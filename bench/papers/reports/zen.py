@@ -1,4 +1,5 @@
 """Zen: each experiment's table and figure."""
+from math import log, sqrt
 from statistics import mean, stdev
 
 from drawing import figure, legend, style
@@ -46,6 +47,16 @@ def zen_figure_13(parts: dict) -> tuple:
     return text + table(["system"] + [setting_name(n, parts) for n in order], rows) + "\n" + order_text(speedups), made
 
 
+def bitmaps() -> str:
+    """Section 3.3's sizes."""
+    megabytes, servers = 856, 16
+    rows = [["bitmaps, owners with even slices", f"{megabytes / 32:.0f}", "27"],
+            [f"bitmaps of all indices, {servers} hashed owners", f"{servers * megabytes / 32:.0f}", "428"],
+            [f"hash bitmaps, {servers} hashed owners", f"{megabytes / 32:.0f}", "27, whatever the number of owners"]]
+    return (f"\nSection 3.3, {megabytes} MB of DeepFM's table: a bit for each index that an owner may have, MB that a worker gets, computed. Of hash bitmaps the table above "
+            "shows that size: at each density what it has beyond the density itself.\n\n" + table(["format", "MB", "paper"], rows))
+
+
 def zen_figure_15(parts: dict) -> tuple:
     # Of the largest sender, without frame headers, as a share of dense's bytes of an all-gather.
     by_density = {}
@@ -75,6 +86,7 @@ def zen_figure_15(parts: dict) -> tuple:
     text = "(a) Bytes of a pull as a share of dense's, 16 workers.\n\n" + table(
         ["density"] + list(lines), [[f"{density:g}"] + [f"{values[at]:.3f}" for values in lines.values()]
                                     for at, density in enumerate(densities)])
+    text += bitmaps()
     steps = [("sparse_ps", "lists, even slices"), ("zen:scheme=push_pull:pull=list", "lists, hashed owners"),
              ("zen:scheme=push_pull", "hash bitmap, hashed owners")]
     settings = sorted(name for name in parts if name.startswith("breakdown_"))
@@ -96,11 +108,27 @@ def zen_figure_15(parts: dict) -> tuple:
     return text + table(["step"] + titles, rows) + "\n" + order_text(dict(zip(titles, speedups.values()))), made
 
 
+def extremes_of_real_gradients(gradients: dict) -> str:
+    """Section 2.3's inequality, from densifications: true where Balanced Parallelism is the faster scheme."""
+    rows = []
+    for name, seeds in gradients.items():
+        left = [1 + sum(found["gammas"][count][1] for count in ("2", "4", "8")) for found in seeds]
+        right = [15 / 16 * (found["gammas"]["16"][1] + 1) for found in seeds]
+        rows.append([titled(name), spread_text(left, ".2f"), spread_text(right, ".2f")])
+    return ("\nSection 2.3: with 16 workers Balanced Parallelism (zen's push and pull) is faster than Hierarchical Centralization where 1 and the densifications of 2, 4 and 8 "
+            "workers have a larger sum than 15/16 of 1 and that of 16. The paper: that is so in practice.\n\n" +
+            table(["gradient", "the sum for Hierarchical Centralization", "for Balanced Parallelism"], rows))
+
+
+def titled(name: str) -> str:
+    return name.replace("_", " ").replace("top 5 percent", "top 5 %")
+
+
 def batches_of_1(results: list) -> str:
     """Section 2.4's claim about few workers with little to send."""
     seconds, sent = {}, {}
     for result in results:
-        name = table_system(result["spec"]).split(":")[0]
+        name = table_system(result["spec"])
         seconds.setdefault(name, []).append(1e3 * result["modelled_seconds"])
         sent.setdefault(name, []).append(result["wire_bytes_sent_max"])
     return ("\nSection 2.4: with 8 GPUs and batches of 1 SparCML is the best of the known schemes. Here the LSTM's gradients of 8 workers with batches of 1, at "
@@ -113,10 +141,10 @@ def batches_of_1(results: list) -> str:
 
 def zen_figure_2(parts: dict) -> tuple:
     made, (overlap, growth, skew) = figure(3)
-    rows = []
+    rows, ratios = [], []
     gradients = {name: part for name, part in parts.items() if name != "batches_of_1"}
     for at, (name, seeds) in enumerate(gradients.items()):
-        title = name.replace("_", " ").replace("top 5 percent", "top 5 %")
+        title = titled(name)
         overlaps = [ratio for found in seeds for ratio in found["overlaps"]]
         overlap.hist(overlaps, bins=[share / 40 for share in range(41)], density=True, histtype="step", color=COLOURS[at], label=title)
         counts = list(seeds[0]["gammas"])
@@ -127,6 +155,9 @@ def zen_figure_2(parts: dict) -> tuple:
                      f"{mean(overlaps):.2f} ± {stdev(overlaps):.2f}"] +
                     [spread_text(gammas[counts.index(count)], ".2f") for count in ("2", "4", "8", "16")] +
                     [spread_text([found[what][0] for found in seeds], ".2f") for what in ("partitions", "partitions_by_frequency")])
+        skews = [found["skewness_ratios"] for found in seeds if "skewness_ratios" in found]
+        if skews:
+            ratios.append([title, len(skews)] + [spread_text([of[count] for of in skews], ".1f") for count in skews[0]])
     growth.plot([2, 16], [2, 16], color="#000000", linewidth=0.8, label="as many as workers")
     for axes, x, y in ((overlap, "overlap ratio of two workers", "density"), (growth, "workers", "densification"),
                        (skew, "partition, by frequency", "share of a worker's non-zeros")):
@@ -134,12 +165,15 @@ def zen_figure_2(parts: dict) -> tuple:
         axes.set_ylabel(y)
     legend(made, growth, 3)
     text = ("The paper: two workers' non-zeros overlap in part, by a ratio that varies; the densification grows with the workers and stays below their "
-            "number; with eight partitions over 60 % of the non-zeros are in the first.\n\nA model with tables: its rows, all tables one behind "
-            "the other. Otherwise the elements of the largest 5 % of magnitudes. By frequency: as it would be in a table that is sorted by how often "
+            "number; with eight partitions over 60 % of the non-zeros are in the first.\n\nA model with tables: its rows; partitions are of each table by itself, and "
+            "the mean over tables counts. Otherwise the elements of the largest 5 % of magnitudes, all parameters one behind the other. By frequency: as it would be in a table that is sorted by how often "
             "its rows were used in these steps. Overlaps with their deviation over pairs, steps and seeds; the rest over seeds.\n\n")
     head = ["gradient", "rows or elements", "density", "overlap ratio of two", "densification of 2", "4", "8", "16", "in the first of 8 partitions",
             "the same by frequency"]
-    return text + table(head, rows) + batches_of_1(parts["batches_of_1"]), made
+    counts = next(seeds[0]["skewness_ratios"] for seeds in gradients.values() if "skewness_ratios" in seeds[0])
+    text += table(head, rows) + ("\nFigure 3 (b), the skewness ratio: the largest partition's share times the number of partitions. The paper: over 70 with 128 for LSTM's "
+                                 "table.\n\n") + table(["gradient", "seeds"] + [f"{count} partitions" for count in counts], ratios)
+    return text + extremes_of_real_gradients(gradients) + batches_of_1(parts["batches_of_1"]), made
 
 
 def speedups_over(dense: list, results: list) -> dict:
@@ -190,7 +224,36 @@ def zen_figure_8(parts: dict) -> tuple:
         text += f"Time of dense's, {axes.get_title()}:\n\n" + table(["workers"] + [str(count) for count in counts], rows)
         text += "\n" + order_text(orders) + "\n"
     legend(made, all_axes[0], 3)
-    return text, made
+    return text + imbalances(parts) + extremes(parts), made
+
+
+def imbalances(parts: dict) -> str:
+    """Theorem 2: what zen's push measured, beside the bound's root."""
+    rows = []
+    for name, what in (("elements", "elements"), ("rows", "rows")):
+        by_count = {}
+        for result in parts[name]:
+            if result["spec"].startswith("zen"):
+                by_count.setdefault(result["workers"], []).append(result)
+        for count, results in by_count.items():
+            listed = results[0]["elements"] / (results[0]["row_width"] or 1) * results[0]["density_in"]
+            root = sqrt(count * log(count) / listed)
+            pushes = [result["imbalance_push"] for result in results]
+            rows.append([f"{listed:,.0f} {what}", count, spread_text(pushes, ".2f"), f"{root:.3f}", spread_text([(push - 1) / root for push in pushes], ".1f")])
+    return ("\nTheorem 2: the imbalance of a push is at most 1 and a constant times sqrt(n log n / non-zeros) with a probability of 1 - 1 / n. The push of the worst "
+            "worker:\n\n" + table(["non-zeros of a worker", "owners", "imbalance", "the root", "(imbalance - 1) / root"], rows))
+
+
+def extremes(parts: dict) -> str:
+    """Section 2.3's two extremes, by both of the best schemes."""
+    names = sorted((name for name in parts if name.startswith("extremes_")), key=lambda name: float(name.split("_")[1]))
+    rows = {}
+    for name in names:
+        for spec, values in by_spec(parts[name], lambda result: 1e3 * result["modelled_seconds"]).items():
+            rows.setdefault(spec, []).append(spread_text(values, ".2f"))
+    return ("\nSection 2.3's extremes, 16 workers, computed. The paper: when all workers have the same non-zeros Balanced Parallelism takes about half of what "
+            "Hierarchical Centralization takes; when they have none in common it takes a little longer. Lists both ways; ms:\n\n" +
+            table(["scheme"] + [f"densification {parts[name][0]['gamma']:.2f}" for name in names], [[f"`{spec}`"] + of for spec, of in rows.items()]))
 
 
 def zen_figure_13_rows(parts: dict) -> tuple:
@@ -282,6 +345,23 @@ def strawmen(benchmarks: dict, one_in: int, axes) -> list:
     return rows
 
 
+def written_serially(memory: float, hashes: int, steps: int = 10000) -> float:
+    """Of the indices the share that finds no free place under any hash, with a memory of so many times their
+    number: the share of places that is full grows by 1 - full^hashes for each index."""
+    full = 0.0
+    for _ in range(steps):
+        full += (1 - full ** hashes) / (steps * memory)
+    return 1 - full * memory
+
+
+def collisions() -> str:
+    counts = (1, 2, 3, 4)
+    return ("\nTechnique #2 of section 3.2. The paper: with four hashes less than 1 % of the indices collide. Computed for hashes that are independent and even, the "
+            "share that no hash finds a free place for:\n\n" +
+            table(["r1"] + [f"k = {count}" for count in counts],
+                  [[f"{memory} nnz"] + [f"{100 * written_serially(memory, count):.2f} %" for count in counts] for memory in (1, 2, 4)]))
+
+
 def zen_figure_14(parts: dict) -> tuple:
     times, lost = {}, {}
     for process in parts["split"]:
@@ -321,7 +401,7 @@ def zen_figure_14(parts: dict) -> tuple:
             "written one after the other. Algorithm 3 is the strawman of section 3.2 and appendix A: one hash, and an index overwrites another one. The "
             "paper: 17.5 % are lost with memory of a dense tensor's size at a density of 10 %, here 10 nnz, and 4.8 % with four times as much. Thresholds "
             "are the strawman of section 3.1. Algorithm 1's time has the sort of what each owner got, which the others need not or do not do.\n\n")
-    text += table(["density", "split", "memory", "hashes", "ms", "lost"], rows)
+    text += table(["density", "split", "memory", "hashes", "ms", "lost"], rows) + collisions()
     text += aged_thresholds(parts, all_axes[3])
     made.tight_layout()
     legend(made, all_axes[0])
