@@ -13,7 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using thinwire::fuzz::require;
   if (size < 2) return 0;
   static const auto executor = make_cpu_executor(1);
-  const std::size_t count = data[0] + 256u * (data[1] % 8);
+  // One segment, or two.
+  const std::size_t count = data[0] + 256u * (data[1] % 8) + (data[1] >= 128 ? 65536u : 0u);
   // Read where a message would lie, at an even address, with nothing behind it.
   std::vector<std::byte> codes(size - 2);
   for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::byte>(data[2 + i]);

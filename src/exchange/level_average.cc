@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "exchange/payload_messages.h"
 #include "exchange/shard_exchange.h"
@@ -21,8 +22,8 @@ constexpr double kMostLevel = 32767;
 /// A smaller step counts as 0, so that the inverse of each block's is finite.
 constexpr double kLeastStep = 1e-33;
 
-/// Steps of blocks whose sums of squares are `norms`. All is left out where these vanish; so is what is that
-/// small in floats. scales: written.
+/// Steps of blocks whose sums of squares are `norms`. Where these are 0, so is every level. Squares of values
+/// below about 1e-22 are 0 in float32, so such values wait in the residual. scales: written.
 float choose_steps(const LevelRules& rules, std::size_t elements, Span<const float> norms,
                    Span<std::uint8_t> scales) {
   double squares = 0;
@@ -173,12 +174,11 @@ class LevelAverage {
                     static_cast<std::uint64_t>(FrameType::levels));
       require_field(header, "first element", header.first, shard(owner).begin);
       require_field(header, "count", header.count, shard(owner).size());
+      // The most that so many levels can take was checked with the header.
       const std::uint64_t least = header.count == 0 ? 0 : table_bytes(own_[owner]);
-      const std::uint64_t most = least + most_entropy_coded_bytes(shard(owner).size());
-      if (header.payload_bytes >= least && header.payload_bytes <= most) return;
-      throw CorruptFrame("frame from rank " + std::to_string(peer) + " refused: payload length is " +
-                         std::to_string(header.payload_bytes) + ", expected " + std::to_string(least) +
-                         " to " + std::to_string(most));
+      if (header.payload_bytes >= least) return;
+      throw CorruptFrame("frame refused: payload length is " + std::to_string(header.payload_bytes) +
+                         ", expected at least " + std::to_string(least) + " (" + whose(header) + ")");
     });
   }
 
@@ -186,21 +186,39 @@ class LevelAverage {
   void read(PayloadMessages& messages, std::size_t peer, Part& part) {
     const Span<const std::byte> payload = messages.await_payload(peer);
     if (part.levels.empty()) return;
-    const std::size_t table = table_bytes(part);
+    try {
+      read_table(payload, part);
+      const std::size_t table = table_bytes(part);
+      read_entropy_coded(step_.executor, payload.subspan(table, payload.size() - table), part.levels);
+    } catch (const CorruptFrame& error) {
+      throw CorruptFrame(std::string(error.what()) + " (" + whose(messages.header_of(peer)) + ")");
+    }
+  }
+
+  static void read_table(Span<const std::byte> payload, Part& part) {
     std::memcpy(&part.step, payload.data(), sizeof part.step);
     std::memcpy(part.scales.data(), payload.data() + sizeof part.step, part.scales.size());
-    const bool right = std::isfinite(part.step * kStepFactors.back()) && part.step >= 0 &&
-                       std::ranges::all_of(part.scales, [](std::uint8_t one) { return one < kStepScales; });
-    if (!right)
-      throw CorruptFrame("frame from rank " + std::to_string(peer) + " refused: a step is out of range");
-    read_entropy_coded(step_.executor, payload.subspan(table, payload.size() - table), part.levels);
+    if (!(part.step >= 0 && std::isfinite(part.step * kStepFactors.back()))) {
+      throw CorruptFrame("frame refused: step is " + std::to_string(part.step) +
+                         ", expected not negative and finite");
+    }
+    const auto wrong = std::ranges::find_if(part.scales, [](std::uint8_t one) { return one >= kStepScales; });
+    if (wrong != part.scales.end()) {
+      throw CorruptFrame("frame refused: scale is " + std::to_string(*wrong) + ", expected below " +
+                         std::to_string(kStepScales));
+    }
+    if (part.scales.size() % 2 != 0 && payload[table_bytes(part) - 1] != std::byte{}) {
+      throw CorruptFrame("frame refused: the byte behind the scales is not 0");
+    }
   }
 
   void send_parts() {
-    up_.for_peers([&](std::size_t peer) { up_.expect(peer); });
+    // Receives wait for stamps, which travel while the first part is coded.
+    bool expects = false;
     up_.exchange(
         [&](std::size_t owner) {
           const auto payload = payload_of(own_[owner]);
+          if (!std::exchange(expects, true)) up_.for_peers([&](std::size_t peer) { up_.expect(peer); });
           sent_ += payload.size();
           return PayloadMessages::Outgoing{up_.seal(contents(owner, 1, payload.size()), payload), payload};
         },
@@ -227,6 +245,7 @@ class LevelAverage {
     // What the levels leave out counts W times.
     down_.note(up_.finite() && round(mean_, {}, static_cast<double>(world()), own));
     if (!down_.finite()) blank(own);
+    if (world() == 1) return;
     const auto payload = payload_of(own);
     const auto sealed = down_.seal(contents(self(), world(), payload.size()), payload);
     sent_ += (world() - 1) * payload.size();

@@ -1,7 +1,7 @@
 #pragma once
-// Elements as whole numbers of steps, in about as many bits as these numbers tell, through owners. Every rank
-// owns a part of the bucket, averages what all ranks say of it, and tells all ranks the result. Both ways
-// elements are rounded to levels (kernels/codes/rounded_levels.h), which travel in an entropy code
+// Elements as whole numbers of steps, in about as many bits as these numbers tell, through owners. Every
+// rank owns a part of the bucket, averages what all ranks say of it, and tells all ranks the result. Both
+// ways elements are rounded to levels (kernels/codes/rounded_levels.h), which travel in an entropy code
 // (kernels/codes/entropy_code.h).
 //
 //   p --levels of each part--> its owner: mean --levels of it--> all ranks
@@ -13,7 +13,7 @@
 namespace thinwire {
 
 struct LevelRules {
-  double step = 0.5;  ///< In units of the root mean square of an owner's part.
+  double step = 0.5;  ///< In units of a root mean square: of a block, or of an owner's part, by `local`.
   double local = 1;   ///< How far a block's own root mean square decides its step: 0 not at all, 1 alone.
   float up = 0.4f;    ///< See round_to_levels.
 };
@@ -21,8 +21,8 @@ struct LevelRules {
 /// gradient [n], n > 0, in memory of the step's executor: becomes the mean, the same bits on all ranks.
 /// residual [n] or empty: becomes p - Q(p). In the part that this rank owns it also has what the result's
 /// levels left out, times W: so the equation of thinwire/synchronizer.h holds. Where any rank has a value
-/// that is not finite, or the ranks' values add up to one, report.finite becomes false and residual stays.
-/// Sets report.formula_bytes. Collective. Throws CorruptFrame, CommError.
+/// that is not finite, or a sum over ranks is not, report.finite becomes false and residual stays.
+/// Sets report.formula_bytes and residual_norm. Collective. Throws CorruptFrame, CommError.
 void average_levels(BucketId bucket, Span<float> gradient, Span<float> residual, Step& step,
                     const LevelRules& rules);
 

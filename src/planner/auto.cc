@@ -182,13 +182,13 @@ std::vector<std::string> names_of(const Options& options) {
 /// What is allowed where nothing else is given.
 constexpr const char* kBudget = "0.5";
 
-/// Of ecsq with a quarter of the elements' root mean square as step, in the guard's unit. Rounding to a step
-/// is off by 0.29 of it where elements lie evenly between levels. Each rank's rounding and the mean's make
-/// 0.09 of the norm together with two ranks, and less with more. The unit is at least 0.2 of the norm.
+/// Of ecsq with a fifth of a block's root mean square as step, in the guard's unit, for two ranks that hardly
+/// differ. Rounding is off by 0.3 of a step, steps are rounded to halves of octaves, and a mean is rounded
+/// once more: 0.09 of the norm. The unit is at least 0.2 of it.
 constexpr double kErrorOfCodes = 0.45;
 
 /// The one that leaves something out is guarded. What the guard takes in its place leaves out less than the
-/// budget allows, whatever the gradient is.
+/// budget allows.
 std::vector<std::string> candidates(const Options& options) {
   std::vector<std::string> specs = names_of(options);
   const double budget = options.real("budget", 0, 1e6);
@@ -197,7 +197,7 @@ std::vector<std::string> candidates(const Options& options) {
                                 options.text("budget") + " has no effect: leave one of them out");
   }
   if (!options.flag("lossless")) {
-    const std::string milder = budget >= kErrorOfCodes ? "ecsq/step=0.25" : "dense";
+    const std::string milder = budget >= kErrorOfCodes ? "ecsq/step=0.2" : "dense";
     specs.back() = "guard:noise=" + options.text("budget") + ":with=" + milder + "+" + specs.back();
   }
   return specs;

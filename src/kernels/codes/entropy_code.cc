@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -22,35 +23,35 @@ namespace thinwire {
 constexpr std::size_t kLanes = 16;
 using States = std::array<std::uint32_t, kLanes>;
 
-/// Lanes of a vector by the bits that are set in a mask, in their order.
-template <std::size_t lanes>
-struct LaneTables {
-  static constexpr std::size_t kMasks = std::size_t{1} << lanes;
-  using Rows = std::array<std::array<std::uint8_t, 8>, kMasks>;
+/// Of each mask of a vector's lanes.
+using LaneRows = std::array<std::array<std::uint8_t, 8>, 256>;
 
-  /// Which of the packed values each lane takes that is set; other lanes take any.
-  static constexpr Rows spread() {
-    Rows rows{};
-    for (std::size_t mask = 0; mask < kMasks; ++mask) {
-      std::uint8_t next = 0;
-      for (std::size_t lane = 0; lane < lanes; ++lane) {
-        if ((mask >> lane & 1) != 0) rows[mask][lane] = next++;
-      }
+/// Which of the packed values each lane takes that is set; other lanes take any.
+constexpr LaneRows spread_rows() {
+  LaneRows rows{};
+  for (std::size_t mask = 0; mask < rows.size(); ++mask) {
+    std::uint8_t next = 0;
+    for (std::size_t lane = 0; lane < 8; ++lane) {
+      if ((mask >> lane & 1) != 0) rows[mask][lane] = next++;
     }
-    return rows;
   }
-  /// Which lanes lie one behind the other at the vector's end.
-  static constexpr Rows gathered() {
-    Rows rows{};
-    for (std::size_t mask = 0; mask < kMasks; ++mask) {
-      std::size_t to = lanes;
-      for (std::size_t lane = lanes; lane-- > 0;) {
-        if ((mask >> lane & 1) != 0) rows[mask][--to] = static_cast<std::uint8_t>(lane);
-      }
+  return rows;
+}
+/// Which lanes that are set lie one behind the other at the end of a vector of so many.
+constexpr LaneRows gathered_rows(std::size_t lanes) {
+  LaneRows rows{};
+  for (std::size_t mask = 0; mask < std::size_t{1} << lanes; ++mask) {
+    std::size_t to = lanes;
+    for (std::size_t lane = lanes; lane-- > 0;) {
+      if ((mask >> lane & 1) != 0) rows[mask][--to] = static_cast<std::uint8_t>(lane);
     }
-    return rows;
   }
-};
+  return rows;
+}
+constexpr LaneRows kSpread = spread_rows();
+/// Of vectors of 1, 2, 4 and 8 lanes.
+constexpr std::array<LaneRows, 4> kGathered = {gathered_rows(1), gathered_rows(2), gathered_rows(4),
+                                               gathered_rows(8)};
 
 }  // namespace thinwire
 #endif
@@ -78,8 +79,7 @@ void MeasureBlock(Reads<std::int16_t> levels, std::uint32_t& sum, std::int32_t& 
   most = hn::GetLane(hn::MaxOfLanes(d, largest));
 }
 
-template <class Rows>
-HWY_INLINE Words Shuffled(const Rows& rows, std::size_t mask, Words values) {
+HWY_INLINE Words Shuffled(const LaneRows& rows, std::size_t mask, Words values) {
   const WordTag d;
   const hn::Rebind<std::uint8_t, WordTag> d8;
   const auto lanes = hn::PromoteTo(d, hn::LoadU(d8, rows[mask].data()));
@@ -113,14 +113,14 @@ HWY_INLINE Words Quotient(Words state, Words frequency) {
 std::byte* EncodeBlock(Reads<std::int16_t> levels, const LevelClass& one, States& states, std::byte* words) {
   const WordTag d;
   const SignedTag di;
-  constexpr std::size_t kVector = hn::MaxLanes(d);
-  static constexpr auto kGathered = LaneTables<kVector>::gathered();
+  const std::size_t vector = hn::Lanes(d);
+  const LaneRows& gathered = kGathered[static_cast<std::size_t>(std::countr_zero(vector))];
   const auto escape = hn::Set(d, 2 * one.limit + 1);
   const auto* const codes = one.codes.data();
   std::array<std::uint32_t, kLanes> own = states;
   for (std::size_t at = kLevelBlock; at != 0; at -= kLanes) {
     for (std::size_t lane = kLanes; lane != 0;) {
-      lane -= kVector;
+      lane -= vector;
       const auto level = hn::PromoteTo(di, hn::LoadU(ShortTag(), levels + at - kLanes + lane));
       const auto doubled = hn::Xor(hn::Add(level, level), hn::ShiftRight<31>(level));
       const auto symbol = hn::Min(hn::BitCast(d, doubled), escape);
@@ -131,8 +131,8 @@ std::byte* EncodeBlock(Reads<std::int16_t> levels, const LevelClass& one, States
       const auto full = hn::RebindMask(d, hn::Gt(hn::BitCast(di, state), hn::BitCast(di, most)));
       const std::size_t mask = BitsOf(full);
       const auto low = hn::And(state, hn::Set(d, 0xFFFFu));
-      const auto packed = hn::DemoteTo(PackedTag(), hn::BitCast(di, Shuffled(kGathered, mask, low)));
-      hn::StoreU(packed, PackedTag(), reinterpret_cast<std::uint16_t*>(words) - kVector);
+      const auto packed = hn::DemoteTo(PackedTag(), hn::BitCast(di, Shuffled(gathered, mask, low)));
+      hn::StoreU(packed, PackedTag(), reinterpret_cast<std::uint16_t*>(words) - vector);
       words -= 2 * hn::CountTrue(d, full);
       state = hn::IfThenElse(full, hn::ShiftRight<16>(state), state);
       const auto rest = hn::Sub(hn::Set(d, kProbabilities), frequency);
@@ -151,15 +151,14 @@ const std::byte* DecodeBlock(const LevelClass& one, States& states, const std::b
                              Writes<std::int16_t> levels) {
   const WordTag d;
   const SignedTag di;
-  constexpr std::size_t kVector = hn::MaxLanes(d);
-  static constexpr auto kSpread = LaneTables<kVector>::spread();
+  const std::size_t vector = hn::Lanes(d);
   const auto low = hn::Set(d, kProbabilities - 1);
   const auto part = hn::Set(d, 0xFFFu);
   const auto* const entries = one.entries.data();
   std::array<std::uint32_t, kLanes> own = states;
   auto found = hn::Zero(di);
   for (std::size_t at = 0; at < kLevelBlock; at += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; lane += kVector) {
+    for (std::size_t lane = 0; lane < kLanes; lane += vector) {
       auto state = hn::LoadU(d, own.data() + lane);
       const auto entry = hn::GatherIndex(d, entries, hn::BitCast(di, hn::And(state, low)));
       state = hn::Add(hn::Mul(hn::And(entry, part), hn::ShiftRight<kProbabilityBits>(state)),
@@ -357,7 +356,9 @@ class SegmentReader {
     std::memcpy(states_.data(), escape_end_, kStateBytes);
     word_ = escape_end_ + kStateBytes;
     word_end_ = bytes_.data() + bytes_.size();
-    for (const std::uint32_t state : states_) require(state < kLeastState << 16, "a state is too large");
+    for (const std::uint32_t state : states_) {
+      require(state >= kLeastState && state < kLeastState << 16, "a state is out of range");
+    }
     read_blocks();
     const bool over = word_ == word_end_ && escape_ == escape_end_ &&
                       std::ranges::all_of(states_, [](std::uint32_t one) { return one == kLeastState; });
@@ -389,7 +390,11 @@ class SegmentReader {
         read_block(level_classes()[classes_[b]], to);
         require(word_ <= word_end_, "words end too soon");
       }
-      if (left < kLevelBlock) std::copy_n(filled.data(), left, levels_.data() + begin);
+      if (left == kLevelBlock) continue;
+      std::copy_n(filled.data(), left, levels_.data() + begin);
+      require(std::all_of(filled.begin() + static_cast<std::ptrdiff_t>(left), filled.end(),
+                          [](std::int16_t one) { return one == 0; }),
+              "the last block goes on behind the last one");
     }
   }
 
@@ -399,8 +404,8 @@ class SegmentReader {
 
   void keep_words_apart() {
     const auto left = static_cast<std::size_t>(word_end_ - word_);
-    if (left >= kBlockWordBytes + 16 || word_end_ == last_.data() + left_) return;
-    left_ = left;
+    if (are_apart_ || left >= kBlockWordBytes + 16) return;
+    are_apart_ = true;
     std::copy(word_, word_end_, last_.data());
     word_ = last_.data();
     word_end_ = last_.data() + left;
@@ -432,7 +437,7 @@ class SegmentReader {
   const std::byte* word_end_ = nullptr;
   Classes classes_;
   States states_;
-  std::size_t left_ = ~std::size_t{0};
+  bool are_apart_ = false;
   alignas(2) std::array<std::byte, 2 * kBlockWordBytes + 32> last_{};
 };
 
@@ -469,7 +474,14 @@ void read_entropy_coded(Executor& executor, Span<const std::byte> codes, Span<st
   const std::size_t table = segments * sizeof(std::uint32_t);
   if (codes.size() < table) throw CorruptFrame("frame refused: of levels the table of segments is cut off");
   std::uint64_t end = table;
-  for (std::size_t segment = 0; segment < segments; ++segment) end += get(codes.data() + 4 * segment);
+  for (std::size_t segment = 0; segment < segments; ++segment) {
+    const std::uint32_t bytes = get(codes.data() + 4 * segment);
+    if (bytes % 2 != 0) {
+      throw CorruptFrame("frame refused: a segment of levels has " + std::to_string(bytes) +
+                         " bytes, expected an even number");
+    }
+    end += bytes;
+  }
   if (end != codes.size()) {
     throw CorruptFrame("frame refused: the segments of levels have " + std::to_string(end) +
                        " bytes, the frame has " + std::to_string(codes.size()));

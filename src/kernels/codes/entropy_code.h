@@ -23,7 +23,10 @@
 //     16 states of 32 bits
 //     words: 16 bits each, in the order in which they are read
 //
-// Lane i % 16 codes element i of a block. The last block is filled up with zeros.
+// State i % 16 codes level i of a block. The last block is filled up with zeros. A level is read so: the
+// lowest 11 bits of state x select the entry of the class's table, with the level, its probability f, and
+// how far into its range the bits are, o. x becomes f * (x >> 11) + o, and where that is below 2^15, x << 16
+// | the next word. Blocks of class 0 read nothing.
 
 #include "thinwire/executor.h"
 #include "thinwire/span.h"
@@ -38,9 +41,8 @@ std::size_t most_entropy_coded_bytes(std::size_t count);
 /// of threads. Host memory.
 std::size_t write_entropy_coded(Executor& executor, Span<const std::int16_t> levels, Span<std::byte> codes);
 
-/// levels: those that were written; their number must be known. codes: at an address that is a multiple of
-/// 2, from another rank: throws CorruptFrame where they are not what write_entropy_coded makes of so many
-/// levels, levels then mean nothing. Host memory.
+/// levels: as many as were written. codes: at an address that is a multiple of 2, from another rank: throws
+/// CorruptFrame where they are not so many levels in this format; levels then mean nothing. Host memory.
 void read_entropy_coded(Executor& executor, Span<const std::byte> codes, Span<std::int16_t> levels);
 
 }  // namespace thinwire

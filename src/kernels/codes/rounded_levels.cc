@@ -100,15 +100,15 @@ HWY_EXPORT(Apply);
 
 namespace {
 
-/// body(block, first, count) for the blocks of [begin, end).
+/// body(block, first, count) for what of blocks lies in [begin, end), which may cut a block.
 template <class Body>
 void for_blocks(std::size_t begin, std::size_t end, Body body) {
-  for (; begin < end; begin += kSteppedBlock) {
-    body(begin / kSteppedBlock, begin, std::min(kSteppedBlock, end - begin));
+  while (begin < end) {
+    const std::size_t count = std::min(kSteppedBlock - begin % kSteppedBlock, end - begin);
+    body(begin / kSteppedBlock, begin, count);
+    begin += count;
   }
 }
-
-static_assert(kBlockElements % kSteppedBlock == 0, "no two threads share a block");
 
 }  // namespace
 
