@@ -5,8 +5,9 @@
 //                                    '---- steps take another time, for long --'
 //
 // Candidates stand in the order of what they leave out; dense, the first, leaves out nothing. The choice is
-// the first one whose step takes at most (1 + within + error) times the fastest one's. error is how well the
-// times are known. So compression stays off where it does not pay. A candidate that is far behind after the
+// the first one whose step takes at most (1 + within) times the fastest one's. So compression stays off where
+// it does not pay. Where one takes a little more than that, few steps are no proof: it and the fastest one
+// have a duel, by turns, until pairs of their steps leave no doubt. A candidate that is far behind after the
 // first round is dropped. dense comes last, since over a thin wire its steps are by far the longest: where
 // half is far behind by what its exchange takes, dense, which sends twice as much, need not be tried at all.
 // Which candidates there are is what training runs have shown to keep the loss

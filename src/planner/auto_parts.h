@@ -24,9 +24,9 @@ namespace thinwire::planner {
 
 /// Of every parameter, since it may come to another bucket: the number of the candidate that was chosen,
 /// counted from 1 (0: none was), the seconds that a step took with it, the number of ranks, whether it holds
-/// (2 more: dense's seconds are inferred), whose step comes, which one goes with dense, the quarters that are
-/// tried with it, where the trial is, the seconds of each candidate's step (0: not known), those in the
-/// exchange, both numbers of looks, and the seconds of a message (0: not known).
+/// (2 more: dense's seconds are inferred, 4 more: the trial is a duel), whose step comes, which one goes with
+/// dense, the quarters that are tried with it, where the trial is, the seconds of each candidate's step
+/// (0: not known), those in the exchange, both numbers of looks, and the seconds of a message (0: not known).
 inline constexpr StateKind kPlan = {.name = "auto_plan"};
 
 /// Shares of the elements that dense can have beside another candidate: one, two or three quarters.
@@ -50,6 +50,10 @@ inline constexpr int kLooksToProbe = 3;
 inline constexpr double kShareOfProbe = 0.01;
 /// Of the mildest members the exchange itself shows the link: it is mostly bytes.
 inline constexpr std::size_t kShowTheLink = 2;
+
+/// Turns of each of two candidates that take about as long, and steps of a turn that count.
+inline constexpr std::size_t kDuelRounds = 6;
+inline constexpr std::size_t kDuelSteps = 2;
 
 /// What no step takes.
 inline constexpr double kMostSeconds = 1e7;
@@ -141,7 +145,13 @@ class Auto final : public Synchronizer {
     Seconds error{};
     Seconds middle{};
     Seconds inside{};         // in the exchange, in the step that had least of it
+    Pairs pairs{};            // in a duel
     double sums_in_type = 0;  // 1: gradients are of a type in which dense sums them
+  };
+  /// How long a candidate's steps were beside those of the fastest one.
+  struct Duel {
+    Pairs pairs{};  // count is 0: there was none
+    std::size_t faster = 0;
   };
   /// Of each member, whether something is true of it.
   using Members = std::array<bool, Trial::kMostCandidates>;
@@ -158,9 +168,11 @@ class Auto final : public Synchronizer {
     Seconds seconds{};         // of the members, once they were compared
     Seconds middle{};          // of those that the last round had, as looks take a step's time
     Members earlier{};         // whose seconds are those of an earlier trial
-    bool inferred = false;     // those of dense are what half's say
-    bool chosen = false;       // else the trial goes on
-    bool tried = false;        // there is a choice, of a trial before this one or of a state
+    bool duels = false;        // two are left in the trial, and steps of both are compared in pairs
+    std::array<Duel, Trial::kMostCandidates> duel{};  // that the candidate had with a faster one
+    bool inferred = false;                            // those of dense are what half's say
+    bool chosen = false;                              // else the trial goes on
+    bool tried = false;  // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;     // seconds of a step with the choice; 0: not known yet
     bool moved = false;   // in the step before a guard changed what a bucket does
@@ -316,6 +328,11 @@ class Auto final : public Synchronizer {
   bool try_with_dense(std::size_t quarters);
   std::vector<float> numbers() const;
   std::optional<Plan> read_plan(Span<const float> numbers) const;
+  /// Where times are computed, or one round was asked for, there are no steps by turns.
+  bool may_duel() const { return rules_.link.empty() && rules_.trial.rounds > 1; }
+  TrialOptions of_duel() const {
+    return {.candidates = candidates(), .rounds = kDuelRounds, .steps = kDuelSteps};
+  }
   /// A trial that is not the first one has nothing to settle.
   TrialOptions again() const {
     TrialOptions options = rules_.trial;
@@ -326,8 +343,13 @@ class Auto final : public Synchronizer {
   std::uint64_t go_on(Step& step, std::optional<double> seconds, double inside);
   Measured measured();
   std::uint64_t after_round(Step& step);
+  void begin_trial();
   void end_trial(Step& step, const Seconds& seconds, double error);
-  void choose(Step& step, const Seconds& seconds, std::size_t choice, double allowed);
+  void begin_duel(std::size_t milder, std::size_t faster);
+  std::pair<std::size_t, std::size_t> duelists() const;
+  bool end_duel(Span<const Measured> ranks, Seconds& seconds);
+  void choose(Step& step, const Seconds& seconds, std::size_t choice);
+  std::string told_of_duel(std::size_t candidate) const;
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks, double now);
   std::uint64_t watch_link(Step& step, double now);

@@ -71,13 +71,14 @@ void Auto::load(const BucketReader& reader) {
 }
 
 std::vector<float> Auto::numbers() const {
-  std::vector<float> numbers = {plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
-                                static_cast<float>(plan_.usual),
-                                static_cast<float>(plan_.ranks),
-                                (plan_.chosen ? 1.0f : 0.0f) + (plan_.inferred ? 2.0f : 0.0f),
-                                static_cast<float>(plan_.coming),
-                                static_cast<float>(plan_.base),
-                                static_cast<float>(plan_.quarters)};
+  std::vector<float> numbers = {
+      plan_.tried ? static_cast<float>(plan_.choice + 1) : 0.0f,
+      static_cast<float>(plan_.usual),
+      static_cast<float>(plan_.ranks),
+      (plan_.chosen ? 1.0f : 0.0f) + (plan_.inferred ? 2.0f : 0.0f) + (plan_.duels ? 4.0f : 0.0f),
+      static_cast<float>(plan_.coming),
+      static_cast<float>(plan_.base),
+      static_cast<float>(plan_.quarters)};
   const auto trial = plan_.trial.numbers();
   numbers.insert(numbers.end(), trial.begin(), trial.end());
   for (const double one : plan_.seconds) numbers.push_back(is_time(one) ? static_cast<float>(one) : 0.0f);
@@ -95,9 +96,12 @@ std::optional<Auto::Plan> Auto::read_plan(Span<const float> numbers) const {
     return numbers[place] >= 0 && numbers[place] < end && numbers[place] == std::floor(numbers[place]);
   };
   Plan plan(trial_of_members(rules_.trial, {}));
-  if (!(known(0, all + 1) && is_time(static_cast<double>(numbers[1])) && known(2, 1e7f) && known(3, 4) &&
+  plan.duels = known(3, 8) && numbers[3] >= 4;
+  if (plan.duels) plan.trial = Trial(of_duel());
+  if (!(known(0, all + 1) && is_time(static_cast<double>(numbers[1])) && known(2, 1e7f) && known(3, 8) &&
         known(4, all) && known(5, static_cast<float>(members_.size())) && known(6, kQuarters)) ||
       !plan.trial.resume(numbers.subspan(kOfTrial, Trial::kNumbers)) ||
+      (plan.duels && plan.trial.left() != 2) ||
       !std::ranges::all_of(numbers.subspan(kOfSeconds, Trial::kMostCandidates + 1),
                            [](float one) { return is_time(static_cast<double>(one)); }) ||
       !known(kOfLooks + 1, kMostLooksToRetry + 1) || !known(kOfLooks + 2, kMostLooksToTryAgain + 1) ||

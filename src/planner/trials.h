@@ -28,7 +28,6 @@ class Trial {
  public:
   static constexpr std::size_t kMostCandidates = 8;
   static constexpr std::size_t kMostTimes = 32;  // of a candidate
-  static constexpr std::size_t kMostMoreRounds = 1;
 
   /// before: the candidate that ran last, if one did.
   explicit Trial(const TrialOptions& options, std::optional<std::size_t> before = {});
@@ -44,10 +43,7 @@ class Trial {
   /// choose.
   bool round_is_over() const { return over_; }
   /// It was the last round, or one candidate is left.
-  bool is_over() const { return over_ && (round_ >= rounds_ || left() < 2); }
-  /// Where it is over: a round more, unless there was one already, or one candidate is left or one round
-  /// asked for. Returns whether.
-  bool extend();
+  bool is_over() const { return over_ && (round_ >= options_.rounds || left() < 2); }
 
   /// Not the only one that is left.
   void drop(std::size_t candidate);
@@ -77,7 +73,6 @@ class Trial {
   void next_turn();
 
   TrialOptions options_;
-  std::size_t rounds_ = 0;  // of options_, and what extend() adds
   std::array<bool, kMostCandidates> dropped_{};
   std::array<std::array<double, kMostTimes>, kMostCandidates> times_{};
   std::array<std::size_t, kMostCandidates> counts_{};
@@ -103,6 +98,19 @@ struct Timing {
 };
 /// seconds: at most Trial::kMostTimes, at least one.
 Timing timing_of(Span<const double> seconds);
+
+/// Two candidates of which one has had a step whenever the other one has had one, soon before or after it.
+/// What disturbs the machine for a while disturbs both.
+struct Pairs {
+  double count = 0;
+  double ratio = 0;   ///< The median of what the first one took, divided by what the second one took.
+  double longer = 0;  ///< The share of pairs in which that was more than the bound.
+
+  /// Hardly a pair says otherwise, so more of them will not.
+  bool are_clear() const { return count >= 4 && (longer < 0.25 || longer > 0.75); }
+};
+/// The times of the two, in their order: at most Trial::kMostTimes.
+Pairs pairs_of(Span<const double> first, Span<const double> second, double bound);
 
 /// Whether a step that took `before` seconds takes so much longer or shorter `now` that another candidate may
 /// be faster: by a quarter.

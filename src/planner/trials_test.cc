@@ -98,27 +98,6 @@ TEST(Trial, ACandidateThatRanBeforeCountsAtOnce) {
   EXPECT_EQ(run(other, {1, 2}), (std::vector<std::size_t>{0, 0, 0, 1, 1, 1, 1}));
 }
 
-TEST(Trial, ItIsExtendedOnce) {
-  const TrialOptions options{.candidates = 2, .settle = 0, .rounds = 2, .steps = 1};
-  Trial trial(options, 0);
-  run(trial, {1, 2});
-  ASSERT_EQ(times(trial, 0), 2u);
-  EXPECT_TRUE(trial.extend());
-  EXPECT_FALSE(trial.is_over());
-  // A run that is resumed here has the round as well.
-  Trial resumed(options);
-  const auto numbers = trial.numbers();
-  ASSERT_TRUE(resumed.resume(Span<const float>(numbers.data(), Trial::kNumbers)));
-  const std::vector<std::size_t> used = run(trial, {1, 2});
-  EXPECT_EQ(run(resumed, {1, 2}), used);
-  EXPECT_EQ(times(trial, 0), 3u);
-  EXPECT_EQ(times(trial, 1), 3u);
-  EXPECT_FALSE(trial.extend()) << "once";
-  Trial one({.candidates = 2, .settle = 0, .rounds = 1, .steps = 1});
-  run(one, {1, 2});
-  EXPECT_FALSE(one.extend()) << "one round was asked for";
-}
-
 TEST(Trial, StepsOfUnknownTimeSayNothing) {
   Trial trial({.candidates = 2, .settle = 0, .rounds = 1, .steps = 2}, 0);
   while (!trial.is_over()) trial.begin_step({});
@@ -171,6 +150,32 @@ TEST(TimingOf, WhatDisturbsAStepIsLeftOut) {
   EXPECT_EQ(of({3}).middle, 3);
   EXPECT_EQ(of({30, 2}).middle, 2) << "as its seconds";
   EXPECT_EQ(of({9, 1, 3, 2}).middle, 3) << "as looks have it";
+}
+
+Pairs pairs(const std::vector<double>& first, const std::vector<double>& second) {
+  return pairs_of(Span<const double>(first), Span<const double>(second), 1.02);
+}
+
+TEST(PairsOf, OneThatADisturbanceSplitSaysLittle) {
+  const Pairs some = pairs({1.1, 9, 2.2, 1.1}, {1, 1, 2, 1});
+  EXPECT_EQ(some.count, 4);
+  EXPECT_NEAR(some.ratio, 1.1, 1e-12);
+  EXPECT_EQ(some.longer, 1);
+  EXPECT_NEAR(pairs({1, 1, 1, 1}, {1, 1, 1, 0.5}).longer, 0.25, 1e-12);
+}
+
+TEST(PairsOf, WhatHasNoTimeBesideItSaysNothing) {
+  EXPECT_EQ(pairs({1, 2, 3}, {1}).count, 1);
+  EXPECT_EQ(pairs({}, {1}).count, 0);
+  EXPECT_EQ(pairs({1, 1}, {0, 1}).count, 1) << "a clock that stood still";
+}
+
+TEST(PairsOf, MoreOfThemAreNeededWhereTheyDoNotAgree) {
+  EXPECT_FALSE(pairs({1, 1, 1}, {1, 1, 1}).are_clear()) << "too few";
+  EXPECT_TRUE(pairs({1, 1, 1, 1}, {1, 1, 1, 1}).are_clear());
+  EXPECT_TRUE(pairs({2, 2, 2, 2}, {1, 1, 1, 1}).are_clear());
+  EXPECT_FALSE(pairs({1, 1, 1, 2}, {1, 1, 1, 1}).are_clear());
+  EXPECT_TRUE(pairs({1, 1, 1, 2, 1, 1}, {1, 1, 1, 1, 1, 1}).are_clear());
 }
 
 TEST(Median, OneOutlierMovesNothing) {
