@@ -117,6 +117,7 @@ std::uint64_t Auto::begin_step(Step& step) {
   begun_ = timed_ = true;
   index_ = step.index;
   inside_ = 0;
+  replaced_ = false;
   began_ = step.communicator.now_seconds();
   return sent;
 }
@@ -136,7 +137,7 @@ std::uint64_t Auto::go_on(Step& step, std::optional<double> seconds, double insi
     }
   }
   if (!plan_.chosen) {
-    plan_.trial.begin_step(seconds, inside);
+    plan_.trial.begin_step(seconds, inside, replaced_);
     const std::uint64_t sent = plan_.trial.round_is_over() ? after_round(step) : 0;
     if (!plan_.chosen) plan_.coming = plan_.trial.coming();
     return sent;

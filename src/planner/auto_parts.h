@@ -153,6 +153,11 @@ class Auto final : public Synchronizer {
     Pairs pairs{};  // count is 0: there was none
     std::size_t faster = 0;
   };
+  /// Of a candidate's steps that were timed, how many the guard gave in part to what stands in for it.
+  struct Replaced {
+    std::size_t steps = 0;
+    std::size_t timed = 0;
+  };
   /// Of each member, whether something is true of it.
   using Members = std::array<bool, Trial::kMostCandidates>;
 
@@ -170,9 +175,10 @@ class Auto final : public Synchronizer {
     Members earlier{};         // whose seconds are those of an earlier trial
     bool duels = false;        // two are left in the trial, and steps of both are compared in pairs
     std::array<Duel, Trial::kMostCandidates> duel{};  // that the candidate had with a faster one
-    bool inferred = false;                            // those of dense are what half's say
-    bool chosen = false;                              // else the trial goes on
-    bool tried = false;  // there is a choice, of a trial before this one or of a state
+    std::array<Replaced, Trial::kMostCandidates> replaced{};
+    bool inferred = false;  // those of dense are what half's say
+    bool chosen = false;    // else the trial goes on
+    bool tried = false;     // there is a choice, of a trial before this one or of a state
     std::size_t choice = 0;
     double usual = 0;     // seconds of a step with the choice; 0: not known yet
     bool moved = false;   // in the step before a guard changed what a bucket does
@@ -225,7 +231,12 @@ class Auto final : public Synchronizer {
     own.elements = step.report.elements;
     own.delivered_all = member.lossless && step.report.finite;
     // A guard says where another system had the bucket.
-    if (member.lossless || step.report.scheme == nullptr) step.report.scheme = names_[used].c_str();
+    if (!member.lossless && step.report.scheme != nullptr) {
+      replaced_ = true;
+      stands_in_ = step.report.scheme;
+    } else {
+      step.report.scheme = names_[used].c_str();
+    }
     return true;
   }
 
@@ -349,7 +360,7 @@ class Auto final : public Synchronizer {
   std::pair<std::size_t, std::size_t> duelists() const;
   bool end_duel(Span<const Measured> ranks, Seconds& seconds);
   void choose(Step& step, const Seconds& seconds, std::size_t choice);
-  std::string told_of_duel(std::size_t candidate) const;
+  std::string told_of_times(std::size_t candidate) const;
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks, double now);
   std::uint64_t watch_link(Step& step, double now);
@@ -395,6 +406,8 @@ class Auto final : public Synchronizer {
   std::uint64_t index_ = 0;  // of it
   double began_ = 0;         // by the communicator's clock
   double inside_ = 0;        // seconds of this step in the exchange
+  bool replaced_ = false;    // some of it went to what stands in for the candidate
+  std::string stands_in_;
 };
 
 std::string milliseconds(double seconds);

@@ -52,6 +52,7 @@ Auto::Measured Auto::measured() {
     const double before = i < members_.size() && !plan_.trial.has(i) ? plan_.seconds[i] : 0;
     if (plan_.quarters == 0 && !plan_.duels) plan_.earlier[i] = missing && before > 0;
     if (i == 0 && !missing) plan_.inferred = false;
+    if (!missing) plan_.replaced[i] = {plan_.trial.replaced(i), times.size()};
     const double instead = before > 0 ? before : kUnknown;  // of one that is not tried again
     const Timing timing = missing ? Timing{instead, 0, instead}
                                   : timing_of(known.first(std::min(known.size(), Trial::kMostTimes)));
@@ -250,8 +251,7 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice) {
     all += (all.empty() ? "" : ", ") + std::string(inferred ? "at least " : "") + milliseconds(one) +
            " with " + name_of(i);
     if (inferred) all += " (not tried: it sends twice as much as " + name_of(1) + ")";
-    if (plan_.earlier[i]) all += " (in an earlier trial)";
-    all += told_of_duel(i);
+    all += told_of_times(i);
   }
   const std::string where =
       rules_.link.empty() ? ". Undisturbed, a step takes " : ". Over " + rules_.link + " a step takes ";
@@ -262,13 +262,20 @@ void Auto::choose(Step& step, const Seconds& seconds, std::size_t choice) {
                        " more than the shortest, the one that changes gradients least is taken" + usual);
 }
 
-std::string Auto::told_of_duel(std::size_t candidate) const {
+/// What else is to be said of a candidate's time.
+std::string Auto::told_of_times(std::size_t candidate) const {
+  std::string all = plan_.earlier[candidate] ? " (in an earlier trial)" : "";
+  const auto& [steps, timed] = plan_.replaced[candidate];
+  if (steps > 0) {
+    all +=
+        " (with " + stands_in_ + " in " + std::to_string(steps) + " of " + std::to_string(timed) + " steps)";
+  }
   const auto& [pairs, faster] = plan_.duel[candidate];
-  if (pairs.count == 0) return "";
+  if (pairs.count == 0) return all;
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), " (by %.0f pairs of steps %.3f times those ", pairs.count,
                 pairs.ratio);
-  return text.data() + ("with " + name_of(faster)) + ")";
+  return all + text.data() + "with " + name_of(faster) + ")";
 }
 
 void Auto::leave_out_what_failed(Step& step) {

@@ -40,11 +40,12 @@ void Trial::next_turn() {
   turn_ = next.value_or(turn_);
 }
 
-void Trial::begin_step(std::optional<double> seconds, double inside) {
+void Trial::begin_step(std::optional<double> seconds, double inside, bool replaced) {
   if (counting_ && seconds && counts_[*counting_] < kMostTimes) {
     double& least = least_inside_[*counting_];
     least = counts_[*counting_] == 0 ? inside : std::min(least, inside);
     times_[*counting_][counts_[*counting_]++] = *seconds;
+    replaced_[*counting_] += replaced ? 1 : 0;
   }
   over_ = ending_;
   ending_ = false;
@@ -102,6 +103,7 @@ bool Trial::resume(Span<const float> numbers) {
   ending_ = (read[6] & 1) != 0;
   over_ = (read[6] & 2) != 0;
   counts_ = {};
+  replaced_ = {};
   least_inside_ = {};
   return true;
 }

@@ -36,8 +36,8 @@ class Trial {
   std::size_t coming() const { return turn_; }
 
   /// At the beginning of the step that was coming. seconds: of the step before, where they are known.
-  /// inside: what of these was the exchange's.
-  void begin_step(std::optional<double> seconds, double inside = 0);
+  /// inside: what of these was the exchange's. replaced: another system had some of that step.
+  void begin_step(std::optional<double> seconds, double inside = 0, bool replaced = false);
 
   /// All times of a round are there, and this step has begun since: the moment to drop candidates, or to
   /// choose.
@@ -61,6 +61,8 @@ class Trial {
   Span<const double> times(std::size_t candidate) const {
     return {times_[candidate].data(), counts_[candidate]};
   }
+  /// Of its times, those of steps of which another system had some.
+  std::size_t replaced(std::size_t candidate) const { return replaced_[candidate]; }
   /// Of its steps that counted, the least that the exchange took. 0 without any.
   double least_inside(std::size_t candidate) const { return least_inside_[candidate]; }
 
@@ -76,6 +78,7 @@ class Trial {
   std::array<bool, kMostCandidates> dropped_{};
   std::array<std::array<double, kMostTimes>, kMostCandidates> times_{};
   std::array<std::size_t, kMostCandidates> counts_{};
+  std::array<std::size_t, kMostCandidates> replaced_{};
   std::array<double, kMostCandidates> least_inside_{};
   std::size_t round_ = 0;
   std::size_t turn_ = 0;  // the candidate whose turn it is

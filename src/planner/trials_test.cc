@@ -67,6 +67,15 @@ TEST(Trial, TheLeastThatTheExchangeTookIsOfStepsThatCount) {
   EXPECT_EQ(trial.least_inside(1), 5) << "of steps 4 and 5";
 }
 
+TEST(Trial, StepsOfWhichAnotherSystemHadSomeAreCountedWhereTheirTimesAre) {
+  Trial trial({.candidates = 2, .settle = 1, .rounds = 1, .steps = 2});
+  // Of candidate 0's steps 0 to 2 all but the first count, of candidate 1's steps 3 to 5 as well.
+  for (int step = 0; !trial.is_over(); ++step) trial.begin_step(1.0, 0, step == 1 || step == 3 || step > 4);
+  EXPECT_EQ(trial.replaced(0), 1) << "step 2, which step 3 tells";
+  EXPECT_EQ(trial.replaced(1), 2);
+  EXPECT_EQ(times(trial, 1), 2);
+}
+
 TEST(Trial, WhatIsDroppedHasNoMoreTurns) {
   Trial trial({.candidates = 3, .settle = 0, .rounds = 2, .steps = 1});
   // Candidate 2 begins the second round in the step in which the first one's times are known.
