@@ -122,6 +122,12 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
                           "the exchange takes " + milliseconds(seen.inside) + " of a step and took " +
                               milliseconds(plan_.least_inside));
   }
+  act_on_another_time(step, ranks, now, seconds);
+}
+
+/// Steps take another time for long, `now`, and each member's is expected to take so many seconds.
+void Auto::act_on_another_time(Step& step, Span<const Seen> ranks, double now, const Seconds& seconds) {
+  const Members rivals = near(seconds, now);
   const std::string what = "the median of " + std::to_string(rules_.interval) + " steps is " +
                            milliseconds(now) + " and was " + milliseconds(plan_.usual);
   if (const auto rank = rank_that_changed(ranks, now - plan_.usual)) {
@@ -132,6 +138,12 @@ void Auto::judge(Step& step, Span<const Seen> ranks, double now) {
   }
   if (!has_rivals(rivals)) {
     add_change(step, what + ", and no other candidate is near: " + name_of(plan_.choice) + " stays");
+    return take_as_usual(now);
+  }
+  if (is_computing_alone(ranks, now - plan_.usual) && !would_choose_another(seconds)) {
+    add_change(step, what + ": computing takes " + milliseconds(std::abs(now - plan_.usual)) +
+                         (now > plan_.usual ? " longer" : " less") + ", the exchange does not. " +
+                         name_of(plan_.choice) + " stays");
     return take_as_usual(now);
   }
   try_again_with(step, rivals, what);
@@ -163,6 +175,17 @@ bool Auto::milder_may_do(const Seconds& expected, double now) const {
     if (!left_out_[i] && expected[i] <= kWorthATrial * now) return true;
   }
   return false;
+}
+
+/// Whether the choice among members would be another one if steps took as long as expected.
+bool Auto::would_choose_another(const Seconds& expected) const {
+  double fastest = kUnknown;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (!left_out_[i]) fastest = std::min(fastest, expected[i]);
+  }
+  std::size_t mildest = 0;
+  while (left_out_[mildest] || expected[mildest] > (1 + rules_.within) * fastest) ++mildest;
+  return mildest != member_behind(plan_.choice);
 }
 
 /// Whether there is anything to compare. With a choice of which dense has a part, that part is.

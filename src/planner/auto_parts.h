@@ -363,6 +363,7 @@ class Auto final : public Synchronizer {
   std::string told_of_times(std::size_t candidate) const;
   std::uint64_t look(Step& step);
   void judge(Step& step, Span<const Seen> ranks, double now);
+  void act_on_another_time(Step& step, Span<const Seen> ranks, double now, const Seconds& seconds);
   std::uint64_t watch_link(Step& step, double now);
   void take_time(Step& step, double now);
   void try_again(Step& step, const std::string& why);
@@ -370,6 +371,7 @@ class Auto final : public Synchronizer {
   Members near(const Seconds& expected, double now) const;
   bool has_rivals(const Members& rivals) const;
   bool milder_may_do(const Seconds& expected, double now) const;
+  bool would_choose_another(const Seconds& expected) const;
   bool exchange_is_shorter(double inside) const;
   void take_as_usual(double seconds);
   void try_again_with(Step& step, const Members& rivals, const std::string& why);

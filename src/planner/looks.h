@@ -66,6 +66,10 @@ struct LinkWatch {
   }
 };
 
+/// Whether steps take `change` seconds more or less and no rank spends more or less time in the exchange:
+/// what training computes takes another time. False where the exchange's time is not known.
+bool is_computing_alone(Span<const Seen> ranks, double change);
+
 /// The rank that alone explains why steps take `change` seconds more or less: the others spend more or less
 /// time in the exchange as they wait for it, and it does not.
 std::optional<std::size_t> rank_that_changed(Span<const Seen> ranks, double change);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 namespace thinwire::looks_test {
 namespace {
 
@@ -26,6 +28,24 @@ TEST(LinkWatch, CountsMessagesInARowThatTookLessThanHalf) {
   watch.add(0.050);  // other work delays a message
   EXPECT_EQ(watch.shorter, 0);
   EXPECT_EQ(watch.usual, 0.010);
+}
+
+TEST(IsComputingAlone, WhereNoRanksExchangeShowsTheChange) {
+  const auto of = [](const std::vector<Seen>& ranks, double change) {
+    return is_computing_alone(Span<const Seen>(ranks), change);
+  };
+  EXPECT_TRUE(of({{.inside = 0.02, .inside_before = 0.01}, {.inside = 0.01, .inside_before = 0.01}}, 0.1));
+  EXPECT_TRUE(of({{.inside = 0.01, .inside_before = 0.02}}, -0.1));
+  EXPECT_FALSE(of({{.inside = 0.01, .inside_before = 0.01}, {.inside = 0.05, .inside_before = 0.01}}, 0.1));
+  EXPECT_FALSE(of({{.inside = 0.01, .inside_before = 0.05}}, -0.1));
+  EXPECT_FALSE(of({{.inside = 0.01, .inside_before = -1}}, 0.1)) << "not known";
+}
+
+TEST(RankThatChanged, IsTheOneWhoseExchangeDoesNotShowTheChange) {
+  const std::vector<Seen> ranks = {{.inside = 0.11, .inside_before = 0.01},
+                                   {.inside = 0.01, .inside_before = 0.01}};
+  EXPECT_EQ(rank_that_changed(Span<const Seen>(ranks), 0.1), 1);
+  EXPECT_FALSE(rank_that_changed(Span<const Seen>(ranks), 1.0)) << "so little explains nothing";
 }
 
 /// Of 0.1 s that another system's step took, 0.02 s were computing.
