@@ -106,7 +106,8 @@ std::uint64_t Auto::begin_step(Step& step) {
   plan_.use = use;
   std::uint64_t sent = 0;
   if (decides(step) && !checked_) {
-    sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt, inside_);
+    sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt,
+                 inside_ + step.waited_seconds);
   }
   if (rules_.link.empty() || plan_.chosen || !decides(step)) {
     estimate_.reset();

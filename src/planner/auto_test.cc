@@ -492,5 +492,22 @@ TEST(Auto, ARankThatIsSlowIsNamedAndNoSystemIsBlamed) {
   });
 }
 
+/// As under DDP, where rank 0 sends the model's buffers before forward and the others wait for it there.
+TEST(Auto, ARankForWhichOthersWaitBeforeTheExchangeIsNamed) {
+  for (const bool told : {true, false}) {
+    run_virtual(kWorkers, kSlow, [&](VirtualCommunicator& communicator) {
+      Training training(communicator);
+      training.run(kTrial + 12, 0.01);
+      ASSERT_EQ(training.system(), "power_sgd");
+      if (told && communicator.rank() != 0) training.session().set_waited(0.3);
+      training.run(30, 0.31);
+      const std::string said = training.session().explain();
+      EXPECT_EQ(said.find("by rank 0 alone, for which the others wait") != std::string::npos, told) << said;
+      EXPECT_EQ(said.find("the exchange does not") != std::string::npos, !told) << said;
+      EXPECT_EQ(said.find("tried again"), std::string::npos);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace thinwire::auto_test
