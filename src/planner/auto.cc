@@ -94,18 +94,17 @@ std::string Auto::name_of(std::size_t candidate) const {
 std::uint64_t Auto::begin_step(Step& step) {
   if (timed_ && step.index == index_) return 0;
   const double now = step.communicator.now_seconds();
-  const bool follows_on = timed_ && step.index == index_ + 1 && !checked_;
+  const bool follows_on = timed_ && step.index == index_ + 1 && !suspicion_.dense_runs();
   if (estimate_ && follows_on) estimate_->end_step(now - began_, !plan_.changed);
   if (!std::exchange(loaded_, false)) before_ = plan_;
-  // The same step again was given up, which says nothing about values.
-  if (step.index == index_) checks_ = false;
-  checked_ = std::exchange(checks_, false);
+  suspicion_.begin_step(step.index == index_);
   alone_ = step.communicator.size() == 1;
-  const std::size_t use = alone_ || checked_ || left_out_[member_behind(plan_.coming)] ? 0 : plan_.coming;
+  const bool dense = alone_ || suspicion_.dense_runs() || suspicion_.leaves_out(member_behind(plan_.coming));
+  const std::size_t use = dense ? 0 : plan_.coming;
   plan_.changed = plan_.use != use;
   plan_.use = use;
   std::uint64_t sent = 0;
-  if (decides(step) && !checked_) {
+  if (decides(step) && !suspicion_.dense_runs()) {
     sent = go_on(step, follows_on ? std::optional<double>(now - began_) : std::nullopt,
                  inside_ + step.waited_seconds);
   }

@@ -164,7 +164,8 @@ Auto::Seconds Auto::expected(double now, const std::function<double(double)>& fr
 Auto::Members Auto::near(const Seconds& expected, double now) const {
   Members all{};
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    all[i] = !left_out_[i] && (i == member_behind(plan_.choice) || expected[i] <= kFarBehind * now);
+    all[i] =
+        !suspicion_.leaves_out(i) && (i == member_behind(plan_.choice) || expected[i] <= kFarBehind * now);
   }
   return all;
 }
@@ -172,7 +173,7 @@ Auto::Members Auto::near(const Seconds& expected, double now) const {
 /// Whether a milder member than the chosen one is worth a trial.
 bool Auto::milder_may_do(const Seconds& expected, double now) const {
   for (std::size_t i = 0; i < member_behind(plan_.choice); ++i) {
-    if (!left_out_[i] && expected[i] <= kWorthATrial * now) return true;
+    if (!suspicion_.leaves_out(i) && expected[i] <= kWorthATrial * now) return true;
   }
   return false;
 }
@@ -181,10 +182,10 @@ bool Auto::milder_may_do(const Seconds& expected, double now) const {
 bool Auto::would_choose_another(const Seconds& expected) const {
   double fastest = kUnknown;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (!left_out_[i]) fastest = std::min(fastest, expected[i]);
+    if (!suspicion_.leaves_out(i)) fastest = std::min(fastest, expected[i]);
   }
   std::size_t mildest = 0;
-  while (left_out_[mildest] || expected[mildest] > (1 + rules_.within) * fastest) ++mildest;
+  while (suspicion_.leaves_out(mildest) || expected[mildest] > (1 + rules_.within) * fastest) ++mildest;
   return mildest != member_behind(plan_.choice);
 }
 

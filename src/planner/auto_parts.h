@@ -15,6 +15,7 @@
 
 #include "planner/link_estimate.h"
 #include "planner/looks.h"
+#include "planner/suspicion.h"
 #include "planner/trials.h"
 #include "thinwire/registry.h"
 #include "thinwire/state.h"
@@ -97,7 +98,7 @@ class Auto final : public Synchronizer {
 
   std::uint64_t payload_bytes(const Workload& workload) const override {
     const bool begun = timed_ && workload.step == index_;
-    const std::size_t coming = checks_ ? 0 : plan_.coming;
+    const std::size_t coming = suspicion_.dense_is_next() ? 0 : plan_.coming;
     return members_[member_of(workload.bucket, begun ? plan_.use : coming)].synchronizer->payload_bytes(
         workload);
   }
@@ -120,7 +121,8 @@ class Auto final : public Synchronizer {
   void keep_step(BucketId bucket) override {
     for_each_used(bucket, [&](Synchronizer& member) { member.keep_step(bucket); });
     if (const auto found = buckets_.find(bucket); found != buckets_.end()) found->second.counted = true;
-    came_through();
+    // Without a step that has begun something else has changed, such as the loss scale.
+    if (timed_) suspicion_.counts(plan_.use);
     before_.reset();
     loaded_ = false;
   }
@@ -281,29 +283,9 @@ class Auto final : public Synchronizer {
     if (found != buckets_.end()) found->second.delivered_all = false;
   }
 
-  /// The step counts.
-  void came_through() {
-    if (!timed_) return;  // no step has begun: something else has changed, such as the loss scale
-    if (plan_.use == 0) {
-      check_counted_ = true;
-    } else if (plan_.use == suspect_) {
-      suspect_.reset();
-    }
-  }
-
-  /// A step did not count: take_back() follows. Where that was not dense's, dense has the next one. Where
-  /// that counts, gradients themselves are finite. A candidate that fails before and after it is left out.
-  void blame() {
-    const std::size_t ran = plan_.use;
-    if (ran == suspect_ && check_counted_) left_out_[ran < members_.size() ? ran : before_->base] = true;
-    suspect_ = ran == 0 ? std::optional<std::size_t>() : ran;
-    checks_ = ran != 0;
-    check_counted_ = false;
-  }
-
   void take_back() {
     if (!before_) return;
-    if (timed_) blame();
+    if (timed_) suspicion_.does_not_count(plan_.use, plan_.use < members_.size() ? plan_.use : before_->base);
     plan_ = *before_;
     changes_.resize(plan_.changes);
     before_.reset();
@@ -323,7 +305,7 @@ class Auto final : public Synchronizer {
     return candidate < members_.size() ? candidate : plan_.base;
   }
   bool takes_part(std::size_t candidate) const {
-    if (left_out_[member_behind(candidate)]) return false;
+    if (suspicion_.leaves_out(member_behind(candidate))) return false;
     return plan_.quarters == 0 ? candidate < members_.size()
                                : candidate == plan_.base || candidate == with_dense(plan_.quarters);
   }
@@ -387,19 +369,13 @@ class Auto final : public Synchronizer {
   std::vector<Pipeline> members_;
   std::map<BucketId, BucketState> buckets_;
   std::vector<Change> changes_;
-  std::array<bool, Trial::kMostCandidates> left_out_{};  // members, see blame(); trials are without them
+  Suspicion suspicion_;  // before the plan, whose trial asks it
   Plan plan_{trial_of_members(rules_.trial, {})};
   std::optional<LinkEstimate> estimate_;  // while there is a trial for another link
   std::optional<Plan> before_;            // this step, which may not count
   bool loaded_ = false;                   // since, so that the step goes on in which that was saved
   bool follows_ = false;
   bool sums_in_type_ = false;  // some gradient was of a type in which dense sums it
-
-  // What steps that did not count say about candidates, see blame(). No such step takes it back.
-  std::optional<std::size_t> suspect_;  // whose step did not count, and none of its own has since
-  bool checks_ = false;                 // dense has the next step
-  bool check_counted_ = false;
-  bool checked_ = false;  // it has this one, whose time says nothing
 
   std::vector<std::byte> probe_;  // of watch_link
   bool begun_ = false;

@@ -65,9 +65,8 @@ void Auto::load(const BucketReader& reader) {
   plan_ = complete && mildest ? *mildest : Plan(trial_of_members(rules_.trial, {}));
   changes_.clear();
   buckets_ = std::move(buckets);
-  begun_ = timed_ = follows_ = checks_ = checked_ = check_counted_ = false;
-  suspect_.reset();
-  left_out_ = {};
+  begun_ = timed_ = follows_ = false;
+  suspicion_ = {};
 }
 
 std::vector<float> Auto::numbers() const {

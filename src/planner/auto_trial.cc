@@ -31,11 +31,10 @@ std::string percent(double share) {
 }  // namespace
 
 Trial Auto::trial_of_members(TrialOptions options, std::optional<std::size_t> before) const {
-  const auto left_out = static_cast<std::size_t>(std::ranges::count(left_out_, true));
-  if (members_.size() - left_out < 3) options.first_is_late = false;
+  if (members_.size() - suspicion_.left_out() < 3) options.first_is_late = false;
   Trial trial(options, before);
   for (std::size_t i = 0; i < candidates(); ++i) {
-    if (i >= members_.size() || left_out_[i]) trial.drop(i);
+    if (i >= members_.size() || suspicion_.leaves_out(i)) trial.drop(i);
   }
   return trial;
 }
@@ -283,7 +282,7 @@ void Auto::leave_out_what_failed(Step& step) {
     const bool is_used = plan_.chosen          ? member_behind(plan_.choice) == i
                          : plan_.quarters == 0 ? plan_.trial.has(i)
                                                : plan_.base == i;
-    if (!left_out_[i] || !is_used) continue;
+    if (!suspicion_.leaves_out(i) || !is_used) continue;
     try_again(step, names_[i] +
                         " is left out: its steps before and after one with dense did not count, and "
                         "that one did");
